@@ -1,0 +1,1 @@
+"""Packed-sequence PyTorch trainer of MLPerf Training BERT."""

@@ -1,0 +1,1 @@
+"""Records, shards and batches: from prepared files to the varlen batch of the model."""

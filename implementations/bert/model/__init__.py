@@ -1,0 +1,1 @@
+"""BERT of any size: embeddings, encoder and pretraining heads on one varlen batch."""

@@ -1,0 +1,1 @@
+"""Data preparation: one module a stage, from text to packed records."""

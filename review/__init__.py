@@ -1,0 +1,1 @@
+"""Results review: read, check, compare, report and package MLPerf BERT results. Never imports torch."""
