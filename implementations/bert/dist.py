@@ -1,0 +1,94 @@
+"""Processes and devices: one process a GPU (or a CPU rank), joined by torch.distributed."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as distributed
+
+from bert.env import ConfigError, env
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Where this process stands among the others. torchrun or run_and_time.sh exports the rank variables."""
+
+    rank: int = env("RANK", 0, at_least=0, doc="number of this process; set by the launcher")
+    local_rank: int = env("LOCAL_RANK", 0, at_least=0, doc="number of this process on its node; set by the launcher")
+    world_size: int = env("WORLD_SIZE", 1, at_least=1, doc="number of processes; set by the launcher")
+    device: str = env("DEVICE", "auto", choices=("auto", "cpu", "cuda"), doc="auto takes a GPU where there is one")
+    backend: str = env("BACKEND", "auto", choices=("auto", "nccl", "gloo"), doc="auto is nccl on GPUs, gloo on CPUs")
+    timeout_seconds: int = env("DIST_TIMEOUT", 600, at_least=1, doc="seconds before a collective that hangs is an error")
+    num_threads: int = env("OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads a process; 0 leaves PyTorch's choice")
+
+    def check(self) -> None:
+        """Raises ConfigError for ranks or devices that cannot be."""
+        if self.rank >= self.world_size:
+            raise ConfigError(f"RANK={self.rank} with WORLD_SIZE={self.world_size}: a rank is below the world size")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("DEVICE=cuda, and PyTorch finds no GPU here: set DEVICE=cpu, or check nvidia-smi")
+
+
+class World:
+    """The joined processes of one run and this process's device.
+
+    Used as a context manager it leaves the process group on the way out. With one process no group is made and every
+    collective is the identity.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.rank, self.local_rank, self.size = config.rank, config.local_rank, config.world_size
+        use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+        if use_cuda:
+            if config.local_rank >= torch.cuda.device_count():
+                raise ConfigError(
+                    f"LOCAL_RANK={config.local_rank}, and this node shows {torch.cuda.device_count()} GPUs: "
+                    "lower DGXNGPU or check CUDA_VISIBLE_DEVICES"
+                )
+            torch.cuda.set_device(config.local_rank)
+        elif config.num_threads:
+            torch.set_num_threads(config.num_threads)
+        self.device = torch.device("cuda", config.local_rank) if use_cuda else torch.device("cpu")
+        if self.size > 1:
+            backend = config.backend if config.backend != "auto" else ("nccl" if use_cuda else "gloo")
+            timeout = datetime.timedelta(seconds=config.timeout_seconds)
+            distributed.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=timeout)
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, exception_type: object, *_: object) -> None:
+        # After an error the peers may be gone: a clean shutdown would wait for them.
+        if self.size > 1 and exception_type is None:
+            distributed.destroy_process_group()
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0, the only one that logs."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Waits for every process, and on a GPU for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        if self.size > 1:
+            distributed.barrier()
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sums a tensor over all processes, in place."""
+        if self.size > 1:
+            distributed.all_reduce(values)
+        return values
+
+    def broadcast_int(self, value: int) -> int:
+        """The value of rank 0 (any 63-bit integer) on every process."""
+        tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
+        if self.size > 1:
+            distributed.broadcast(tensor, 0)
+        return int(tensor.item())
+
+    def any(self, flag: bool) -> bool:
+        """True on every process when it is true on one."""
+        return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0)

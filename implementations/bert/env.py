@@ -1,0 +1,159 @@
+"""Typed configuration fields from environment variables: one hop from ``export LR=0.00096`` to ``config.lr``.
+
+A component declares its settings once, in a frozen keyword-only dataclass::
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        lr: float = env("LR", above=0)                          # required
+        max_steps: int = env("MAX_STEPS", 1000, at_least=1)     # with its only default
+
+and ``from_env(Config, os.environ)`` builds it, or stops with one line that names the variable, its value and what was
+expected. This is the only module of the package that reads the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+ConfigT = TypeVar("ConfigT")
+
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+
+
+class ConfigError(ValueError):
+    """A setting that is missing, mistyped, out of range or at odds with another one. The message is for the user."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variable:
+    """What one environment variable may hold: its name and limits (``None`` = no limit)."""
+
+    name: str
+    doc: str = ""
+    choices: tuple[str, ...] = ()
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def expectation(self, kind: type) -> str:
+        """The sentence part that says what is accepted, such as ``an integer, at least 1``."""
+        words = {int: "an integer", float: "a number", bool: "0 or 1", Path: "a path", str: "text"}[kind]
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        limits = [("at least", self.at_least), ("at most", self.at_most), ("above", self.above), ("below", self.below)]
+        return ", ".join([words, *(f"{word} {limit:g}" for word, limit in limits if limit is not None)])
+
+
+def env(
+    name: str,
+    default: Any = dataclasses.MISSING,
+    *,
+    doc: str = "",
+    choices: tuple[str, ...] = (),
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Declares a dataclass field that is read from the environment variable ``name``.
+
+    Without a default the variable is required. An empty value counts as unset, so that ``export SEED=`` means "none".
+    """
+    variable = Variable(
+        name=name, doc=doc, choices=choices, at_least=at_least, at_most=at_most, above=above, below=below
+    )
+    return dataclasses.field(default=default, metadata={"env": variable})
+
+
+def variables(config_class: type) -> Iterator[tuple[dataclasses.Field[Any], Variable, type, bool]]:
+    """Yields (field, variable, plain type, optional?) for every variable a Config class and its nested Configs read."""
+    hints = typing.get_type_hints(config_class)
+    for field in dataclasses.fields(config_class):
+        kind = hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            yield from variables(typing.cast(type, kind))
+        elif "env" in field.metadata:
+            plain, optional = _plain_type(kind)
+            yield field, field.metadata["env"], plain, optional
+
+
+def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT:
+    """Builds a Config and its nested Configs from ``environ``.
+
+    Raises ConfigError for a required variable that is unset, a value of the wrong type and one out of range.
+    """
+    hints = typing.get_type_hints(config_class)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config_class):  # type: ignore[arg-type]
+        kind = hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            values[field.name] = from_env(typing.cast(type, kind), environ)
+        elif "env" in field.metadata:
+            values[field.name] = _read(field, kind, environ)
+    return config_class(**values)
+
+
+def _plain_type(hint: Any) -> tuple[type, bool]:
+    """Splits ``int | None`` into (int, True) and ``int`` into (int, False)."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        inner = [part for part in typing.get_args(hint) if part is not type(None)]
+        assert len(inner) == 1, f"unsupported field type {hint}"
+        return inner[0], True
+    return hint, False
+
+
+def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) -> Any:
+    variable: Variable = field.metadata["env"]
+    kind, _ = _plain_type(hint)
+    text = environ.get(variable.name, "").strip()
+    if not text:
+        if field.default is dataclasses.MISSING:
+            raise ConfigError(f"{variable.name} is not set: expected {variable.expectation(kind)}; source a config first")
+        return field.default
+    wrong = ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}")
+    try:
+        value = _parse(text, kind)
+    except ValueError:
+        raise wrong from None
+    if variable.choices and value not in variable.choices:
+        raise wrong
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and not _within(value, variable):
+        raise wrong
+    return value
+
+
+def _parse(text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() in _TRUE:
+            return True
+        if text.lower() in _FALSE:
+            return False
+        raise ValueError
+    if kind is float:
+        number = float(text)
+        if not math.isfinite(number):
+            raise ValueError
+        return number
+    if kind is int:
+        # "1e6" is how people write sample counts; "1.5" is not a count.
+        number = float(text) if any(c in text for c in ".eE") else int(text)
+        if number != int(number):
+            raise ValueError
+        return int(number)
+    return kind(text)
+
+
+def _within(value: float, variable: Variable) -> bool:
+    return (
+        (variable.at_least is None or value >= variable.at_least)
+        and (variable.at_most is None or value <= variable.at_most)
+        and (variable.above is None or value > variable.above)
+        and (variable.below is None or value < variable.below)
+    )
