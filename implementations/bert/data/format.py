@@ -1,0 +1,401 @@
+"""The record format: sequences of any length, flat in HDF5, memory-mapped by readers.
+
+One format serves the evaluation set, unpacked, binned and packed training data. Datasets are one-dimensional and
+contiguous, so a reader maps them without going through HDF5; sequence i is tokens [sequence_offsets[i],
+sequence_offsets[i + 1]). Packed files add row_offsets: row r holds the sequences [row_offsets[r], row_offsets[r + 1]).
+No padding is stored anywhere.
+
+N sequences, R rows, M masked tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+FORMAT = "bert-records"
+VERSION = 1
+
+Array = npt.NDArray[Any]
+
+
+class DataError(ValueError):
+    """Prepared or user-given data that cannot be used; one line: what, where, what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """Tokenised and masked sequences, with rows when they are packed.
+
+    Offsets of tokens and masked tokens are absolute in their flat arrays; masked_lm_positions and segment_b_start count
+    from the first token of their sequence. next_sentence_labels: 1 = segment B is a random text.
+    """
+
+    input_ids: Array  # int16 (tokens,)
+    sequence_offsets: Array  # int64 (N + 1,)
+    segment_b_start: Array  # int16 (N,)
+    masked_lm_positions: Array  # int16 (M,)
+    masked_lm_ids: Array  # int16 (M,)
+    masked_lm_offsets: Array  # int64 (N + 1,)
+    next_sentence_labels: Array  # int8 (N,)
+    row_offsets: Array | None = None  # int64 (R + 1,)
+
+    @property
+    def num_sequences(self) -> int:
+        """N."""
+        return len(self.next_sentence_labels)
+
+    @property
+    def num_rows(self) -> int:
+        """R; every sequence is a row of its own where nothing is packed."""
+        return self.num_sequences if self.row_offsets is None else len(self.row_offsets) - 1
+
+    @property
+    def sequence_lengths(self) -> Array:
+        """Tokens of each sequence, int64 (N,)."""
+        return np.diff(self.sequence_offsets)
+
+    def select(self, indices: npt.ArrayLike) -> Records:
+        """The sequences `indices` in that order, unpacked, copied."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        input_ids, sequence_offsets = _gather(self.input_ids, self.sequence_offsets, chosen)
+        positions, masked_lm_offsets = _gather(self.masked_lm_positions, self.masked_lm_offsets, chosen)
+        masked_lm_ids, _ = _gather(self.masked_lm_ids, self.masked_lm_offsets, chosen)
+        return Records(
+            input_ids=input_ids,
+            sequence_offsets=sequence_offsets,
+            segment_b_start=self.segment_b_start[chosen],
+            masked_lm_positions=positions,
+            masked_lm_ids=masked_lm_ids,
+            masked_lm_offsets=masked_lm_offsets,
+            next_sentence_labels=self.next_sentence_labels[chosen],
+        )
+
+    def with_rows(self, row_offsets: npt.ArrayLike | None) -> Records:
+        """The same sequences, packed in the rows given (None: unpacked)."""
+        rows = None if row_offsets is None else np.asarray(row_offsets, dtype=np.int64)
+        return dataclasses.replace(self, row_offsets=rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metadata:
+    """What made the records, and the digests that prove them; the digests are filled in on writing."""
+
+    max_seq_length: int
+    vocab_md5: str
+    random_seed: int
+    dupe_factor: int
+    source: tuple[tuple[str, str], ...] = ()  # (name, md5) of what the records were made from
+    content_digest: str = ""
+    multiset_digest: str = ""
+
+
+_DTYPES: dict[str, Any] = {
+    "input_ids": np.int16,
+    "sequence_offsets": np.int64,
+    "segment_b_start": np.int16,
+    "masked_lm_positions": np.int16,
+    "masked_lm_ids": np.int16,
+    "masked_lm_offsets": np.int64,
+    "next_sentence_labels": np.int8,
+    "row_offsets": np.int64,
+}
+
+
+def _gather(values: Array, offsets: Array, indices: Array) -> tuple[Array, Array]:
+    """The ragged rows `indices` of (values, offsets), as flat values and their own offsets."""
+    starts = offsets[indices]
+    lengths = offsets[indices + 1] - starts
+    new_offsets = np.zeros(len(indices) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=new_offsets[1:])
+    where = np.arange(new_offsets[-1], dtype=np.int64) + np.repeat(starts - new_offsets[:-1], lengths)
+    return np.take(values, where), new_offsets
+
+
+def concatenate(parts: Sequence[Records]) -> Records:
+    """All sequences (and rows, where every part is packed) one after the other."""
+    packed = bool(parts) and all(part.row_offsets is not None for part in parts)
+
+    def flat(name: str) -> Array:
+        return np.concatenate([np.zeros(0, _DTYPES[name]), *(getattr(part, name) for part in parts)])
+
+    def offsets(name: str) -> Array:
+        sizes = [np.zeros(1, np.int64), *(np.diff(getattr(part, name)) for part in parts)]
+        return np.cumsum(np.concatenate(sizes))
+
+    return Records(
+        input_ids=flat("input_ids"),
+        sequence_offsets=offsets("sequence_offsets"),
+        segment_b_start=flat("segment_b_start"),
+        masked_lm_positions=flat("masked_lm_positions"),
+        masked_lm_ids=flat("masked_lm_ids"),
+        masked_lm_offsets=offsets("masked_lm_offsets"),
+        next_sentence_labels=flat("next_sentence_labels"),
+        row_offsets=offsets("row_offsets") if packed else None,
+    )
+
+
+def _arrays(records: Records) -> dict[str, Array]:
+    """Datasets of the file, in the order they are written and digested."""
+    named = {name: getattr(records, name) for name in _DTYPES}
+    return {name: np.ascontiguousarray(a, dtype=_DTYPES[name]) for name, a in named.items() if a is not None}
+
+
+def content_digest(records: Records) -> str:
+    """Digest (hex) of every dataset: names, sizes and bytes, order of sequences included."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, array in _arrays(records).items():
+        digest.update(f"{name} {len(array)}\n".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def _bytes(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).view(np.uint8).data
+
+
+def multiset_digest(records: Records) -> str:
+    """Order-free digest (hex) of the sequences: the sum modulo 2^128 of a 128-bit hash of each.
+
+    A shuffle or a packing keeps it; a lost, doubled or changed sequence alters it. Digests of several files add up
+    (`add_multiset_digests`).
+    """
+    ids, positions, labels = (
+        _bytes(array) for array in (records.input_ids, records.masked_lm_positions, records.masked_lm_ids)
+    )
+    heads = np.empty((records.num_sequences, 4), dtype=np.int16)
+    heads[:, 0] = records.sequence_lengths
+    heads[:, 1] = np.diff(records.masked_lm_offsets)
+    heads[:, 2] = records.segment_b_start
+    heads[:, 3] = records.next_sentence_labels
+    head = _bytes(heads.reshape(-1))
+    token_ends = (2 * records.sequence_offsets[1:]).tolist()
+    masked_ends = (2 * records.masked_lm_offsets[1:]).tolist()
+    total = token = masked = 0
+    for i, (token_end, masked_end) in enumerate(zip(token_ends, masked_ends, strict=True)):
+        h = hashlib.blake2b(head[8 * i : 8 * i + 8], digest_size=16)
+        h.update(ids[token:token_end])
+        h.update(positions[masked:masked_end])
+        h.update(labels[masked:masked_end])
+        total += int.from_bytes(h.digest(), "little")
+        token, masked = token_end, masked_end
+    return f"{total % (1 << 128):032x}"
+
+
+def add_multiset_digests(digests: Sequence[str]) -> str:
+    """Multiset digest of the union of the files that have these."""
+    return f"{sum(int(digest, 16) for digest in digests) % (1 << 128):032x}"
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A hidden path beside `path` to write to; on success it is synced and renamed to `path`, on failure removed.
+
+    Raises:
+        DataError: the target cannot be written (no space, read-only, no such folder).
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        with open(partial, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(partial, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise DataError(f"cannot write {path}: {_reason(error)}; check space and permissions, run again") from error
+        raise
+
+
+def _reason(error: Exception) -> str:
+    """Short cause of an OSError; HDF5 spreads its own over a long line."""
+    code = getattr(error, "errno", None)
+    text = os.strerror(code) if code else str(error)
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def write_records(path: str | os.PathLike[str], records: Records, metadata: Metadata) -> Metadata:
+    """Writes the file, whole or not at all, and returns the metadata with both digests.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    path = Path(path)
+    arrays = _arrays(records)
+    check_structure(path, records, metadata)
+    metadata = dataclasses.replace(
+        metadata, content_digest=content_digest(records), multiset_digest=multiset_digest(records)
+    )
+    attributes = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(metadata)}
+    attributes["source"] = json.dumps(metadata.source)
+    with atomic_file(path) as partial:
+        try:
+            with h5py.File(partial, "w") as file:
+                for name, array in arrays.items():
+                    file.create_dataset(name, data=array)
+                file.attrs.update(attributes)
+        except RuntimeError as error:  # HDF5 reports a failed flush (disk full) this way
+            raise OSError(str(error)) from error
+    return metadata
+
+
+def check_structure(path: str | os.PathLike[str], records: Records, metadata: Metadata) -> None:
+    """Checks in O(1) that sizes and ends of the arrays agree.
+
+    Raises:
+        DataError: they do not.
+    """
+    num_sequences = records.num_sequences
+    ends = [
+        ("sequence_offsets", records.sequence_offsets, num_sequences, len(records.input_ids)),
+        ("masked_lm_offsets", records.masked_lm_offsets, num_sequences, len(records.masked_lm_ids)),
+    ]
+    if records.row_offsets is not None:
+        ends.append(("row_offsets", records.row_offsets, len(records.row_offsets) - 1, num_sequences))
+    problem = None
+    for name, offsets, count, end in ends:
+        if len(offsets) < 1 or len(offsets) != count + 1:
+            problem = f"{name} has {len(offsets)} entries, expected {count + 1}"
+        elif offsets[0] != 0 or offsets[-1] != end:
+            problem = f"{name} runs from {offsets[0]} to {offsets[-1]}, expected 0 to {end}"
+    if len(records.segment_b_start) != num_sequences:
+        problem = f"segment_b_start has {len(records.segment_b_start)} entries, expected {num_sequences}"
+    if len(records.masked_lm_positions) != len(records.masked_lm_ids):
+        problem = f"it has {len(records.masked_lm_positions)} masked positions, {len(records.masked_lm_ids)} masked ids"
+    if metadata.max_seq_length < 1:
+        problem = f"max_seq_length is {metadata.max_seq_length}"
+    if problem:
+        raise DataError(f"{path} is inconsistent: {problem}; prepare it again")
+
+
+def _map(file: h5py.File, path: Path, name: str) -> Array:
+    """The dataset, memory-mapped when it is contiguous."""
+    dataset = file.get(name)
+    if not isinstance(dataset, h5py.Dataset):
+        raise DataError(f"{path} has no dataset {name}; prepare it again")
+    if dataset.ndim != 1 or dataset.dtype != _DTYPES[name]:
+        wanted = np.dtype(_DTYPES[name]).name
+        raise DataError(
+            f"{path}: dataset {name} is {dataset.dtype} of {dataset.ndim} dimensions, expected one of {wanted}"
+        )
+    offset = dataset.id.get_offset()
+    if dataset.shape[0] == 0 or offset is None:
+        return dataset[:]
+    if offset + dataset.shape[0] * dataset.dtype.itemsize > path.stat().st_size:
+        raise DataError(f"{path} is truncated within {name}; copy or prepare it again")
+    return np.memmap(path, dtype=dataset.dtype, mode="r", offset=offset, shape=dataset.shape)
+
+
+def _read_metadata(path: Path, attributes: h5py.AttributeManager) -> Metadata:
+    version = int(attributes.get("version", 0))
+    if version != VERSION:
+        raise DataError(f"{path} has format version {version}, this program reads {VERSION}; prepare it again")
+    try:
+        return Metadata(
+            max_seq_length=int(attributes["max_seq_length"]),
+            vocab_md5=str(attributes["vocab_md5"]),
+            random_seed=int(attributes["random_seed"]),
+            dupe_factor=int(attributes["dupe_factor"]),
+            source=tuple((str(name), str(md5)) for name, md5 in json.loads(attributes["source"])),
+            content_digest=str(attributes["content_digest"]),
+            multiset_digest=str(attributes["multiset_digest"]),
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{path} has a damaged or missing attribute ({error}); prepare it again") from error
+
+
+def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
+    """Maps a file of records; NVIDIA-made packed, variable-length and fixed-length shards are read and converted.
+
+    Costs O(1) for files of this format: contents are checked by `verify_records` only.
+
+    Raises:
+        DataError: missing, truncated, foreign or inconsistent file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"no data file {path}; check the path or prepare the data")
+    try:
+        with h5py.File(path, "r") as file:
+            if file.attrs.get("format") == FORMAT:
+                metadata = _read_metadata(path, file.attrs)
+                names = [name for name in _DTYPES if name != "row_offsets" or name in file]
+                records = Records(**{name: _map(file, path, name) for name in names})
+            else:
+                from . import nvidia_format
+
+                records, metadata = nvidia_format.read(path, file)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read as HDF5 ({_reason(error)}); copy or prepare it again") from error
+    check_structure(path, records, metadata)
+    return records, metadata
+
+
+def check_contents(path: str | os.PathLike[str], records: Records, metadata: Metadata) -> None:
+    """Checks every sequence: offsets grow, lengths, segment starts, masked positions and labels are in range.
+
+    Raises:
+        DataError: the first kind of fault found, with the sequence it is in.
+    """
+    lengths = records.sequence_lengths
+    counts = np.diff(records.masked_lm_offsets)
+    owner = np.repeat(np.arange(records.num_sequences), np.maximum(counts, 0))
+    faults = {
+        "length out of range": (lengths < 1) | (lengths > metadata.max_seq_length),
+        "masked_lm_offsets fall": counts < 0,
+        "segment B outside of the sequence": (records.segment_b_start < 0) | (records.segment_b_start > lengths),
+        "next_sentence_label is neither 0 nor 1": (records.next_sentence_labels & ~1) != 0,
+    }
+    if not any(fault.any() for fault in faults.values()):
+        positions = records.masked_lm_positions.astype(np.int64)
+        outside = (positions < 0) | (positions >= lengths[owner])
+        unsorted = np.zeros(len(positions), dtype=bool)
+        unsorted[1:] = (np.diff(positions) <= 0) & (np.diff(owner) == 0)
+        faults["masked position outside of the sequence"] = np.bincount(owner[outside], minlength=len(lengths)) > 0
+        faults["masked positions are not ascending"] = np.bincount(owner[unsorted], minlength=len(lengths)) > 0
+    for what, fault in faults.items():
+        if fault.any():
+            raise DataError(f"{path}: {what} in sequence {int(np.argmax(fault))}; prepare it again")
+    if min(records.input_ids.min(initial=0), records.masked_lm_ids.min(initial=0)) < 0:
+        raise DataError(f"{path} has a negative token id; prepare it again")
+    if records.row_offsets is not None:
+        tokens = np.diff(records.sequence_offsets[records.row_offsets])
+        bad = (np.diff(records.row_offsets) < 1) | (tokens > metadata.max_seq_length)
+        if bad.any():
+            raise DataError(f"{path}: row {int(np.argmax(bad))} is empty or over {metadata.max_seq_length} tokens")
+
+
+def verify_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
+    """Opens the file, checks every sequence and recomputes both digests.
+
+    Files of other makers carry no digests: theirs are computed and returned in the metadata.
+
+    Raises:
+        DataError: unreadable, out of range, or a digest does not match.
+    """
+    records, metadata = open_records(path)
+    check_contents(path, records, metadata)
+    found = dataclasses.replace(
+        metadata, content_digest=content_digest(records), multiset_digest=multiset_digest(records)
+    )
+    if metadata.content_digest and found != metadata:
+        raise DataError(f"{path} was changed after it was written (digest {found.content_digest}, recorded "
+                        f"{metadata.content_digest}); copy or prepare it again")  # fmt: skip
+    return records, found

@@ -1,0 +1,127 @@
+"""Reader of the shards that NVIDIA's scripts make (fixed-length, variable-length, packed): people have them on disk.
+
+A sequence's length and segment B come from packed_input_len, input_mask or the length of the variable-length entry, and
+from segment_ids. Fixed and variable-length files keep no count of masked tokens: it is the number of positions that are
+not 0, since position 0 is [CLS].
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from .format import Array, DataError, Metadata, Records
+
+_COMMON = {"input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels"}
+_PACKED = _COMMON | {"packed_input_len", "packed_masked_lm_len"}
+
+
+def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
+    """Records of an open file of one of the three schemas; whole in memory.
+
+    Raises:
+        DataError: another schema, or lengths that do not add up.
+    """
+    names = set(file)
+    if names >= _PACKED:
+        records = _packed(path, file)
+    elif names >= _COMMON:
+        records = _fixed(path, file) if file["input_ids"].ndim == 2 else _variable(path, file)
+    else:
+        found = ", ".join(sorted(names)[:8]) or "nothing"
+        raise DataError(f"{path} holds no training records (found {found}); prepare the data or check the path")
+    width = 512 if file["input_ids"].ndim == 1 else file["input_ids"].shape[1]
+    return records, Metadata(max_seq_length=width, vocab_md5="", random_seed=-1, dupe_factor=0)
+
+
+def _offsets(lengths: Array) -> Array:
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _ragged(file: h5py.File, name: str, dtype: Any) -> tuple[Array, Array]:
+    """A variable-length dataset as flat values and the length of each entry."""
+    entries = file[name][:]
+    lengths = np.fromiter((len(entry) for entry in entries), dtype=np.int64, count=len(entries))
+    return np.concatenate([np.zeros(0, dtype), *entries]).astype(dtype), lengths
+
+
+def _assemble(path: Path, fields: dict[str, Array], lengths: Array, masked: Array) -> Records:
+    """Records from flat arrays, the length of each sequence and its number of masked tokens."""
+    sequence_offsets = _offsets(lengths)
+    if not (
+        len(fields["input_ids"]) == len(fields["segment_ids"]) == sequence_offsets[-1]
+        and len(fields["masked_lm_positions"]) == len(fields["masked_lm_ids"]) == masked.sum()
+        and len(fields["next_sentence_labels"]) == len(lengths) == len(masked)
+        and (lengths > 0).all()
+    ):
+        raise DataError(f"{path} is inconsistent: lengths of its datasets do not add up; copy or prepare it again")
+    in_a = fields["segment_ids"] == 0
+    starts = np.add.reduceat(in_a, sequence_offsets[:-1], dtype=np.int16) if len(lengths) else np.zeros(0, np.int16)
+    return Records(
+        input_ids=fields["input_ids"],
+        sequence_offsets=sequence_offsets,
+        segment_b_start=starts.astype(np.int16),
+        masked_lm_positions=fields["masked_lm_positions"],
+        masked_lm_ids=fields["masked_lm_ids"],
+        masked_lm_offsets=_offsets(masked),
+        next_sentence_labels=fields["next_sentence_labels"],
+    )
+
+
+def _packed(path: Path, file: h5py.File) -> Records:
+    lengths, per_row = _ragged(file, "packed_input_len", np.int64)
+    masked, _ = _ragged(file, "packed_masked_lm_len", np.int64)
+    input_ids, row_tokens = _ragged(file, "input_ids", np.int16)
+    positions, _ = _ragged(file, "masked_lm_positions", np.int64)
+    rows = _offsets(per_row)
+    starts = _offsets(lengths)
+    if len(masked) != len(lengths) or not np.array_equal(np.diff(starts[rows]), row_tokens):
+        raise DataError(f"{path} is inconsistent: packed_input_len does not add up to input_ids; prepare it again")
+    in_row = starts[:-1] - np.repeat(starts[rows[:-1]], per_row)  # first token of each sequence within its row
+    if masked.sum() != len(positions):
+        raise DataError(f"{path} is inconsistent: packed_masked_lm_len does not add up; copy or prepare it again")
+    fields = {
+        "input_ids": input_ids,
+        "segment_ids": _ragged(file, "segment_ids", np.int8)[0],
+        "masked_lm_positions": (positions - np.repeat(in_row, masked)).astype(np.int16),
+        "masked_lm_ids": _ragged(file, "masked_lm_ids", np.int16)[0],
+        "next_sentence_labels": _ragged(file, "next_sentence_labels", np.int8)[0],
+    }
+    return _assemble(path, fields, lengths, masked).with_rows(rows)
+
+
+def _variable(path: Path, file: h5py.File) -> Records:
+    input_ids, lengths = _ragged(file, "input_ids", np.int16)
+    positions, entries = _ragged(file, "masked_lm_positions", np.int16)
+    real = positions != 0
+    fields = {
+        "input_ids": input_ids,
+        "segment_ids": _ragged(file, "segment_ids", np.int8)[0],
+        "masked_lm_positions": positions[real],
+        "masked_lm_ids": _ragged(file, "masked_lm_ids", np.int16)[0][real],
+        "next_sentence_labels": file["next_sentence_labels"][:].astype(np.int8).reshape(-1),
+    }
+    owner = np.repeat(np.arange(len(entries)), entries)
+    return _assemble(path, fields, lengths, np.bincount(owner[real], minlength=len(entries)))
+
+
+def _fixed(path: Path, file: h5py.File) -> Records:
+    ids = file["input_ids"][:].astype(np.int16)
+    if "input_mask" not in file:
+        raise DataError(f"{path} has fixed-length input_ids but no input_mask; copy or prepare it again")
+    real = file["input_mask"][:] != 0
+    positions = file["masked_lm_positions"][:].astype(np.int16)
+    masked = positions != 0
+    fields = {
+        "input_ids": ids[real],
+        "segment_ids": file["segment_ids"][:][real],
+        "masked_lm_positions": positions[masked],
+        "masked_lm_ids": file["masked_lm_ids"][:].astype(np.int16)[masked],
+        "next_sentence_labels": file["next_sentence_labels"][:].astype(np.int8).reshape(-1),
+    }
+    return _assemble(path, fields, real.sum(axis=1), masked.sum(axis=1))
