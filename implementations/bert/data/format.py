@@ -237,8 +237,7 @@ def write_records(path: str | os.PathLike[str], records: Records, metadata: Meta
     Raises:
         DataError: the file cannot be written.
     """
-    path = Path(path)
-    arrays = _arrays(records)
+    path, arrays = Path(path), _arrays(records)
     check_structure(path, records, metadata)
     metadata = dataclasses.replace(
         metadata, content_digest=content_digest(records), multiset_digest=multiset_digest(records)
@@ -304,8 +303,7 @@ def _map(file: h5py.File, path: Path, name: str) -> Array:
 
 
 def _read_metadata(path: Path, attributes: h5py.AttributeManager) -> Metadata:
-    version = int(attributes.get("version", 0))
-    if version != VERSION:
+    if (version := int(attributes.get("version", 0))) != VERSION:
         raise DataError(f"{path} has format version {version}, this program reads {VERSION}; prepare it again")
     try:
         return Metadata(
