@@ -1,0 +1,71 @@
+"""What the stages' command lines share: one-line errors, option types, number formatting."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+
+from bert.data.format import DataError
+
+Main = Callable[[argparse.Namespace], None]
+
+
+def run(parser: argparse.ArgumentParser, main: Main, arguments: list[str] | None = None) -> None:
+    """Parses the command line and runs `main`; a user's error becomes one line on stderr, exit code 1."""
+    options = parser.parse_args(arguments)
+    try:
+        main(options)
+    except (DataError, OSError) as error:
+        where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        sys.exit(f"{parser.prog}: {where}{text}")
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted; run the same command again to go on", file=sys.stderr)
+        sys.exit(130)
+
+
+def stage_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """Parser of `python -m input_preprocessing.<module>`; its docstring is the description."""
+    return argparse.ArgumentParser(
+        prog=f"python -m input_preprocessing.{module}",
+        description=(description or "").strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """--jobs: worker processes; the result never depends on it."""
+    parser.add_argument(
+        "--jobs", type=positive, default=available_cpus(), help="worker processes (default: the %(default)s CPUs here)"
+    )
+
+
+def positive(text: str) -> int:
+    """argparse type: an integer from 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
+def available_cpus() -> int:
+    """CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def human_bytes(size: float) -> str:
+    """1234567 -> '1.2 MB'."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"
+
+
+def human_time(seconds: float) -> str:
+    """75 -> '1:15'."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

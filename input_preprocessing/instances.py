@@ -1,0 +1,85 @@
+"""Makes training instances from one text file: tokenise, pair sentences, mask.
+
+The text has one sentence a line and a blank line between documents. The result is bit for bit that of the reference's
+create_pretraining_data.py with the same options: the same sequences in the same order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import sys
+from pathlib import Path
+
+from bert.data.format import DataError, Metadata, write_records
+
+from . import vocabulary
+from .cli import run, stage_parser
+from .sampling import SamplingConfig, make_instances
+from .tokenization import tokenize
+from .vocabulary import Vocabulary
+
+
+def write_instances(source: Path, target: Path, words: Vocabulary, config: SamplingConfig) -> tuple[int, Metadata]:
+    """Writes the instances of the text file `source`; returns their number and the metadata written.
+
+    Raises:
+        DataError: the text cannot be read or the target not written.
+    """
+    try:
+        data = source.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read the text {source}: {error.strerror}; check the path") from error
+    md5 = hashlib.md5(data).hexdigest()
+    text = tokenize(data, words)
+    del data
+    records = make_instances(text, words, config)
+    metadata = Metadata(
+        max_seq_length=config.max_seq_length,
+        vocab_md5=words.md5,
+        random_seed=config.random_seed,
+        dupe_factor=config.dupe_factor,
+        source=((source.name, md5), ("sampling", sampling_digest(config))),
+    )
+    return records.num_sequences, write_records(target, records, metadata)
+
+
+def sampling_digest(config: SamplingConfig) -> str:
+    """Short digest of all sampling options, to tell files made with other options."""
+    return hashlib.md5(repr(sorted(dataclasses.asdict(config).items())).encode()).hexdigest()
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """The reference's options, with the values of the benchmark as defaults."""
+    default = SamplingConfig()
+    for field in dataclasses.fields(SamplingConfig):
+        value = getattr(default, field.name)
+        flag = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(flag, type=type(value), default=value, help="(default %(default)s)")
+
+
+def sampling_config(options: argparse.Namespace) -> SamplingConfig:
+    """The options of `add_sampling_options` as given."""
+    return SamplingConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(SamplingConfig)})
+
+
+def _main(options: argparse.Namespace) -> None:
+    words = vocabulary.load(options.vocab_file)
+    count, _ = write_instances(options.input_file, options.output_file, words, sampling_config(options))
+    note = "" if count else " (the text has no token)"
+    print(f"{options.output_file}: {count:,} sequences{note}", file=sys.stderr)
+
+
+def main() -> None:
+    """Command line."""
+    parser = stage_parser("instances", __doc__)
+    parser.add_argument("--input-file", type=Path, required=True, help="text, one sentence a line")
+    parser.add_argument("--vocab-file", type=Path, required=True, help="WordPiece vocab.txt")
+    parser.add_argument("--output-file", type=Path, required=True, help="records to write (.hdf5)")
+    add_sampling_options(parser)
+    run(parser, _main)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""BERT's uncased tokenizer, compiled: text to token ids of segments and documents.
+
+Equal to the reference's BasicTokenizer + WordpieceTokenizer on any bytes. Lines of printable ASCII go to the compiled
+loop as they are; the others are first normalised here with Python's own Unicode tables, many at a time. The loop
+lower-cases ASCII, splits on space and ASCII punctuation and walks the vocabulary's trie, longest match first.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .compiled import compiled
+from .vocabulary import Vocabulary, slot_of
+
+MAX_CHARACTERS_PER_WORD = 200
+
+# Byte classes of the compiled loop.
+_LETTER, _SPACE, _PUNCTUATION, _NEWLINE, _NOT_BLANK = range(5)
+_MARKER = "\x01"  # stands for a line that holds something, of which no token remains: it does not end its document
+_CONTROLS = bytes(b for b in [*range(32), 127] if b not in b"\t\n\r")
+_CJK = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """Documents of segments of tokens, flat."""
+
+    tokens: npt.NDArray[np.int16]
+    segment_offsets: npt.NDArray[np.int64]  # segment s is tokens [o[s], o[s + 1])
+    document_offsets: npt.NDArray[np.int64]  # document d is segments [o[d], o[d + 1])
+
+
+class _CleanTable(dict[int, "str | None"]):
+    """str.translate table of the first pass: drop control characters, make spaces plain, set CJK ideographs apart."""
+
+    def __missing__(self, code: int) -> str | None:
+        char = chr(code)
+        category = unicodedata.category(char)
+        value: str | None = char
+        if char == "\n":
+            value = char  # our own separator: lines hold none
+        elif char in "\t\r" or category == "Zs":
+            value = " "
+        elif code in (0, 0xFFFD) or category in ("Cc", "Cf"):
+            value = None
+        elif any(first <= code <= last for first, last in _CJK):
+            value = f" {char} "
+        elif char.isspace():
+            value = " "  # U+2028, U+2029: str.split() of the reference breaks there
+        self[code] = value
+        return value
+
+
+class _SplitTable(dict[int, "str | None"]):
+    """str.translate table of the last pass: drop combining marks, set punctuation apart."""
+
+    def __missing__(self, code: int) -> str | None:
+        char = chr(code)
+        category = unicodedata.category(char)
+        value: str | None = char
+        if category == "Mn":
+            value = None
+        elif code >= 128 and category.startswith("P"):
+            value = f" {char} "  # ASCII punctuation is left to the compiled loop
+        elif char != "\n" and char.isspace():
+            value = " "
+        self[code] = value
+        return value
+
+
+_CLEAN, _SPLIT = _CleanTable(), _SplitTable()
+
+
+def normalise(text: str) -> str:
+    """The text lower-cased, without accents and control characters, non-ASCII punctuation set apart; keeps newlines.
+
+    A whole text gives the same as word by word: nothing here looks beyond a space (final sigma, canonical order).
+    """
+    return unicodedata.normalize("NFD", text.translate(_CLEAN).lower()).translate(_SPLIT)
+
+
+def prepare(data: bytes) -> bytes:
+    """The bytes of a text file as the compiled loop takes them: UTF-8 lines, each normalised unless plain ASCII."""
+    data = data.replace(b"\r", b"")  # as TensorFlow's line reader does
+    has_controls = len(data.translate(None, _CONTROLS)) != len(data)
+    if data.isascii() and not has_controls:
+        return data
+    lines = data.split(b"\n")
+    if has_controls:
+        odd = [i for i, s in enumerate(lines) if not s.isascii() or len(s.translate(None, _CONTROLS)) != len(s)]
+    else:
+        odd = [i for i, s in enumerate(lines) if not s.isascii()]
+    originals = [lines[i].decode("utf-8", "ignore") for i in odd]
+    for i, original, line in zip(odd, originals, normalise("\n".join(originals)).split("\n"), strict=True):
+        if not line.strip(" ") and original.strip():
+            line = _MARKER
+        lines[i] = line.encode()
+    return b"\n".join(lines)
+
+
+def tokenize(data: bytes, vocabulary: Vocabulary) -> TokenizedText:
+    """Token ids of a text file: a line is a segment, a blank line ends a document; empty ones are left out."""
+    text = np.frombuffer(prepare(data), dtype=np.uint8)
+    tokens = np.empty(text.size, dtype=np.int16)  # a token takes a byte at least
+    num_lines = int(np.count_nonzero(text == ord("\n"))) + 1
+    segment_offsets = np.zeros(num_lines + 1, dtype=np.int64)
+    document_offsets = np.zeros(num_lines + 1, dtype=np.int64)
+    trie = vocabulary.trie
+    counts = _tokenize(
+        text, _BYTE_CLASS, trie.keys, trie.children, trie.token_of_node, vocabulary.ids["[UNK]"],
+        tokens, segment_offsets, document_offsets,
+    )  # fmt: skip
+    num_tokens, num_segments, num_documents = counts
+    return TokenizedText(
+        tokens[:num_tokens].copy(), segment_offsets[: num_segments + 1], document_offsets[: num_documents + 1]
+    )
+
+
+def _byte_classes() -> npt.NDArray[np.uint8]:
+    classes = np.full(256, _LETTER, dtype=np.uint8)
+    classes[[ord(" "), ord("\t")]] = _SPACE
+    classes[33:48] = classes[58:65] = classes[91:97] = classes[123:127] = _PUNCTUATION
+    classes[ord("\n")] = _NEWLINE
+    classes[ord(_MARKER)] = _NOT_BLANK
+    return classes
+
+
+_BYTE_CLASS = _byte_classes()
+
+
+@compiled
+def _split_word(text, start, end, keys, children, token_of_node, unknown, tokens, num_tokens):  # type: ignore[no-untyped-def]
+    """Appends the pieces of the word text[start:end], or `unknown` when it cannot be split; returns the new count."""
+    first = num_tokens
+    i = start
+    root = 0
+    while i < end:
+        node = root
+        best = -1
+        best_end = i
+        for j in range(i, end):
+            byte = text[j]
+            if 65 <= byte <= 90:
+                byte += 32
+            slot = slot_of(keys, (np.int64(node) << 8) | np.int64(byte))
+            if keys[slot] == -1:
+                break
+            node = children[slot]
+            if token_of_node[node] >= 0:
+                best = token_of_node[node]
+                best_end = j + 1
+        if best < 0:
+            tokens[first] = unknown
+            return first + 1
+        tokens[num_tokens] = best
+        num_tokens += 1
+        i = best_end
+        root = 1
+    return num_tokens
+
+
+@compiled
+def _tokenize(  # type: ignore[no-untyped-def]
+    text, byte_class, keys, children, token_of_node, unknown, tokens, segment_offsets, document_offsets
+):
+    num_tokens = num_segments = num_documents = 0
+    blank = True
+    i = 0
+    size = text.size
+    while i <= size:
+        kind = byte_class[text[i]] if i < size else _NEWLINE
+        if kind == _NEWLINE:
+            if num_tokens > segment_offsets[num_segments]:
+                num_segments += 1
+                segment_offsets[num_segments] = num_tokens
+            if (blank or i == size) and num_segments > document_offsets[num_documents]:
+                num_documents += 1
+                document_offsets[num_documents] = num_segments
+            blank = True
+            i += 1
+        elif kind == _SPACE:
+            i += 1
+        elif kind == _NOT_BLANK:
+            blank = False
+            i += 1
+        else:
+            blank = False
+            start = i
+            characters = 0
+            i += 1
+            if kind == _LETTER:
+                characters = 1
+                while i < size and byte_class[text[i]] == _LETTER:
+                    if text[i] & 0xC0 != 0x80:  # not a UTF-8 continuation byte
+                        characters += 1
+                    i += 1
+            if characters > MAX_CHARACTERS_PER_WORD:
+                tokens[num_tokens] = unknown
+                num_tokens += 1
+            else:
+                num_tokens = _split_word(text, start, i, keys, children, token_of_node, unknown, tokens, num_tokens)
+    return num_tokens, num_segments, num_documents
