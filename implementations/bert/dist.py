@@ -20,7 +20,9 @@ class Config:
     world_size: int = env("WORLD_SIZE", 1, at_least=1, doc="number of processes; set by the launcher")
     device: str = env("DEVICE", "auto", choices=("auto", "cpu", "cuda"), doc="auto takes a GPU where there is one")
     backend: str = env("BACKEND", "auto", choices=("auto", "nccl", "gloo"), doc="auto is nccl on GPUs, gloo on CPUs")
-    timeout_seconds: int = env("DIST_TIMEOUT", 600, at_least=1, doc="seconds before a collective that hangs is an error")
+    timeout_seconds: int = env(
+        "DIST_TIMEOUT", 600, at_least=1, doc="seconds before a collective that hangs is an error"
+    )
     num_threads: int = env("OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads a process; 0 leaves PyTorch's choice")
 
     def check(self) -> None:

@@ -115,7 +115,9 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
     text = environ.get(variable.name, "").strip()
     if not text:
         if field.default is dataclasses.MISSING:
-            raise ConfigError(f"{variable.name} is not set: expected {variable.expectation(kind)}; source a config first")
+            raise ConfigError(
+                f"{variable.name} is not set: expected {variable.expectation(kind)}; source a config first"
+            )
         return field.default
     wrong = ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}")
     try:

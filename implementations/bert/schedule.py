@@ -15,7 +15,9 @@ class Config:
     max_steps: int = env("MAX_STEPS", at_least=1, doc="optimizer steps at which the rate reaches 0 and the run ends")
     start_warmup_step: int = env("START_WARMUP_STEP", 0, doc="step at which warm-up starts; may be negative")
     warmup_steps: int = env("WARMUP_STEPS", 0, at_least=0, doc="length of the warm-up; 0 takes WARMUP_PROPORTION")
-    warmup_proportion: float = env("WARMUP_PROPORTION", 0.0, at_least=0, at_most=1, doc="warm-up as a share of MAX_STEPS")
+    warmup_proportion: float = env(
+        "WARMUP_PROPORTION", 0.0, at_least=0, at_most=1, doc="warm-up as a share of MAX_STEPS"
+    )
     power: float = env("LR_DECAY_POWER", 1.0, above=0, doc="degree of the polynomial decay")
 
     def check(self) -> None:
@@ -23,7 +25,9 @@ class Config:
         if self.warmup_steps and self.warmup_proportion:
             raise ConfigError("WARMUP_STEPS and WARMUP_PROPORTION are both set: leave one of them at 0")
         if not self.warmup_steps and self.start_warmup_step:
-            raise ConfigError("START_WARMUP_STEP is set and WARMUP_STEPS is not: set WARMUP_STEPS, or START_WARMUP_STEP=0")
+            raise ConfigError(
+                "START_WARMUP_STEP is set and WARMUP_STEPS is not: set WARMUP_STEPS, or START_WARMUP_STEP=0"
+            )
 
     @property
     def warmup(self) -> tuple[int, int]:

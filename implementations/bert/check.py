@@ -1,0 +1,95 @@
+"""``python -m bert --check``: is everything there, does it fit, and what would run? Before any GPU is taken."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import torch
+
+from bert import checkpoint, env
+from bert.config import Config
+from bert.data.format import DataError
+from bert.data.shards import Shards, list_shards
+from bert.dist import World
+from bert.evaluate import Evaluator
+from bert.kernels import select
+from bert.model.bert import BertForPreTraining
+
+
+def report(config: Config) -> str:
+    """The settings and what follows from them. Raises ConfigError or DataError for what would stop the run."""
+    rows = [("system", f"{config.mlperf.num_nodes} x {config.mlperf.system}, {config.dist.world_size} ranks")]
+    model = _model(config)
+    rows.append(("model", f"{sum(p.numel() for p in model.parameters()):,} parameters, {config.bert_config_path}"))
+    data = config.data
+    batch = f"{data.batch_size} rows x {data.gradient_steps} accumulated x {config.dist.world_size} ranks"
+    rows.append(
+        ("global batch", f"{config.global_batch_size} sequences = {batch} x packing factor {data.packing_factor}")
+    )
+    rows.append(("steps", f"at most {config.max_steps} ({config.max_steps * config.global_batch_size:,} samples)"))
+    rows.append(("evaluation", _evaluation(config)))
+    rows.append(("data", _data(config)))
+    rows.append(("weights", str(config.checkpoint.init_checkpoint or "random")))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def rule_interval(global_batch_size: int) -> int:
+    """Training samples between evaluations by MLPerf's rule: 0.05 (230.23 GBS + 3,000,000) down to 25,000s."""
+    return int(0.05 * (230.23 * global_batch_size + 3_000_000) / 25_000) * 25_000
+
+
+def variable_table() -> str:
+    """Every variable of ``python -m bert`` as a Markdown table."""
+    lines = ["| variable | default | meaning |", "|---|---|---|"]
+    for field, variable, kind, _ in env.variables(Config):
+        default = field.default
+        if default is dataclasses.MISSING:
+            shown = "required"
+        elif default is None or default == "":
+            shown = "unset"
+        else:
+            shown = f"`{int(default)}`" if kind is bool else f"`{default:g}`" if kind is float else f"`{default}`"
+        choices = f" ({', '.join(variable.choices)})" if variable.choices else ""
+        lines.append(f"| `{variable.name}` | {shown} | {variable.doc}{choices} |")
+    return "\n".join(lines)
+
+
+def _model(config: Config) -> BertForPreTraining:
+    """The model as the run would load it, on the meta device where there are no weights to check."""
+    device = torch.device("cpu")
+    if config.checkpoint.init_checkpoint is None:
+        device = torch.device("meta")
+    kernels = select(dataclasses.replace(config.kernels, fused="none", attention="auto"), torch.device("cpu"))
+    with device:
+        model = BertForPreTraining(config.model, kernels)
+    if config.checkpoint.init_checkpoint is not None:
+        checkpoint.load_weights(model, config.checkpoint.init_checkpoint)
+    return model
+
+
+def _evaluation(config: Config) -> str:
+    every, rule = config.evaluate.every_samples, rule_interval(config.global_batch_size)
+    text = f"every {every:,} samples from {config.evaluate.start_samples:,}, target {config.evaluate.target}"
+    if config.mlperf.division == "closed" and every != rule:
+        text += f"; NOTE: the rules want {rule:,} at this batch size"
+    return text
+
+
+def _data(config: Config) -> str:
+    if config.data.synthetic:
+        return "synthetic"
+    folder, variable = config.data.source
+    shards = Shards(list_shards(folder, variable), config.data.max_seq_length)
+    first = shards[0]
+    if config.data.packed and first.row_offsets is None:
+        raise DataError(f"{variable}={folder}: these records are not packed; set PACKED=0, or give the packed folder")
+    if int(first.input_ids.max()) >= config.model.vocab_size:
+        raise DataError(f"{variable}={folder}: token ids past vocab_size {config.model.vocab_size} of bert_config.json")
+    vocab = config.phase1 / "vocab.txt" if config.phase1 else None
+    if vocab is not None and vocab.is_file() and hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:
+        raise DataError(f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data anew")
+    world = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0, device="cpu"))
+    Evaluator(config.evaluate, config.data.max_seq_length, config.model.vocab_size, shards.vocab_md5, world)
+    return f"{len(shards)} files in {folder}; {config.evaluate.num_examples:,} evaluation sequences"

@@ -1,0 +1,158 @@
+"""Weights to start from, and checkpoints to go on from."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from bert.env import ConfigError, env
+from bert.model.bert import BertForPreTraining
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What a run starts from and what it leaves behind."""
+
+    init_checkpoint: Path | None = env(
+        "INIT_CHECKPOINT", None, doc="weights to start from (.pt, .safetensors); unset: random"
+    )
+    directory: Path | None = env("CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset writes none")
+    every_steps: int = env("CHECKPOINT_EVERY_STEPS", 0, at_least=0, doc="steps between checkpoints; 0: none")
+    keep: int = env("CHECKPOINT_KEEP", 2, at_least=1, doc="newest checkpoints to keep")
+    resume: bool = env("RESUME", False, doc="1 goes on from the newest checkpoint in CHECKPOINT_DIR, if there is one")
+
+    def check(self) -> None:
+        """Raises ConfigError where two of the settings contradict each other, or a file is missing."""
+        if self.directory is None and (self.every_steps or self.resume):
+            raise ConfigError("CHECKPOINT_EVERY_STEPS or RESUME is set and CHECKPOINT_DIR is not: give the folder")
+        if self.init_checkpoint is not None and not self.init_checkpoint.is_file():
+            raise ConfigError(f"INIT_CHECKPOINT={self.init_checkpoint}: no such file")
+
+
+_PREFIXES = re.compile(r"^((module|model|bert_model_segment|heads_only_segment)\.)+")
+_RENAMES = [(".dense_act.", ".dense."), ("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
+_DERIVED = {  # entries of a foreign state dict that repeat another one, or hold no weights
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+    "bert.embeddings.position_ids": None,
+    "bert.embeddings.token_type_ids": None,
+}
+
+
+def canonical_name(name: str) -> str:
+    """The name in this model (Hugging Face's) of a parameter in an MLPerf-converted or Hugging Face state dict."""
+    name = _PREFIXES.sub("", name)
+    for old, new in _RENAMES:
+        name = name.replace(old, new)
+    return name
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Tensors by canonical name from a .safetensors file or a PyTorch file (a state dict, or one under "model").
+
+    PyTorch files are read with weights_only. Raises ConfigError for a file that cannot be read.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            loaded: Any = safetensors.torch.load_file(path)
+        else:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # each format has its own errors for a damaged file
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"INIT_CHECKPOINT={path}: not a readable checkpoint ({reason})") from None
+    for key in ("model", "state_dict"):
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise ConfigError(f"INIT_CHECKPOINT={path}: expected a state dict (name -> tensor), or one under 'model'")
+    return {canonical_name(name): tensor for name, tensor in loaded.items()}
+
+
+def load_weights(model: BertForPreTraining, path: Path) -> None:
+    """Copies a checkpoint's weights into the model; the vocabulary may be padded differently.
+
+    Raises ConfigError listing every name that is missing, left over, of another shape, or at odds with its twin.
+    """
+    tensors = read_state_dict(path)
+    problems = _unresolved_twins(tensors, model.config.vocab_size)
+    parameters = dict(model.named_parameters())
+    problems += [f"{name} is missing" for name in parameters if name not in tensors]
+    problems += [f"{name} is not in this model" for name in tensors if name not in parameters]
+    with torch.no_grad():
+        for name in parameters.keys() & tensors.keys():
+            source, target = tensors[name], parameters[name]
+            rows = source.shape[0] if source.ndim else 0
+            padded = name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias")
+            if padded and model.config.vocab_size <= rows <= target.shape[0] and source.shape[1:] == target.shape[1:]:
+                target.zero_()
+                target[:rows].copy_(source)
+            elif source.shape == target.shape:
+                target.copy_(source)
+            else:
+                problems.append(f"{name} is {tuple(source.shape)}, expected {tuple(target.shape)}")
+    if problems:
+        raise ConfigError(f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}")
+
+
+def _unresolved_twins(tensors: dict[str, Tensor], vocab_size: int) -> list[str]:
+    """Removes entries that repeat another one, in place; a message for each that differs from it."""
+    problems = []
+    for name, twin in _DERIVED.items():
+        tensor = tensors.pop(name, None)
+        if tensor is None or twin is None:
+            continue
+        if twin not in tensors:
+            tensors[twin] = tensor
+        elif not torch.equal(tensor[:vocab_size], tensors[twin][:vocab_size]):
+            problems.append(f"{name} differs from {twin}, and this model ties them")
+    return problems
+
+
+def save(config: Config, step: int, state: dict[str, Any]) -> Path:
+    """Writes CHECKPOINT_DIR/step_<step>.pt whole or not at all, then removes all but the newest ``keep``."""
+    assert config.directory is not None
+    config.directory.mkdir(parents=True, exist_ok=True)
+    path = config.directory / f"step_{step:010d}.pt"
+    temporary = path.with_name(f".{path.name}.partial")
+    with open(temporary, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    folder = os.open(config.directory, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    for old in checkpoints(config.directory)[: -config.keep]:
+        old.unlink()
+    return path
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(directory.glob("step_*.pt"))
+
+
+def newest(config: Config) -> dict[str, Any] | None:
+    """The state in the newest checkpoint, or None. Raises ConfigError for one that cannot be read."""
+    if config.directory is None or not config.resume:
+        return None
+    found = checkpoints(config.directory)
+    if not found:
+        return None
+    try:
+        return torch.load(found[-1], map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"{found[-1]}: damaged checkpoint ({reason}): remove it to go on from the one before"
+        ) from None

@@ -1,0 +1,114 @@
+"""The Config tree of a run: the components' settings and the rules between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bert import checkpoint, dist, evaluate, kernels, mlperf, optim, precision, rundir, schedule
+from bert.data import training
+from bert.env import ConfigError, env
+from bert.model.config import BertConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything a run depends on."""
+
+    bert_config: Path | None = env("BERT_CONFIG", None, doc="bert_config.json; unset: the one in CHECKPOINTDIR_PHASE1")
+    phase1: Path | None = env("CHECKPOINTDIR_PHASE1", None, doc="folder of bert_config.json, vocab.txt and checkpoint")
+    seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: from the system")
+    max_samples: int = env(
+        "MAX_SAMPLES_TERMINATION", 14_000_000, at_least=1, doc="training samples at which to give up"
+    )
+    log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
+    warm_up: bool | None = env("WARMUP_RUN", None, doc="1 runs one step before the clock and undoes it; unset: on GPUs")
+
+    dist: dist.Config = field(default_factory=dist.Config)
+    kernels: kernels.Config = field(default_factory=kernels.Config)
+    precision: precision.Config = field(default_factory=precision.Config)
+    data: training.Config
+    evaluate: evaluate.Config
+    schedule: schedule.Config
+    optim: optim.Config = field(default_factory=optim.Config)
+    checkpoint: checkpoint.Config = field(default_factory=checkpoint.Config)
+    mlperf: mlperf.Config = field(default_factory=mlperf.Config)
+    run: rundir.Config = field(default_factory=rundir.Config)
+
+    def check(self) -> None:
+        """Raises ConfigError for settings that contradict each other, before anything starts."""
+        self.dist.check()
+        self.schedule.check()
+        self.checkpoint.check()
+        if self.data.max_seq_length > self.model.max_position_embeddings:
+            raise ConfigError(
+                f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds max_position_embeddings "
+                f"{self.model.max_position_embeddings} of {self.bert_config_path}"
+            )
+        if not self.data.synthetic:
+            _ = self.data.source
+        if not self.data.synthetic and self.evaluate.evaldir is None and self.evaluation_steps:
+            raise ConfigError("EVALDIR is not set: give the folder of the evaluation records")
+        if self.checkpoint.init_checkpoint is None and self.mlperf.division == "closed" and not self.data.synthetic:
+            raise ConfigError(
+                "INIT_CHECKPOINT is not set: the closed division starts from model.ckpt-28252; "
+                "give the converted checkpoint, or set SUBMISSION_DIVISION=open"
+            )
+
+    @property
+    def bert_config_path(self) -> Path:
+        """The bert_config.json in use."""
+        if self.bert_config is not None:
+            return self.bert_config
+        if self.phase1 is None:
+            raise ConfigError("BERT_CONFIG and CHECKPOINTDIR_PHASE1 are both unset: give the bert_config.json")
+        return self.phase1 / "bert_config.json"
+
+    @cached_property
+    def model(self) -> BertConfig:
+        """The model's shape."""
+        return BertConfig.from_json(self.bert_config_path)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences of one optimizer step, nominally: rows x PACKING_FACTOR over all ranks."""
+        return self.data.rows_per_step * self.dist.world_size * self.data.packing_factor
+
+    @property
+    def max_steps(self) -> int:
+        """Steps after which the run gives up: MAX_STEPS, or sooner at MAX_SAMPLES_TERMINATION."""
+        return min(self.schedule.max_steps, -(-self.max_samples // self.global_batch_size))
+
+    @property
+    def evaluation_steps(self) -> set[int]:
+        """Steps after which the model is evaluated."""
+        samples = self.max_steps * self.global_batch_size
+        return evaluate.evaluation_steps(self.evaluate, self.global_batch_size, samples)
+
+    def hyperparameters(self, seed: int) -> dict[str, Any]:
+        """What the MLPerf log says of the run's settings, by MLLOG key."""
+        warmup_steps, start_warmup_step = self.schedule.warmup
+        lamb = self.optim.lamb
+        return {
+            "seed": seed,
+            "global_batch_size": self.global_batch_size,
+            "d_batch_size": self.data.batch_size,
+            "gradient_accumulation_steps": self.data.gradient_steps,
+            "max_sequence_length": self.data.max_seq_length,
+            "max_predictions_per_seq": int(self.data.max_seq_length * 0.15),
+            "opt_name": self.optim.optimizer,
+            "opt_base_learning_rate": self.schedule.lr,
+            "opt_learning_rate_training_steps": self.schedule.max_steps,
+            "opt_learning_rate_warmup_steps": warmup_steps,
+            "num_warmup_steps": warmup_steps,
+            "start_warmup_step": start_warmup_step,
+            "opt_lamb_learning_rate_decay_poly_power": self.schedule.power,
+            "opt_lamb_epsilon": lamb.eps,
+            "opt_epsilon": lamb.eps,
+            "opt_lamb_beta_1": lamb.beta1,
+            "opt_lamb_beta_2": lamb.beta2,
+            "opt_lamb_weight_decay_rate": lamb.weight_decay,
+            "opt_gradient_clip_norm": self.optim.max_grad_norm,
+        }

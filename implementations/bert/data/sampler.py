@@ -1,0 +1,57 @@
+"""Which rows a rank trains on in a step: a pure function of (seed, step), so that a resumed run needs no state."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from bert.data.format import DataError
+
+
+class Sampler:
+    """Deals all rows once an epoch, without replacement.
+
+    An epoch shuffles the files and, within each, the rows; rank r takes the r-th of ``world_size`` equal runs of that
+    order, so that it reads few files. What does not fill a last step of all ranks is left out until the next epoch.
+    """
+
+    def __init__(self, row_counts: np.ndarray, rows_per_step: int, seed: int, rank: int, world_size: int) -> None:
+        """row_counts: rows of every file; rows_per_step: rows a rank takes in one optimizer step."""
+        self.row_counts, self.rows_per_step = row_counts, rows_per_step
+        self.seed, self.rank = seed, rank
+        self.rows_per_rank = int(row_counts.sum()) // world_size
+        self.steps_per_epoch = self.rows_per_rank // rows_per_step
+        if self.steps_per_epoch == 0:
+            raise DataError(
+                f"{int(row_counts.sum())} rows of training data do not fill one step of {world_size} ranks x "
+                f"{rows_per_step} rows: prepare more data, or lower BATCHSIZE or GRADIENT_STEPS"
+            )
+        self._order = lru_cache(maxsize=2)(self._file_order)
+        self._permutation = lru_cache(maxsize=4)(self._row_permutation)
+
+    def rows(self, step: int) -> list[tuple[int, np.ndarray]]:
+        """Rows of optimizer step ``step`` (1 is the first), as (file, rows in it) pieces in order."""
+        epoch, step_in_epoch = divmod(step - 1, self.steps_per_epoch)
+        begin = self.rank * self.rows_per_rank + step_in_epoch * self.rows_per_step
+        end = begin + self.rows_per_step
+        order, starts = self._order(epoch)
+        pieces = []
+        place = int(np.searchsorted(starts, begin, side="right")) - 1
+        while begin < end:
+            stop = min(end, int(starts[place + 1]))
+            if stop > begin:
+                file = int(order[place])
+                local = slice(begin - int(starts[place]), stop - int(starts[place]))
+                pieces.append((file, self._permutation(epoch, file)[local]))
+            begin, place = stop, place + 1
+        return pieces
+
+    def _file_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.row_counts))
+        starts = np.zeros(len(order) + 1, dtype=np.int64)
+        np.cumsum(self.row_counts[order], out=starts[1:])
+        return order, starts
+
+    def _row_permutation(self, epoch: int, file: int) -> np.ndarray:
+        return np.random.default_rng([self.seed, epoch, file]).permutation(int(self.row_counts[file]))

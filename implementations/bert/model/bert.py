@@ -1,0 +1,79 @@
+"""BERT for pretraining on one varlen batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bert.data.batch import Batch
+from bert.kernels import Kernels
+from bert.kernels.cross_entropy import IGNORE
+from bert.model.config import BertConfig
+from bert.model.embeddings import BertEmbeddings
+from bert.model.encoder import Encoder
+from bert.model.heads import Pooler, PretrainingHeads
+
+
+class Losses(NamedTuple):
+    """Mean losses of a batch (0-d): over its masked tokens, and over its sequences."""
+
+    mlm: Tensor
+    nsp: Tensor
+
+
+class Logits(NamedTuple):
+    """Scores at the masked positions [M, V] (V: the vocabulary without padding) and of the sequences [S, 2]."""
+
+    mlm: Tensor
+    nsp: Tensor
+
+
+class BertModel(nn.Module):
+    """Embeddings, encoder and pooler."""
+
+    def __init__(self, config: BertConfig, kernels: Kernels) -> None:
+        super().__init__()
+        self.embeddings = BertEmbeddings(config, kernels)
+        self.encoder = Encoder(config, kernels)
+        self.pooler = Pooler(config)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Hidden states [T, D]."""
+        return self.encoder(self.embeddings(batch), batch.cu_seqlens, batch.max_seqlen)
+
+
+class BertForPreTraining(nn.Module):
+    """BERT with its masked-LM and next-sentence heads; forward gives the two losses."""
+
+    def __init__(self, config: BertConfig, kernels: Kernels) -> None:
+        super().__init__()
+        self.config = config
+        self.cross_entropy = kernels.cross_entropy
+        self.bert = BertModel(config, kernels)
+        self.cls = PretrainingHeads(config, kernels)
+
+    def _padded_logits(self, batch: Batch) -> Logits:
+        hidden = self.bert(batch)  # (T, D)
+        masked = hidden.index_select(0, batch.masked_positions)  # (M, D)
+        mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)
+        # The offset of a padding sequence may be T, one past the last token; its label is ignored.
+        first = batch.cu_seqlens[:-1].clamp(max=hidden.shape[0] - 1)
+        nsp = self.cls.seq_relationship(self.bert.pooler(hidden.index_select(0, first)))
+        return Logits(mlm, nsp)
+
+    def logits(self, batch: Batch) -> Logits:
+        """Scores of a batch."""
+        mlm, nsp = self._padded_logits(batch)
+        return Logits(mlm[:, : self.config.vocab_size], nsp)
+
+    def forward(self, batch: Batch) -> Losses:
+        """Losses of a batch, in fp32 at least. Ignored labels (-100) pad the capacities and count for nothing."""
+        mlm, nsp = self._padded_logits(batch)
+        token_losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)  # (M,)
+        num_masked = (batch.masked_labels != IGNORE).sum().clamp(min=1)
+        nsp = nsp.float() if nsp.dtype in (torch.float16, torch.bfloat16) else nsp
+        nsp_loss = F.cross_entropy(nsp, batch.next_sentence_labels, ignore_index=IGNORE)
+        return Losses(token_losses.sum() / num_masked, nsp_loss)
