@@ -1,0 +1,203 @@
+"""Packs sequences into rows of at most `max_tokens` tokens and `max_sequences` sequences.
+
+A linear program over the histogram of lengths (Gilmore and Gomory's cutting-stock program, columns made as they are
+needed), where a slot of a row may hold a shorter sequence; its few fractions are rounded down and the sequences left
+over are packed best fit. Deterministic. Packing for BERT: Krell et al., arXiv 2107.02027.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linprog
+from scipy.sparse import csr_array
+
+from .format import DataError
+
+Integers = npt.NDArray[np.int64]
+_CLOSE_ENOUGH = 1e-5  # relative distance to the bound at which no more patterns are sought
+_MOST_ROUNDS = 60
+_TRIES = 32  # lengths tried as the longest of the rest of a row
+
+
+def pack(lengths: npt.ArrayLike, max_tokens: int = 512, max_sequences: int = 3) -> tuple[Integers, Integers]:
+    """Packs all sequences.
+
+    Args:
+        lengths: tokens of each sequence, (N,), from 1 to max_tokens.
+        max_tokens: most tokens of a row.
+        max_sequences: most sequences of a row.
+
+    Returns:
+        order (N,) and row_offsets (R + 1,): row r holds the sequences order[row_offsets[r]:row_offsets[r + 1]]. Among
+        sequences of one length, the earlier in `lengths` goes to the earlier place: shuffle them before and rows after.
+
+    Raises:
+        DataError: a length is out of range.
+    """
+    sizes = np.asarray(lengths, dtype=np.int64)
+    if len(sizes) and not 1 <= sizes.min() <= sizes.max() <= max_tokens:
+        raise DataError(f"sequences of {sizes.min()} to {sizes.max()} tokens do not fit rows of {max_tokens}")
+    histogram = np.bincount(sizes, minlength=max_tokens + 1)
+    patterns, counts = plan(histogram, max_tokens, max_sequences)
+    # Slots and sequences, both longest first: the k-th sequence fits the k-th slot, as the plan covers the histogram.
+    rows = np.repeat(patterns, counts, axis=0)
+    slot_sizes = rows.reshape(-1)
+    slots = np.argsort(-slot_sizes, kind="stable")[: len(sizes)]
+    by_length = np.argsort(-sizes, kind="stable")
+    assert (slot_sizes[slots] >= sizes[by_length]).all()
+    row_of = np.empty(len(sizes), dtype=np.int64)
+    row_of[by_length] = slots // max_sequences
+    order = np.argsort(row_of, kind="stable")
+    per_row = np.bincount(row_of, minlength=len(rows))
+    return order, np.concatenate([[0], np.cumsum(per_row[per_row > 0])])
+
+
+def plan(histogram: npt.ArrayLike, max_tokens: int, max_sequences: int) -> tuple[Integers, Integers]:
+    """The strategy for a histogram of lengths (index = length): patterns (P, max_sequences) and how often each is used.
+
+    A pattern is the sizes of a row's slots, longest first, 0 = no slot; together the slots can hold every sequence.
+    """
+    remaining = np.asarray(histogram, dtype=np.int64).copy()
+    patterns, amounts = _solve(remaining, max_tokens, max_sequences)
+    counts = np.floor(amounts + 1e-6).astype(np.int64)
+    patterns, counts = patterns[counts > 0], counts[counts > 0]
+    _take(remaining, patterns, counts)
+    left_over = np.array(_best_fit(remaining, max_tokens, max_sequences), dtype=np.int64).reshape(-1, max_sequences)
+    return np.concatenate([patterns, left_over]), np.concatenate([counts, np.ones(len(left_over), np.int64)])
+
+
+def _take(remaining: Integers, patterns: Integers, counts: Integers) -> None:
+    """Fills the slots with the longest sequences that fit, longest slots first; leaves in `remaining` those without."""
+    slots = np.bincount(patterns.reshape(-1), weights=np.repeat(counts, patterns.shape[1]), minlength=len(remaining))
+    free = 0
+    for length in range(len(remaining) - 1, 0, -1):
+        free += int(slots[length])
+        used = min(free, int(remaining[length]))
+        remaining[length] -= used
+        free -= used
+
+
+def _solve(histogram: Integers, max_tokens: int, max_sequences: int) -> tuple[Integers, npt.NDArray[np.float64]]:
+    """Patterns and fractional amounts that cover the histogram with the fewest rows, to within _CLOSE_ENOUGH."""
+    if not histogram.any():
+        return np.zeros((0, max_sequences), np.int64), np.zeros(0)
+    at_least = np.cumsum(histogram[::-1])[::-1][1:].astype(np.float64)  # sequences of length 1.. or more
+    bound = max((histogram * np.arange(len(histogram))).sum() / max_tokens, at_least[0] / max_sequences)
+    patterns = {_fill(length, max_tokens, max_sequences) for length in range(1, max_tokens + 1)}
+    ordered = sorted(patterns)
+    for _ in range(_MOST_ROUNDS):
+        columns = np.array(ordered, dtype=np.int64)
+        result = linprog(
+            np.ones(len(columns)),
+            A_ub=-_slots_at_least(columns, max_tokens),
+            b_ub=-at_least / at_least[0],  # scaled: the solver's tolerances are absolute
+            method="highs-ds",
+        )
+        if not result.success:
+            raise RuntimeError(f"packing program not solved: {result.message}")
+        if result.fun * at_least[0] <= bound + max(_CLOSE_ENOUGH * bound, 0.5):
+            break
+        fresh = [p for p in _price(-result.ineqlin.marginals, max_tokens, max_sequences) if p not in patterns]
+        if not fresh:
+            break
+        patterns.update(fresh)
+        ordered += fresh
+    used = result.x > 0
+    return columns[used], result.x[used] * at_least[0]
+
+
+def _fill(length: int, max_tokens: int, max_sequences: int) -> tuple[int, ...]:
+    """A first pattern: a slot of `length`, the rest shared evenly."""
+    rest, others = max_tokens - length, max_sequences - 1
+    shares = [rest // others + (i < rest % others) for i in range(others)] if others else []
+    return tuple(sorted([length, *shares], reverse=True))
+
+
+def _slots_at_least(patterns: Integers, max_tokens: int) -> Any:
+    """Sparse (max_tokens, P): number of slots of pattern p that hold a sequence of length l + 1."""
+    rows = [np.arange(size) for pattern in patterns for size in pattern]
+    columns = np.repeat(np.arange(len(patterns)), patterns.sum(axis=1))
+    where = (np.concatenate(rows), columns)
+    return csr_array((np.ones(len(columns)), where), shape=(max_tokens, len(patterns)))
+
+
+def _price(duals: npt.NDArray[np.float64], max_tokens: int, max_sequences: int) -> list[tuple[int, ...]]:
+    """For each longest slot the pattern that would help most, where it helps: a knapsack of at most max_sequences."""
+    value = np.concatenate([[0.0], np.cumsum(duals)])  # of a slot, by size; never falls
+    best, choice = [value], []
+    for _ in range(max_sequences - 2):
+        sums = np.full((max_tokens + 1, max_tokens + 1), -np.inf)  # [total, slot]
+        for slot in range(max_tokens + 1):
+            sums[slot:, slot] = value[slot] + best[-1][: max_tokens + 1 - slot]
+        choice.append(sums.argmax(axis=1))
+        best.append(sums.max(axis=1))
+    found = set()
+    for first in range(1, max_tokens + 1):
+        rest = max_tokens - first
+        if max_sequences == 1 or value[first] + best[-1][rest] <= 1 + 1e-9:
+            continue
+        pattern = [first]
+        for slots in reversed(choice):
+            pattern.append(int(slots[rest]))
+            rest -= pattern[-1]
+        found.add(tuple(sorted([*pattern, rest], reverse=True)))
+    return sorted(found)
+
+
+class _Stock:
+    """Lengths at hand, with how often; finds the longest that fits at once."""
+
+    def __init__(self, counts: Iterable[int]) -> None:
+        self.counts = [int(count) for count in counts]
+        self.at_most: list[int] = []  # the longest length at hand that is no longer, 0 = none; taking does not lower it
+        for length, count in enumerate(self.counts):
+            self.at_most.append(length if count else self.at_most[-1] if length else 0)
+
+    def longest(self, space: int) -> int:
+        """The longest length at hand of at most `space`, 0 = none."""
+        length = self.at_most[max(space, 0)]
+        while length and not self.counts[length]:
+            length = self.at_most[length - 1]
+        return length
+
+    def settle(self, lengths: Iterable[int]) -> None:
+        """Brings `longest` up to date after these were taken."""
+        for length in lengths:
+            if not self.counts[length]:
+                shorter, at = self.at_most[length - 1], length
+                while at < len(self.at_most) and self.at_most[at] == length:
+                    self.at_most[at] = shorter
+                    at += 1
+
+    def fullest(self, space: int, slots: int, most_each: int) -> list[int]:
+        """At most `slots` lengths, none over `most_each`, that fill `space` best; they stay in stock."""
+        best: list[int] = []
+        most, length = 0, self.longest(min(space, most_each)) if slots else 0
+        for _ in range(_TRIES):
+            if length * slots <= most or most == space:
+                break
+            self.counts[length] -= 1
+            chosen = [length, *self.fullest(space - length, slots - 1, length)]
+            self.counts[length] += 1
+            if sum(chosen) > most:
+                best, most = chosen, sum(chosen)
+            length = self.longest(length - 1)
+        return best
+
+
+def _best_fit(remaining: Integers, max_tokens: int, max_sequences: int) -> list[list[int]]:
+    """Rows for few sequences: the longest, filled up as far as the others allow."""
+    stock = _Stock(remaining)
+    rows = []
+    while longest := stock.longest(max_tokens):
+        stock.counts[longest] -= 1
+        row = [longest, *stock.fullest(max_tokens - longest, max_sequences - 1, longest)]
+        for length in row[1:]:
+            stock.counts[length] -= 1
+        stock.settle(row)
+        rows.append(row + [0] * (max_sequences - len(row)))
+    return rows
