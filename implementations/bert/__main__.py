@@ -47,9 +47,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         return _fail(run, str(error), CRASHED)
     except Exception as error:
         traceback.print_exc()
-        return _fail(
-            run, f"{type(error).__name__}: {error}", CRASHED
-        )
+        return _fail(run, f"{type(error).__name__}: {error}"[:2000], CRASHED)
 
 
 def _train(config: Config) -> int:
@@ -68,7 +66,7 @@ def _train(config: Config) -> int:
 
 
 def _fail(run: rundir.Config, reason: str, status: int) -> int:
-    reason = " ".join(reason.split())[:2000]
+    reason = " ".join(reason.split())
     rundir.write_error(run, reason)
     print(f"bert: error: {reason}", file=sys.stderr, flush=True)
     return status

@@ -10,8 +10,9 @@ import torch
 from bert import checkpoint, env
 from bert.config import Config
 from bert.data.format import DataError
+from bert.data.sampler import Sampler
 from bert.data.shards import Shards, list_shards
-from bert.dist import World
+from bert.dist import World, pick_device
 from bert.evaluate import Evaluator
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
@@ -61,7 +62,7 @@ def _model(config: Config) -> BertForPreTraining:
     device = torch.device("cpu")
     if config.checkpoint.init_checkpoint is None:
         device = torch.device("meta")
-    kernels = select(dataclasses.replace(config.kernels, fused="none", attention="auto"), torch.device("cpu"))
+    kernels = select(config.kernels, pick_device(config.dist))
     with device:
         model = BertForPreTraining(config.model, kernels)
     if config.checkpoint.init_checkpoint is not None:
@@ -87,6 +88,7 @@ def _data(config: Config) -> str:
         raise DataError(f"{variable}={folder}: these records are not packed; set PACKED=0, or give the packed folder")
     if int(first.input_ids.max()) >= config.model.vocab_size:
         raise DataError(f"{variable}={folder}: token ids past vocab_size {config.model.vocab_size} of bert_config.json")
+    Sampler(shards.row_counts(), config.data.rows_per_step, 0, 0, config.dist.world_size)
     vocab = config.phase1 / "vocab.txt" if config.phase1 else None
     if vocab is not None and vocab.is_file() and hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:
         raise DataError(f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data anew")

@@ -33,6 +33,12 @@ class Config:
             raise ConfigError("DEVICE=cuda, and PyTorch finds no GPU here: set DEVICE=cpu, or check nvidia-smi")
 
 
+def pick_device(config: Config) -> torch.device:
+    """The device of this process by DEVICE and what the machine has."""
+    use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda", config.local_rank) if use_cuda else torch.device("cpu")
+
+
 class World:
     """The joined processes of one run and this process's device.
 
@@ -42,7 +48,8 @@ class World:
 
     def __init__(self, config: Config) -> None:
         self.rank, self.local_rank, self.size = config.rank, config.local_rank, config.world_size
-        use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+        self.device = pick_device(config)
+        use_cuda = self.device.type == "cuda"
         if use_cuda:
             if config.local_rank >= torch.cuda.device_count():
                 raise ConfigError(
@@ -52,7 +59,6 @@ class World:
             torch.cuda.set_device(config.local_rank)
         elif config.num_threads:
             torch.set_num_threads(config.num_threads)
-        self.device = torch.device("cuda", config.local_rank) if use_cuda else torch.device("cpu")
         if self.size > 1:
             backend = config.backend if config.backend != "auto" else ("nccl" if use_cuda else "gloo")
             timeout = datetime.timedelta(seconds=config.timeout_seconds)

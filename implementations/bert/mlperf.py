@@ -30,7 +30,7 @@ class Config:
 
 
 class MlperfLog:
-    """Writes MLLOG lines to stdout and, when given one, to a file; does nothing on ranks other than 0.
+    """Writes MLLOG lines to a file, or without one to stdout; does nothing on ranks other than 0.
 
     The sample counts are sequences trained on, the epoch_num of BERT's rules.
     """
@@ -41,8 +41,9 @@ class MlperfLog:
         if not is_main:
             return
         logger = logging.Logger("mlperf", logging.INFO)
-        logger.addHandler(logging.StreamHandler(sys.stdout))
-        if path is not None:
+        if path is None:
+            logger.addHandler(logging.StreamHandler(sys.stdout))
+        else:
             path.parent.mkdir(parents=True, exist_ok=True)
             logger.addHandler(logging.FileHandler(path, mode="w", encoding="utf-8"))
         root = str(Path(__file__).resolve().parent.parent)

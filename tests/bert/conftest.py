@@ -1,0 +1,153 @@
+"""Small models, records and environments for the trainer's tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bert import kernels
+from bert.data.batch import Batch, make_batch
+from bert.data.format import Metadata, Records, write_records
+from bert.data.synthetic import synthetic_records
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.model.init import initialize
+
+VOCABULARY = 211  # prime, so that the padding to a multiple of 8 is exercised
+LENGTH = 48
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> None:
+    torch.set_num_threads(2)
+
+
+@pytest.fixture()
+def tiny() -> BertConfig:
+    """A BERT that takes milliseconds."""
+    return BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=40,
+        max_position_embeddings=LENGTH,
+        initializer_range=0.2,
+    )
+
+
+@pytest.fixture()
+def make_model() -> Callable[..., BertForPreTraining]:
+    """model(config, seed=0, dtype=torch.float64) with reference operations on the CPU."""
+
+    def make(config: BertConfig, seed: int = 0, dtype: torch.dtype = torch.float64) -> BertForPreTraining:
+        model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+        initialize(model, seed)
+        with torch.no_grad():  # biases and norms away from 0 and 1, so that a wrong one shows
+            for parameter in model.parameters():
+                if parameter.ndim == 1 and parameter.shape[0] != model.config.padded_vocab_size:
+                    parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed + 1)) * 0.1)
+            model.cls.predictions.bias[: config.vocab_size].normal_(generator=torch.Generator().manual_seed(seed))
+        return model.to(dtype)
+
+    return make
+
+
+@pytest.fixture()
+def make_records() -> Callable[..., Records]:
+    """records(num_rows, packed=True, seed=0) of the tiny vocabulary."""
+
+    def make(num_rows: int, packed: bool = True, seed: int = 0) -> Records:
+        records = synthetic_records(num_rows, LENGTH, VOCABULARY, packed, seed)
+        common = np.arange(len(records.masked_lm_ids)) % 2 == 0  # half the labels are one word: something to learn
+        labels = np.where(common, 7, records.masked_lm_ids).astype(np.int16)
+        return dataclasses.replace(records, masked_lm_ids=labels)
+
+    return make
+
+
+@pytest.fixture()
+def batch_of() -> Callable[..., Batch]:
+    """batch(records, sequences)."""
+    return lambda records, sequences: make_batch(records, np.asarray(sequences), LENGTH)
+
+
+@pytest.fixture()
+def prepared(tmp_path: Path, make_records: Callable[..., Records]) -> dict[str, str]:
+    """Environment of a tiny run on files: 3 packed shards, an evaluation set, a model; 2 sequences a row counted."""
+    metadata = Metadata(max_seq_length=LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
+    for folder in ("packed", "eval", "phase1"):
+        (tmp_path / folder).mkdir()
+    for shard in range(3):
+        write_records(tmp_path / "packed" / f"part_{shard:05d}_of_00003.hdf5", make_records(37, seed=shard), metadata)
+    write_records(tmp_path / "eval" / "part_eval_10k.hdf5", make_records(20, packed=False, seed=9), metadata)
+    model = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 40,
+        "max_position_embeddings": LENGTH,
+    }
+    (tmp_path / "phase1" / "bert_config.json").write_text(json.dumps(model))
+    return {
+        "PACKED": "1",
+        "DATADIR_PHASE2_PACKED": str(tmp_path / "packed"),
+        "EVALDIR": str(tmp_path / "eval"),
+        "CHECKPOINTDIR_PHASE1": str(tmp_path / "phase1"),
+        "RUN_DIR": str(tmp_path / "run"),
+        "NUM_EVAL_EXAMPLES": "17",
+        "MAX_SEQ_LENGTH": str(LENGTH),
+        "BATCHSIZE": "3",
+        "PACKING_FACTOR": "2",
+        "LR": "0.05",
+        "MAX_STEPS": "8",
+        "EVAL_ITER_START_SAMPLES": "24",
+        "EVAL_ITER_SAMPLES": "24",
+        "TARGET_MLM_ACCURACY": "0.9",
+        "SUBMISSION_DIVISION": "open",
+        "SEED": "7",
+        "LOG_EVERY_STEPS": "2",
+        "DEVICE": "cpu",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture()
+def run_bert(repository: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """run(environment, ranks=1, arguments=()) -> the finished ``python -m bert`` (of rank 0)."""
+
+    def run(environment: dict[str, str], ranks: int = 1, arguments: tuple[str, ...] = ()) -> Any:
+        base = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{repository / 'implementations'}", "HOME": "/nonexistent"}
+        base |= environment | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        command = [sys.executable, "-m", "bert", *arguments]
+        others = [
+            subprocess.Popen(command, env=base | {"RANK": str(rank)}, stderr=subprocess.DEVNULL)
+            for rank in range(1, ranks)
+        ]
+        try:
+            return subprocess.run(
+                command, env=base | {"RANK": "0"}, capture_output=True, text=True, timeout=120, check=False
+            )
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+
+    return run

@@ -1,0 +1,123 @@
+"""The model: packing changes nothing, and the numbers are Hugging Face's."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from bert.data.batch import Capacity
+
+
+def _gradients(model, batches, weights):
+    model.zero_grad()
+    losses = []
+    for batch, (mlm_weight, nsp_weight) in zip(batches, weights, strict=True):
+        loss = model(batch)
+        total = loss.mlm * mlm_weight + loss.nsp * nsp_weight
+        total.backward()
+        losses.append(float(total.detach()))
+    return sum(losses), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_packed_batch_gives_the_loss_and_every_gradient_of_its_sequences_alone(
+    tiny, make_model, make_records, batch_of, seed
+):
+    config = dataclasses.replace(tiny, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = make_model(config, seed)
+    records = make_records(4, seed=seed)
+    packed = batch_of(records, range(records.num_sequences))
+    alone = [batch_of(records, [i]) for i in range(records.num_sequences)]
+
+    packed_loss, packed_gradients = _gradients(model, [packed], [(1.0, 1.0)])
+    weights = [(b.num_masked / packed.num_masked, 1 / packed.num_sequences) for b in alone]
+    alone_loss, alone_gradients = _gradients(model, alone, weights)
+
+    assert packed_loss == pytest.approx(alone_loss, abs=1e-10)
+    for name, gradient in packed_gradients.items():
+        torch.testing.assert_close(gradient, alone_gradients[name], atol=1e-10, rtol=1e-10, msg=name)
+
+
+def test_a_token_never_sees_another_sequence(tiny, make_model, make_records, batch_of):
+    model = make_model(tiny).eval()
+    records = make_records(2)
+    batch = batch_of(records, [0, 1, 2])
+    changed = batch.input_ids.clone()
+    changed[: int(batch.cu_seqlens[1])] = 5  # only the first sequence
+    before, after = model.bert(batch), model.bert(dataclasses.replace(batch, input_ids=changed))
+    cut = int(batch.cu_seqlens[1])
+    assert not torch.allclose(before[:cut], after[:cut])
+    assert torch.equal(before[cut:], after[cut:])
+
+
+def test_padding_to_a_capacity_changes_no_loss_and_no_gradient(tiny, make_model, make_records, batch_of):
+    config = dataclasses.replace(tiny, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = make_model(config)
+    batch = batch_of(make_records(3), range(4))
+    padded = batch.pad_to(
+        Capacity(tokens=batch.num_tokens + 13, sequences=batch.num_sequences + 5, masked=batch.num_masked + 11)
+    )
+    loss, gradients = _gradients(model, [batch], [(1.0, 1.0)])
+    padded_loss, padded_gradients = _gradients(model, [padded], [(1.0, 1.0)])
+    assert loss == pytest.approx(padded_loss, abs=1e-12)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, padded_gradients[name], atol=1e-12, rtol=1e-12, msg=name)
+    with pytest.raises(ValueError, match="exceeds"):
+        padded.pad_to(Capacity(tokens=1, sequences=1, masked=1))
+
+
+def _hugging_face(config, state):
+    settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
+    reference = transformers.BertForPreTraining(transformers.BertConfig(**settings, attn_implementation="eager"))
+    trimmed = {
+        name: tensor[: config.vocab_size] if "word_embeddings" in name or name == "cls.predictions.bias" else tensor
+        for name, tensor in state.items()
+    }
+    trimmed["cls.predictions.decoder.weight"] = trimmed["bert.embeddings.word_embeddings.weight"]
+    trimmed["cls.predictions.decoder.bias"] = trimmed["cls.predictions.bias"]
+    missing, unexpected = reference.load_state_dict(trimmed, strict=False)
+    assert not unexpected
+    assert all("position_ids" in name or "token_type_ids" in name for name in missing)
+    return reference.eval()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
+def test_outputs_are_those_of_hugging_face_on_padded_sequences(tiny, make_model, make_records, batch_of, activation):
+    config = dataclasses.replace(tiny, hidden_act=activation)
+    model = make_model(config, dtype=torch.float32).eval()
+    reference = _hugging_face(config, model.state_dict())
+    records = make_records(4, packed=False, seed=3)
+    batch = batch_of(records, range(4))
+    lengths = np.diff(batch.cu_seqlens.numpy())
+    ids = torch.zeros(4, lengths.max(), dtype=torch.long)
+    segments, mask, labels = torch.zeros_like(ids), torch.zeros_like(ids), torch.full_like(ids, -100)
+    flat_labels = torch.full((batch.num_tokens,), -100)
+    flat_labels[batch.masked_positions.long()] = batch.masked_labels
+    for row, (begin, length) in enumerate(zip(batch.cu_seqlens.tolist(), lengths.tolist(), strict=False)):
+        ids[row, :length] = batch.input_ids[begin : begin + length]
+        segments[row, :length] = batch.segment_ids[begin : begin + length]
+        mask[row, :length] = 1
+        labels[row, :length] = flat_labels[begin : begin + length]
+    with torch.no_grad():
+        expected = reference(
+            ids, attention_mask=mask, token_type_ids=segments, labels=labels,
+            next_sentence_label=batch.next_sentence_labels,
+        )  # fmt: skip
+        logits, losses = model.logits(batch), model(batch)
+    torch.testing.assert_close(logits.mlm, expected.prediction_logits[labels != -100], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits.nsp, expected.seq_relationship_logits, atol=1e-5, rtol=1e-5)
+    assert float(losses.mlm + losses.nsp) == pytest.approx(float(expected.loss), abs=1e-5)
+
+
+def test_bert_large_has_the_398_tensors_of_the_published_logs():
+    from bert import kernels
+    from bert.model.bert import BertForPreTraining
+    from bert.model.config import BertConfig
+
+    with torch.device("meta"):
+        model = BertForPreTraining(BertConfig(), kernels.select(kernels.Config(), torch.device("cpu")))
+    assert len(list(model.parameters())) == 398
+    assert sum(p.numel() for p in model.parameters()) == 336_226_108 + 6 * 1025  # Google's, plus 6 padding words
