@@ -1,8 +1,8 @@
 """Training instances from tokenised documents: sentence pairs, masks and their order, compiled.
 
-Draws from one Mersenne Twister in exactly the order of the reference (create_pretraining_data.py of google-research/bert
-as amended by MLCommons), hence the same instances bit for bit. A pair is two contiguous runs of tokens (whole segments
-of one document each, then cut at both ends), so only its four ends are kept until the final order is known.
+Draws from one Mersenne Twister in exactly the order of the reference (create_pretraining_data.py of
+google-research/bert as amended by MLCommons), hence the same instances bit for bit. A pair is two contiguous runs of
+tokens (whole segments of one document each, then cut at both ends): only its ends are kept until the order is known.
 """
 
 from __future__ import annotations
