@@ -99,10 +99,11 @@ def _solve(histogram: Integers, max_tokens: int, max_sequences: int) -> tuple[In
         )
         if not result.success:
             raise RuntimeError(f"packing program not solved: {result.message}")
-        if result.fun * at_least[0] <= bound + max(_CLOSE_ENOUGH * bound, 0.5):
-            break
-        fresh = [p for p in _price(-result.ineqlin.marginals, max_tokens, max_sequences) if p not in patterns]
-        if not fresh:
+        rows = result.fun * at_least[0]
+        found, best_value = _price(-result.ineqlin.marginals, max_tokens, max_sequences)
+        bound = max(bound, rows / max(1.0, best_value))  # Farley's bound: the duals, made feasible by scaling
+        fresh = [pattern for pattern in found if pattern not in patterns]
+        if not fresh or rows <= bound + max(_CLOSE_ENOUGH * bound, 0.5):
             break
         patterns.update(fresh)
         ordered += fresh
@@ -125,8 +126,8 @@ def _slots_at_least(patterns: Integers, max_tokens: int) -> Any:
     return csr_array((np.ones(len(columns)), where), shape=(max_tokens, len(patterns)))
 
 
-def _price(duals: npt.NDArray[np.float64], max_tokens: int, max_sequences: int) -> list[tuple[int, ...]]:
-    """For each longest slot the pattern that would help most, where it helps: a knapsack of at most max_sequences."""
+def _price(duals: npt.NDArray[np.float64], max_tokens: int, max_sequences: int) -> tuple[list[tuple[int, ...]], float]:
+    """For each first slot the pattern that would help most, where it helps (a knapsack), and the best one's value."""
     value = np.concatenate([[0.0], np.cumsum(duals)])  # of a slot, by size; never falls
     best, choice = [value], []
     for _ in range(max_sequences - 2):
@@ -135,17 +136,18 @@ def _price(duals: npt.NDArray[np.float64], max_tokens: int, max_sequences: int) 
             sums[slot:, slot] = value[slot] + best[-1][: max_tokens + 1 - slot]
         choice.append(sums.argmax(axis=1))
         best.append(sums.max(axis=1))
+    if max_sequences == 1:
+        return [], 1.0
     found = set()
-    for first in range(1, max_tokens + 1):
-        rest = max_tokens - first
-        if max_sequences == 1 or value[first] + best[-1][rest] <= 1 + 1e-9:
-            continue
+    values = value[1:] + best[-1][max_tokens - 1 :: -1]  # of the best pattern with a slot of length 1..
+    for first in np.flatnonzero(values > 1 + 1e-9).tolist():
+        first, rest = first + 1, max_tokens - first - 1
         pattern = [first]
         for slots in reversed(choice):
             pattern.append(int(slots[rest]))
             rest -= pattern[-1]
         found.add(tuple(sorted([*pattern, rest], reverse=True)))
-    return sorted(found)
+    return sorted(found), float(values.max())
 
 
 class _Stock:
