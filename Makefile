@@ -1,0 +1,58 @@
+# make demo: text to results table in minutes, on any machine. make test: the whole CPU suite. See README.md.
+SHELL := /bin/bash
+CORPUS ?=
+DEMO_DIR ?= demo
+RUN := .venv/.run-ready
+DEV := .venv/.dev-ready
+REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/setup_venv.sh
+
+.PHONY: help setup demo test test-slow test-slurm lint format doctor clean
+
+help:
+	@sed -n 's/^## //p' Makefile
+
+## make setup             a virtual environment in .venv with all that a run needs
+setup: $(RUN)
+
+$(RUN): $(REQUIREMENTS)
+	@./launch/setup_venv.sh .venv run
+
+$(DEV): $(REQUIREMENTS)
+	@./launch/setup_venv.sh .venv dev
+
+## make demo [CORPUS=F]   prepare a text, train a small BERT on 2 processes, show the results
+demo: $(RUN)
+	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(CURDIR)/.venv/bin/python" ./launch/demo.sh
+
+## make test              lint and the CPU tests, under 10 minutes on 2 cores
+test: $(DEV) lint
+	@.venv/bin/python -m pytest -n 2 --dist worksteal -m 'not gpu and not slurm and not slow'
+
+## make test-slow         the tests marked slow
+test-slow: $(DEV)
+	@.venv/bin/python -m pytest -n 2 --dist worksteal -m 'slow and not gpu and not slurm'
+
+## make test-slurm        run.sub on a real Slurm of two node daemons on this machine (root, Debian packages)
+test-slurm: $(DEV)
+	@.venv/bin/python -m pytest -m slurm
+
+## make test-gpu          the tests marked gpu, on a machine with an NVIDIA GPU
+test-gpu: $(DEV)
+	@.venv/bin/python -m pytest -m gpu
+
+## make lint              ruff, mypy, shellcheck and shfmt
+lint: $(DEV)
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+	@./launch/lint_shell.sh .venv/bin
+
+## make format            apply ruff's and shfmt's formatting
+format: $(DEV)
+	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
+
+## make doctor            is this machine ready for run.sub?
+doctor: $(RUN)
+	@./launch/doctor.sh
+
+## make clean             remove the demo's files and the environment
+clean:
+	rm -rf .venv $(DEMO_DIR) .cache
