@@ -85,30 +85,30 @@ def _solve(histogram: Integers, max_tokens: int, max_sequences: int) -> tuple[In
     """Patterns and fractional amounts that cover the histogram with the fewest rows, to within _CLOSE_ENOUGH."""
     if not histogram.any():
         return np.zeros((0, max_sequences), np.int64), np.zeros(0)
-    at_least = np.cumsum(histogram[::-1])[::-1][1:].astype(np.float64)  # sequences of length 1.. or more
-    bound = max((histogram * np.arange(len(histogram))).sum() / max_tokens, at_least[0] / max_sequences)
+    total = int(histogram.sum())
+    bound = max((histogram * np.arange(len(histogram))).sum() / max_tokens, total / max_sequences)
     patterns = {_fill(length, max_tokens, max_sequences) for length in range(1, max_tokens + 1)}
     ordered = sorted(patterns)
     for _ in range(_MOST_ROUNDS):
         columns = np.array(ordered, dtype=np.int64)
         result = linprog(
-            np.ones(len(columns)),
-            A_ub=-_slots_at_least(columns, max_tokens),
-            b_ub=-at_least / at_least[0],  # scaled: the solver's tolerances are absolute
+            np.concatenate([np.ones(len(columns)), np.zeros(max_tokens)]),
+            A_eq=_balance(columns, max_tokens),
+            b_eq=histogram[1:] / total,  # scaled: the solver's tolerances are absolute
             method="highs-ds",
         )
         if not result.success:
             raise RuntimeError(f"packing program not solved: {result.message}")
-        rows = result.fun * at_least[0]
-        found, best_value = _price(-result.ineqlin.marginals, max_tokens, max_sequences)
+        rows = result.fun * total
+        found, best_value = _price(result.eqlin.marginals, max_tokens, max_sequences)
         bound = max(bound, rows / max(1.0, best_value))  # Farley's bound: the duals, made feasible by scaling
         fresh = [pattern for pattern in found if pattern not in patterns]
         if not fresh or rows <= bound + max(_CLOSE_ENOUGH * bound, 0.5):
             break
         patterns.update(fresh)
         ordered += fresh
-    used = result.x > 0
-    return columns[used], result.x[used] * at_least[0]
+    amounts = result.x[: len(columns)]
+    return columns[amounts > 0], amounts[amounts > 0] * total
 
 
 def _fill(length: int, max_tokens: int, max_sequences: int) -> tuple[int, ...]:
@@ -118,17 +118,26 @@ def _fill(length: int, max_tokens: int, max_sequences: int) -> tuple[int, ...]:
     return tuple(sorted([length, *shares], reverse=True))
 
 
-def _slots_at_least(patterns: Integers, max_tokens: int) -> Any:
-    """Sparse (max_tokens, P): number of slots of pattern p that hold a sequence of length l + 1."""
-    rows = [np.arange(size) for pattern in patterns for size in pattern]
-    columns = np.repeat(np.arange(len(patterns)), patterns.sum(axis=1))
-    where = (np.concatenate(rows), columns)
-    return csr_array((np.ones(len(columns)), where), shape=(max_tokens, len(patterns)))
+def _balance(patterns: Integers, max_tokens: int) -> Any:
+    """Sparse (max_tokens, P + max_tokens) of the program's equations, one for each length, shortest first.
+
+    Slots of patterns of that length, plus those handed down from the length above, less those handed down to the length
+    below, are the sequences of that length.
+    """
+    size, slots = len(patterns), patterns.shape[1]
+    used = patterns.reshape(-1) > 0
+    handed = np.arange(max_tokens)
+    rows = np.concatenate([patterns.reshape(-1)[used] - 1, handed, handed[:-1]])
+    columns = np.concatenate([np.repeat(np.arange(size), slots)[used], size + handed, size + handed[1:]])
+    values = np.concatenate([np.ones(used.sum()), -np.ones(max_tokens), np.ones(max_tokens - 1)])
+    return csr_array((values, (rows, columns)), shape=(max_tokens, size + max_tokens))
 
 
-def _price(duals: npt.NDArray[np.float64], max_tokens: int, max_sequences: int) -> tuple[list[tuple[int, ...]], float]:
+def _price(
+    values_of_slots: npt.NDArray[np.float64], max_tokens: int, max_sequences: int
+) -> tuple[list[tuple[int, ...]], float]:
     """For each first slot the pattern that would help most, where it helps (a knapsack), and the best one's value."""
-    value = np.concatenate([[0.0], np.cumsum(duals)])  # of a slot, by size; never falls
+    value = np.concatenate([[0.0], values_of_slots])  # by size; never falls
     best, choice = [value], []
     for _ in range(max_sequences - 2):
         sums = np.full((max_tokens + 1, max_tokens + 1), -np.inf)  # [total, slot]
