@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from bert import kernels
 from bert.data.batch import Batch, make_batch
 from bert.data.format import Metadata, Records, write_records
@@ -32,7 +33,7 @@ def _two_threads() -> None:
     torch.set_num_threads(2)
 
 
-@pytest.fixture()
+@pytest.fixture
 def tiny() -> BertConfig:
     """A BERT that takes milliseconds."""
     return BertConfig(
@@ -46,7 +47,7 @@ def tiny() -> BertConfig:
     )
 
 
-@pytest.fixture()
+@pytest.fixture
 def make_model() -> Callable[..., BertForPreTraining]:
     """model(config, seed=0, dtype=torch.float64) with reference operations on the CPU."""
 
@@ -56,14 +57,16 @@ def make_model() -> Callable[..., BertForPreTraining]:
         with torch.no_grad():  # biases and norms away from 0 and 1, so that a wrong one shows
             for parameter in model.parameters():
                 if parameter.ndim == 1 and parameter.shape[0] != model.config.padded_vocab_size:
-                    parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed + 1)) * 0.1)
+                    parameter.add_(
+                        torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed + 1)) * 0.1
+                    )
             model.cls.predictions.bias[: config.vocab_size].normal_(generator=torch.Generator().manual_seed(seed))
         return model.to(dtype)
 
     return make
 
 
-@pytest.fixture()
+@pytest.fixture
 def make_records() -> Callable[..., Records]:
     """records(num_rows, packed=True, seed=0) of the tiny vocabulary."""
 
@@ -76,13 +79,13 @@ def make_records() -> Callable[..., Records]:
     return make
 
 
-@pytest.fixture()
+@pytest.fixture
 def batch_of() -> Callable[..., Batch]:
     """batch(records, sequences)."""
     return lambda records, sequences: make_batch(records, np.asarray(sequences), LENGTH)
 
 
-@pytest.fixture()
+@pytest.fixture
 def prepared(tmp_path: Path, make_records: Callable[..., Records]) -> dict[str, str]:
     """Environment of a tiny run on files: 3 packed shards, an evaluation set, a model; 2 sequences a row counted."""
     metadata = Metadata(max_seq_length=LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
@@ -129,7 +132,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture()
+@pytest.fixture
 def run_bert(repository: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """run(environment, ranks=1, arguments=()) -> the finished ``python -m bert`` (of rank 0)."""
 

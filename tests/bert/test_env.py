@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from bert.config import Config
-from bert.env import ConfigError, env, from_env, variables
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bert.config import Config
+from bert.env import ConfigError, env, from_env, variables
 
 
 @dataclass(frozen=True, kw_only=True)

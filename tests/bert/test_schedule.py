@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from bert.env import ConfigError
 from bert.schedule import Config, learning_rate
 

@@ -40,7 +40,11 @@ def _losses(finished):
 
 
 def test_resumed_run_is_bit_for_bit_the_uninterrupted_one(prepared, run_bert, tmp_path):
-    whole = prepared | {"CHECKPOINT_DIR": str(tmp_path / "whole"), "CHECKPOINT_EVERY_STEPS": "4", "CHECKPOINT_KEEP": "5"}
+    whole = prepared | {
+        "CHECKPOINT_DIR": str(tmp_path / "whole"),
+        "CHECKPOINT_EVERY_STEPS": "4",
+        "CHECKPOINT_KEEP": "5",
+    }
     reference = run_bert(whole)
     assert reference.returncode == 3, reference.stderr
     (tmp_path / "part").mkdir()
@@ -107,7 +111,9 @@ def test_two_ranks_are_one_rank_with_two_micro_batches(prepared, run_bert, repos
         "sys.exit(main([], os.environ))\n"
     )
     environment = one | {"PYTHONPATH": str(repository / "implementations")}
-    finished = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    finished = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
     assert finished.returncode == 3, finished.stderr
     a, b = _state(tmp_path / "one")["model"], _state(tmp_path / "two")["model"]
     for name in a:
@@ -133,7 +139,12 @@ def test_accuracy_before_training_is_that_of_zero_steps(prepared, run_bert, tmp_
     run_bert(saved)
     trained = sorted((tmp_path / "c").glob("step_*.pt"))[-1]
     last = _values(saved, "eval_accuracy")[-1]
-    again = prepared | {"INIT_CHECKPOINT": str(trained), "EVAL_INITIAL": "1", "TARGET_MLM_ACCURACY": str(last), "TRIAL": "1"}
+    again = prepared | {
+        "INIT_CHECKPOINT": str(trained),
+        "EVAL_INITIAL": "1",
+        "TARGET_MLM_ACCURACY": str(last),
+        "TRIAL": "1",
+    }
     finished = run_bert(again)
     assert finished.returncode == 0, finished.stderr
     assert _values(again, "eval_accuracy") == [last]

@@ -12,21 +12,22 @@ _BETA = (1.1, 2.164)  # shape of the other lengths, chosen for Wikipedia's mean 
 
 
 def wikipedia_like_lengths(count: int, max_seq_length: int, generator: np.random.Generator) -> np.ndarray:
-    """Lengths (int64) with Wikipedia's share of full sequences and, at 512, its mean; at least 5 tokens each."""
-    lengths = 5 + np.floor(generator.beta(*_BETA, size=count) * (max_seq_length - 5)).astype(np.int64)
-    lengths[generator.random(count) < _FULL_SHARE] = max_seq_length
-    return lengths
+    """Lengths (int64), in random order, at least 5: quantiles of Wikipedia's mix, so that few have its mean as well."""
+    num_full = round(_FULL_SHARE * count)
+    table = np.sort(np.random.default_rng(0).beta(*_BETA, size=100_000))
+    quantiles = table[((np.arange(count - num_full) + 0.5) / max(count - num_full, 1) * len(table)).astype(np.int64)]
+    partial = 5 + np.floor(quantiles * (max_seq_length - 5)).astype(np.int64)
+    return generator.permutation(np.concatenate([partial, np.full(num_full, max_seq_length)]))
 
 
 def pair_rows(lengths: np.ndarray, max_seq_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Packs two by two, longest with shortest where both fit. Returns (order of sequences, row offsets)."""
+    """Packs the longest with the shortest that fit, three a row at the most: (order of sequences, row offsets)."""
     by_length = np.argsort(lengths, kind="stable")
     order: list[int] = []
     offsets = [0]
     low, high = 0, len(by_length) - 1
     while low <= high:
         order.append(int(by_length[high]))
-        # The longest takes as many of the shortest as fit, three sequences a row at the most.
         used, high = int(lengths[by_length[high]]), high - 1
         while low <= high and len(order) - offsets[-1] < 3 and used + lengths[by_length[low]] <= max_seq_length:
             used += int(lengths[by_length[low]])
@@ -37,14 +38,13 @@ def pair_rows(lengths: np.ndarray, max_seq_length: int) -> tuple[np.ndarray, np.
 
 
 def synthetic_records(num_rows: int, max_seq_length: int, vocab_size: int, packed: bool, seed: int) -> Records:
-    """At most ``num_rows`` rows of random tokens, 15% of them masked, with random labels."""
+    """About ``num_rows`` rows of random tokens, 15% of them masked, with random labels; packed, about two a row."""
     generator = np.random.default_rng(seed)
     lengths = wikipedia_like_lengths(2 * num_rows if packed else num_rows, max_seq_length, generator)
     row_offsets = None
     if packed:
         order, row_offsets = pair_rows(lengths, max_seq_length)
-        row_offsets = row_offsets[: num_rows + 1]
-        lengths = lengths[order[: row_offsets[-1]]]
+        lengths = lengths[order]
     counts = np.maximum(1, np.rint(lengths * 0.15)).astype(np.int64)
     positions = [
         1 + np.sort(generator.choice(length - 1, size=count, replace=False))

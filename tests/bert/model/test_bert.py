@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+
 from bert.data.batch import Capacity
 
 

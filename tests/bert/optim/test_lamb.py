@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from bert.optim.lamb import Config, Lamb, is_decayed
 from torch import nn
+
+from bert.optim.lamb import Config, Lamb, is_decayed
 
 
 def test_first_step_is_the_closed_form():
@@ -95,7 +96,9 @@ def test_state_restores_weights_and_moments_exactly():
     lamb = Lamb([("w.weight", parameter)], Config())
     parameter.grad = torch.randn(11)
     lamb.step(0.1)
-    state = {k: {n: t.clone() for n, t in v.items()} if isinstance(v, dict) else v for k, v in lamb.state_dict().items()}
+    state = {
+        k: {n: t.clone() for n, t in v.items()} if isinstance(v, dict) else v for k, v in lamb.state_dict().items()
+    }
     gradient = torch.randn(11)
     results = []
     for _ in range(2):

@@ -1,0 +1,52 @@
+"""Every row once an epoch, whatever the number of ranks; a pure function of seed and step."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert.data.format import DataError
+from bert.data.sampler import Sampler
+
+
+def _rows(counts, rows_per_step, seed, world, steps):
+    ranks = [Sampler(np.array(counts), rows_per_step, seed, rank, world) for rank in range(world)]
+    return [[(f, int(r)) for f, rows in s.rows(step) for r in rows] for step in steps for s in ranks]
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=7),
+    st.integers(1, 5),
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 4),
+)
+def test_an_epoch_deals_each_row_at_most_once_and_leaves_out_less_than_a_step(counts, rows_per_step, seed, world):
+    if sum(counts) // world < rows_per_step:
+        return
+    sampler = Sampler(np.array(counts), rows_per_step, seed, 0, world)
+    dealt = _rows(counts, rows_per_step, seed, world, range(1, sampler.steps_per_epoch + 1))
+    flat = [row for rows in dealt for row in rows]
+    assert all(len(rows) == rows_per_step for rows in dealt)
+    assert len(set(flat)) == len(flat)
+    assert all(0 <= row < counts[file] for file, row in flat)
+    assert sum(counts) - len(flat) < world * rows_per_step + world
+
+
+def test_epochs_and_seeds_differ_and_repeat():
+    counts = [50, 50]
+    one = _rows(counts, 10, 1, 1, range(1, 11))
+    assert sorted(list(itertools.chain.from_iterable(one))) == [(f, r) for f in (0, 1) for r in range(50)]
+    assert _rows(counts, 10, 1, 1, range(1, 11)) == one
+    assert _rows(counts, 10, 2, 1, range(1, 11)) != one
+    second = _rows(counts, 10, 1, 1, range(11, 21))
+    assert second != one
+    assert sorted(list(itertools.chain.from_iterable(second))) == sorted(list(itertools.chain.from_iterable(one)))
+
+
+def test_a_step_that_cannot_be_filled_is_an_error():
+    with pytest.raises(DataError, match="do not fill one step"):
+        Sampler(np.array([3, 4]), 4, 0, 0, 2)

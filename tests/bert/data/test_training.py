@@ -1,0 +1,55 @@
+"""Micro-batches: packed and unpacked rows, steps that cross a file's end."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from bert.data.sampler import Sampler
+from bert.data.training import Config, TrainingData
+
+
+class _Files:
+    vocab_md5 = ""
+
+    def __init__(self, files):
+        self.files = files
+
+    def row_counts(self):
+        return np.array([records.num_rows for records in self.files])
+
+    def __getitem__(self, number):
+        return self.files[number]
+
+
+def _tokens(batch):
+    ends = batch.cu_seqlens.tolist()
+    return [tuple(batch.input_ids[a:b].tolist()) for a, b in itertools.pairwise(ends)]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_an_epoch_of_batches_is_every_sequence_once(make_records, packed):
+    files = _Files([make_records(7, packed, seed) for seed in range(3)])  # steps of 4 rows cross the ends of 7
+    total = int(files.row_counts().sum())
+    config = Config(batch_size=2, gradient_steps=2, packed=packed, max_seq_length=48)
+    sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
+    data = TrainingData(files, sampler, config, vocab_size=211, first_step=1, finish=lambda batch: batch)
+    seen = []
+    rows = 0
+    for _ in range(sampler.steps_per_epoch):
+        batches = data.next_step()
+        assert len(batches) == 2
+        rows += 4
+        seen += [tokens for batch in batches for tokens in _tokens(batch)]
+    data.close()
+    everything = []
+    for records in files.files:
+        o = records.sequence_offsets
+        everything += [tuple(records.input_ids[o[i] : o[i + 1]].tolist()) for i in range(records.num_sequences)]
+    assert len(set(seen)) == len(seen)
+    assert set(seen) <= set(everything)
+    assert total - rows < 4
+    if not packed:
+        assert len(seen) == rows
