@@ -34,6 +34,7 @@ from .parallel import run_tasks
 
 SEQUENCES_PER_GROUP = 1_200_000  # 0.8 GB at the mean length of Wikipedia
 SEQUENCES_PER_SHARD = 500  # fewer make no shard of their own, unless the user says how many shards
+SEQUENCES_OF_SMALLEST_SHARD = 16
 MOST_SHARDS = 4320
 
 Integers = npt.NDArray[np.int64]
@@ -93,7 +94,7 @@ def plan_deal(
         for name in ("vocab_md5", "max_seq_length"):
             if getattr(metadata, name) != getattr(first, name):
                 raise DataError(f"{path} and {sources[0]} differ in {name}; prepare both with the same options")
-    shards = shards or min(MOST_SHARDS, max(1, sum(sizes) // SEQUENCES_PER_SHARD))
+    shards = num_shards(sum(sizes), shards)
     groups = min(shards, max(1, round(sum(sizes) / group_size)))
     shard_offsets = tuple(shards * g // groups for g in range(groups + 1))
     multiset = add_multiset_digests([metadata.multiset_digest for _, metadata in opened])
@@ -114,6 +115,20 @@ def plan_deal(
         run_offsets=_run_offsets(sizes, shard_offsets, seed),
     )
     return deal, multiset
+
+
+def num_shards(num_sequences: int, wanted: int | None) -> int:
+    """The number of shards wanted, or as many as the sequences are worth.
+
+    Raises:
+        DataError: more are wanted than there could be rows for.
+    """
+    if wanted is None:
+        return min(MOST_SHARDS, max(1, num_sequences // SEQUENCES_PER_SHARD))
+    if wanted * SEQUENCES_OF_SMALLEST_SHARD > num_sequences:
+        most = max(1, num_sequences // SEQUENCES_OF_SMALLEST_SHARD)
+        raise DataError(f"{num_sequences:,} sequences are too few for {wanted} shards; use --shards {most} or fewer")
+    return wanted
 
 
 def _run_offsets(sizes: list[int], shard_offsets: tuple[int, ...], seed: int) -> Integers:
