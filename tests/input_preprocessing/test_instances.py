@@ -19,8 +19,10 @@ from input_preprocessing.vocabulary import Vocabulary
 
 from . import oracle
 
-WORDS = """[PAD] [UNK] [CLS] [SEP] [MASK] a b c ab abc ##a ##b ##c ##ab the cat sat ##s on mat . , ! ? - ' [ ] # $ é ß ##ß
-x ##x y ##y 中 文 ı i ##i ς σ ##ς ##σ ohm ##m o ##o 1 2 ##1 ##2 ## sep cls mask – “ ” ا ##ل क ##ा k""".split()
+WORDS = """
+[PAD] [UNK] [CLS] [SEP] [MASK] a b c ab abc ##a ##b ##c ##ab the cat sat ##s on mat . , ! ? - ' [ ] # $ é ß
+##ß x ##x y ##y 中 文 ı i ##i ς σ ##ς ##σ ohm ##m o ##o 1 2 ##1 ##2 ## sep cls mask – “ ” ا ##ل क ##ा k
+""".split()  # noqa: SIM905
 
 ODD_TEXTS = {
     "carriage returns": b"the cat\r\nsat on\rthe mat\r\n\r\nab abc\r\n\r\na\r\n",
