@@ -36,7 +36,7 @@ ODD_TEXTS = {
     "one word": b"cat",
     "special tokens spelt out": b"[SEP] the [CLS] cat [MASK]\n[sep]\n\n[UNK] [PAD] ##s",
     "long words": b"a" * 199 + b" " + b"a" * 200 + b" " + b"a" * 201 + b"\n" + "é".encode() * 200 + b"\n\nabc",
-    "unicode spaces": "the\u00a0cat\u2003sat\u2028on\u2029the\u3000mat\u200b\u200bab\n\u2028\nabc\n\u200b\nx\n".encode(),
+    "unicode spaces": "the\u00a0cat\u2003sat\u2028on\u2029the\u3000mat\u200bab\n\u2028\nabc\n\u200b\nx\n".encode(),
     "accents and cases": "É e\u0301 ẞ İ ΣΑΣ ΣΑΣ, Σ ΑΣ. K\u212a Ω\u2126 ﬁ Ǆ\n\u0301\n\nñ\u0303".encode(),
     "ideographs": "中文a中b \U0002a6d0 \uf900 ひらがな 한국어\n文\n".encode(),
     "other scripts": "कि का ال لا שלום ๏ ไทย ԱԲ\n\n“a–b” «c» ¿a? §1 ¶ € ™ ½ ① \U0001f600 \ue000 \u0378\n".encode(),
