@@ -20,6 +20,7 @@ from .format import DataError
 Integers = npt.NDArray[np.int64]
 _CLOSE_ENOUGH = 1e-5  # relative distance to the bound at which no more patterns are sought
 _MOST_ROUNDS = 60
+_FEW = 10_000  # sequences up to which best fit alone may beat the rounded program
 _TRIES = 32  # lengths tried as the longest of the rest of a row
 
 
@@ -62,11 +63,16 @@ def plan(histogram: npt.ArrayLike, max_tokens: int, max_sequences: int) -> tuple
     A pattern is the sizes of a row's slots, longest first, 0 = no slot; together the slots can hold every sequence.
     """
     remaining = np.asarray(histogram, dtype=np.int64).copy()
+    simple = None
+    if remaining.sum() <= _FEW:
+        simple = np.array(_best_fit(remaining, max_tokens, max_sequences), dtype=np.int64).reshape(-1, max_sequences)
     patterns, amounts = _solve(remaining, max_tokens, max_sequences)
     counts = np.floor(amounts + 1e-6).astype(np.int64)
     patterns, counts = patterns[counts > 0], counts[counts > 0]
     _take(remaining, patterns, counts)
     left_over = np.array(_best_fit(remaining, max_tokens, max_sequences), dtype=np.int64).reshape(-1, max_sequences)
+    if simple is not None and len(simple) < counts.sum() + len(left_over):
+        return simple, np.ones(len(simple), np.int64)
     return np.concatenate([patterns, left_over]), np.concatenate([counts, np.ones(len(left_over), np.int64)])
 
 

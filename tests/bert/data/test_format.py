@@ -1,0 +1,294 @@
+"""Record files come back as written, damage is told in one line, digests catch lost or doubled sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from bert.data.format import (
+    DataError,
+    Metadata,
+    Records,
+    add_multiset_digests,
+    concatenate,
+    multiset_digest,
+    open_records,
+    verify_records,
+    write_records,
+)
+
+METADATA = Metadata(
+    max_seq_length=64, vocab_md5="ab" * 16, random_seed=12345, dupe_factor=2, source=(("part-0", "cd" * 16),)
+)
+
+
+def make_records(num_sequences: int, seed: int = 0) -> Records:
+    """Random sequences of 5 to 64 tokens."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(5, 65, num_sequences)
+    masked = [np.sort(rng.choice(np.arange(1, n), size=max(1, n * 15 // 100), replace=False)) for n in lengths]
+    counts = [len(positions) for positions in masked]
+    return Records(
+        input_ids=rng.integers(1000, 30522, lengths.sum()).astype(np.int16),
+        sequence_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        segment_b_start=np.array([rng.integers(2, n - 1) for n in lengths], dtype=np.int16),
+        masked_lm_positions=np.concatenate([np.zeros(0), *masked]).astype(np.int16),
+        masked_lm_ids=rng.integers(1000, 30522, sum(counts)).astype(np.int16),
+        masked_lm_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        next_sentence_labels=rng.integers(0, 2, num_sequences).astype(np.int8),
+    )
+
+
+def assert_equal(left: Records, right: Records) -> None:
+    for field in dataclasses.fields(Records):
+        ours, theirs = getattr(left, field.name), getattr(right, field.name)
+        assert (ours is None) == (theirs is None), field.name
+        if ours is not None:
+            assert np.array_equal(ours, theirs), field.name
+            assert ours.dtype == theirs.dtype, field.name
+
+
+@pytest.mark.parametrize("num_sequences", [0, 1, 17])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_comes_back_as_written(tmp_path: Path, num_sequences: int, packed: bool) -> None:
+    records = make_records(num_sequences)
+    if packed:
+        records = records.with_rows(np.arange(num_sequences + 1))
+    written = write_records(tmp_path / "a.hdf5", records, METADATA)
+    found, metadata = verify_records(tmp_path / "a.hdf5")
+    assert_equal(found, records)
+    assert metadata == written
+    assert dataclasses.replace(metadata, content_digest="", multiset_digest="") == METADATA
+
+
+def test_readers_map_the_file_and_copy_nothing(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.hdf5", make_records(5), METADATA)
+    records, _ = open_records(tmp_path / "a.hdf5")
+    assert isinstance(records.input_ids, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        records.input_ids[0] = 1
+
+
+def test_selection_and_concatenation_keep_each_sequence(tmp_path: Path) -> None:
+    records = make_records(9)
+    chosen = records.select([8, 0, 8])
+    for i, j in enumerate([8, 0, 8]):
+        for offsets, name in (("sequence_offsets", "input_ids"), ("masked_lm_offsets", "masked_lm_ids")):
+            start, end = getattr(chosen, offsets)[i : i + 2]
+            first, last = getattr(records, offsets)[j : j + 2]
+            assert np.array_equal(getattr(chosen, name)[start:end], getattr(records, name)[first:last])
+    assert_equal(concatenate([records.select(range(4)), records.select(range(4, 9))]), records)
+    rows = concatenate([records.with_rows([0, 2, 9]), records.with_rows([0, 9])]).row_offsets
+    assert rows is not None
+    assert rows.tolist() == [0, 2, 9, 18]
+
+
+def test_multiset_digest_ignores_order_and_adds_up() -> None:
+    records = make_records(20)
+    order = np.random.default_rng(1).permutation(20)
+    assert multiset_digest(records.select(order)) == multiset_digest(records)
+    parts = [multiset_digest(records.select(order[:7])), multiset_digest(records.select(order[7:]))]
+    assert add_multiset_digests(parts) == multiset_digest(records)
+
+
+def test_multiset_digest_sees_every_field_and_every_loss() -> None:
+    records = make_records(20)
+    digest = multiset_digest(records)
+    for name in ("input_ids", "segment_b_start", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels"):
+        changed = getattr(records, name).copy()
+        changed[3] ^= 1
+        assert multiset_digest(dataclasses.replace(records, **{name: changed})) != digest, name
+    assert multiset_digest(records.select(range(19))) != digest
+    assert multiset_digest(records.select([*range(19), 18])) != digest
+    moved = records.masked_lm_offsets.copy()
+    moved[5] += 1
+    assert multiset_digest(dataclasses.replace(records, masked_lm_offsets=moved)) != digest
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    """Replaces datasets of a file (None removes one)."""
+    with h5py.File(path, "r+") as file:
+        for name, value in changes.items():
+            del file[name]
+            if value is not None:
+                file[name] = value
+
+
+BAD_CONTENT = {
+    "segment B outside": {"segment_b_start": lambda r: r.segment_b_start + np.int16(100)},
+    "neither 0 nor 1": {"next_sentence_labels": lambda r: r.next_sentence_labels + np.int8(2)},
+    "position outside": {"masked_lm_positions": lambda r: r.masked_lm_positions + np.int16(64)},
+    "not ascending": {"masked_lm_positions": lambda r: r.masked_lm_positions * np.int16(0)},
+    "negative token": {"input_ids": lambda r: -r.input_ids},
+    "changed after": {"input_ids": lambda r: r.input_ids + np.int16(1)},
+    "length out of range": {"sequence_offsets": lambda r: r.sequence_offsets[[0, *range(2, 10), 9]]},
+}
+
+
+@pytest.mark.parametrize("message", BAD_CONTENT)
+def test_verification_finds_bad_content(tmp_path: Path, message: str) -> None:
+    path = tmp_path / "a.hdf5"
+    records = make_records(9)
+    write_records(path, records, METADATA)
+    rewrite(path, **{name: make(records) for name, make in BAD_CONTENT[message].items()})
+    with pytest.raises(DataError, match=message):
+        verify_records(path)
+
+
+def test_verification_finds_rows_that_are_too_long(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.hdf5", make_records(9).with_rows([0, 9]), METADATA)
+    with pytest.raises(DataError, match="row 0"):
+        verify_records(tmp_path / "a.hdf5")
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(data[: len(data) - 100])
+    elif how == "no HDF5":
+        path.write_bytes(b"\x00" * 1000)
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "missing":
+        path.unlink()
+    elif how == "dataset gone":
+        rewrite(path, input_ids=None)
+    elif how == "wrong type":
+        rewrite(path, input_ids=np.zeros(5, np.float32))
+    elif how == "offsets too long":
+        rewrite(path, sequence_offsets=np.arange(30))
+    else:
+        with h5py.File(path, "r+") as file:
+            if how == "newer version":
+                file.attrs["version"] = 99
+            elif how == "attribute gone":
+                del file.attrs["vocab_md5"]
+            elif how == "foreign":
+                file.attrs["format"] = "other"
+                del file["segment_b_start"]
+
+
+DAMAGES = ["truncated", "no HDF5", "empty", "missing", "dataset gone", "wrong type", "offsets too long"]
+DAMAGES += ["newer version", "attribute gone", "foreign"]
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_or_foreign_file_is_refused_on_opening_in_one_line(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "a.hdf5"
+    write_records(path, make_records(9), METADATA)
+    damage(path, how)
+    with pytest.raises(DataError, match=r"a\.hdf5") as caught:
+        open_records(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="cannot write"):
+        write_records(tmp_path / "none" / "a.hdf5", make_records(3), METADATA)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    write_records(tmp_path / "a.hdf5", make_records(3), METADATA)
+    before = (tmp_path / "a.hdf5").read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match="No space left"):
+        write_records(tmp_path / "a.hdf5", make_records(4), METADATA)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.hdf5"]
+    assert (tmp_path / "a.hdf5").read_bytes() == before
+
+
+def test_inconsistent_records_are_not_written(tmp_path: Path) -> None:
+    records = dataclasses.replace(make_records(3), segment_b_start=np.zeros(2, np.int16))
+    with pytest.raises(DataError, match="segment_b_start"):
+        write_records(tmp_path / "a.hdf5", records, METADATA)
+    assert not list(tmp_path.iterdir())
+
+
+def ragged(file: h5py.File, name: str, rows: list[np.ndarray], dtype: type) -> None:
+    data = np.empty(len(rows), dtype=object)
+    for i, row in enumerate(rows):
+        data[i] = row.astype(dtype)
+    file.create_dataset(name, data=data, dtype=h5py.vlen_dtype(np.dtype(dtype)))
+
+
+def sequences_of(records: Records) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """(ids, segment ids, masked positions, masked ids) of each sequence."""
+    found = []
+    for i in range(records.num_sequences):
+        ids = records.input_ids[slice(*records.sequence_offsets[i : i + 2])]
+        segments = (np.arange(len(ids)) >= records.segment_b_start[i]).astype(np.int8)
+        masked = slice(*records.masked_lm_offsets[i : i + 2])
+        found.append((ids, segments, records.masked_lm_positions[masked], records.masked_lm_ids[masked]))
+    return found
+
+
+def write_nvidia(path: Path, records: Records, schema: str) -> None:
+    """Writes the records in one of the layouts of NVIDIA's scripts."""
+    sequences = sequences_of(records)
+    with h5py.File(path, "w") as file:
+        if schema == "fixed":
+            for column, (name, width) in enumerate(
+                [("input_ids", 64), ("segment_ids", 64), ("masked_lm_positions", 20), ("masked_lm_ids", 20)]
+            ):
+                table = np.zeros((len(sequences), width), np.int16)
+                for row, sequence in zip(table, sequences, strict=True):
+                    row[: len(sequence[column])] = sequence[column]
+                file[name] = table
+            mask = np.arange(64)[None] < records.sequence_lengths[:, None]
+            file["input_mask"] = mask.astype(np.int8)
+            file["next_sentence_labels"] = records.next_sentence_labels
+            return
+        types = {"input_ids": np.int16, "segment_ids": np.int8, "masked_lm_positions": np.int16,
+                 "masked_lm_ids": np.int16}  # fmt: skip
+        if schema == "variable":
+            for column, (name, dtype) in enumerate(types.items()):
+                ragged(file, name, [sequence[column] for sequence in sequences], dtype)
+            file["next_sentence_labels"] = records.next_sentence_labels
+            return
+        assert records.row_offsets is not None
+        rows = [range(*records.row_offsets[i : i + 2]) for i in range(records.num_rows)]
+        lengths = records.sequence_lengths
+        for column, (name, dtype) in enumerate(types.items()):
+            shift = name == "masked_lm_positions"
+            packed = [
+                np.concatenate([sequences[i][column] + (lengths[row.start : i].sum() if shift else 0) for i in row])
+                for row in rows
+            ]
+            ragged(file, name, packed, dtype)
+        ragged(file, "packed_input_len", [lengths[row.start : row.stop] for row in rows], np.int16)
+        counts = np.diff(records.masked_lm_offsets)
+        ragged(file, "packed_masked_lm_len", [counts[row.start : row.stop] for row in rows], np.int16)
+        labels = records.next_sentence_labels
+        ragged(file, "next_sentence_labels", [labels[row.start : row.stop] for row in rows], np.int8)
+
+
+@pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
+def test_nvidia_made_shards_read_as_the_same_sequences(tmp_path: Path, schema: str) -> None:
+    records = make_records(13)
+    if schema == "packed":
+        records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
+    path = tmp_path / "part_00000_of_00001"
+    write_nvidia(path, records, schema)
+    found, metadata = verify_records(path)
+    assert_equal(found, records)
+    assert metadata.max_seq_length == (64 if schema == "fixed" else 512)
+    assert metadata.multiset_digest == multiset_digest(records)
+
+
+@pytest.mark.parametrize("name", ["packed_input_len", "packed_masked_lm_len", "segment_ids"])
+def test_nvidia_made_shards_whose_lengths_disagree_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "part"
+    write_nvidia(path, make_records(4).with_rows([0, 2, 4]), "packed")
+    with h5py.File(path, "r+") as file:
+        rows = [row[:-1] for row in file[name][:]]
+        dtype = rows[0].dtype.type
+        del file[name]
+        ragged(file, name, rows, dtype)
+    with pytest.raises(DataError, match="inconsistent"):
+        open_records(path)
