@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# This site: where data, weights, results and the container image are, and how Slurm is asked. Exports only.
+# Edit the values below, or export them before; `source env.sh` and `source configs/config_*.sh` go in either order.
+
+# Data and weights, as input_preprocessing/prepare_data.sh lays them out.
+export DATADIR=${DATADIR:-/data/bert}
+export DATADIR_PHASE2=${DATADIR_PHASE2:-$DATADIR/hdf5/training-4320}
+export DATADIR_PHASE2_PACKED=${DATADIR_PHASE2_PACKED:-$DATADIR/packed_data}
+export EVALDIR=${EVALDIR:-$DATADIR/eval}
+export CHECKPOINTDIR_PHASE1=${CHECKPOINTDIR_PHASE1:-$DATADIR/phase1}
+export INIT_CHECKPOINT=${INIT_CHECKPOINT-$CHECKPOINTDIR_PHASE1/model.ckpt-28252.pt}
+
+# Results: one folder a run.
+export LOGDIR=${LOGDIR:-results}
+
+# Container image: a .sqsh file or a registry name. Empty runs in the Python environment of the nodes.
+export CONT=${CONT:-}
+
+# Slurm, read by sbatch itself: uncomment what this cluster asks for.
+# export SBATCH_PARTITION=batch SBATCH_ACCOUNT=mlperf

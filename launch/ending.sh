@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# How the trial loop ends: the last line says what came of it, the exit status says it again.
+
+# State of the loop: what failed so far, the trial that runs, and its process group.
+declare -a failures=()
+declare current='' group=''
+
+trial::conclude() {
+  local list
+  if ((${#failures[@]})); then
+    printf -v list '; %s' "${failures[@]}"
+    log::error "${#failures[@]} of $NEXP trials failed: ${list#; }"
+    exit 1
+  fi
+  log::info "all $NEXP trials reached the target: $RUN_DIR"
+}
+
+trial::interrupted() {
+  local -r signal=$1 status=$2
+  trap '' INT TERM HUP
+  if [[ -n $group ]]; then trial::end_group; fi
+  if [[ -n $current ]]; then trial::collect "$current" "$status" || true; fi
+  log::error "interrupted by SIG$signal${RUN_NAME:+; RUN_NAME=$RUN_NAME continues with the missing trials}"
+  exit "$status"
+}
+
+# Ends the ranks of the running trial: politely, then after 20 s for certain.
+trial::end_group() {
+  local i
+  kill -TERM -- "-$group" 2>/dev/null || return 0
+  for ((i = 0; i < 200; i++)); do
+    kill -0 -- "-$group" 2>/dev/null || return 0
+    sleep 0.1
+  done
+  kill -KILL -- "-$group" 2>/dev/null || true
+}

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC2034,SC2154 # the state is shared with ending.sh and variables.sh
+# The one loop over NEXP trials, shared by all run scripts, which bring five functions with them:
+#   runner::prepare        checks and containers, before anything is written
+#   runner::drop_caches    true only when the page caches of every node were dropped
+#   runner::trial          all ranks of one trial; RUN_DIR, TRIAL, SEED and CACHE_CLEARED are exported
+#   runner::python ARG...  one Python process in the environment of the ranks
+#   runner::cleanup        removes what prepare made, also after a failure
+# A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
+
+trial::main() {
+  trap 'runner::cleanup >/dev/null 2>&1' EXIT
+  trap 'trial::interrupted INT 130' INT
+  trap 'trial::interrupted TERM 143' TERM
+  trap 'trial::interrupted HUP 129' HUP
+  runner::prepare
+  log::info 'checking the configuration'
+  RUN_DIR='' runner::python -m bert --check || log::die 'this configuration cannot run, see above'
+  variables::make_run_dir
+  log::info "results go to $RUN_DIR"
+  local trial status
+  for ((trial = 0; trial < NEXP; trial++)); do
+    status=0
+    [[ -f $RUN_DIR/result_$trial.txt ]] || trial::run "$trial" || status=$?
+    trial::verify "$trial"
+    if ((status == 2)); then break; fi # bad input: the next trial would meet it too
+  done
+  runner::python -m review show "$RUN_DIR" || log::warn 'no table of results, see above'
+  trial::conclude
+}
+
+# One trial: returns 0 (target reached), 3 (not reached), 2 (bad input) or 1 (crashed).
+trial::run() {
+  local -r trial=$1
+  local status=0 cleared=0
+  caches::drop && cleared=1
+  rm -rf -- "$RUN_DIR/running_$trial" "$RUN_DIR/error_$trial.txt" "$RUN_DIR/failed_$trial.txt"
+  mkdir -- "$RUN_DIR/running_$trial" || exit 1
+  log::info "trial $trial of 0..$((NEXP - 1)) starts"
+  trial::launch "$trial" "$cleared" || status=$?
+  trial::collect "$trial" "$status"
+}
+
+# Runs the ranks as a job of their own, so that a signal to this script reaches it at once and ends them all.
+trial::launch() {
+  local -r trial=$1 cleared=$2
+  local status=0
+  current=$trial
+  set -m
+  {
+    exec {lock_file}>&-
+    export RUN_DIR TRIAL=$trial CACHE_CLEARED=$cleared
+    if [[ -n ${SEED:-} ]]; then export SEED=$((SEED + trial)); fi
+    RUN_DIR=$RUN_DIR/running_$trial runner::trial 2>&1 | (
+      trap '' INT TERM HUP
+      exec tee -a -- "$RUN_DIR/output_$trial.txt"
+    )
+  } &
+  group=$!
+  set +m
+  wait "$group" || status=$?
+  group=''
+  return "$status"
+}
+
+# Moves what the trial left into RUN_DIR, under names that tell complete logs from broken ones.
+trial::collect() {
+  local -r trial=$1 staging=$RUN_DIR/running_$1
+  local status=$2 log=failed_$1.txt
+  current='' # read by trial::interrupted
+  if ((status)); then status=$(cat "$staging/status" 2>/dev/null || echo "$status"); fi
+  if [[ $status == [03] ]]; then
+    if [[ -s $staging/result_$trial.txt ]]; then log=result_$trial.txt; else status=1; fi
+  fi
+  if ((status)) && [[ ! -s $staging/error_$trial.txt ]]; then
+    echo "no reason was left (exit status $status), see output_$trial.txt" >"$staging/error_$trial.txt"
+  fi
+  rm -f -- "$staging/status"
+  if [[ -e $staging/result_$trial.txt ]]; then mv -f -- "$staging/result_$trial.txt" "$RUN_DIR/$log"; fi
+  find "$staging" -mindepth 1 -maxdepth 1 -exec mv -f -t "$RUN_DIR" -- {} +
+  rmdir -- "$staging"
+  return "$status"
+}
+
+trial::verify() {
+  local -r trial=$1
+  if [[ -f $RUN_DIR/error_$trial.txt ]]; then
+    failures+=("trial $trial: $(<"$RUN_DIR/error_$trial.txt")")
+  elif [[ $CHECK_COMPLIANCE == 1 ]] && ! runner::python -m mlperf_logging.compliance_checker --usage training \
+    --ruleset "$MLPERF_RULESET" --log_output "$RUN_DIR/compliance_$trial.out" "$RUN_DIR/result_$trial.txt" >/dev/null; then
+    failures+=("trial $trial: compliance check failed, see $RUN_DIR/compliance_$trial.out")
+  fi
+}

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# The launcher's own variables: defaults, checks, and the folder of this run. Sourced by the run scripts.
+# The trainer's variables have their defaults in Python (python -m bert --variables).
+
+variables::default() {
+  local -r name=$1 value=$2
+  [[ -n ${!name:-} ]] || printf -v "$name" '%s' "$value"
+  export "${name?}"
+}
+
+variables::load() {
+  variables::default DGXNNODES 1
+  variables::default NEXP 1
+  variables::default LOGDIR results
+  variables::default CLEAR_CACHES 1
+  variables::default DROPCACHE_CMD 'sudo -n /sbin/sysctl -q vm.drop_caches=3'
+  variables::default CHECK_COMPLIANCE 1
+  variables::default MLPERF_RULESET 5.0.0
+  variables::default PYTHON python
+  variables::default BINDING numa
+  variables::check
+  variables::default SUBMISSION_PLATFORM "${DGXNNODES}x${DGXSYSTEM%_*x*x*}"
+  export WORLD_SIZE=$((DGXNNODES * DGXNGPU))
+}
+
+variables::check() {
+  local name
+  [[ -n ${DGXSYSTEM:-} && -n ${DGXNGPU:-} ]] ||
+    log::die 'DGXSYSTEM or DGXNGPU is not set: source configs/config_<SYSTEM>_....sh first'
+  for name in DGXNNODES DGXNGPU NEXP; do
+    [[ ${!name} =~ ^[1-9][0-9]*$ ]] || log::die "$name='${!name}': expected a whole number, at least 1"
+  done
+  variables::one_of CLEAR_CACHES 0 1 require
+  variables::one_of CHECK_COMPLIANCE 0 1
+  variables::one_of BINDING numa exclusive none
+  [[ ! ${SEED:-} || $SEED =~ ^[0-9]+$ ]] || log::die "SEED='$SEED': expected a whole number, or nothing"
+}
+
+variables::one_of() {
+  local -r name=$1
+  shift
+  [[ " $* " == *" ${!name} "* ]] || log::die "$name='${!name}': expected one of $*"
+}
+
+# Makes and locks the run's folder: LOGDIR/RUN_NAME. With the RUN_NAME of an earlier run, that run is continued.
+variables::make_run_dir() {
+  [[ -n ${RUN_NAME:-} ]] || RUN_NAME=${DGXSYSTEM}_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}
+  mkdir -p -- "$LOGDIR" 2>/dev/null || log::die "LOGDIR=$LOGDIR: cannot make this folder; choose one you can write to"
+  LOGDIR=$(cd -- "$LOGDIR" && pwd -P)
+  RUN_DIR=$LOGDIR/$RUN_NAME
+  export LOGDIR RUN_NAME RUN_DIR
+  { mkdir -p -- "$RUN_DIR" && : >>"$RUN_DIR/.lock"; } 2>/dev/null ||
+    log::die "LOGDIR=$LOGDIR: cannot write there; choose a folder you can write to"
+  exec {lock_file}>>"$RUN_DIR/.lock"
+  flock -n "$lock_file" || log::die "RUN_NAME=$RUN_NAME: another run is writing to $RUN_DIR; choose another name"
+}

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# NEXP timed trials on this machine, in the current Python environment: no container, no Slurm.
+#   source env.sh; source configs/config_<SYSTEM>_....sh; ./run_local.sh
+# PYTHON=/path/to/python chooses the interpreter. RUN_NAME=<folder of an earlier run> continues it.
+set -euo pipefail
+REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+readonly REPO_DIR
+for part in log variables caches trial ending port; do
+  # shellcheck source=/dev/null
+  source "$REPO_DIR/launch/$part.sh"
+done
+
+runner::prepare() {
+  ((DGXNNODES == 1)) || log::die "DGXNNODES=$DGXNNODES: run_local.sh runs on one machine; use run.sub or run_multinode.sh"
+  command -v "$PYTHON" >/dev/null || log::die "PYTHON=$PYTHON: no such interpreter"
+  "$PYTHON" -c 'import torch' 2>/dev/null ||
+    log::die "PYTHON=$PYTHON: it cannot import torch; activate the environment, or run make setup"
+}
+
+runner::drop_caches() { "$REPO_DIR/launch/drop_caches.sh"; }
+
+runner::python() { PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH} "$PYTHON" "$@"; }
+
+runner::trial() {
+  # One machine needs no network name of its own; a wrong one in /etc/hosts would hang gloo.
+  GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} exec "$PYTHON" -m torch.distributed.run \
+    --nnodes 1 --nproc-per-node "$DGXNGPU" --master-addr 127.0.0.1 --master-port "$(port::free)" \
+    --no-python "$REPO_DIR/launch/rank.sh"
+}
+
+runner::cleanup() { :; }
+
+variables::load
+trial::main
