@@ -5,7 +5,7 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in log variables caches trial ending port; do
+for part in log variables caches trial ending port binding; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -22,6 +22,7 @@ runner::drop_caches() { "$REPO_DIR/launch/drop_caches.sh"; }
 runner::python() { PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH} "$PYTHON" "$@"; }
 
 runner::trial() {
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(binding::threads "$DGXNGPU")}
   # One machine needs no network name of its own; a wrong one in /etc/hosts would hang gloo.
   GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} exec "$PYTHON" -m torch.distributed.run \
     --nnodes 1 --nproc-per-node "$DGXNGPU" --master-addr 127.0.0.1 --master-port "$(port::free)" \

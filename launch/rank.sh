@@ -1,19 +1,26 @@
 #!/usr/bin/env bash
-# One rank under a launcher: run_and_time.sh, and where it dies without a reason, the reason.
+# One rank under a launcher (torchrun, srun): run_and_time.sh, and what came of it.
 # RUN_DIR/status is the exit status of the first rank that failed, RUN_DIR/error_N.txt its reason in one line.
 set -uo pipefail
-readonly RANK_NAME="rank ${RANK:-${SLURM_PROCID:-0}} on ${SLURMD_NODENAME:-$(uname -n)}"
+readonly NUMBER=${RANK:-${SLURM_PROCID:-0}} NOT_REACHED=3
+
+report() {
+  local -r status=$1 error=$RUN_DIR/error_${TRIAL:-0}.txt
+  local -r who="rank $NUMBER on ${SLURMD_NODENAME:-$(uname -n)}"
+  if ((status > 128)); then # Its peers complain of broken connections; this is the cause.
+    echo "$who was killed by SIG$(kill -l "$status")" >"$error"
+  fi
+  set -o noclobber
+  echo "$status" >"$RUN_DIR/status"
+  [[ -s $error ]] || echo "$who ended with exit status $status, see output_${TRIAL:-0}.txt" >"$error"
+}
+
 status=0
-"$(dirname "${BASH_SOURCE[0]}")/../run_and_time.sh" || status=$?
+"$(dirname -- "${BASH_SOURCE[0]}")/../run_and_time.sh" || status=$?
 if ((status)) && [[ -n ${RUN_DIR:-} ]]; then
-  error=$RUN_DIR/error_${TRIAL:-0}.txt
-  {
-    if ((status > 128)); then # Its peers report broken connections; this is the cause.
-      echo "$RANK_NAME was killed by SIG$(kill -l "$status")" >"$error"
-    fi
-    set -o noclobber
-    echo "$status" >"$RUN_DIR/status"
-    [[ -s $error ]] || echo "$RANK_NAME ended with exit status $status, see output_${TRIAL:-0}.txt" >"$error"
-  } 2>/dev/null
+  ((status == NOT_REACHED && NUMBER > 0)) && exit 0 # rank 0 says it for all
+  report "$status" 2>/dev/null
+  # A complete run short of its target is no crash, which launchers answer with tracebacks and kills.
+  if ((status == NOT_REACHED)) && [[ -s $RUN_DIR/status ]]; then status=0; fi
 fi
 exit "$status"

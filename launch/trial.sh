@@ -68,7 +68,7 @@ trial::collect() {
   local -r trial=$1 staging=$RUN_DIR/running_$1
   local status=$2 log=failed_$1.txt
   current='' # read by trial::interrupted
-  if ((status)); then status=$(cat "$staging/status" 2>/dev/null || echo "$status"); fi
+  if [[ -s $staging/status ]]; then status=$(<"$staging/status"); fi
   if [[ $status == [03] ]]; then
     if [[ -s $staging/result_$trial.txt ]]; then log=result_$trial.txt; else status=1; fi
   fi
