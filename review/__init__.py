@@ -1,1 +1,1 @@
-"""Results review: read, check, compare, report and package MLPerf BERT results. Never imports torch."""
+"""Review of MLPerf BERT results: do they count, what is the score, and the package to submit."""

@@ -1,0 +1,80 @@
+"""`python -m review COMMAND`: exit code 0 is a pass, 1 a failed check, 2 wrong usage."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from review.findings import ReviewError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m review", description="Review MLPerf BERT results.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    show = commands.add_parser("show", help="one row a run, the RCP test and the score")
+    show.add_argument("target", type=Path, nargs="+", help="a log, a folder of logs, or a folder above such folders")
+    _common(show)
+    show.set_defaults(run=_show)
+    return top
+
+
+def _common(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON instead of text")
+    command.add_argument("--ruleset", default="5.0.0", help="MLPerf Training ruleset, default %(default)s")
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from review.score import load_results
+
+    results = [result for target in arguments.target for result in load_results(target, arguments.ruleset)]
+    if arguments.json:
+        print_json([result.as_dict() for result in results])
+        return 0
+    from review.show import console, show
+
+    show(results, console())
+    return 0
+
+
+def print_json(value: Any) -> None:
+    """Prints strict JSON: numbers that JSON does not have become null."""
+    print(json.dumps(_strict(value), indent=2, default=str))
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _strict(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets a question mark, not a traceback
+    arguments = parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except ReviewError as error:
+        print(f"review: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

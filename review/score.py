@@ -1,0 +1,244 @@
+"""The result of a folder of runs: the olympic score, the RCP verdict and what makes them official or not."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from review import rcp, tree
+from review.compliance import DEFAULT_RULESET
+from review.findings import ReviewError
+from review.mllog import text
+from review.run import Run, load_run
+
+REQUIRED_RUNS = 10
+_NOT_CONVERGED = 1e9  # samples of a run that did not converge, in the official RCP test
+
+
+@dataclass(frozen=True)
+class Result:
+    """The runs of one folder, judged as the official tools judge them."""
+
+    folder: Path
+    runs: tuple[Run, ...]
+    crashes: dict[int, str] = field(default_factory=dict)
+    ruleset: str = DEFAULT_RULESET
+
+    @functools.cached_property
+    def division(self) -> str | None:
+        """closed or open, by the first log that says so."""
+        return self._first("submission_division")
+
+    @functools.cached_property
+    def organization(self) -> str | None:
+        """The submitter."""
+        return self._first("submission_org")
+
+    @functools.cached_property
+    def platform(self) -> str | None:
+        """The system, as logged."""
+        return self._first("submission_platform")
+
+    def _first(self, key: str) -> str | None:
+        for run in self.runs:
+            event = run.log.first(key)
+            if event is not None and event.value not in (None, ""):
+                return text(event.value)
+        return None
+
+    @functools.cached_property
+    def name(self) -> str:
+        """What to call it: the system's folder in an MLCommons tree, else the folder."""
+        folder = self.folder.resolve()
+        return folder.parent.name if tree.system_file(self.folder) else folder.name
+
+    @functools.cached_property
+    def batch_size(self) -> float | None:
+        """The common global batch size; None where the logs differ or lack it."""
+        sizes = {run.batch_size for run in self.runs}
+        return next(iter(sizes)) if len(sizes) == 1 else None
+
+    @functools.cached_property
+    def accelerators(self) -> int | None:
+        """How many accelerators the runs used."""
+        starts = max((len(run.log.all("init_start")) for run in self.runs), default=0)
+        return tree.count_accelerators(self.folder, starts)
+
+    @functools.cached_property
+    def counted(self) -> list[Run]:
+        """Compliant runs with a time, fastest first: what the score is made of, before best and worst are dropped."""
+        timed = [run for run in self.runs if run.compliant and run.minutes is not None]
+        return sorted(timed, key=lambda run: run.minutes or 0.0)
+
+    @functools.cached_property
+    def failed_runs(self) -> int:
+        """Runs that break the rules or have no time. One may: it is the slowest that the olympic score drops."""
+        return len(self.runs) - len(self.counted)
+
+    @functools.cached_property
+    def dropped(self) -> dict[Path, str]:
+        """Which runs the score leaves out, and why: best, worst or failed."""
+        out = {run.path: "failed" for run in self.runs if run not in self.counted}
+        if self.olympic_minutes is not None:
+            out[self.counted[0].path] = "best"
+            if self.failed_runs == 0:
+                out[self.counted[-1].path] = "worst"
+        return out
+
+    @functools.cached_property
+    def olympic_minutes(self) -> float | None:
+        """Mean minutes without best and worst; None with fewer than three runs or more than one failed."""
+        if self.failed_runs > 1:
+            return None
+        minutes = [run.minutes for run in self.counted if run.minutes is not None]
+        kept = minutes[1 : len(minutes) - (1 - self.failed_runs)]
+        return math.fsum(kept) / len(kept) if kept else None
+
+    @functools.cached_property
+    def median_minutes(self) -> float | None:
+        """Median of every compliant run."""
+        minutes = [run.minutes for run in self.counted if run.minutes is not None]
+        return statistics.median(minutes) if minutes else None
+
+    @functools.cached_property
+    def mean_samples(self) -> float | None:
+        """The samples that the RCP test takes: olympic mean, one run that did not converge counts as the slowest."""
+        if self._rcp_obstacle or len(self.runs) < 3:
+            return None
+        return rcp.olympic_mean(self._rcp_samples)
+
+    @functools.cached_property
+    def _rcp_samples(self) -> list[float]:
+        return [run.rcp_samples if run.converged and run.rcp_samples else _NOT_CONVERGED for run in self.runs]
+
+    @functools.cached_property
+    def _rcp_obstacle(self) -> str | None:
+        if self.batch_size is None:
+            return "global_batch_size is missing, not a number, or differs between the logs"
+        if sum(samples == _NOT_CONVERGED for samples in self._rcp_samples) > 1:
+            return "more than one run did not converge"
+        return None
+
+    @functools.cached_property
+    def rcp(self) -> rcp.Verdict | None:
+        """The RCP test; None where it does not apply: open division, or too few runs."""
+        if self.division != "closed":
+            return None
+        if self._rcp_obstacle:
+            return rcp.Verdict(passed=False, reason=self._rcp_obstacle, scaling_factor=1.0, point=self.rcp_point)
+        if self.mean_samples is None or self.batch_size is None:
+            return None
+        return rcp.judge(self.batch_size, self.mean_samples, self.ruleset)
+
+    @functools.cached_property
+    def rcp_point(self) -> rcp.Rcp | None:
+        """The reference point of the batch size, closed division only."""
+        if self.division != "closed" or self.batch_size is None:
+            return None
+        return rcp.find(self.batch_size, self.ruleset)[0]
+
+    @functools.cached_property
+    def scaling_factor(self) -> float:
+        """What the time is multiplied by where the runs converged faster than the reference mean."""
+        return self.rcp.scaling_factor if self.rcp and self.rcp.passed else 1.0
+
+    @functools.cached_property
+    def score(self) -> float | None:
+        """The score in minutes: olympic mean times the scaling factor."""
+        return None if self.olympic_minutes is None else self.olympic_minutes * self.scaling_factor
+
+    @functools.cached_property
+    def obstacles(self) -> list[str]:
+        """Why the score is not official; none where it is."""
+        reasons = []
+        if len(self.runs) != REQUIRED_RUNS:
+            reasons.append(f"{len(self.runs)} of {REQUIRED_RUNS} runs")
+        if self.failed_runs > 1:
+            reasons.append(f"{self.failed_runs} runs fail, one may")
+        if self.division is None:
+            reasons.append("no submission_division")
+        if self.rcp is not None and not self.rcp.passed:
+            reasons.append(f"RCP test failed: {self.rcp.reason}")
+        return reasons
+
+    @property
+    def official(self) -> bool:
+        """Whether the score would stand as submitted."""
+        return not self.obstacles and self.score is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        point = self.rcp_point
+        return {
+            "folder": str(self.folder),
+            "name": self.name,
+            "organization": self.organization,
+            "platform": self.platform,
+            "division": self.division,
+            "ruleset": self.ruleset,
+            "global_batch_size": self.batch_size,
+            "accelerators": self.accelerators,
+            "runs": [run_dict(run, self.accelerators, self.dropped.get(run.path)) for run in self.runs],
+            "crashed": {str(number): reason for number, reason in self.crashes.items()},
+            "olympic_minutes": self.olympic_minutes,
+            "median_minutes": self.median_minutes,
+            "mean_samples": self.mean_samples,
+            "rcp": None
+            if point is None
+            else {
+                "passed": self.rcp.passed if self.rcp else None,
+                "reason": self.rcp.reason if self.rcp else None,
+                "mean": point.mean,
+                "std": point.std,
+                "minimum": point.minimum,
+                "margin": None if self.mean_samples is None else self.mean_samples - point.minimum,
+            },
+            "scaling_factor": self.scaling_factor,
+            "score_minutes": self.score,
+            "official": self.official,
+            "obstacles": self.obstacles,
+        }
+
+
+def run_dict(run: Run, accelerators: int | None, dropped: str | None) -> dict[str, Any]:
+    """One run for JSON."""
+    rate = run.sequences_per_second
+    return {
+        "file": str(run.path),
+        "seed": run.seeds[0] if run.seeds else None,
+        "status": run.status,
+        "init_seconds": run.init_seconds,
+        "minutes": run.minutes,
+        "evaluations": len(run.evaluations),
+        "samples": run.samples,
+        "first_accuracy": run.first_accuracy,
+        "final_accuracy": run.final_accuracy,
+        "sequences_per_second": rate,
+        "sequences_per_second_per_accelerator": rate / accelerators if rate and accelerators else None,
+        "evaluation_share": run.evaluation_share,
+        "compliant": run.compliant,
+        "findings": [finding.as_dict() for finding in run.findings],
+        "dropped": dropped,
+    }
+
+
+def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET) -> Result:
+    """Reads the logs of a folder. Raises ReviewError for one that cannot be read."""
+    runs = []
+    for path in files:
+        try:
+            runs.append(load_run(path, ruleset))
+        except OSError as error:
+            raise ReviewError(f"{path}: {error.strerror}") from None
+    return Result(folder, tuple(runs), tree.crashes(folder) if len(files) != 1 or files[0].parent == folder else {})
+
+
+def load_results(target: Path, ruleset: str = DEFAULT_RULESET) -> list[Result]:
+    """Every result at or below a path. Raises ReviewError."""
+    single = target.is_file()
+    results = [load_result(folder, files, ruleset) for folder, files in tree.find_results(target)]
+    return [Result(result.folder, result.runs, {} if single else result.crashes, ruleset) for result in results]
