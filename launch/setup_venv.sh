@@ -40,14 +40,19 @@ if [[ ! -x $VENV/bin/python ]] || ! supported "$VENV/bin/python"; then
   echo "setup: virtual environment $VENV with $("$python" --version)"
   make_venv "$python"
 fi
-readonly PIP=("$VENV/bin/python" -m pip --disable-pip-version-check)
-bar=off
-[[ -t 1 ]] && bar=on
+# A terminal gets pip's progress bars; a log gets a line for each package.
+install() {
+  local -r pip=("$VENV/bin/python" -m pip --disable-pip-version-check install)
+  if [[ -t 1 ]]; then "${pip[@]}" "$@"; else
+    "${pip[@]}" --progress-bar off "$@" | { grep --line-buffered -E '^(Collecting|Successfully)' || true; }
+  fi
+}
+
 echo 'setup: PyTorch'
-"${PIP[@]}" install --progress-bar "$bar" -r requirements/torch.txt
+install -r requirements/torch.txt
 echo "setup: packages of requirements/$KIND.txt"
-"${PIP[@]}" install --progress-bar "$bar" -r "requirements/$KIND.txt"
-"${PIP[@]}" install -q --no-deps -e .
+install -r "requirements/$KIND.txt"
+install --no-deps -e .
 touch "$VENV/.$KIND-ready"
 [[ $KIND == dev ]] && touch "$VENV/.run-ready"
 echo "setup: done"
