@@ -41,11 +41,12 @@ class Config:
         wanted = set(FUSABLE) if self.fused == "all" else {name.strip() for name in self.fused.split(",")}
         unknown = wanted - set(FUSABLE)
         if unknown:
-            raise ConfigError(f"FUSED names {', '.join(sorted(unknown))}: known are all, none, auto, {', '.join(FUSABLE)}")
+            known = ", ".join(FUSABLE)
+            raise ConfigError(f"FUSED names {', '.join(sorted(unknown))}: known are all, none, auto, {known}")
         missing = wanted - supported
         if missing:
             raise ConfigError(
-                f"FUSED asks for {', '.join(sorted(missing))}, which cannot run on {device}: use FUSED=auto or FUSED=none"
+                f"FUSED asks for {', '.join(sorted(missing))}, which cannot run on {device}: use FUSED=auto or none"
             )
         return wanted
 

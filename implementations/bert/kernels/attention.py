@@ -6,6 +6,7 @@ cu_seqlens[-1] are padding: their context is zero.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -23,7 +24,7 @@ def sdpa_loop(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) 
         F.scaled_dot_product_attention(
             query[:, :, begin:end], key[:, :, begin:end], value[:, :, begin:end], dropout_p=dropout
         )
-        for begin, end in zip(offsets[:-1], offsets[1:], strict=True)
+        for begin, end in itertools.pairwise(offsets)
         if end > begin
     ]
     padding = qkv.shape[0] - offsets[-1]

@@ -1,0 +1,175 @@
+"""Triton where it can be used, and what several kernels share: counter-based dropout and column sums.
+
+Triton is optional. It is imported where PyTorch sees a GPU, or where it has been imported already: the tests import it
+in interpreter mode (TRITON_INTERPRET=1), and compile kernels for a GPU that is not there.
+
+Dropout is recomputed in the backward pass, so no mask is stored. Whether element (row, column) is kept depends on a
+64-bit seed that lives on the device, the number of the call within the forward pass (site) and its coordinates alone,
+so masks do not depend on tile sizes, and a replayed CUDA graph that draws a new seed drops other elements. Each row
+takes two 32-bit keys from Philox4x32-10 (Salmon et al. 2011); a multiply-xorshift hash of key and column then gives 32
+bits an element for about seven integer instructions, a third of what Philox costs per element. The probability is
+exact to 2^-32 and survivors are scaled by its exact inverse.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+triton: Any = None
+tl: Any = None
+if torch.cuda.is_available() or "triton" in sys.modules:
+    with suppress(ImportError):
+        triton = importlib.import_module("triton")
+        tl = importlib.import_module("triton.language")
+
+# Types of a kernel's arguments. Triton knows a constant by the annotation's text, "constexpr"; the others say nothing.
+constexpr = Any
+Pointer = Any
+Value = Any
+
+_interpreted = False
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """triton.jit, or the bare function where there is no Triton; it is never called there."""
+    return triton.jit(function) if triton is not None else function
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Lets CPU tensors count as supported while inside: for tests, under Triton's interpreter. Never for a run."""
+    global _interpreted
+    _interpreted = True
+    try:
+        yield
+    finally:
+        _interpreted = False
+
+
+def supported(device: torch.device) -> bool:
+    """True where the Triton kernels run: NVIDIA GPUs from compute capability 8.0 on, with Triton installed."""
+    if triton is None:
+        return False
+    if device.type != "cuda":
+        return _interpreted
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@functools.cache
+def _multiprocessors(index: int | None) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def num_programs(device: torch.device, per_multiprocessor: int, num_tiles: int) -> int:
+    """Grid of a persistent kernel: some programs a multiprocessor, and no more than there are tiles."""
+    multiprocessors = _multiprocessors(device.index) if device.type == "cuda" else 1
+    return max(1, min(multiprocessors * per_multiprocessor, num_tiles))
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+# --- dropout ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """One application of dropout: what forward and backward both need to find the same mask.
+
+    seed: int64 [1] on the device (None: no dropout); site: number of the call in this forward pass;
+    threshold: an element is dropped where its 32 random bits are below it; scale: of the survivors.
+    """
+
+    seed: Tensor | None
+    site: int
+    threshold: int
+    scale: float
+
+
+class _Pass:
+    """The forward pass in progress on one device."""
+
+    seed: Tensor | None = None
+    num_sites = 0
+
+
+_passes: dict[torch.device, _Pass] = {}
+
+
+def new_pass(device: torch.device) -> None:
+    """Starts a forward pass: the next site draws a new seed from the device's generator, and counting restarts.
+
+    torch.manual_seed before a step therefore fixes every mask of that step.
+    """
+    _passes[device] = _Pass()
+
+
+def dropout_site(device: torch.device, probability: float) -> Dropout:
+    """The next site of the forward pass in progress. Probability 0 uses no site."""
+    if not probability:
+        return Dropout(None, 0, 0, 1.0)
+    current = _passes.setdefault(device, _Pass())
+    if current.seed is None:
+        current.seed = torch.empty(1, dtype=torch.int64, device=device).random_()
+    site = current.num_sites
+    current.num_sites += 1
+    threshold = round(probability * 2**32)
+    return Dropout(current.seed, site, threshold, 1 / (1 - threshold / 2**32))
+
+
+@jit
+def row_keys(seed: Value, site: Value, row: Value, head: Value) -> Any:
+    """Two 32-bit keys for each row (int32). Rows are tokens; ``head`` tells rows of the same token apart."""
+    return tl.philox(seed, row, row * 0 + site, row * 0 + head, row * 0)
+
+
+@jit
+def keep_mask(key_0: Value, key_1: Value, column: Value, threshold: constexpr) -> Any:
+    """True where an element survives; keys and column (uint32) broadcast against each other."""
+    bits = column * 0x9E3779B1 + key_0
+    bits = (bits ^ (bits >> 16) ^ key_1) * 0x85EBCA77
+    bits = (bits ^ (bits >> 15)) * 0xC2B2AE3D
+    return bits >= threshold
+
+
+# --- sums over rows --------------------------------------------------------------------------------------------------
+
+
+@jit
+def _column_sums(
+    partials: Pointer,
+    output: Pointer,
+    num_rows: Value,
+    num_columns: Value,
+    block_rows: constexpr,
+    block_columns: constexpr,
+) -> None:
+    column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)
+    row = tl.arange(0, block_rows)
+    total = tl.zeros([block_rows, block_columns], tl.float32)
+    for begin in range(0, num_rows, block_rows):
+        inside = (begin + row < num_rows)[:, None] & (column < num_columns)[None, :]
+        pointers = partials + (begin + row).to(tl.int64)[:, None] * num_columns + column[None, :]
+        total += tl.load(pointers, mask=inside, other=0.0)
+    tl.store(output + column, tl.sum(total, axis=0).to(output.dtype.element_ty), mask=column < num_columns)
+
+
+def column_sums(partials: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sums fp32 [P, ...] over its first dimension in a fixed order, in one launch. Returns [...] of ``dtype``."""
+    num_rows, num_columns = partials.shape[0], partials[0].numel()
+    output = torch.empty(partials.shape[1:], dtype=dtype, device=partials.device)
+    block_rows, block_columns = (32, 32) if partials.is_cuda else (4, 64)
+    grid = (-(-num_columns // block_columns),)
+    _column_sums[grid](partials, output, num_rows, num_columns, block_rows, block_columns)
+    return output
