@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Slurm: is this allocation the one the config wants, and how are its steps started? Sourced by run.sub.
+
+slurm::check() {
+  [[ -n ${SLURM_JOB_ID:-} ]] ||
+    log::die "run.sub runs in a Slurm job: sbatch -N $DGXNNODES run.sub; without Slurm, ./run_local.sh"
+  ((SLURM_JOB_NUM_NODES == DGXNNODES)) ||
+    log::die "this job has $SLURM_JOB_NUM_NODES nodes and the config wants $DGXNNODES: sbatch -N $DGXNNODES run.sub"
+  [[ ${DEVICE:-auto} == cpu || -z ${SLURM_GPUS_ON_NODE:-} ]] || ((SLURM_GPUS_ON_NODE >= DGXNGPU)) ||
+    log::die "this job has $SLURM_GPUS_ON_NODE GPUs a node and the config wants DGXNGPU=$DGXNGPU: sbatch --exclusive, or another config"
+}
+
+# Sets the array srun: the command that all steps of this job begin with.
+slurm::srun_command() {
+  local -r gres=${GPU_GRES:-gpu}
+  srun=(srun --mpi="$(slurm::mpi_type)")
+  # Slurm's own binding knows nothing of GPUs; run_and_time.sh binds.
+  if scontrol show config | grep -q '^TaskPlugin.*affinity'; then srun+=(--cpu-bind=none); fi
+  # A step that does not ask for GPUs gets none, even in a job that has them all.
+  if [[ ${DEVICE:-auto} != cpu && $gres != none && -n ${SLURM_GPUS_ON_NODE:-} ]]; then srun+=(--gres="$gres:$DGXNGPU"); fi
+}
+
+# The ranks find each other by MASTER_ADDR, so none is enough; where a site wants another, the nearest one it has.
+slurm::mpi_type() {
+  local wanted=${SLURM_MPI_TYPE:-none} type
+  local -r known=" $(srun --mpi=list 2>&1 | tr -s '[:space:]' ' ') "
+  for type in "$wanted" pmi2 none; do
+    [[ $known == *" $type "* ]] && break
+  done
+  [[ $type == "$wanted" ]] || log::warn "SLURM_MPI_TYPE=$wanted is not in srun --mpi=list: using $type"
+  echo "$type"
+}
+
+# Address of the first node, as the other nodes reach it: where rank 0 listens.
+slurm::master_address() {
+  local node address ip
+  node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+  address=$(scontrol show node "$node" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+  address=${address:-$node}
+  ip=$(getent ahostsv4 "$address" | awk 'NR == 1 { print $1 }') || true
+  # /etc/hosts of many systems gives a node's own name a loopback address, which no other node can use.
+  if [[ -z $ip || ($ip == 127.* && $DGXNNODES -gt 1) ]]; then echo "$address"; else echo "$ip"; fi
+}
+
+# Name of the run's folder: a requeued job finds the one it began with.
+slurm::run_name() {
+  local folder
+  if ((${SLURM_RESTART_COUNT:-0})); then
+    for folder in "$LOGDIR/${DGXSYSTEM}"_*_"$SLURM_JOB_ID"; do
+      if [[ -d $folder ]]; then basename -- "$folder" && return; fi
+    done
+  fi
+  echo "${DGXSYSTEM}_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}_$SLURM_JOB_ID"
+}
