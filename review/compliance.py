@@ -1,10 +1,10 @@
 """The compliance rules of a ruleset, applied to one log in milliseconds.
 
-The rules are data of the mlperf_logging package: YAML files whose snippets of Python are the rules themselves. The official
-checker parses the YAML and compiles each snippet anew for every line; here both happen once. The semantics are the
-official ones, quirks included: rules of a later file replace the findings of an earlier one for the same key, repeats with
-one value are allowed where one is required, "submission_*" keys are checked once. Where the official checker would crash,
-that is a finding.
+The rules are data of the mlperf_logging package: YAML files whose snippets of Python are the rules themselves. The
+official checker parses the YAML and compiles each snippet anew for every line; here both happen once. The semantics
+are the official ones, quirks included: rules of a later file replace the findings of an earlier one for the same key,
+repeats with one value are allowed where one is required, "submission_*" keys are checked once. Where the official
+checker would crash, that is a finding.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from review.hints import describe_failure, hint
 from review.mllog import Event, Log
 
 DEFAULT_RULESET = "5.0.0"  # the last with BERT; the tools' own default is a later one
+_NO_EVENTS = "a log has MLLOG lines"
+_ONE_OBJECT = "every line with :::MLLOG is one JSON object"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def _snippets(source: Any) -> tuple[Snippet, ...]:
 @functools.cache
 def _rule_file(path: Path) -> RuleFile | None:
     """The rules of a YAML file; None for an empty one. Raises FileNotFoundError."""
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     with open(path, encoding="utf-8") as file:
@@ -281,12 +283,12 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
                 source="compliance",
                 file=log.path,
                 line=error.line,
-                rule="every line with :::MLLOG is one JSON object",
+                rule=_ONE_OBJECT,
                 hint="keep other output off the line, or remove a cut-off line of a killed run",
             )
         )
     if not log.events:
-        check.say("no MLLOG lines", "the log has events")
+        check.say("no MLLOG lines", _NO_EVENTS)
     while check.queue:
         name = check.queue.pop(0)
         try:
@@ -296,4 +298,12 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
             break
         if rules is not None:
             check.apply(rules)
-    return [finding for findings in check.by_key.values() for finding in findings] + check.general
+    found = [finding for findings in check.by_key.values() for finding in findings] + check.general
+    return sorted(found, key=_weight)
+
+
+def _weight(finding: Finding) -> int:
+    """Puts first what explains the others: an unreadable log, a run that died, a target not reached."""
+    if finding.rule in (_NO_EVENTS, _ONE_OBJECT):
+        return 0
+    return 1 if finding.key == "run_stop" else 2 if finding.key is None else 3

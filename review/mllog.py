@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import dataclass
@@ -77,10 +78,8 @@ def number(value: Any) -> float | None:
 def text(value: Any) -> str:
     """A logged value for people: undoes the latin-1 reading of UTF-8, drops control characters."""
     string = value if isinstance(value, str) else json.dumps(value, default=str)
-    try:
+    with contextlib.suppress(UnicodeEncodeError, UnicodeDecodeError):
         string = string.encode("latin-1").decode("utf-8")
-    except (UnicodeEncodeError, UnicodeDecodeError):
-        pass
     return "".join(character if character.isprintable() else "?" for character in string)
 
 

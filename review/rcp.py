@@ -1,8 +1,8 @@
 """Reference convergence points (RCP): how many samples a run of a batch size must at least take to be believed.
 
-Follows the official RCP checker: olympic mean of the reference runs, standard deviation of all of them, the smallest mean
-that a one-sided two-sample t-test at 5% does not reject, points that converge slower than their neighbours' interpolation
-pruned, other batch sizes interpolated. The data are the rcps_bert.json of the mlperf_logging package.
+Follows the official RCP checker: olympic mean of the reference runs, standard deviation of all of them, the smallest
+mean that a one-sided two-sample t-test at 5% does not reject, points that converge slower than their neighbours'
+interpolation pruned, other batch sizes interpolated. The data are the rcps_bert.json of the mlperf_logging package.
 """
 
 from __future__ import annotations

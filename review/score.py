@@ -69,6 +69,11 @@ class Result:
         return tree.count_accelerators(self.folder, starts)
 
     @functools.cached_property
+    def processes(self) -> int | None:
+        """Processes of a run without accelerators."""
+        return tree.count_processes(self.folder)
+
+    @functools.cached_property
     def counted(self) -> list[Run]:
         """Compliant runs with a time, fastest first: what the score is made of, before best and worst are dropped."""
         timed = [run for run in self.runs if run.compliant and run.minutes is not None]
@@ -124,7 +129,7 @@ class Result:
         return None
 
     @functools.cached_property
-    def rcp(self) -> rcp.Verdict | None:
+    def rcp_test(self) -> rcp.Verdict | None:
         """The RCP test; None where it does not apply: open division, or too few runs."""
         if self.division != "closed":
             return None
@@ -144,7 +149,7 @@ class Result:
     @functools.cached_property
     def scaling_factor(self) -> float:
         """What the time is multiplied by where the runs converged faster than the reference mean."""
-        return self.rcp.scaling_factor if self.rcp and self.rcp.passed else 1.0
+        return self.rcp_test.scaling_factor if self.rcp_test and self.rcp_test.passed else 1.0
 
     @functools.cached_property
     def score(self) -> float | None:
@@ -161,8 +166,8 @@ class Result:
             reasons.append(f"{self.failed_runs} runs fail, one may")
         if self.division is None:
             reasons.append("no submission_division")
-        if self.rcp is not None and not self.rcp.passed:
-            reasons.append(f"RCP test failed: {self.rcp.reason}")
+        if self.rcp_test is not None and not self.rcp_test.passed:
+            reasons.append(f"RCP test failed: {self.rcp_test.reason}")
         return reasons
 
     @property
@@ -182,6 +187,7 @@ class Result:
             "ruleset": self.ruleset,
             "global_batch_size": self.batch_size,
             "accelerators": self.accelerators,
+            "processes_without_accelerator": self.processes,
             "runs": [run_dict(run, self.accelerators, self.dropped.get(run.path)) for run in self.runs],
             "crashed": {str(number): reason for number, reason in self.crashes.items()},
             "olympic_minutes": self.olympic_minutes,
@@ -190,8 +196,8 @@ class Result:
             "rcp": None
             if point is None
             else {
-                "passed": self.rcp.passed if self.rcp else None,
-                "reason": self.rcp.reason if self.rcp else None,
+                "passed": self.rcp_test.passed if self.rcp_test else None,
+                "reason": self.rcp_test.reason if self.rcp_test else None,
                 "mean": point.mean,
                 "std": point.std,
                 "minimum": point.minimum,

@@ -57,7 +57,7 @@ def _show_one(result: Result, out: Console) -> None:
     out.print(f"[dim]{escape(str(result.folder))}[/]", soft_wrap=True)
     out.print(_table(result, out.width))
     for label, line, style in summary(result):
-        out.print(f"  {label:<10}", end="", style="dim")
+        out.print(f"  {label:<11}", end="", style="dim")
         out.print(escape(line), style=style, soft_wrap=True)
 
 
@@ -68,6 +68,8 @@ def subtitle(result: Result) -> str:
         parts.append(f"batch {result.batch_size:g}")
     if result.accelerators:
         parts.append(f"{result.accelerators} accelerator{'s' if result.accelerators > 1 else ''}")
+    elif result.processes:
+        parts.append(f"{result.processes} process{'es' if result.processes > 1 else ''}")
     return ", ".join(parts)
 
 
@@ -189,7 +191,7 @@ def _rcp_lines(result: Result) -> list[tuple[str, str, str]]:
     if result.division != "closed":
         return [("RCP", f"not tested in the {result.division} division", "dim")] if result.division else []
     if point is None:
-        return [("RCP", result.rcp.reason, "red")] if result.rcp else []
+        return [("RCP", result.rcp_test.reason, "red")] if result.rcp_test else []
     how = "exact" if point.interpolated_from is None else "between {:,} and {:,}".format(*point.interpolated_from)
     if result.batch_size is not None and point.batch_size != result.batch_size:
         how = f"of batch {point.batch_size:,}, the smallest with one"
@@ -198,10 +200,10 @@ def _rcp_lines(result: Result) -> list[tuple[str, str, str]]:
     if mean is not None:
         margin = mean - point.minimum
         sigma = f", {margin / point.std:+.2f} sigma" if point.std else ""
-        verdict = "passed" if result.rcp and result.rcp.passed else "FAILED"
+        verdict = "passed" if result.rcp_test and result.rcp_test.passed else "FAILED"
         short = "" if len(result.runs) == REQUIRED_RUNS else f" on {len(result.runs)} runs"
         line = f"{verdict}{short}: mean {mean:,.0f} samples, {margin:+,.0f} to the minimum{sigma}"
         lines.append(("", line, "green" if verdict == "passed" else "red"))
-    elif result.rcp is not None:
-        lines.append(("", f"FAILED: {result.rcp.reason}", "red"))
+    elif result.rcp_test is not None:
+        lines.append(("", f"FAILED: {result.rcp_test.reason}", "red"))
     return lines

@@ -100,16 +100,23 @@ def count_accelerators(folder: Path, rank_starts: int) -> int | None:
         nodes, each = _integer(content.get("number_of_nodes")), _integer(content.get("accelerators_per_node"))
         if nodes and each:
             return nodes * each
-    config = read_json(folder / "config.json") or {}
-    environment = read_json(folder / "environment.json") or {}
-    gpus = environment.get("gpus")
-    ranks = _integer(environment.get("world_size")) or _integer(config.get("world_size"))
-    if ranks:
+    ranks, has_gpus = _world(folder)
+    if ranks and has_gpus:
         return ranks
-    if isinstance(gpus, list) and gpus:
-        nodes = _integer((config.get("mlperf") or {}).get("num_nodes")) if isinstance(config.get("mlperf"), dict) else 1
-        return len(gpus) * (nodes or 1)
     return rank_starts if rank_starts > 1 else None
+
+
+def count_processes(folder: Path) -> int | None:
+    """Processes of a run of this repository without a GPU."""
+    ranks, has_gpus = _world(folder)
+    return None if has_gpus else ranks
+
+
+def _world(folder: Path) -> tuple[int | None, bool]:
+    """Ranks of a run of this repository, by its config.json, and whether its environment.json names GPUs."""
+    world = (read_json(folder / "config.json") or {}).get("dist")
+    ranks = _integer(world.get("world_size")) if isinstance(world, dict) else None
+    return ranks, bool((read_json(folder / "environment.json") or {}).get("gpus"))
 
 
 def _integer(value: Any) -> int | None:

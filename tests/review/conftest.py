@@ -1,0 +1,218 @@
+"""A writer of valid BERT logs, for tests to break in every way, and the official tools to compare with."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Line = dict[str, Any]
+
+HYPERPARAMETERS = {
+    "global_batch_size": 768,
+    "gradient_accumulation_steps": 1,
+    "max_sequence_length": 512,
+    "max_predictions_per_seq": 76,
+    "opt_base_learning_rate": 0.00096,
+    "opt_lamb_epsilon": 1e-6,
+    "opt_lamb_beta_1": 0.60466,
+    "opt_lamb_beta_2": 0.85437,
+    "opt_lamb_weight_decay_rate": 0.1,
+    "opt_learning_rate_training_steps": 3680,
+    "opt_learning_rate_warmup_steps": 0,
+    "num_warmup_steps": 0,
+    "start_warmup_step": 0,
+}
+
+
+@dataclass
+class LogWriter:
+    """The lines of one run; change ``lines`` before ``text`` is taken."""
+
+    seed: int = 1
+    evaluations: int = 17
+    interval: int = 150_000
+    start_ms: int = 1_750_000_000_000
+    seconds_per_evaluation: float = 12.5
+    division: str = "closed"
+    target: float = 0.7203
+    initial: float | None = None
+    lines: list[Line] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._now = float(self.start_ms)
+        self._header()
+        self._training()
+
+    def log(self, key: str, value: Any = None, *, lineno: int = 1, seconds: float = 0.001, **metadata: Any) -> None:
+        """Appends an event ``seconds`` after the last one."""
+        self._now += 1000 * seconds
+        kind = "INTERVAL_START" if key.endswith("start") else "POINT_IN_TIME"
+        self.lines.append(
+            {
+                "namespace": "",
+                "time_ms": int(self._now),
+                "event_type": kind,
+                "key": key,
+                "value": value,
+                "metadata": {"file": "bert/mlperf.py", "lineno": lineno, **metadata},
+            }
+        )
+
+    def _header(self) -> None:
+        self.log("cache_clear", True)
+        self.log("init_start")
+        self.log("submission_benchmark", "bert")
+        self.log("submission_org", "EXAMPLE")
+        self.log("submission_division", self.division)
+        self.log("submission_status", "onprem")
+        self.log("submission_platform", "1xDGXH100")
+        self.log("seed", self.seed, lineno=7)
+        for key, value in HYPERPARAMETERS.items():
+            self.log(key, value)
+        self.log("weights_initialization", tensor="bert/embeddings/word_embeddings")
+        self.log("init_stop", seconds=15)
+        self.log("run_start")
+
+    def _training(self) -> None:
+        self.log("epoch_start", epoch_num=0)
+        self.log("block_start", first_epoch_num=1, epoch_count=1)
+        if self.initial is not None:
+            self._evaluation(0, self.initial, 0.5)
+        samples = 0
+        for index in range(1, self.evaluations + 1):
+            samples = index * self.interval
+            share = index / self.evaluations
+            accuracy = self.target if index == self.evaluations else 0.38 + 0.33 * share
+            self._evaluation(samples, accuracy, self.seconds_per_evaluation)
+        self.log("block_stop", first_epoch_num=1)
+        self.log("epoch_stop", epoch_num=samples)
+        self.log("train_samples", samples)
+        self.log("eval_samples", 10000)
+        self.log("run_stop", status="success")
+
+    def _evaluation(self, samples: int, accuracy: float, seconds: float) -> None:
+        throughput = self.interval / seconds
+        self.log("tracked_stats", {"throughput": throughput}, seconds=seconds, epoch_num=samples)
+        self.log("eval_start", samples, epoch_num=samples)
+        self.log("eval_stop", samples, seconds=0.6, epoch_num=samples)
+        self.log("eval_accuracy", accuracy, epoch_num=samples)
+
+    def drop(self, *keys: str) -> LogWriter:
+        """Removes every line of these keys."""
+        self.lines = [line for line in self.lines if line["key"] not in keys]
+        return self
+
+    def change(self, key: str, /, **fields: Any) -> LogWriter:
+        """Sets fields of every line of a key."""
+        for line in self.lines:
+            if line["key"] == key:
+                line.update(fields)
+        return self
+
+    def text(self, prefix: str = "") -> str:
+        """The file's content."""
+        return "".join(f"{prefix}:::MLLOG {json.dumps(line)}\n" for line in self.lines)
+
+    def write(self, path: Path, prefix: str = "") -> Path:
+        """Writes the file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.text(prefix), encoding="utf-8")
+        return path
+
+
+@pytest.fixture(scope="session")
+def writer() -> type[LogWriter]:
+    """The class that writes logs."""
+    return LogWriter
+
+
+SYSTEM_BLANKS = (
+    "host_processor_vcpu_count host_processor_frequency host_processor_caches host_processor_interconnect "
+    "accelerator_frequency accelerator_on-chip_memories hw_notes sw_notes"
+).split()
+SYSTEM = {
+    "submitter": "EXAMPLE",
+    "division": "closed",
+    "status": "Available on-premise",
+    "system_name": "DGX",
+    "number_of_nodes": "1",
+    "host_processors_per_node": "2",
+    "host_processor_model_name": "Xeon",
+    "host_processor_core_count": "56",
+    "host_memory_capacity": "2 TB",
+    "host_storage_type": "NVMe SSD",
+    "host_storage_capacity": "28 TB",
+    "host_networking": "8x InfiniBand NDR",
+    "host_networking_topology": "fat tree",
+    "host_memory_configuration": "32x 64 GB",
+    "accelerators_per_node": "8",
+    "accelerator_model_name": "H100",
+    "accelerator_host_interconnect": "PCIe 5",
+    "accelerator_memory_configuration": "HBM3",
+    "accelerator_memory_capacity": "80 GB",
+    "accelerator_interconnect": "NVLink",
+    "accelerator_interconnect_topology": "switch",
+    "cooling": "air",
+    "framework": "PyTorch",
+    "other_software_stack": "CUDA 12",
+    "operating_system": "Ubuntu 24.04",
+    **dict.fromkeys(SYSTEM_BLANKS, ""),
+}
+
+
+def write_submission(root: Path, evaluations: tuple[int, ...] = (17, 18, 17, 16, 17, 14, 13, 16, 16, 17)) -> Path:
+    """Writes a valid organisation's tree; returns its folder of results."""
+    folder = root / "results" / "dgx" / "bert"
+    seeds = random.Random(0)
+    for index, count in enumerate(evaluations):
+        start = 1_750_000_000_000 + index * 600_000
+        LogWriter(seed=seeds.randrange(2**31), evaluations=count, start_ms=start).write(folder / f"result_{index}.txt")
+    systems = root / "systems"
+    systems.mkdir(parents=True, exist_ok=True)
+    (systems / "dgx.json").write_text(json.dumps(SYSTEM), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def submission(tmp_path: Path) -> Path:
+    """The folder of results of a valid organisation's tree."""
+    return write_submission(tmp_path / "EXAMPLE")
+
+
+@pytest.fixture(scope="session")
+def official_compliance() -> Callable[[Path, str], bool]:
+    """The official checker's verdict on a log; a crash is a failure."""
+    import logging
+
+    import yaml
+    from mlperf_logging.compliance_checker import mlp_compliance
+
+    def verdict(path: Path, ruleset: str = "5.0.0") -> bool:
+        checker = mlp_compliance.make_checker("training", ruleset, False, False)
+        mlp_compliance.enqueued_configs.clear()
+        loader, yaml.BaseLoader = yaml.BaseLoader, getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # same, but faster
+        logging.disable(logging.CRITICAL)
+        try:
+            return mlp_compliance.main(str(path), f"training_{ruleset}/common.yaml", checker)[0]
+        except Exception:
+            return False
+        finally:
+            logging.disable(logging.NOTSET)
+            yaml.BaseLoader = loader
+
+    return verdict
+
+
+@pytest.fixture(scope="session")
+def real_folders(shared: Path) -> list[Path]:
+    """Published result folders."""
+    found = sorted((shared / "real_results").glob("*/results/*/bert"))
+    if not found:
+        pytest.skip(f"no published results in {shared}")
+    return found
