@@ -39,12 +39,12 @@ def test_an_epoch_deals_each_row_at_most_once_and_leaves_out_less_than_a_step(co
 def test_epochs_and_seeds_differ_and_repeat():
     counts = [50, 50]
     one = _rows(counts, 10, 1, 1, range(1, 11))
-    assert sorted(list(itertools.chain.from_iterable(one))) == [(f, r) for f in (0, 1) for r in range(50)]
+    assert sorted(itertools.chain.from_iterable(one)) == [(f, r) for f in (0, 1) for r in range(50)]
     assert _rows(counts, 10, 1, 1, range(1, 11)) == one
     assert _rows(counts, 10, 2, 1, range(1, 11)) != one
     second = _rows(counts, 10, 1, 1, range(11, 21))
     assert second != one
-    assert sorted(list(itertools.chain.from_iterable(second))) == sorted(list(itertools.chain.from_iterable(one)))
+    assert sorted(itertools.chain.from_iterable(second)) == sorted(itertools.chain.from_iterable(one))
 
 
 def test_a_step_that_cannot_be_filled_is_an_error():
