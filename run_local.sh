@@ -13,8 +13,8 @@ done
 runner::prepare() {
   ((DGXNNODES == 1)) || log::die "DGXNNODES=$DGXNNODES: run_local.sh runs on one machine; use run.sub or run_multinode.sh"
   command -v "$PYTHON" >/dev/null || log::die "PYTHON=$PYTHON: no such interpreter"
-  "$PYTHON" -c 'import torch' 2>/dev/null ||
-    log::die "PYTHON=$PYTHON: it cannot import torch; activate the environment, or run make setup"
+  "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null ||
+    log::die "PYTHON=$PYTHON: it has no torch; activate the environment, or run make setup"
 }
 
 runner::drop_caches() { "$REPO_DIR/launch/drop_caches.sh"; }

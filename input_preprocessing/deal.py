@@ -155,7 +155,8 @@ def random_order(count: int, seed: int, group: int, use: int) -> Integers:
 
 
 @functools.lru_cache(maxsize=1)
-def _open_all(sources: tuple[Path, ...]) -> list[Records]:
+def _open_all(sources: tuple[Path, ...], contents: str) -> list[Records]:
+    """The source files, opened once a process; `contents` tells them from earlier ones of the same names."""
     return [open_records(path)[0] for path in sources]
 
 
@@ -176,7 +177,8 @@ def _run(records: Records, start: int, end: int) -> Records:
 
 def read_group(deal: Deal, group: int) -> Records:
     """The sequences dealt to the group, unpacked, in the order of the source files."""
-    runs = zip(_open_all(deal.sources), deal.run_offsets[:, group], deal.run_offsets[:, group + 1], strict=True)
+    sources = _open_all(deal.sources, deal.metadata.source[0][1])
+    runs = zip(sources, deal.run_offsets[:, group], deal.run_offsets[:, group + 1], strict=True)
     return concatenate([_run(records, int(start), int(end)) for records, start, end in runs])
 
 

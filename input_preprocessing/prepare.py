@@ -1,10 +1,12 @@
-"""Prepares the data set: text and vocabulary under OUTPUTDIR/download to records that train.
+"""Prepares the data set: from the benchmark's public files, or your own text, to records that train.
 
-Steps: instances (tokenise, pair, mask) of every text shard and of eval.txt, evaluation set, then either packed rows or
-shuffled sequences. Writes, under OUTPUTDIR:
+Steps: download (unless --skip-download: then the files are already under OUTPUTDIR/download), instances (tokenise,
+pair, mask) of every text shard and of eval.txt, evaluation set, packed rows or shuffled sequences. Writes to OUTPUTDIR:
   packed_data/part_XXXXX_of_XXXXX.hdf5              with --packed-data
   hdf5/training-SHARDS/part_XXXXX_of_XXXXX.hdf5     without
-  eval/part_eval_10k.hdf5    phase1/ (vocab.txt, bert_config.json)    prepared-*.json (what was made, of what, digests)
+  eval/part_eval_10k.hdf5
+  phase1/                                           vocab.txt, bert_config.json, model.ckpt-28252.pt where it is known
+  prepared-packed.json or prepared-unpacked.json    what was made, and of what
 Work files are under OUTPUTDIR/work until the end. Stop it at any moment, kill -9 included, and run it again: finished
 files are kept, and the result is byte for byte that of an uninterrupted run, whatever --jobs.
 """
@@ -23,8 +25,9 @@ from pathlib import Path
 
 from bert.data.format import DataError, atomic_file, open_records
 
-from . import evalset, vocabulary
+from . import download, evalset, vocabulary
 from .cli import add_jobs, human_bytes, human_time, positive, run, stage_parser
+from .convert_checkpoint import convert
 from .deal import num_shards
 from .instances import add_sampling_options, sampling_config, sampling_digest, write_instances
 from .pack import pack_records
@@ -32,6 +35,8 @@ from .parallel import run_tasks
 from .sampling import SamplingConfig
 from .shuffle import shuffle_records
 from .vocabulary import Vocabulary
+
+CHECKPOINT = "model.ckpt-28252"
 
 # Measured on English Wikipedia with the benchmark's options; for the estimate only.
 _RECORD_BYTES_PER_TEXT_BYTE = 0.85  # for each time the text is duplicated
@@ -193,7 +198,8 @@ def _write_manifest(manifest: Path, recipe: dict[str, object], files: list[Path]
         partial.write_text(json.dumps({**summary, "recipe": recipe, "files": names}, indent=1) + "\n")
 
 
-def _copy_phase1(inputs: Inputs, outputdir: Path) -> list[Path]:
+def _fill_phase1(inputs: Inputs, outputdir: Path) -> list[Path]:
+    """Vocabulary and model sizes as they are, the checkpoint converted; the files."""
     phase1 = outputdir / "phase1"
     phase1.mkdir(exist_ok=True)
     targets = []
@@ -203,7 +209,11 @@ def _copy_phase1(inputs: Inputs, outputdir: Path) -> list[Path]:
             with atomic_file(target) as partial:
                 shutil.copyfile(path, partial)
         targets.append(target)
-    return targets
+    checkpoint, converted = outputdir / "download" / CHECKPOINT, phase1 / f"{CHECKPOINT}.pt"
+    if Path(f"{checkpoint}.index").is_file() and not converted.is_file():
+        print(f"converting {checkpoint} to {converted}", file=sys.stderr)
+        convert(checkpoint, converted, "mlperf")
+    return [*targets, converted] if converted.is_file() else targets
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -211,6 +221,8 @@ def prepare(options: argparse.Namespace) -> None:
     started = time.monotonic()
     outputdir: Path = options.outputdir
     config = sampling_config(options)
+    if not options.skip_download:
+        download.download(outputdir, options.mirror)
     inputs = find_inputs(outputdir, options.vocab_file)
     words = vocabulary.load(inputs.vocab)
     check_config(inputs, words, config)
@@ -223,7 +235,7 @@ def prepare(options: argparse.Namespace) -> None:
         return
     manifest.unlink(missing_ok=True)
     check_space(inputs, outputdir, config, options.jobs)
-    files = _copy_phase1(inputs, outputdir)
+    files = _fill_phase1(inputs, outputdir)
     count = make_all_instances(inputs, work, words, config, options.jobs)
     eval_file = outputdir / "eval" / "part_eval_10k.hdf5"
     eval_file.parent.mkdir(exist_ok=True)
@@ -258,12 +270,13 @@ def _summary(shards: list[Path], eval_samples: int) -> dict[str, object]:
     return {"text": text, "sequences": sequences, "rows": rows, "tokens": tokens, "eval_samples": eval_samples}
 
 
-def main() -> None:
-    """Command line."""
+def make_parser() -> argparse.ArgumentParser:
+    """The command line's options."""
     parser = stage_parser("prepare", __doc__)
     parser.add_argument("--outputdir", type=Path, required=True, help="folder of the data set")
     parser.add_argument("--packed-data", action="store_true", help="make packed rows (default: shuffled sequences)")
     parser.add_argument("--skip-download", action="store_true", help="use what is in OUTPUTDIR/download")
+    parser.add_argument("--mirror", help="URL or folder to download from (default: the benchmark's public places)")
     parser.add_argument("--shards", type=positive, help="shards to write (default: by size, at most 4320)")
     parser.add_argument("--vocab-file", type=Path, help="(default: vocab.txt in OUTPUTDIR/phase1 or /download)")
     parser.add_argument(
@@ -272,7 +285,12 @@ def main() -> None:
     parser.add_argument("--num-eval-samples", type=positive, default=evalset.NUM_SAMPLES, help="(default %(default)s)")
     add_sampling_options(parser)
     add_jobs(parser)
-    run(parser, prepare)
+    return parser
+
+
+def main() -> None:
+    """Command line."""
+    run(make_parser(), prepare)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,11 @@ report() {
 }
 
 status=0
-"$(dirname -- "${BASH_SOURCE[0]}")/../run_and_time.sh" || status=$?
+"$(dirname -- "${BASH_SOURCE[0]}")/../run_and_time.sh" &
+trainer=$!
+# A launcher that ends this rank because of another one signals this shell, not the trainer.
+trap 'kill -TERM "$trainer" 2>/dev/null; wait "$trainer"; exit 143' TERM INT HUP
+wait "$trainer" || status=$?
 if ((status)) && [[ -n ${RUN_DIR:-} ]]; then
   ((status == NOT_REACHED && NUMBER > 0)) && exit 0 # rank 0 says it for all
   report "$status" 2>/dev/null

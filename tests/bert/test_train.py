@@ -10,8 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+
+from bert.data.format import Records, open_records, write_records
 
 
 def _result(environment):
@@ -85,20 +88,8 @@ def test_checkpoint_of_other_settings_is_refused_by_name(prepared, run_bert, tmp
     assert "BATCHSIZE 3, this one has 2" in refused.stderr
 
 
-@pytest.mark.parametrize("clip", ["after", "before"])
-def test_two_ranks_are_one_rank_with_two_micro_batches(prepared, run_bert, repository, tmp_path, clip):
-    """Ranks and micro-batches weigh equally, so a rank's rows accumulated on one rank must give the same weights."""
-    no_dropout = json.loads(Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json").read_text())
-    no_dropout |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json").write_text(json.dumps(no_dropout))
-    # MAX_GRAD_NORM is out of reach for CLIP=before, whose local norms differ by design.
-    common = prepared | {"CLIP": clip, "MAX_STEPS": "3", "CHECKPOINT_EVERY_STEPS": "3"}
-    common |= {"MAX_GRAD_NORM": "1000"} if clip == "before" else {"MAX_GRAD_NORM": "0.5"}
-    two = common | {"CHECKPOINT_DIR": str(tmp_path / "two"), "RUN_DIR": str(tmp_path / "run2")}
-    finished = run_bert(two, ranks=2)
-    assert finished.returncode == 3, finished.stderr
-    # One rank that takes, at each step, the rows of both: rows are dealt in runs, so use files of one epoch's halves.
-    one = common | {"CHECKPOINT_DIR": str(tmp_path / "one"), "GRADIENT_STEPS": "2", "RUN_DIR": str(tmp_path / "run1")}
+def _rows_of_two_ranks_on_one(environment, repository):
+    """Runs one rank that takes at each step the rows which two ranks would, in the same order."""
     script = (
         "import os, sys\n"
         "from bert.data import sampler\n"
@@ -110,10 +101,52 @@ def test_two_ranks_are_one_rank_with_two_micro_batches(prepared, run_bert, repos
         "from bert.__main__ import main\n"
         "sys.exit(main([], os.environ))\n"
     )
-    environment = one | {"PYTHONPATH": str(repository / "implementations")}
-    finished = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
+    environment = environment | {"PYTHONPATH": str(repository / "implementations")}
+    return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+
+
+def _like_sequences(folder):
+    """Makes all sequences of the shards equally long and equally masked: then means of means are means."""
+    for path in Path(folder).iterdir():
+        records, metadata = open_records(path)
+        count, length, masked = records.num_sequences, 16, 3
+        ids = np.random.default_rng(count).integers(0, 200, count * length).astype(np.int16)
+        like = Records(
+            input_ids=ids,
+            sequence_offsets=np.arange(count + 1) * length,
+            segment_b_start=np.full(count, 8, np.int16),
+            masked_lm_positions=np.tile(np.array([1, 5, 9], np.int16), count),
+            masked_lm_ids=ids[: count * masked],
+            masked_lm_offsets=np.arange(count + 1) * masked,
+            next_sentence_labels=records.next_sentence_labels,
+            row_offsets=np.arange(count + 1),
+        )
+        write_records(path, like, metadata)
+
+
+@pytest.mark.parametrize(
+    ("clip", "one_rank"),
+    [
+        ("after", {"GRADIENT_STEPS": "2"}),
+        ("after", {"BATCHSIZE": "6"}),
+        ("before", {"GRADIENT_STEPS": "2"}),
+    ],
+    ids=["after-accumulated", "after-twice-the-batch", "before-accumulated"],
+)
+def test_two_ranks_are_one_rank_with_twice_the_batch(prepared, run_bert, repository, tmp_path, clip, one_rank):
+    model = Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json")
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model.write_text(json.dumps(json.loads(model.read_text()) | no_dropout))
+    if "BATCHSIZE" in one_rank:  # ranks weigh equally, so a joint mean is theirs only where they hold equally much
+        _like_sequences(prepared["DATADIR_PHASE2_PACKED"])
+    common = prepared | {"CLIP": clip, "MAX_STEPS": "3", "CHECKPOINT_EVERY_STEPS": "3"}
+    # Out of reach for CLIP=before, whose local norms differ from the joint one by design.
+    common |= {"MAX_GRAD_NORM": "1000" if clip == "before" else "0.5"}
+    two = common | {"CHECKPOINT_DIR": str(tmp_path / "two"), "RUN_DIR": str(tmp_path / "run2")}
+    finished = run_bert(two, ranks=2)
+    assert finished.returncode == 3, finished.stderr
+    one = common | {"CHECKPOINT_DIR": str(tmp_path / "one"), "RUN_DIR": str(tmp_path / "run1")} | one_rank
+    finished = _rows_of_two_ranks_on_one(one, repository)
     assert finished.returncode == 3, finished.stderr
     a, b = _state(tmp_path / "one")["model"], _state(tmp_path / "two")["model"]
     for name in a:

@@ -132,10 +132,16 @@ def writer() -> type[LogWriter]:
     return LogWriter
 
 
-SYSTEM_BLANKS = (
-    "host_processor_vcpu_count host_processor_frequency host_processor_caches host_processor_interconnect "
-    "accelerator_frequency accelerator_on-chip_memories hw_notes sw_notes"
-).split()
+SYSTEM_BLANKS = [
+    "host_processor_vcpu_count",
+    "host_processor_frequency",
+    "host_processor_caches",
+    "host_processor_interconnect",
+    "accelerator_frequency",
+    "accelerator_on-chip_memories",
+    "hw_notes",
+    "sw_notes",
+]
 SYSTEM = {
     "submitter": "EXAMPLE",
     "division": "closed",

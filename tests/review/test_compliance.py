@@ -142,7 +142,8 @@ def test_verdict_equals_the_official_one_on_published_logs(real_folders, officia
         assert load_run(path).compliant == official_compliance(path), path
 
 
-VALUE = st.one_of(st.none(), st.booleans(), st.integers(-5, 10**7), st.floats(), st.text(max_size=3), st.lists(st.none()))
+NUMBER = st.one_of(st.integers(-5, 10**7), st.floats())
+VALUE = st.one_of(st.none(), st.booleans(), NUMBER, st.text(max_size=3), st.lists(st.none()))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,10 +1,23 @@
-"""The end of both halves of an encoder layer: LayerNorm(residual + dropout(x + bias))."""
+"""The end of both halves of an encoder layer: LayerNorm(residual + dropout(x + bias)).
 
+Fused, the forward pass reads x and the residual once and writes the result; the backward pass reads them again with
+the incoming gradient and recomputes sum and dropout, so nothing of the inside is stored but two numbers a row.
+Gradients of bias, weight and norm_bias are summed over rows within each program, then over programs: same sums, same
+order, every time.
+"""
+
+# mypy: allow-untyped-defs
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Generator, Tensor
+
+from bert.kernels import jit as jit_module
+from bert.kernels.cases import Case, each_dtype
+from bert.kernels.jit import constexpr, jit, keep_mask, next_power_of_2, row_keys, tl
 
 
 def reference(
@@ -17,6 +30,144 @@ def reference(
     return F.layer_norm(residual + x, (x.shape[-1],), weight, norm_bias, eps)
 
 
+def _case(rows: int, width: int) -> Any:
+    def build(generator: Generator) -> tuple[Any, ...]:
+        x, residual = torch.randn(2, rows, width, generator=generator)
+        bias, weight, norm_bias = torch.randn(3, width, generator=generator)
+        return x, bias, residual, weight, norm_bias, 1e-12, 0.0
+
+    return build
+
+
+CASES: list[Case] = [
+    *each_dtype("primes", _case(13, 97), "two roundings: of the result, and of weight times x-hat in the gradient"),
+    *each_dtype("one_row", _case(1, 24)),
+]
+
+
+@jit
+def _forward(
+    x, bias, residual, weight, norm_bias, output, mean_out, rstd_out, seed, site, scale, num_rows, width, eps,
+    threshold: constexpr, block_rows: constexpr, block: constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    column = tl.arange(0, block)
+    in_column = column < width
+    inside = (row < num_rows)[:, None] & in_column[None, :]
+    offset = row.to(tl.int64)[:, None] * width + column[None, :]
+    b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
+    h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+    if threshold > 0:
+        key_0, key_1, _, _ = row_keys(tl.load(seed), site, row, 0)
+        keep = keep_mask(key_0[:, None], key_1[:, None], column.to(tl.uint32)[None, :], threshold)
+        h = tl.where(keep, h * scale, 0.0)
+    z = tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32) + h
+    mean = tl.sum(tl.where(inside, z, 0.0), axis=1) / width
+    centered = tl.where(inside, z - mean[:, None], 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centered * centered, axis=1) / width + eps)
+    w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
+    nb = tl.load(norm_bias + column, mask=in_column, other=0.0).to(tl.float32)
+    y = centered * rstd[:, None] * w[None, :] + nb[None, :]
+    tl.store(output + offset, y.to(output.dtype.element_ty), mask=inside)
+    tl.store(mean_out + row, mean, mask=row < num_rows)
+    tl.store(rstd_out + row, rstd, mask=row < num_rows)
+
+
+@jit
+def _backward(
+    gradient, x, bias, residual, weight, mean_in, rstd_in, x_gradient, residual_gradient, partials, seed, site,
+    scale, num_rows, width, threshold: constexpr, block_rows: constexpr, block: constexpr,
+):  # fmt: skip
+    column = tl.arange(0, block)
+    in_column = column < width
+    b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
+    w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
+    bias_sum = tl.zeros([block_rows, block], tl.float32)
+    weight_sum = tl.zeros([block_rows, block], tl.float32)
+    norm_bias_sum = tl.zeros([block_rows, block], tl.float32)
+    num_tiles = tl.cdiv(num_rows, block_rows)
+    for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
+        row = tile * block_rows + tl.arange(0, block_rows)
+        in_row = row < num_rows
+        inside = in_row[:, None] & in_column[None, :]
+        offset = row.to(tl.int64)[:, None] * width + column[None, :]
+        dy = tl.load(gradient + offset, mask=inside, other=0.0).to(tl.float32)
+        h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+        keep_scale = tl.full([block_rows, block], 1.0, tl.float32)
+        if threshold > 0:
+            key_0, key_1, _, _ = row_keys(tl.load(seed), site, row, 0)
+            keep = keep_mask(key_0[:, None], key_1[:, None], column.to(tl.uint32)[None, :], threshold)
+            keep_scale = tl.where(keep, scale, 0.0)
+        z = tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32) + h * keep_scale
+        mean = tl.load(mean_in + row, mask=in_row, other=0.0)
+        rstd = tl.load(rstd_in + row, mask=in_row, other=0.0)
+        normalized = tl.where(inside, (z - mean[:, None]) * rstd[:, None], 0.0)
+        weighted = dy * w[None, :]
+        mean_1 = tl.sum(weighted, axis=1) / width
+        mean_2 = tl.sum(weighted * normalized, axis=1) / width
+        dz = (weighted - mean_1[:, None] - normalized * mean_2[:, None]) * rstd[:, None]
+        dh = tl.where(inside, dz * keep_scale, 0.0)
+        tl.store(residual_gradient + offset, dz.to(residual_gradient.dtype.element_ty), mask=inside)
+        tl.store(x_gradient + offset, dh.to(x_gradient.dtype.element_ty), mask=inside)
+        bias_sum += dh
+        weight_sum += dy * normalized
+        norm_bias_sum += dy
+    line = partials + tl.program_id(0).to(tl.int64) * 3 * width + column
+    tl.store(line, tl.sum(bias_sum, axis=0), mask=in_column)
+    tl.store(line + width, tl.sum(weight_sum, axis=0), mask=in_column)
+    tl.store(line + 2 * width, tl.sum(norm_bias_sum, axis=0), mask=in_column)
+
+
+class _DropoutAddLayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, eps: float, p: float
+    ) -> Tensor:
+        x, residual = x.contiguous(), residual.contiguous()
+        num_rows, width = x.shape
+        drop = jit_module.dropout_site(x.device, p)
+        output = torch.empty_like(x)
+        mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=x.device)
+        block_rows = BLOCK_ROWS_FORWARD
+        _forward[(-(-num_rows // block_rows),)](
+            x, bias, residual, weight, norm_bias, output, mean, rstd, drop.seed, drop.site, drop.scale,
+            num_rows, width, eps, drop.threshold, block_rows, next_power_of_2(width), num_warps=NUM_WARPS_FORWARD,
+        )  # fmt: skip
+        ctx.save_for_backward(x, bias, residual, weight, mean, rstd)
+        ctx.drop = drop
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, bias, residual, weight, mean, rstd = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        num_rows, width = x.shape
+        block_rows = BLOCK_ROWS_BACKWARD
+        num_programs = jit_module.num_programs(x.device, PROGRAMS_PER_SM, -(-num_rows // block_rows))
+        partials = torch.empty(num_programs, 3, width, dtype=torch.float32, device=x.device)
+        x_gradient, residual_gradient = torch.empty_like(x), torch.empty_like(residual)
+        drop = ctx.drop
+        _backward[(num_programs,)](
+            gradient, x, bias, residual, weight, mean, rstd, x_gradient, residual_gradient, partials,
+            drop.seed, drop.site, drop.scale, num_rows, width, drop.threshold, block_rows, next_power_of_2(width),
+            num_warps=NUM_WARPS_BACKWARD,
+        )  # fmt: skip
+        bias_gradient, weight_gradient, norm_bias_gradient = jit_module.column_sums(partials, weight.dtype)
+        return x_gradient, bias_gradient, residual_gradient, weight_gradient, norm_bias_gradient, None, None
+
+
+# For rows of 1,024: a warp a row forward; backward the row is spread over the warps, for the three running sums.
+BLOCK_ROWS_FORWARD, NUM_WARPS_FORWARD = 4, 4
+BLOCK_ROWS_BACKWARD, NUM_WARPS_BACKWARD, PROGRAMS_PER_SM = 1, 4, 4
+
+
+def fused(
+    x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, eps: float, dropout: float
+) -> Tensor:
+    """``reference`` in one kernel each way; dropout by jit.Dropout."""
+    return _DropoutAddLayerNorm.apply(x, bias, residual, weight, norm_bias, eps, dropout)
+
+
 def supported(device: torch.device) -> bool:
     """True where the fused kernel runs."""
-    return False
+    return jit_module.supported(device)

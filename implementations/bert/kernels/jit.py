@@ -11,6 +11,7 @@ bits an element for about seven integer instructions, a third of what Philox cos
 exact to 2^-32 and survivors are scaled by its exact inverse.
 """
 
+# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import functools
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,11 +31,11 @@ if torch.cuda.is_available() or "triton" in sys.modules:
     with suppress(ImportError):
         triton = importlib.import_module("triton")
         tl = importlib.import_module("triton.language")
-
-# Types of a kernel's arguments. Triton knows a constant by the annotation's text, "constexpr"; the others say nothing.
-constexpr = Any
-Pointer = Any
-Value = Any
+# Annotates the compile-time constants of a kernel. Triton's interpreter knows them by this very name.
+if TYPE_CHECKING:
+    constexpr = Any
+else:
+    constexpr = getattr(tl, "constexpr", None)
 
 _interpreted = False
 
@@ -129,13 +130,13 @@ def dropout_site(device: torch.device, probability: float) -> Dropout:
 
 
 @jit
-def row_keys(seed: Value, site: Value, row: Value, head: Value) -> Any:
+def row_keys(seed, site, row, head):
     """Two 32-bit keys for each row (int32). Rows are tokens; ``head`` tells rows of the same token apart."""
     return tl.philox(seed, row, row * 0 + site, row * 0 + head, row * 0)
 
 
 @jit
-def keep_mask(key_0: Value, key_1: Value, column: Value, threshold: constexpr) -> Any:
+def keep_mask(key_0, key_1, column, threshold: constexpr):
     """True where an element survives; keys and column (uint32) broadcast against each other."""
     bits = column * 0x9E3779B1 + key_0
     bits = (bits ^ (bits >> 16) ^ key_1) * 0x85EBCA77
@@ -147,14 +148,7 @@ def keep_mask(key_0: Value, key_1: Value, column: Value, threshold: constexpr) -
 
 
 @jit
-def _column_sums(
-    partials: Pointer,
-    output: Pointer,
-    num_rows: Value,
-    num_columns: Value,
-    block_rows: constexpr,
-    block_columns: constexpr,
-) -> None:
+def _column_sums(partials, output, num_rows, num_columns, block_rows: constexpr, block_columns: constexpr):
     column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)
     row = tl.arange(0, block_rows)
     total = tl.zeros([block_rows, block_columns], tl.float32)

@@ -1,0 +1,275 @@
+"""Preparation: the same bytes for any number of jobs and after any interruption, and nothing lost on the way."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bert.data.format
+from bert.data.format import DataError, Records, concatenate, multiset_digest, open_records, verify_records
+from input_preprocessing import corpus, deal, evalset, pack, prepare, shuffle
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def downloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with a small corpus (the start of Python's own documentation), ready to prepare."""
+    folder = tmp_path_factory.mktemp("data")
+    documents = corpus.pydoc_documents()[:60]
+    text = tmp_path_factory.mktemp("text") / "text"
+    corpus.write_text(text, documents)
+    options = ["corpus", "--input", str(text), "--outputdir", str(folder), "--num-files", "3", "--vocab-size", "800"]
+    subprocess.run([sys.executable, "-m", f"input_preprocessing.{options[0]}", *options[1:]], check=True)
+    return folder
+
+
+def options(folder: Path, *more: str) -> argparse.Namespace:
+    parser = prepare.make_parser()
+    line = [
+        "--outputdir",
+        str(folder),
+        "--skip-download",
+        "--dupe-factor",
+        "2",
+        "--max-seq-length",
+        "64",
+        "--jobs",
+        "1",
+    ]
+    return parser.parse_args([*line, *more])
+
+
+def fresh(downloaded: Path, tmp_path: Path, name: str = "data") -> Path:
+    shutil.copytree(downloaded, tmp_path / name)
+    return tmp_path / name
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """md5 of every prepared file."""
+    made = [path for path in folder.rglob("*") if path.is_file() and "download" not in path.parts[-3:]]
+    return {
+        str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
+        for path in made
+        if path.suffix in (".hdf5", ".txt", ".json") and "download" not in path.parts
+    }
+
+
+def all_records(folder: Path) -> Records:
+    return concatenate([verify_records(path)[0] for path in sorted(folder.glob("part_*.hdf5"))])
+
+
+@pytest.fixture(scope="session")
+def packed(downloaded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packed data set of an undisturbed run with one job."""
+    folder = fresh(downloaded, tmp_path_factory.mktemp("packed"))
+    prepare.prepare(options(folder, "--packed-data", "--shards", "4"))
+    return folder
+
+
+def test_packed_and_shuffled_data_are_permutations_of_the_instances(packed: Path, downloaded: Path,
+                                                                    tmp_path: Path) -> None:  # fmt: skip
+    folder = fresh(downloaded, tmp_path)
+    prepare.prepare(options(folder, "--shards", "5"))
+    unpacked = all_records(folder / "hdf5" / "training-5")
+    rows = all_records(packed / "packed_data")
+    assert multiset_digest(unpacked) == multiset_digest(rows)
+    assert rows.num_rows < unpacked.num_sequences == rows.num_sequences
+    assert rows.row_offsets is not None
+    assert np.diff(rows.row_offsets).max() <= 3
+    assert not (folder / "work").exists()
+    sizes = [open_records(path)[0].num_sequences for path in sorted((folder / "hdf5" / "training-5").glob("*"))]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_any_number_of_jobs_gives_the_same_bytes(packed: Path, downloaded: Path, tmp_path: Path) -> None:
+    folder = fresh(downloaded, tmp_path)
+    script = REPOSITORY / "input_preprocessing" / "prepare_data.sh"
+    line = ["--outputdir", folder, "--skip-download", "--packed-data", "--shards", 4, "--dupe-factor", 2]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    command = [str(part) for part in (script, *line, "--max-seq-length", 64, "--jobs", 3)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = digests(folder), digests(packed)
+    for name in ("prepared-packed.json",):  # records the time stamps of the text
+        ours.pop(name), theirs.pop(name)
+    assert ours == theirs
+    assert "packed_data" in done.stderr
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing is cleaned up."""
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_killed_at_any_file_it_goes_on_to_the_same_bytes(
+    packed: Path, downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """Every file of the run appears by os.replace: the run dies just before, or just after, each of them in turn."""
+    theirs = digests(packed)
+    theirs.pop("prepared-packed.json")
+    rename, unlink = os.replace, Path.unlink
+    for crash_at in range(1, 100):
+        folder = fresh(downloaded, tmp_path, f"data{crash_at}")
+        calls = 0
+
+        def crash(source: Path, target: Path, crash_at: int = crash_at) -> None:
+            nonlocal calls
+            calls += 1
+            if calls != crash_at or not before:
+                rename(source, target)
+            if calls == crash_at:
+                raise Killed
+
+        def keep_partial(path: Path, missing_ok: bool = False) -> None:
+            if not path.name.endswith(".partial"):  # a killed process cleans nothing up
+                unlink(path, missing_ok)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", crash)
+            patched.setattr(Path, "unlink", keep_partial)
+            try:
+                prepare.prepare(options(folder, "--packed-data", "--shards", "4"))
+                break
+            except Killed:
+                pass
+        prepare.prepare(options(folder, "--packed-data", "--shards", "4"))
+        ours = digests(folder)
+        ours.pop("prepared-packed.json")
+        assert ours == theirs
+        assert not (folder / "work").exists()
+        shutil.rmtree(folder)
+    assert crash_at >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_kill_9_at_a_random_moment_changes_nothing(packed: Path, downloaded: Path, tmp_path: Path, seed: int) -> None:
+    folder = fresh(downloaded, tmp_path)
+    line = [sys.executable, "-m", "input_preprocessing.prepare", "--outputdir", str(folder), "--skip-download"]
+    line += ["--packed-data", "--shards", "4", "--dupe-factor", "2", "--max-seq-length", "64", "--jobs", "2"]
+    for _ in range(3):
+        process = subprocess.Popen(line, stderr=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(random.Random(seed).uniform(0.3, 3.0))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = digests(folder), digests(packed)
+    ours.pop("prepared-packed.json"), theirs.pop("prepared-packed.json")
+    assert ours == theirs
+
+
+def test_a_second_run_repeats_nothing_and_a_changed_option_redoes_all(
+    packed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(packed, folder)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
+    prepare.prepare(options(folder, "--packed-data", "--shards", "4"))
+    assert "nothing to do" in capsys.readouterr().err
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
+    prepare.prepare(options(folder, "--packed-data", "--shards", "3"))
+    assert len(list((folder / "packed_data").iterdir())) == 3
+    text = folder / "download" / "results4" / "part-00000-of-00003"
+    text.write_text(text.read_text() + "\nOne more document.\n\n")
+    prepare.prepare(options(folder, "--packed-data", "--shards", "3"))
+    assert multiset_digest(all_records(folder / "packed_data")) != multiset_digest(all_records(packed / "packed_data"))
+
+
+def test_a_lost_or_changed_shard_is_made_again(packed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(packed, folder)
+    lost = folder / "packed_data" / "part_00001_of_00004.hdf5"
+    lost.unlink()
+    prepare.prepare(options(folder, "--packed-data", "--shards", "4"))
+    ours, theirs = digests(folder), digests(packed)
+    ours.pop("prepared-packed.json"), theirs.pop("prepared-packed.json")
+    assert ours == theirs
+
+
+def test_the_evaluation_set_is_picked_as_the_benchmark_does(tmp_path: Path, packed: Path) -> None:
+    source = packed / "packed_data" / "part_00000_of_00004.hdf5"
+    records, metadata = open_records(source)
+    bert.data.format.write_records(tmp_path / "all.hdf5", records.with_rows(None), metadata)
+    count = records.num_sequences
+    assert evalset.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5", 30) == 30
+    chosen = open_records(tmp_path / "some.hdf5")[0]
+    expected = records.select([int(i * (count / 30)) for i in range(30)])
+    assert np.array_equal(chosen.input_ids, expected.input_ids)
+    assert evalset.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5") == count
+
+
+def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in (packed / "packed_data").iterdir():
+        records, metadata = open_records(path)
+        bert.data.format.write_records(source / path.name, records.with_rows(None), metadata)
+    total = multiset_digest(all_records(packed / "packed_data"))
+    plan = deal.plan_deal
+    monkeypatch.setattr(shuffle, "plan_deal", lambda *a, **k: plan(*a, **k, group_size=100))
+    monkeypatch.setattr(pack, "plan_deal", lambda *a, **k: plan(*a, **k, group_size=100))
+    shuffle.shuffle_records(source, tmp_path / "a", shards=7, seed=1, jobs=1)
+    pack.pack_records(source, tmp_path / "b", shards=7, seed=1, max_sequences_per_row=2, jobs=1)
+    shuffle.shuffle_records(source, tmp_path / "c", shards=7, seed=2, jobs=1)
+    orders = [all_records(tmp_path / name) for name in "abc"]
+    assert {multiset_digest(records) for records in orders} == {total}
+    assert not np.array_equal(orders[0].input_ids, orders[2].input_ids)
+    assert orders[1].row_offsets is not None
+    assert np.diff(orders[1].row_offsets).max() == 2
+
+
+BAD = {
+    "no text": (lambda d: shutil.rmtree(d / "download" / "results4"), "no text"),
+    "a part missing": (lambda d: (d / "download/results4/part-00001-of-00003").unlink(), "incomplete"),
+    "two sets mixed": (lambda d: (d / "download/results4/part-00000-of-00009").touch(), "incomplete or mixed"),
+    "no evaluation text": (lambda d: (d / "download/results4/eval.txt").unlink(), "evaluation text"),
+    "no vocabulary": (lambda d: (d / "download/vocab.txt").unlink(), "vocab.txt"),
+    "wrong vocabulary": (lambda d: (d / "download/vocab.txt").write_text("a\nb\n"), "no BERT vocabulary"),
+    "no configuration": (lambda d: (d / "download/bert_config.json").write_text("{}"), "no BERT configuration"),
+    "small model": (
+        lambda d: (d / "download/bert_config.json").write_text('{"vocab_size":9,"max_position_embeddings":64}'),
+        "vocab_size 9",
+    ),
+    "empty evaluation text": (lambda d: (d / "download/results4/eval.txt").write_text("\n"), "evaluation text"),
+    "blank text": (lambda d: [p.write_text("\n \n") for p in (d / "download/results4").glob("part*")], "no words"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_stops_with_one_line_and_makes_no_data(downloaded: Path, tmp_path: Path, case: str) -> None:
+    folder = fresh(downloaded, tmp_path)
+    damage, message = BAD[case]
+    damage(folder)
+    with pytest.raises(DataError, match=message) as caught:
+        prepare.prepare(options(folder, "--packed-data"))
+    assert "\n" not in str(caught.value)
+    assert not (folder / "packed_data").exists()
+    assert not (folder / "prepared-packed.json").exists()
+
+
+def test_a_small_disk_stops_it_before_it_starts(downloaded: Path, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    folder = fresh(downloaded, tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 10_000_000))
+    with pytest.raises(DataError, match=r"10\.0 MB free"):
+        prepare.prepare(options(folder, "--packed-data"))
+    assert not (folder / "work").exists()
+
+
+def test_too_many_shards_are_refused(downloaded: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="too few for 4000 shards"):
+        prepare.prepare(options(fresh(downloaded, tmp_path), "--packed-data", "--shards", "4000"))

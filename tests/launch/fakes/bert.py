@@ -1,0 +1,57 @@
+"""Stands in for the trainer, by its contract with the launcher: TRIAL_<N> in the environment says how a trial goes."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+KEPT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "SEED", "CACHE_CLEARED", "LR", "OMP_NUM_THREADS", "RUN_DIR")
+
+
+def check() -> int:
+    if os.environ.get("CHECK") == "bad":
+        print("bert: error: LR='fast': expected a number", file=sys.stderr)
+        return 2
+    print("lr", os.environ.get("LR"))
+    return 0
+
+
+def fail(folder: Path, trial: str, status: int, reason: str) -> int:
+    try:
+        with open(folder / f"error_{trial}.txt", "x") as file:
+            file.write(reason + "\n")
+    except FileExistsError:
+        pass
+    return status
+
+
+def train() -> int:
+    folder, trial, rank = Path(os.environ["RUN_DIR"]), os.environ["TRIAL"], int(os.environ["RANK"])
+    outcome, _, culprit = os.environ.get(f"TRIAL_{trial}", "success").partition(":")
+    print(f"rank {rank} trains: {outcome}", flush=True)
+    with open(os.environ["FAKE_CALLS"], "a") as file:
+        file.write("rank " + json.dumps({name: os.environ.get(name) for name in KEPT} | {"TRIAL": trial}) + "\n")
+    if rank == 0 and outcome != "no-result":
+        (folder / f"result_{trial}.txt").write_text("MLLOG half\n")
+        (folder / "config.json").write_text("{}\n")
+    while outcome != "no-result" and not (folder / f"result_{trial}.txt").exists():
+        time.sleep(0.01)  # the first collective
+    if outcome in ("kill", "exit", "crash", "bad-input") and rank == int(culprit or 0):
+        if outcome == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if outcome == "exit":
+            return 7
+        status, reason = (1, "the loss is nan at step 3") if outcome == "crash" else (2, "DATADIR_PHASE2: truncated")
+        return fail(folder, trial, status, reason)
+    if outcome in ("kill", "exit", "crash", "hang"):
+        time.sleep(60)  # in a collective that will never end
+    if rank == 0 and outcome != "no-result":
+        (folder / f"result_{trial}.txt").write_text("MLLOG whole\n")
+    if outcome == "not-reached":
+        return fail(folder, trial, 3, "the target accuracy 0.72 was not reached") if rank == 0 else 3
+    return 0
+
+
+sys.exit(check() if "--check" in sys.argv else train())

@@ -1,0 +1,198 @@
+"""The trial loop: what fails makes the run fail and says so on the last line; only what is complete looks complete."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+LOCAL = "./run_local.sh"
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(400):
+        if path.exists():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{path} did not appear")
+
+
+def test_trials_that_reach_the_target_succeed_and_leave_numbered_logs(checkout):
+    done = checkout.run(LOCAL, after="export NEXP=2")
+    assert done.returncode == 0, done.stderr
+    assert last_line(done.stderr) == f"run: all 2 trials reached the target: {checkout.run_dir}"
+    names = {path.name for path in checkout.run_dir.iterdir()}
+    assert names == {".lock", "config.json"} | {
+        f"{kind}_{trial}.{end}"
+        for trial in "01"
+        for kind, end in (("result", "txt"), ("output", "txt"), ("compliance", "out"))
+    }
+    assert (checkout.run_dir / "result_1.txt").read_text() == "MLLOG whole\n"
+    assert "rank 1 trains" in (checkout.run_dir / "output_1.txt").read_text()
+    assert "rank 1 trains" in done.stdout  # shown live as well
+    assert f"table of {checkout.run_dir}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        ("crash:1", "the loss is nan at step 3"),
+        ("exit:1", "rank 1 on {host} ended with exit status 7, see output_0.txt"),
+        ("kill:0", "rank 0 on {host} was killed by SIGKILL"),
+        ("kill:1", "rank 1 on {host} was killed by SIGKILL"),
+        ("no-result", "no reason was left (exit status 1), see output_0.txt"),
+    ],
+)
+def test_a_trial_that_fails_makes_the_run_fail_with_its_reason_last(checkout, outcome, reason):
+    done = checkout.run(LOCAL, after="export NEXP=2", TRIAL_0=outcome)
+    assert done.returncode == 1
+    assert (
+        last_line(done.stderr)
+        == f"run: error: 1 of 2 trials failed: trial 0: {reason.format(host=os.uname().nodename)}"
+    )
+    assert not (checkout.run_dir / "result_0.txt").exists(), "a log of a crashed run must not look complete"
+    assert (checkout.run_dir / "result_1.txt").exists(), "the other trials are independent"
+    assert (checkout.run_dir / "failed_0.txt").exists() == (outcome != "no-result")
+    assert not list(checkout.run_dir.glob("running_*"))
+
+
+def test_a_run_short_of_its_target_fails_and_its_complete_log_stays(checkout):
+    done = checkout.run(LOCAL, TRIAL_0="not-reached")
+    assert done.returncode == 1
+    assert last_line(done.stderr).endswith("1 of 1 trials failed: trial 0: the target accuracy 0.72 was not reached")
+    assert (checkout.run_dir / "result_0.txt").read_text() == "MLLOG whole\n"
+
+
+def test_all_failures_stand_on_the_one_last_line(checkout):
+    done = checkout.run(LOCAL, after="export NEXP=3", TRIAL_0="not-reached", TRIAL_2="crash")
+    assert done.returncode == 1
+    expected = (
+        "2 of 3 trials failed: trial 0: the target accuracy 0.72 was not reached; trial 2: the loss is nan at step 3"
+    )
+    assert last_line(done.stderr) == f"run: error: {expected}"
+
+
+def test_bad_settings_stop_before_anything_is_written(checkout):
+    done = checkout.run(LOCAL, CHECK="bad")
+    assert done.returncode == 2
+    assert "LR='fast'" in done.stderr
+    assert not checkout.logdir.exists()
+    assert not checkout.ranks()
+
+
+def test_bad_input_met_by_a_rank_ends_the_loop(checkout):
+    done = checkout.run(LOCAL, after="export NEXP=5", TRIAL_0="bad-input")
+    assert done.returncode == 1
+    assert last_line(done.stderr) == "run: error: 1 of 5 trials failed: trial 0: DATADIR_PHASE2: truncated"
+    assert {rank["TRIAL"] for rank in checkout.ranks()} == {"0"}
+
+
+def test_a_log_that_fails_the_compliance_check_fails_the_run(checkout):
+    done = checkout.run(LOCAL, after="export NEXP=2", NOT_COMPLIANT="result_1.txt")
+    assert done.returncode == 1
+    expected = f"trial 1: compliance check failed, see {checkout.run_dir / 'compliance_1.out'}"
+    assert last_line(done.stderr) == f"run: error: 1 of 2 trials failed: {expected}"
+    assert "result_1.txt" in (checkout.run_dir / "compliance_1.out").read_text()
+
+
+def test_compliance_is_not_checked_when_it_is_switched_off(checkout):
+    done = checkout.run(LOCAL, after="export CHECK_COMPLIANCE=0", NOT_COMPLIANT="result_0.txt")
+    assert done.returncode == 0, done.stderr
+    assert not (checkout.run_dir / "compliance_0.out").exists()
+
+
+@pytest.mark.parametrize(("outcome", "status"), [("success", 0), ("crash", 1)])
+def test_a_table_that_cannot_be_made_hides_no_status(checkout, outcome, status):
+    done = checkout.run(LOCAL, REVIEW="fails", TRIAL_0=outcome)
+    assert done.returncode == status
+    assert "no table of results" in done.stderr
+
+
+def test_a_run_is_continued_with_its_missing_trials(checkout):
+    first = checkout.run(LOCAL, after="export NEXP=2 RUN_NAME=again", TRIAL_1="kill:1")
+    assert first.returncode == 1
+    kept = (checkout.run_dir / "result_0.txt").stat().st_mtime_ns
+    checkout.calls_file.unlink()
+    second = checkout.run(LOCAL, after="export NEXP=3 RUN_NAME=again")
+    assert second.returncode == 0, second.stderr
+    assert {rank["TRIAL"] for rank in checkout.ranks()} == {"1", "2"}
+    assert (checkout.run_dir / "result_0.txt").stat().st_mtime_ns == kept
+    assert not list(checkout.run_dir.glob("error_*"))
+    assert not list(checkout.run_dir.glob("failed_*"))
+    assert (checkout.run_dir / "output_1.txt").read_text().count("rank 1 trains") == 2  # of both attempts
+
+
+def test_a_continued_run_still_counts_the_trial_that_missed_its_target(checkout):
+    checkout.run(LOCAL, after="export RUN_NAME=again", TRIAL_0="not-reached")
+    checkout.calls_file.unlink()
+    done = checkout.run(LOCAL, after="export RUN_NAME=again")
+    assert done.returncode == 1
+    assert not checkout.ranks(), "repeating it would be choosing among results"
+
+
+def test_two_launchers_do_not_share_a_folder(checkout):
+    first = checkout.popen(LOCAL, after="export RUN_NAME=same", TRIAL_0="hang")
+    wait_for(checkout.logdir / "same" / "running_0" / "result_0.txt")
+    second = checkout.run(LOCAL, after="export RUN_NAME=same")
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=30)
+    assert second.returncode == 2
+    assert "another run is writing" in last_line(second.stderr)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_every_rank_and_says_how_to_continue(checkout, number, status):
+    process = checkout.popen(LOCAL, after="export RUN_NAME=stopped", TRIAL_0="hang")
+    wait_for(checkout.logdir / "stopped" / "running_0" / "result_0.txt")
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == status
+    assert last_line(errors) == (
+        f"run: error: interrupted by {number.name}; RUN_NAME=stopped continues with the missing trials"
+    )
+    assert (checkout.run_dir / "failed_0.txt").exists()
+    assert not (checkout.run_dir / "result_0.txt").exists()
+    left = subprocess.run(["pgrep", "-f", str(checkout.root)], capture_output=True, text=True, check=False)
+    assert not left.stdout, "processes were left behind"
+
+
+def test_each_trial_has_a_seed_of_its_own(checkout):
+    checkout.run(LOCAL, after="export NEXP=2 SEED=5")
+    assert [rank["SEED"] for rank in checkout.ranks() if rank["RANK"] == "0"] == ["5", "6"]
+    checkout.calls_file.unlink()
+    checkout.run(LOCAL, after="export NEXP=2 SEED= LOGDIR=elsewhere")
+    assert {rank["SEED"] for rank in checkout.ranks()} == {""}, "unset, so that each takes the system's entropy"
+
+
+@pytest.mark.parametrize(
+    ("setting", "dropped", "told"), [("1", True, "1"), ("1", False, "0"), ("0", True, "0"), ("require", True, "1")]
+)
+def test_the_log_is_told_of_dropped_caches_only_when_they_were(checkout, setting, dropped, told):
+    done = checkout.run(LOCAL, after=f"export CLEAR_CACHES={setting}", DROP_STATUS=str(int(not dropped)))
+    assert done.returncode == 0, done.stderr
+    assert {rank["CACHE_CLEARED"] for rank in checkout.ranks()} == {told}
+    assert ("page caches not dropped" in done.stderr) == (setting == "1" and not dropped)
+
+
+def test_required_cache_drops_that_fail_stop_the_run(checkout):
+    done = checkout.run(LOCAL, after="export CLEAR_CACHES=require")
+    assert done.returncode == 2
+    assert "CLEAR_CACHES=require, and the page caches were not dropped" in last_line(done.stderr)
+    assert not checkout.ranks()
+
+
+def test_ranks_get_an_absolute_folder_and_their_place(checkout):
+    done = checkout.run(LOCAL, after="export LOGDIR=relative; export DGXNGPU=3")
+    assert done.returncode == 0, done.stderr
+    ranks = checkout.ranks()
+    assert sorted(rank["RANK"] for rank in ranks) == ["0", "1", "2"]
+    assert {rank["WORLD_SIZE"] for rank in ranks} == {"3"}
+    assert all(rank["RUN_DIR"].startswith(f"{checkout.root}/relative/P8000H100_1x8x48x1_pack_") for rank in ranks)
