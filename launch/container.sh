@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# The container of a run, behind one interface. CONTAINER_RUNTIME (pyxis, apptainer, docker, none) names the file of launch/
+# that brings these functions; CONT empty is none: straight on the node.
+#   container::check      stops in one line when the runtime or the image cannot be used; changes nothing
+#   container::create     makes this run's container once on every node, for all later commands
+#   container::arguments  sets the array container: the words that come before a command to run it inside (for pyxis
+#                         options of srun, so they stand last among srun's). Called anew for each command, since
+#                         folders and exported variables change between commands
+#   container::remove     removes what create made and nothing else; may run twice or before create; never fails
+# Paths are the same inside and outside, so no variable is translated: container::mounts gives the list.
+# shellcheck disable=SC2034 # container and mounts are for the runtime's file and the run script
+
+declare -a container=() mounts=()
+
+# Sources the runtime. Argument: the runtime taken when CONT is set and CONTAINER_RUNTIME is not.
+container::load() {
+  if [[ -z ${CONT:-} ]]; then CONTAINER_RUNTIME=none; fi
+  variables::default CONTAINER_RUNTIME "$1"
+  variables::one_of CONTAINER_RUNTIME pyxis apptainer docker none
+  if [[ $CONTAINER_RUNTIME != none ]]; then
+    container::paths
+    # shellcheck source=/dev/null
+    source "$REPO_DIR/launch/$CONTAINER_RUNTIME.sh"
+  fi
+}
+
+# No container.
+container::check() { :; }
+container::create() { :; }
+container::arguments() { container=(); }
+container::remove() { :; }
+
+# Makes the paths that are mounted absolute, as the trainer will be told them, and stops where one is missing.
+container::paths() {
+  local name
+  for name in DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT CHECKPOINT_DIR \
+    LOGDIR; do
+    if [[ -n ${!name:-} ]]; then
+      export "$name=$(realpath -ms -- "${!name}")"
+      [[ ${!name} != *[[:space:],:]* ]] ||
+        log::die "$name=${!name}: a path that is mounted in a container has no space, comma or colon"
+    fi
+  done
+}
+
+# Sets the array mounts, an entry PATH:ro or PATH:rw for each file, folder or device that a command may need and that exists:
+# the repository, data, weights, results, InfiniBand devices.
+container::mounts() {
+  local name
+  mounts=("$REPO_DIR:ro")
+  for name in DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT; do
+    if [[ -n ${!name:-} && -e ${!name} ]]; then mounts+=("${!name}:ro"); fi
+  done
+  for name in LOGDIR CHECKPOINT_DIR; do
+    if [[ -n ${!name:-} && -d ${!name} ]]; then mounts+=("${!name}:rw"); fi
+  done
+  if [[ -d /dev/infiniband ]]; then mounts+=(/dev/infiniband:rw); fi
+}
