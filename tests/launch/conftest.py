@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,3 +123,86 @@ def checkout(repository: Path, tmp_path: Path) -> Checkout:
         "PYTHONPATH": str(root),
     }
     return copy
+
+
+@dataclass
+class Job:
+    """A batch job of the test cluster."""
+
+    number: int
+    file: Path
+
+    @property
+    def output(self) -> str:
+        return self.file.read_text() if self.file.exists() else ""
+
+    @property
+    def last_line(self) -> str:
+        return self.output.strip().splitlines()[-1]
+
+    def field(self, name: str) -> str:
+        """A field of ``scontrol show job``, such as JobState."""
+        command = ["scontrol", "--oneliner", "show", "job", str(self.number)]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return next(word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}="))
+
+    def wait_for(self, what: Callable[[], object]) -> None:
+        """Waits until ``what()`` is true."""
+        for _ in range(1200):
+            if what():
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"job {self.number} is {self.field('JobState')} after two minutes:\n{self.output}")
+
+    def wait(self) -> Job:
+        """Waits until it is over, its processes gone."""
+        over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        self.wait_for(lambda: self.field("JobState") in over and self.field("EndTime") != "Unknown")
+        return self
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.field("ExitCode").partition(":")[0])
+
+
+@dataclass
+class Slurm:
+    """The checkout on a cluster of two nodes with 8 typed GPUs each."""
+
+    checkout: Checkout
+
+    def submit(self, *options: str, after: str = "", config: str = CONFIG, **env: str) -> Job:
+        """The user's line: source both files, change what ``after`` says, submit run.sub."""
+        output = self.checkout.root.parent / "job.out"
+        words = " ".join(shlex.quote(word) for word in ("--parsable", f"--output={output}", *options))
+        done = self.checkout.run(f'sbatch -N "$DGXNNODES" {words} run.sub', config=config, after=after, **env)
+        assert done.returncode == 0, done.stderr
+        return Job(int(done.stdout), output)
+
+    def run(self, *options: str, **how: str) -> Job:
+        """Submits and waits for the end."""
+        return self.submit(*options, **how).wait()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A running Slurm cluster; its slurm.conf. Skips where it cannot be installed."""
+    script = Path(__file__).with_name("slurm_cluster.sh")
+    if os.geteuid() != 0:
+        pytest.skip("a Slurm cluster needs root")
+    folder = tmp_path_factory.mktemp("slurm")
+    up = subprocess.run([script, "up", folder, "2", "8", "h100"], capture_output=True, text=True, check=False)
+    if up.returncode and shutil.which("slurmctld") is None:
+        pytest.skip(f"Slurm cannot be installed here: {up.stderr.strip()[-300:]}")
+    assert up.returncode == 0, up.stderr
+    os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+    yield folder / "slurm.conf"
+    subprocess.run([script, "down", folder], check=True)
+
+
+@pytest.fixture
+def slurm(cluster: Path, checkout: Checkout) -> Iterator[Slurm]:
+    """The stand-ins as a submission directory of the cluster."""
+    checkout.env |= {"SLURM_CONF": str(cluster), "SBATCH_TIMELIMIT": "10"}
+    yield Slurm(checkout)
+    subprocess.run(["scancel", "--full", "--user", "root"], check=False)

@@ -7,7 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-KEPT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "SEED", "CACHE_CLEARED", "LR", "OMP_NUM_THREADS", "RUN_DIR")
+KEPT = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SEED", "CACHE_CLEARED", "LR", "RUN_DIR"),
+    *("OMP_NUM_THREADS", "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES"),
+)
 
 
 def check() -> int:
