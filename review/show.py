@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from review.findings import ERROR, Finding
 from review.mllog import text
@@ -14,23 +14,27 @@ from review.score import REQUIRED_RUNS, Result
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-# (heading, right-aligned, least width of the terminal that shows it)
+# (heading, right-aligned, the order in which columns go when the terminal is too narrow: 0 stays)
 _COLUMNS = (
     ("run", False, 0),
-    ("seed", True, 110),
+    ("seed", True, 5),
     ("status", False, 0),
-    ("init s", True, 120),
+    ("init s", True, 4),
     ("minutes", True, 0),
-    ("evals", True, 120),
+    ("evals", True, 3),
     ("samples", True, 0),
-    ("first acc", True, 110),
+    ("first acc", True, 6),
     ("final acc", True, 0),
-    ("seq/s", True, 80),
-    ("/accel", True, 130),
-    ("eval %", True, 130),
+    ("seq/s", True, 7),
+    ("/accel", True, 2),
+    ("eval %", True, 1),
     ("compliance", False, 0),
 )
+_GAP = 3  # between columns of the table
+_PIPED_WIDTH = 200
+_LABEL_WIDTH = 12
 
 
 def console(width: int | None = None) -> Console:
@@ -38,7 +42,7 @@ def console(width: int | None = None) -> Console:
     from rich.console import Console
 
     if width is None and not sys.stdout.isatty():
-        width = 160
+        width = _PIPED_WIDTH
     return Console(width=width, highlight=False)
 
 
@@ -51,14 +55,31 @@ def show(results: Sequence[Result], out: Console) -> None:
 
 
 def _show_one(result: Result, out: Console) -> None:
-    from rich.markup import escape
+    from rich.text import Text
 
-    out.print(f"[bold]{escape(text(result.name))}[/]  {escape(subtitle(result))}")
-    out.print(f"[dim]{escape(str(result.folder))}[/]", soft_wrap=True)
-    out.print(_table(result, out.width))
+    name, about = text(result.name), subtitle(result)
+    fits = len(name) + 2 + len(about) <= out.width
+    out.print(Text.assemble((name, "bold"), "  " if fits else "\n", about), soft_wrap=True)
+    out.print(Text(str(result.folder), "dim"), soft_wrap=True)
+    table, has_reasons = _table(result, out.width)
+    out.print(table)
     for label, line, style in summary(result):
-        out.print(f"  {label:<11}", end="", style="dim")
-        out.print(escape(line), style=style, soft_wrap=True)
+        out.print(labelled(label, line, style), soft_wrap=True)
+    for file, reason in () if has_reasons else reasons(result):
+        out.print(labelled("fails", f"{file}: {reason}", "red"), soft_wrap=True)
+
+
+def labelled(label: str, line: str, style: str = "") -> Text:
+    """A line beneath a table: a dim label in a column of its own, then the text."""
+    from rich.text import Text
+
+    return Text.assemble((f"  {label:<{_LABEL_WIDTH}}", "dim"), (line, style))
+
+
+def reasons(result: Result) -> list[tuple[str, str]]:
+    """(file, first reason) of every run that does not count."""
+    failing = [(text(run.path.name), first_reason(run.findings)) for run in result.runs if not run.compliant]
+    return failing + [(f"failed_{number}.txt", text(reason)) for number, reason in result.crashes.items()]
 
 
 def subtitle(result: Result) -> str:
@@ -73,60 +94,66 @@ def subtitle(result: Result) -> str:
     return ", ".join(parts)
 
 
-def _table(result: Result, width: int) -> Table:
+def _table(result: Result, width: int) -> tuple[Table, bool]:
+    """The table, and whether there was room in it for the reasons of failing runs."""
     from rich import box
     from rich.table import Table
 
+    rows = [_row(run, result, True) for run in result.runs] + [_crash(*crash, True) for crash in result.crashes.items()]
+    shown = list(range(len(_COLUMNS)))
+    has_reasons = _width(rows, shown) <= width
+    if not has_reasons:
+        rows = [_row(run, result, False) for run in result.runs]
+        rows += [_crash(*crash, False) for crash in result.crashes.items()]
+    for index in sorted((i for i in shown if _COLUMNS[i][2]), key=lambda i: _COLUMNS[i][2]):
+        if _width(rows, shown) > width:
+            shown.remove(index)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    shown = [index for index, column in enumerate(_COLUMNS) if width >= column[2]]
     for index in shown:
         heading, right, _ = _COLUMNS[index]
-        last = heading == "compliance"
-        table.add_column(
-            heading, justify="right" if right else "left", overflow="fold" if last else "ellipsis", no_wrap=not last
-        )
-    for run in result.runs:
-        cells = _cells(run, result)
-        style = "dim" if run.path in result.dropped else ""
-        table.add_row(*(cells[index] for index in shown), style=style)
-    for number, reason in result.crashes.items():
-        cells = [f"failed_{number}.txt", "", "crashed", *[""] * 9, reason]
-        table.add_row(*(_plain(cells[index]) for index in shown), style="red")
-    return table
+        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    styles = ["dim" if run.path in result.dropped else "" for run in result.runs] + ["red"] * len(result.crashes)
+    for row, style in zip(rows, styles, strict=True):
+        table.add_row(*(row[index] for index in shown), style=style)
+    return table, has_reasons
 
 
-def _plain(value: str) -> Any:
+def _width(rows: list[list[Text]], shown: list[int]) -> int:
+    widths = [max(len(_COLUMNS[i][0]), *(row[i].cell_len for row in rows), 0) for i in shown]
+    return sum(widths) + _GAP * (len(shown) - 1) + 2
+
+
+def _crash(number: int, reason: str, with_reason: bool) -> list[Text]:
     from rich.text import Text
 
-    return Text(value)
+    cells = [f"failed_{number}.txt", "", "crashed", *[""] * 9, text(reason) if with_reason else "fails"]
+    return [Text(cell) for cell in cells]
 
 
-def _cells(run: Run, result: Result) -> list[Any]:
+def _row(run: Run, result: Result, with_reason: bool) -> list[Text]:
     from rich.text import Text
 
     rate = run.sequences_per_second
     each = rate / result.accelerators if rate and result.accelerators else None
-    dropped = {"best": "best, dropped", "worst": "worst, dropped"}.get(result.dropped.get(run.path, ""), "")
-    verdict = Text()
-    if run.compliant:
-        verdict.append("ok", "green")
-    else:
-        verdict.append(first_reason(run.findings), "red")
-    if dropped:
-        verdict.append(f"  {dropped}", "italic")
+    share = None if run.evaluation_share is None else 100 * run.evaluation_share
+    reason = first_reason(run.findings) if with_reason else "fails"
+    verdict = Text("ok", "green") if run.compliant else Text(reason, "red")
+    dropped = result.dropped.get(run.path)
+    if dropped in ("best", "worst"):
+        verdict.append(f", {dropped}", "italic")
     return [
         Text(text(run.path.name)),
         Text(_seed(run)),
         Text(text(run.status), "" if run.converged else "yellow"),
-        _plain(_format(run.init_seconds, ",.1f")),
+        Text(_format(run.init_seconds, ",.1f")),
         Text(_format(run.minutes, ",.4f"), "bold"),
         Text(str(len(run.evaluations))),
-        _plain(_format(run.samples, ",.0f")),
-        _plain(_format(run.first_accuracy, ".4f")),
-        _plain(_format(run.final_accuracy, ".4f")),
-        _plain(_format(rate, rate_format(rate))),
-        _plain(_format(each, rate_format(each))),
-        _plain(_format(None if run.evaluation_share is None else 100 * run.evaluation_share, ".1f")),
+        Text(_format(run.samples, ",.0f")),
+        Text(_format(run.first_accuracy, ".4f")),
+        Text(_format(run.final_accuracy, ".4f")),
+        Text(_format(rate, rate_format(rate))),
+        Text(_format(each, rate_format(each))),
+        Text(_format(share, ".1f")),
         verdict,
     ]
 
