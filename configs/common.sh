@@ -6,5 +6,5 @@ DGXSYSTEM=$(basename -- "${BASH_SOURCE[1]}" .sh)
 export DGXSYSTEM=${DGXSYSTEM#config_}
 
 # Minutes that Slurm grants: each trial, its start and its checks.
-export WALLTIME=$((5 + ${NEXP:-1} * (WALLTIME_RUNANDTIME + 5)))
+export WALLTIME=$((5 + ${NEXP:-1} * (${WALLTIME_RUNANDTIME:?} + 5)))
 export SBATCH_TIMELIMIT=$WALLTIME

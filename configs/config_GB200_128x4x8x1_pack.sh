@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# GB200 NVL72: 128 nodes of 4 GPUs, 8 packed rows a GPU, global batch 8,192 sequences.
+# Hyper-parameters: NVIDIA, v5.0.
+# START_WARMUP_STEP lies further back than WARMUP_STEPS reaches: no warm-up, the decay from step 1.
+export DGXNNODES=128 DGXNGPU=4
+export PACKED=1 PACKING_FACTOR=2 BATCHSIZE=8 GRADIENT_STEPS=1
+export LR=0.00344 MAX_STEPS=600 WARMUP_STEPS=170200 START_WARMUP_STEP=-200000
+export OPT_LAMB_BETA_1=0.7206 OPT_LAMB_BETA_2=0.78921 WEIGHT_DECAY_RATE=0.1
+export CLIP=before INIT_LOSS_SCALE=1024
+export MAX_SAMPLES_TERMINATION=12000000 EVAL_ITER_START_SAMPLES=225000 EVAL_ITER_SAMPLES=225000
+export WALLTIME_RUNANDTIME=5
+# shellcheck source=configs/common.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"

@@ -1,0 +1,149 @@
+"""Every config sources clean, says only what somebody reads, and describes a run that --check accepts."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bert import check, env
+from bert.config import Config
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SYSTEMS = sorted(path for path in CONFIGS.glob("config_*.sh") if "demo" not in path.name)
+ALL = sorted(CONFIGS.glob("config_*.sh"))
+NAME = re.compile(
+    r"config_(?P<system>\w+)_(?P<nodes>\d+)x(?P<gpus>\d+)x(?P<batch>\d+)x(?P<accum>\d+)(?P<pack>_pack)?\.sh"
+)
+READ_ELSEWHERE = {
+    "WALLTIME",  # the user's line: sbatch -t "$WALLTIME"
+    "SBATCH_TIMELIMIT",  # sbatch
+}
+BERT_LARGE = {
+    "vocab_size": 30522,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "max_position_embeddings": 512,
+}
+
+
+def exports(config: Path, **before: str) -> dict[str, str]:
+    """What sourcing a config exports into an empty environment, under ``set -eu``."""
+    script = 'set -eu; before=$(compgen -e); source "$1"; comm -13 <(sort <<<"$before") <(compgen -e | sort) | ' + (
+        'while read -r name; do printf "%s=%s\\0" "$name" "${!name}"; done'
+    )
+    command = ["bash", "-c", script, "bash", str(config)]
+    done = subprocess.run(command, env={"PATH": "/usr/bin:/bin"} | before, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout.replace("\0", "").strip() or not done.stderr, done.stderr
+    return dict(item.split("=", 1) for item in done.stdout.split("\0") if item)
+
+
+@pytest.fixture(scope="module")
+def exported() -> dict[str, dict[str, str]]:
+    return {path.name: exports(path) for path in ALL}
+
+
+@pytest.fixture
+def load(tmp_path, exported):
+    """load(config) -> the run it describes, on made-up data and BERT-large's shape."""
+    (tmp_path / "bert_config.json").write_text(json.dumps(BERT_LARGE))
+
+    def load(path: Path) -> Config:
+        values = exported[path.name]
+        world = int(values["DGXNNODES"]) * int(values["DGXNGPU"])
+        environ = values | {
+            "SYNTH_DATA": "1",
+            "CHECKPOINTDIR_PHASE1": str(tmp_path),
+            "WORLD_SIZE": str(world),
+            "DEVICE": "cpu",
+        }
+        config = env.from_env(Config, environ)
+        config.check()
+        return config
+
+    return load
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_the_name_of_a_config_is_what_it_exports(path, exported):
+    name, values = NAME.fullmatch(path.name), exported[path.name]
+    assert name, "config_<SYSTEM>_<NODES>x<GPUS>x<BATCH>x<ACCUM>[_pack].sh"
+    for part, variable in (
+        ("nodes", "DGXNNODES"),
+        ("gpus", "DGXNGPU"),
+        ("batch", "BATCHSIZE"),
+        ("accum", "GRADIENT_STEPS"),
+    ):
+        assert values[variable] == name[part], variable
+    assert values["PACKED"] == str(int(name["pack"] is not None))
+    assert values["DGXSYSTEM"] == path.stem.removeprefix("config_")
+
+
+@pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
+def test_a_config_is_checked_and_prints_batch_interval_and_reference_convergence(path, load, exported):
+    config = load(path)
+    lines = dict(line.split("  ", 1) for line in check.report(config).splitlines())
+    lines = {name.strip(): text.strip() for name, text in lines.items()}
+    said = re.search(r"global batch ([\d,]+) sequences", " ".join(path.read_text().split("\n#")))
+    assert said, "a config says its global batch in its comment"
+    assert config.global_batch_size == int(said[1].replace(",", ""))
+    assert lines["global batch"].startswith(f"{config.global_batch_size} sequences")
+    assert config.evaluate.every_samples == config.evaluate.start_samples
+    assert config.evaluate.every_samples == check.rule_interval(config.global_batch_size)
+    assert "NOTE" not in lines["evaluation"]
+    assert "samples to the target by the RCP" in lines["convergence"]
+    fewest = int(lines["convergence"].rpartition("at least ")[2].replace(",", ""))
+    assert config.max_steps * config.global_batch_size > fewest, "it ends before a run can converge"
+    assert config.mlperf.division == "closed"
+    assert config.evaluate.target == 0.72
+
+
+def test_every_exported_name_is_read(repository, exported):
+    scripts = [*repository.glob("run*.s*"), *(repository / "launch").rglob("*.sh"), CONFIGS / "common.sh"]
+    read = {name for path in scripts for name in re.findall(r"\$\{?[!#]?([A-Z][A-Z0-9_]+)", path.read_text())}
+    read |= {variable.name for _, variable, _, _ in env.variables(Config)} | READ_ELSEWHERE
+    for config, values in exported.items():
+        unread = set(values) - read
+        assert not unread, f"{config} exports {unread}, which nobody reads"
+
+
+def test_sourcing_one_config_after_another_leaves_nothing_of_the_first(exported):
+    names = {path.name: frozenset(exported[path.name]) for path in SYSTEMS}
+    assert len(set(names.values())) == 1, "all configs export the same names"
+
+
+def test_configs_only_export(repository):
+    for path in CONFIGS.glob("*.sh"):
+        for line in path.read_text().splitlines():
+            assert re.match(r"#|export [A-Z_0-9]+=|source |DGXSYSTEM=|export DGXSYSTEM|$", line), f"{path.name}: {line}"
+
+
+def test_the_order_of_site_and_config_does_not_matter(repository):
+    def sourced(*names: str) -> str:
+        script = "; ".join(f"source {name}" for name in names) + "; export -p | sort"
+        return subprocess.run(
+            ["bash", "-euc", script],
+            cwd=repository,
+            env={"PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+
+    for path in ALL:
+        config = f"configs/{path.name}"
+        assert sourced("./env.sh", config) == sourced(config, "./env.sh"), path.name
+
+
+def test_the_time_limit_grows_with_the_number_of_trials():
+    path = CONFIGS / "config_P8000H100_1x8x48x1_pack.sh"
+    one, ten = (exports(path, NEXP=count) for count in ("1", "10"))
+    per_trial = int(one["WALLTIME_RUNANDTIME"]) + 5
+    assert int(ten["WALLTIME"]) - int(one["WALLTIME"]) == 9 * per_trial
+    assert ten["SBATCH_TIMELIMIT"] == ten["WALLTIME"]
