@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from bert.data.format import DataError
 
@@ -48,6 +51,37 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")
     return value
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """argparse type: '1/4' -> (1, 4), the second of four parts."""
+    number, _, count = text.partition("/")
+    part = int(number), int(count)
+    if not 0 <= part[0] < part[1]:
+        raise argparse.ArgumentTypeError(f"{text} is no part; give I/N with I from 0 to N - 1")
+    return part
+
+
+@contextmanager
+def lock_folder(folder: Path, *, exclusive: bool) -> Iterator[None]:
+    """Keeps two runs from writing to one folder; the lock ends with the process, kill -9 included.
+
+    Raises:
+        DataError: another run holds it, or the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "a")  # noqa: SIM115 (closed by the with below)
+    except OSError as error:
+        raise DataError(f"cannot write to {folder}: {error.strerror}; choose another folder or permit it") from error
+    with file:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(f"another run is writing to {folder}; wait for it or stop it") from error
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 def available_cpus() -> int:

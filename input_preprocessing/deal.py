@@ -52,6 +52,7 @@ class Deal:
     metadata: Metadata  # of the shards, digests apart
     shard_offsets: tuple[int, ...]  # (groups + 1,): group g makes shards [o[g], o[g + 1])
     run_offsets: Integers  # (files, groups + 1): group g takes sequences [o[f, g], o[f, g + 1]) of file f
+    lengths: tuple[int, int] | None = None  # sequences of more than [0] and at most [1] tokens only, counted among them
 
     @property
     def num_groups(self) -> int:
@@ -71,8 +72,9 @@ def plan_deal(
     shards: int | None,
     seed: int,
     group_size: int = SEQUENCES_PER_GROUP,
+    lengths: tuple[int, int] | None = None,
 ) -> tuple[Deal, str]:
-    """The deal of the sequences of `sources`, and their multiset digest.
+    """The deal of the sequences of `sources`, and the multiset digest of all their sequences.
 
     Args:
         sources: record files, of the same vocabulary and options.
@@ -81,14 +83,16 @@ def plan_deal(
         shards: number of shards; None: as many as the sequences are worth, at most 4,320.
         seed: of the deal and all that follows.
         group_size: sequences of a group, about.
+        lengths: take the sequences of more than [0] and at most [1] tokens only; None: all.
 
     Raises:
         DataError: no sources, no sequences, or files that do not belong together.
     """
     opened = [open_records(path) for path in sources]
-    sizes = [records.num_sequences for records, _ in opened]
+    sizes = [len(_chosen(records, lengths)) if lengths else records.num_sequences for records, _ in opened]
     if not sum(sizes):
-        raise DataError(f"no sequences to work on in {sources[0].parent if sources else 'the source folder'}")
+        what = f"sequences of {lengths[0] + 1} to {lengths[1]} tokens" if lengths else "sequences to work on"
+        raise DataError(f"no {what} in {sources[0].parent if sources else 'the source folder'}")
     first = opened[0][1]
     for path, (_, metadata) in zip(sources, opened, strict=True):
         for name in ("vocab_md5", "max_seq_length"):
@@ -113,8 +117,15 @@ def plan_deal(
         ),
         shard_offsets=shard_offsets,
         run_offsets=_run_offsets(sizes, shard_offsets, seed),
+        lengths=lengths,
     )
     return deal, multiset
+
+
+def _chosen(records: Records, lengths: tuple[int, int]) -> Integers:
+    """Indices of the sequences of more than lengths[0] and at most lengths[1] tokens."""
+    sizes = records.sequence_lengths
+    return np.flatnonzero((sizes > lengths[0]) & (sizes <= lengths[1]))
 
 
 def num_shards(num_sequences: int, wanted: int | None) -> int:
@@ -179,7 +190,9 @@ def read_group(deal: Deal, group: int) -> Records:
     """The sequences dealt to the group, unpacked, in the order of the source files."""
     sources = _open_all(deal.sources, deal.metadata.source[0][1])
     runs = zip(sources, deal.run_offsets[:, group], deal.run_offsets[:, group + 1], strict=True)
-    return concatenate([_run(records, int(start), int(end)) for records, start, end in runs])
+    if deal.lengths is None:
+        return concatenate([_run(records, int(start), int(end)) for records, start, end in runs])
+    return concatenate([records.select(_chosen(records, deal.lengths)[start:end]) for records, start, end in runs])
 
 
 def _make_group(task: tuple[Deal, int, Arrange]) -> list[str]:
@@ -214,20 +227,36 @@ def _finished_digest(deal: Deal, shard: int) -> str | None:
     return metadata.multiset_digest if metadata.source == deal.metadata.source else None
 
 
-def make_shards(deal: Deal, arrange: Arrange, *, label: str, jobs: int, multiset: str) -> None:
-    """Writes all shards; `arrange(records, group)` gives the order of a group's sequences, and its rows when packed.
+def make_shards(
+    deal: Deal, arrange: Arrange, *, label: str, jobs: int, multiset: str | None, part: tuple[int, int] = (0, 1)
+) -> str:
+    """Writes all shards and returns the multiset digest of their sequences.
 
     Shards of an earlier, interrupted run are kept; other record files in the target folder are removed.
+
+    Args:
+        deal: what goes where.
+        arrange: arrange(records, group) gives the order of a group's sequences, and its rows when packed.
+        label: of the progress line.
+        jobs: worker processes.
+        multiset: digest that the sequences of all shards must have; None: not checked here.
+        part: (i, n) makes every n-th group from the i-th on only, without the last check and the tidying.
 
     Raises:
         DataError: a shard cannot be written, or the shards are not exactly the source's sequences.
     """
     deal.target.mkdir(parents=True, exist_ok=True)
-    tasks = [(deal, group, arrange) for group in range(deal.num_groups)]
-    digests = run_tasks(label, _make_group, tasks, jobs=jobs, weights=[float(w) for w in np.diff(deal.shard_offsets)])
-    if add_multiset_digests([digest for group in digests for digest in group]) != multiset:
+    groups = range(part[0], deal.num_groups, part[1])
+    tasks = [(deal, group, arrange) for group in groups]
+    weights = [float(deal.shard_offsets[group + 1] - deal.shard_offsets[group]) for group in groups]
+    digests = run_tasks(label, _make_group, tasks, jobs=jobs, weights=weights)
+    made = add_multiset_digests([digest for group in digests for digest in group])
+    if part[1] > 1:
+        return made
+    if multiset is not None and made != multiset:
         raise DataError(f"{deal.target} does not hold exactly the sequences of its source; remove it and run again")
     wanted = {deal.shard_path(shard) for shard in range(deal.num_shards)}
     for path in deal.target.iterdir():
         if path not in wanted and path.name.lstrip(".").startswith("part_"):
             path.unlink()
+    return made

@@ -8,7 +8,6 @@ files. A file counts as downloaded when its md5 is right; where no source answer
 from __future__ import annotations
 
 import argparse
-import hashlib
 import http.client
 import os
 import shutil
@@ -25,6 +24,7 @@ from pathlib import Path
 from bert.data.format import DataError
 
 from .cli import human_bytes, run, stage_parser
+from .manifest import md5_of
 from .parallel import Progress
 
 MLCOMMONS = "https://training.mlcommons-storage.org/metadata"
@@ -84,15 +84,6 @@ TEXT_MD5 = {
 
 class SourceError(Exception):
     """A source does not have the file, or does not answer."""
-
-
-def md5_of(path: Path) -> str:
-    """md5 of a file's contents."""
-    digest = hashlib.md5()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def fetch_url(url: str, partial: Path, label: str) -> None:
@@ -264,13 +255,12 @@ def check_text(folder: Path) -> None:
     progress.close()
 
 
-def download(outputdir: Path, mirror: str | None = None) -> None:
-    """All files, verified, under OUTPUTDIR/download, the text unpacked to results4; the archive is removed then.
+def download(folder: Path, mirror: str | None = None) -> None:
+    """All files, verified, in `folder`, the text unpacked to results4; the archive is removed then.
 
     Raises:
         DataError: a file cannot be had or is wrong.
     """
-    folder = outputdir / "download"
     folder.mkdir(parents=True, exist_ok=True)
     text = folder / "results4"
     for file in FILES:
@@ -284,7 +274,7 @@ def download(outputdir: Path, mirror: str | None = None) -> None:
 
 
 def _main(options: argparse.Namespace) -> None:
-    download(options.outputdir, options.mirror)
+    download(options.outputdir / "download", options.mirror)
     print(f"{options.outputdir / 'download'}: complete and verified", file=sys.stderr)
 
 

@@ -6,6 +6,7 @@ Each row holds at most --max-sequences-per-row sequences and as many tokens as t
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -35,19 +36,25 @@ class _Pack:
 
 
 def pack_records(
-    source: Path, target: Path, *, shards: int | None, seed: int, max_sequences_per_row: int, jobs: int
-) -> int:
-    """Writes the sequences of the files in `source`, packed, as shards to `target`; returns the number of shards."""
+    source: Path,
+    target: Path,
+    *,
+    shards: int | None,
+    seed: int,
+    max_sequences_per_row: int,
+    jobs: int,
+    part: tuple[int, int] = (0, 1),
+) -> str:
+    """Writes the sequences of the files in `source`, packed, as shards to `target`; returns their multiset digest."""
     deal, multiset = plan_deal(
         source_files(source), target, stage=f"pack {max_sequences_per_row}", shards=shards, seed=seed
     )
     arrange = _Pack(seed, deal.metadata.max_seq_length, max_sequences_per_row)
-    make_shards(deal, arrange, label="pack", jobs=jobs, multiset=multiset)
-    return deal.num_shards
+    return make_shards(deal, arrange, label="pack", jobs=jobs, multiset=multiset, part=part)
 
 
 def _main(options: argparse.Namespace) -> None:
-    shards = pack_records(
+    pack_records(
         options.source,
         options.target,
         shards=options.shards,
@@ -55,7 +62,7 @@ def _main(options: argparse.Namespace) -> None:
         max_sequences_per_row=options.max_sequences_per_row,
         jobs=options.jobs,
     )
-    print(f"{options.target}: {shards} shards")
+    print(f"{options.target}: {len(source_files(options.target))} shards", file=sys.stderr)
 
 
 def main() -> None:

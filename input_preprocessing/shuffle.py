@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from bert.data.format import DataError, Records
@@ -11,7 +12,7 @@ from .cli import add_jobs, positive, run, stage_parser
 from .deal import Integers, make_shards, plan_deal, random_order
 
 
-class _Permute:
+class Permute:
     """A random order of a group's sequences."""
 
     def __init__(self, seed: int) -> None:
@@ -33,11 +34,12 @@ def source_files(folder: Path) -> list[Path]:
     return files
 
 
-def shuffle_records(source: Path, target: Path, *, shards: int | None, seed: int, jobs: int) -> int:
-    """Writes the sequences of the files in `source`, shuffled, as shards to `target`; returns the number of shards."""
+def shuffle_records(
+    source: Path, target: Path, *, shards: int | None, seed: int, jobs: int, part: tuple[int, int] = (0, 1)
+) -> str:
+    """Writes the sequences of the files in `source`, shuffled, as shards to `target`; returns their multiset digest."""
     deal, multiset = plan_deal(source_files(source), target, stage="shuffle", shards=shards, seed=seed)
-    make_shards(deal, _Permute(seed), label="shuffle", jobs=jobs, multiset=multiset)
-    return deal.num_shards
+    return make_shards(deal, Permute(seed), label="shuffle", jobs=jobs, multiset=multiset, part=part)
 
 
 def add_shard_options(parser: argparse.ArgumentParser) -> None:
@@ -52,10 +54,8 @@ def add_shard_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _main(options: argparse.Namespace) -> None:
-    shards = shuffle_records(
-        options.source, options.target, shards=options.shards, seed=options.random_seed, jobs=options.jobs
-    )
-    print(f"{options.target}: {shards} shards")
+    shuffle_records(options.source, options.target, shards=options.shards, seed=options.random_seed, jobs=options.jobs)
+    print(f"{options.target}: {len(source_files(options.target))} shards", file=sys.stderr)
 
 
 def main() -> None:

@@ -187,12 +187,12 @@ def make_archive(path: Path, texts: dict[str, bytes]) -> None:
 
 
 def test_everything_comes_from_a_mirror_folder_unpacked(archive: Path, tmp_path: Path) -> None:
-    download.download(tmp_path, str(archive))
+    download.download(tmp_path / "download", str(archive))
     folder = tmp_path / "download"
     assert sorted(path.name for path in folder.iterdir()) == ["bert_config.json", "results4", "vocab.txt"]
     assert (folder / "results4" / "part-00002-of-00003").read_bytes() == b"text 2\n"
     (archive / "results_text.tar.gz").unlink()
-    download.download(tmp_path, str(archive))  # nothing is fetched twice
+    download.download(tmp_path / "download", str(archive))  # nothing is fetched twice
 
 
 @pytest.mark.parametrize(("damage", "reason"), [("short", "cannot unpack"), ("missing", "lacks part-00002"),
@@ -209,5 +209,5 @@ def test_a_damaged_archive_leaves_no_text(archive: Path, tmp_path: Path, damage:
     if damage == "short":
         path.write_bytes(path.read_bytes()[:150])
     with pytest.raises(DataError, match=reason):
-        download.download(tmp_path, str(archive))
+        download.download(tmp_path / "download", str(archive))
     assert not (tmp_path / "download" / "results4").exists()

@@ -1,0 +1,99 @@
+"""Splits the sequences of a folder of record files by length, and shuffles each bin into shards of its own.
+
+Bins of 128, 256, 384 and 512 tokens: TARGET/128 holds the sequences of at most 128 tokens, TARGET/256 those of 129 to
+256, and so on, each as part_XXXXX_of_XXXXX.hdf5. A batch made of a fixed number from each bin has about the same number
+of tokens on every rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from bert.data.format import DataError, add_multiset_digests
+
+from .cli import run, stage_parser
+from .deal import make_shards, plan_deal
+from .shuffle import Permute, add_shard_options, source_files
+
+EDGES = (128, 256, 384, 512)
+
+
+def bin_records(
+    source: Path,
+    target: Path,
+    *,
+    edges: tuple[int, ...],
+    shards: int | None,
+    seed: int,
+    jobs: int,
+    part: tuple[int, int] = (0, 1),
+) -> str:
+    """Writes the sequences of the files in `source` to a folder a bin; returns their multiset digest.
+
+    Args:
+        source: folder of record files.
+        target: folder of the bins' folders.
+        edges: most tokens of each bin, ascending.
+        shards: of each bin; None: by its size.
+        seed: of the shuffle.
+        jobs: worker processes.
+        part: see `make_shards`.
+
+    Raises:
+        DataError: a bin is empty, a sequence is longer than the last edge, or the bins do not hold all sequences.
+    """
+    files = source_files(source)
+    digests = []
+    multiset = ""
+    for low, high in zip((0, *edges), edges, strict=False):
+        deal, multiset = plan_deal(
+            files, target / str(high), stage=f"bin {low} {high}", shards=shards, seed=seed, lengths=(low, high)
+        )
+        label = f"bin {low + 1}-{high}"
+        digests.append(make_shards(deal, Permute(seed), label=label, jobs=jobs, multiset=None, part=part))
+    made = add_multiset_digests(digests)
+    if part[1] == 1 and made != multiset:
+        reason = f"the bins up to {edges[-1]} tokens do not hold exactly the sequences of {source}"
+        raise DataError(f"{target}: {reason}; check --edges, or remove it and run again")
+    return made
+
+
+def parse_edges(text: str) -> tuple[int, ...]:
+    """argparse type: '128,256' -> (128, 256), ascending."""
+    edges = tuple(int(part) for part in text.split(","))
+    if any(high <= low for low, high in zip((0, *edges), edges, strict=False)):
+        raise argparse.ArgumentTypeError(f"{text} is not a list of growing lengths, such as 128,256,384,512")
+    return edges
+
+
+def add_edges(parser: argparse.ArgumentParser) -> None:
+    """--edges."""
+    default = ",".join(map(str, EDGES))
+    parser.add_argument("--edges", type=parse_edges, default=EDGES, help=f"most tokens of each bin (default {default})")
+
+
+def _main(options: argparse.Namespace) -> None:
+    bin_records(
+        options.source,
+        options.target,
+        edges=options.edges,
+        shards=options.shards,
+        seed=options.random_seed,
+        jobs=options.jobs,
+    )
+    counts = ", ".join(f"{edge}: {len(source_files(options.target / str(edge)))}" for edge in options.edges)
+    print(f"{options.target}: shards of each bin {counts}", file=sys.stderr)
+
+
+def main() -> None:
+    """Command line."""
+    parser = stage_parser("bins", __doc__)
+    add_shard_options(parser)
+    add_edges(parser)
+    run(parser, _main)
+
+
+if __name__ == "__main__":
+    main()
