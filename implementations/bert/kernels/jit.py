@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -41,8 +42,14 @@ _interpreted = False
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """triton.jit, or the bare function where there is no Triton; it is never called there."""
-    return triton.jit(function) if triton is not None else function
+    """triton.jit, or the bare function where there is no Triton; it is never called there.
+
+    Integers that change from call to call (``site``) are kept out of Triton's specialisation, which would compile anew.
+    """
+    if triton is None:
+        return function
+    changing = [name for name in ("site",) if name in inspect.signature(function).parameters]
+    return triton.jit(function, do_not_specialize=changing)
 
 
 @contextmanager

@@ -1,0 +1,322 @@
+"""LAMB over flat buffers, in two passes: 40 bytes a parameter where one tensor at a time takes over twice that.
+
+All parameters lie end to end in one buffer, each from a multiple of ALIGNMENT on and followed by zeros up to the next;
+so do the gradients, moments and low-precision copies. The first pass updates the moments and gives the squared norms of
+each tensor and of its update; the second recomputes the update and applies it. Between the two, a run that shards the
+buffers over ranks adds up the norms. Sums are taken in chunks, then over chunks, always in the same order: the same
+input gives the same bits, and every rank comes to the same norms.
+
+Everything that changes from step to step lies on the device, so that a replayed CUDA graph sees it: ``scalars``, fp32
+[4], holds the learning rate, the factor of the gradients (clipping and unscaling), 1 / (1 - beta1^t) and
+1 / (1 - beta2^t). A factor that is nan skips the step: nothing changes.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bert.kernels import jit as jit_module
+from bert.kernels.jit import constexpr, jit, tl
+
+ALIGNMENT = 64  # elements: 128 bytes in bf16, so that every access is whole cache lines
+CHUNK = 16384  # elements a program works on; a multiple of BLOCK
+BLOCK, NUM_WARPS = 2048, 8
+
+
+def flat_offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """First element of each tensor of the given numbers of elements in a flat buffer, and the buffer's length."""
+    padded = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+    ends = list(itertools.accumulate(padded))
+    return [0, *ends[:-1]], ends[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where the tensors of a model lie in a flat buffer, or in one shard of it.
+
+    Chunk c is elements [begin[c], begin[c] + length[c]) of the shard and belongs to tensor ``tensor[c]``; tensor i has
+    chunks [offsets[i], offsets[i+1]), none where the shard holds nothing of it. ``decay`` fp32 [tensors]: weight
+    decay; where it is 0 there is no trust ratio either.
+    """
+
+    size: int
+    begin: Tensor  # int64 [C]
+    length: Tensor  # int32 [C]
+    tensor: Tensor  # int32 [C]
+    offsets: Tensor  # int32 [tensors + 1]
+    decay: Tensor  # fp32 [tensors]
+    spans: tuple[tuple[int, int], ...]  # of each tensor in the shard: begin, end
+
+    @property
+    def num_tensors(self) -> int:
+        """Tensors of the model."""
+        return len(self.spans)
+
+
+def make_layout(
+    sizes: Sequence[int], decays: Sequence[float], device: torch.device, begin: int = 0, end: int | None = None
+) -> Layout:
+    """The layout of the tensors within elements [begin, end) of their flat buffer; both multiples of ALIGNMENT."""
+    offsets, total = flat_offsets(sizes)
+    end = total if end is None else end
+    assert begin % ALIGNMENT == 0, begin
+    assert end % ALIGNMENT == 0, end
+    borders = [min(max(offset, begin), end) - begin for offset in [*offsets, total]]
+    chunks = [
+        (first, min(CHUNK, stop - first), number)
+        for number, (start, stop) in enumerate(itertools.pairwise(borders))
+        for first in range(start, stop, CHUNK)
+    ]
+    counts = [0] * len(sizes)
+    for _, _, number in chunks:
+        counts[number] += 1
+    columns = list(zip(*chunks, strict=True)) if chunks else [(), (), ()]
+    return Layout(
+        size=end - begin,
+        begin=torch.tensor(columns[0], dtype=torch.int64, device=device),
+        length=torch.tensor(columns[1], dtype=torch.int32, device=device),
+        tensor=torch.tensor(columns[2], dtype=torch.int32, device=device),
+        offsets=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device),
+        decay=torch.tensor(decays, dtype=torch.float32, device=device),
+        spans=tuple(itertools.pairwise(borders)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """The three functions of an implementation.
+
+    squared_norm(flat) -> fp32 0-d, of a flat buffer (the gradients) of any length and floating type.
+
+    moments(layout, gradient, master, first, second, scalars, beta1, beta2, eps) -> fp32 [tensors, 2]: updates the
+    moments in place from g = factor * gradient, m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2; returns the squared norms
+    of each tensor and of its update u = (m c1) / (sqrt(v c2) + eps) + decay p, as far as they lie in this shard.
+
+    update(layout, master, first, second, parameters, norms, scalars, eps): p -= lr r u in place, with r the root of
+    the ratio of the norms where decay applies and both are positive, else 1; ``parameters`` (low precision, or None)
+    receives the rounded result.
+
+    All buffers are of ``layout.size`` elements; master, first and second are fp32, the gradient and the parameters of
+    any floating type. Formula: You et al. 2020, arXiv 1904.00962, algorithm 2, without trust ratio where no decay.
+    """
+
+    squared_norm: Callable[[Tensor], Tensor]
+    moments: Callable[..., Tensor]
+    update: Callable[..., None]
+
+
+# --- in plain PyTorch ------------------------------------------------------------------------------------------------
+
+
+def _update_direction(layout: Layout, master: Tensor, first: Tensor, second: Tensor, scalars: Tensor, eps: float):
+    direction = (first * scalars[2]) / ((second * scalars[3]).sqrt() + eps)
+    for (begin, end), decay in zip(layout.spans, layout.decay, strict=True):
+        direction[begin:end] += decay * master[begin:end]
+    return direction
+
+
+def _reference_squared_norm(flat: Tensor) -> Tensor:
+    return flat.float().square().sum()
+
+
+def _reference_moments(
+    layout: Layout,
+    gradient: Tensor,
+    master: Tensor,
+    first: Tensor,
+    second: Tensor,
+    scalars: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> Tensor:
+    valid = ~torch.isnan(scalars[1])
+    scaled = gradient.to(master.dtype) * scalars[1]
+    first.copy_(torch.where(valid, torch.lerp(first, scaled, 1 - beta1), first))
+    second.copy_(torch.where(valid, torch.lerp(second, scaled * scaled, 1 - beta2), second))
+    direction = _update_direction(layout, master, first, second, scalars, eps)
+    return torch.stack(
+        [torch.stack([flat[begin:end].square().sum() for flat in (master, direction)]) for begin, end in layout.spans]
+    )
+
+
+def _reference_update(
+    layout: Layout,
+    master: Tensor,
+    first: Tensor,
+    second: Tensor,
+    parameters: Tensor | None,
+    norms: Tensor,
+    scalars: Tensor,
+    eps: float,
+) -> None:
+    direction = _update_direction(layout, master, first, second, scalars, eps)
+    scaled = (layout.decay > 0) & (norms > 0).all(dim=1)
+    ratios = torch.where(scaled, (norms[:, 0] / norms[:, 1]).sqrt(), 1.0)
+    for (begin, end), ratio in zip(layout.spans, ratios, strict=True):
+        direction[begin:end] *= ratio
+    master.copy_(torch.where(torch.isnan(scalars[1]), master, master - scalars[0] * direction))
+    if parameters is not None:
+        parameters.copy_(master)
+
+
+reference = Passes(squared_norm=_reference_squared_norm, moments=_reference_moments, update=_reference_update)
+
+
+# --- in Triton -------------------------------------------------------------------------------------------------------
+
+
+@jit
+def _squared_sums(flat, partials, size, chunk: constexpr, block: constexpr):
+    begin = tl.program_id(0).to(tl.int64) * chunk
+    total = tl.zeros([block], tl.float32)
+    for step in range(0, chunk, block):
+        element = begin + step + tl.arange(0, block)
+        x = tl.load(flat + element, mask=element < size, other=0.0).to(tl.float32)
+        total += x * x
+    tl.store(partials + tl.program_id(0), tl.sum(total, axis=0))
+
+
+@jit
+def _total(partials, output, count, block: constexpr):
+    total = tl.zeros([block], tl.float32)
+    for begin in range(0, count, block):
+        element = begin + tl.arange(0, block)
+        total += tl.load(partials + element, mask=element < count, other=0.0)
+    tl.store(output, tl.sum(total, axis=0))
+
+
+@jit
+def _moments(
+    begins, lengths, tensors, decays, gradient, master, first, second, scalars, partials, rate_1, rate_2, eps,
+    block: constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0)
+    begin = tl.multiple_of(tl.load(begins + chunk), 64)
+    factor, correction_1, correction_2 = tl.load(scalars + 1), tl.load(scalars + 2), tl.load(scalars + 3)
+    length = tl.multiple_of(tl.where(factor == factor, tl.load(lengths + chunk), 0), 64)
+    decay = tl.load(decays + tl.load(tensors + chunk))
+    master_sum = tl.zeros([block], tl.float32)
+    update_sum = tl.zeros([block], tl.float32)
+    for step in range(0, length, block):
+        within = step + tl.arange(0, block)
+        inside = within < length
+        element = begin + within
+        g = tl.load(gradient + element, mask=inside, other=0.0).to(tl.float32) * factor
+        p = tl.load(master + element, mask=inside, other=0.0)
+        m = tl.load(first + element, mask=inside, other=0.0)
+        v = tl.load(second + element, mask=inside, other=0.0)
+        m += rate_1 * (g - m)
+        v += rate_2 * (g * g - v)
+        u = (m * correction_1) / (tl.sqrt(v * correction_2) + eps) + decay * p
+        tl.store(first + element, m, mask=inside)
+        tl.store(second + element, v, mask=inside)
+        master_sum += p * p
+        update_sum += u * u
+    tl.store(partials + 2 * chunk, tl.sum(master_sum, axis=0))
+    tl.store(partials + 2 * chunk + 1, tl.sum(update_sum, axis=0))
+
+
+@jit
+def _norms(offsets, partials, norms, block: constexpr):
+    tensor = tl.program_id(0)
+    begin, end = tl.load(offsets + tensor), tl.load(offsets + tensor + 1)
+    master_sum = tl.zeros([block], tl.float32)
+    update_sum = tl.zeros([block], tl.float32)
+    for first in range(begin, end, block):
+        chunk = first + tl.arange(0, block)
+        master_sum += tl.load(partials + 2 * chunk, mask=chunk < end, other=0.0)
+        update_sum += tl.load(partials + 2 * chunk + 1, mask=chunk < end, other=0.0)
+    tl.store(norms + 2 * tensor, tl.sum(master_sum, axis=0))
+    tl.store(norms + 2 * tensor + 1, tl.sum(update_sum, axis=0))
+
+
+@jit
+def _update(
+    begins, lengths, tensors, decays, master, first, second, parameters, norms, scalars, eps,
+    has_parameters: constexpr, block: constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0)
+    begin = tl.multiple_of(tl.load(begins + chunk), 64)
+    factor = tl.load(scalars + 1)
+    length = tl.multiple_of(tl.where(factor == factor, tl.load(lengths + chunk), 0), 64)
+    tensor = tl.load(tensors + chunk)
+    decay = tl.load(decays + tensor)
+    rate, correction_1, correction_2 = tl.load(scalars), tl.load(scalars + 2), tl.load(scalars + 3)
+    master_norm, update_norm = tl.load(norms + 2 * tensor), tl.load(norms + 2 * tensor + 1)
+    scaled = (decay > 0.0) & (master_norm > 0.0) & (update_norm > 0.0)
+    rate *= tl.where(scaled, tl.sqrt(master_norm / tl.where(scaled, update_norm, 1.0)), 1.0)
+    for step in range(0, length, block):
+        within = step + tl.arange(0, block)
+        inside = within < length
+        element = begin + within
+        p = tl.load(master + element, mask=inside, other=0.0)
+        m = tl.load(first + element, mask=inside, other=0.0)
+        v = tl.load(second + element, mask=inside, other=0.0)
+        p -= rate * ((m * correction_1) / (tl.sqrt(v * correction_2) + eps) + decay * p)
+        tl.store(master + element, p, mask=inside)
+        if has_parameters:
+            tl.store(parameters + element, p.to(parameters.dtype.element_ty), mask=inside)
+
+
+def _fused_squared_norm(flat: Tensor) -> Tensor:
+    count = max(1, -(-flat.numel() // CHUNK))
+    partials = torch.empty(count, dtype=torch.float32, device=flat.device)
+    output = torch.empty((), dtype=torch.float32, device=flat.device)
+    _squared_sums[(count,)](flat, partials, flat.numel(), CHUNK, BLOCK, num_warps=NUM_WARPS)
+    _total[(1,)](partials, output, count, 1024, num_warps=8)
+    return output
+
+
+def _fused_moments(
+    layout: Layout,
+    gradient: Tensor,
+    master: Tensor,
+    first: Tensor,
+    second: Tensor,
+    scalars: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> Tensor:
+    num_chunks = layout.begin.numel()
+    partials = torch.empty(num_chunks, 2, dtype=torch.float32, device=master.device)
+    norms = torch.empty(layout.num_tensors, 2, dtype=torch.float32, device=master.device)
+    if num_chunks:
+        _moments[(num_chunks,)](
+            layout.begin, layout.length, layout.tensor, layout.decay, gradient, master, first, second, scalars,
+            partials, 1 - beta1, 1 - beta2, eps, BLOCK, num_warps=NUM_WARPS,
+        )  # fmt: skip
+    _norms[(layout.num_tensors,)](layout.offsets, partials, norms, 128, num_warps=4)
+    return norms
+
+
+def _fused_update(
+    layout: Layout,
+    master: Tensor,
+    first: Tensor,
+    second: Tensor,
+    parameters: Tensor | None,
+    norms: Tensor,
+    scalars: Tensor,
+    eps: float,
+) -> None:
+    if layout.begin.numel():
+        _update[(layout.begin.numel(),)](
+            layout.begin, layout.length, layout.tensor, layout.decay, master, first, second, parameters, norms,
+            scalars, eps, parameters is not None, BLOCK, num_warps=NUM_WARPS,
+        )  # fmt: skip
+
+
+fused = Passes(squared_norm=_fused_squared_norm, moments=_fused_moments, update=_fused_update)
+
+
+def supported(device: torch.device) -> bool:
+    """True where the fused kernels run."""
+    return jit_module.supported(device)

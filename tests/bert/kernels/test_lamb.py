@@ -1,0 +1,135 @@
+"""Flat-buffer LAMB: the Triton passes against plain PyTorch, and both against the optimizer that works by tensor."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from bert.kernels import lamb
+from bert.optim.lamb import Config, Lamb
+
+SIZES = [97, 7, lamb.CHUNK + 131, 64, 5]
+DECAYS = [0.1, 0.0, 0.1, 0.0, 0.1]
+EPS = 1e-6
+
+
+def _buffers(device, seed=0, dtype=torch.float32):
+    """Gradient, master and two moments with zeros between the tensors; the last tensor is 0, so it has no norm."""
+    generator = torch.Generator().manual_seed(seed)
+    offsets, total = lamb.flat_offsets(SIZES)
+    gradient, master, first, second = (torch.zeros(total) for _ in range(4))
+    for offset, size in zip(offsets, SIZES, strict=True):
+        inside = slice(offset, offset + size)
+        gradient[inside] = torch.randn(size, generator=generator)
+        if size != SIZES[-1]:
+            master[inside] = torch.randn(size, generator=generator)
+        first[inside] = torch.randn(size, generator=generator) * 0.1
+        second[inside] = torch.rand(size, generator=generator)
+    return [gradient.to(device, dtype), *(buffer.to(device) for buffer in (master, first, second))]
+
+
+def _scalars(device, lr=0.01, factor=0.5, step=3, beta1=0.6, beta2=0.85):
+    values = [lr, factor, 1 / (1 - beta1**step), 1 / (1 - beta2**step)]
+    return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+def _step(passes, layout, buffers, scalars, parameters):
+    gradient, master, first, second = buffers
+    norms = passes.moments(layout, gradient, master, first, second, scalars, 0.6, 0.85, EPS)
+    passes.update(layout, master, first, second, parameters, norms, scalars, EPS)
+    return norms
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_passes_equal_plain_pytorch(device, dtype):
+    layout = lamb.make_layout(SIZES, DECAYS, device)
+    ours, theirs = _buffers(device, dtype=dtype), _buffers(device, dtype=dtype)
+    low = [torch.empty(layout.size, dtype=torch.bfloat16, device=device).fill_(7) for _ in range(2)]
+    ours_norms = _step(lamb.fused, layout, ours, _scalars(device), low[0])
+    theirs_norms = _step(lamb.reference, layout, theirs, _scalars(device), low[1])
+    torch.testing.assert_close(ours_norms, theirs_norms, rtol=1e-5, atol=1e-6)  # sums of fp32 squares, other order
+    for a, b in zip(ours[1:], theirs[1:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    if device.type == "cuda":
+        assert torch.equal(low[0], ours[1].bfloat16())
+    else:  # the interpreter cuts bits off where a GPU rounds
+        torch.testing.assert_close(low[0].float(), ours[1], rtol=2**-7, atol=0)
+    offsets, _ = lamb.flat_offsets(SIZES)
+    between = torch.ones(layout.size, dtype=torch.bool)
+    for offset, size in zip(offsets, SIZES, strict=True):
+        between[offset : offset + size] = False
+    assert all(not buffer.cpu()[between].any() for buffer in ours), "what lies between the tensors stays zero"
+
+
+def test_norm_of_the_gradient_is_that_of_the_whole_buffer(device):
+    flat = torch.randn(3 * lamb.CHUNK + 77, generator=torch.Generator().manual_seed(1)).to(device)
+    assert lamb.fused.squared_norm(flat).item() == pytest.approx(flat.double().square().sum().item(), rel=1e-6)
+    low = flat.bfloat16()
+    assert lamb.fused.squared_norm(low).item() == pytest.approx(low.double().square().sum().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("num_shards", [2, 3])
+def test_shards_that_add_up_their_norms_equal_the_whole(device, num_shards):
+    whole = _buffers(device)
+    layout = lamb.make_layout(SIZES, DECAYS, device)
+    _step(lamb.fused, layout, whole, _scalars(device), None)
+    buffers = _buffers(device)
+    units = layout.size // lamb.ALIGNMENT
+    borders = [units * i // num_shards * lamb.ALIGNMENT for i in range(num_shards + 1)]
+    shards = [
+        (lamb.make_layout(SIZES, DECAYS, device, begin, end), [buffer[begin:end] for buffer in buffers])
+        for begin, end in itertools.pairwise(borders)
+    ]
+    scalars = _scalars(device)
+    norms = sum(lamb.fused.moments(shard, *views, scalars, 0.6, 0.85, EPS) for shard, views in shards)
+    for shard, (_, master, first, second) in shards:
+        lamb.fused.update(shard, master, first, second, None, norms, scalars, EPS)
+    for a, b in zip(buffers[1:], whole[1:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("passes", [lamb.reference, lamb.fused], ids=["reference", "fused"])
+def test_a_factor_that_is_nan_changes_nothing(device, passes):
+    layout = lamb.make_layout(SIZES, DECAYS, device)
+    buffers, before = _buffers(device), _buffers(device)
+    buffers[0][3] = float("inf")  # the overflow that is the reason for skipping
+    parameters = buffers[1].bfloat16()
+    _step(passes, layout, buffers, _scalars(device, factor=float("nan")), parameters)
+    for a, b in zip(buffers[1:], before[1:], strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(parameters, before[1].bfloat16())
+
+
+@pytest.mark.parametrize("passes", [lamb.reference, lamb.fused], ids=["reference", "fused"])
+def test_steps_equal_the_optimizer_that_works_by_tensor(device, passes):
+    layout = lamb.make_layout(SIZES, DECAYS, device)
+    gradient, master, first, second = _buffers(device)
+    first.zero_()
+    second.zero_()
+    names = [f"{number}.{'weight' if decay else 'bias'}" for number, decay in enumerate(DECAYS)]
+    offsets, _ = lamb.flat_offsets(SIZES)
+    spans = [slice(offset, offset + size) for offset, size in zip(offsets, SIZES, strict=True)]
+    parameters = [nn.Parameter(master[span].clone()) for span in spans]
+    config = Config(beta1=0.6, beta2=0.85, eps=EPS, weight_decay=0.1)
+    optimizer = Lamb(zip(names, parameters, strict=True), config)
+    for step in range(1, 4):
+        for parameter, span in zip(parameters, spans, strict=True):
+            parameter.grad = gradient[span] * step
+        optimizer.step(0.01, 0.5)
+        buffers = [gradient * step, master, first, second]
+        _step(passes, layout, buffers, _scalars(device, step=step), None)
+    for parameter, span in zip(parameters, spans, strict=True):
+        torch.testing.assert_close(master[span], parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_same_input_gives_the_same_bits(device):
+    layout = lamb.make_layout(SIZES, DECAYS, device)
+    results = []
+    for _ in range(2):
+        buffers = _buffers(device)
+        norms = _step(lamb.fused, layout, buffers, _scalars(device), None)
+        results.append([norms, *buffers])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
