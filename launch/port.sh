@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # A TCP port for the rendezvous of the ranks.
 
-# Prints MASTER_PORT, or a port on which nothing listens on this node. They lie below the range of outgoing connections.
+# Prints MASTER_PORT, or a port on which nothing listens on this node, below the range of outgoing connections. A job of
+# Slurm starts from a number of its own, so that two jobs that share a node do not take the same one.
 port::free() {
-  local port i
+  local port i first=$((${SLURM_JOB_ID:-RANDOM} * 16))
   if [[ -n ${MASTER_PORT:-} ]]; then
     echo "$MASTER_PORT"
     return
   fi
   for ((i = 0; i < 50; i++)); do
-    port=$((20000 + RANDOM % 10000))
+    port=$((20000 + (first + RANDOM % 16 + i * 16) % 10000))
     (: <>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || break
   done
   echo "$port"

@@ -7,8 +7,12 @@ readonly NUMBER=${RANK:-${SLURM_PROCID:-0}} NOT_REACHED=3
 report() {
   local -r status=$1 error=$RUN_DIR/error_${TRIAL:-0}.txt
   local -r who="rank $NUMBER on ${SLURMD_NODENAME:-$(uname -n)}"
-  if ((status > 128)); then # Its peers complain of broken connections; this is the cause.
-    echo "$who was killed by SIG$(kill -l "$status")" >"$error"
+  if ((status > 128)); then
+    local -r killed="$who was killed by SIG$(kill -l "$status")"
+    case $status in
+      129 | 130 | 143) (set -o noclobber && echo "$killed" >"$error") ;; # most likely by the launcher, for another's sake
+      *) echo "$killed" >"$error" ;;                                     # its peers complain of broken connections; this is the cause
+    esac
   fi
   set -o noclobber
   echo "$status" >"$RUN_DIR/status"

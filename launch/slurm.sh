@@ -10,24 +10,48 @@ slurm::check() {
     log::die "this job has $SLURM_GPUS_ON_NODE GPUs a node and the config wants DGXNGPU=$DGXNGPU: sbatch --exclusive, or another config"
 }
 
-# Sets the array srun: the command that all steps of this job begin with.
+# Sets the array srun: the command that all steps of this job begin with. Starts one step to see that such steps start.
 slurm::srun_command() {
   local -r gres=${GPU_GRES:-gpu}
-  srun=(srun --mpi="$(slurm::mpi_type)")
+  # What sbatch was told of tasks and GPUs would otherwise hold for each step too, besides or against what is asked here.
+  unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
+    SLURM_CPU_BIND SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GRES SLURM_TRES_PER_TASK
+  srun=(srun --distribution=block)
   # Slurm's own binding knows nothing of GPUs; run_and_time.sh binds.
   if scontrol show config | grep -q '^TaskPlugin.*affinity'; then srun+=(--cpu-bind=none); fi
   # A step that does not ask for GPUs gets none, even in a job that has them all.
   if [[ ${DEVICE:-auto} != cpu && $gres != none && -n ${SLURM_GPUS_ON_NODE:-} ]]; then srun+=(--gres="$gres:$DGXNGPU"); fi
+  slurm::check_nodes
+  srun+=(--mpi="$(slurm::mpi_type)")
 }
 
-# The ranks find each other by MASTER_ADDR, so none is enough; where a site wants another, the nearest one it has.
+# One step on every node: do steps start as asked, and does each node see the repository?
+slurm::check_nodes() {
+  local -r blind=9
+  local said status=0
+  # shellcheck disable=SC2016 # $1 belongs to the inner shell
+  said=$("${srun[@]}" --mpi=none --ntasks="$DGXNNODES" --ntasks-per-node=1 \
+    bash -c '[[ -x $1/launch/rank.sh ]] || { echo "${SLURMD_NODENAME:-a node}" && exit "$2"; }' - "$REPO_DIR" "$blind" 2>&1) || status=$?
+  ((status == 0)) && return
+  if ((status == blind)); then
+    log::die "${said%%$'\n'*} does not see $REPO_DIR: put the repository on storage that all nodes share"
+  fi
+  said=$(sed -n 's/^srun: error: //p' <<<"$said" | tail -n 1)
+  log::die "GPU_GRES=${GPU_GRES:-gpu}: a step with ${srun[*]:1} does not start: ${said:-exit status $status}"
+}
+
+# The ranks find each other by MASTER_ADDR, so none is enough; where a site wants another, the nearest one that works:
+# srun also lists types whose library is missing.
 slurm::mpi_type() {
-  local wanted=${SLURM_MPI_TYPE:-none} type
-  local -r known=" $(srun --mpi=list 2>&1 | tr -s '[:space:]' ' ') "
+  local -r wanted=${SLURM_MPI_TYPE:-none} known=" $(srun --mpi=list 2>&1 | tr -s '[:space:]' ' ') "
+  local type why='is not in srun --mpi=list'
   for type in "$wanted" pmi2 none; do
-    [[ $known == *" $type "* ]] && break
+    if [[ $type == none ]]; then break; fi
+    [[ $known == *" $type "* ]] || continue
+    srun --mpi="$type" --nodes=1 --ntasks=1 true 2>/dev/null && break
+    if [[ $type == "$wanted" ]]; then why='does not start a step (is its library on every node?)'; fi
   done
-  [[ $type == "$wanted" ]] || log::warn "SLURM_MPI_TYPE=$wanted is not in srun --mpi=list: using $type"
+  [[ $type == "$wanted" ]] || log::warn "SLURM_MPI_TYPE=$wanted $why: using $type"
   echo "$type"
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
 
 import pytest
 
@@ -25,3 +27,106 @@ def test_trials_run_on_every_node_with_one_task_a_gpu(slurm):
     assert {len(rank["CUDA_VISIBLE_DEVICES"].split(",")) for rank in ranks} == {2}
     assert slurm.checkout.calls("drop_caches") == [""] * 4
     assert os.path.basename(slurm.checkout.run_dir).endswith(f"_{job.number}")
+
+
+def test_a_rank_killed_on_another_node_fails_the_job_with_its_reason_last(slurm):
+    job = slurm.run(after=f"{TWO_NODES} NEXP=2", TRIAL_0="kill:3")
+    assert job.exit_code == 1
+    assert job.last_line == "run: error: 1 of 2 trials failed: trial 0: rank 3 on dgx2 was killed by SIGKILL"
+    assert (slurm.checkout.run_dir / "failed_0.txt").exists()
+    assert (slurm.checkout.run_dir / "result_1.txt").exists(), "the other trials are independent"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        ("not-reached", "the target accuracy 0.72 was not reached"),
+        ("crash:2", "the loss is nan at step 3"),
+        ("exit:2", "rank 2 on dgx2 ended with exit status 7, see output_0.txt"),
+    ],
+)
+def test_a_trial_that_fails_fails_the_job(slurm, outcome, reason):
+    job = slurm.run(after=TWO_NODES, TRIAL_0=outcome)
+    assert job.exit_code == 1
+    assert job.last_line == f"run: error: 1 of 1 trials failed: trial 0: {reason}"
+
+
+def test_bad_settings_end_the_job_before_anything_is_written(slurm):
+    job = slurm.run(after=TWO_NODES, CHECK="bad")
+    assert job.exit_code == 2
+    assert "bert: error: LR='fast': expected a number" in job.output
+    assert job.last_line == "run: error: this configuration cannot run, see above"
+    assert not slurm.checkout.logdir.exists()
+
+
+def test_a_job_of_the_wrong_size_says_how_to_submit(slurm):
+    job = slurm.run("-N1", after=TWO_NODES)
+    assert job.exit_code == 2
+    assert job.last_line == "run: error: this job has 1 nodes and the config wants 2: sbatch -N 2 run.sub"
+
+
+def test_a_log_folder_that_cannot_be_made_ends_the_job(slurm):
+    (slurm.checkout.root / "file").touch()
+    job = slurm.run(after="export LOGDIR=file/results")
+    assert job.exit_code == 2
+    assert job.last_line.startswith("run: error: LOGDIR=")
+    assert "cannot make this folder; choose one you can write to" in job.last_line
+
+
+def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
+    job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="hang")
+    job.wait_for(lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists())
+    subprocess.run(["scancel", str(job.number)], check=True)
+    job.wait()
+    assert job.field("JobState") == "CANCELLED"
+    assert job.last_line == "run: error: interrupted by SIGTERM; RUN_NAME=stopped continues with the missing trials"
+    assert (slurm.checkout.run_dir / "failed_0.txt").exists()
+    assert not list(slurm.checkout.run_dir.glob("running_*"))
+    left = subprocess.run(["pgrep", "-f", str(slurm.checkout.root)], capture_output=True, text=True, check=False)
+    assert not left.stdout, "processes were left behind"
+
+
+def test_a_requeued_job_continues_with_the_missing_trials(slurm):
+    job = slurm.submit(after=f"{TWO_NODES} NEXP=2", TRIAL_1="hang")
+    job.wait_for(lambda: list(slurm.checkout.logdir.glob("*/running_1/result_1.txt")))
+    kept = (slurm.checkout.run_dir / "result_0.txt").stat().st_mtime_ns
+    subprocess.run(["scontrol", "requeue", str(job.number)], check=True)
+    job.wait_for(lambda: job.field("JobState") == "PENDING")
+    # Slurm holds a requeued job back for two minutes; an administrator need not.
+    subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now"], check=True)
+    job.wait()
+    assert job.exit_code == 0, job.output
+    assert job.last_line == f"run: all 2 trials reached the target: {slurm.checkout.run_dir}"
+    assert (slurm.checkout.run_dir / "result_0.txt").stat().st_mtime_ns == kept
+    assert [rank["TRIAL"] for rank in slurm.checkout.ranks()] == ["0"] * 4 + ["1"] * 8
+
+
+@pytest.mark.parametrize("gres", ["gpu", "gpu:h100"])
+def test_each_node_gives_the_gpus_that_the_config_asks_for(slurm, gres):
+    job = slurm.run(after=f"export DGXNGPU=3 GPU_GRES={gres}")
+    assert job.exit_code == 0, job.output
+    assert {rank["CUDA_VISIBLE_DEVICES"] for rank in slurm.checkout.ranks()} == {"0,1,2"}
+
+
+def test_a_gpu_type_the_nodes_do_not_have_fails_in_one_line(slurm):
+    job = slurm.run(after="export GPU_GRES=gpu:b200")
+    assert job.exit_code == 2
+    assert job.last_line.startswith("run: error: GPU_GRES=gpu:b200: a step with --distribution=block --gres=gpu:b200:2")
+    assert "does not start: Unable to create step" in job.last_line
+
+
+def pmix() -> str:
+    """Slurm lists pmix when it was built with it; whether it works depends on a library it loads when asked."""
+    try:
+        ctypes.CDLL("libpmix.so")
+    except OSError:
+        return "pmi2"
+    return "pmix"
+
+
+@pytest.mark.parametrize(("wanted", "used"), [("pmi2", "pmi2"), ("pmix", pmix()), ("pmix_v9", "pmi2")])
+def test_steps_start_with_the_mpi_type_that_is_wanted_or_the_nearest_that_works(slurm, wanted, used):
+    job = slurm.run(after=f"{TWO_NODES} SLURM_MPI_TYPE={wanted}")
+    assert job.exit_code == 0, job.output
+    assert {rank["SLURM_MPI_TYPE"] for rank in slurm.checkout.ranks()} == {used}
+    assert (f"warning: SLURM_MPI_TYPE={wanted} " in job.output) == (wanted != used)

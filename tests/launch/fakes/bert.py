@@ -9,7 +9,7 @@ from pathlib import Path
 
 KEPT = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SEED", "CACHE_CLEARED", "LR", "RUN_DIR"),
-    *("OMP_NUM_THREADS", "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES"),
+    *("OMP_NUM_THREADS", "SLURMD_NODENAME", "SLURM_MPI_TYPE", "CUDA_VISIBLE_DEVICES"),
 )
 
 
@@ -48,7 +48,7 @@ def train() -> int:
             return 7
         status, reason = (1, "the loss is nan at step 3") if outcome == "crash" else (2, "DATADIR_PHASE2: truncated")
         return fail(folder, trial, status, reason)
-    if outcome in ("kill", "exit", "crash", "hang"):
+    if outcome in ("kill", "exit", "crash") or (outcome == "hang" and "SLURM_RESTART_COUNT" not in os.environ):
         time.sleep(60)  # in a collective that will never end
     if rank == 0 and outcome != "no-result":
         (folder / f"result_{trial}.txt").write_text("MLLOG whole\n")
