@@ -22,6 +22,12 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("target", type=Path, nargs="+", help="a log, a folder of logs, or a folder above such folders")
     _common(show)
     show.set_defaults(run=_show)
+
+    check = commands.add_parser("check", help="does it count? official verdict, reasons, and what it overlooks")
+    check.add_argument("target", type=Path, nargs="+", help="a log, a result folder, a submission, or a folder above")
+    check.add_argument("--strict", action="store_true", help="warnings fail as well")
+    _common(check)
+    check.set_defaults(run=_check)
     return top
 
 
@@ -41,6 +47,20 @@ def _show(arguments: argparse.Namespace) -> int:
 
     show(results, console())
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from review.check import check
+    from review.check_text import print_checked, status
+
+    with status() as progress:
+        checked = [one for target in arguments.target for one in check(target, arguments.ruleset, progress)]
+    passed = all(one.passed(arguments.strict) for one in checked)
+    if arguments.json:
+        print_json({"passed": passed, "checked": [one.as_dict() for one in checked]})
+    else:
+        print_checked(checked, arguments.strict)
+    return 0 if passed else 1
 
 
 def print_json(value: Any) -> None:

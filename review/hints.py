@@ -35,6 +35,8 @@ _HINTS = {
 
 def hint(key: str | None, rule: str) -> str | None:
     """What to do about a broken rule."""
+    if "first_init_start" in rule:
+        return "initialise faster, such as with compiled kernels kept from an earlier run"
     if key in _HINTS:
         return _HINTS[key]
     if rule == "EXACTLY_ONE":

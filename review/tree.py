@@ -32,7 +32,8 @@ def result_files(folder: Path) -> list[Path]:
 def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
     """(folder, logs) of everything to review at or below a path. Raises ReviewError where there is nothing.
 
-    A file is one log; a folder with result_*.txt is one result; of any other folder, every one below is.
+    A file is one log; a folder with result_*.txt is one result; of any other folder, every one below is. The
+    running_N folders of this repository's launcher hold a trial that is not done yet, and are left out.
     """
     if target.is_file():
         return [(target.parent, [target])]
@@ -40,7 +41,7 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
         raise ReviewError(f"{target}: no such file or folder")
     found = []
     for name, folders, files in os.walk(target, onerror=_unreadable):
-        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+        folders[:] = sorted(folder for folder in folders if not folder.startswith((".", "running_")))
         if any(_RESULT.fullmatch(file) for file in files) or any(_crash_number(file) is not None for file in files):
             found.append((Path(name), result_files(Path(name))))
     if not found:
@@ -90,6 +91,14 @@ def system_file(folder: Path) -> Path | None:
     if len(folder.parents) < 3 or folder.parents[1].name != "results":
         return None
     return folder.parents[2] / "systems" / f"{folder.parent.name}.json"
+
+
+def organization(folder: Path) -> Path | None:
+    """ORG of ORG/results/SYSTEM/BENCHMARK, by its systems folder or the name bert; None outside such a tree."""
+    system = system_file(folder)
+    if system is None or not (system.parent.is_dir() or folder.resolve().name == "bert"):
+        return None
+    return system.parent.parent
 
 
 def count_accelerators(folder: Path, rank_starts: int) -> int | None:
