@@ -48,16 +48,20 @@ class _Collector(logging.Handler):
 @contextlib.contextmanager
 def _captured() -> Iterator[list[logging.LogRecord]]:
     """Collects what goes to the root logger, and silences stdout and warnings."""
+    import yaml  # type: ignore[import-untyped]
+
     root, collector = logging.getLogger(), _Collector()
     handlers, level, disabled = root.handlers[:], root.level, root.manager.disable
     root.handlers[:] = [collector]
     root.setLevel(logging.INFO)
     logging.disable(logging.NOTSET)
+    loader, yaml.BaseLoader = yaml.BaseLoader, getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the same in C
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield collector.records
     finally:
+        yaml.BaseLoader = loader
         root.handlers[:] = handlers
         root.setLevel(level)
         logging.disable(disabled)
@@ -75,7 +79,7 @@ def _run(tool: str, call: Callable[[list[logging.LogRecord]], bool]) -> Outcome:
     with _captured() as records:
         try:
             passed = bool(call(records))
-        except Exception as error:  # whatever an official tool raises is its verdict on this input
+        except (Exception, SystemExit) as error:  # whatever an official tool raises is its verdict on this input
             passed, crash = False, f"{type(error).__name__}: {error}"
     messages = tuple(record.getMessage().strip() for record in records if record.levelno >= logging.WARNING)
     return Outcome(tool=tool, passed=passed, messages=messages, crash=crash)
