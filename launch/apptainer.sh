@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Apptainer (or Singularity), by the interface of container.sh: each command runs in the image, which nothing changes.
+# Variables of the host pass through; the image's own win.
+# shellcheck disable=SC2154 # container and mounts are of container.sh
+
+container::check() {
+  local said
+  APPTAINER=$(command -v apptainer || command -v singularity) ||
+    log::die 'CONTAINER_RUNTIME=apptainer: neither apptainer nor singularity is on PATH'
+  case $CONT in
+    *://*) ;; # a registry's image is fetched and cached by the first command
+    *.sqsh) log::die "CONT=$CONT: an enroot image; for Apptainer: apptainer build mlperf-bert.sif docker-daemon:mlperf-bert:latest" ;;
+    *)
+      [[ -r $CONT ]] ||
+        log::die "CONT=$CONT: no such image: apptainer build mlperf-bert.sif docker-daemon:mlperf-bert:latest"
+      ;;
+  esac
+  said=$("$APPTAINER" exec "$CONT" true 2>&1) || log::die "CONT=$CONT: $(basename "$APPTAINER") cannot run it: ${said##*$'\n'}"
+}
+
+container::create() { :; }
+
+container::arguments() {
+  local mount
+  # The home folder stays outside: packages of ~/.local would come before the image's.
+  container=("$APPTAINER" exec --no-home --pwd "$REPO_DIR" --env PYTHONNOUSERSITE=1)
+  if [[ ${DEVICE:-auto} != cpu ]]; then container+=(--nv); fi
+  container::mounts
+  for mount in "${mounts[@]}"; do container+=(--bind "${mount%:*}:$mount"); done
+  container+=("$CONT")
+}
+
+container::remove() { :; }

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Which variables of this shell a container or another machine is given: all exported ones, as pyxis does, but not those
+# of this login, of this machine's programs or of its Slurm job, nor what looks like a secret. Names or values never
+# pass through a command line that others can read.
+
+readonly ENVIRONMENT_LOGIN='_|HOME|HOST|HOSTNAME|LOGNAME|USER|MAIL|SHELL|SHLVL|TERM.*|COLORTERM|PWD|OLDPWD|LANG|LC_.*|TZ|EDITOR|PAGER|DISPLAY'
+readonly ENVIRONMENT_SESSION='SUDO_.*|SSH_.*|XDG_.*|DBUS_.*|GPG_.*|TMUX.*|STY|LS_COLORS|SLURM.*|SBATCH_.*|DOCKER_.*|PBS_.*'
+readonly ENVIRONMENT_PROGRAMS='PATH|MANPATH|INFOPATH|TMPDIR|TMP|TEMP|LD_.*|LIBRARY_PATH|CPATH|PYTHONHOME|PYTHONPATH|VIRTUAL_ENV.*|CONDA_.*|MODULE.*|BASH_.*'
+readonly ENVIRONMENT_SECRET='.*(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCESS_KEY).*'
+
+# Prints the names, one a line.
+environment::names() {
+  compgen -e | grep -vxE "$ENVIRONMENT_LOGIN|$ENVIRONMENT_SESSION|$ENVIRONMENT_PROGRAMS|$ENVIRONMENT_SECRET"
+}
+
+# Prints NAME=VALUE entries, each ended by a NUL, and an empty one at the end.
+environment::print() {
+  local name
+  for name in $(environment::names); do printf '%s=%s\0' "$name" "${!name}"; done
+  printf '\0'
+}
+
+# Takes what environment::print wrote, from stdin.
+environment::read() {
+  local entry
+  while IFS= read -r -d '' entry && [[ $entry ]]; do export "${entry?}"; done
+}

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# NEXP timed trials on this machine in containers of the image CONT: docker, or Apptainer with CONTAINER_RUNTIME=apptainer.
+#   source env.sh; source configs/config_<SYSTEM>_....sh; CONT=mlperf-bert ./run_with_docker.sh
+# RUN_NAME=<folder of an earlier run> continues it.
+set -euo pipefail
+REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+readonly REPO_DIR
+for part in log variables caches trial ending port binding container; do
+  # shellcheck source=/dev/null
+  source "$REPO_DIR/launch/$part.sh"
+done
+declare -a container=()
+
+runner::prepare() {
+  ((DGXNNODES == 1)) || log::die "DGXNNODES=$DGXNNODES: run_with_docker.sh runs on one machine; use run.sub or run_multinode.sh"
+  container::check
+  container::create
+}
+
+runner::everywhere() { "$@"; }
+
+runner::drop_caches() { "$REPO_DIR/launch/drop_caches.sh"; }
+
+runner::python() {
+  container::arguments
+  "${container[@]}" env PYTHONPATH="$REPO_DIR/implementations:$REPO_DIR" "$PYTHON" "$@"
+}
+
+runner::trial() {
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(binding::threads "$DGXNGPU")}
+  # One machine needs no network name of its own; a wrong one in /etc/hosts would hang gloo.
+  export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
+  container::arguments
+  exec "${container[@]}" "$PYTHON" -m torch.distributed.run \
+    --nnodes 1 --nproc-per-node "$DGXNGPU" --master-addr 127.0.0.1 --master-port "$(port::free)" \
+    --no-python "$REPO_DIR/launch/rank.sh"
+}
+
+runner::cleanup() { container::remove; }
+
+variables::load
+[[ -n ${CONT:-} ]] || log::die 'CONT is not set: docker build -t mlperf-bert . and CONT=mlperf-bert; without containers, ./run_local.sh'
+[[ ${CONTAINER_RUNTIME:-docker} != pyxis ]] || log::die 'CONTAINER_RUNTIME=pyxis is for Slurm: use docker or apptainer, or run.sub'
+container::load docker
+trial::main

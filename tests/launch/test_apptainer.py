@@ -1,0 +1,75 @@
+"""CONTAINER_RUNTIME=apptainer: the same run in an image file, without a daemon."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+SCRIPT = "./run_with_docker.sh"
+STAND_IN = Path(__file__).resolve().parent / "fakes" / "container.py"
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def apptainer(checkout):
+    """The checkout, with an Apptainer that runs commands where they are, and an image file."""
+    folder = checkout.root.parent
+    program = folder / "bin" / "apptainer"
+    program.write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" apptainer "$@"\n')
+    program.chmod(0o755)
+    (folder / "a checkout").rename(folder / "checkout")  # a mounted path has neither space nor colon
+    checkout.root = folder / "checkout"
+    (folder / "bert.sif").touch()
+    checkout.env |= {
+        "CONTAINER_RUNTIME": "apptainer",
+        "CONT": str(folder / "bert.sif"),
+        "DATADIR": str(folder / "data"),
+        "LOGDIR": str(folder / "results"),
+    }
+    (folder / "data" / "packed_data").mkdir(parents=True)
+    return checkout
+
+
+def test_trials_run_in_the_image_with_gpus_data_and_results(apptainer):
+    done = apptainer.run(SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert len(apptainer.ranks()) == 2
+    calls = [json.loads(call) for call in apptainer.calls("apptainer")]
+    assert {call["image"] for call in calls} == {apptainer.env["CONT"]}
+    trial = next(call["options"] for call in calls if "torch.distributed.run" in call["command"])
+    folder = apptainer.root.parent
+    assert f"{folder / 'data/packed_data'}:{folder / 'data/packed_data'}:ro" in trial["--bind"]
+    assert f"{folder / 'results'}:{folder / 'results'}:rw" in trial["--bind"]
+    assert {"--nv", "--no-home"} <= set(trial)
+    assert trial["--env"] == ["PYTHONNOUSERSITE=1"]
+
+
+def test_singularity_takes_its_place(apptainer):
+    folder = apptainer.root.parent / "bin"
+    (folder / "singularity").write_text((folder / "apptainer").read_text().replace("apptainer ", "singularity "))
+    (folder / "singularity").chmod(0o755)
+    (folder / "apptainer").unlink()
+    done = apptainer.run(SCRIPT, after="export DEVICE=cpu")
+    assert done.returncode == 0, done.stderr
+    calls = [json.loads(call) for call in apptainer.calls("singularity")]
+    assert calls
+    assert not any("--nv" in call["options"] for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("cont", "reason"),
+    [
+        ("missing.sif", "no such image: apptainer build"),
+        ("bert.sqsh", "an enroot image; for Apptainer: apptainer build"),
+    ],
+)
+def test_an_image_that_cannot_be_used_is_named_with_its_cure(apptainer, cont, reason):
+    done = apptainer.run(SCRIPT, CONT=cont)
+    assert done.returncode == 2
+    assert f"CONT={cont}: {reason}" in last_line(done.stderr)
+    assert not apptainer.logdir.exists()

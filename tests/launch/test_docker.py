@@ -1,0 +1,138 @@
+"""run_with_docker.sh: what the container is given is enough for the run and no more, and none is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+DOCKER = "./run_with_docker.sh"
+STAND_IN = Path(__file__).resolve().parent / "fakes" / "container.py"
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def docker(checkout):
+    """The checkout, with a docker that runs commands with nothing but what its options hand over."""
+    folder = checkout.root.parent
+    checkout.stand_in("docker", "")
+    (folder / "bin" / "docker").write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" docker "$@"\n')
+    # A mounted path has neither space nor colon, so this checkout has none either.
+    (folder / "a checkout").rename(folder / "checkout")
+    checkout.root = folder / "checkout"
+    checkout.env |= {"CONT": "mlperf-bert", "DATADIR": str(folder / "data"), "LOGDIR": str(folder / "results")}
+    for name in ("packed_data", "eval", "phase1"):
+        (folder / "data" / name).mkdir(parents=True)
+    return checkout
+
+
+def runs(checkout) -> list[dict]:
+    return [call for call in map(json.loads, checkout.calls("docker")) if "image" in call]
+
+
+def test_trials_run_in_containers_of_the_image(docker):
+    done = docker.run(DOCKER, after="export NEXP=2 SEED=5")
+    assert done.returncode == 0, done.stderr
+    assert last_line(done.stderr) == f"run: all 2 trials reached the target: {docker.run_dir}"
+    ranks = docker.ranks()
+    assert sorted((rank["TRIAL"], rank["RANK"]) for rank in ranks) == [(t, r) for t in "01" for r in "01"]
+    assert {rank["SEED"] for rank in ranks if rank["TRIAL"] == "1"} == {"6"}
+    assert {rank["LR"] for rank in ranks} == {"0.00096"}, "the config's variables reach the trainer"
+    assert {rank["WORLD_SIZE"] for rank in ranks} == {"2"}
+    assert {run["image"] for run in runs(docker)} == {"mlperf-bert"}
+
+
+def test_a_container_has_the_gpus_the_host_network_and_shared_memory(docker):
+    docker.run(DOCKER)
+    for run in runs(docker):
+        options = run["options"]
+        assert options["--gpus"] == ["all"]
+        assert options["--network"] == options["--ipc"] == ["host"]
+        assert options["--user"] == [f"{os.getuid()}:{os.getgid()}"]
+        assert "memlock=-1" in options["--ulimit"]
+        assert {"--rm", "--init"} <= set(options)
+        assert options["--entrypoint"] == [""]
+
+
+def test_without_gpus_none_is_asked_for(docker):
+    done = docker.run(DOCKER, after="export DEVICE=cpu")
+    assert done.returncode == 0, done.stderr
+    assert not any("--gpus" in run["options"] for run in runs(docker))
+
+
+def test_data_is_mounted_to_read_and_results_to_write(docker):
+    docker.run(DOCKER)
+    folder = docker.root.parent
+    volumes = set(runs(docker)[-1]["options"]["--volume"])
+    assert {f"{path}:{path}:ro" for path in (docker.root, folder / "data/packed_data", folder / "data/eval")} <= volumes
+    assert f"{folder / 'results'}:{folder / 'results'}:rw" in volumes
+    assert not any("training-4320" in volume for volume in volumes), "what does not exist is not mounted"
+
+
+def test_variables_are_handed_over_by_name_without_those_of_the_login_or_the_image(docker):
+    done = docker.run(
+        DOCKER, after="export NCCL_DEBUG=INFO OF_THE_IMAGE=host MY_API_KEY=hidden SSH_AGENT_PID=1 PYTHONHOME="
+    )
+    assert done.returncode == 0, done.stderr
+    given = set(runs(docker)[-1]["options"]["--env"])
+    assert {"LR", "BATCHSIZE", "NCCL_DEBUG", "DATADIR_PHASE2_PACKED", "DGXSYSTEM", "PYTHON", "HOME=/tmp"} <= given
+    assert not given & {"OF_THE_IMAGE", "MY_API_KEY", "SSH_AGENT_PID", "PATH", "HOME", "PYTHONPATH", "PYTHONHOME"}
+    assert "hidden" not in json.dumps(runs(docker))
+    assert [item for item in given if "=" in item and not item.startswith(("HOME=", "USER="))] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"CONT": ""}, "CONT is not set"),
+        ({"NO_IMAGE": "mlperf-bert"}, "CONT=mlperf-bert: no such image on every node: docker build -t mlperf-bert ."),
+        ({"CONT": "/images/bert.sqsh"}, "docker takes the name of an image"),
+        ({"NO_DAEMON": "1"}, "docker does not answer: permission denied"),
+        ({"CONTAINER_RUNTIME": "pyxis"}, "CONTAINER_RUNTIME=pyxis is for Slurm"),
+        ({"CONTAINER_RUNTIME": "podman"}, "CONTAINER_RUNTIME='podman': expected one of"),
+        ({"DATADIR": "/with space"}, "a path that is mounted in a container has no space"),
+    ],
+)
+def test_what_cannot_run_stops_in_one_line_before_anything_is_written(docker, changes, reason):
+    done = docker.run(DOCKER, **changes)
+    assert done.returncode == 2
+    assert last_line(done.stderr).startswith("run: error: ")
+    assert reason in last_line(done.stderr)
+    assert not runs(docker)
+    assert not docker.logdir.exists()
+
+
+def test_several_nodes_are_refused(docker):
+    done = docker.run(DOCKER, after="export DGXNNODES=2")
+    assert (done.returncode, "runs on one machine" in last_line(done.stderr)) == (2, True)
+
+
+@pytest.mark.parametrize(("outcome", "status"), [("crash:1", 1), ("success", 0)])
+def test_a_failure_inside_fails_the_run_and_no_container_stays(docker, outcome, status):
+    done = docker.run(DOCKER, TRIAL_0=outcome)
+    assert done.returncode == status, done.stderr
+    calls = [call["words"] for call in map(json.loads, docker.calls("docker")) if "words" in call]
+    (label,) = {run["options"]["--label"][0] for run in runs(docker)}
+    assert ["ps", "--all", "--quiet", "--filter", f"label={label}"] in calls
+    assert calls[-1] == ["rm", "--force", "0123abc"]
+
+
+def test_a_signal_reaches_the_container(docker):
+    process = docker.popen(DOCKER, after="export RUN_NAME=stopped", TRIAL_0="hang")
+    log = docker.logdir / "stopped" / "running_0" / "result_0.txt"
+    for _ in range(600):
+        if log.exists():
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "RUN_NAME=stopped continues" in last_line(errors)
+    assert (docker.run_dir / "failed_0.txt").exists()
