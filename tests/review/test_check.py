@@ -15,14 +15,23 @@ from review.check import check
 from review.findings import ERROR, ReviewError
 
 
+def duplicate(source: Path, target: Path) -> Path:
+    """Copies a tree without its permissions, since published results may be read-only."""
+    for path in source.rglob("*"):
+        if path.is_file():
+            copy = target / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    return target
+
+
 def official(organization: Path) -> bool:
     """The package checker's verdict on a copy, without any of this project's code; a crash is a failure."""
     import yaml
     from mlperf_logging.compliance_checker import mlp_compliance
     from mlperf_logging.package_checker import package_checker
 
-    copy = organization.parent / "official" / organization.name
-    shutil.copytree(organization, copy)
+    copy = duplicate(organization, organization.parent / "official" / organization.name)
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
@@ -266,10 +275,7 @@ def test_each_mutation_has_the_official_verdict_and_is_found(name, mutate, expec
 
 def test_published_results_pass_as_they_do_officially(real_folders, tmp_path):
     for folder in real_folders:
-        organization = tmp_path / folder.parents[2].name
-        shutil.copytree(
-            folder.parents[2], organization, copy_function=lambda a, b: Path(b).write_bytes(Path(a).read_bytes())
-        )
+        organization = duplicate(folder.parents[2], tmp_path / folder.parents[2].name)
         checked = check(organization)
         assert [one.path.name for one in checked] == ["bert", organization.name]
         assert official(organization)
