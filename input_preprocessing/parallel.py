@@ -29,6 +29,7 @@ class Progress:
         self.interval = 0.2 if self.live else 10.0
         self.next_line = self.started + min(self.interval, 2.0)
         self.shown = False
+        self.complete = False  # the last line shown said 100%
 
     def advance(self, amount: float) -> None:
         """Counts finished work."""
@@ -45,7 +46,8 @@ class Progress:
     def close(self) -> None:
         """Shows the last line, if any was shown before."""
         if self.shown:
-            self._show(time.monotonic())
+            if self.live or not self.complete:
+                self._show(time.monotonic())
             if self.live:
                 self.stream.write("\n")
             self.stream.flush()
@@ -57,7 +59,7 @@ class Progress:
         line = f"{self.label:<24} {share:4.0%}  {human_time(elapsed)}  {left}"
         self.stream.write(f"\r{line:<70}" if self.live else line.rstrip() + "\n")
         self.stream.flush()
-        self.shown = True
+        self.shown, self.complete = True, share >= 1
 
 
 def run_tasks(

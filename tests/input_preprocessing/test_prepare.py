@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import os
 import random
 import shutil
@@ -17,71 +15,23 @@ import numpy as np
 import pytest
 
 import bert.data.format
-from bert.data.format import DataError, Records, concatenate, multiset_digest, open_records, verify_records
-from input_preprocessing import corpus, deal, evalset, pack, prepare, shuffle
+from bert.data.format import DataError, multiset_digest, open_records
+from input_preprocessing import deal, evalset, pack, prepare, shuffle
+
+from .conftest import all_records, prepare_options, prepared_digests
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="session")
-def downloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with a small corpus (the start of Python's own documentation), ready to prepare."""
-    folder = tmp_path_factory.mktemp("data")
-    documents = corpus.pydoc_documents()[:60]
-    text = tmp_path_factory.mktemp("text") / "text"
-    corpus.write_text(text, documents)
-    options = ["corpus", "--input", str(text), "--outputdir", str(folder), "--num-files", "3", "--vocab-size", "800"]
-    subprocess.run([sys.executable, "-m", f"input_preprocessing.{options[0]}", *options[1:]], check=True)
-    return folder
-
-
-def options(folder: Path, *more: str) -> argparse.Namespace:
-    parser = prepare.make_parser()
-    line = [
-        "--outputdir",
-        str(folder),
-        "--skip-download",
-        "--dupe-factor",
-        "2",
-        "--max-seq-length",
-        "64",
-        "--jobs",
-        "1",
-    ]
-    return parser.parse_args([*line, *more])
-
-
-def fresh(downloaded: Path, tmp_path: Path, name: str = "data") -> Path:
+def copy_of(downloaded: Path, tmp_path: Path, name: str = "data") -> Path:
     shutil.copytree(downloaded, tmp_path / name)
     return tmp_path / name
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """md5 of every prepared file."""
-    made = [path for path in folder.rglob("*") if path.is_file() and "download" not in path.parts[-3:]]
-    return {
-        str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
-        for path in made
-        if path.suffix in (".hdf5", ".txt", ".json") and "download" not in path.parts
-    }
-
-
-def all_records(folder: Path) -> Records:
-    return concatenate([verify_records(path)[0] for path in sorted(folder.glob("part_*.hdf5"))])
-
-
-@pytest.fixture(scope="session")
-def packed(downloaded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packed data set of an undisturbed run with one job."""
-    folder = fresh(downloaded, tmp_path_factory.mktemp("packed"))
-    prepare.prepare(options(folder, "--packed-data", "--shards", "4"))
-    return folder
-
-
 def test_packed_and_shuffled_data_are_permutations_of_the_instances(packed: Path, downloaded: Path,
                                                                     tmp_path: Path) -> None:  # fmt: skip
-    folder = fresh(downloaded, tmp_path)
-    prepare.prepare(options(folder, "--shards", "5"))
+    folder = copy_of(downloaded, tmp_path)
+    prepare.prepare(prepare_options(folder, "--shards", "5"))
     unpacked = all_records(folder / "hdf5" / "training-5")
     rows = all_records(packed / "packed_data")
     assert multiset_digest(unpacked) == multiset_digest(rows)
@@ -94,17 +44,14 @@ def test_packed_and_shuffled_data_are_permutations_of_the_instances(packed: Path
 
 
 def test_any_number_of_jobs_gives_the_same_bytes(packed: Path, downloaded: Path, tmp_path: Path) -> None:
-    folder = fresh(downloaded, tmp_path)
+    folder = copy_of(downloaded, tmp_path)
     script = REPOSITORY / "input_preprocessing" / "prepare_data.sh"
     line = ["--outputdir", folder, "--skip-download", "--packed-data", "--shards", 4, "--dupe-factor", 2]
     environment = {**os.environ, "PYTHON": sys.executable}
     command = [str(part) for part in (script, *line, "--max-seq-length", 64, "--jobs", 3)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    ours, theirs = digests(folder), digests(packed)
-    for name in ("prepared-packed.json",):  # records the time stamps of the text
-        ours.pop(name), theirs.pop(name)
-    assert ours == theirs
+    assert prepared_digests(folder) == prepared_digests(packed)
     assert "packed_data" in done.stderr
 
 
@@ -117,11 +64,10 @@ def test_killed_at_any_file_it_goes_on_to_the_same_bytes(
     packed: Path, downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
     """Every file of the run appears by os.replace: the run dies just before, or just after, each of them in turn."""
-    theirs = digests(packed)
-    theirs.pop("prepared-packed.json")
+    theirs = prepared_digests(packed)
     rename, unlink = os.replace, Path.unlink
     for crash_at in range(1, 100):
-        folder = fresh(downloaded, tmp_path, f"data{crash_at}")
+        folder = copy_of(downloaded, tmp_path, f"data{crash_at}")
         calls = 0
 
         def crash(source: Path, target: Path, crash_at: int = crash_at) -> None:
@@ -140,14 +86,12 @@ def test_killed_at_any_file_it_goes_on_to_the_same_bytes(
             patched.setattr(os, "replace", crash)
             patched.setattr(Path, "unlink", keep_partial)
             try:
-                prepare.prepare(options(folder, "--packed-data", "--shards", "4"))
+                prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
                 break
             except Killed:
                 pass
-        prepare.prepare(options(folder, "--packed-data", "--shards", "4"))
-        ours = digests(folder)
-        ours.pop("prepared-packed.json")
-        assert ours == theirs
+        prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+        assert prepared_digests(folder) == theirs
         assert not (folder / "work").exists()
         shutil.rmtree(folder)
     assert crash_at >= 12
@@ -156,7 +100,7 @@ def test_killed_at_any_file_it_goes_on_to_the_same_bytes(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_kill_9_at_a_random_moment_changes_nothing(packed: Path, downloaded: Path, tmp_path: Path, seed: int) -> None:
-    folder = fresh(downloaded, tmp_path)
+    folder = copy_of(downloaded, tmp_path)
     line = [sys.executable, "-m", "input_preprocessing.prepare", "--outputdir", str(folder), "--skip-download"]
     line += ["--packed-data", "--shards", "4", "--dupe-factor", "2", "--max-seq-length", "64", "--jobs", "2"]
     for _ in range(3):
@@ -166,9 +110,7 @@ def test_kill_9_at_a_random_moment_changes_nothing(packed: Path, downloaded: Pat
         process.wait()
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    ours, theirs = digests(folder), digests(packed)
-    ours.pop("prepared-packed.json"), theirs.pop("prepared-packed.json")
-    assert ours == theirs
+    assert prepared_digests(folder) == prepared_digests(packed)
 
 
 def test_a_second_run_repeats_nothing_and_a_changed_option_redoes_all(
@@ -177,14 +119,14 @@ def test_a_second_run_repeats_nothing_and_a_changed_option_redoes_all(
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
-    prepare.prepare(options(folder, "--packed-data", "--shards", "4"))
+    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
     assert "nothing to do" in capsys.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
-    prepare.prepare(options(folder, "--packed-data", "--shards", "3"))
+    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "3"))
     assert len(list((folder / "packed_data").iterdir())) == 3
     text = folder / "download" / "results4" / "part-00000-of-00003"
     text.write_text(text.read_text() + "\nOne more document.\n\n")
-    prepare.prepare(options(folder, "--packed-data", "--shards", "3"))
+    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "3"))
     assert multiset_digest(all_records(folder / "packed_data")) != multiset_digest(all_records(packed / "packed_data"))
 
 
@@ -193,10 +135,8 @@ def test_a_lost_or_changed_shard_is_made_again(packed: Path, tmp_path: Path) -> 
     shutil.copytree(packed, folder)
     lost = folder / "packed_data" / "part_00001_of_00004.hdf5"
     lost.unlink()
-    prepare.prepare(options(folder, "--packed-data", "--shards", "4"))
-    ours, theirs = digests(folder), digests(packed)
-    ours.pop("prepared-packed.json"), theirs.pop("prepared-packed.json")
-    assert ours == theirs
+    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+    assert prepared_digests(folder) == prepared_digests(packed)
 
 
 def test_the_evaluation_set_is_picked_as_the_benchmark_does(tmp_path: Path, packed: Path) -> None:
@@ -251,11 +191,11 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_stops_with_one_line_and_makes_no_data(downloaded: Path, tmp_path: Path, case: str) -> None:
-    folder = fresh(downloaded, tmp_path)
+    folder = copy_of(downloaded, tmp_path)
     damage, message = BAD[case]
     damage(folder)
     with pytest.raises(DataError, match=message) as caught:
-        prepare.prepare(options(folder, "--packed-data"))
+        prepare.prepare(prepare_options(folder, "--packed-data"))
     assert "\n" not in str(caught.value)
     assert not (folder / "packed_data").exists()
     assert not (folder / "prepared-packed.json").exists()
@@ -263,13 +203,13 @@ def test_bad_input_stops_with_one_line_and_makes_no_data(downloaded: Path, tmp_p
 
 def test_a_small_disk_stops_it_before_it_starts(downloaded: Path, tmp_path: Path,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    folder = fresh(downloaded, tmp_path)
+    folder = copy_of(downloaded, tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 10_000_000))
     with pytest.raises(DataError, match=r"10\.0 MB free"):
-        prepare.prepare(options(folder, "--packed-data"))
+        prepare.prepare(prepare_options(folder, "--packed-data"))
     assert not (folder / "work").exists()
 
 
 def test_too_many_shards_are_refused(downloaded: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="too few for 4000 shards"):
-        prepare.prepare(options(fresh(downloaded, tmp_path), "--packed-data", "--shards", "4000"))
+        prepare.prepare(prepare_options(copy_of(downloaded, tmp_path), "--packed-data", "--shards", "4000"))

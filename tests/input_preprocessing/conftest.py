@@ -1,0 +1,64 @@
+"""Small data sets that several tests prepare from, or compare with."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert.data.format import Records, concatenate, verify_records
+from input_preprocessing import corpus, prepare
+
+
+def prepare_options(folder: Path, *more: str) -> argparse.Namespace:
+    """Options of a quick preparation of `folder`."""
+    line = ["--outputdir", str(folder), "--skip-download", "--dupe-factor", "2", "--max-seq-length", "64"]
+    return prepare.make_parser().parse_args([*line, "--jobs", "1", *more])
+
+
+def prepared_digests(folder: Path) -> dict[str, str]:
+    """md5 of every prepared file but the manifests, which record the time stamps of the text."""
+    return {
+        str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.suffix in (".hdf5", ".txt", ".json")
+        and not path.name.startswith("prepared-")
+        and "download" not in path.parts[len(folder.parts) :]
+    }
+
+
+def all_records(folder: Path) -> Records:
+    """The verified records of all shards of a folder."""
+    return concatenate([verify_records(path)[0] for path in sorted(folder.glob("part_*.hdf5"))])
+
+
+@pytest.fixture(scope="session")
+def downloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with a small corpus (the start of Python's own documentation), ready to prepare."""
+    folder = tmp_path_factory.mktemp("data")
+    text = tmp_path_factory.mktemp("text") / "text"
+    corpus.write_text(text, corpus.pydoc_documents()[:60])
+    options = ["--input", str(text), "--outputdir", str(folder), "--num-files", "3", "--vocab-size", "800"]
+    subprocess.run([sys.executable, "-m", "input_preprocessing.corpus", *options], check=True)
+    return folder
+
+
+@pytest.fixture
+def fresh(downloaded: Path, tmp_path: Path) -> Path:
+    """A copy of `downloaded` to prepare in."""
+    shutil.copytree(downloaded, tmp_path / "data")
+    return tmp_path / "data"
+
+
+@pytest.fixture(scope="session")
+def packed(downloaded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packed data set of an undisturbed run with one job; not to be written to."""
+    folder = tmp_path_factory.mktemp("packed") / "data"
+    shutil.copytree(downloaded, folder)
+    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+    return folder
