@@ -114,8 +114,11 @@ def main() -> None:
     for _ in range(options.repeats):
         for name, step in steps.items():
             times[name].append(seconds(step))
-    rates = {name: batch.num_sequences / statistics.median(spans) for name, spans in times.items()}
+    # The fastest step of each is what the machine can do; slower ones had to share it.
+    rates = {name: batch.num_sequences / min(spans) for name, spans in times.items()}
     best_peer = max(rate for name, rate in rates.items() if name != "ours_packed")
+    medians = {name: statistics.median(spans) for name, spans in times.items()}
+    median_of_peer = min(median for name, median in medians.items() if name != "ours_packed")
     result = {
         "benchmark": "train_cpu",
         "data": "Wikipedia mix (synthetic)",
@@ -123,6 +126,7 @@ def main() -> None:
         "mean_length": round(batch.num_tokens / batch.num_sequences, 1),
         "sequences_per_second": {name: round(rate, 2) for name, rate in rates.items()},
         "ratio": round(rates["ours_packed"] / best_peer, 2),
+        "ratio_of_medians": round(median_of_peer / medians["ours_packed"], 2),
         "seconds": {name: [round(span, 3) for span in spans] for name, spans in times.items()},
         "torch": torch.__version__,
         "transformers": transformers.__version__,
