@@ -28,6 +28,18 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--strict", action="store_true", help="warnings fail as well")
     _common(check)
     check.set_defaults(run=_check)
+
+    compare = commands.add_parser("compare", help="results side by side: speed-up, confidence interval, significance")
+    compare.add_argument("target", type=Path, nargs="+", help="results; the first is what the others are compared with")
+    _common(compare)
+    compare.set_defaults(run=_compare)
+
+    report = commands.add_parser("report", help="one self-contained HTML page: verdict, runs, charts, system, logs")
+    report.add_argument("target", type=Path, nargs="+", help="a log, a folder of logs, or a folder above such folders")
+    report.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the page, default %(default)s")
+    report.add_argument("--png", type=Path, metavar="FOLDER", help="write each chart as a PNG file as well")
+    _common(report)
+    report.set_defaults(run=_report)
     return top
 
 
@@ -61,6 +73,35 @@ def _check(arguments: argparse.Namespace) -> int:
     else:
         print_checked(checked, arguments.strict)
     return 0 if passed else 1
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from review.check import check
+    from review.check_text import status
+    from review.report import write_report
+    from review.score import load_results
+
+    results = [result for target in arguments.target for result in load_results(target, arguments.ruleset)]
+    with status() as progress:
+        checked = [one for target in arguments.target for one in check(target, arguments.ruleset, progress)]
+    files = write_report(results, checked, arguments.output, arguments.png)
+    if arguments.json:
+        print_json({"passed": all(one.passed() for one in checked), "files": [str(path) for path in files]})
+    else:
+        print("\n".join(str(path) for path in files))
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from review.compare import as_dict, print_comparison
+    from review.score import load_results
+
+    results = [result for target in arguments.target for result in load_results(target, arguments.ruleset)]
+    if arguments.json:
+        print_json(as_dict(results))
+    else:
+        print_comparison(results)
+    return 0
 
 
 def print_json(value: Any) -> None:

@@ -59,29 +59,29 @@ def _print_one(one: Checked, strict: bool, out: Console) -> None:
     out.print(Text(str(one.path), "dim"), soft_wrap=True)
     tools = ", ".join(f"{outcome.tool} {'passes' if outcome.passed else 'fails'}" for outcome in one.outcomes)
     out.print(Text.assemble(("  official  ", "dim"), tools), soft_wrap=True)
-    for group in _groups(one.findings):
+    for group in groups(one.findings):
         severity = group[0].severity
-        out.print(Text.assemble((f"  {severity:<10}", _STYLES[severity]), _subject(group, one.path)), soft_wrap=True)
+        out.print(Text.assemble((f"  {severity:<10}", _STYLES[severity]), subject(group, one.path)), soft_wrap=True)
         out.print(_details(group, one.path))
 
 
-def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
+def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
     """Findings of one rule together, in the order of the first."""
-    groups: dict[tuple[str | None, ...], list[Finding]] = {}
+    found: dict[tuple[str | None, ...], list[Finding]] = {}
     for finding in findings:
         key = (finding.severity, finding.source, finding.message, finding.rule, finding.hint)
-        groups.setdefault(key, []).append(finding)
-    return list(groups.values())
+        found.setdefault(key, []).append(finding)
+    return list(found.values())
 
 
-def _subject(group: Sequence[Finding], base: Path) -> str:
+def subject(group: Sequence[Finding], base: Path) -> str:
     """Which keys or files, and what about them."""
     names = [finding.key for finding in group if finding.key]
     if not names:
         names = [place for finding in group if (place := _file(finding, base))]
     names = list(dict.fromkeys(names))
-    subject = f"{', '.join(names[:_MOST_PLACES])}{_more(names)} " if names else ""
-    return text(subject + group[0].message)
+    prefix = f"{', '.join(names[:_MOST_PLACES])}{_more(names)} " if names else ""
+    return text(prefix + group[0].message)
 
 
 def _details(group: Sequence[Finding], base: Path) -> Table:
@@ -89,22 +89,22 @@ def _details(group: Sequence[Finding], base: Path) -> Table:
     for width in (11, 4, None):
         grid.add_column(width=width, overflow="fold")
     first = group[0]
-    at = _places(group, base) if any(finding.line or finding.key for finding in group) else ""
+    at = places(group, base) if any(finding.line or finding.key for finding in group) else ""
     for label, line in (("at", at), ("rule", f"{first.rule} [{first.source}]"), ("do", first.hint)):
         if line:
             grid.add_row("", Text(label, "dim"), Text(text(line)))
     return grid
 
 
-def _places(group: Sequence[Finding], base: Path) -> str:
+def places(group: Sequence[Finding], base: Path) -> str:
     """Files with the lines of each."""
     files: dict[str, list[str]] = {}
     for finding in group:
         lines = files.setdefault(_file(finding, base), [])
         if finding.line is not None and str(finding.line) not in lines:
             lines.append(str(finding.line))
-    places = [f"{name}:{','.join(lines)}" if lines else name for name, lines in files.items() if name]
-    return ", ".join(places[:_MOST_PLACES]) + _more(places)
+    found = [f"{name}:{','.join(lines)}" if lines else name for name, lines in files.items() if name]
+    return ", ".join(found[:_MOST_PLACES]) + _more(found)
 
 
 def _more(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from review import report_data as data
+from review.check import Checked
 from review.findings import ReviewError
 from review.mllog import text
 from review.plots import charts
@@ -20,18 +21,25 @@ from review.report_system import facts
 from review.score import Result
 
 
-def build_page(results: Sequence[Result]) -> str:
-    """The page. Raises ReviewError where jinja2 is missing."""
+def build_page(results: Sequence[Result], checked: Sequence[Checked] = ()) -> str:
+    """The page, with what `check` found of the same target. Raises ReviewError where jinja2 is missing."""
     try:
         from jinja2 import Environment, PackageLoader
     except ImportError:
         raise ReviewError("the page needs jinja2: pip install jinja2") from None
     environment = Environment(loader=PackageLoader("review"), autoescape=_is_markup, trim_blocks=True)
-    pages = [_result(result, f"r{index}") for index, result in enumerate(results)]
+    by_path = {one.path: one for one in checked}
+    pages = []
+    for index, result in enumerate(results):
+        own = by_path.pop(result.folder, None)
+        if own is None and len(result.runs) == 1:  # a log by itself
+            own = by_path.pop(result.runs[0].path, None)
+        pages.append(_result(result, own, f"r{index}"))
     title = pages[0]["name"] if len(pages) == 1 else f"{len(pages)} results"
     return environment.get_template("report.html").render(
         title=f"{title}: MLPerf Training BERT",
         results=pages,
+        submissions=[_findings(one) for one in by_path.values()],
         most_runs=max((len(result.runs) for result in results), default=0),
         ruleset=results[0].ruleset if results else "",
         checker_version=_checker_version(),
@@ -49,14 +57,20 @@ def _checker_version() -> str | None:
         return None
 
 
-def _result(result: Result, identifier: str) -> dict[str, Any]:
-    rows = data.findings(result)
+def _findings(checked: Checked) -> dict[str, Any]:
+    return {
+        "title": text(checked.title),
+        "official": data.official_verdicts(checked),
+        "rows": data.findings(checked),
+    }
+
+
+def _result(result: Result, checked: Checked | None, identifier: str) -> dict[str, Any]:
     figures = [_chart(chart, result, f"{identifier}-{chart.key}") for chart in charts(result)]
     hyperparameters, described = data.hyperparameters(result), facts(result)
-    minutes = result.score if result.score is not None else result.median_minutes
     have = [
         ("runs", "Runs", True),
-        ("findings", "Findings", rows),
+        ("findings", "Findings", checked),
         ("charts", "Charts", figures),
         ("hyperparameters", "Hyper-parameters", hyperparameters["rows"]),
         *described,
@@ -68,16 +82,15 @@ def _result(result: Result, identifier: str) -> dict[str, Any]:
         "organization": result.organization or "–",
         "batch_size": "–" if result.batch_size is None else f"{result.batch_size:g}",
         "accelerators": result.accelerators or "–",
-        "minutes": "–" if minutes is None else f"{minutes:.4f}",
         "subtitle": data.subtitle_text(result),
         "dates": data.dates(result),
         "sections": data.sections(have),
-        "verdict": data.verdict(result),
+        "verdict": data.verdict(result, checked),
         "cards": data.cards(result),
         "columns": [{"label": label, "number": number} for label, number in data.COLUMNS],
         "runs": data.run_rows(result),
         "crashes": [{"name": f"failed_{i}.txt", "reason": text(reason)} for i, reason in result.crashes.items()],
-        "findings": rows,
+        "findings": None if checked is None else _findings(checked),
         "charts": figures,
         "hyperparameters": hyperparameters,
         "facts": described,
@@ -134,11 +147,13 @@ def write_whole(path: Path, content: bytes) -> None:
         raise ReviewError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-def write_report(results: Sequence[Result], output: Path, png_folder: Path | None = None) -> list[Path]:
+def write_report(
+    results: Sequence[Result], checked: Sequence[Checked], output: Path, png_folder: Path | None = None
+) -> list[Path]:
     """Writes the page and, with a folder, a PNG of each chart; returns every file written. Raises ReviewError."""
     if output.is_dir():
         raise ReviewError(f"{output} is a folder: name the page itself, such as {output / 'report.html'}")
-    files = {output: build_page(results).encode("utf-8")}
+    files = {output: build_page(results, checked).encode("utf-8")}
     if png_folder is not None:
         from review.report_png import draw
 

@@ -8,6 +8,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from review import rcp
+from review.check import Checked
+from review.check_text import groups, places, subject
 from review.findings import ERROR, WARNING
 from review.mllog import text
 from review.plots import run_name, target_of
@@ -16,6 +18,7 @@ from review.run import HYPERPARAMETERS, Run
 from review.score import REQUIRED_RUNS, Result
 from review.show import rate_format, subtitle
 
+MOST_REASONS = 4  # of the verdict; the findings have them all
 _LONGEST_LINE = 600  # characters of a log line that an excerpt shows
 _OF_REFERENCE = {"opt_lamb_epsilon": "opt_epsilon"}  # our key to the one of the reference points, where they differ
 
@@ -36,28 +39,33 @@ COLUMNS: tuple[tuple[str, bool], ...] = (
 )
 
 
-def verdict(result: Result) -> dict[str, Any]:
-    """The page's first line: does the result count, and why not."""
-    if result.official:
+def verdict(result: Result, checked: Checked | None) -> dict[str, Any]:
+    """The page's first line: does the result count, and why not. ``checked``: what `check` found, where it ran."""
+    accepted = checked is None or checked.passed()
+    if result.official and accepted:
         assert result.score is not None
         division = "" if result.division == "closed" else f" in the {text(result.division)} division"
-        return {
-            "state": "good",
-            "headline": f"Official score{division}: {result.score:.4f} minutes",
-            "detail": _score_detail(result),
-            "reasons": [],
-        }
-    failed = (result.rcp_test is not None and not result.rcp_test.passed) or result.failed_runs > 1
-    detail = "No olympic score yet."
+        headline = f"Official score{division}: {result.score:.4f} minutes"
+        return {"state": "good", "headline": headline, "detail": _score_detail(result), "reasons": []}
+    errors = [] if checked is None else [finding for finding in checked.findings if finding.severity == ERROR]
+    failed = any(finding.source != "runs" for finding in errors) or result.failed_runs > 1
+    detail = "There is no olympic score yet."
     if result.score is not None:
         detail = f"As they stand, the runs would score {result.score:.4f} minutes."
     elif result.median_minutes is not None:
-        detail = f"The median of the {len(result.counted)} compliant runs is {result.median_minutes:.4f} minutes."
+        runs = "compliant run is" if len(result.counted) == 1 else f"{len(result.counted)} compliant runs is"
+        detail = f"The median of the {runs} {result.median_minutes:.4f} minutes."
+    reasons = [text(reason) for reason in result.obstacles]
+    broken = [group for group in groups(errors) if group[0].source not in ("runs", "rcp")]
+    base = result.folder if checked is None else checked.path
+    reasons += [subject(group, base) for group in broken[:MOST_REASONS]]
+    if len(broken) > MOST_REASONS:
+        reasons.append(f"and {len(broken) - MOST_REASONS} more reasons, see the findings")
     return {
         "state": "bad" if failed else "warn",
         "headline": "Does not count" if failed else "Not official yet",
         "detail": detail,
-        "reasons": [text(reason) for reason in result.obstacles],
+        "reasons": reasons,
     }
 
 
@@ -211,26 +219,28 @@ def _format(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def findings(result: Result) -> list[dict[str, Any]]:
-    """Every broken rule and warning of every run, errors first."""
+def findings(checked: Checked) -> list[dict[str, str]]:
+    """What `check` found, one entry for each rule with every place that breaks it."""
     rows = []
-    for index, run in enumerate(result.runs):
-        for finding in run.findings:
-            if finding.severity not in (ERROR, WARNING):
-                continue
-            line = "" if finding.line is None else f":{finding.line}"
-            rows.append(
-                {
-                    "severity": finding.severity,
-                    "state": "bad" if finding.severity == ERROR else "warn",
-                    "place": f"{run_name(run)}{line}",
-                    "anchor": f"run-{index}",
-                    "key": text(finding.key) if finding.key else "",
-                    "message": text(finding.message),
-                    "hint": finding.hint,
-                }
-            )
-    return sorted(rows, key=lambda row: row["severity"] != ERROR)
+    for group in groups(checked.findings):
+        first = group[0]
+        rows.append(
+            {
+                "severity": first.severity,
+                "state": {ERROR: "bad", WARNING: "warn"}.get(first.severity, "muted"),
+                "subject": subject(group, checked.path),
+                "places": text(places(group, checked.path)) if any(f.line or f.key for f in group) else "",
+                "rule": text(first.rule or ""),
+                "hint": text(first.hint or ""),
+            }
+        )
+    return rows
+
+
+def official_verdicts(checked: Checked) -> str:
+    """What each official checker says."""
+    said = [f"{text(outcome.tool)} {'passes' if outcome.passed else 'fails'}" for outcome in checked.outcomes]
+    return ", ".join(said)
 
 
 def hyperparameters(result: Result) -> dict[str, Any]:
