@@ -16,6 +16,7 @@ from typing import Any
 
 from review.compliance import DEFAULT_RULESET, package_folder
 from review.findings import ReviewError
+from review.stats import t_quantile
 
 RUNS = 10  # of a submission
 _ALPHA = 0.05
@@ -60,36 +61,6 @@ def olympic_mean(values: Sequence[float]) -> float:
         raise ValueError("an olympic mean needs at least three values")
     kept = sorted(values)[1:-1]
     return math.fsum(kept) / len(kept)
-
-
-def t_cdf(t: float, dof: int) -> float:
-    """P(T <= t) of Student's t with an integer number of degrees of freedom (Abramowitz & Stegun 26.7.3-4)."""
-    theta = math.atan(t / math.sqrt(dof))
-    sine, cosine = math.sin(theta), math.cos(theta)
-    if dof % 2:
-        term, total = cosine, cosine if dof > 1 else 0.0
-        for k in range(2, dof - 1, 2):
-            term *= cosine * cosine * k / (k + 1)
-            total += term
-        area = 2 / math.pi * (theta + sine * total)
-    else:
-        term, total = 1.0, 1.0
-        for k in range(1, dof - 1, 2):
-            term *= cosine * cosine * k / (k + 1)
-            total += term
-        area = sine * total
-    return 0.5 * (1 + area)
-
-
-@functools.cache
-def t_quantile(p: float, dof: int) -> float:
-    """The t with t_cdf(t, dof) = p, by bisection to the last bit."""
-    low, high = -1e3, 1e3
-    while True:
-        middle = (low + high) / 2
-        if middle in (low, high):
-            return middle
-        low, high = (middle, high) if t_cdf(middle, dof) < p else (low, middle)
 
 
 def minimum_mean(mean: float, std: float, reference_runs: int) -> float:

@@ -1,0 +1,101 @@
+"""`compare` finds a difference that is there, and none that is not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from review.__main__ import main
+from review.compare import compare
+from review.findings import ReviewError
+from review.score import load_results
+
+
+def results(*folders):
+    return [result for folder in folders for result in load_results(folder)]
+
+
+@pytest.fixture
+def faster(submission, tmp_path, writer):
+    """The same runs on a machine that trains 5% faster."""
+    folder = tmp_path / "faster" / "results" / "dgx" / "bert"
+    for index, count in enumerate((17, 18, 17, 16, 17, 14, 13, 16, 16, 17)):
+        log = writer(seed=index, evaluations=count, seconds_per_evaluation=12.5 / 1.05)
+        log.write(folder / f"result_{index}.txt")
+    return folder
+
+
+def test_a_result_equals_itself(submission):
+    (comparison,) = compare(results(submission, submission))
+    for found in comparison.ratios.values():
+        assert found.value == pytest.approx(1)
+        assert found.p == pytest.approx(1)
+        assert not found.significant
+    assert "no significant difference" in comparison.verdict()
+
+
+def test_a_faster_machine_is_seen_through_the_noise_of_convergence(submission, faster):
+    (comparison,) = compare(results(submission, faster))
+    time, normalized = comparison.ratios["time"], comparison.ratios["normalized_time"]
+    assert time.value == pytest.approx(1.048, abs=0.002)  # evaluations take as long as before
+    assert not time.significant
+    assert normalized.value == pytest.approx(time.value, rel=1e-3)
+    assert normalized.significant
+    assert comparison.ratios["samples"].value == pytest.approx(1)
+
+
+def test_a_result_that_converged_early_by_luck_is_not_faster_at_the_same_samples(submission, tmp_path, writer):
+    lucky = tmp_path / "lucky"
+    for index in range(10):
+        writer(seed=index, evaluations=16).write(lucky / f"result_{index}.txt")
+    (comparison,) = compare(results(submission, lucky))
+    assert comparison.ratios["samples"].value > 1.01
+    assert comparison.ratios["normalized_time"].value == pytest.approx(1, abs=1e-3)
+
+
+def test_ratios_are_of_the_scores(submission, faster):
+    first, second = results(submission, faster)
+    (comparison,) = compare([first, second])
+    assert comparison.ratios["time"].value == pytest.approx(first.score / second.score, rel=1e-12)
+
+
+def test_one_failed_run_counts_as_the_slowest_as_in_the_score(submission, faster, writer):
+    writer(target=0.7).write(faster / "result_1.txt")  # the slowest of them
+    first, second = results(submission, faster)
+    assert second.failed_runs == 1
+    (comparison,) = compare([first, second])
+    assert comparison.ratios["time"].value == pytest.approx(first.score / second.score, rel=1e-12)
+
+
+def test_differing_hyperparameters_are_listed(submission, tmp_path, writer, capsys):
+    other = tmp_path / "other"
+    writer().change("opt_base_learning_rate", value=0.5).write(other / "result_0.txt")
+    assert main(["compare", "--json", str(submission), str(other)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["differing_hyperparameters"] == {"opt_base_learning_rate": [0.00096, 0.5]}
+    assert report["comparisons"][0]["ratios"]["time"]["p"] is None
+    assert main(["compare", str(submission), str(other)]) == 0
+    shown = capsys.readouterr().out
+    assert "hyper-parameters that differ" in shown
+    assert "too few runs to say more" in shown
+
+
+def test_fewer_than_two_results_are_an_error_of_usage(submission, tmp_path, capsys):
+    with pytest.raises(ReviewError, match="two results"):
+        compare(results(submission))
+    assert main(["compare", str(submission)]) == 2
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "result_0.txt").write_text("")
+    assert main(["compare", str(submission), str(empty)]) == 0
+    assert "no times to compare" in capsys.readouterr().out
+
+
+def test_results_of_one_name_are_told_apart_by_their_folder(submission, tmp_path, capsys):
+    copy = tmp_path / "COPY" / "results" / "dgx" / "bert"
+    shutil.copytree(submission.parents[2], tmp_path / "COPY")
+    assert main(["compare", "--json", str(submission), str(copy)]) == 0
+    names = [result["name"] for result in json.loads(capsys.readouterr().out)["results"]]
+    assert names == [f"dgx ({submission})", f"dgx ({copy})"]
