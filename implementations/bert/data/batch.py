@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert.data.format import Records
+from bert.data.compiled import array, compiled_for
+from bert.data.format import DataError, Records
 from bert.kernels.cross_entropy import IGNORE
 
 
@@ -85,35 +87,88 @@ def _extend(values: Tensor, count: int, fill: int) -> Tensor:
     return torch.cat([values, values.new_full((count,), fill)])
 
 
-def _flatten(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Source index of every element of the chosen ragged pieces, and the pieces' offsets in the result."""
-    begins = offsets[indices]
-    lengths = offsets[indices + 1] - begins
-    starts = np.zeros(len(indices) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=starts[1:])
-    source = np.arange(starts[-1], dtype=np.int64)
-    source += np.repeat(begins - starts[:-1], lengths)
-    return source, starts
-
-
 def make_batch(records: Records, sequences: np.ndarray, max_seqlen: int) -> Batch:
     """The batch of the given sequences (indices into ``records``), in that order. max_seqlen bounds their lengths."""
-    source, starts = _flatten(records.sequence_offsets, sequences)
-    lengths = np.diff(starts)
-    positions = np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], lengths).astype(np.int32)
-    segment_b = np.repeat(records.segment_b_start[sequences], lengths)
-    masked_source, masked_starts = _flatten(records.masked_lm_offsets, sequences)
-    shift = np.repeat(starts[:-1], np.diff(masked_starts)).astype(np.int32)
+    return gather_batch([records], np.zeros(len(sequences), dtype=np.int64), sequences, max_seqlen)
+
+
+def gather_batch(sources: Sequence[Records], source_of: np.ndarray, sequences: np.ndarray, max_seqlen: int) -> Batch:
+    """The batch whose i-th sequence is number ``sequences[i]`` of ``sources[source_of[i]]``; both arrays int64 [S].
+
+    Raises DataError for offsets that lead out of the records.
+    """
+    count = len(sequences)
+    begins, masked_begins = np.empty(count, np.int64), np.empty(count, np.int64)
+    starts, masked_starts = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
+    segment_b, next_sentence = np.empty(count, np.int64), np.empty(count, np.int64)
+    places = [np.flatnonzero(source_of == number) for number in range(len(sources))]
+    for records, where in zip(sources, places, strict=True):
+        chosen = sequences[where]
+        begins[where], masked_begins[where] = records.sequence_offsets[chosen], records.masked_lm_offsets[chosen]
+        starts[where + 1] = records.sequence_offsets[chosen + 1] - begins[where]
+        masked_starts[where + 1] = records.masked_lm_offsets[chosen + 1] - masked_begins[where]
+        _check_ends(
+            records, begins[where], starts[where + 1], masked_begins[where], masked_starts[where + 1], max_seqlen
+        )
+        segment_b[where], next_sentence[where] = records.segment_b_start[chosen], records.next_sentence_labels[chosen]
+    np.cumsum(starts, out=starts)
+    np.cumsum(masked_starts, out=masked_starts)
+    num_tokens, num_masked = int(starts[-1]), int(masked_starts[-1])
+    tokens = np.empty((3, num_tokens), np.int32)  # ids, segments, positions
+    masked_positions, masked_labels = np.empty(num_masked, np.int32), np.empty(num_masked, np.int64)
+    for records, where in zip(sources, places, strict=True):
+        _copy_sequences(
+            records.input_ids, records.masked_lm_positions, records.masked_lm_ids,
+            where, begins, starts, masked_begins, masked_starts, segment_b,
+            tokens, masked_positions, masked_labels,
+        )  # fmt: skip
+    input_ids, segment_ids, position_ids = torch.from_numpy(tokens)
     return Batch(
-        input_ids=torch.from_numpy(records.input_ids[source].astype(np.int32)),
-        segment_ids=torch.from_numpy((positions >= segment_b).astype(np.int32)),
-        position_ids=torch.from_numpy(positions),
+        input_ids=input_ids,
+        segment_ids=segment_ids,
+        position_ids=position_ids,
         cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
-        masked_positions=torch.from_numpy(records.masked_lm_positions[masked_source].astype(np.int32) + shift),
-        masked_labels=torch.from_numpy(records.masked_lm_ids[masked_source].astype(np.int64)),
-        next_sentence_labels=torch.from_numpy(records.next_sentence_labels[sequences].astype(np.int64)),
+        masked_positions=torch.from_numpy(masked_positions),
+        masked_labels=torch.from_numpy(masked_labels),
+        next_sentence_labels=torch.from_numpy(next_sentence),
         max_seqlen=max_seqlen,
-        num_tokens=int(starts[-1]),
-        num_sequences=len(sequences),
-        num_masked=int(masked_starts[-1]),
+        num_tokens=num_tokens,
+        num_sequences=count,
+        num_masked=num_masked,
     )
+
+
+def _check_ends(
+    records: Records, begins: np.ndarray, lengths: np.ndarray, masked_begins: np.ndarray, counts: np.ndarray, most: int
+) -> None:
+    """The compiled copy trusts offsets; those of a damaged file must not reach it."""
+    if not len(begins):
+        return
+    sound = begins.min() >= 0 and 0 <= lengths.min() <= lengths.max() <= most
+    sound = sound and masked_begins.min() >= 0 and counts.min() >= 0
+    sound = sound and (begins + lengths).max() <= len(records.input_ids)
+    if not sound or (masked_begins + counts).max() > len(records.masked_lm_ids):
+        raise DataError(
+            f"training data: offsets of sequences lead out of their file, or over {most} tokens; find the damaged file "
+            "with python -m input_preprocessing.verify"
+        )
+
+
+@compiled_for(
+    *[array("int16", readonly=True)] * 3, *[array("int64")] * 6, array("int32", ndim=2), array("int32"), array("int64")
+)
+def _copy_sequences(  # type: ignore[no-untyped-def]
+    input_ids, positions, labels, where, begins, starts, masked_begins, masked_starts, segment_b,
+    tokens, masked_positions, masked_labels,
+):  # fmt: skip
+    """Copies one source's sequences to their places ``where`` in the batch."""
+    for i in where:
+        start, begin = starts[i], begins[i]
+        for j in range(starts[i + 1] - start):
+            tokens[0, start + j] = input_ids[begin + j]
+            tokens[1, start + j] = j >= segment_b[i]
+            tokens[2, start + j] = j
+        first, begin = masked_starts[i], masked_begins[i]
+        for j in range(masked_starts[i + 1] - first):
+            masked_positions[first + j] = positions[begin + j] + start
+            masked_labels[first + j] = labels[begin + j]

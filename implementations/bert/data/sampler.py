@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 
 from bert.data.format import DataError
+
+Pieces = list[tuple[int, np.ndarray]]  # (file, rows in it), in order
 
 
 class Sampler:
@@ -19,7 +22,7 @@ class Sampler:
     def __init__(self, row_counts: np.ndarray, rows_per_step: int, seed: int, rank: int, world_size: int) -> None:
         """row_counts: rows of every file; rows_per_step: rows a rank takes in one optimizer step."""
         self.row_counts, self.rows_per_step = row_counts, rows_per_step
-        self.seed, self.rank = seed, rank
+        self.seed, self.rank, self.world_size = seed, rank, world_size
         self.rows_per_rank = int(row_counts.sum()) // world_size
         self.steps_per_epoch = self.rows_per_rank // rows_per_step
         if self.steps_per_epoch == 0:
@@ -30,22 +33,31 @@ class Sampler:
         self._order = lru_cache(maxsize=2)(self._file_order)
         self._permutation = lru_cache(maxsize=4)(self._row_permutation)
 
-    def rows(self, step: int) -> list[tuple[int, np.ndarray]]:
-        """Rows of optimizer step ``step`` (1 is the first), as (file, rows in it) pieces in order."""
+    def rows(self, step: int, rank: int | None = None) -> Pieces:
+        """Rows of optimizer step ``step`` (1 is the first) on this rank or another."""
         epoch, step_in_epoch = divmod(step - 1, self.steps_per_epoch)
-        begin = self.rank * self.rows_per_rank + step_in_epoch * self.rows_per_step
-        end = begin + self.rows_per_step
+        begin = (self.rank if rank is None else rank) * self.rows_per_rank + step_in_epoch * self.rows_per_step
+        return list(self._pieces(epoch, begin, begin + self.rows_per_step))
+
+    def stream(self) -> Iterator[tuple[int, np.ndarray]]:
+        """This rank's rows epoch after epoch, without end and without steps: here each epoch leaves nothing out."""
+        total, epoch = int(self.row_counts.sum()), 0
+        while True:
+            begin, end = (total * rank // self.world_size for rank in (self.rank, self.rank + 1))
+            yield from self._pieces(epoch, begin, end)
+            epoch += 1
+
+    def _pieces(self, epoch: int, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Rows [begin, end) of the epoch's order."""
         order, starts = self._order(epoch)
-        pieces = []
         place = int(np.searchsorted(starts, begin, side="right")) - 1
         while begin < end:
             stop = min(end, int(starts[place + 1]))
             if stop > begin:
                 file = int(order[place])
                 local = slice(begin - int(starts[place]), stop - int(starts[place]))
-                pieces.append((file, self._permutation(epoch, file)[local]))
+                yield file, self._permutation(epoch, file)[local]
             begin, place = stop, place + 1
-        return pieces
 
     def _file_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.row_counts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +10,24 @@ from pathlib import Path
 import numpy as np
 
 from bert.data.format import DataError, Metadata, Records, open_records
+from bert.data.index import NAME as INDEX
+from bert.data.index import Entry, count_rows, read_index
 
 _SUFFIXES = {"", ".hdf5", ".hdf", ".h5"}  # NVIDIA's packed parts have no suffix, its shuffled ones .hdf
-_MAX_OPEN = 32
+_MOST_OPEN = 128  # bins and exchange read from many files in turn
+_DESCRIPTORS_PER_FILE = 8  # one a dataset
+_OTHER_DESCRIPTORS = 256
+
+
+def _most_open() -> int:
+    """Files to keep open: _MOST_OPEN, or what the system's limit on open files allows."""
+    wanted = _MOST_OPEN * _DESCRIPTORS_PER_FILE + _OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return max(1, min(_MOST_OPEN, (soft - _OTHER_DESCRIPTORS) // _DESCRIPTORS_PER_FILE))
+    return _MOST_OPEN
 
 
 def list_shards(folder: Path, variable: str) -> list[Path]:
@@ -33,21 +49,44 @@ def list_shards(folder: Path, variable: str) -> list[Path]:
     return shards
 
 
-class Shards:
-    """Record files opened when first needed, a few kept open."""
+def list_bins(folder: Path, variable: str) -> list[list[Path]]:
+    """The record files of each bin: of the subfolders named by the bins' greatest lengths, the shortest bin first.
 
-    def __init__(self, paths: Sequence[Path], max_seq_length: int) -> None:
+    Raises DataError where there are none.
+    """
+    found = [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()] if folder.is_dir() else []
+    if not found:
+        raise DataError(
+            f"{variable}={folder}: no bins (folders 128, 256, ...) in it; make them with "
+            "python -m input_preprocessing.bins, or set BATCHING=rows"
+        )
+    return [list_shards(path, variable) for path in sorted(found, key=lambda path: int(path.name))]
+
+
+class Shards:
+    """Record files opened when first needed, some kept open."""
+
+    def __init__(self, paths: Sequence[Path], max_seq_length: int, files_of_bins: Sequence[int] = ()) -> None:
+        """files_of_bins: how many of the paths belong to each bin, where there are bins."""
         self.paths = list(paths)
         self.max_seq_length = max_seq_length
+        self.bins = np.split(np.arange(len(self.paths)), np.cumsum(files_of_bins)[:-1].astype(np.int64))
         self._open: OrderedDict[int, Records] = OrderedDict()
+        self._most_open = _most_open()
+        self._entries: dict[Path, Entry] = {}
         self.vocab_md5 = ""
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def row_counts(self) -> np.ndarray:
-        """Rows of every file, int64."""
-        return np.array([self[number].num_rows for number in range(len(self.paths))], dtype=np.int64)
+        """Rows of every file, int64, from the folders' indices where they have one; opens the first file."""
+        if not self._entries:
+            indices = {folder: read_index(folder) for folder in {path.parent for path in self.paths}}
+            for path in self.paths:
+                self._entries[path] = indices[path.parent].get(path.name) or Entry(count_rows(path))
+            _ = self[0]
+        return np.array([self._entries[path].rows for path in self.paths], dtype=np.int64)
 
     def __getitem__(self, number: int) -> Records:
         """The records of one file. Raises DataError for a file that cannot be used in this run."""
@@ -57,8 +96,11 @@ class Shards:
         path = self.paths[number]
         records, metadata = open_records(path)
         self._check(path, metadata)
+        expected = self._entries.get(path, Entry(records.num_rows))
+        if expected.rows != records.num_rows or expected.content_digest not in ("", metadata.content_digest):
+            raise DataError(f"{path} is not the file that {path.parent / INDEX} tells of; prepare the data again")
         self._open[number] = records
-        if len(self._open) > _MAX_OPEN:
+        if len(self._open) > self._most_open:
             self._open.popitem(last=False)
         return records
 

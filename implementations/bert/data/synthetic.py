@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from bert.data.format import Records
+from bert.data.packing import pack
 
-_NUM_FILES, _ROWS_PER_FILE = 4, 4096
+_NUM_ROWS, _NUM_BINS = 16_384, 4
 _FULL_SHARE = 0.235  # share of Wikipedia sequences that are full (Krell et al. 2021, arXiv 2107.02027)
 _BETA = (1.1, 2.164)  # shape of the other lengths, chosen for Wikipedia's mean of 254.5 at 512
 
@@ -20,21 +21,14 @@ def wikipedia_like_lengths(count: int, max_seq_length: int, generator: np.random
     return generator.permutation(np.concatenate([partial, np.full(num_full, max_seq_length)]))
 
 
-def pair_rows(lengths: np.ndarray, max_seq_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Packs the longest with the shortest that fit, three a row at the most: (order of sequences, row offsets)."""
-    by_length = np.argsort(lengths, kind="stable")
-    order: list[int] = []
-    offsets = [0]
-    low, high = 0, len(by_length) - 1
-    while low <= high:
-        order.append(int(by_length[high]))
-        used, high = int(lengths[by_length[high]]), high - 1
-        while low <= high and len(order) - offsets[-1] < 3 and used + lengths[by_length[low]] <= max_seq_length:
-            used += int(lengths[by_length[low]])
-            order.append(int(by_length[low]))
-            low += 1
-        offsets.append(len(order))
-    return np.array(order), np.array(offsets)
+def random_rows(
+    order: np.ndarray, row_offsets: np.ndarray, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of a packing in random order, as prepared data have them: (order of sequences, row offsets)."""
+    rows = generator.permutation(len(row_offsets) - 1)
+    sizes = np.diff(row_offsets)[rows]
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    return order[np.repeat(row_offsets[rows] - offsets[:-1], sizes) + np.arange(offsets[-1])], offsets
 
 
 def synthetic_records(num_rows: int, max_seq_length: int, vocab_size: int, packed: bool, seed: int) -> Records:
@@ -43,7 +37,7 @@ def synthetic_records(num_rows: int, max_seq_length: int, vocab_size: int, packe
     lengths = wikipedia_like_lengths(2 * num_rows if packed else num_rows, max_seq_length, generator)
     row_offsets = None
     if packed:
-        order, row_offsets = pair_rows(lengths, max_seq_length)
+        order, row_offsets = random_rows(*pack(lengths, max_seq_length), generator)
         lengths = lengths[order]
     counts = np.maximum(1, np.rint(lengths * 0.15)).astype(np.int64)
     positions = [
@@ -63,13 +57,16 @@ def synthetic_records(num_rows: int, max_seq_length: int, vocab_size: int, packe
 
 
 class SyntheticShards:
-    """Stands in for a folder of record files."""
+    """Stands in for a folder of record files, or for one of bins by quarters of the greatest length."""
 
-    def __init__(self, max_seq_length: int, vocab_size: int, packed: bool) -> None:
+    def __init__(self, max_seq_length: int, vocab_size: int, packed: bool, binned: bool = False) -> None:
         self.vocab_md5 = ""
-        self._files = [
-            synthetic_records(_ROWS_PER_FILE, max_seq_length, vocab_size, packed, seed) for seed in range(_NUM_FILES)
-        ]
+        self._files = [synthetic_records(_NUM_ROWS, max_seq_length, vocab_size, packed, seed=0)]
+        if binned:
+            records = self._files[0]
+            bin_of = (records.sequence_lengths - 1) * _NUM_BINS // max_seq_length
+            self._files = [records.select(np.flatnonzero(bin_of == number)) for number in range(_NUM_BINS)]
+        self.bins = [np.array([number]) for number in range(len(self._files))]
 
     def row_counts(self) -> np.ndarray:
         """Rows of every file, int64."""

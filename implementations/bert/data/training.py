@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from bert.data.batch import Batch, make_batch
-from bert.data.format import DataError, Records, concatenate
+from bert.data.batch import Batch, Capacity, gather_batch
+from bert.data.batching import (
+    Batching,
+    BinBatching,
+    Chosen,
+    ExchangeBatching,
+    OnlineBatching,
+    RowBatching,
+    RowSource,
+    bin_counts,
+)
+from bert.data.batching import row_sequences as row_sequences
+from bert.data.format import DataError
 from bert.data.sampler import Sampler
-from bert.data.shards import Shards, list_shards
+from bert.data.shards import Shards, list_bins, list_shards
 from bert.data.synthetic import SyntheticShards
 from bert.env import ConfigError, env
 
@@ -30,6 +41,35 @@ class Config:
     gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, doc="micro-batches accumulated into one step")
     packing_factor: int = env("PACKING_FACTOR", 1, at_least=1, doc="sequences a row counts for: 2 for packed Wikipedia")
     max_seq_length: int = env("MAX_SEQ_LENGTH", 512, at_least=8, doc="tokens of a row at most")
+    batching: str = env(
+        "BATCHING",
+        "rows",
+        choices=("rows", "online", "bins"),
+        doc="rows as they lie, packed while training, or by bins",
+    )
+    max_sequences_per_row: int = env("MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most")
+    online_buffer: int = env("ONLINE_BUFFER", 512, at_least=16, doc="sequences to choose from with BATCHING=online")
+    bin_counts: str = env("BIN_COUNTS", "", doc="sequences of each bin in a micro-batch, as 6:3:2:5; unset: by share")
+    exchange_group: int = env(
+        "EXCHANGE_GROUP", 1, at_least=1, doc="ranks that deal a step's sequences by length; 1: none"
+    )
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for settings that contradict each other."""
+        if self.bin_counts and not re.fullmatch(r"\d+(:\d+)*", self.bin_counts):
+            raise ConfigError(f"BIN_COUNTS={self.bin_counts!r}: expected numbers between colons, such as 6:3:2:5")
+        if self.packed and (self.batching != "rows" or self.exchange_group > 1):
+            name = f"BATCHING={self.batching}" if self.batching != "rows" else f"EXCHANGE_GROUP={self.exchange_group}"
+            raise ConfigError(f"{name} needs records that are not packed: set PACKED=0 and DATADIR_PHASE2")
+        if self.batching == "online" and self.exchange_group > 1:
+            raise ConfigError("BATCHING=online fills rows already: set EXCHANGE_GROUP=1")
+
+    @property
+    def capacity(self) -> Capacity:
+        """Sizes that no micro-batch exceeds, where 15% of the tokens are masked as in the benchmark's data."""
+        sequences = self.batch_size * (self.max_sequences_per_row if self.packed or self.batching == "online" else 1)
+        tokens = self.batch_size * self.max_seq_length
+        return Capacity(tokens=tokens, sequences=sequences, masked=int(0.15 * tokens + 0.5 * sequences))
 
     @property
     def rows_per_step(self) -> int:
@@ -46,34 +86,35 @@ class Config:
         return folder, variable
 
 
-class RowSource(Protocol):
-    """Files of rows: real ones, or made up."""
-
-    vocab_md5: str
-
-    def row_counts(self) -> np.ndarray:
-        """Rows of every file, int64."""
-        ...
-
-    def __getitem__(self, number: int) -> Records:
-        """The records of one file."""
-        ...
-
-
 def open_source(config: Config, vocab_size: int) -> RowSource:
     """The rows to train on. Raises DataError where there are none."""
     if config.synthetic:
-        return SyntheticShards(config.max_seq_length, vocab_size, config.packed)
-    return Shards(list_shards(*config.source), config.max_seq_length)
+        return SyntheticShards(config.max_seq_length, vocab_size, config.packed, config.batching == "bins")
+    bins = list_bins(*config.source) if config.batching == "bins" else [list_shards(*config.source)]
+    return Shards([path for files in bins for path in files], config.max_seq_length, [len(files) for files in bins])
 
 
-def row_sequences(records: Records, rows: np.ndarray) -> np.ndarray:
-    """Indices of the sequences in the given rows, in order."""
-    if records.row_offsets is None:
-        return rows
-    begins, ends = records.row_offsets[rows], records.row_offsets[rows + 1]
-    counts = ends - begins
-    return np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts)
+def make_batching(source: RowSource, sampler: Sampler, config: Config) -> Batching:
+    """The micro-batches of each step. Raises DataError or ConfigError where the settings do not fit the data."""
+    if config.batching == "online":
+        if source[0].row_offsets is not None:
+            raise DataError("BATCHING=online packs records that are not packed, and these are: use BATCHING=rows")
+        return OnlineBatching(
+            source, sampler, config.batch_size, config.max_seq_length, config.max_sequences_per_row,
+            config.online_buffer,
+        )  # fmt: skip
+    batching: Batching = RowBatching(source, sampler, config.batch_size)
+    if config.batching == "bins":
+        batching = BinBatching(source, sampler, bin_counts(source, config.bin_counts, config.batch_size))
+    if config.exchange_group == 1:
+        return batching
+    if sampler.world_size % config.exchange_group:
+        raise ConfigError(
+            f"EXCHANGE_GROUP={config.exchange_group}: expected a divisor of the {sampler.world_size} ranks"
+        )
+    if source[0].row_offsets is not None:
+        raise DataError("EXCHANGE_GROUP deals records that are not packed, and these are: use EXCHANGE_GROUP=1")
+    return ExchangeBatching(batching, source, sampler.rank, config.exchange_group)
 
 
 class TrainingData:
@@ -89,7 +130,8 @@ class TrainingData:
         finish: Callable[[Batch], Batch],
     ) -> None:
         """``finish`` is applied to each batch on the thread: pad to a capacity, pin memory."""
-        self.source, self.sampler, self.config = source, sampler, config
+        self.source, self.config = source, config
+        self.batching = make_batching(source, sampler, config)
         self.vocab_size, self.finish = vocab_size, finish
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="data")
         self._step = first_step
@@ -108,29 +150,12 @@ class TrainingData:
 
     def batches(self, step: int) -> list[Batch]:
         """Micro-batches of any step."""
-        pieces = self.sampler.rows(step)
-        size = self.config.batch_size
-        if len(pieces) == 1:
-            records, rows = self.source[pieces[0][0]], pieces[0][1]
-        else:  # a step across a file's end
-            selected = [self._select(file, rows) for file, rows in pieces]
-            records = concatenate(selected)
-            rows = np.arange(records.num_rows)
-        return [
-            self.finish(self._make(records, rows[begin : begin + size]))
-            for begin in range(0, self.config.rows_per_step, size)
-        ]
+        return [self.finish(self._make(chosen)) for chosen in self.batching.step(step)]
 
-    def _select(self, file: int, rows: np.ndarray) -> Records:
-        records = self.source[file]
-        selected = records.select(row_sequences(records, rows))
-        if records.row_offsets is None:
-            return selected
-        counts = np.diff(records.row_offsets)[rows]
-        return selected.with_rows(np.concatenate([[0], np.cumsum(counts)]))
-
-    def _make(self, records: Records, rows: np.ndarray) -> Batch:
-        batch = make_batch(records, row_sequences(records, rows), self.config.max_seq_length)
+    def _make(self, chosen: Chosen) -> Batch:
+        files, source_of = np.unique(chosen.files, return_inverse=True)
+        sources = [self.source[file] for file in files.tolist()]
+        batch = gather_batch(sources, source_of, chosen.sequences, self.config.max_seq_length)
         largest = max(int(batch.input_ids.max()), int(batch.masked_labels.max()) if batch.num_masked else 0)
         if largest >= self.vocab_size or int(batch.input_ids.min()) < 0:
             raise DataError(

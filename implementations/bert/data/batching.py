@@ -1,0 +1,208 @@
+"""Which sequences make up the micro-batches of a step: the values of BATCHING, and the exchange between ranks.
+
+Every rank computes the same deal from (seed, step) and the lengths in the files, so nothing is sent: what other systems
+do with an all-gather of padded batches is here a choice of what to read. Semantics of the 4-bin data and of exchange
+padding: Samsung's MLPerf Training v1.1 submission; exchange padding also NVIDIA's of v3.0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from bert.data.format import DataError, Records
+from bert.data.online import OnlinePacker
+from bert.data.sampler import Sampler
+
+_ROWS_AT_ONCE = 4096  # of an online packing that is replayed up to the step of a resumed run
+
+
+class RowSource(Protocol):
+    """Files of rows: real ones, or made up."""
+
+    vocab_md5: str
+    bins: list[np.ndarray]  # the files of each bin of lengths, the shortest first; all of them where there are no bins
+
+    def row_counts(self) -> np.ndarray:
+        """Rows of every file, int64."""
+        ...
+
+    def __getitem__(self, number: int) -> Records:
+        """The records of one file."""
+        ...
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Sequences of a micro-batch: the file of each and its number there, both int64 (S,)."""
+
+    files: np.ndarray
+    sequences: np.ndarray
+
+
+class Batching(Protocol):
+    """``step(n)`` gives the micro-batches of step n (1 is the first) on a rank."""
+
+    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
+        """Micro-batches; ``rank`` is this one unless named."""
+        ...
+
+
+class RowBatching:
+    """BATCHING=rows: rows as they lie in the files, packed or a sequence each."""
+
+    def __init__(self, source: RowSource, sampler: Sampler, batch_size: int) -> None:
+        """batch_size: rows of a micro-batch."""
+        self.source, self.sampler, self.batch_size = source, sampler, batch_size
+
+    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
+        """As in ``Batching``."""
+        pieces = self.sampler.rows(step, rank)
+        files = np.repeat([file for file, _ in pieces], [len(rows) for _, rows in pieces])
+        expanded = [_sequences_of(self.source[file], rows) for file, rows in pieces]
+        counts = np.concatenate([count for _, count in expanded])
+        sequences = np.concatenate([chosen for chosen, _ in expanded])
+        ends = np.concatenate([[0], np.cumsum(counts)])[:: self.batch_size]
+        return _cut(np.repeat(files, counts), sequences, ends)
+
+
+class OnlineBatching:
+    """BATCHING=online: sequences packed into rows while training; of an epoch each is used exactly once."""
+
+    def __init__(self, source: RowSource, sampler: Sampler, batch_size: int, max_tokens: int, max_sequences: int,
+                 buffer_size: int) -> None:  # fmt: skip
+        """batch_size: rows of a micro-batch, of at most max_tokens and max_sequences; buffer_size: in sequences."""
+        self.source, self.sampler, self.batch_size = source, sampler, batch_size
+        self.limits = max_tokens, max_sequences, min(buffer_size, sampler.rows_per_rank)
+        self._packer = self._first()
+        self._next_step = 1
+
+    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
+        """As in ``Batching``, for this rank only; out of turn, the packing is replayed from the first step."""
+        assert rank in (None, self.sampler.rank)
+        if step != self._next_step:
+            self._packer = self._first()
+            skipped = (step - 1) * self.sampler.rows_per_step
+            for begin in range(0, skipped, _ROWS_AT_ONCE):
+                self._packer.rows(min(_ROWS_AT_ONCE, skipped - begin))
+        self._next_step = step + 1
+        files, sequences, offsets = self._packer.rows(self.sampler.rows_per_step)
+        return _cut(files, sequences, offsets[:: self.batch_size])
+
+    def _first(self) -> OnlinePacker:
+        return OnlinePacker(self.sampler.stream(), self._lengths, *self.limits)
+
+    def _lengths(self, file: int, sequences: np.ndarray) -> np.ndarray:
+        return _lengths_of(self.source[file], sequences)
+
+
+class BinBatching:
+    """BATCHING=bins: every micro-batch takes a fixed number of sequences from each bin of lengths.
+
+    Each bin is shuffled on its own; an epoch ends with the bin that runs out first.
+    """
+
+    def __init__(self, source: RowSource, sampler: Sampler, counts: list[int]) -> None:
+        """counts: sequences of a micro-batch from each bin, the shortest first."""
+        self.source, self.counts = source, counts
+        row_counts, batch_size = source.row_counts(), sum(counts)
+        self.micro_batches = sampler.rows_per_step // batch_size
+        self.parts: list[tuple[np.ndarray, Sampler, int]] = []
+        for number, (files, count) in enumerate(zip(source.bins, counts, strict=True)):
+            if count:
+                seed = int(np.random.SeedSequence([sampler.seed, number]).generate_state(1)[0])
+                rows = count * self.micro_batches
+                part = Sampler(row_counts[files], rows, seed, sampler.rank, sampler.world_size)
+                self.parts.append((files, part, count))
+        shortest = min(part.steps_per_epoch for _, part, _ in self.parts)
+        for _, part, _ in self.parts:
+            part.steps_per_epoch = shortest
+
+    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
+        """As in ``Batching``."""
+        files: list[np.ndarray] = []
+        sequences: list[np.ndarray] = []
+        for files_of_bin, part, count in self.parts:  # (micro-batches, count) each
+            pieces = part.rows(step, rank)
+            repeated = np.repeat([files_of_bin[file] for file, _ in pieces], [len(rows) for _, rows in pieces])
+            files.append(repeated.reshape(-1, count))
+            sequences.append(np.concatenate([rows for _, rows in pieces]).reshape(-1, count))
+        return [Chosen(*pair) for pair in zip(np.hstack(files), np.hstack(sequences), strict=True)]
+
+
+class ExchangeBatching:
+    """EXCHANGE_GROUP: a group of ranks deals the sequences of a step among its micro-batches by length.
+
+    All are sorted, longest first, and dealt like cards, every second round backwards, so that every rank and every
+    micro-batch gets the same number of sequences and nearly the same number of tokens.
+    """
+
+    def __init__(self, inner: Batching, source: RowSource, rank: int, group: int) -> None:
+        """Ranks k * group to (k + 1) * group - 1 are a group. Each micro-batch of ``inner`` has as many sequences."""
+        self.inner, self.source = inner, source
+        self.first, self.place, self.group = rank // group * group, rank % group, group
+
+    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
+        """As in ``Batching``, for this rank only."""
+        assert rank in (None, self.first + self.place)
+        micro_batches = [self.inner.step(step, self.first + mate) for mate in range(self.group)]
+        pool = [chosen for of_rank in micro_batches for chosen in of_rank]
+        files = np.concatenate([chosen.files for chosen in pool])
+        sequences = np.concatenate([chosen.sequences for chosen in pool])
+        lengths = np.empty(len(files), dtype=np.int64)
+        for file in np.unique(files).tolist():
+            where = files == file
+            lengths[where] = _lengths_of(self.source[file], sequences[where])
+        cells = np.argsort(-lengths, kind="stable").reshape(-1, len(pool))
+        cells[1::2] = cells[1::2, ::-1]
+        mine = cells[:, self.place :: self.group]
+        return [Chosen(files[cell], sequences[cell]) for cell in mine.T]
+
+
+def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:
+    """Sequences of a micro-batch from each bin: as BIN_COUNTS says (6:3:2:5), or by the bins' shares of the data.
+
+    Raises DataError where they do not fit the data or BATCHSIZE.
+    """
+    row_counts = source.row_counts()
+    sizes = np.array([row_counts[files].sum() for files in source.bins])
+    if wanted:
+        counts = [int(count) for count in wanted.split(":")]
+        if len(counts) != len(sizes) or sum(counts) != batch_size:
+            raise DataError(
+                f"BIN_COUNTS={wanted}: expected {len(sizes)} numbers, one a bin of the data, with the sum "
+                f"BATCHSIZE={batch_size}"
+            )
+        return counts
+    exact = sizes * batch_size / sizes.sum()
+    counts_by_share = np.floor(exact).astype(np.int64)
+    short = batch_size - int(counts_by_share.sum())
+    counts_by_share[np.argsort(counts_by_share - exact, kind="stable")[:short]] += 1
+    return [int(count) for count in counts_by_share]
+
+
+def _sequences_of(records: Records, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the sequences in the given rows, in order, and how many each row has."""
+    if records.row_offsets is None:
+        return rows, np.ones(len(rows), dtype=np.int64)
+    begins = records.row_offsets[rows]
+    counts = records.row_offsets[rows + 1] - begins
+    return np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts), counts
+
+
+def row_sequences(records: Records, rows: np.ndarray) -> np.ndarray:
+    """Indices of the sequences in the given rows, in order."""
+    return _sequences_of(records, rows)[0]
+
+
+def _lengths_of(records: Records, sequences: np.ndarray) -> np.ndarray:
+    lengths: np.ndarray = records.sequence_offsets[sequences + 1] - records.sequence_offsets[sequences]
+    return lengths
+
+
+def _cut(files: np.ndarray, sequences: np.ndarray, ends: np.ndarray) -> list[Chosen]:
+    """Micro-batches [ends[i], ends[i + 1])."""
+    return [Chosen(files[a:b], sequences[a:b]) for a, b in itertools.pairwise(ends.tolist())]

@@ -1,0 +1,165 @@
+"""BATCHING and EXCHANGE_GROUP: what each deals, that nothing is lost, and that any step can be asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bert.data.format import DataError
+from bert.data.sampler import Sampler
+from bert.data.synthetic import SyntheticShards
+from bert.data.training import Config, TrainingData, make_batching
+from bert.env import ConfigError, from_env
+
+LENGTH = 48
+
+
+class Files:
+    """Records in memory as a source, each file a bin of its own."""
+
+    vocab_md5 = ""
+
+    def __init__(self, files):
+        self.files = files
+        self.bins = [np.array([number]) for number in range(len(files))]
+
+    def row_counts(self):
+        return np.array([records.num_rows for records in self.files])
+
+    def __getitem__(self, number):
+        return self.files[number]
+
+
+@pytest.fixture
+def files(make_records):
+    return Files([make_records(41, packed=False, seed=seed) for seed in range(3)])
+
+
+@pytest.fixture
+def bins():
+    return SyntheticShards(LENGTH, 211, packed=False, binned=True)
+
+
+def config(**settings):
+    return Config(**{"batch_size": 4, "gradient_steps": 2, "max_seq_length": LENGTH, **settings})
+
+
+def batching_of(source, settings, rank=0, world=1):
+    sampler = Sampler(source.row_counts(), settings.rows_per_step, seed=5, rank=rank, world_size=world)
+    return make_batching(source, sampler, settings)
+
+
+def pairs(chosen):
+    return list(zip(chosen.files.tolist(), chosen.sequences.tolist(), strict=True))
+
+
+def lengths(source, chosen):
+    return np.array([source[file].sequence_lengths[number] for file, number in pairs(chosen)])
+
+
+@pytest.mark.parametrize("settings", [{}, {"batching": "online"}, {"batching": "bins"}, {"exchange_group": 2}])
+def test_a_step_is_the_same_in_turn_and_out_of_turn(bins, settings):
+    settings = config(**settings)
+    in_turn, out_of_turn = (batching_of(bins, settings, world=2) for _ in range(2))
+    expected = [[pairs(chosen) for chosen in in_turn.step(step)] for step in range(1, 9)]
+    for step in (7, 8, 2, 1, 5):
+        assert [pairs(chosen) for chosen in out_of_turn.step(step)] == expected[step - 1]
+
+
+def test_online_packing_uses_every_sequence_once_over_all_ranks(files):
+    settings = config(batching="online", batch_size=2, online_buffer=16)
+    seen = []
+    for rank in range(3):  # 123 sequences: 41 a rank
+        batching = batching_of(files, settings, rank, world=3)
+        mine = []
+        step = 0
+        while len(mine) < 41 + 2 * 16:
+            step += 1
+            for chosen in batching.step(step):
+                assert lengths(files, chosen).sum() <= 2 * LENGTH
+                assert len(chosen.files) <= 2 * 3
+                mine += pairs(chosen)
+        first = list(dict.fromkeys(mine))  # the epochs overlap by a buffer: the first time each comes
+        assert len(first) >= 41
+        seen.append(first)
+    assert set().union(*seen) == {(file, number) for file in range(3) for number in range(41)}
+
+
+def test_bins_give_every_micro_batch_its_share(bins):
+    batching = batching_of(bins, config(batching="bins", batch_size=16, bin_counts="6:3:2:5"), world=2)
+    for chosen in batching.step(3):
+        assert np.bincount(chosen.files).tolist() == [6, 3, 2, 5]
+    sizes = bins.row_counts()
+    by_share = batching_of(bins, config(batching="bins", batch_size=16))
+    counts = np.bincount(by_share.step(1)[0].files, minlength=4)
+    assert counts.sum() == 16
+    assert np.abs(counts - 16 * sizes / sizes.sum()).max() < 1
+
+
+def test_an_epoch_of_bins_ends_with_the_bin_that_runs_out_first(make_records):
+    source = Files([make_records(rows, packed=False, seed=rows) for rows in (10, 24)])
+    batching = batching_of(source, config(batching="bins", batch_size=4, gradient_steps=1, bin_counts="2:2"))
+    epoch = [pair for step in range(1, 6) for chosen in batching.step(step) for pair in pairs(chosen)]
+    assert len(set(epoch)) == 20
+    second = [pair for step in range(6, 11) for chosen in batching.step(step) for pair in pairs(chosen)]
+    assert {pair for pair in second if pair[0] == 0} == {(0, number) for number in range(10)}
+
+
+def test_exchange_deals_the_same_sequences_evenly(bins):
+    plain = [batching_of(bins, config(), rank, world=4) for rank in range(4)]
+    dealt = [batching_of(bins, config(exchange_group=4), rank, world=4) for rank in range(4)]
+    before = [chosen for batching in plain for chosen in batching.step(2)]
+    after = [chosen for batching in dealt for chosen in batching.step(2)]
+    assert sorted(pair for chosen in before for pair in pairs(chosen)) == sorted(
+        pair for chosen in after for pair in pairs(chosen)
+    )
+    assert {len(chosen.files) for chosen in after} == {4}
+    tokens = [[lengths(bins, chosen).sum() for chosen in micro_batches] for micro_batches in (before, after)]
+    assert np.ptp(tokens[1]) < np.ptp(tokens[0]) / 2
+
+
+def test_groups_exchange_among_themselves_only(bins):
+    plain = [batching_of(bins, config(), rank, world=4).step(1) for rank in (2, 3)]
+    dealt = [batching_of(bins, config(exchange_group=2), rank, world=4).step(1) for rank in (2, 3)]
+    together = [{pair for batches in ranks for chosen in batches for pair in pairs(chosen)} for ranks in (plain, dealt)]
+    assert together[0] == together[1]
+
+
+@pytest.mark.parametrize("settings", [{"batching": "online"}, {"batching": "bins", "bin_counts": "1:1:1:1"}])
+def test_batches_keep_within_the_capacity(bins, settings):
+    settings = config(**settings)
+    sampler = Sampler(bins.row_counts(), settings.rows_per_step, seed=1, rank=0, world_size=1)
+    data = TrainingData(bins, sampler, settings, 211, first_step=1, finish=lambda b: b.pad_to(settings.capacity))
+    for _ in range(5):
+        for batch in data.next_step():
+            assert batch.input_ids.numel() == 4 * LENGTH
+    data.close()
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"BATCHING": "online", "PACKED": "1"}, "BATCHING=online needs records that are not packed"),
+        ({"EXCHANGE_GROUP": "8", "PACKED": "1"}, "EXCHANGE_GROUP=8 needs records that are not packed"),
+        ({"EXCHANGE_GROUP": "8", "BATCHING": "online"}, "EXCHANGE_GROUP=1"),
+        ({"BIN_COUNTS": "6:3:x"}, "BIN_COUNTS='6:3:x'"),
+        ({"BATCHING": "shuffled"}, "rows, online, bins"),
+    ],
+)
+def test_settings_that_contradict_each_other_stop_at_once(variables, message):
+    with pytest.raises(ConfigError, match=message):
+        from_env(Config, {"BATCHSIZE": "4", **variables})
+
+
+def test_settings_that_do_not_fit_the_data_are_errors(files, bins, make_records):
+    packed = Files([make_records(41, packed=True)])
+    with pytest.raises(DataError, match="BATCHING=online"):
+        batching_of(packed, config(batching="online"))
+    with pytest.raises(DataError, match="EXCHANGE_GROUP"):
+        batching_of(packed, config(exchange_group=2), world=2)
+    with pytest.raises(ConfigError, match="divisor of the 2 ranks"):
+        batching_of(files, config(exchange_group=3), world=2)
+    with pytest.raises(DataError, match="BIN_COUNTS=1:3"):
+        batching_of(bins, config(batching="bins", bin_counts="1:3"))
+    with pytest.raises(DataError, match="do not fill one step"):
+        batching_of(files, config(batching="bins", batch_size=30, bin_counts="28:1:1"))

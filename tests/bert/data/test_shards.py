@@ -1,0 +1,111 @@
+"""Thousands of files start at once from their index, and no changed file slips through."""
+
+from __future__ import annotations
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+
+from bert.data import index, shards
+from bert.data.format import DataError, Metadata, write_records
+from bert.data.index import write_index
+from bert.data.shards import Shards, list_bins, list_shards
+
+METADATA = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
+
+
+@pytest.fixture
+def folder(tmp_path, make_records):
+    for number in range(4):
+        write_records(tmp_path / f"part_{number}.hdf5", make_records(5 + number, number % 2 == 0), METADATA)
+    return tmp_path
+
+
+def opened(folder):
+    return Shards(list_shards(folder, "DATADIR"), 48)
+
+
+def test_the_index_and_the_files_tell_the_same(folder):
+    without = opened(folder).row_counts()
+    write_index(folder, list_shards(folder, "DATADIR"))
+    assert np.array_equal(opened(folder).row_counts(), without)
+    assert opened(folder).row_counts().tolist() == [
+        shards.open_records(path)[0].num_rows for path in list_shards(folder, "DATADIR")
+    ]
+
+
+def test_with_an_index_only_the_first_file_is_opened(folder, monkeypatch):
+    write_index(folder, list_shards(folder, "DATADIR"))
+    calls = []
+    monkeypatch.setattr(shards, "open_records", lambda path, open_records=shards.open_records: (
+        calls.append(path.name), open_records(path))[1])  # fmt: skip
+    monkeypatch.setattr(index, "h5py", None)
+    source = opened(folder)
+    source.row_counts()
+    assert calls == ["part_0.hdf5"]
+    assert source.vocab_md5 == "0" * 32
+
+
+def test_a_file_the_index_does_not_know_is_counted(folder, make_records):
+    write_index(folder, list_shards(folder, "DATADIR")[:3])
+    assert len(opened(folder).row_counts()) == 4
+    assert opened(folder).row_counts()[3] == make_records(8, False).num_rows
+
+
+@pytest.mark.parametrize("same_rows", [True, False])
+def test_a_file_that_is_not_the_one_of_the_index_is_an_error(folder, make_records, same_rows):
+    write_index(folder, list_shards(folder, "DATADIR"))
+    write_records(folder / "part_1.hdf5", make_records(6 if same_rows else 7, False, seed=9), METADATA)
+    source = opened(folder)
+    source.row_counts()
+    with pytest.raises(DataError, match=r"part_1\.hdf5 is not the file"):
+        _ = source[1]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": "bert-records-index", "version": 1, "files": {"a": 1}}'])
+def test_an_index_that_cannot_be_read_is_left_aside(folder, text):
+    expected = opened(folder).row_counts()
+    (folder / "index.json").write_text(text)
+    assert np.array_equal(opened(folder).row_counts(), expected)
+    (folder / "index.json").write_text(json.dumps({"format": "bert-records-index", "version": 99, "files": {}}))
+    assert np.array_equal(opened(folder).row_counts(), expected)
+
+
+def test_counting_rows_of_a_broken_or_foreign_file_says_so(folder):
+    (folder / "part_2.hdf5").write_bytes(b"no HDF5")
+    with pytest.raises(DataError, match=r"part_2\.hdf5 cannot be read"):
+        opened(folder).row_counts()
+    with h5py.File(folder / "part_2.hdf5", "w") as file:
+        file["something"] = [1]
+    with pytest.raises(DataError, match=r"part_2\.hdf5"):
+        opened(folder).row_counts()
+
+
+def test_few_files_stay_open_and_all_can_be_read(folder, monkeypatch):
+    monkeypatch.setattr(shards, "_MOST_OPEN", 2)
+    source = opened(folder)
+    for number in (0, 1, 2, 3, 0, 3):
+        assert source[number].num_rows == source.row_counts()[number]
+    assert len(source._open) == 2
+
+
+def test_bins_are_the_folders_named_by_length(folder, make_records):
+    for length in ("128", "48", "256"):
+        (folder / length).mkdir()
+        write_records(folder / length / "part_0.hdf5", make_records(3, False), METADATA)
+    assert [[path.parent.name for path in files] for files in list_bins(folder, "D")] == [["48"], ["128"], ["256"]]
+    with pytest.raises(DataError, match="no bins"):
+        list_bins(folder / "128", "DATADIR_PHASE2")
+
+
+def test_offsets_of_a_damaged_file_are_an_error_not_a_crash(make_records, batch_of):
+    records = make_records(5, False)
+    records.sequence_offsets[3] += 10**6
+    with pytest.raises(DataError, match="offsets"):
+        batch_of(records, [2, 3])
+    records = make_records(5, False)
+    records.masked_lm_offsets[2] = 10**6
+    with pytest.raises(DataError, match="offsets"):
+        batch_of(records, [1])
