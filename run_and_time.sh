@@ -3,8 +3,13 @@
 # torchrun sets the rank variables; under srun they follow from Slurm's.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+# shellcheck source=launch/binding.sh
+source "$REPO_DIR/launch/binding.sh"
 if [[ -z ${RANK:-} && -n ${SLURM_PROCID:-} ]]; then
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 fi
+# Threads of a CPU rank: Slurm's tasks share the node; torchrun is told by run_local.sh.
+if [[ -z ${OMP_NUM_THREADS:-} ]]; then OMP_NUM_THREADS=$(binding::threads "${DGXNGPU:-1}"); fi
+export OMP_NUM_THREADS
 export PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
 exec "${PYTHON:-python}" -u -m bert

@@ -19,6 +19,7 @@ container::load() {
   variables::one_of CONTAINER_RUNTIME pyxis apptainer docker none
   if [[ $CONTAINER_RUNTIME != none ]]; then
     container::paths
+    unset PYTHONPATH PYTHONHOME # of the host's Python, not the image's
     # shellcheck source=/dev/null
     source "$REPO_DIR/launch/$CONTAINER_RUNTIME.sh"
   fi
@@ -30,29 +31,41 @@ container::create() { :; }
 container::arguments() { container=(); }
 container::remove() { :; }
 
-# Makes the paths that are mounted absolute, as the trainer will be told them, and stops where one is missing.
+# Makes the paths that are mounted absolute, as the trainer will be told them, and refuses what mount lists cannot say.
 container::paths() {
   local name
   for name in DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT CHECKPOINT_DIR \
     LOGDIR; do
     if [[ -n ${!name:-} ]]; then
       export "$name=$(realpath -ms -- "${!name}")"
-      [[ ${!name} != *[[:space:],:]* ]] ||
-        log::die "$name=${!name}: a path that is mounted in a container has no space, comma or colon"
+      container::mountable "$name" "${!name}"
     fi
   done
+  container::mountable 'the repository' "$REPO_DIR"
+}
+
+container::mountable() {
+  [[ $2 != *[[:space:],:]* ]] || log::die "$1=$2: a path that is mounted in a container has no space, comma or colon"
 }
 
 # Sets the array mounts, an entry PATH:ro or PATH:rw for each file, folder or device that a command may need and that exists:
-# the repository, data, weights, results, InfiniBand devices.
+# the repository, data, weights, results, InfiniBand devices, and the site's CONTAINER_MOUNTS (PATH[:ro], joined by commas).
 container::mounts() {
-  local name
+  local name entry
   mounts=("$REPO_DIR:ro")
   for name in DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT; do
     if [[ -n ${!name:-} && -e ${!name} ]]; then mounts+=("${!name}:ro"); fi
   done
   for name in LOGDIR CHECKPOINT_DIR; do
     if [[ -n ${!name:-} && -d ${!name} ]]; then mounts+=("${!name}:rw"); fi
+  done
+  local -r extra=${CONTAINER_MOUNTS:-}
+  for entry in ${extra//,/ }; do
+    [[ -e ${entry%:r[ow]} ]] || log::die "CONTAINER_MOUNTS: ${entry%:r[ow]}: no such file or folder"
+    case $entry in
+      *:ro | *:rw) mounts+=("$entry") ;;
+      *) mounts+=("$entry:rw") ;;
+    esac
   done
   if [[ -d /dev/infiniband ]]; then mounts+=(/dev/infiniband:rw); fi
 }

@@ -16,7 +16,7 @@ slurm::srun_command() {
   # What sbatch was told of tasks and GPUs would otherwise hold for each step too, besides or against what is asked here.
   unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
     SLURM_CPU_BIND SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GRES SLURM_TRES_PER_TASK
-  srun=(srun --distribution=block)
+  srun=(srun --distribution=block --input=none)
   # Slurm's own binding knows nothing of GPUs; run_and_time.sh binds.
   if scontrol show config | grep -q '^TaskPlugin.*affinity'; then srun+=(--cpu-bind=none); fi
   # A step that does not ask for GPUs gets none, even in a job that has them all.

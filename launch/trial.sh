@@ -9,7 +9,7 @@
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
 
 trial::main() {
-  trap 'runner::cleanup >/dev/null 2>&1' EXIT
+  trap 'runner::cleanup >/dev/null 2>&1 || true' EXIT
   trap 'trial::interrupted INT 130' INT
   trap 'trial::interrupted TERM 143' TERM
   trap 'trial::interrupted HUP 129' HUP

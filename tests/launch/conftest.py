@@ -171,6 +171,11 @@ class Slurm:
 
     checkout: Checkout
 
+    @property
+    def folder(self) -> Path:
+        """The test's own folder, which holds the checkout and all else."""
+        return self.checkout.root.parent
+
     def submit(self, *options: str, after: str = "", config: str = CONFIG, **env: str) -> Job:
         """The user's line: source both files, change what ``after`` says, submit run.sub."""
         output = self.checkout.root.parent / "job.out"

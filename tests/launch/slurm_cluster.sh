@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # A real Slurm cluster on this one machine, for the tests: slurmctld and one slurmd a node, without systemd. Needs root.
-#   slurm_cluster.sh up FOLDER [NODES] [GPUS] [GRES TYPE]    nodes dgx1, dgx2, ... with fake gpu devices
+#   slurm_cluster.sh up FOLDER [NODES] [GPUS] [GRES TYPE]    nodes dgx1, dgx2, ... with fake gpu devices and a fake pyxis
 #   slurm_cluster.sh down FOLDER
 # Afterwards: export SLURM_CONF=FOLDER/slurm.conf. Written for Debian's Slurm 22.05 and newer.
 set -euo pipefail
 readonly COMMAND=${1:?up or down} FOLDER=${2:?folder} NODES=${3:-2} GPUS=${4:-8} TYPE=${5:-}
 readonly CPUS=32 PORT=${SLURM_TEST_PORT:-16817}
+FAKES=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)/fakes
+readonly FAKES
 export SLURM_CONF=$FOLDER/slurm.conf
 
 packages() {
-  if command -v slurmctld slurmd srun munged >/dev/null; then return; fi
+  if [[ -e /usr/include/slurm/spank.h ]] && command -v slurmctld slurmd srun munged gcc >/dev/null; then return; fi
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge \
-    slurm-wlm-basic-plugins libpmi2-0 libpmix2 procps >/dev/null
+    slurm-wlm-basic-plugins libpmi2-0 libpmix2 libslurm-dev gcc libc6-dev procps >/dev/null
 }
 
 munge_daemon() {
@@ -70,7 +72,8 @@ up() {
   configuration >"$SLURM_CONF"
   devices >"$FOLDER/gres.conf"
   echo 'CgroupAutomount=no' >"$FOLDER/cgroup.conf"
-  [[ -e $FOLDER/plugstack.conf ]] || : >"$FOLDER/plugstack.conf"
+  gcc -shared -fPIC -o "$FOLDER/pyxis.so" "$FAKES/pyxis.c"
+  echo "required $FOLDER/pyxis.so $FAKES/pyxis.sh" >"$FOLDER/plugstack.conf"
   slurmctld -c
   for ((i = 1; i <= NODES; i++)); do slurmd -N "dgx$i" -c; done
   for ((i = 0; i < 120; i++)); do

@@ -9,7 +9,7 @@ from pathlib import Path
 
 KEPT = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SEED", "CACHE_CLEARED", "LR", "RUN_DIR"),
-    *("OMP_NUM_THREADS", "SLURMD_NODENAME", "SLURM_MPI_TYPE", "CUDA_VISIBLE_DEVICES"),
+    *("OMP_NUM_THREADS", "SLURMD_NODENAME", "SLURM_MPI_TYPE", "CUDA_VISIBLE_DEVICES", "INSIDE"),
 )
 
 
@@ -34,8 +34,10 @@ def train() -> int:
     folder, trial, rank = Path(os.environ["RUN_DIR"]), os.environ["TRIAL"], int(os.environ["RANK"])
     outcome, _, culprit = os.environ.get(f"TRIAL_{trial}", "success").partition(":")
     print(f"rank {rank} trains: {outcome}", flush=True)
+    seen = {name: os.environ.get(name) for name in KEPT} | {"TRIAL": trial}
+    seen["SEES"] = [path for path in os.environ.get("LOOK_FOR", "").split(":") if path and os.path.exists(path)]
     with open(os.environ["FAKE_CALLS"], "a") as file:
-        file.write("rank " + json.dumps({name: os.environ.get(name) for name in KEPT} | {"TRIAL": trial}) + "\n")
+        file.write("rank " + json.dumps(seen) + "\n")
     if rank == 0 and outcome != "no-result":
         (folder / f"result_{trial}.txt").write_text("MLLOG half\n")
         (folder / "config.json").write_text("{}\n")

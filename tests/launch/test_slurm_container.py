@@ -1,0 +1,151 @@
+"""run.sub with a container image on a real Slurm, whose pyxis is a stand-in with real mount namespaces."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+pytestmark = pytest.mark.slurm
+
+TWO_NODES = "export DGXNNODES=2 DGXNGPU=2"
+OTHERS = ["dgx1/pyxis_bert_99999_0", "dgx2/pyxis_other"]
+ENROOT = """
+folder=$PYXIS_TEST/enroot/$SLURMD_NODENAME
+case $1 in
+  list) ls "$folder" 2>/dev/null ;;
+  remove) rm -r "$folder/${*: -1}" ;;
+esac
+"""
+
+
+@pytest.fixture
+def pyxis(slurm):
+    """The cluster with an image, data and somebody else's container on each node."""
+    folder = slurm.checkout.root.parent
+    checkout = folder / "checkout"
+    slurm.checkout.root.rename(checkout)  # mount lists know no space
+    slurm.checkout.root = checkout
+    (folder / "image.sqsh").touch()
+    for name in ("data/packed_data", "data/eval", "data/phase1", "data/results", "home", *OTHERS):
+        (folder / name.replace("dgx", "enroot/dgx")).mkdir(parents=True)
+    slurm.checkout.stand_in("enroot", ENROOT)
+    slurm.checkout.env |= {
+        "PYXIS_TEST": str(folder),
+        "CONT": str(folder / "image.sqsh"),
+        "DATADIR": str(folder / "data"),
+        "LOGDIR": str(checkout / "results"),  # inside what is mounted read-only
+        "PYTHONPATH": str(checkout),
+        "INIT_CHECKPOINT": "",
+        "HOME": str(folder / "home"),
+    }
+    return slurm
+
+
+def containers(slurm) -> list[str]:
+    """What is left on the nodes."""
+    return sorted(str(path.relative_to(slurm.folder / "enroot")) for path in (slurm.folder / "enroot").glob("*/*"))
+
+
+def test_one_container_a_node_is_made_used_by_all_ranks_and_removed(pyxis):
+    look_for = [pyxis.folder / "data" / name for name in ("packed_data", "eval", "phase1", "results")]
+    look_for += [pyxis.checkout.root / "run.sub", pyxis.folder / "home", pyxis.folder / "image.sqsh"]
+    job = pyxis.run(after=f"{TWO_NODES} NEXP=2", LOOK_FOR=":".join(map(str, look_for)))
+    assert job.exit_code == 0, job.output
+    name, image = f"bert_{job.number}_0", pyxis.folder / "image.sqsh"
+    made = [call.split()[1:] for call in pyxis.checkout.calls("pyxis") if call.startswith("create ")]
+    assert sorted(made) == [["dgx1", name, str(image)], ["dgx2", name, str(image)]]
+    ranks = pyxis.checkout.ranks()
+    assert sorted((rank["RANK"], rank["LOCAL_RANK"]) for rank in ranks) == sorted(
+        (str(number), str(number % 2)) for number in [0, 1, 2, 3] * 2
+    )
+    assert {rank["INSIDE"] for rank in ranks} == {name}
+    assert {tuple(rank["SEES"]) for rank in ranks} == {
+        tuple(str(path) for path in [*look_for[:3], pyxis.checkout.root / "run.sub"])
+    }, "inside are the data, the weights and the repository, and no home folder"
+    assert containers(pyxis) == OTHERS, "only this job's containers are removed"
+
+
+def test_what_the_image_and_its_hooks_set_does_not_misplace_the_ranks(pyxis):
+    job = pyxis.run(after=TWO_NODES)
+    assert job.exit_code == 0, job.output
+    ranks = pyxis.checkout.ranks()
+    assert {rank["MASTER_ADDR"] for rank in ranks} == {"127.0.0.1"}
+    assert {rank["WORLD_SIZE"] for rank in ranks} == {"4"}
+    assert "1" not in {rank["MASTER_PORT"] for rank in ranks}
+
+
+def test_every_start_says_the_same_of_home_root_and_mounts(pyxis):
+    job = pyxis.run(after="export DGXNGPU=2")
+    assert job.exit_code == 0, job.output
+    starts = [call for call in pyxis.checkout.calls("pyxis") if call.startswith("start ")]
+    assert len(starts) >= 4  # made, checked, trained, reviewed
+    data = pyxis.folder / "data"
+    for start in starts:
+        assert "home=0 root=1 writable=1" in start
+        for name in ("packed_data", "eval", "phase1"):
+            assert f"{data / name}:{data / name}:ro" in start
+        assert f"{pyxis.checkout.root}:{pyxis.checkout.root}:ro" in start
+    results = pyxis.checkout.logdir
+    assert [f"{results}:{results}:rw" in start for start in starts] == [False, False] + [True] * (len(starts) - 2)
+
+
+@pytest.mark.parametrize("outcome", ["crash:1", "kill:2", "not-reached"])
+def test_the_containers_of_a_failed_job_are_removed(pyxis, outcome):
+    job = pyxis.run(after=TWO_NODES, TRIAL_0=outcome)
+    assert job.exit_code == 1
+    assert job.last_line.startswith("run: error: 1 of 1 trials failed: trial 0: ")
+    assert containers(pyxis) == OTHERS
+
+
+def test_scancel_removes_the_containers(pyxis):
+    job = pyxis.submit(after=TWO_NODES, TRIAL_0="hang")
+    job.wait_for(lambda: list(pyxis.checkout.logdir.glob("*/running_0/result_0.txt")))
+    assert len(containers(pyxis)) == 4
+    subprocess.run(["scancel", str(job.number)], check=True)
+    job.wait()
+    job.wait_for(lambda: containers(pyxis) == OTHERS)
+
+
+def test_a_requeued_job_has_a_container_of_its_own(pyxis):
+    job = pyxis.submit(after=TWO_NODES, TRIAL_0="hang")
+    job.wait_for(lambda: list(pyxis.checkout.logdir.glob("*/running_0/result_0.txt")))
+    subprocess.run(["scontrol", "requeue", str(job.number)], check=True)
+    job.wait_for(lambda: job.field("JobState") == "PENDING")
+    subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now"], check=True)
+    job.wait()
+    assert job.exit_code == 0, job.output
+    made = {call.split()[2] for call in pyxis.checkout.calls("pyxis") if call.startswith("create ")}
+    assert made == {f"bert_{job.number}_0", f"bert_{job.number}_1"}
+    assert containers(pyxis) == OTHERS
+
+
+def test_an_image_that_cannot_be_imported_ends_the_job_in_one_line(pyxis):
+    job = pyxis.run(CONT="mlperf-bert")
+    assert job.exit_code == 2
+    expected = "CONT=mlperf-bert: its container could not be made on every node: pyxis: failed to import docker image"
+    assert job.last_line == f"run: error: {expected}"
+    assert containers(pyxis) == OTHERS
+
+
+def test_an_image_file_that_is_not_there_ends_the_job_before_any_container(pyxis):
+    job = pyxis.run(CONT="missing.sqsh")
+    assert job.exit_code == 2
+    expected = f"run: error: CONT={pyxis.checkout.root / 'missing.sqsh'}: no such image: enroot import"
+    assert job.last_line.startswith(expected)
+    assert not pyxis.checkout.calls("pyxis")
+
+
+def test_images_of_registries_are_named_as_enroot_wants_them(pyxis):
+    job = pyxis.run(CONT="docker://nvcr.io/nvidia/pytorch:25.04-py3", after="export DGXNGPU=1")
+    assert job.exit_code == 0, job.output
+    made = [call.split()[3] for call in pyxis.checkout.calls("pyxis") if call.startswith("create ")]
+    assert made == ["nvcr.io#nvidia/pytorch:25.04-py3"]
+
+
+def test_what_the_site_adds_is_mounted(pyxis):
+    (pyxis.folder / "scratch").mkdir()
+    look_for = str(pyxis.folder / "scratch")
+    job = pyxis.run(after="export DGXNGPU=1", CONTAINER_MOUNTS=f"{look_for}:ro,/dev/shm", LOOK_FOR=look_for)
+    assert job.exit_code == 0, job.output
+    assert pyxis.checkout.ranks()[0]["SEES"] == [look_for]
