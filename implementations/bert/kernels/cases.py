@@ -7,30 +7,51 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-# Unit roundoff times a small factor: the result is rounded once, and it is summed in fp32.
+# Spacing of the type's numbers just above 1: the result is rounded once (or cut off), and summed in fp32 before.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+
+
+class Draw:
+    """Random inputs on a device; on the meta device only their shapes."""
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self.device = device
+        self.generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal, fp32."""
+        if self.generator is None:
+            return torch.empty(shape, device=self.device)
+        return torch.randn(shape, generator=self.generator, device=self.device)
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """Uniform in [0, high), int32."""
+        if self.generator is None:
+            return torch.empty(shape, dtype=torch.int32, device=self.device)
+        return torch.randint(high, shape, generator=self.generator, device=self.device, dtype=torch.int32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One comparison of ``fused`` with ``reference``.
 
-    ``build`` makes the arguments in order (floating tensors in fp32 or fp64; they are cast to ``dtype``). The result
-    and the gradient of each floating tensor must be within ``tolerance`` of the reference in fp64 on the same numbers,
-    relative to the largest element of the tensor (or to 1).
+    ``build`` makes the arguments in order (floating tensors in fp32; they are cast to ``dtype``). The result and the
+    gradient of each floating tensor must be within ``tolerance`` of the reference in fp64 on the same numbers,
+    relative to the largest element of the tensor (or to 1). ``large`` cases are BERT-large's sizes, for GPUs.
     """
 
     name: str
     dtype: torch.dtype
     tolerance: float
     reason: str
-    build: Callable[[Generator], tuple[Any, ...]]
+    build: Callable[[Draw], tuple[Any, ...]]
+    large: bool = False
 
-    def arguments(self, seed: int = 0) -> tuple[Any, ...]:
+    def arguments(self, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         """The arguments, floating tensors of ``dtype`` and requiring gradients."""
-        return tuple(self._leaf(value) for value in self.build(torch.Generator().manual_seed(seed)))
+        return tuple(self._leaf(value) for value in self.build(Draw(device, seed)))
 
     def _leaf(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -39,16 +60,24 @@ class Case:
 
 
 def each_dtype(
-    name: str, build: Callable[[Generator], tuple[Any, ...]], reason: str = "one rounding of the result"
+    name: str, build: Callable[[Draw], tuple[Any, ...]], reason: str = "one rounding of the result", factor: float = 1
 ) -> list[Case]:
-    """The case in fp32, bf16 and fp16 with the usual tolerances."""
+    """The case in fp32, bf16 and fp16 with ``factor`` times the usual tolerances."""
     return [
         Case(
             name=f"{name}-{str(dtype).removeprefix('torch.')}",
             dtype=dtype,
-            tolerance=tolerance,
+            tolerance=factor * tolerance,
             reason=reason,
             build=build,
         )
         for dtype, tolerance in TOLERANCE.items()
     ]
+
+
+def large(
+    name: str, build: Callable[[Draw], tuple[Any, ...]], reason: str = "one rounding of the result", factor: float = 1
+) -> Case:
+    """A case of real size in bf16."""
+    tolerance = factor * TOLERANCE[torch.bfloat16]
+    return Case(name=name, dtype=torch.bfloat16, tolerance=tolerance, reason=reason, build=build, large=True)

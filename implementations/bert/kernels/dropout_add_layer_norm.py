@@ -9,14 +9,15 @@ order, every time.
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Tensor
 
 from bert.kernels import jit as jit_module
-from bert.kernels.cases import Case, each_dtype
+from bert.kernels.cases import Case, Draw, each_dtype, large
 from bert.kernels.jit import constexpr, jit, keep_mask, next_power_of_2, row_keys, tl
 
 
@@ -30,18 +31,20 @@ def reference(
     return F.layer_norm(residual + x, (x.shape[-1],), weight, norm_bias, eps)
 
 
-def _case(rows: int, width: int) -> Any:
-    def build(generator: Generator) -> tuple[Any, ...]:
-        x, residual = torch.randn(2, rows, width, generator=generator)
-        bias, weight, norm_bias = torch.randn(3, width, generator=generator)
-        return x, bias, residual, weight, norm_bias, 1e-12, 0.0
+def _case(rows: int, width: int, dropout: float = 0.0) -> Callable[[Draw], tuple[Any, ...]]:
+    def build(draw: Draw) -> tuple[Any, ...]:
+        x, residual = draw.normal(rows, width), draw.normal(rows, width)
+        bias, weight, norm_bias = draw.normal(width), draw.normal(width), draw.normal(width)
+        return x, bias, residual, weight, norm_bias, 1e-12, dropout
 
     return build
 
 
 CASES: list[Case] = [
-    *each_dtype("primes", _case(13, 97), "two roundings: of the result, and of weight times x-hat in the gradient"),
+    *each_dtype("primes", _case(13, 97)),
     *each_dtype("one_row", _case(1, 24)),
+    large("24_rows_of_bert_large", _case(12_288, 1024)),
+    large("48_rows_of_bert_large", _case(24_576, 1024)),
 ]
 
 

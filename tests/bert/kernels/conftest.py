@@ -20,3 +20,11 @@ def device() -> Iterator[torch.device]:
         return
     with jit.interpreted():
         yield torch.device("cpu")
+
+
+@pytest.fixture
+def gpu() -> torch.device:
+    """A GPU; skips where there is none."""
+    if jit.triton is None or not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return torch.device("cuda")

@@ -1,0 +1,66 @@
+"""Every fused operation against its reference: result and every gradient, on the cases beside the kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from bert.kernels import FUSABLE
+from bert.kernels.cases import Case
+
+CASES = [(name, case) for name, module in FUSABLE.items() for case in getattr(module, "CASES", [])]
+SMALL = [pytest.param(name, case, id=f"{name}-{case.name}") for name, case in CASES if not case.large]
+LARGE = [pytest.param(name, case, id=f"{name}-{case.name}") for name, case in CASES if case.large]
+
+
+def _double(value: object) -> object:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.detach().double().requires_grad_()
+    return value
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference relative to the largest element, or to 1; nan counts as infinite."""
+    difference = (ours.double() - theirs).abs().max().item()
+    worst = difference / max(1.0, theirs.abs().max().item())
+    return worst if worst == worst else float("inf")
+
+
+def compare(name: str, case: Case, device: torch.device) -> None:
+    """Asserts that result and gradients of ``fused`` are those of ``reference`` in fp64."""
+    module = FUSABLE[name]
+    ours = case.arguments(device)
+    theirs = tuple(_double(value) for value in ours)
+    result, expected = module.fused(*ours), module.reference(*theirs)
+    errors = {"result": error(result.detach(), expected.detach())}
+    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(5)).to(device, result.dtype)
+    result.backward(upstream)
+    expected.backward(upstream.double())
+    for position, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if isinstance(a, Tensor) and a.requires_grad:
+            errors[f"gradient of argument {position}"] = error(a.grad, b.grad)
+    wrong = {what: worst for what, worst in errors.items() if worst > case.tolerance}
+    assert not wrong, f"above {case.tolerance:.1e} ({case.reason}): {wrong}"
+
+
+@pytest.mark.parametrize(("name", "case"), SMALL)
+def test_fused_equals_reference_forward_and_backward(name, case, device):
+    compare(name, case, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "case"), LARGE)
+def test_fused_equals_reference_at_real_size(name, case, gpu):
+    compare(name, case, gpu)
+
+
+@pytest.mark.parametrize(("name", "case"), [param for param in SMALL if "bfloat16" in param.id])
+def test_the_same_input_gives_the_same_bits(name, case, device):
+    results = []
+    for _ in range(2):
+        arguments = case.arguments(device)
+        result = FUSABLE[name].fused(*arguments)
+        result.float().square().sum().backward()
+        results.append([result, *(a.grad for a in arguments if isinstance(a, Tensor) and a.requires_grad)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
