@@ -126,14 +126,14 @@ def _vertical(axes: Any, mark: Mark, index: int, axis: Axis) -> None:
     """A line with its label above the plot, each label in a row of its own, since close ones would overlap."""
     colour, style = _MARKS[mark.role]
     axes.axvline(mark.value, color=colour, linestyle=style, linewidth=1.2)
-    right_half = mark.value > (axis.low + axis.high) / 2
+    flipped = mark.value > axis.low + 0.7 * (axis.high - axis.low)  # no room to the right of it
     axes.annotate(
         mark.label,
         (mark.value, 1.0),
-        (-4 if right_half else 4, 4 + 13 * index),
+        (-4 if flipped else 4, 4 + 13 * index),
         xycoords=("data", "axes fraction"),
         textcoords="offset points",
-        ha="right" if right_half else "left",
+        ha="right" if flipped else "left",
         color=colour,
         fontweight="bold",
     )

@@ -185,6 +185,12 @@ def write_submission(root: Path, evaluations: tuple[int, ...] = (17, 18, 17, 16,
     return folder
 
 
+@pytest.fixture(scope="session")
+def make_submission() -> Callable[..., Path]:
+    """Writes a valid organisation's tree into a folder; returns its folder of results."""
+    return write_submission
+
+
 @pytest.fixture
 def submission(tmp_path: Path) -> Path:
     """The folder of results of a valid organisation's tree."""
