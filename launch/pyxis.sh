@@ -5,7 +5,7 @@
 
 PYXIS_NAME=bert_${SLURM_JOB_ID:-}_${SLURM_RESTART_COUNT:-0} # not that of an earlier start of this job, which may be half removed
 readonly PYXIS_NAME
-declare pyxis_guard='' pyxis_guard_input='' pyxis_help=''
+pyxis_guard='' pyxis_guard_input='' pyxis_help='' # not declared: this file is sourced in a function
 
 container::check() {
   pyxis_help=$(srun --help 2>&1) || true
