@@ -40,6 +40,18 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--png", type=Path, metavar="FOLDER", help="write each chart as a PNG file as well")
     _common(report)
     report.set_defaults(run=_report)
+
+    system = commands.add_parser("system", help="write systems/NAME.json, the description of this system")
+    system.add_argument("-o", "--output", type=Path, required=True, help="the file, such as systems/DGXH100.json")
+    system.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field's value; repeatable")
+    system.add_argument("--answers", type=Path, metavar="FILE", help="JSON file of what no probe can know")
+    system.add_argument(
+        "--run", dest="run_folder", type=Path, metavar="FOLDER", help="take versions and GPUs from this run's folder"
+    )
+    system.add_argument("--update", action="store_true", help="keep what the file says, fill in its blanks")
+    system.add_argument("--no-input", action="store_true", help="ask nothing, even on a terminal")
+    _common(system)
+    system.set_defaults(run=_system)
     return top
 
 
@@ -101,6 +113,30 @@ def _compare(arguments: argparse.Namespace) -> int:
         print_json(as_dict(results))
     else:
         print_comparison(results)
+    return 0
+
+
+def _system(arguments: argparse.Namespace) -> int:
+    from review import system
+    from review.system_probe import Machine
+
+    output: Path = arguments.output
+    if output.exists() and not arguments.update:
+        raise ReviewError(f"{output} exists: --update fills in its blanks")
+    given: list[tuple[str, dict[str, Any]]] = [("--set", system.parse_settings(arguments.set))]
+    given += [(str(arguments.answers), system.read_answers(arguments.answers))] if arguments.answers else []
+    given += [(str(output), system.read_fields(output))] if output.exists() else []
+    given += [(str(arguments.run_folder), system.from_run(arguments.run_folder))] if arguments.run_folder else []
+    asks = sys.stdin.isatty() and not arguments.no_input
+    described = system.describe(given, Machine(), system.ask_user if asks else None)
+    system.write(described, output, arguments.ruleset)
+    if arguments.json:
+        print_json({"file": str(output), "blank": described.blanks, **described.as_dict()})
+        return 0
+    print(output)
+    if described.blanks:
+        print(f"blank, though the rules want an answer: {', '.join(described.blanks)}", file=sys.stderr)
+        print("fill them in with --update and --set FIELD=VALUE, or in the file", file=sys.stderr)
     return 0
 
 
