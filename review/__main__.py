@@ -34,6 +34,14 @@ def parser() -> argparse.ArgumentParser:
     _common(compare)
     compare.set_defaults(run=_compare)
 
+    watch = commands.add_parser("watch", help="a live run: progress to the target, time to go, projected RCP margin")
+    watch.add_argument("target", type=Path, help="the log of the run, or a folder: the newest log below it")
+    watch.add_argument("--accuracy", type=float, help="target accuracy; unset: 0.720, or what config.json says if open")
+    watch.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="default %(default)s")
+    watch.add_argument("--once", action="store_true", help="print where the run stands, and end")
+    _common(watch)
+    watch.set_defaults(run=_watch)
+
     report = commands.add_parser("report", help="one self-contained HTML page: verdict, runs, charts, system, logs")
     report.add_argument("target", type=Path, nargs="+", help="a log, a folder of logs, or a folder above such folders")
     report.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the page, default %(default)s")
@@ -116,6 +124,17 @@ def _compare(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _watch(arguments: argparse.Namespace) -> int:
+    from review.watch import Follower, find_log, watch
+
+    if not arguments.interval > 0:
+        raise ReviewError(f"--interval {arguments.interval}: seconds above 0 expected")
+    if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
+        raise ReviewError(f"--accuracy {arguments.accuracy}: a number between 0 and 1 expected")
+    follower = Follower(find_log(arguments.target), arguments.ruleset, arguments.accuracy)
+    return watch(follower, arguments.interval, arguments.json, arguments.once)
+
+
 def _system(arguments: argparse.Namespace) -> int:
     from review import system
     from review.system_probe import Machine
@@ -142,14 +161,15 @@ def _system(arguments: argparse.Namespace) -> int:
 
 def print_json(value: Any) -> None:
     """Prints strict JSON: numbers that JSON does not have become null."""
-    print(json.dumps(_strict(value), indent=2, default=str))
+    print(json.dumps(strict(value), indent=2, default=str))
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
+    """The value with null for numbers that JSON does not have."""
     if isinstance(value, dict):
-        return {str(key): _strict(entry) for key, entry in value.items()}
+        return {str(key): strict(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(entry) for entry in value]
+        return [strict(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from review.findings import ReviewError
 from review.mllog import number
 
-_RESULT = re.compile(r"result_.*\.txt")
+RESULT_NAME = re.compile(r"result_.*\.txt")
 
 
 def natural_order(path: Path) -> list[Any]:
@@ -25,7 +25,7 @@ def result_files(folder: Path) -> list[Path]:
         names = os.listdir(folder)
     except OSError as error:
         raise ReviewError(f"{folder}: {error.strerror}") from None
-    found = [folder / name for name in names if _RESULT.fullmatch(name) and not (folder / name).is_dir()]
+    found = [folder / name for name in names if RESULT_NAME.fullmatch(name) and not (folder / name).is_dir()]
     return sorted(found, key=natural_order)
 
 
@@ -42,7 +42,7 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
     found = []
     for name, folders, files in os.walk(target, onerror=_unreadable):
         folders[:] = sorted(folder for folder in folders if not folder.startswith((".", "running_")))
-        if any(_RESULT.fullmatch(file) for file in files) or any(_crash_number(file) is not None for file in files):
+        if any(RESULT_NAME.fullmatch(file) for file in files) or any(_crash_number(file) is not None for file in files):
             found.append((Path(name), result_files(Path(name))))
     if not found:
         raise ReviewError(f"{target}: no result_*.txt here or below; name a log, or the folder that holds the logs")

@@ -1,0 +1,205 @@
+"""`watch`: follows the log of a live run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from review import tree
+from review.compliance import DEFAULT_RULESET
+from review.findings import ReviewError
+from review.mllog import parse_log, text
+from review.plots import target_of
+from review.progress import Progress, duration, margin
+from review.run import Run
+from review.score import Result
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_RUNNING = re.compile(r"running_\d+")
+
+
+def find_log(target: Path) -> Path:
+    """The log to follow: the file itself, or of a folder the newest, trials under way first. Raises ReviewError."""
+    if target.is_file():
+        return target
+    if not target.is_dir():
+        raise ReviewError(f"{target}: no such file or folder")
+    newest: tuple[bool, float, str] | None = None
+    for folder, _, names in os.walk(target):
+        running = bool(_RUNNING.fullmatch(Path(folder).name))
+        for name in names:
+            if tree.RESULT_NAME.fullmatch(name):
+                path = Path(folder) / name
+                with_time = (running, _modified(path), str(path))
+                newest = with_time if newest is None else max(newest, with_time)
+    if newest is None:
+        raise ReviewError(f"{target}: no result_*.txt here or below; name the log of a run, or its folder")
+    return Path(newest[2])
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+class Follower:
+    """Reads a log as it grows, and where the launcher moves it when the trial ends."""
+
+    def __init__(self, path: Path, ruleset: str = DEFAULT_RULESET, target: float | None = None) -> None:
+        self.path, self.ruleset, self.target = path, ruleset, target
+        self._seen: tuple[int, float] | None = None
+        self._run: Run | None = None
+
+    def poll(self, now_ms: float) -> Progress:
+        """The state by the whole lines of the log. Raises ReviewError where the log is gone."""
+        run = self._read()
+        result = Result(self.path.parent, (run,), {}, self.ruleset)
+        target = target_of(result) if self.target is None else self.target
+        return Progress(result, now_ms, target)
+
+    def _read(self) -> Run:
+        try:
+            status = self.path.stat()
+            if self._run is not None and self._seen == (status.st_size, status.st_mtime):
+                return self._run
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            self._follow_move()
+            return self._read()
+        except OSError as error:
+            raise ReviewError(f"{self.path}: {error.strerror}") from None
+        self._seen = (status.st_size, status.st_mtime)
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may be half written
+        self._run = Run(parse_log(self.path, whole), self.ruleset)
+        return self._run
+
+    def _follow_move(self) -> None:
+        folder = self.path.parent
+        if _RUNNING.fullmatch(folder.name):
+            for name in (self.path.name, self.path.name.replace("result_", "failed_", 1)):
+                if (folder.parent / name).is_file():
+                    self.path = folder.parent / name
+                    return
+        raise ReviewError(f"{self.path}: is gone; the run was removed or did not leave a log")
+
+    def broken(self) -> str | None:
+        """Why the trial broke, once the launcher has said so."""
+        if not self.path.name.startswith("failed_"):
+            return None
+        number = re.search(r"\d+", self.path.name)
+        return tree.crashes(self.path.parent).get(int(number[0]), "crashed") if number else "crashed"
+
+
+def follow(
+    follower: Follower,
+    interval: float,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Progress]:
+    """The state every ``interval`` seconds until the run has ended."""
+    while True:
+        progress = follower.poll(1000 * clock())
+        yield progress
+        if progress.done or follower.broken() is not None:
+            return
+        sleep(interval)
+
+
+def watch(follower: Follower, interval: float, as_json: bool, once: bool) -> int:
+    """Shows the run until it ends: 0 if it reached the target (or is under way, with ``once``), else 1."""
+    states = follow(follower, interval)
+    progress = next(states)
+    if once:
+        _print(progress, as_json)
+    elif as_json or not sys.stdout.isatty():
+        progress = _print_changes(progress, states, as_json)
+    else:
+        progress = _draw_live(progress, states)
+    reason = follower.broken()
+    if reason is not None:
+        print(f"review: the trial broke: {text(reason)}", file=sys.stderr)
+        return 1
+    return 0 if progress.run.converged or not progress.done else 1
+
+
+def _print(progress: Progress, as_json: bool) -> None:
+    if as_json:
+        from review.__main__ import strict
+
+        print(json.dumps(strict(progress.as_dict()), default=str), flush=True)
+    else:
+        print(progress.line(), flush=True)
+
+
+def _print_changes(progress: Progress, states: Iterator[Progress], as_json: bool) -> Progress:
+    """One line for each new evaluation and phase."""
+    shown = None
+    while True:
+        key = (len(progress.run.evaluations), progress.stalled, progress.phase)
+        if key != shown:
+            _print(progress, as_json)
+            shown = key
+        following = next(states, None)
+        if following is None:
+            return progress
+        progress = following
+
+
+def _draw_live(progress: Progress, states: Iterator[Progress]) -> Progress:
+    from rich.live import Live
+
+    from review.show import console
+
+    out = console()
+    with Live(render(progress, out), console=out, auto_refresh=False) as live:
+        for progress in states:
+            live.update(render(progress, out), refresh=True)
+    return progress
+
+
+def render(progress: Progress, out: Console) -> RenderableType:
+    """What a terminal shows: a bar, and the figures beneath it."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    run, share = progress.run, progress.share
+    accuracies = [evaluation.accuracy for evaluation in run.evaluations]
+    grid = Table.grid(padding=(0, 2))
+    rows = {
+        "accuracy": f"{accuracies[-1]:.4f} of {progress.target:g}, evaluation {len(accuracies)}" if accuracies else "-",
+        "samples": _samples(progress),
+        "speed": f"{progress.rate:,.0f} sequences/s" if progress.rate else "-",
+        "time": duration(progress.elapsed) if progress.elapsed is not None else "-",
+        "to go": duration(progress.eta) if progress.eta is not None else "-",
+        "RCP margin": margin(progress.rcp_margin) if progress.rcp_margin else "-",
+    }
+    for label, cell in rows.items():
+        grid.add_row(Text(f"  {label}", "dim"), Text(cell))
+    if progress.stalled and progress.silent is not None:
+        grid.add_row(Text("  stalled", "bold yellow"), Text(f"no new line for {duration(progress.silent)}", "yellow"))
+    head = Text.assemble((text(str(run.path)), "bold"), "  ", (progress.phase, "green" if run.converged else "cyan"))
+    bar = ProgressBar(total=1.0, completed=share or 0.0, width=max(10, min(60, out.width - 10)))
+    percent = Table.grid(padding=(0, 1))
+    percent.add_row(Text(" "), bar, Text("-" if share is None else f"{100 * share:.0f}%"))
+    return Group(head, percent, grid)
+
+
+def _samples(progress: Progress) -> str:
+    if progress.samples is None:
+        return "-"
+    if progress.projection is None or progress.done:
+        return f"{progress.samples:,.0f}"
+    projected, error = progress.projection
+    return f"{progress.samples:,.0f} of about {projected:,.0f} +- {error:,.0f}"

@@ -1,0 +1,226 @@
+"""`watch` follows a log that grows, and its projections hold on published runs."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from review.__main__ import main
+from review.findings import ReviewError
+from review.mllog import Log
+from review.progress import Progress, curve_share, duration
+from review.run import Run, load_run
+from review.score import Result, load_results
+from review.watch import Follower, find_log, follow, render
+
+
+class Grower:
+    """A log that grows by ``step`` lines whenever the watcher sleeps, and the clock of the run that writes it."""
+
+    def __init__(self, path, lines, step=1):
+        self.path, self.lines, self.step, self.written, self.now = path, lines, step, 0, 0.0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+
+    def clock(self):
+        return self.now / 1000
+
+    def sleep(self, seconds):
+        batch = self.lines[self.written : self.written + self.step]
+        assert batch, "the watcher goes on after the end of the run"
+        self.written += len(batch)
+        self.now = batch[-1]["time_ms"]
+        with open(self.path, "a") as file:
+            file.write("".join(f":::MLLOG {json.dumps(line)}\n" for line in batch))
+
+
+@pytest.fixture
+def states(tmp_path, writer):
+    """Every state of a run of 17 evaluations, seen line by line."""
+    grower = Grower(tmp_path / "result_0.txt", writer().lines)
+    grower.now = grower.lines[0]["time_ms"]
+    return list(follow(Follower(grower.path), 1.0, grower.clock, grower.sleep))
+
+
+def test_a_growing_log_goes_through_the_phases_to_its_end(states):
+    phases = list(dict.fromkeys(state.phase for state in states))
+    assert phases == ["starting", "initialising", "training", "evaluating", "finishing", "success"]
+    assert [state.done for state in states] == [False] * (len(states) - 1) + [True]
+    counts = [len(state.run.evaluations) for state in states]
+    assert counts == sorted(counts)
+    assert counts[-1] == 17
+
+
+def test_progress_never_goes_back_and_ends_at_all_of_it(states):
+    samples = [state.samples for state in states if state.samples is not None]
+    assert samples == sorted(samples)
+    assert samples[-1] == 17 * 150_000
+    assert states[-1].share == 1.0
+    assert states[-1].eta is None
+    assert all(0 <= state.share <= 1 for state in states if state.share is not None)
+
+
+def test_the_margin_of_a_finished_run_is_its_samples_above_the_minimum(states):
+    final = states[-1]
+    assert final.rcp_margin == (17 * 150_000 - final.result.rcp_point.minimum, 0.0)
+
+
+def test_before_any_evaluation_the_reference_is_the_projection(states):
+    first = next(state for state in states if state.phase == "training")
+    assert first.projection[0] == first.result.rcp_point.mean
+    assert first.eta is None  # no speed is known yet
+
+
+def test_samples_advance_between_evaluations_with_the_clock(writer):
+    lines = writer().lines
+    at = next(i for i, line in enumerate(lines) if line["key"] == "eval_accuracy") + 1
+    run = written(lines[:at])
+    now = lines[at - 1]["time_ms"]
+    early, late, much_later = (Progress(single(run), now + seconds * 1000) for seconds in (0, 6.25, 59))
+    assert early.samples == 150_000
+    assert late.samples == pytest.approx(150_000 + 75_000, rel=0.01)
+    assert much_later.samples == 300_000  # no evaluation was logged, so no more than one interval
+    assert not much_later.stalled
+    assert Progress(single(run), now + 61_000).stalled
+    assert Progress(single(run), now - 5_000).samples == 150_000  # a clock that is behind
+
+
+def written(lines):
+    from pathlib import Path
+
+    from review.mllog import parse_log
+
+    return Run(parse_log(Path("result_0.txt"), "".join(f":::MLLOG {json.dumps(x)}\n" for x in lines).encode()))
+
+
+def single(run):
+    return Result(run.path.parent, (run,))
+
+
+def test_the_curve_is_a_function_of_accuracy_that_rises():
+    shares = [curve_share(accuracy / 10_000) for accuracy in range(3000, 7300)]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+
+
+def cut(run, evaluations):
+    """The run as it stood right after an evaluation."""
+    last = run.evaluations[evaluations - 1]
+    events = tuple(event for event in run.log.events if event.line <= last.line)
+    return Run(Log(path=run.path, events=events, errors=()), run.ruleset), last.time_ms
+
+
+@pytest.mark.parametrize(("part", "error"), [(0.3, 0.2), (0.5, 0.15), (0.7, 0.12), (0.9, 0.1)])
+def test_projections_of_published_runs_are_near_what_came(real_folders, part, error):
+    misses = []
+    for run in [run for folder in real_folders for result in load_results(folder) for run in result.runs]:
+        half, now = cut(run, max(2, int(part * len(run.evaluations))))
+        misses.append(Progress(single(half), now).projection[0] / run.samples - 1)
+    assert math.sqrt(sum(miss * miss for miss in misses) / len(misses)) < error
+
+
+def test_the_time_to_go_comes_true_where_the_projection_does(writer, real_folders):
+    run = load_run(real_folders[0] / "result_3.txt")
+    half, now = cut(run, 12)
+    progress = Progress(single(half), now)
+    left = (run.run_stop.time_ms - now) / 1000
+    assert progress.eta == pytest.approx(left, rel=0.35)
+
+
+def test_another_target_is_projected_by_the_last_accuracies():
+    def line(i, key, value=None, **metadata):
+        return {"time_ms": 1e12 + 1000 * i, "key": key, "value": value, "metadata": metadata}
+
+    lines = [line(0, "run_start")]
+    for i in range(1, 5):  # accuracy is 0.01 log2(samples)
+        lines.append(line(i, "eval_accuracy", 0.01 * math.log2(100 * 2**i), epoch_num=100 * 2**i))
+    progress = Progress(single(written(lines)), 1e12 + 4000, target=0.01 * math.log2(6400))
+    assert progress.projection[0] == pytest.approx(6400)
+    assert progress.projection[1] == pytest.approx(0, abs=1)
+    assert Progress(single(written(lines[:2])), 1e12, target=0.1).projection is None
+
+
+def test_half_written_lines_are_left_for_the_next_look(tmp_path, writer):
+    path = writer().write(tmp_path / "result_0.txt")
+    data = path.read_bytes()
+    path.write_bytes(data[:-20])
+    follower = Follower(path)
+    progress = follower.poll(0)
+    assert not progress.done
+    assert not progress.run.log.errors
+    path.write_bytes(data)
+    assert follower.poll(0).done
+
+
+def test_the_log_is_followed_to_where_the_launcher_moves_it(tmp_path, writer):
+    path = writer().drop("run_stop").write(tmp_path / "running_3" / "result_3.txt")
+    follower = Follower(path)
+    assert not follower.poll(0).done
+    (tmp_path / "failed_3.txt").write_bytes(path.read_bytes())
+    (tmp_path / "error_3.txt").write_text("rank 5 ran out of memory\n")
+    path.unlink()
+    assert follower.poll(0).run.status == "incomplete"
+    assert follower.broken() == "rank 5 ran out of memory"
+    assert len(list(follow(follower, 1.0, sleep=lambda _: pytest.fail("waits for a trial that broke")))) == 1
+
+
+def test_a_log_that_is_gone_is_one_line(tmp_path, writer, capsys):
+    path = writer().drop("run_stop").write(tmp_path / "result_0.txt")
+    follower = Follower(path)
+    follower.poll(0)
+    path.unlink()
+    with pytest.raises(ReviewError, match="is gone"):
+        follower.poll(0)
+    assert main(["watch", str(path)]) == 2
+    assert main(["watch", str(tmp_path)]) == 2
+    assert main(["watch", "--interval", "0", str(tmp_path)]) == 2
+    assert main(["watch", "--accuracy", "72", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 4
+
+
+def test_the_trial_under_way_is_found_before_finished_ones(tmp_path, writer):
+    running = writer().write(tmp_path / "run" / "running_1" / "result_1.txt")
+    writer().write(tmp_path / "run" / "result_0.txt")
+    assert find_log(tmp_path) == running
+    running.unlink()
+    assert find_log(tmp_path) == tmp_path / "run" / "result_0.txt"
+
+
+def test_exit_code_says_whether_the_target_was_reached(tmp_path, writer, capsys):
+    path = writer().write(tmp_path / "result_0.txt")
+    assert main(["watch", "--json", str(path)]) == 0
+    state = json.loads(capsys.readouterr().out)
+    assert (state["phase"], state["samples"], state["share"]) == ("success", 2_550_000, 1.0)
+    writer().change("run_stop", metadata={"status": "aborted"}).write(path)
+    assert main(["watch", str(path)]) == 1
+    assert capsys.readouterr().out.startswith("aborted, 2,550,000 samples, accuracy 0.7203 of 0.72")
+    writer().drop("run_stop").write(path)
+    assert main(["watch", "--once", str(path)]) == 0
+    assert "no new line for" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [30, 80, 160])
+def test_every_state_can_be_drawn(width, states):
+    import io
+
+    from rich.console import Console
+
+    for state in states:
+        out = Console(file=io.StringIO(), width=width)
+        out.print(render(state, out))
+        drawn = out.file.getvalue()
+        assert all(len(line) <= width for line in drawn.splitlines())
+        assert "RCP margin" in drawn
+
+
+def test_the_target_of_an_open_run_is_that_of_its_configuration(tmp_path, writer):
+    path = writer(division="open").write(tmp_path / "result_0.txt")
+    (tmp_path / "config.json").write_text('{"evaluate": {"target": 0.1}}')
+    assert Follower(path).poll(0).target == 0.1
+    assert Follower(path, target=0.5).poll(0).target == 0.5
+
+
+def test_durations_are_for_people():
+    assert [duration(x) for x in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
