@@ -104,6 +104,10 @@ class Dropout:
     threshold: int
     scale: float
 
+    def new_keys(self, *shape: int) -> Tensor | None:
+        """Room for the two keys of each row, which the forward kernel leaves to the backward one: int32 [..., 2]."""
+        return None if self.seed is None else torch.empty(*shape, 2, dtype=torch.int32, device=self.seed.device)
+
 
 class _Pass:
     """The forward pass in progress on one device."""
@@ -139,7 +143,23 @@ def dropout_site(device: torch.device, probability: float) -> Dropout:
 @jit
 def row_keys(seed, site, row, head):
     """Two 32-bit keys for each row (int32). Rows are tokens; ``head`` tells rows of the same token apart."""
-    return tl.philox(seed, row, row * 0 + site, row * 0 + head, row * 0)
+    key_0, key_1, _, _ = tl.philox(seed, row, row * 0 + site, row * 0 + head, row * 0)
+    return key_0, key_1
+
+
+@jit
+def store_keys(keys, row, key_0, key_1, mask):
+    """Writes the keys of rows into int32 [..., 2]; ``row`` is the flat index."""
+    tl.store(keys + 2 * row, key_0.to(tl.int32, bitcast=True), mask=mask)
+    tl.store(keys + 2 * row + 1, key_1.to(tl.int32, bitcast=True), mask=mask)
+
+
+@jit
+def load_keys(keys, row, mask):
+    """Reads what ``store_keys`` wrote."""
+    key_0 = tl.load(keys + 2 * row, mask=mask, other=0).to(tl.uint32, bitcast=True)
+    key_1 = tl.load(keys + 2 * row + 1, mask=mask, other=0).to(tl.uint32, bitcast=True)
+    return key_0, key_1
 
 
 @jit
@@ -170,7 +190,7 @@ def column_sums(partials: Tensor, dtype: torch.dtype) -> Tensor:
     """Sums fp32 [P, ...] over its first dimension in a fixed order, in one launch. Returns [...] of ``dtype``."""
     num_rows, num_columns = partials.shape[0], partials[0].numel()
     output = torch.empty(partials.shape[1:], dtype=dtype, device=partials.device)
-    block_rows, block_columns = (32, 32) if partials.is_cuda else (4, 64)
+    block_rows, block_columns = 32, 32
     grid = (-(-num_columns // block_columns),)
     _column_sums[grid](partials, output, num_rows, num_columns, block_rows, block_columns)
     return output

@@ -1,0 +1,122 @@
+"""Compiles the Triton kernels for GPUs that are not there, as BERT-large launches them, and prints what each takes.
+
+usage: python tests/bert/kernels/ahead_of_time.py [CAPABILITY ...] [--only NAME]   (default: 80 90 100)
+
+One JSON line a kernel and target: registers and spilled bytes a thread, shared memory a program. Launches are recorded
+on the meta device, so types, constants and warps are those of the real call; nothing runs. Not under TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from bert.kernels import FUSABLE, jit
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+Launch = tuple[ASTSource, dict[str, int]]
+
+
+def source_of(function: JITFunction, args: tuple[Any, ...]) -> ASTSource:
+    """What triton.jit would compile for these arguments."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for number, (param, value) in enumerate(zip(function.params, args, strict=True)):
+        divisible = isinstance(value, torch.Tensor)
+        if param.is_constexpr or value is None:
+            signature[param.name], constants[param.name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[param.name] = TYPES[value.dtype]
+        elif isinstance(value, int) and value == 1 and not param.do_not_specialize:
+            signature[param.name], constants[param.name] = "constexpr", value
+        elif isinstance(value, int):
+            signature[param.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            divisible = value % 16 == 0 and not param.do_not_specialize
+        else:
+            signature[param.name] = "fp32"
+        if divisible:
+            attributes[(number,)] = [["tt.divisibility", 16]]
+    return ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def record(only: str) -> dict[str, Launch]:
+    """Every kernel that the operations launch at BERT-large's sizes, by name."""
+    launches: dict[str, Launch] = {}
+    operation = ""
+
+    def launch(function: JITFunction, *args: Any, grid: Any, warmup: bool, **options: int) -> None:
+        assert all(0 < size < 2**16 or axis == 0 for axis, size in enumerate(grid)), grid
+        constants = "".join(f"-{a}" for a, p in zip(args, function.params, strict=True) if p.is_constexpr)
+        launches.setdefault(f"{operation}:{function.__name__}{constants}", (source_of(function, args), options))
+
+    JITFunction.run = launch  # type: ignore[method-assign]
+    with jit.interpreted():
+        for name, module in FUSABLE.items():
+            operation = name
+            if only in name and hasattr(module, "ahead_of_time"):
+                module.ahead_of_time(torch.device("meta"))
+            for case in getattr(module, "CASES", []):
+                if only in name and case.large:
+                    jit.new_pass(torch.device("meta"))
+                    arguments = case.arguments(torch.device("meta"))
+                    dropout = [0.1 if isinstance(a, float) and a == 0 else a for a in arguments]
+                    module.fused(*dropout).float().sum().backward()
+    return launches
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers and bytes of local memory a thread, from the compiled kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
+    return {"registers": int(found["REG"]), "spilled_bytes": int(found["STACK"]) + int(found.get("LOCAL", 0))}
+
+
+def main() -> None:
+    """Compiles and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("capabilities", nargs="*", type=int, default=[80, 90, 100], help="such as 90 for Hopper")
+    parser.add_argument("--keep", type=Path, help="folder for the compiler's files of each kernel")
+    parser.add_argument("--only", default="", help="operations whose name has this in it")
+    options = parser.parse_args()
+    for name, (source, launch_options) in record(options.only).items():
+        for capability in options.capabilities:
+            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch_options)
+            if options.keep:
+                for stage in ("ttgir", "ptx"):
+                    file = options.keep / f"{name.replace(':', '.')}.sm{capability}.{stage}"
+                    file.write_text(compiled.asm[stage], encoding="utf-8")
+            figures = resources(compiled.asm["cubin"]) | {"shared_bytes": compiled.metadata.shared}
+            vectors = sorted(set(re.findall(r"(?:ld|st)\.global[.\w:]*?\.(v\d)", compiled.asm["ptx"])))
+            wgmma = "wgmma" in compiled.asm["ptx"]
+            print(
+                json.dumps({"kernel": name, "capability": capability, **figures, "vectors": vectors, "wgmma": wgmma}),
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Dropout of the fused kernels: the masks are the documented ones, forward and backward, and fair coins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bert.kernels import FUSABLE, jit
+from bert.kernels.dropout_add_layer_norm import fused
+
+from . import philox
+
+ROWS, WIDTH, P = 13, 97, 0.3
+
+
+def test_philox_gives_the_published_vectors():
+    """Known answers of Random123 for philox4x32-10."""
+    ones, zeros = [np.array([0xFFFFFFFF])] * 4, [np.array([0])] * 4
+    assert [int(x[0]) for x in philox.philox(0, zeros)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    all_ones = [int(x[0]) for x in philox.philox(0xFFFFFFFFFFFFFFFF, ones)]
+    assert all_ones == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+
+
+@pytest.fixture
+def drop(device) -> jit.Dropout:
+    """The dropout that the next fused call will draw: same generator state, same site."""
+    torch.manual_seed(11)
+    jit.new_pass(device)
+    expected = jit.dropout_site(device, P)
+    torch.manual_seed(11)
+    jit.new_pass(device)
+    return expected
+
+
+def test_layer_norm_drops_the_documented_elements_forward_and_backward(device, drop):
+    module = FUSABLE["dropout_add_layer_norm"]
+    ours = module.CASES[0].arguments(device)[:5]
+    theirs = [a.detach().double().requires_grad_() for a in ours]
+    mask = philox.keep(drop, np.arange(ROWS), WIDTH).to(device)
+    assert mask.float().mean().item() == pytest.approx(1 - P, abs=0.05)
+    x, bias, residual, weight, norm_bias = theirs
+    expected = F.layer_norm(residual + (x + bias) * mask * drop.scale, (WIDTH,), weight, norm_bias, 1e-12)
+    result = fused(*ours, 1e-12, P)
+    upstream = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(2)).to(device)
+    result.backward(upstream)
+    expected.backward(upstream.double())
+    torch.testing.assert_close(result.detach().double(), expected.detach(), atol=2e-5, rtol=0)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.grad.double(), b.grad, atol=5e-5, rtol=0)  # sums of 13 rows
+
+
+def test_the_generator_fixes_every_mask_of_a_pass_and_sites_differ(device):
+    arguments = FUSABLE["dropout_add_layer_norm"].CASES[0].arguments(device)[:5]
+
+    def one_pass(seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        jit.new_pass(device)
+        return [fused(*arguments, 1e-12, P) for _ in range(2)]
+
+    first, again, other = one_pass(1), one_pass(1), one_pass(2)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], other[0])
+
+
+def test_no_dropout_takes_no_random_numbers(device):
+    arguments = FUSABLE["dropout_add_layer_norm"].CASES[0].arguments(device)[:5]
+    jit.new_pass(device)
+    before = torch.get_rng_state()
+    fused(*arguments, 1e-12, 0.0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+def test_masks_are_fair_and_neighbours_independent(probability):
+    """Rates of the mask and of agreement with its neighbours, each within five standard errors."""
+    seed = torch.tensor([0x1234_5678_9ABC_DEF])
+    num_rows, num_columns = 1024, 1024
+    masks = [
+        philox.keep(jit.Dropout(seed, site, round(probability * 2**32), 1.0), np.arange(num_rows), num_columns)
+        for site in (0, 1)
+    ]
+    kept = masks[0].double() - (1 - probability)
+    variance = probability * (1 - probability)
+    assert abs(kept.mean().item()) < 5 * (variance / kept.numel()) ** 0.5
+    assert abs((kept.mean(dim=0) ** 2).mean().item() / (variance / num_rows) - 1) < 5 * (2 / num_columns) ** 0.5
+    assert abs((kept.mean(dim=1) ** 2).mean().item() / (variance / num_columns) - 1) < 5 * (2 / num_rows) ** 0.5
+    other = masks[1].double() - (1 - probability)
+    pairs = {"site": (kept, other)} | {
+        f"{axis} {lag}": (kept.roll(lag, axis), kept) for axis in (0, 1) for lag in (1, 2, 3, 8, 64, 128)
+    }
+    for name, (a, b) in pairs.items():
+        correlation = (a * b).mean().item() / variance
+        assert abs(correlation) < 5 / kept.numel() ** 0.5, name
