@@ -23,7 +23,7 @@ def _tables() -> npt.NDArray[np.uint32]:
     return tables
 
 
-_TABLES = _tables()
+TABLES = _tables()
 
 
 @compiled
@@ -52,10 +52,18 @@ def _update(crc, data, tables):  # type: ignore[no-untyped-def]
     return crc
 
 
+@compiled
+def masked_crc(data, tables):  # type: ignore[no-untyped-def]
+    """The form in which TensorFlow stores the CRC of a uint8 array beside the data it covers; for compiled callers."""
+    crc = np.uint64(_update(np.uint32(0xFFFFFFFF), data, tables) ^ np.uint32(0xFFFFFFFF))
+    rotated = (crc >> np.uint64(15)) | (crc << np.uint64(17))
+    return (rotated + np.uint64(0xA282EAD8)) & np.uint64(0xFFFFFFFF)
+
+
 def crc32c(data: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
     """CRC-32C of bytes, or of a uint8 array."""
     array = data if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)
-    return int(_update(np.uint32(0xFFFFFFFF), array, _TABLES)) ^ 0xFFFFFFFF
+    return int(_update(np.uint32(0xFFFFFFFF), array, TABLES)) ^ 0xFFFFFFFF
 
 
 def masked(crc: int) -> int:

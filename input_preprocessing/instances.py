@@ -1,7 +1,8 @@
 """Makes training instances from one text file: tokenise, pair sentences, mask.
 
 The text has one sentence a line and a blank line between documents. The result is bit for bit that of the reference's
-create_pretraining_data.py with the same options: the same sequences in the same order.
+create_pretraining_data.py with the same options: the same sequences in the same order. `--format tfrecord` writes the
+file that the reference would write, for trainers that read those; the other stages take records.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import hashlib
 import sys
 from pathlib import Path
 
-from bert.data.format import DataError, Metadata, write_records
+from bert.data.format import DataError, Metadata, Records, write_records
 
 from . import vocabulary
 from .cli import run, stage_parser
 from .sampling import SamplingConfig, make_instances
+from .tfrecord import write_tfrecord
 from .tokenization import tokenize
 from .vocabulary import Vocabulary
 
@@ -26,6 +28,16 @@ def write_instances(source: Path, target: Path, words: Vocabulary, config: Sampl
 
     Raises:
         DataError: the text cannot be read or the target not written.
+    """
+    records, metadata = instances_of(source, words, config)
+    return records.num_sequences, write_records(target, records, metadata)
+
+
+def instances_of(source: Path, words: Vocabulary, config: SamplingConfig) -> tuple[Records, Metadata]:
+    """The instances of a text file, and what they were made of.
+
+    Raises:
+        DataError: the text cannot be read.
     """
     try:
         data = source.read_bytes()
@@ -42,7 +54,7 @@ def write_instances(source: Path, target: Path, words: Vocabulary, config: Sampl
         dupe_factor=config.dupe_factor,
         source=((source.name, md5), ("sampling", sampling_digest(config))),
     )
-    return records.num_sequences, write_records(target, records, metadata)
+    return records, metadata
 
 
 def sampling_digest(config: SamplingConfig) -> str:
@@ -65,10 +77,14 @@ def sampling_config(options: argparse.Namespace) -> SamplingConfig:
 
 
 def _main(options: argparse.Namespace) -> None:
-    words = vocabulary.load(options.vocab_file)
-    count, _ = write_instances(options.input_file, options.output_file, words, sampling_config(options))
-    note = "" if count else " (the text has no token)"
-    print(f"{options.output_file}: {count:,} sequences{note}", file=sys.stderr)
+    words, config = vocabulary.load(options.vocab_file), sampling_config(options)
+    records, metadata = instances_of(options.input_file, words, config)
+    if options.format == "tfrecord":
+        write_tfrecord(options.output_file, records, config.max_seq_length, config.max_predictions_per_seq)
+    else:
+        write_records(options.output_file, records, metadata)
+    note = "" if records.num_sequences else " (the text has no token)"
+    print(f"{options.output_file}: {records.num_sequences:,} sequences{note}", file=sys.stderr)
 
 
 def main() -> None:
@@ -76,7 +92,13 @@ def main() -> None:
     parser = stage_parser("instances", __doc__)
     parser.add_argument("--input-file", type=Path, required=True, help="text, one sentence a line")
     parser.add_argument("--vocab-file", type=Path, required=True, help="WordPiece vocab.txt")
-    parser.add_argument("--output-file", type=Path, required=True, help="records to write (.hdf5)")
+    parser.add_argument("--output-file", type=Path, required=True, help="file to write")
+    parser.add_argument(
+        "--format",
+        choices=("hdf5", "tfrecord"),
+        default="hdf5",
+        help="records or TFRecord (default %(default)s)",
+    )
     add_sampling_options(parser)
     run(parser, _main)
 

@@ -42,11 +42,18 @@ def digest_of(path: Path) -> str:
 
 
 def md5_of(path: Path) -> str:
-    """md5 of a file's contents."""
+    """md5 of a file's contents.
+
+    Raises:
+        DataError: it cannot be read.
+    """
     digest = hashlib.md5()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; check that it is there and readable") from error
     return digest.hexdigest()
 
 

@@ -1,0 +1,99 @@
+"""Made-up records, and files of them in the layouts of NVIDIA's scripts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from bert.data.format import Metadata, Records
+
+METADATA = Metadata(
+    max_seq_length=64, vocab_md5="ab" * 16, random_seed=12345, dupe_factor=2, source=(("part-0", "cd" * 16),)
+)
+
+
+def make_records(num_sequences: int, seed: int = 0) -> Records:
+    """Random sequences of 5 to 64 tokens."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(5, 65, num_sequences)
+    masked = [np.sort(rng.choice(np.arange(1, n), size=max(1, n * 15 // 100), replace=False)) for n in lengths]
+    counts = [len(positions) for positions in masked]
+    return Records(
+        input_ids=rng.integers(1000, 30522, lengths.sum()).astype(np.int16),
+        sequence_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        segment_b_start=np.array([rng.integers(2, n - 1) for n in lengths], dtype=np.int16),
+        masked_lm_positions=np.concatenate([np.zeros(0), *masked]).astype(np.int16),
+        masked_lm_ids=rng.integers(1000, 30522, sum(counts)).astype(np.int16),
+        masked_lm_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        next_sentence_labels=rng.integers(0, 2, num_sequences).astype(np.int8),
+    )
+
+
+def assert_equal(left: Records, right: Records) -> None:
+    for field in dataclasses.fields(Records):
+        ours, theirs = getattr(left, field.name), getattr(right, field.name)
+        assert (ours is None) == (theirs is None), field.name
+        if ours is not None:
+            assert np.array_equal(ours, theirs), field.name
+            assert ours.dtype == theirs.dtype, field.name
+
+
+def ragged(file: h5py.File, name: str, rows: list[np.ndarray], dtype: type) -> None:
+    data = np.empty(len(rows), dtype=object)
+    for i, row in enumerate(rows):
+        data[i] = row.astype(dtype)
+    file.create_dataset(name, data=data, dtype=h5py.vlen_dtype(np.dtype(dtype)))
+
+
+def sequences_of(records: Records) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """(ids, segment ids, masked positions, masked ids) of each sequence."""
+    found = []
+    for i in range(records.num_sequences):
+        ids = records.input_ids[slice(*records.sequence_offsets[i : i + 2])]
+        segments = (np.arange(len(ids)) >= records.segment_b_start[i]).astype(np.int8)
+        masked = slice(*records.masked_lm_offsets[i : i + 2])
+        found.append((ids, segments, records.masked_lm_positions[masked], records.masked_lm_ids[masked]))
+    return found
+
+
+def write_nvidia(path: Path, records: Records, schema: str) -> None:
+    """Writes the records in one of the layouts of NVIDIA's scripts."""
+    sequences = sequences_of(records)
+    with h5py.File(path, "w") as file:
+        if schema == "fixed":
+            for column, (name, width) in enumerate(
+                [("input_ids", 64), ("segment_ids", 64), ("masked_lm_positions", 20), ("masked_lm_ids", 20)]
+            ):
+                table = np.zeros((len(sequences), width), np.int16)
+                for row, sequence in zip(table, sequences, strict=True):
+                    row[: len(sequence[column])] = sequence[column]
+                file[name] = table
+            mask = np.arange(64)[None] < records.sequence_lengths[:, None]
+            file["input_mask"] = mask.astype(np.int8)
+            file["next_sentence_labels"] = records.next_sentence_labels
+            return
+        types = {"input_ids": np.int16, "segment_ids": np.int8, "masked_lm_positions": np.int16,
+                 "masked_lm_ids": np.int16}  # fmt: skip
+        if schema == "variable":
+            for column, (name, dtype) in enumerate(types.items()):
+                ragged(file, name, [sequence[column] for sequence in sequences], dtype)
+            file["next_sentence_labels"] = records.next_sentence_labels
+            return
+        assert records.row_offsets is not None
+        rows = [range(*records.row_offsets[i : i + 2]) for i in range(records.num_rows)]
+        lengths = records.sequence_lengths
+        for column, (name, dtype) in enumerate(types.items()):
+            shift = name == "masked_lm_positions"
+            packed = [
+                np.concatenate([sequences[i][column] + (lengths[row.start : i].sum() if shift else 0) for i in row])
+                for row in rows
+            ]
+            ragged(file, name, packed, dtype)
+        ragged(file, "packed_input_len", [lengths[row.start : row.stop] for row in rows], np.int16)
+        counts = np.diff(records.masked_lm_offsets)
+        ragged(file, "packed_masked_lm_len", [counts[row.start : row.stop] for row in rows], np.int16)
+        labels = records.next_sentence_labels
+        ragged(file, "next_sentence_labels", [labels[row.start : row.stop] for row in rows], np.int8)
