@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert.data.format import DataError, Records, open_records, verify_records
-from input_preprocessing import instances, vocabulary
+from input_preprocessing import corpus, instances, vocabulary
 from input_preprocessing.mersenne import initial_state, next_below, next_float, shuffle
 from input_preprocessing.sampling import SamplingConfig, make_instances
 from input_preprocessing.tokenization import tokenize
@@ -118,6 +118,19 @@ def test_instances_of_random_texts_equal_the_plain_restatement(words: Vocabulary
     records = ours(data, words, max_predictions_per_seq=predictions, short_seq_prob=short, **options, **settings)
     assert len(expected) > 3
     assert_same(records, expected, words.ids)
+
+
+@pytest.mark.parametrize(("length", "predictions"), [(128, 20), (512, 76), (512, 80)])
+def test_instances_of_prose_equal_the_plain_restatement_in_both_phases(
+    words: Vocabulary, length: int, predictions: int
+) -> None:
+    documents = corpus.pydoc_documents()[:40]
+    data = "".join("\n".join(document) + "\n\n" for document in documents).encode()
+    expected = oracle.make_instances(data, words.ids, max_seq_length=length, max_predictions=predictions, dupe_factor=2)
+    records = ours(data, words, max_seq_length=length, max_predictions_per_seq=predictions, dupe_factor=2)
+    assert_same(records, expected, words.ids)
+    assert records.sequence_lengths.max() == length
+    assert np.diff(records.masked_lm_offsets).max() == min(predictions, round(0.15 * length))
 
 
 def test_repeated_and_padded_vocabulary_lines_keep_their_first_id(tmp_path: Path) -> None:

@@ -172,6 +172,14 @@ def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path
     assert np.diff(orders[1].row_offsets).max() == 2
 
 
+def test_both_phases_are_prepared_from_one_download(packed: Path, downloaded: Path, tmp_path: Path) -> None:
+    for phase, length in (("phase-1", "32"), ("phase-2", "64")):
+        line = ["--downloaddir", str(downloaded / "download"), "--max-seq-length", length, "--shards", "4"]
+        prepare.prepare(prepare_options(tmp_path / phase, "--packed-data", *line))
+    assert all_records(tmp_path / "phase-1" / "packed_data").sequence_lengths.max() == 32
+    assert prepared_digests(tmp_path / "phase-2") == prepared_digests(packed)
+
+
 BAD = {
     "no text": (lambda d: shutil.rmtree(d / "download" / "results4"), "no text"),
     "a part missing": (lambda d: (d / "download/results4/part-00001-of-00003").unlink(), "incomplete"),
