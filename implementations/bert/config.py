@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bert import checkpoint, dist, evaluate, kernels, mlperf, optim, precision, rundir, schedule
+from bert import checkpoint, dist, evaluate, graph, kernels, mlperf, optim, precision, rundir, schedule
 from bert.data import training
 from bert.env import ConfigError, env
 from bert.model.config import BertConfig
@@ -29,6 +29,7 @@ class Config:
     dist: dist.Config = field(default_factory=dist.Config)
     kernels: kernels.Config = field(default_factory=kernels.Config)
     precision: precision.Config = field(default_factory=precision.Config)
+    graph: graph.Config = field(default_factory=graph.Config)
     data: training.Config
     evaluate: evaluate.Config
     schedule: schedule.Config
@@ -42,6 +43,7 @@ class Config:
         self.dist.check()
         self.schedule.check()
         self.checkpoint.check()
+        self._check_device()
         if self.data.max_seq_length > self.model.max_position_embeddings:
             raise ConfigError(
                 f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds max_position_embeddings "
@@ -51,11 +53,33 @@ class Config:
             _ = self.data.source
         if not self.data.synthetic and self.evaluate.evaldir is None and self.evaluation_steps:
             raise ConfigError("EVALDIR is not set: give the folder of the evaluation records")
+        if self.mlperf.division == "closed" and self.optim.optimizer != "lamb":
+            raise ConfigError(
+                f"OPTIMIZER={self.optim.optimizer}: the closed division prescribes lamb; set SUBMISSION_DIVISION=open"
+            )
         if self.checkpoint.init_checkpoint is None and self.mlperf.division == "closed" and not self.data.synthetic:
             raise ConfigError(
                 "INIT_CHECKPOINT is not set: the closed division starts from model.ckpt-28252; "
                 "give the converted checkpoint, or set SUBMISSION_DIVISION=open"
             )
+
+    def _check_device(self) -> None:
+        """Raises ConfigError for what this machine's device cannot do."""
+        device = dist.pick_device(self.dist)
+        self.precision.check(device)
+        if not self.uses_graph:
+            return
+        if device.type != "cuda":
+            raise ConfigError("CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU")
+        if self.optim.sharded is False and self.dist.world_size > 1:
+            raise ConfigError("CUDA_GRAPH=1 on several GPUs needs SHARD_OPTIMIZER=1: leave it unset")
+        if self.kernels.attention == "sdpa_loop":
+            raise ConfigError("ATTENTION=sdpa_loop reads the lengths on the host: set CUDA_GRAPH=0")
+
+    @property
+    def uses_graph(self) -> bool:
+        """Whether steps and evaluation run as CUDA graphs."""
+        return self.graph.enabled(dist.pick_device(self.dist), self.data.packed or self.data.batching == "online")
 
     @property
     def bert_config_path(self) -> Path:
@@ -90,7 +114,6 @@ class Config:
     def hyperparameters(self, seed: int) -> dict[str, Any]:
         """What the MLPerf log says of the run's settings, by MLLOG key."""
         warmup_steps, start_warmup_step = self.schedule.warmup
-        lamb = self.optim.lamb
         return {
             "seed": seed,
             "global_batch_size": self.global_batch_size,
@@ -98,17 +121,12 @@ class Config:
             "gradient_accumulation_steps": self.data.gradient_steps,
             "max_sequence_length": self.data.max_seq_length,
             "max_predictions_per_seq": int(self.data.max_seq_length * 0.15),
-            "opt_name": self.optim.optimizer,
             "opt_base_learning_rate": self.schedule.lr,
             "opt_learning_rate_training_steps": self.schedule.max_steps,
             "opt_learning_rate_warmup_steps": warmup_steps,
             "num_warmup_steps": warmup_steps,
             "start_warmup_step": start_warmup_step,
             "opt_lamb_learning_rate_decay_poly_power": self.schedule.power,
-            "opt_lamb_epsilon": lamb.eps,
-            "opt_epsilon": lamb.eps,
-            "opt_lamb_beta_1": lamb.beta1,
-            "opt_lamb_beta_2": lamb.beta2,
-            "opt_lamb_weight_decay_rate": lamb.weight_decay,
+            **self.optim.hyperparameters(),
             "opt_gradient_clip_norm": self.optim.max_grad_norm,
         }

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as distributed
+from torch import Tensor
 
 from bert.env import ConfigError, env
+
+# PyTorch 2.13 gave them new names.
+_REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+_ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +89,30 @@ class World:
         if self.size > 1:
             distributed.barrier()
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
+    def sum(self, values: Tensor) -> Tensor:
         """Sums a tensor over all processes, in place."""
         if self.size > 1:
             distributed.all_reduce(values)
         return values
+
+    def reduce_scatter(self, shard: Tensor, whole: Tensor) -> distributed.Work | None:
+        """Starts to average ``whole`` [size x n] over all processes; each gets its n elements in ``shard``.
+
+        The order of operations is NCCL's own for an average, on every backend: each process divides, then they add.
+        ``whole`` may be overwritten. Returns what to wait for, or None where there is nothing to do.
+        """
+        if self.size == 1:
+            return None
+        operation = distributed.ReduceOp.SUM
+        if distributed.get_backend() == "nccl":
+            operation = distributed.ReduceOp.AVG
+        else:
+            whole.div_(self.size)
+        return _REDUCE_SCATTER(shard, whole, op=operation, async_op=True)
+
+    def all_gather(self, whole: Tensor, shard: Tensor) -> distributed.Work | None:
+        """Starts to collect the ``shard`` of every process, in rank order, in ``whole``; what to wait for, or None."""
+        return _ALL_GATHER(whole, shard, async_op=True) if self.size > 1 else None
 
     def broadcast_int(self, value: int) -> int:
         """The value of rank 0 (any 63-bit integer) on every process."""

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert.data.batch import Batch, make_batch
-from bert.data.format import DataError, concatenate
+from bert.data.batch import Batch, Capacity, make_batch
+from bert.data.format import DataError, Records, concatenate
 from bert.data.shards import Shards, list_shards
+from bert.data.synthetic import synthetic_records
 from bert.dist import World
 from bert.env import env
+from bert.graph import copy_batches, graph_capacity, record, static_batch
 from bert.kernels.cross_entropy import IGNORE
 from bert.model.bert import BertForPreTraining
 
@@ -24,7 +26,9 @@ class Config:
 
     evaldir: Path | None = env("EVALDIR", None, doc="folder (or file) of evaluation records")
     num_examples: int = env("NUM_EVAL_EXAMPLES", 10000, at_least=1, doc="sequences of the evaluation set")
-    batch_size: int = env("EVAL_BATCHSIZE", 16, at_least=1, doc="sequences of a GPU in one evaluation batch")
+    batch_size: int = env(
+        "EVAL_BATCHSIZE", 16, at_least=1, doc="sequences of a GPU in one evaluation batch; in a graph, full lengths"
+    )
     start_samples: int = env("EVAL_ITER_START_SAMPLES", at_least=1, doc="training samples before the first evaluation")
     every_samples: int = env("EVAL_ITER_SAMPLES", at_least=1, doc="training samples between evaluations")
     target: float = env("TARGET_MLM_ACCURACY", 0.720, above=0, at_most=1, doc="masked-LM accuracy that ends the run")
@@ -49,11 +53,19 @@ def evaluation_steps(config: Config, global_batch_size: int, max_samples: int) -
 class Evaluator:
     """Holds this rank's part of the evaluation set and measures a model on it."""
 
-    def __init__(self, config: Config, max_seq_length: int, vocab_size: int, vocab_md5: str, world: World) -> None:
+    def __init__(
+        self,
+        config: Config,
+        max_seq_length: int,
+        vocab_size: int,
+        vocab_md5: str,
+        world: World,
+        graph: EvaluationGraph | None = None,
+    ) -> None:
         """Raises DataError where the set is absent, too small, or of another vocabulary than ``vocab_md5``."""
         if config.evaldir is None:
             raise DataError("EVALDIR is not set: give the folder of the evaluation records")
-        self.world = world
+        self.world, self.graph = world, graph
         shards = Shards(list_shards(config.evaldir, "EVALDIR"), max_seq_length)
         shards.vocab_md5 = vocab_md5
         records = concatenate([shards[number] for number in range(len(shards))])
@@ -65,24 +77,84 @@ class Evaluator:
         if records.input_ids.max() >= vocab_size or records.masked_lm_ids.max() >= vocab_size:
             raise DataError(f"EVALDIR={config.evaldir}: token ids past vocab_size {vocab_size} of bert_config.json")
         mine = np.array_split(np.arange(config.num_examples), world.size)[world.rank]
-        # Sequences of like length together: the sums do not depend on the order, the padding and balance do.
-        mine = mine[np.argsort(records.sequence_lengths[mine], kind="stable")]
-        self.batches: list[Batch] = [
-            make_batch(records, mine[begin : begin + config.batch_size], max_seq_length).to(world.device)
-            for begin in range(0, len(mine), config.batch_size)
-        ]
+        if graph is None:
+            # Sequences of like length together: the sums do not depend on the order, the balance does.
+            mine = mine[np.argsort(records.sequence_lengths[mine], kind="stable")]
+            chosen = [mine[begin : begin + config.batch_size] for begin in range(0, len(mine), config.batch_size)]
+        else:
+            chosen = fill_batches(records, mine, graph.room)
+        batches = [make_batch(records, sequences, max_seq_length) for sequences in chosen]
+        if graph is not None:
+            batches = [static_batch(batch, graph.capacity) for batch in batches]
+        self.batches: list[Batch] = [batch.to(world.device) for batch in batches]
 
     @torch.no_grad()
     def __call__(self, model: BertForPreTraining) -> Result:
         """Accuracy = correct / masked tokens over all ranks; the loss is the mean over masked tokens."""
-        was_training = model.training
-        model.eval()
         totals = torch.zeros(3, dtype=torch.float64, device=self.world.device)
-        for batch in self.batches:
-            totals += _count(model, batch)
-        model.train(was_training)
+        if self.graph is not None:
+            for batch in self.batches:
+                totals += self.graph(batch)
+        else:
+            was_training = model.training
+            model.eval()
+            for batch in self.batches:
+                totals += _count(model, batch)
+            model.train(was_training)
         correct, loss, masked = self.world.sum(totals).tolist()
         return Result(accuracy=correct / masked, mlm_loss=loss / masked, num_masked=int(masked))
+
+
+class EvaluationGraph:
+    """The pass over one evaluation batch, recorded as a CUDA graph before the clock starts."""
+
+    def __init__(self, config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device) -> None:
+        """Room for EVAL_BATCHSIZE times ``max_seq_length`` tokens: about twice as many sequences of Wikipedia."""
+        self.room = evaluation_room(config.batch_size, max_seq_length)
+        self.capacity = graph_capacity(self.room, config.batch_size)
+        records = synthetic_records(1, max_seq_length, model.config.vocab_size, packed=False, seed=0)
+        example = make_batch(records, np.arange(1), max_seq_length)
+        self.batch = static_batch(example, self.capacity).to(device)
+        self.counts = torch.zeros(3, dtype=torch.float64, device=device)
+        was_training = model.training
+        model.eval()
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.no_grad():
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    _count(model, self.batch)
+            torch.cuda.current_stream(device).wait_stream(stream)
+            self.graph = record(lambda: self.counts.copy_(_count(model, self.batch)), stream)
+        model.train(was_training)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """(correct, summed loss, masked tokens) of a batch at capacity, on the device; valid until the next call."""
+        copy_batches([self.batch], [batch])
+        self.graph.replay()
+        return self.counts
+
+
+def evaluation_room(batch_size: int, max_seq_length: int) -> Capacity:
+    """Sizes of an evaluation batch for a graph."""
+    tokens, sequences = batch_size * max_seq_length, 3 * batch_size
+    return Capacity(tokens=tokens, sequences=sequences, masked=int(0.15 * tokens + 0.5 * sequences))
+
+
+def fill_batches(records: Records, sequences: np.ndarray, room: Capacity) -> list[np.ndarray]:
+    """The sequences in their order, cut wherever the next one would exceed the room."""
+    lengths = records.sequence_lengths[sequences]
+    masked = np.diff(records.masked_lm_offsets)[sequences]
+    batches: list[np.ndarray] = []
+    begin = num_tokens = num_masked = 0
+    for number in range(len(sequences)):
+        num_tokens += int(lengths[number])
+        num_masked += int(masked[number])
+        full = num_tokens > room.tokens or num_masked > room.masked or number - begin == room.sequences
+        if full and number > begin:
+            batches.append(sequences[begin:number])
+            begin, num_tokens, num_masked = number, int(lengths[number]), int(masked[number])
+    return [*batches, sequences[begin:]] if len(sequences) else []
 
 
 def _count(model: BertForPreTraining, batch: Batch) -> Tensor:

@@ -7,18 +7,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bert.env import env
+from bert.env import ConfigError, env
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Weights and activations are of this precision; the optimizer keeps fp32 masters."""
 
-    precision: str = env("PRECISION", "auto", choices=("auto", *DTYPES), doc="auto is bf16 on a GPU, fp32 on a CPU")
+    precision: str = env(
+        "PRECISION",
+        "auto",
+        choices=("auto", *DTYPES),
+        doc="auto is bf16 on a GPU, fp32 on a CPU; fp8 is bf16 with QKV and feed-forward products in fp8",
+    )
     init_loss_scale: float = env("INIT_LOSS_SCALE", 65536.0, above=0, doc="first loss scale of fp16")
     growth_interval: int = env("LOSS_SCALE_GROWTH", 2000, at_least=1, doc="good fp16 steps before the scale doubles")
+    fp8_recipe: str = env(
+        "FP8_RECIPE",
+        "delayed",
+        choices=("delayed", "current"),
+        doc="fp8 scales from the step before, or from the tensor itself (one more pass over it)",
+    )
+
+    def check(self, device: torch.device) -> None:
+        """Raises ConfigError where the hardware has no such precision."""
+        if self.precision == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+            raise ConfigError("PRECISION=fp8 needs compute capability 8.9 (Ada, Hopper) or later: use bf16")
 
     def dtype(self, device: torch.device) -> torch.dtype:
         """The type of weights and activations on ``device``."""
@@ -28,47 +44,57 @@ class Config:
 
 
 def cast_with_masters(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor] | None:
-    """Casts the model in place; returns its former fp32 parameters by name, or None where it is fp32 already.
+    """Casts the model's parameters in place; returns the fp32 ones by name, or None where it is fp32 already.
 
     The masters come from before the cast, so that a checkpoint's full precision reaches the optimizer.
     """
     if dtype == torch.float32:
         return None
     masters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    model.to(dtype)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
     return masters
 
 
 class LossScaler:
-    """Dynamic loss scale: halved when a gradient overflows (the step is then skipped), doubled after a quiet spell."""
+    """Dynamic loss scale: halved when a gradient overflows (the step is then skipped), doubled after a quiet spell.
 
-    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+    All of it is on the device, so that nobody waits to learn whether a step overflowed.
+    """
+
+    def __init__(self, config: Config, dtype: torch.dtype, device: torch.device | None = None) -> None:
         self.enabled = dtype == torch.float16
-        self.scale = config.init_loss_scale if self.enabled else 1.0
+        self.scale = torch.tensor(config.init_loss_scale if self.enabled else 1.0, device=device)
         self.growth_interval = config.growth_interval
-        self.num_good_steps = 0
-        self.num_skipped_steps = 0
+        self.num_good_steps = torch.zeros((), dtype=torch.int64, device=device)
+        self.num_skipped_steps = torch.zeros((), dtype=torch.int64, device=device)
 
-    def update(self, overflow: bool) -> None:
-        """Records whether the last step's gradients overflowed."""
+    @torch.no_grad()
+    def update(self, finite: Tensor) -> None:
+        """Records whether the last step's gradients were finite (bool, 0-d)."""
         if not self.enabled:
             return
-        if overflow:
-            self.scale = max(self.scale / 2, 1.0)
-            self.num_good_steps = 0
-            self.num_skipped_steps += 1
-            return
-        self.num_good_steps += 1
-        if self.num_good_steps == self.growth_interval:
-            self.scale *= 2
-            self.num_good_steps = 0
+        self.num_good_steps.add_(1).mul_(finite)
+        self.num_skipped_steps.add_(~finite)
+        grow = self.num_good_steps == self.growth_interval
+        self.num_good_steps.mul_(~grow)
+        factor = torch.where(finite, torch.where(grow, 2.0, 1.0), 0.5)
+        self.scale.mul_(factor).clamp_(min=1.0)
+
+    def state_tensors(self) -> list[Tensor]:
+        """Every tensor that a step changes."""
+        return [self.scale, self.num_good_steps, self.num_skipped_steps]
 
     def state_dict(self) -> dict[str, float]:
         """What a resumed run needs."""
-        return {"scale": self.scale, "num_good_steps": self.num_good_steps, "num_skipped_steps": self.num_skipped_steps}
+        return {
+            "scale": float(self.scale),
+            "num_good_steps": int(self.num_good_steps),
+            "num_skipped_steps": int(self.num_skipped_steps),
+        }
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Restores ``state_dict()``."""
-        self.scale = state["scale"]
-        self.num_good_steps = int(state["num_good_steps"])
-        self.num_skipped_steps = int(state["num_skipped_steps"])
+        self.scale.fill_(state["scale"])
+        self.num_good_steps.fill_(int(state["num_good_steps"]))
+        self.num_skipped_steps.fill_(int(state["num_skipped_steps"]))

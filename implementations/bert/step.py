@@ -1,10 +1,10 @@
-"""One optimizer step: forward, backward, reduce, clip, update."""
+"""One optimizer step: forward, backward, reduce, clip, update. Nothing in it waits for the device."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as distributed
@@ -15,40 +15,59 @@ from bert.data.batch import Batch
 from bert.dist import World
 from bert.model.bert import BertForPreTraining
 from bert.optim import Config as OptimizerConfig
-from bert.optim.lamb import Lamb
+from bert.optim import Optimizer
+from bert.optim.replicated import Replicated
+from bert.optim.sharded import Sharded
 from bert.precision import LossScaler
 
 
 class StepResult(NamedTuple):
-    """Mean losses of this rank's micro-batches (0-d, on the device) and whether the weights were updated."""
+    """Mean losses of this rank's micro-batches and whether the weights were updated (bool); 0-d, on the device."""
 
     mlm_loss: Tensor
     nsp_loss: Tensor
-    updated: bool
+    updated: Tensor
 
 
-def gradient_norm(parameters: Sequence[torch.nn.Parameter]) -> Tensor:
-    """L2 norm over all gradients (0-d, fp32)."""
-    return torch.stack(torch._foreach_norm([p.grad.float() for p in parameters])).norm()  # type: ignore[union-attr]
+class TrainingStep(Protocol):
+    """An optimizer step over micro-batches, run eagerly (Step) or from a CUDA graph (graph.GraphedStep)."""
+
+    def __call__(self, batches: Sequence[Batch], lr: float) -> StepResult:
+        """Trains on the micro-batches; their gradients are averaged."""
+        ...
 
 
-def clip_coefficient(norm: Tensor, max_norm: float, loss_scale: float) -> Tensor:
-    """min(1, max_norm / norm of the unscaled gradient), divided by the loss scale: what gradients are multiplied by."""
-    return (max_norm / (norm / loss_scale + 1e-6)).clamp(max=1.0) / loss_scale
+def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
+    """min(1, max_norm / norm): what a gradient of this norm is multiplied by."""
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
-class Step:
-    """Callable training step over micro-batches.
+class Gradients(Protocol):
+    """How the gradients of the ranks become one."""
 
-    CLIP=after: gradients are averaged over the ranks while the backward pass runs (DDP's buckets), then clipped by
-    their global norm. CLIP=before: each rank clips its own gradient, then they are averaged; the rule of the
-    published 8-GPU submissions. Each rank counts equally, whatever its number of tokens.
-    """
+    forward: torch.nn.Module
+
+    def micro_batch(self, first: bool, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Around forward and backward of one micro-batch."""
+        ...
+
+    def finish(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Averages and clips. Returns a norm that is finite unless a rank overflowed, and the update's grad_scale."""
+        ...
+
+
+class ReplicatedGradients:
+    """Whole gradients on every rank: averaged by DDP during the backward pass (CLIP=after), or after it (before)."""
 
     def __init__(
-        self, model: BertForPreTraining, optimizer: Lamb, config: OptimizerConfig, scaler: LossScaler, world: World
+        self,
+        model: BertForPreTraining,
+        optimizer: Replicated,
+        config: OptimizerConfig,
+        world: World,
+        find_overflow: bool,
     ) -> None:
-        self.optimizer, self.scaler, self.world = optimizer, scaler, world
+        self.optimizer, self.world, self.find_overflow = optimizer, world, find_overflow
         self.clip, self.max_grad_norm = config.clip, config.max_grad_norm
         self.overlap = world.size > 1 and config.clip == "after"
         self.forward: torch.nn.Module = model
@@ -56,43 +75,136 @@ class Step:
             devices = [world.device] if world.device.type == "cuda" else None
             self.forward = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
-    def __call__(self, batches: Sequence[Batch], lr: float) -> StepResult:
-        """Trains on the micro-batches; their gradients are averaged."""
-        self.optimizer.zero_grad()
-        totals = [torch.zeros((), device=self.world.device) for _ in range(2)]
-        for number, batch in enumerate(batches, start=1):
-            last = number == len(batches)
-            with contextlib.nullcontext() if last or not self.overlap else self.forward.no_sync():  # type: ignore[operator]
-                losses = self.forward(batch)
-                ((losses.mlm + losses.nsp) * (self.scaler.scale / len(batches))).backward()
-            for total, loss in zip(totals, losses, strict=True):
-                total.add_(loss.detach(), alpha=1 / len(batches))
-        updated = self._update(lr)
-        return StepResult(totals[0], totals[1], updated)
+    @contextlib.contextmanager
+    def micro_batch(self, first: bool, last: bool) -> Iterator[None]:
+        """DDP averages in the backward pass of the last one only."""
+        with contextlib.nullcontext() if last or not self.overlap else self.forward.no_sync():  # type: ignore[operator]
+            yield
 
-    def _update(self, lr: float) -> bool:
-        parameters, scale = self.optimizer.parameters, self.scaler.scale
-        norm = gradient_norm(parameters)
-        coefficient = clip_coefficient(norm, self.max_grad_norm, scale)
+    @torch.no_grad()
+    def finish(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """See Gradients."""
+        norm = self._norm()
+        coefficient = clip_coefficient(norm / scale, self.max_grad_norm)
         if self.clip == "before" and self.world.size > 1:
             # A rank that overflowed poisons the sum with inf or nan, so that all ranks see it and skip together.
-            self._average_clipped(coefficient)
-            norm = gradient_norm(parameters) if self.scaler.enabled else norm
+            self._average(coefficient)
+            norm = self._norm() if self.find_overflow else norm
             coefficient = torch.ones_like(norm)
-        if self.scaler.enabled:
-            overflow = not bool(torch.isfinite(norm))
-            self.scaler.update(overflow)
-            if overflow:
-                return False
-        self.optimizer.step(lr, coefficient)
-        return True
+        return norm, coefficient / scale
 
-    def _average_clipped(self, coefficient: Tensor) -> None:
+    def _norm(self) -> Tensor:
+        gradients = [p.grad.float() for p in self.optimizer.parameters]  # type: ignore[union-attr]
+        return torch.stack(torch._foreach_norm(gradients)).norm()
+
+    def _average(self, coefficient: Tensor) -> None:
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
         flat = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
         flat.mul_(coefficient / self.world.size)
         distributed.all_reduce(flat)
-        begin = 0
-        for gradient in gradients:
-            gradient.copy_(flat[begin : begin + gradient.numel()].view_as(gradient))
-            begin += gradient.numel()
+        views = [v.view_as(g) for v, g in zip(flat.split([g.numel() for g in gradients]), gradients, strict=True)]
+        torch._foreach_copy_(gradients, views)
+
+
+class ShardedGradients:
+    """Each rank ends up with its shard of the average: reduced during the backward pass (CLIP=after), or after it."""
+
+    def __init__(
+        self, model: BertForPreTraining, optimizer: Sharded, config: OptimizerConfig, find_overflow: bool
+    ) -> None:
+        self.forward: torch.nn.Module = model
+        self.optimizer, self.find_overflow = optimizer, find_overflow
+        self.clip, self.max_grad_norm = config.clip, config.max_grad_norm
+
+    def micro_batch(self, first: bool, last: bool) -> contextlib.AbstractContextManager[None]:
+        """The optimizer's hooks do the work."""
+        return self.optimizer.micro_batch(first, last)
+
+    @torch.no_grad()
+    def finish(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """See Gradients."""
+        optimizer = self.optimizer
+        if self.clip == "before" and optimizer.world.size > 1:
+            norm = optimizer.local_norm()
+            optimizer.scale_gradients(clip_coefficient(norm / scale, self.max_grad_norm))
+            optimizer.finish_reduction()
+            norm = optimizer.global_norm() if self.find_overflow else norm
+            return norm, 1 / scale
+        optimizer.finish_reduction()
+        norm = optimizer.global_norm()
+        return norm, clip_coefficient(norm / scale, self.max_grad_norm) / scale
+
+
+class Step:
+    """Callable training step over micro-batches.
+
+    CLIP=after: gradients are averaged over the ranks while the backward pass runs, then clipped by their global norm.
+    CLIP=before: each rank clips its own gradient, then they are averaged; the rule of the published 8-GPU submissions.
+    Each rank counts equally, whatever its number of tokens.
+    """
+
+    def __init__(
+        self,
+        model: BertForPreTraining,
+        optimizer: Optimizer,
+        config: OptimizerConfig,
+        scaler: LossScaler,
+        world: World,
+    ) -> None:
+        self.optimizer, self.scaler, self.world = optimizer, scaler, world
+        self.fp8 = model.bert.encoder.fp8_scaling
+        self.calibrated = self.fp8 is None or self.fp8.calibrated
+        self.lr = torch.zeros((), dtype=torch.float32, device=world.device)
+        self.gradients: Gradients
+        if isinstance(optimizer, Sharded):
+            self.gradients = ShardedGradients(model, optimizer, config, scaler.enabled)
+        else:
+            self.gradients = ReplicatedGradients(model, optimizer, config, world, scaler.enabled)
+
+    def __call__(self, batches: Sequence[Batch], lr: float) -> StepResult:
+        """Trains on the micro-batches; their gradients are averaged."""
+        self.lr.fill_(lr)
+        result = self.run([batch.to(self.world.device) for batch in batches])
+        self.calibrated = True
+        return result
+
+    def run(self, batches: Sequence[Batch]) -> StepResult:
+        """The step on batches that are on the device, at the rate that is in ``lr``: what a CUDA graph captures."""
+        self.optimizer.zero_grad()
+        if self.fp8 is not None:
+            self.fp8.calibrated = self.calibrated
+        totals = [torch.zeros((), device=self.world.device) for _ in range(2)]
+        for number, batch in enumerate(batches, start=1):
+            with self.gradients.micro_batch(number == 1, number == len(batches)):
+                losses = self.gradients.forward(batch)
+                ((losses.mlm + losses.nsp) * (self.scaler.scale / len(batches))).backward()
+            for total, loss in zip(totals, losses, strict=True):
+                total.add_(loss.detach(), alpha=1 / len(batches))
+        norm, grad_scale = self.gradients.finish(self.scaler.scale)
+        keep = torch.isfinite(norm) if self.scaler.enabled else None
+        self.optimizer.step(self.lr, grad_scale, keep)
+        updated = torch.ones((), dtype=torch.bool, device=self.world.device) if keep is None else keep
+        self.scaler.update(updated)
+        if self.fp8 is not None:
+            self.fp8.update()
+        return StepResult(totals[0], totals[1], updated)
+
+    def state_tensors(self) -> list[Tensor]:
+        """Every tensor on the device that a step changes."""
+        scales = self.fp8.state_tensors() if self.fp8 is not None else []
+        return [*self.optimizer.state_tensors(), *self.scaler.state_tensors(), *scales]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, by part. A collective."""
+        state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+        if self.fp8 is not None:
+            state["fp8"] = {**self.fp8.state_dict(), "calibrated": self.calibrated}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores ``state_dict()``; fp8 scales that are not in it are measured by the next step."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        if self.fp8 is not None and "fp8" in state:
+            self.fp8.load_state_dict(state["fp8"])
+            self.calibrated = self.fp8.calibrated

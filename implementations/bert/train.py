@@ -6,14 +6,13 @@ import math
 import os
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from bert import checkpoint
+from bert import checkpoint, optim
 from bert.config import Config
 from bert.data.batch import Batch, make_batch
 from bert.data.format import DataError
@@ -22,29 +21,20 @@ from bert.data.synthetic import synthetic_records
 from bert.data.training import TrainingData, open_source, row_sequences
 from bert.dist import World
 from bert.env import ConfigError
-from bert.evaluate import Evaluator
+from bert.evaluate import EvaluationGraph, Evaluator
+from bert.graph import GraphedStep, graph_capacity, preserved, static_batch
+from bert.kernels import lamb as lamb_kernel
 from bert.kernels import select
 from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
-from bert.optim.lamb import Lamb
 from bert.precision import LossScaler, cast_with_masters
 from bert.schedule import learning_rate
-from bert.step import Step
+from bert.step import Step, StepResult, TrainingStep
 
 
 class TrainingError(RuntimeError):
     """The run itself went wrong, such as a loss that is not a number."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trainer:
-    """What takes steps: the model, its optimizer and the loss scale."""
-
-    model: BertForPreTraining
-    optimizer: Lamb
-    scaler: LossScaler
-    step: Step
 
 
 def train(config: Config, world: World, log: MlperfLog) -> bool:
@@ -52,61 +42,75 @@ def train(config: Config, world: World, log: MlperfLog) -> bool:
     seed = world.broadcast_int(config.seed if config.seed is not None else int.from_bytes(os.urandom(4), "little"))
     log.submission()
     log.hyperparameters(config.hyperparameters(seed))
-    trainer = build(config, world, seed)
-    log.weights(name for name, _ in trainer.model.named_parameters())
-    start_step, start_samples = resume(config, trainer, seed)
-    if config.warm_up if config.warm_up is not None else world.device.type == "cuda":
-        warm_up(config, trainer, world)
+    model, eager = build(config, world, seed)
+    log.weights(name for name, _ in model.named_parameters())
+    start_step, start_samples = resume(config, eager, seed)
+    take_step, evaluation_graph = prepare(config, model, eager, world)
     world.barrier()
     log.run_start()  # the data set is first touched after this
 
-    source = open_source(config.data, trainer.model.config.vocab_size)
+    source = open_source(config.data, model.config.vocab_size)
     sampler = Sampler(source.row_counts(), config.data.rows_per_step, seed, world.rank, world.size)
-    data = TrainingData(source, sampler, config.data, trainer.model.config.vocab_size, start_step + 1, pinned(world))
+    data = TrainingData(source, sampler, config.data, model.config.vocab_size, start_step + 1, finisher(config, world))
     progress = Progress(config, world, log, start_step, start_samples)
-    evaluation = Evaluation(config, world, log, trainer.model, source.vocab_md5)
+    evaluation = Evaluation(config, world, log, model, source.vocab_md5, evaluation_graph)
     reached = config.evaluate.initial and start_step == 0 and evaluation.run(0, progress)
 
     try:
         step = start_step
         while step < config.max_steps and not reached:
             step += 1
-            batches = [batch.to(world.device) for batch in data.next_step()]
+            batches = data.next_step()
             torch.manual_seed(step_seed(seed, step, world.rank))  # dropout depends on the step, not on what ran before
-            result = trainer.step(batches, learning_rate(step, config.schedule))
-            progress.add(result.mlm_loss, result.nsp_loss, batches if result.updated else [])
+            progress.add(take_step(batches, learning_rate(step, config.schedule)), batches)
             if step % config.log_every_steps == 0 or step == config.max_steps:
                 progress.report(step)
             if step in config.evaluation_steps:
+                eager.optimizer.gather()
                 reached = evaluation.run(step, progress)
             if config.checkpoint.every_steps and step % config.checkpoint.every_steps == 0:
-                save(config, trainer, world, seed, step, progress.samples())
+                save(config, eager, world, seed, step, progress.samples())
     finally:
         data.close()
     log.run_stop(progress.samples(), config.evaluate.num_examples, reached)
     return reached
 
 
-def build(config: Config, world: World, seed: int) -> Trainer:
+def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, Step]:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit."""
+    dtype = config.precision.dtype(world.device)
     model = BertForPreTraining(config.model, select(config.kernels, world.device))
     if config.checkpoint.init_checkpoint is not None:
         checkpoint.load_weights(model, config.checkpoint.init_checkpoint)
     else:
         initialize(model, seed)
     model.to(world.device)
-    dtype = config.precision.dtype(world.device)
     masters = cast_with_masters(model, dtype)
-    optimizer = Lamb(model.named_parameters(), config.optim.lamb, masters)
-    scaler = LossScaler(config.precision, dtype)
-    return Trainer(
-        model=model, optimizer=optimizer, scaler=scaler, step=Step(model, optimizer, config.optim, scaler, world)
+    if config.precision.precision == "fp8":
+        model.bert.encoder.use_fp8(config.precision.fp8_recipe, world.device)
+    optimizer = optim.build(
+        config.optim,
+        model,
+        model.stages(),
+        masters,
+        world,
+        accumulate=config.data.gradient_steps > 1,
+        fused=config.kernels.fused != "none" and lamb_kernel.supported(world.device),
     )
+    scaler = LossScaler(config.precision, dtype, world.device)
+    return model, Step(model, optimizer, config.optim, scaler, world)
 
 
-def pinned(world: World) -> Any:
-    """What to do with a batch on the data thread: pin its memory where a GPU will copy it."""
-    return Batch.pin_memory if world.device.type == "cuda" else lambda batch: batch
+def finisher(config: Config, world: World) -> Callable[[Batch], Batch]:
+    """What the data thread does with a batch: fills it up for a graph, pins its memory where a GPU will copy it."""
+    capacity = graph_capacity(config.data.capacity, config.data.batch_size)
+
+    def finish(batch: Batch) -> Batch:
+        if config.uses_graph:
+            batch = static_batch(batch, capacity)
+        return batch.pin_memory() if world.device.type == "cuda" else batch
+
+    return finish
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -114,30 +118,37 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def warm_up(config: Config, trainer: Trainer, world: World) -> None:
-    """Takes one step on made-up data, so that kernels, allocator and communicators are ready, and undoes it.
+def prepare(
+    config: Config, model: BertForPreTraining, step: Step, world: World
+) -> tuple[TrainingStep, EvaluationGraph | None]:
+    """Before the clock: takes steps on made-up data and undoes them, so that kernels, allocator and communicators are
+    ready, and records the graphs.
 
-    Weights, moments, step count and loss scale are afterwards bit for bit what they were; steps seed their own RNG.
+    Weights, moments, step count, scales and random states are afterwards bit for bit what they were.
     """
-    before = snapshot({"optimizer": trainer.optimizer.state_dict(), "scaler": trainer.scaler.state_dict()})
+    if not config.uses_graph:
+        if config.warm_up if config.warm_up is not None else world.device.type == "cuda":
+            calibrated = step.calibrated
+            with preserved(step.state_tensors(), world.device):
+                step(made_up_step(config, world), 0.0)
+                step.optimizer.gather()
+            step.optimizer.zero_grad()
+            step.calibrated = calibrated
+        return step, None
+    graphed = GraphedStep(step, made_up_step(config, world))
+    return graphed, EvaluationGraph(config.evaluate, config.data.max_seq_length, model, world.device)
+
+
+def made_up_step(config: Config, world: World) -> list[Batch]:
+    """Micro-batches of one step, as the data thread gives them."""
     size = config.data.batch_size
     records = synthetic_records(size, config.data.max_seq_length, config.model.vocab_size, config.data.packed, seed=0)
     rows = np.arange(min(size, records.num_rows))
-    batch = make_batch(records, row_sequences(records, rows), config.data.max_seq_length).to(world.device)
-    trainer.step([batch] * config.data.gradient_steps, 0.0)
-    trainer.optimizer.zero_grad()
-    trainer.optimizer.load_state_dict(before["optimizer"])
-    trainer.scaler.load_state_dict(before["scaler"])
+    batch = make_batch(records, row_sequences(records, rows), config.data.max_seq_length)
+    return [finisher(config, world)(batch)] * config.data.gradient_steps
 
 
-def snapshot(state: Any) -> Any:
-    """A copy of nested dicts of tensors that later updates do not touch."""
-    if isinstance(state, dict):
-        return {key: snapshot(value) for key, value in state.items()}
-    return state.detach().clone() if isinstance(state, Tensor) else state
-
-
-def resume(config: Config, trainer: Trainer, seed: int) -> tuple[int, int]:
+def resume(config: Config, step: Step, seed: int) -> tuple[int, int]:
     """Restores the newest checkpoint where there is one: (steps, samples) done. Raises ConfigError where it differs."""
     state = checkpoint.newest(config.checkpoint)
     if state is None:
@@ -148,8 +159,7 @@ def resume(config: Config, trainer: Trainer, seed: int) -> tuple[int, int]:
                 f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run with {name} "
                 f"{state['run'].get(name)}, this one has {value}: use the same settings, or another CHECKPOINT_DIR"
             )
-    trainer.optimizer.load_state_dict(state["optimizer"])
-    trainer.scaler.load_state_dict(state["scaler"])
+    step.load_state_dict(state)
     return int(state["step"]), int(state["samples"])
 
 
@@ -166,14 +176,12 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
     }
 
 
-def save(config: Config, trainer: Trainer, world: World, seed: int, step: int, samples: int) -> None:
+def save(config: Config, trained: Step, world: World, seed: int, step: int, samples: int) -> None:
     """Writes a checkpoint from rank 0; the others wait, so that none runs ahead of an unsaved state."""
-    optimizer_state = trainer.optimizer.state_dict()
+    state = trained.state_dict()
     if world.is_main:
-        state = {
-            "model": optimizer_state["masters"],
-            "optimizer": optimizer_state,
-            "scaler": trainer.scaler.state_dict(),
+        state |= {
+            "model": state["optimizer"]["masters"],
             "step": step,
             "samples": samples,
             "run": run_identity(config, seed),
@@ -188,22 +196,21 @@ class Progress:
     def __init__(self, config: Config, world: World, log: MlperfLog, step: int, samples: int) -> None:
         self.config, self.world, self.log = config, world, log
         self.first_step, self.resumed_samples = step, samples
-        self.local_samples = 0
+        self.local_samples = torch.zeros((), dtype=torch.int64, device=world.device)
         self.started = self.span_started = time.monotonic()
         self.evaluation_seconds = self.span_evaluation_seconds = 0.0
         self.span_samples, self.span_steps = samples, 0
         self.losses = torch.zeros(2, device=world.device)
 
-    def add(self, mlm_loss: Tensor, nsp_loss: Tensor, batches: list[Batch]) -> None:
-        """Adds a step; an overflowed one (no batches) trained on nothing."""
-        self.losses += torch.stack([mlm_loss, nsp_loss])
+    def add(self, result: StepResult, batches: list[Batch]) -> None:
+        """Adds a step; an overflowed one trained on nothing. Does not wait for the device."""
+        self.losses += torch.stack([result.mlm_loss, result.nsp_loss])
         self.span_steps += 1
-        self.local_samples += sum(batch.num_sequences for batch in batches)
+        self.local_samples += result.updated * sum(batch.num_sequences for batch in batches)
 
     def samples(self) -> int:
         """Sequences trained on by all ranks. A collective."""
-        local = torch.tensor(self.local_samples, dtype=torch.int64, device=self.world.device)
-        return self.resumed_samples + int(self.world.sum(local).item())
+        return self.resumed_samples + int(self.world.sum(self.local_samples.clone()).item())
 
     def report(self, step: int) -> dict[str, float]:
         """Prints the line of the steps since the last one; returns its figures. A collective."""
@@ -232,8 +239,17 @@ class Progress:
 class Evaluation:
     """Evaluates, logs, and says whether the target is reached. The data set is opened at the first one."""
 
-    def __init__(self, config: Config, world: World, log: MlperfLog, model: BertForPreTraining, vocab_md5: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        log: MlperfLog,
+        model: BertForPreTraining,
+        vocab_md5: str,
+        graph: EvaluationGraph | None,
+    ) -> None:
         self.config, self.world, self.log, self.model, self.vocab_md5 = config, world, log, model, vocab_md5
+        self.graph = graph
         self.evaluator: Evaluator | None = None
 
     def run(self, step: int, progress: Progress) -> bool:
@@ -243,10 +259,8 @@ class Evaluation:
         samples, begin = progress.samples(), time.monotonic()
         self.log.eval_start(samples)
         if self.evaluator is None:
-            model = self.model.config
-            self.evaluator = Evaluator(
-                self.config.evaluate, self.config.data.max_seq_length, model.vocab_size, self.vocab_md5, self.world
-            )
+            length, vocab_size = self.config.data.max_seq_length, self.model.config.vocab_size
+            self.evaluator = Evaluator(self.config.evaluate, length, vocab_size, self.vocab_md5, self.world, self.graph)
         result = self.evaluator(self.model)
         self.log.eval_stop(samples, result.accuracy)
         seconds = time.monotonic() - begin

@@ -94,7 +94,7 @@ def _rows_of_two_ranks_on_one(environment, repository):
         "import os, sys\n"
         "from bert.data import sampler\n"
         "single = sampler.Sampler.rows\n"
-        "def rows(self, step):\n"
+        "def rows(self, step, rank=None):\n"
         "    half = lambda r: sampler.Sampler(self.row_counts, self.rows_per_step // 2, self.seed, r, 2)\n"
         "    return single(half(0), step) + single(half(1), step)\n"
         "sampler.Sampler.rows = rows\n"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bert.data.batch import Batch
 from bert.kernels import Kernels
 from bert.kernels.cross_entropy import IGNORE
+from bert.kernels.jit import new_pass
 from bert.model.config import BertConfig
 from bert.model.embeddings import BertEmbeddings
 from bert.model.encoder import Encoder
@@ -42,6 +43,7 @@ class BertModel(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states [T, D]."""
+        new_pass(batch.input_ids.device)  # fused kernels find their dropout masks by their place in this pass
         return self.encoder(self.embeddings(batch), batch.cu_seqlens, batch.max_seqlen)
 
 
@@ -54,6 +56,16 @@ class BertForPreTraining(nn.Module):
         self.cross_entropy = kernels.cross_entropy
         self.bert = BertModel(config, kernels)
         self.cls = PretrainingHeads(config, kernels)
+
+    def stages(self) -> list[nn.Module]:
+        """Modules that together hold all parameters, in the order in which the forward pass calls them."""
+        return [
+            self.bert.embeddings,
+            *self.bert.encoder.layer,
+            self.cls.predictions,
+            self.bert.pooler,
+            self.cls.seq_relationship,
+        ]
 
     def _padded_logits(self, batch: Batch) -> Logits:
         hidden = self.bert(batch)  # (T, D)

@@ -1,20 +1,98 @@
-"""Optimizers, one a file, chosen by OPTIMIZER. Each takes named parameters and has step, zero_grad and state_dict."""
+"""Optimizers. OPTIMIZER chooses the rule (lamb.py, adam.py); SHARD_OPTIMIZER, whether its state is divided."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from torch import Tensor, nn
+
+from bert.dist import World
 from bert.env import env
-from bert.optim import lamb
+from bert.kernels import lamb as lamb_kernel
+from bert.optim import adam, lamb
+from bert.optim.flat import FlatLamb, FlatRule, Piecewise, Shard
+from bert.optim.replicated import Replicated
+from bert.optim.rule import Pieces, Rule
+from bert.optim.sharded import Sharded
+
+Optimizer = Replicated | Sharded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Which optimizer, how gradients are clipped, and the optimizer's own settings."""
+    """Which optimizer, how gradients are clipped, and the optimizers' own settings."""
 
-    optimizer: str = env("OPTIMIZER", "lamb", choices=("lamb",), doc="optimizer")
+    optimizer: str = env(
+        "OPTIMIZER", "lamb", choices=("lamb", "adamw", "adam"), doc="optimizer; the closed division prescribes lamb"
+    )
+    sharded: bool | None = env(
+        "SHARD_OPTIMIZER", None, doc="1 divides the optimizer's state over the ranks (ZeRO-1); unset: on GPUs"
+    )
     clip: str = env(
         "CLIP", "after", choices=("before", "after"), doc="clip the gradient norm before or after the all-reduce"
     )
     max_grad_norm: float = env("MAX_GRAD_NORM", 1.0, above=0, doc="gradient norm above which gradients are scaled down")
     lamb: lamb.Config = field(default_factory=lamb.Config)
+    adam: adam.Config = field(default_factory=adam.Config)
+
+    def rule(self, pieces: Pieces) -> Rule:
+        """The update rule over the given pieces."""
+        if self.optimizer == "lamb":
+            return lamb.LambRule(pieces, self.lamb)
+        return adam.AdamRule(pieces, self.adam, decoupled=self.optimizer == "adamw")
+
+    def flat_rule(self, shard: Shard, fused: bool) -> FlatRule:
+        """The update rule over a shard; ``fused``: by Triton kernels where there are some for it."""
+        if self.optimizer == "lamb" and fused:
+            return FlatLamb(shard, self.lamb, lamb_kernel.fused)
+        return Piecewise(shard, self.rule)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """What the MLPerf log says of the optimizer, by MLLOG key."""
+        if self.optimizer == "lamb":
+            return {
+                "opt_name": "lamb",
+                "opt_lamb_epsilon": self.lamb.eps,
+                "opt_epsilon": self.lamb.eps,
+                "opt_lamb_beta_1": self.lamb.beta1,
+                "opt_lamb_beta_2": self.lamb.beta2,
+                "opt_lamb_weight_decay_rate": self.lamb.weight_decay,
+            }
+        prefix = f"opt_{self.optimizer}"
+        return {
+            "opt_name": self.optimizer,
+            f"{prefix}_epsilon": self.adam.eps,
+            f"{prefix}_beta_1": self.adam.beta1,
+            f"{prefix}_beta_2": self.adam.beta2,
+            f"{prefix}_weight_decay": self.adam.weight_decay,
+        }
+
+    def is_sharded(self, world: World) -> bool:
+        """Whether the state is divided over the ranks."""
+        return self.sharded if self.sharded is not None else world.device.type == "cuda"
+
+
+def build(
+    config: Config,
+    model: nn.Module,
+    stages: Sequence[nn.Module],
+    masters: dict[str, Tensor] | None,
+    world: World,
+    *,
+    accumulate: bool,
+    fused: bool,
+) -> Optimizer:
+    """The optimizer of ``model``, on its device. ``stages``, ``masters`` and ``accumulate`` as in Sharded."""
+    if not config.is_sharded(world):
+        return Replicated(model.named_parameters(), config.rule, masters)
+    return Sharded(
+        model.named_parameters(),
+        lambda shard: config.flat_rule(shard, fused),
+        world,
+        stages=stages,
+        masters=masters,
+        accumulate=accumulate,
+        overlap=config.clip == "after",
+    )

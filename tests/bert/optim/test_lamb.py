@@ -67,13 +67,13 @@ def test_low_precision_parameters_follow_fp32_masters():
     full = torch.randn(1000)
     parameter = nn.Parameter(full.bfloat16())
     lamb = Lamb([("w.weight", parameter)], Config(), masters={"w.weight": full})
-    assert torch.equal(lamb.masters[0], full)
-    assert lamb.masters[0] is not full
+    assert torch.equal(lamb.pieces.masters[0], full)
+    assert lamb.pieces.masters[0] is not full
     for _ in range(20):
         parameter.grad = torch.ones_like(parameter)
         lamb.step(1e-4)  # far below what bf16 alone could add up
-    assert torch.equal(parameter, lamb.masters[0].bfloat16())
-    assert (full - lamb.masters[0]).mean() > 1e-3
+    assert torch.equal(parameter, lamb.pieces.masters[0].bfloat16())
+    assert (full - lamb.pieces.masters[0]).mean() > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,161 @@
+"""A training step, or an evaluation pass, as one CUDA graph: recorded once, then started with a single call.
+
+The graph works on fixed memory and fixed sizes (a Capacity), so batches are filled up and copied in. The copies run
+ahead on a stream of their own, from page-locked memory into one of two staging buffers, while the graph of the step
+before still runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bert.data.batch import Batch, Capacity
+from bert.data.format import DataError
+from bert.env import env
+from bert.step import Step, StepResult
+
+NUM_WARM_UP_STEPS = 3  # before the recording: kernels are compiled, libraries and communicators ready
+NUM_STAGES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Whether steps run as CUDA graphs."""
+
+    cuda_graph: bool | None = env(
+        "CUDA_GRAPH", None, doc="1 runs each step and evaluation pass as one CUDA graph; unset: on GPUs, packed data"
+    )
+
+    def enabled(self, device: torch.device, packed: bool) -> bool:
+        """Whether the run uses graphs. Unpacked rows are half padding, which a graph would compute on."""
+        return self.cuda_graph if self.cuda_graph is not None else device.type == "cuda" and packed
+
+
+@contextlib.contextmanager
+def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]:
+    """Afterwards the tensors and the random states are bit for bit what they were, in the same memory."""
+    before = [tensor.detach().clone() for tensor in tensors]
+    random_state = torch.get_rng_state()
+    device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    yield
+    with torch.no_grad():
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old)
+    torch.set_rng_state(random_state)
+    if device_state is not None:
+        torch.cuda.set_rng_state(device_state, device)
+
+
+def graph_capacity(capacity: Capacity, num_rows: int) -> Capacity:
+    """Room for the padding tokens too: up to a row's length each, they are sequences of their own (static_batch)."""
+    return dataclasses.replace(capacity, sequences=capacity.sequences + num_rows)
+
+
+def static_batch(batch: Batch, capacity: Capacity) -> Batch:
+    """The batch filled up to ``capacity``, with every token in some sequence: losses and gradients stay what they were.
+
+    Attention libraries leave the output of tokens outside of all sequences undefined, even nan. Raises DataError where
+    the batch holds more than the capacity.
+    """
+    try:
+        filled = batch.pad_to(capacity)
+    except ValueError as error:
+        raise DataError(f"{error}: raise MAX_SEQUENCES_PER_ROW, or set CUDA_GRAPH=0") from None
+    ends = batch.num_tokens + batch.max_seqlen * torch.arange(
+        1, capacity.sequences - batch.num_sequences + 1, dtype=torch.int32
+    )
+    offsets = torch.cat([batch.cu_seqlens, ends.clamp(max=capacity.tokens).to(torch.int32)])
+    if int(offsets[-1]) < capacity.tokens:
+        raise DataError(f"{capacity} leaves no room for the padding tokens: raise MAX_SEQUENCES_PER_ROW")
+    # The counts are the graph's: what is real is told by the labels.
+    return dataclasses.replace(filled, cu_seqlens=offsets)
+
+
+def copy_batches(targets: Sequence[Batch], sources: Sequence[Batch]) -> None:
+    """Copies the tensors of batches of equal sizes; from page-locked memory without waiting."""
+    for target, source in zip(targets, sources, strict=True):
+        values = source.tensors()
+        for name, tensor in target.tensors().items():
+            tensor.copy_(values[name], non_blocking=True)
+
+
+def record(run: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """Records what ``run`` starts on the device. It has run on ``stream`` before, as often as it needs to settle."""
+    graph = torch.cuda.CUDAGraph()
+    # Other threads (data, NCCL's watchdog) may go on using the device meanwhile.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        run()
+    return graph
+
+
+class GraphedStep:
+    """Step's signature, run from a graph. Recording it leaves weights, optimizer, scales and RNG as they were."""
+
+    def __init__(self, step: Step, examples: Sequence[Batch]) -> None:
+        """``examples``: micro-batches at capacity, as they will come."""
+        self.step, self.device = step, step.world.device
+        self.batches = [batch.to(self.device) for batch in examples]
+        self.stages = [[batch.to(self.device) for batch in examples] for _ in range(NUM_STAGES)]
+        self.count = 0
+        self.copies = torch.cuda.Stream(self.device)
+        self.arrived = [torch.cuda.Event() for _ in range(NUM_STAGES)]
+        self.consumed = [torch.cuda.Event() for _ in range(NUM_STAGES)]
+        self.finished = [torch.cuda.Event() for _ in range(NUM_STAGES)]
+        self.result: StepResult
+        self._capture()
+
+    def _capture(self) -> None:
+        calibrated = self.step.calibrated
+        self.step.optimizer.gather()
+        with preserved(self.step.state_tensors(), self.device):
+            stream = torch.cuda.Stream(self.device)
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(stream):
+                for _ in range(NUM_WARM_UP_STEPS):
+                    self.step.run(self.batches)
+                    self.step.calibrated = True
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+
+            def run() -> None:
+                self.result = self.step.run(self.batches)
+
+            self.graph = record(run, stream)
+            self.graph.replay()  # the first start of a graph is slow
+            self._after_replay()
+            self.step.optimizer.gather()
+            torch.cuda.synchronize(self.device)
+        self.step.calibrated = calibrated
+
+    def __call__(self, batches: Sequence[Batch], lr: float) -> StepResult:
+        """Trains on the micro-batches, which lie in page-locked memory. The result is valid until the next call."""
+        stage = self.count % NUM_STAGES
+        self.count += 1
+        self.finished[stage].synchronize()  # run at most two steps ahead of the device
+        stream = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self.copies):
+            self.copies.wait_event(self.consumed[stage])
+            copy_batches(self.stages[stage], batches)
+            self.arrived[stage].record(self.copies)
+        stream.wait_event(self.arrived[stage])
+        copy_batches(self.batches, self.stages[stage])
+        self.consumed[stage].record(stream)
+        self.step.lr.fill_(lr)
+        if self.step.calibrated:
+            self.graph.replay()
+            result = self.result
+            self._after_replay()
+        else:
+            result = self.step.run(self.batches)  # fp8 scales are measured
+            self.step.calibrated = True
+        self.finished[stage].record(stream)
+        return result
+
+    def _after_replay(self) -> None:
+        """What the step notes on the host, which a replay does not run."""
+        self.step.optimizer.mark_stale()

@@ -1,0 +1,93 @@
+"""Where each parameter lies in the flat buffers of a sharded optimizer.
+
+Parameters are laid end to end in the order in which the backward pass finishes their gradients, and cut into buckets of
+whole parameters. Each bucket is divided evenly over the ranks, so that it can be reduced and gathered on its own. The
+shard of a rank is its part of every bucket, end to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALIGNMENT = 128  # elements: every parameter and every shard begins on a full cache line, in any precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Elements [begin, begin + size) of the whole buffer, [shard_begin, shard_begin + shard_size) of each shard."""
+
+    begin: int
+    size: int
+    shard_begin: int
+    shard_size: int
+    parameters: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The part of one parameter in one shard: elements [begin, begin + size) of the shard, [start, ...) of it."""
+
+    parameter: int
+    begin: int
+    size: int
+    start: int
+
+
+class Layout:
+    """The layout of parameters of the given ``sizes`` (in elements, in the order of the model) over some ranks."""
+
+    def __init__(self, sizes: Sequence[int], num_ranks: int, bucket_elements: int) -> None:
+        self.sizes, self.num_ranks = list(sizes), num_ranks
+        self.begins = [0] * len(sizes)
+        self.buckets: list[Bucket] = []
+        self.total = self.shard_total = 0
+        members: list[int] = []
+        filled = 0
+        for parameter in reversed(range(len(sizes))):
+            if members and filled + sizes[parameter] > bucket_elements:
+                self._close(members, filled)
+                members, filled = [], 0
+            self.begins[parameter] = self.total + filled
+            members.append(parameter)
+            filled += _round_up(sizes[parameter], ALIGNMENT)
+        if members:
+            self._close(members, filled)
+
+    def _close(self, members: list[int], filled: int) -> None:
+        size = _round_up(filled, ALIGNMENT * self.num_ranks)
+        shard_size = size // self.num_ranks
+        self.buckets.append(
+            Bucket(
+                begin=self.total,
+                size=size,
+                shard_begin=self.shard_total,
+                shard_size=shard_size,
+                parameters=tuple(members),
+            )
+        )
+        self.total += size
+        self.shard_total += shard_size
+
+    def segments(self, rank: int) -> list[Segment]:
+        """The parts of parameters in the shard of ``rank``, by place. A parameter has at most one part in a shard."""
+        found = []
+        for bucket in self.buckets:
+            low = bucket.begin + rank * bucket.shard_size
+            for parameter in bucket.parameters:
+                begin = max(self.begins[parameter], low)
+                end = min(self.begins[parameter] + self.sizes[parameter], low + bucket.shard_size)
+                if end > begin:
+                    found.append(
+                        Segment(
+                            parameter=parameter,
+                            begin=bucket.shard_begin + begin - low,
+                            size=end - begin,
+                            start=begin - self.begins[parameter],
+                        )
+                    )
+        return found
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

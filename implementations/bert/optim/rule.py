@@ -1,0 +1,106 @@
+"""What the update rules share: moments with bias correction, on lists of tensors, without waiting for the device.
+
+A rule works on whatever pieces of the parameters it is given: whole ones, or the segments in one rank's shard. It has
+two halves, because a norm over a parameter needs the sums of every rank that holds a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """The tensors that a rule updates: fp32 masters and moments, alike in shape, with their parameters' names."""
+
+    names: list[str]
+    masters: list[Tensor]
+    first_moments: list[Tensor]
+    second_moments: list[Tensor]
+    device: torch.device
+
+    def state(self) -> list[Tensor]:
+        """All of them."""
+        return [*self.masters, *self.first_moments, *self.second_moments]
+
+
+class Rule(Protocol):
+    """One step in two halves. ``keep`` is a bool tensor (0-d), or None for yes: where it is false nothing changes."""
+
+    num_steps: Tensor
+
+    def prepare(self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None) -> Tensor | None:
+        """Updates the moments; returns sums to be added over all holders of parts [pieces, n], or None."""
+        ...
+
+    def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
+        """Updates the masters."""
+        ...
+
+
+def is_decayed(name: str) -> bool:
+    """True for a parameter that is decayed and scaled by a trust ratio: all but biases and LayerNorm."""
+    return not (name.endswith("bias") or "LayerNorm" in name)
+
+
+class Moments:
+    """First and second moment of the gradients g, and the bias-corrected direction of the step.
+
+    m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; direction = (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps).
+    """
+
+    def __init__(self, pieces: Pieces, beta1: float, beta2: float, eps: float) -> None:
+        self.pieces, self.beta1, self.beta2, self.eps = pieces, beta1, beta2, eps
+        self.num_steps = torch.zeros((), dtype=torch.int64, device=pieces.device)
+
+    def advance(self, gradients: list[Tensor], keep: Tensor | None) -> list[Tensor]:
+        """Updates the moments from gradients of the masters' type; returns the directions, as new tensors."""
+        if not gradients:
+            self.num_steps += 1 if keep is None else keep
+            return []
+        first, second = self.pieces.first_moments, self.pieces.second_moments
+        before = [] if keep is None else [moment.clone() for moment in (*first, *second)]
+        self.num_steps += 1 if keep is None else keep
+        torch._foreach_lerp_(first, gradients, 1 - self.beta1)
+        torch._foreach_mul_(second, self.beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - self.beta2)
+        if keep is not None:
+            for moment, old in zip((*first, *second), before, strict=True):
+                moment.copy_(torch.where(keep, moment, old))
+        dtype = first[0].dtype
+        denominators = torch._foreach_div(second, self._correction(self.beta2).to(dtype))
+        torch._foreach_sqrt_(denominators)
+        torch._foreach_add_(denominators, self.eps)
+        directions = torch._foreach_div(first, self._correction(self.beta1).to(dtype))
+        torch._foreach_div_(directions, denominators)
+        return list(directions)
+
+    def descend(self, updates: list[Tensor], lr: Tensor | float, keep: Tensor | None) -> None:
+        """masters -= lr * updates."""
+        if not updates:
+            return
+        masters = self.pieces.masters
+        if keep is not None:
+            updates = [torch.where(keep, update, 0.0) for update in updates]
+        rate = torch.as_tensor(lr, dtype=masters[0].dtype, device=masters[0].device)
+        torch._foreach_mul_(updates, rate)
+        torch._foreach_sub_(masters, updates)
+
+    def _correction(self, beta: float) -> Tensor:
+        # In fp64 on the device: 1 - beta^t cancels. A step that was never taken (t = 0) divides by 1 - beta, not by 0.
+        return 1 - torch.pow(beta, self.num_steps.clamp(min=1).double())
+
+
+def scaled(gradients: Sequence[Tensor], masters: Sequence[Tensor], grad_scale: Tensor | float) -> list[Tensor]:
+    """The gradients in the masters' type, times ``grad_scale``, as new tensors."""
+    if not gradients:
+        return []
+    same_type = [g.to(m.dtype) for g, m in zip(gradients, masters, strict=True)]
+    if isinstance(grad_scale, Tensor):
+        grad_scale = grad_scale.to(same_type[0].dtype)
+    return list(torch._foreach_mul(same_type, grad_scale))

@@ -1,0 +1,275 @@
+"""The sharded optimizer: equal to the replicated one on any number of ranks, exact norms, portable state."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import traceback
+
+import pytest
+import torch
+import torch.distributed as distributed
+import torch.multiprocessing as multiprocessing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from bert import optim
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.kernels import lamb as kernel
+from bert.optim.flat import FlatLamb, Piecewise
+from bert.optim.lamb import Config, Lamb, LambRule
+from bert.optim.layout import ALIGNMENT, Layout
+from bert.optim.sharded import Sharded
+from bert.precision import Config as PrecisionConfig
+from bert.precision import LossScaler
+from bert.step import ShardedGradients, clip_coefficient
+
+SIZES = [(5, 67), (300,), (1,), (129, 3), (7, 11)]  # uneven: tensors that span shards, and shards without a tensor
+BUCKET_BYTES = 2400  # several buckets
+
+
+class Chain(nn.Module):
+    """Parameters of uneven sizes, each used once, in stages; the loss weighs them by the data."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        names = ["first", "LayerNorm", "bias", "dense", "last"]
+        self.stages = nn.ModuleDict({name: nn.Module() for name in names})
+        for name, shape in zip(names, SIZES, strict=True):
+            values = torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
+            self.stages[name].weight = nn.Parameter(values)
+            self.stages[name].forward = self._forward(self.stages[name])
+
+    @staticmethod
+    def _forward(stage):
+        def forward(x, data):
+            weight = stage.weight.reshape(-1)
+            return x + (weight * data[: weight.numel()].to(weight.dtype)).sum().square()
+
+        return forward
+
+    def forward(self, data):
+        x = torch.zeros((), dtype=torch.float64)
+        for stage in self.stages.values():
+            x = stage(x, data)
+        return x
+
+
+def _data(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(512, dtype=torch.float64, generator=torch.Generator().manual_seed(100 * step + rank)) / 30
+
+
+def _lrs(num_steps):
+    return [0.02 / (step + 1) for step in range(num_steps)]
+
+
+def single_process(num_ranks: int, clip: str, num_steps: int, accumulate: int = 1) -> Lamb:
+    """What the ranks must come to: one process that has all their gradients."""
+    model = Chain()
+    lamb = Lamb(model.named_parameters(), Config(weight_decay=0.1))
+    for step, lr in enumerate(_lrs(num_steps)):
+        totals = [torch.zeros_like(p) for p in model.parameters()]
+        for rank in range(num_ranks):
+            gradients = [torch.zeros_like(p) for p in model.parameters()]
+            for micro in range(accumulate):
+                loss = model(_data(step * accumulate + micro, rank)) / accumulate
+                for total, gradient in zip(gradients, torch.autograd.grad(loss, model.parameters()), strict=True):
+                    total += gradient
+            norm = torch.stack([g.norm() for g in gradients]).norm()
+            factor = clip_coefficient(norm, 1.0) if clip == "before" else 1.0
+            for total, gradient in zip(totals, gradients, strict=True):
+                total += gradient * factor / num_ranks
+        for parameter, total in zip(model.parameters(), totals, strict=True):
+            parameter.grad = total
+        norm = torch.stack([g.norm() for g in totals]).norm()
+        lamb.step(lr, clip_coefficient(norm, 1.0) if clip == "after" else 1.0)
+    return lamb
+
+
+def train(world: World, model: Chain, optimizer: Sharded, clip: str, steps: range, accumulate: int = 1) -> None:
+    """Steps as Step.run takes them."""
+    config = optim.Config(clip=clip)
+    gradients = ShardedGradients(model, optimizer, config, False)
+    scale = torch.ones((), dtype=torch.float64)
+    lrs = _lrs(steps.stop)
+    for step in steps:
+        for micro in range(accumulate):
+            with gradients.micro_batch(micro == 0, micro == accumulate - 1):
+                (gradients.forward(_data(step * accumulate + micro, world.rank)) / accumulate).backward()
+        _, factor = gradients.finish(scale)
+        optimizer.step(torch.tensor(lrs[step], dtype=torch.float64), factor)
+    optimizer.gather()
+
+
+def sharded(world: World, model: Chain, clip: str, accumulate: int = 1, fused_layout: bool = False) -> Sharded:
+    """The optimizer over the model's stages."""
+    config = Config(weight_decay=0.1)
+
+    def make_rule(shard):
+        if fused_layout:
+            return FlatLamb(shard, config, kernel.reference)
+        return Piecewise(shard, lambda pieces: LambRule(pieces, config))
+
+    return Sharded(
+        model.named_parameters(), make_rule, world, stages=list(model.stages.values()), overlap=clip == "after",
+        accumulate=accumulate > 1, bucket_bytes=BUCKET_BYTES,
+    )  # fmt: skip
+
+
+def _equal(model, state, reference, tolerance=1e-12):
+    for name, parameter in model.named_parameters():
+        expected = dict(zip(reference.names, reference.parameters, strict=True))[name]
+        torch.testing.assert_close(parameter, expected, atol=tolerance, rtol=tolerance, msg=name)
+    if state is not None:
+        for key in ("masters", "first_moments", "second_moments"):
+            for name, tensor in reference.state_dict()[key].items():
+                torch.testing.assert_close(state[key][name], tensor.double(), atol=tolerance, rtol=tolerance, msg=name)
+
+
+def _check_rank(world, clip, accumulate):
+    model = Chain()
+    optimizer = sharded(world, model, clip, accumulate)
+    train(world, model, optimizer, clip, range(2), accumulate)
+    state = [optimizer.state_dict()]  # collected after two steps, resumed below
+    distributed.broadcast_object_list(state, 0)
+    train(world, model, optimizer, clip, range(2, 4), accumulate)
+    reference = single_process(world.size, clip, 4, accumulate)
+    final = optimizer.state_dict()
+    _equal(model, final if world.is_main else None, reference)
+    again = Chain()
+    resumed = sharded(world, again, clip, accumulate)
+    resumed.load_state_dict(state[0])
+    train(world, again, resumed, clip, range(2, 4), accumulate)
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+    if world.is_main:  # the same state with one rank, and replicated
+        _equal(_continued_alone(state[0], world.size, clip, accumulate), None, reference)
+
+
+def _worker(rank, size, port, errors):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    try:
+        with World(DistConfig(rank=rank, world_size=size, device="cpu")) as world:
+            for clip in ("after", "before"):
+                for accumulate in (1, 2):
+                    _check_rank(world, clip, accumulate)
+    except BaseException:
+        errors.put(traceback.format_exc())
+        raise
+
+
+def _continued_alone(state, size, clip, accumulate):
+    """Two more steps by a replicated optimizer that starts from a sharded one's state."""
+    model = Chain()
+    lamb = Lamb(model.named_parameters(), Config(weight_decay=0.1))
+    lamb.load_state_dict(state)
+    for step in (2, 3):
+        totals = [torch.zeros_like(p) for p in model.parameters()]
+        for rank in range(size):
+            own = [torch.zeros_like(p) for p in model.parameters()]
+            for micro in range(accumulate):
+                loss = model(_data(step * accumulate + micro, rank)) / accumulate
+                for total, gradient in zip(own, torch.autograd.grad(loss, model.parameters()), strict=True):
+                    total += gradient
+            norm = torch.stack([g.norm() for g in own]).norm()
+            factor = clip_coefficient(norm, 1.0) if clip == "before" else 1.0
+            for total, gradient in zip(totals, own, strict=True):
+                total += gradient * factor / size
+        for parameter, total in zip(model.parameters(), totals, strict=True):
+            parameter.grad = total
+        norm = torch.stack([g.norm() for g in totals]).norm()
+        lamb.step(_lrs(4)[step], clip_coefficient(norm, 1.0) if clip == "after" else 1.0)
+    return model
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_together_equal_one_process_and_their_state_resumes_anywhere(size):
+    context = multiprocessing.get_context("spawn")
+    errors, port = context.SimpleQueue(), _free_port()
+    workers = [context.Process(target=_worker, args=(rank, size, port, errors)) for rank in range(size)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(240)
+    failed = [worker.exitcode for worker in workers]
+    for worker in workers:
+        worker.kill()
+    assert failed == [0] * size, errors.get() if not errors.empty() else failed
+
+
+@pytest.mark.parametrize("fused_layout", [False, True], ids=["pieces", "two-pass"])
+def test_one_rank_equals_the_replicated_optimizer(fused_layout):
+    world, model = World(DistConfig(device="cpu")), Chain()
+    optimizer = sharded(world, model, "after", fused_layout=fused_layout)
+    train(world, model, optimizer, "after", range(4))
+    # The two passes keep their scalars in fp32.
+    _equal(model, optimizer.state_dict(), single_process(1, "after", 4), 1e-6 if fused_layout else 1e-12)
+
+
+def test_a_step_not_kept_changes_nothing_and_counts_nothing():
+    world = World(DistConfig(device="cpu"))
+    for fused_layout in (False, True):
+        model = Chain()
+        optimizer = sharded(world, model, "after", fused_layout=fused_layout)
+        train(world, model, optimizer, "after", range(2))
+        before = [tensor.clone() for tensor in optimizer.state_tensors()]
+        optimizer.gradient_shard.fill_(float("inf"))
+        optimizer.step(0.1, 1.0, keep=torch.tensor(False))
+        for old, new in zip(before, optimizer.state_tensors(), strict=True):
+            assert torch.equal(old, new)
+
+
+def test_weights_in_low_precision_follow_fp32_masters_that_were_there_before_the_cast():
+    world, model = World(DistConfig(device="cpu")), Chain(torch.bfloat16)
+    exact = {name: torch.rand(p.shape) for name, p in model.named_parameters()}
+    optimizer = Sharded(
+        model.named_parameters(), lambda shard: Piecewise(shard, lambda p: LambRule(p, Config())), world, masters=exact
+    )
+    state = optimizer.state_dict()["masters"]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(state[name], exact[name])
+        assert torch.equal(parameter, exact[name].bfloat16())
+
+
+@given(
+    st.lists(st.integers(1, 5000), min_size=1, max_size=12),
+    st.integers(1, 9),
+    st.sampled_from([1, 1000, 10**6]),
+)
+@settings(max_examples=60, deadline=None)
+def test_layout_gives_every_element_to_one_rank_once(sizes, num_ranks, bucket):
+    layout = Layout(sizes, num_ranks, bucket)
+    assert layout.shard_total * num_ranks == layout.total
+    owned = [[] for _ in sizes]
+    for rank in range(num_ranks):
+        segments = layout.segments(rank)
+        for segment in segments:
+            assert segment.begin % ALIGNMENT == 0
+            owned[segment.parameter].append((segment.start, segment.start + segment.size))
+        places = sorted((segment.begin, segment.begin + segment.size) for segment in segments)
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
+    for size, parts in zip(sizes, owned, strict=True):
+        parts.sort()
+        assert [begin for begin, _ in parts] == [0, *[end for _, end in parts[:-1]]]
+        assert parts[-1][1] == size
+
+
+def test_scale_of_the_loss_follows_overflows_on_the_device():
+    scaler = LossScaler(PrecisionConfig(init_loss_scale=8.0, growth_interval=2), torch.float16)
+    scales = []
+    for finite in (True, False, True, True, False, False, False, False, False):
+        scaler.update(torch.tensor(finite))
+        scales.append(float(scaler.scale))
+    assert scales == [8, 4, 4, 8, 4, 2, 1, 1, 1]  # never below 1
+    assert scaler.state_dict()["num_skipped_steps"] == 6
