@@ -170,15 +170,11 @@ class Slurm:
     """The checkout on a cluster of two nodes with 8 typed GPUs each."""
 
     checkout: Checkout
-
-    @property
-    def folder(self) -> Path:
-        """The test's own folder, which holds the checkout and all else."""
-        return self.checkout.root.parent
+    folder: Path  # the test's own
 
     def submit(self, *options: str, after: str = "", config: str = CONFIG, **env: str) -> Job:
         """The user's line: source both files, change what ``after`` says, submit run.sub."""
-        output = self.checkout.root.parent / "job.out"
+        output = self.folder / "job.out"
         words = " ".join(shlex.quote(word) for word in ("--parsable", f"--output={output}", *options))
         done = self.checkout.run(f'sbatch -N "$DGXNNODES" {words} run.sub', config=config, after=after, **env)
         assert done.returncode == 0, done.stderr
@@ -206,8 +202,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def slurm(cluster: Path, checkout: Checkout) -> Iterator[Slurm]:
+def slurm(cluster: Path, checkout: Checkout, tmp_path: Path) -> Iterator[Slurm]:
     """The stand-ins as a submission directory of the cluster."""
     checkout.env |= {"SLURM_CONF": str(cluster), "SBATCH_TIMELIMIT": "10"}
-    yield Slurm(checkout)
+    yield Slurm(checkout, tmp_path)
     subprocess.run(["scancel", "--full", "--user", "root"], check=False)

@@ -22,7 +22,7 @@ esac
 @pytest.fixture
 def pyxis(slurm):
     """The cluster with an image, data and somebody else's container on each node."""
-    folder = slurm.checkout.root.parent
+    folder = slurm.folder
     checkout = folder / "checkout"
     slurm.checkout.root.rename(checkout)  # mount lists know no space
     slurm.checkout.root = checkout

@@ -1,0 +1,119 @@
+"""The real trainer under run.sub on a real Slurm: two nodes of two CPU ranks each, joined by gloo."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert.data.format import Metadata, write_records
+from bert.data.synthetic import synthetic_records
+
+pytestmark = pytest.mark.slurm
+
+CONFIG = "configs/config_demo_1x2x16x1_pack.sh"
+VOCABULARY, LENGTH = 211, 48
+SETTINGS = {
+    "DGXNNODES": "2",
+    "DGXNGPU": "2",
+    "DEVICE": "cpu",
+    "BATCHSIZE": "3",
+    "MAX_SEQ_LENGTH": str(LENGTH),
+    "LR": "0.05",
+    "MAX_STEPS": "8",
+    "NUM_EVAL_EXAMPLES": "17",
+    "EVAL_ITER_START_SAMPLES": "24",
+    "EVAL_ITER_SAMPLES": "24",
+    "TARGET_MLM_ACCURACY": "0.3",
+    "LOG_EVERY_STEPS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def settings(**changes: str) -> str:
+    return "export " + " ".join(f"{name}={value}" for name, value in (SETTINGS | changes).items())
+
+
+def records(num_rows: int, packed: bool, seed: int):
+    """Made-up records of which half the labels are one word, so that there is something to learn."""
+    made = synthetic_records(num_rows, LENGTH, VOCABULARY, packed, seed)
+    common = np.arange(len(made.masked_lm_ids)) % 2 == 0
+    return dataclasses.replace(made, masked_lm_ids=np.where(common, 7, made.masked_lm_ids).astype(np.int16))
+
+
+@pytest.fixture
+def training(slurm, repository):
+    """The cluster with this repository instead of stand-ins, and tiny data."""
+    folder = slurm.folder
+    metadata = Metadata(max_seq_length=LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
+    for name in ("packed_data", "eval", "phase1"):
+        (folder / name).mkdir()
+    for shard in range(4):
+        write_records(folder / "packed_data" / f"part_{shard:05d}_of_00004.hdf5", records(37, True, shard), metadata)
+    write_records(folder / "eval" / "part_eval_10k.hdf5", records(20, False, 9), metadata)
+    model = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+    model |= {"intermediate_size": 40, "max_position_embeddings": LENGTH}
+    (folder / "phase1" / "bert_config.json").write_text(json.dumps(model))
+    kept = {name: slurm.checkout.env[name] for name in ("SLURM_CONF", "SBATCH_TIMELIMIT", "LOGDIR", "HOME")}
+    slurm.checkout.env = kept | {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "DATADIR": str(folder)}
+    slurm.checkout.root = repository
+    return slurm
+
+
+def test_two_nodes_of_two_ranks_train_to_the_target_in_each_trial(training):
+    job = training.run(config=CONFIG, after=settings(NEXP="2"))
+    assert job.exit_code == 0, job.output
+    assert job.last_line == f"run: all 2 trials reached the target: {training.checkout.run_dir}"
+    seeds = set()
+    for trial in "01":
+        log = (training.checkout.run_dir / f"result_{trial}.txt").read_text()
+        events = [
+            json.loads(line.removeprefix(":::MLLOG ")) for line in log.splitlines() if line.startswith(":::MLLOG")
+        ]
+        values = {event["key"]: event["value"] for event in events}
+        assert values["global_batch_size"] == 3 * 4
+        assert values["eval_accuracy"] >= 0.3
+        seeds.add(values["seed"])
+    assert len(seeds) == 2
+
+
+def test_a_data_set_that_is_missing_ends_the_job_naming_its_variable(training):
+    job = training.run(config=CONFIG, after=settings(DATADIR_PHASE2_PACKED="/nowhere/packed"))
+    assert job.exit_code == 2
+    assert "bert: error: DATADIR_PHASE2_PACKED=/nowhere/packed" in job.output
+    assert job.last_line == "run: error: this configuration cannot run, see above"
+    assert not training.checkout.logdir.exists()
+
+
+def test_a_wrong_value_ends_the_job_naming_its_variable(training):
+    job = training.run(config=CONFIG, after=settings(LR="fast"))
+    assert job.exit_code == 2
+    assert "bert: error: LR='fast': expected a number" in job.output
+    assert job.last_line == "run: error: this configuration cannot run, see above"
+
+
+def process_of_rank(number: str) -> int:
+    """The trainer of that rank."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environment = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if command.endswith(b"-u\0-m\0bert\0") and f"RANK={number}".encode() in environment:
+            return int(folder.name)
+    raise AssertionError(f"rank {number} does not run")
+
+
+def test_a_rank_killed_while_it_trains_fails_the_job_with_its_name_last(training):
+    job = training.submit(config=CONFIG, after=settings(MAX_STEPS="100000", TARGET_MLM_ACCURACY="0.99"))
+    job.wait_for(lambda: "sequences/s" in job.output)
+    os.kill(process_of_rank("3"), signal.SIGKILL)
+    job.wait()
+    assert job.exit_code == 1
+    assert job.last_line == "run: error: 1 of 1 trials failed: trial 0: rank 3 on dgx2 was killed by SIGKILL"
