@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,14 @@ exec setsid --wait env -i PATH="$PATH" HOME="$HOME" REAL_PYTHON="$REAL_PYTHON" F
 
 def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    for _ in range(1200):
+        if what():
+            return
+        time.sleep(0.05)
+    raise AssertionError("waited in vain")
 
 
 @pytest.fixture
@@ -133,19 +144,12 @@ def test_a_machine_reports_the_reason_of_its_rank_and_keeps_nothing(machines, tm
 def test_a_signal_ends_the_ranks_of_every_machine(machines):
     after = "export DGXNNODES=2 RUN_NAME=stopped"
     process = machines.popen(MULTINODE, after=after, TRIAL_0="hang")
-    for _ in range(1200):
-        if len(machines.ranks()) == 4:
-            break
-        time.sleep(0.05)
+    wait_for(lambda: len(machines.ranks()) == 4)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143
     assert "RUN_NAME=stopped continues" in last_line(errors)
-    for _ in range(600):  # the machines notice that the connection is gone
-        if not processes(machines):
-            break
-        time.sleep(0.05)
-    assert not processes(machines)
+    wait_for(lambda: not processes(machines))  # the machines notice that the connection is gone
 
 
 def processes(machines) -> str:
@@ -292,3 +296,69 @@ def test_two_machines_really_train_together(repository, checkout, tmp_path):
     log = (folder / "result_0.txt").read_text()
     assert '"key": "global_batch_size", "value": 12' in log
     assert '"key": "run_stop"' in log
+
+
+@pytest.fixture
+def sshd(checkout, tmp_path):
+    """The checkout on two addresses of this machine, with a real server on a port of its own."""
+    server = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
+    if not server or not shutil.which("ssh") or os.getuid() != 0:
+        pytest.skip("needs root, ssh and sshd (openssh-server)")
+    Path("/run/sshd").mkdir(exist_ok=True)
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {
+        "Port": port,
+        "HostKey": tmp_path / "host",
+        "AuthorizedKeysFile": tmp_path / "user.pub",
+        "StrictModes": "no",
+        "PidFile": "none",
+        "UsePAM": "no",
+        "PermitRootLogin": "yes",
+    }
+    (tmp_path / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    with open(tmp_path / "sshd.log", "w") as log:
+        process = subprocess.Popen([server, "-D", "-e", "-f", tmp_path / "sshd_config"], stderr=log)
+    wait_for(lambda: "listening" in (tmp_path / "sshd.log").read_text())
+    options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+    python, packages = tmp_path / "bin" / "python", f"{checkout.root / 'implementations'}:{checkout.root}"
+    text = python.read_text().replace("set -uo pipefail", f'export PYTHONPATH="{packages}"')
+    python.write_text(text)  # where the stand-ins for packages are: PYTHONPATH does not go along
+    checkout.env |= {
+        "HOSTS": "127.0.0.1 127.0.0.2",
+        "SSH_OPTIONS": f"-p {port} -i {tmp_path / 'user'} {options}",
+        "PYTHON": str(python),
+    }
+    yield checkout
+    process.kill()
+    process.wait()
+
+
+def test_a_real_ssh_server_starts_the_ranks(sshd):
+    done = run(sshd)
+    assert done.returncode == 0, done.stderr
+    assert sorted(rank["RANK"] for rank in sshd.ranks()) == ["0", "1", "2", "3"]
+    assert {rank["MASTER_ADDR"] for rank in sshd.ranks()} == {"127.0.0.1"}
+
+
+def test_a_real_ssh_server_ends_the_ranks_of_a_script_that_is_gone(sshd):
+    process = sshd.popen(MULTINODE, after="export DGXNNODES=2", TRIAL_0="hang")
+    wait_for(lambda: len(sshd.ranks()) == 4)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 143
+    wait_for(lambda: not processes(sshd))
+
+
+def test_a_real_connection_that_breaks_ends_the_ranks_of_both_machines(sshd):
+    process = sshd.popen(MULTINODE, after="export DGXNNODES=2", TRIAL_0="hang")
+    wait_for(lambda: len(sshd.ranks()) == 4)
+    client = subprocess.run(["pgrep", "-f", "^ssh .* 127.0.0.2 .*watch"], capture_output=True, text=True, check=True)
+    for number in client.stdout.split():
+        if str(sshd.root.parent) in Path(f"/proc/{number}/cmdline").read_text():
+            os.kill(int(number), signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert "trial 0: 127.0.0.2: the ranks ended with exit status 137" in last_line(errors)
+    wait_for(lambda: not processes(sshd))
