@@ -1,10 +1,25 @@
-"""GELU(x + bias), exact (erf) or by the tanh formula."""
+"""GELU(x + bias), exact (erf) or by the tanh formula.
 
+Fused, each pass reads its inputs and writes its result once; the backward pass recomputes x + bias and sums the bias'
+gradient over rows as it goes, always in the same order.
+
+The exact form takes the normal distribution function from exp(-x^2/2), which its derivative needs anyway, and the
+polynomial 7.1.26 of Abramowitz and Stegun; it is within 1e-7 of erf's, as libm's fp32 erf is, at half the instructions.
+"""
+
+# mypy: allow-untyped-defs
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from bert.kernels import jit as jit_module
+from bert.kernels.cases import Case, Draw, each_dtype, large
+from bert.kernels.jit import constexpr, jit, tl
 
 
 def reference(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
@@ -12,6 +27,111 @@ def reference(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
     return F.gelu(x + bias, approximate=approximate)
 
 
+def _case(rows: int, width: int, approximate: str, spread: float = 1.0) -> Callable[[Draw], tuple[Any, ...]]:
+    return lambda draw: (draw.normal(rows, width) * spread, draw.normal(width), approximate)
+
+
+CASES: list[Case] = [
+    *each_dtype("exact", _case(13, 97, "none")),
+    *each_dtype("exact_far_out", _case(7, 31, "none", spread=8.0)),
+    *each_dtype("tanh", _case(37, 301, "tanh", spread=4.0)),
+    large("24_rows_of_bert_large", _case(12_288, 4096, "none"), "the bias' gradient sums 12,288 rows in fp32"),
+    large("48_rows_of_bert_large_tanh", _case(24_576, 4096, "tanh"), "the bias' gradient sums 24,576 rows in fp32"),
+]
+
+
+@jit
+def _value_and_slope(h, tanh: constexpr):
+    """GELU(h) and its derivative."""
+    if tanh:
+        # 1/2 (1 + tanh(u)) is the logistic function of 2u; u = sqrt(2/pi) (h + 0.044715 h^3).
+        square = h * h
+        gate = 1.0 / (1.0 + tl.exp(-1.5957691216057308 * h * (1.0 + 0.044715 * square)))
+        slope = gate + h * gate * (1.0 - gate) * (1.5957691216057308 * (1.0 + 0.134145 * square))
+    else:
+        density = tl.exp(-0.5 * h * h)
+        t = 1.0 / (1.0 + 0.23164190 * tl.abs(h))  # 0.3275911 |h| / sqrt(2)
+        tail = t * (0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))))
+        tail *= density  # the distribution function at -|h|; the coefficients are halved for it
+        gate = tl.where(h < 0.0, tail, 1.0 - tail)
+        slope = gate + h * density * 0.3989422804014327
+    return h * gate, slope
+
+
+@jit
+def _forward(x, bias, output, num_rows, width, tanh: constexpr, block_rows: constexpr, block: constexpr):
+    # One dimension of programs, columns fastest: the second dimension of a grid is limited to 65,535.
+    num_columns = tl.cdiv(width, block)
+    column = tl.program_id(0) % num_columns * block + tl.arange(0, block)
+    row = tl.program_id(0) // num_columns * block_rows + tl.arange(0, block_rows)
+    inside = (row < num_rows)[:, None] & (column < width)[None, :]
+    offset = row.to(tl.int64)[:, None] * width + column[None, :]
+    b = tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
+    h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+    value, _ = _value_and_slope(h, tanh)
+    tl.store(output + offset, value.to(output.dtype.element_ty), mask=inside)
+
+
+@jit
+def _backward(
+    gradient, x, bias, x_gradient, partials, num_rows, width, tanh: constexpr, block_rows: constexpr, block: constexpr
+):
+    column = tl.program_id(0) * block + tl.arange(0, block)
+    in_column = column < width
+    b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
+    total = tl.zeros([block], tl.float32)
+    for tile in range(tl.program_id(1), tl.cdiv(num_rows, block_rows), tl.num_programs(1)):
+        row = tile * block_rows + tl.arange(0, block_rows)
+        inside = (row < num_rows)[:, None] & in_column[None, :]
+        offset = row.to(tl.int64)[:, None] * width + column[None, :]
+        dy = tl.load(gradient + offset, mask=inside, other=0.0).to(tl.float32)
+        h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+        _, slope = _value_and_slope(h, tanh)
+        dh = dy * slope
+        tl.store(x_gradient + offset, dh.to(x_gradient.dtype.element_ty), mask=inside)
+        total += tl.sum(dh, axis=0)
+    tl.store(partials + tl.program_id(1).to(tl.int64) * width + column, total, mask=in_column)
+
+
+# A row block of 4 x 1,024 elements, 64 bytes a thread of each input in flight; backward 8 programs a multiprocessor.
+BLOCK, BLOCK_ROWS, NUM_WARPS, PROGRAMS_PER_SM = 1024, 4, 4, 8
+
+
+class _BiasGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+        x = x.contiguous()
+        width = x.shape[-1]
+        num_rows = x.numel() // width
+        output = torch.empty_like(x)
+        grid = (-(-width // BLOCK) * -(-num_rows // BLOCK_ROWS),)
+        _forward[grid](x, bias, output, num_rows, width, approximate == "tanh", BLOCK_ROWS, BLOCK, num_warps=NUM_WARPS)
+        ctx.save_for_backward(x, bias)
+        ctx.tanh = approximate == "tanh"
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, bias = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        width = x.shape[-1]
+        num_rows = x.numel() // width
+        num_columns = -(-width // BLOCK)
+        num_tiles = -(-num_rows // BLOCK_ROWS)
+        programs = -(-jit_module.num_programs(x.device, PROGRAMS_PER_SM, num_columns * num_tiles) // num_columns)
+        partials = torch.empty(programs, width, dtype=torch.float32, device=x.device)
+        x_gradient = torch.empty_like(x)
+        _backward[(num_columns, programs)](
+            gradient, x, bias, x_gradient, partials, num_rows, width, ctx.tanh, BLOCK_ROWS, BLOCK, num_warps=NUM_WARPS
+        )
+        return x_gradient, jit_module.column_sums(partials, bias.dtype), None
+
+
+def fused(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+    """``reference`` in one kernel each way."""
+    return _BiasGelu.apply(x, bias, approximate)
+
+
 def supported(device: torch.device) -> bool:
     """True where the fused kernel runs."""
-    return False
+    return jit_module.supported(device)

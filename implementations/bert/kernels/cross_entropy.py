@@ -1,10 +1,22 @@
-"""Cross-entropy of the masked-LM head over a vocabulary that is padded for speed."""
+"""Cross-entropy of the masked-LM head over a vocabulary that is padded for speed.
 
+Fused, the forward pass reads the logits once, and the backward pass writes their gradient over them: a hundred
+megabytes less, and no softmax is ever stored. The logits are gone afterwards, so a second backward pass is an error.
+"""
+
+# mypy: allow-untyped-defs
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from bert.kernels import jit as jit_module
+from bert.kernels.cases import Case, Draw, each_dtype, large
+from bert.kernels.jit import constexpr, jit, tl
 
 IGNORE = -100
 
@@ -20,6 +32,107 @@ def reference(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
     return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="none")
 
 
+def _case(rows: int, vocab_size: int, width: int, spread: float = 3.0) -> Callable[[Draw], tuple[Any, ...]]:
+    def build(draw: Draw) -> tuple[Any, ...]:
+        labels = draw.integers(vocab_size, rows).long()
+        ignored = torch.arange(rows, device=labels.device) % 5 == 3
+        return draw.normal(rows, width) * spread, torch.where(ignored, IGNORE, labels), vocab_size
+
+    return build
+
+
+CASES: list[Case] = [
+    *each_dtype("padded_vocabulary", _case(13, 211, 216)),
+    *each_dtype("several_blocks_and_large_logits", _case(5, 9001, 9008, spread=30.0)),
+    large("24_rows_of_bert_large", _case(2_048, 30_522, 30_528)),
+    large("48_rows_of_bert_large", _case(4_096, 30_522, 30_528)),
+]
+
+
+@jit
+def _forward(
+    logits, labels, losses, log_sums, width, vocab_size, ignore: constexpr, depth: constexpr, block: constexpr
+):
+    row = tl.program_id(0)
+    line = logits + row.to(tl.int64) * width
+    within = tl.arange(0, depth)[:, None] * block + tl.arange(0, block)[None, :]
+    maximum = tl.full([block], float("-inf"), tl.float32)
+    total = tl.zeros([block], tl.float32)
+    # An online softmax for each of ``block`` lanes, which takes ``depth`` logits at a time: 1 + 1/depth exps a logit.
+    for begin in range(0, width, depth * block):
+        column = begin + within
+        # Loads are bounded by the padded width: a multiple of 8, so that they are 16 bytes wide.
+        x = tl.load(line + column, mask=column < width, other=0.0).to(tl.float32)
+        x = tl.where(column < vocab_size, x, float("-inf"))
+        larger = tl.maximum(maximum, tl.max(x, axis=0))
+        shift = tl.where(larger == float("-inf"), 0.0, larger)
+        total = total * tl.exp(maximum - shift) + tl.sum(tl.exp(x - shift[None, :]), axis=0)
+        maximum = larger
+    row_maximum = tl.max(maximum, axis=0)
+    log_sum = row_maximum + tl.log(tl.sum(total * tl.exp(maximum - row_maximum), axis=0))
+    label = tl.load(labels + row)
+    counts = label != ignore
+    chosen = tl.load(line + label, mask=counts, other=0.0).to(tl.float32)
+    tl.store(losses + row, tl.where(counts, log_sum - chosen, 0.0))
+    tl.store(log_sums + row, log_sum)
+
+
+@jit
+def _backward(gradient, logits, labels, log_sums, width, vocab_size, ignore: constexpr, block: constexpr):
+    row = tl.program_id(0)
+    line = logits + row.to(tl.int64) * width
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    label = tl.load(labels + row)
+    log_sum = tl.load(log_sums + row)
+    upstream = tl.where(label != ignore, tl.load(gradient + row), 0.0)
+    x = tl.load(line + column, mask=column < width, other=0.0).to(tl.float32)
+    dx = tl.where(column < vocab_size, tl.exp(x - log_sum), 0.0)
+    dx = tl.where(column == label, dx - 1.0, dx) * upstream
+    tl.store(line + column, dx.to(logits.dtype.element_ty), mask=column < width)
+
+
+# Both passes have 64 bytes a thread in flight; a program does a row forward, a block of a row backward.
+DEPTH, LANES, BLOCK = 4, 1024, 4096
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+        assert logits.is_contiguous(), "the gradient is written over the logits"
+        num_rows, width = logits.shape
+        losses, log_sums = torch.empty(2, num_rows, dtype=torch.float32, device=logits.device)
+        if num_rows:
+            _forward[(num_rows,)](
+                logits, labels, losses, log_sums, width, vocab_size, IGNORE, DEPTH, LANES, num_warps=4
+            )
+        ctx.save_for_backward(logits, labels, log_sums)
+        ctx.vocab_size = vocab_size
+        ctx.consumed = False
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.consumed:
+            raise RuntimeError("the logits of the fused cross-entropy hold their gradient already: one backward pass")
+        ctx.consumed = True
+        logits, labels, log_sums = ctx.saved_tensors
+        num_rows, width = logits.shape
+        if num_rows:
+            _backward[(num_rows, -(-width // BLOCK))](
+                gradient.float().contiguous(), logits, labels, log_sums, width, ctx.vocab_size, IGNORE, BLOCK,
+                num_warps=4,
+            )  # fmt: skip
+        return logits.detach(), None, None
+
+
+def fused(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
+    """``reference`` for contiguous logits; its backward pass leaves the gradient in their place.
+
+    Nothing else may read the logits after the backward pass.
+    """
+    return _CrossEntropy.apply(logits, labels, vocab_size)
+
+
 def supported(device: torch.device) -> bool:
     """True where the fused kernel runs."""
-    return False
+    return jit_module.supported(device)
