@@ -26,10 +26,8 @@ def pick_samples(source: Path, target: Path, num_samples: int = NUM_SAMPLES) -> 
     count = records.num_sequences
     if not count:
         raise DataError(f"{source} has no sequences to evaluate on; check the evaluation text")
-    if count <= num_samples:
-        indices = np.arange(count)
-    else:
-        indices = np.array([int(i * (count / num_samples)) for i in range(num_samples)])
+    chosen = range(count) if count <= num_samples else [int(i * (count / num_samples)) for i in range(num_samples)]
+    indices = np.array(chosen, dtype=np.int64)
     origin = (*metadata.source, (f"evalset {num_samples}", metadata.content_digest))
     write_records(target, records.select(indices), dataclasses.replace(metadata, source=origin))
     return len(indices)

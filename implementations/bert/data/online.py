@@ -16,6 +16,7 @@ from numba import int64
 
 from bert.data.compiled import array, compiled_for
 from bert.data.format import DataError
+from bert.data.packing import Integers
 
 _NEXT, _OLDER, _NEWER, _FILE, _SEQUENCE, _LENGTH = range(6)  # columns of a node; NEXT: of its length, or free
 _HEAD, _TAIL, _COUNT = range(3)  # columns of a length's queue
@@ -37,7 +38,9 @@ class OnlinePacker:
         """stream: (file, sequences in it) after another; lengths_of(file, sequences): their tokens."""
         self.stream, self.lengths_of = stream, lengths_of
         self.max_tokens, self.max_sequences = max_tokens, max_sequences
-        self._file, self._sequences, self._lengths = 0, np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._file = 0
+        self._sequences: Integers = np.zeros(0, np.int64)
+        self._lengths: Integers = np.zeros(0, np.int64)
         self._nodes = np.full((buffer_size, 6), -1, dtype=np.int64)
         self._nodes[:, _NEXT] = np.arange(1, buffer_size + 1)  # the free list
         self._nodes[-1, _NEXT] = -1
