@@ -60,6 +60,19 @@ def parser() -> argparse.ArgumentParser:
     system.add_argument("--no-input", action="store_true", help="ask nothing, even on a terminal")
     _common(system)
     system.set_defaults(run=_system)
+
+    package = commands.add_parser("package", help="build, check and pack the tree that MLCommons takes")
+    package.add_argument("runs", type=Path, help="the folder of the ten result_*.txt")
+    package.add_argument("--org", required=True, help="submitter, as in the system description")
+    package.add_argument("--system", required=True, help="system's name, as in systems/SYSTEM.json")
+    package.add_argument("-o", "--output", type=Path, required=True, help="the folder to write")
+    package.add_argument("--add", action="store_true", help="add this system to the package in the folder")
+    package.add_argument("--description", type=Path, metavar="FILE", help="default systems/SYSTEM.json")
+    package.add_argument("--implementation", default="pytorch", metavar="NAME", help="folder, default %(default)s")
+    package.add_argument("--commit", help="the code that ran; unset: as environment.json says")
+    package.add_argument("--config", metavar="FILE", help="the config that ran; unset: as config.json says")
+    _common(package)
+    package.set_defaults(run=_package)
     return top
 
 
@@ -157,6 +170,33 @@ def _system(arguments: argparse.Namespace) -> int:
         print(f"blank, though the rules want an answer: {', '.join(described.blanks)}", file=sys.stderr)
         print("fill them in with --update and --set FIELD=VALUE, or in the file", file=sys.stderr)
     return 0
+
+
+def _package(arguments: argparse.Namespace) -> int:
+    from review.check_text import print_checked, status
+    from review.package import Request, package
+
+    request = Request(
+        runs=arguments.runs,
+        organization=arguments.org,
+        system=arguments.system,
+        output=arguments.output,
+        description=arguments.description or Path("systems", f"{arguments.system}.json"),
+        repository=Path(__file__).resolve().parent.parent,
+        implementation=arguments.implementation,
+        commit=arguments.commit,
+        config=arguments.config,
+        add=arguments.add,
+        ruleset=arguments.ruleset,
+    )
+    with status() as progress:
+        made = package(request, progress)
+    if arguments.json:
+        print_json(made.as_dict())
+    else:
+        print_checked(made.checked)
+        print("\n".join(str(path) for path in made.files) or "nothing written")
+    return 0 if made.passed else 1
 
 
 def print_json(value: Any) -> None:
