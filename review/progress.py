@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from review.mllog import Event, text
+from review.mllog import Event, number, text
 from review.run import TARGET_ACCURACY, Run
 from review.score import Result
 
@@ -104,12 +104,13 @@ class Progress:
         if self.run.run_start is None:
             return None
         end = self.run.run_stop.time_ms if self.run.run_stop else max(self.now_ms, self.run.run_start.time_ms)
-        return (end - self.run.run_start.time_ms) / 1000
+        return number((end - self.run.run_start.time_ms) / 1000)
 
     @functools.cached_property
     def silent(self) -> float | None:
         """Seconds since the last event of a run that has not ended."""
-        return None if self.done or self.last is None else max(0.0, (self.now_ms - self.last.time_ms) / 1000)
+        silent = None if self.done or self.last is None else number((self.now_ms - self.last.time_ms) / 1000)
+        return None if silent is None else max(0.0, silent)
 
     @functools.cached_property
     def stalled(self) -> bool:

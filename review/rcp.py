@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from review.compliance import DEFAULT_RULESET, package_folder
@@ -81,12 +82,20 @@ def minimum_mean(mean: float, std: float, reference_runs: int) -> float:
     return middle
 
 
+def _path(ruleset: str) -> Path:
+    return package_folder() / "rcp_checker" / f"training_{ruleset}" / "rcps_bert.json"
+
+
+def has_points(ruleset: str) -> bool:
+    """Whether a ruleset has reference points for BERT; the first ones did not."""
+    return _path(ruleset).is_file()
+
+
 @functools.cache
 def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
     """Every reference point, by batch size. Raises ReviewError."""
-    path = package_folder() / "rcp_checker" / f"training_{ruleset}" / "rcps_bert.json"
     try:
-        records = json.loads(path.read_text(encoding="utf-8"))
+        records = json.loads(_path(ruleset).read_text(encoding="utf-8"))
     except OSError:
         raise ReviewError(f"mlperf_logging has no BERT reference points for ruleset {ruleset}") from None
     found = []

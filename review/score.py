@@ -130,8 +130,8 @@ class Result:
 
     @functools.cached_property
     def rcp_test(self) -> rcp.Verdict | None:
-        """The RCP test; None where it does not apply: open division, or too few runs."""
-        if self.division != "closed":
+        """The RCP test; None where it does not apply: open division, a round without it, or too few runs."""
+        if self.division != "closed" or not rcp.has_points(self.ruleset):
             return None
         if self._rcp_obstacle:
             return rcp.Verdict(passed=False, reason=self._rcp_obstacle, scaling_factor=1.0, point=self.rcp_point)
@@ -142,7 +142,7 @@ class Result:
     @functools.cached_property
     def rcp_point(self) -> rcp.Rcp | None:
         """The reference point of the batch size, closed division only."""
-        if self.division != "closed" or self.batch_size is None:
+        if self.division != "closed" or self.batch_size is None or not rcp.has_points(self.ruleset):
             return None
         return rcp.find(self.batch_size, self.ruleset)[0]
 
