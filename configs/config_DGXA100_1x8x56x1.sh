@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # DGX A100 80 GB: 1 node, 8 GPUs, 56 sequences a GPU, global batch 448 sequences.
 # Hyper-parameters: NVIDIA, v1.1 to v2.1, and the reference's at this batch size.
+# EXCHANGE_GROUP deals the sequences of a step by length, so that all GPUs get as many tokens.
 export DGXNNODES=1 DGXNGPU=8
-export PACKED=0 PACKING_FACTOR=1 BATCHSIZE=56 GRADIENT_STEPS=1
+export PACKED=0 PACKING_FACTOR=1 BATCHSIZE=56 GRADIENT_STEPS=1 EXCHANGE_GROUP=8
 export LR=0.000425 MAX_STEPS=6700 WARMUP_STEPS=0 START_WARMUP_STEP=0
 export OPT_LAMB_BETA_1=0.9 OPT_LAMB_BETA_2=0.999 WEIGHT_DECAY_RATE=0.01
 export CLIP=before INIT_LOSS_SCALE=1024

@@ -2,8 +2,9 @@
 # DGX H100: 8 nodes of 8 GPUs, 72 sequences a GPU, global batch 4,608 sequences.
 # Hyper-parameters: NVIDIA, v3.0 to v4.1.
 # The warm-up is a flat rate for 330 steps, then the decay as if it had run from step 0: the rate drops to half.
+# EXCHANGE_GROUP deals the sequences of a step by length, so that all GPUs get as many tokens.
 export DGXNNODES=8 DGXNGPU=8
-export PACKED=0 PACKING_FACTOR=1 BATCHSIZE=72 GRADIENT_STEPS=1
+export PACKED=0 PACKING_FACTOR=1 BATCHSIZE=72 GRADIENT_STEPS=1 EXCHANGE_GROUP=64
 export LR=0.00258 MAX_STEPS=700 WARMUP_STEPS=200330 START_WARMUP_STEP=-200000
 export OPT_LAMB_BETA_1=0.6 OPT_LAMB_BETA_2=0.7 WEIGHT_DECAY_RATE=0.1
 export CLIP=before INIT_LOSS_SCALE=1024

@@ -3,7 +3,7 @@
 # Hyper-parameters: NVIDIA, v3.0.
 # The warm-up is a flat rate for 330 steps, then the decay as if it had run from step 0: the rate drops to half.
 export DGXNNODES=96 DGXNGPU=8
-export PACKED=1 PACKING_FACTOR=2 BATCHSIZE=3 GRADIENT_STEPS=1
+export PACKED=1 PACKING_FACTOR=2 BATCHSIZE=3 GRADIENT_STEPS=1 EXCHANGE_GROUP=1
 export LR=0.00258 MAX_STEPS=700 WARMUP_STEPS=200330 START_WARMUP_STEP=-200000
 export OPT_LAMB_BETA_1=0.6 OPT_LAMB_BETA_2=0.7 WEIGHT_DECAY_RATE=0.1
 export CLIP=after INIT_LOSS_SCALE=1024

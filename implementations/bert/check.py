@@ -16,7 +16,8 @@ from bert import checkpoint, env, mlperf
 from bert.config import Config
 from bert.data.format import DataError
 from bert.data.sampler import Sampler
-from bert.data.shards import Shards, list_shards
+from bert.data.shards import Shards
+from bert.data.training import make_batching, open_source
 from bert.dist import World, pick_device
 from bert.evaluate import Evaluator
 from bert.kernels import select
@@ -151,13 +152,15 @@ def _data(config: Config) -> str:
     if config.data.synthetic:
         return "synthetic"
     folder, variable = config.data.source
-    shards = Shards(list_shards(folder, variable), config.data.max_seq_length)
+    shards = open_source(config.data, config.model.vocab_size)
+    assert isinstance(shards, Shards)
     first = shards[0]
     if config.data.packed and first.row_offsets is None:
         raise DataError(f"{variable}={folder}: these records are not packed; set PACKED=0, or give the packed folder")
     if int(first.input_ids.max()) >= config.model.vocab_size:
         raise DataError(f"{variable}={folder}: token ids past vocab_size {config.model.vocab_size} of bert_config.json")
-    Sampler(shards.row_counts(), config.data.rows_per_step, 0, 0, config.dist.world_size)
+    sampler = Sampler(shards.row_counts(), config.data.rows_per_step, 0, 0, config.dist.world_size)
+    make_batching(shards, sampler, config.data)
     vocab = config.phase1 / "vocab.txt" if config.phase1 else None
     if vocab is not None and vocab.is_file() and hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:
         raise DataError(f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data anew")

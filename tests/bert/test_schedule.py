@@ -52,3 +52,16 @@ def test_rate_is_never_negative_past_the_end():
 def test_contradictions_are_refused(settings):
     with pytest.raises(ConfigError, match="WARMUP"):
         Config(lr=1.0, max_steps=10, **settings).check()
+
+
+def test_a_decay_that_ends_before_the_run_stays_at_its_end():
+    config = Config(lr=4e-4, max_steps=299, decay_steps=179, end_lr=5e-5, warmup_steps=82, start_warmup_step=-16)
+    config.check()
+    assert learning_rate(65, config) == pytest.approx(4e-4 * 81 / 82)
+    assert learning_rate(66, config) == pytest.approx(5e-5 + 3.5e-4 * (1 - 66 / 179))
+    assert learning_rate(179, config) == learning_rate(299, config) == 5e-5
+
+
+def test_an_end_above_the_base_is_refused():
+    with pytest.raises(ConfigError, match=r"END_LR=0\.1: above LR=0\.01"):
+        Config(lr=0.01, max_steps=9, end_lr=0.1).check()

@@ -99,8 +99,9 @@ def test_a_config_is_checked_and_prints_batch_interval_and_reference_convergence
     assert "NOTE" not in lines["evaluation"]
     assert "samples to the target by the RCP" in lines["convergence"]
     fewest = int(lines["convergence"].rpartition("at least ")[2].replace(",", ""))
-    assert config.max_steps * config.global_batch_size > fewest, "it ends before a run can converge"
-    assert config.mlperf.division == "closed"
+    if config.mlperf.division == "closed":
+        assert config.max_steps * config.global_batch_size > fewest, "it ends before a run can converge"
+    assert config.mlperf.division == ("open" if "Samsung" in path.name else "closed")
     assert config.evaluate.target == 0.72
 
 
@@ -113,9 +114,12 @@ def test_every_exported_name_is_read(repository, exported):
         assert not unread, f"{config} exports {unread}, which nobody reads"
 
 
-def test_sourcing_one_config_after_another_leaves_nothing_of_the_first(exported):
-    names = {path.name: frozenset(exported[path.name]) for path in SYSTEMS}
-    assert len(set(names.values())) == 1, "all configs export the same names"
+def test_sourcing_one_closed_config_after_another_leaves_nothing_of_the_first(exported):
+    closed = [exported[path.name] for path in SYSTEMS if "SUBMISSION_DIVISION" not in exported[path.name]]
+    assert len(closed) == len(SYSTEMS) - 1
+    assert len({frozenset(values) for values in closed}) == 1, (
+        "all configs of the closed division export the same names"
+    )
 
 
 def test_configs_only_export(repository):
