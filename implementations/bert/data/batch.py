@@ -164,11 +164,11 @@ def _copy_sequences(  # type: ignore[no-untyped-def]
     """Copies one source's sequences to their places ``where`` in the batch."""
     for i in where:
         start, begin = starts[i], begins[i]
-        for j in range(starts[i + 1] - start):
-            tokens[0, start + j] = input_ids[begin + j]
-            tokens[1, start + j] = j >= segment_b[i]
-            tokens[2, start + j] = j
-        first, begin = masked_starts[i], masked_begins[i]
-        for j in range(masked_starts[i + 1] - first):
-            masked_positions[first + j] = positions[begin + j] + start
-            masked_labels[first + j] = labels[begin + j]
+        end = starts[i + 1]
+        tokens[0, start:end] = input_ids[begin : begin + end - start]
+        tokens[1, start : start + segment_b[i]] = 0
+        tokens[1, start + segment_b[i] : end] = 1
+        tokens[2, start:end] = np.arange(end - start)
+        first, last, begin = masked_starts[i], masked_starts[i + 1], masked_begins[i]
+        masked_positions[first:last] = positions[begin : begin + last - first] + start
+        masked_labels[first:last] = labels[begin : begin + last - first]

@@ -1,12 +1,20 @@
-"""Compilation of inner loops with numba; no compiler is needed on the user's machine."""
+"""Compilation of inner loops with numba; no compiler is needed on the user's machine.
+
+Without numba the same functions are interpreted, with the same results, and a line on stderr says so.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
-import numba
-from numba import types
+numba: Any
+try:
+    import numba
+except ImportError as error:  # absent, or for another NumPy
+    numba = None
+    print(f"bert: warning: data are handled by slower, interpreted code: {error}; pip install numba", file=sys.stderr)
 
 Function = Callable[..., Any]
 
@@ -27,10 +35,19 @@ def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
 
 def array(dtype: str, ndim: int = 1, readonly: bool = False) -> Any:
     """Type of a contiguous array. A read-only one takes writable arrays too, and any address (memory-mapped files)."""
-    return types.Array(getattr(types, dtype), ndim, "C", readonly=readonly, aligned=not readonly)
+    if numba is None:
+        return dtype
+    return numba.types.Array(scalar(dtype), ndim, "C", readonly=readonly, aligned=not readonly)
+
+
+def scalar(dtype: str) -> Any:
+    """Type of a number."""
+    return dtype if numba is None else getattr(numba.types, dtype)
 
 
 def _compile(function: Function, signature: Any) -> Function:
+    if numba is None:
+        return function
     machine_code: Function
     try:
         machine_code = numba.njit(signature, cache=True, nogil=True)(function)

@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from numba import int64
 
-from bert.data.compiled import array, compiled_for
+from bert.data.compiled import array, compiled_for, scalar
 from bert.data.format import DataError
 from bert.data.packing import Integers
 
 _NEXT, _OLDER, _NEWER, _FILE, _SEQUENCE, _LENGTH = range(6)  # columns of a node; NEXT: of its length, or free
 _HEAD, _TAIL, _COUNT = range(3)  # columns of a length's queue
 _OLDEST, _NEWEST, _FREE, _TAKEN = range(4)  # entries of the state: nodes, and sequences read of the piece at hand
-_INT64, _MATRIX = array("int64"), array("int64", ndim=2)
+_NUMBER, _INT64, _MATRIX = scalar("int64"), array("int64"), array("int64", ndim=2)
 
 
 class OnlinePacker:
@@ -76,7 +75,7 @@ class OnlinePacker:
         self._lengths = np.ascontiguousarray(lengths, dtype=np.int64)
 
 
-@compiled_for(_MATRIX, _MATRIX, _INT64, int64, int64, int64)
+@compiled_for(_MATRIX, _MATRIX, _INT64, _NUMBER, _NUMBER, _NUMBER)
 def _insert(nodes, queues, state, file, sequence, length):  # type: ignore[no-untyped-def]
     """Puts a sequence into the buffer, as the newest."""
     node = state[_FREE]
@@ -100,7 +99,7 @@ def _insert(nodes, queues, state, file, sequence, length):  # type: ignore[no-un
     queues[length, _COUNT] += 1
 
 
-@compiled_for(_MATRIX, _MATRIX, _INT64, int64)
+@compiled_for(_MATRIX, _MATRIX, _INT64, _NUMBER)
 def _remove(nodes, queues, state, length):  # type: ignore[no-untyped-def]
     """Takes the oldest sequence of a length out of the buffer; its node."""
     node = queues[length, _HEAD]
@@ -120,7 +119,7 @@ def _remove(nodes, queues, state, length):  # type: ignore[no-untyped-def]
     return node
 
 
-@compiled_for(_MATRIX, int64, int64)
+@compiled_for(_MATRIX, _NUMBER, _NUMBER)
 def _next_length(queues, space, slots):  # type: ignore[no-untyped-def]
     """Length to put into a row with `space` tokens and `slots` sequences left: the longest of an exact fill, else the
     longest that fits; 0 where none does."""
@@ -148,7 +147,7 @@ def _next_length(queues, space, slots):  # type: ignore[no-untyped-def]
     return length
 
 
-@compiled_for(_MATRIX, _MATRIX, _INT64, _INT64, int64, _INT64, _INT64, int64, _MATRIX, _INT64)
+@compiled_for(_MATRIX, _MATRIX, _INT64, _INT64, _NUMBER, _INT64, _INT64, _NUMBER, _MATRIX, _INT64)
 def _pack_rows(nodes, queues, state, limits, file, sequences, lengths, done, chosen, offsets):  # type: ignore[no-untyped-def]
     """Makes rows from `done` on until there are enough or the buffer is short of sequences; how many there are then."""
     max_tokens, max_sequences, num_rows = limits
