@@ -39,6 +39,12 @@ Each trial writes one `result_N.txt`. `run_and_time.sh` is one rank of one trial
 {config_text}
 ```
 
+Logged hyper-parameters:
+
+| | |
+|---|---|
+{hyperparameters}
+
 ## Where to look
 
 | what | where |
@@ -82,6 +88,7 @@ def system_readme(system: str, organization: str, result: Result, description: d
         "score": None if result.score is None else f"{result.score:.4f} minutes",
     }
     rows = [f"| {name} | {_cell(value)} |" for name, value in facts.items() if value not in (None, "")]
+    logged = [f"| `{name}` | {_cell(value)} |" for name, value in result.runs[0].hyperparameters.items()]
     return _SYSTEM.format(
         system=system,
         organization=organization,
@@ -89,6 +96,7 @@ def system_readme(system: str, organization: str, result: Result, description: d
         commit=code.commit,
         config=code.config,
         config_text=code.read(code.config).strip(),
+        hyperparameters="\n".join(logged),
     )
 
 
