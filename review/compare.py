@@ -34,6 +34,7 @@ MEASURES = {
     "samples": "samples to target",
 }
 _MORE_IS_BETTER = ("throughput", "throughput_per_accelerator")
+_LARGEST = 1e100  # of any measure; squares of it can be computed with
 _LEAST_TRIMMED = 4  # runs; of fewer, none is left out
 
 
@@ -56,7 +57,8 @@ class Sample:
     def values(self, measure: str) -> list[float] | None:
         """One value a run that counts."""
         values = [self._value(run, measure) for run in self.runs]
-        return None if None in values or not values else [value for value in values if value is not None]
+        sane = [value for value in values if value is not None and 0 < value < _LARGEST]
+        return sane if sane and len(sane) == len(values) else None
 
     def _value(self, run: Run, measure: str) -> float | None:
         if measure == "time":

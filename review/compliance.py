@@ -19,7 +19,7 @@ from typing import Any
 
 from review.findings import ERROR, WARNING, Finding, ReviewError
 from review.hints import describe_failure, hint
-from review.mllog import Event, Log
+from review.mllog import Event, Log, number
 
 DEFAULT_RULESET = "5.0.0"  # the last with BERT; the tools' own default is a later one
 _NO_EVENTS = "a log has MLLOG lines"
@@ -228,7 +228,7 @@ class _Check:
             except Exception as error:
                 self.say(f"cannot be evaluated: {error}", snippet.source, event=event)
         if not passed:
-            best = max((e for e in events if isinstance(e.value, (int, float))), key=lambda e: e.value, default=None)
+            best = max((e for e in events if number(e.value) is not None), key=lambda e: e.value, default=None)
             highest = "" if best is None else f"; the highest is {best.value:.6g}"
             self.say(f"no {key} satisfies the target{highest}", snippet.source, event=best)
 

@@ -247,7 +247,9 @@ def margin(value: tuple[float, float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """1:02:03, 2:03 or 0:03."""
+    """1:02:03, 2:03 or 0:03; a dash for what no clock shows."""
+    if not math.isfinite(seconds):
+        return "-"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

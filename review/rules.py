@@ -39,6 +39,7 @@ OPTIMIZATION = (
 )
 _SUBMISSION = ("submission_org", "submission_platform", "submission_status", "submission_division")
 _PLACEHOLDERS = (None, "", "unknown", "reference_implementation")
+_LARGEST_BATCH = 1e9  # above any, and small enough to compute with
 _BACKWARDS_MS = 1000  # ranks log in an order of their own within a moment
 _EARLIEST_MS = 1.4e12  # 2014, long before the first round; seconds instead of milliseconds are far below
 
@@ -156,7 +157,7 @@ def _check_evaluations(run: Run) -> Iterator[Finding]:
 
 def _check_interval(run: Run) -> Iterator[Finding]:
     counts = [(e.samples, e.line) for e in run.evaluations if e.samples]
-    if run.batch_size is None or not counts or not run.counts_samples:
+    if run.batch_size is None or not 0 < run.batch_size < _LARGEST_BATCH or not counts or not run.counts_samples:
         return
     expected, batch = evaluation_interval(run.batch_size), run.batch_size
     rule = f"with a batch of {batch:g}, evaluate every {expected:,} samples, up to the next multiple of the batch"
