@@ -12,6 +12,8 @@ from typing import Any
 
 from review.findings import ReviewError
 
+_Commands = Any  # argparse has no public name for what add_subparsers returns
+
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -41,7 +43,13 @@ def parser() -> argparse.ArgumentParser:
     watch.add_argument("--once", action="store_true", help="print where the run stands, and end")
     _common(watch)
     watch.set_defaults(run=_watch)
+    _add_report(commands)
+    _add_system(commands)
+    _add_package(commands)
+    return top
 
+
+def _add_report(commands: _Commands) -> None:
     report = commands.add_parser("report", help="one self-contained HTML page: verdict, runs, charts, system, logs")
     report.add_argument("target", type=Path, nargs="+", help="a log, a folder of logs, or a folder above such folders")
     report.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the page, default %(default)s")
@@ -49,6 +57,8 @@ def parser() -> argparse.ArgumentParser:
     _common(report)
     report.set_defaults(run=_report)
 
+
+def _add_system(commands: _Commands) -> None:
     system = commands.add_parser("system", help="write systems/NAME.json, the description of this system")
     system.add_argument("-o", "--output", type=Path, required=True, help="the file, such as systems/DGXH100.json")
     system.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field's value; repeatable")
@@ -61,6 +71,8 @@ def parser() -> argparse.ArgumentParser:
     _common(system)
     system.set_defaults(run=_system)
 
+
+def _add_package(commands: _Commands) -> None:
     package = commands.add_parser("package", help="build, check and pack the tree that MLCommons takes")
     package.add_argument("runs", type=Path, help="the folder of the ten result_*.txt")
     package.add_argument("--org", required=True, help="submitter, as in the system description")
@@ -73,7 +85,6 @@ def parser() -> argparse.ArgumentParser:
     package.add_argument("--config", metavar="FILE", help="the config that ran; unset: as config.json says")
     _common(package)
     package.set_defaults(run=_package)
-    return top
 
 
 def _common(command: argparse.ArgumentParser) -> None:
