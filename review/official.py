@@ -94,28 +94,6 @@ def check_compliance(path: Path, ruleset: str) -> Outcome:
     return _run("compliance_checker", lambda _: module.main(str(path), config, checker)[0])
 
 
-def check_rcp(folder: Path, ruleset: str) -> tuple[Outcome, float | None]:
-    """The RCP checker on a folder of logs: its verdict and its scaling factor, None where it crashed."""
-    module, factor = _module("rcp_checker.rcp_checker"), [None]
-
-    def call(records: list[logging.LogRecord]) -> bool:
-        passed, message, factor[0] = module.check_directory(
-            str(folder), USAGE, ruleset, False, False, rcp_pass="pruned_rcps", set_scaling=False
-        )
-        if not passed:
-            records.append(logging.makeLogRecord({"msg": str(message).replace("%", "%%"), "levelno": logging.ERROR}))
-        return bool(passed)
-
-    outcome = _run("rcp_checker", call)
-    return outcome, None if factor[0] is None else float(factor[0])
-
-
-def check_seeds(files: list[Path], ruleset: str) -> Outcome:
-    """The seed checker on the logs of a folder."""
-    checker = _module("package_checker.seed_checker").SeedChecker(ruleset)
-    return _run("seed_checker", lambda _: checker.check_seeds([str(path) for path in files]))
-
-
 def check_system(path: Path, ruleset: str) -> Outcome:
     """The system description checker on one JSON file."""
     module = _module("system_desc_checker.system_desc_checker")
