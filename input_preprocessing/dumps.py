@@ -39,7 +39,9 @@ def is_multistream(path: Path) -> bool:
     """
     with open(path, "rb") as file:
         if not _STREAM.match(file.read(10)):
-            raise DataError(f"{path} is no bzip2 file; give a dump such as enwiki-DATE-pages-articles-multistream.xml.bz2")
+            raise DataError(
+                f"{path} is no bzip2 file; give a dump such as enwiki-DATE-pages-articles-multistream.xml.bz2"
+            )
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _STREAM.search(data, 10) is not None
 
@@ -91,7 +93,7 @@ class PageReader:
             file.seek(start)
             self.position = start
             decompressor = bz2.BZ2Decompressor()
-            data, stream = file.read(_READ), start
+            data, stream, started = file.read(_READ), start, True
             try:
                 while data:
                     block = decompressor.decompress(data)
@@ -107,7 +109,9 @@ class PageReader:
                         started = True
                     data = data or file.read(_READ)
             except (OSError, ValueError) as error:
-                raise DataError(f"{self.path} is damaged at about byte {stream} ({error}); download it again") from error
+                raise DataError(
+                    f"{self.path} is damaged at about byte {stream} ({error}); download it again"
+                ) from error
             if started and not decompressor.eof:
                 raise DataError(f"{self.path} is cut off after {file.tell()} bytes; download it again")
 
