@@ -1,27 +1,31 @@
-"""Fused operations of the model, one a file, each beside its plain-PyTorch reference.
+"""Fused operations, one a file, each beside its plain-PyTorch reference.
 
-``select`` binds every operation to its reference or its fused kernel once, before the model is built; nothing falls
-back silently afterwards.
+``select`` binds every operation of the model to its reference or its fused kernel once, before the model is built;
+nothing falls back silently afterwards.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bert.env import ConfigError, env
-from bert.kernels import attention, bias_gelu, cross_entropy, dropout_add_layer_norm, embeddings
+from bert.kernels import attention, bias_gelu, cross_entropy, dropout_add_layer_norm, embeddings, jit, lamb
 
-FUSABLE: dict[str, ModuleType] = {
+# What the model calls; the optimizer's update (lamb) is chosen by the same variable.
+OPERATIONS: dict[str, ModuleType] = {
     "embeddings": embeddings,
     "dropout_add_layer_norm": dropout_add_layer_norm,
     "bias_gelu": bias_gelu,
     "cross_entropy": cross_entropy,
 }
+FUSABLE: dict[str, ModuleType] = OPERATIONS | {"lamb": lamb}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +43,26 @@ class Config:
         if self.fused == "auto":
             return supported
         wanted = set(FUSABLE) if self.fused == "all" else {name.strip() for name in self.fused.split(",")}
-        unknown = wanted - set(FUSABLE)
+        unknown = sorted(wanted - set(FUSABLE))
         if unknown:
             known = ", ".join(FUSABLE)
-            raise ConfigError(f"FUSED names {', '.join(sorted(unknown))}: known are all, none, auto, {known}")
-        missing = wanted - supported
+            raise ConfigError(f"FUSED names {', '.join(unknown)}: known are all, none, auto, {known}")
+        missing = sorted(wanted - supported)
         if missing:
             raise ConfigError(
-                f"FUSED asks for {', '.join(sorted(missing))}, which cannot run on {device}: use FUSED=auto or none"
+                f"FUSED asks for {', '.join(missing)}, but {jit.missing(device)}: set FUSED=auto or FUSED=none"
             )
         return wanted
+
+    def describe(self, device: torch.device) -> str:
+        """What ``--check`` says of the kernels: which are fused, which are not, and why none is."""
+        fused = self.names(device)
+        if not fused:
+            reason = "FUSED=none" if self.fused == "none" else jit.missing(device)
+            return f"plain PyTorch ({reason})"
+        plain = [name for name in FUSABLE if name not in fused]
+        text = f"Triton for {', '.join(name for name in FUSABLE if name in fused)}"
+        return f"{text}; plain PyTorch for {', '.join(plain)}" if plain else text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +82,17 @@ def select(config: Config, device: torch.device) -> Kernels:
     if name not in attention.BACKENDS:
         raise ConfigError(f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}")
     fused = config.names(device)
-    operations = {
-        operation: module.fused if operation in fused else module.reference for operation, module in FUSABLE.items()
-    }
-    return Kernels(attention=attention.BACKENDS[name], **operations)
+    bound = {name: module.fused if name in fused else module.reference for name, module in OPERATIONS.items()}
+    bound["embeddings"] = _first_of_a_pass(bound["embeddings"])
+    return Kernels(attention=attention.BACKENDS[name], **bound)
+
+
+def _first_of_a_pass(embeddings: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Every forward pass begins with the embeddings: there, the fused kernels' dropout gets a new seed."""
+
+    @functools.wraps(embeddings)
+    def begin(input_ids: Tensor, *arguments: Any) -> Tensor:
+        jit.new_pass(input_ids.device)
+        return embeddings(input_ids, *arguments)
+
+    return begin

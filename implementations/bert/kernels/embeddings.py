@@ -1,10 +1,23 @@
-"""Embeddings: word + position + segment, LayerNorm, dropout."""
+"""Embeddings: word + position + segment, LayerNorm, dropout.
 
+Fused, the sum is never stored: the backward pass gathers it again. Each table's gradient is summed in a fixed order
+(``scatter``), where PyTorch's own may use atomics.
+"""
+
+# mypy: allow-untyped-defs
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from bert.kernels import jit as jit_module
+from bert.kernels.cases import Case, Draw, each_dtype, large
+from bert.kernels.jit import constexpr, jit, keep_mask, load_keys, next_power_of_2, row_keys, store_keys, tl
+from bert.kernels.scatter import sum_by_index
 
 
 def reference(
@@ -21,14 +34,180 @@ def reference(
 ) -> Tensor:
     """Embedded tokens.
 
-    input_ids, segment_ids, position_ids: int [T]; word [V, D], position [P, D], segment [2, D]; weight, bias [D].
-    Returns [T, D].
+    input_ids, segment_ids (0 or 1), position_ids: int [T]; word [V, D], position [P, D], segment [2 or more, D];
+    weight, bias [D]. Returns [T, D].
     """
     x = F.embedding(input_ids, word) + F.embedding(position_ids, position) + F.embedding(segment_ids, segment)
     x = F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
     return F.dropout(x, dropout) if dropout else x
 
 
+def _case(tokens: int, vocab_size: int, positions: int, width: int, frequent: float) -> Callable[[Draw], Any]:
+    """``frequent``: share of tokens that are one word, as [MASK] is; its run is longer than a chunk."""
+
+    def build(draw: Draw) -> tuple[Any, ...]:
+        ids = draw.integers(vocab_size, tokens)
+        ids[draw.integers(1000, tokens) < 1000 * frequent] = vocab_size // 2
+        place = torch.arange(tokens, dtype=torch.int32, device=ids.device) % positions
+        tables = draw.normal(vocab_size, width), draw.normal(positions, width), draw.normal(2, width)
+        return ids, draw.integers(2, tokens), place, *tables, draw.normal(width), draw.normal(width), 1e-12, 0.0
+
+    return build
+
+
+_REASON = "the gradient of a row of the sum is rounded, and so are the sums of them by word"
+CASES: list[Case] = [
+    *each_dtype("primes", _case(37, 23, 17, 97, frequent=0.6), _REASON, factor=2),
+    *each_dtype("one_token", _case(1, 3, 2, 24, frequent=0.0), _REASON, factor=2),
+    large("24_rows_of_bert_large", _case(12_288, 30_528, 512, 1024, frequent=0.12), _REASON, factor=2),
+    large("48_rows_of_bert_large", _case(24_576, 30_528, 512, 1024, frequent=0.12), _REASON, factor=2),
+]
+
+
+@jit
+def _gather(input_ids, segment_ids, position_ids, word, position, segment, row, in_row, column, in_column, width):
+    """The sum of the three embeddings of some rows, fp32, and their segment."""
+    inside = in_row[:, None] & in_column[None, :]
+    word_row = tl.load(input_ids + row, mask=in_row, other=0).to(tl.int64)
+    place = tl.load(position_ids + row, mask=in_row, other=0)
+    side = tl.load(segment_ids + row, mask=in_row, other=0)
+    x = tl.load(word + word_row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    x += tl.load(position + place[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    x += tl.load(segment + side[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    return x, side
+
+
+@jit
+def _forward(
+    input_ids, segment_ids, position_ids, word, position, segment, weight, bias, output, mean_out, rstd_out, keys_out,
+    seed, site, scale, num_rows, width, eps, threshold: constexpr, block_rows: constexpr, block: constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    in_row = row < num_rows
+    column = tl.arange(0, block)
+    in_column = column < width
+    inside = in_row[:, None] & in_column[None, :]
+    x, _ = _gather(input_ids, segment_ids, position_ids, word, position, segment, row, in_row, column, in_column, width)
+    mean = tl.sum(x, axis=1) / width
+    centered = tl.where(inside, x - mean[:, None], 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centered * centered, axis=1) / width + eps)
+    w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
+    b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
+    y = centered * rstd[:, None] * w[None, :] + b[None, :]
+    if threshold > 0:
+        key_0, key_1 = row_keys(tl.load(seed), site, row, 0)
+        store_keys(keys_out, row, key_0, key_1, in_row)
+        keep = keep_mask(key_0[:, None], key_1[:, None], column.to(tl.uint32)[None, :], threshold)
+        y = tl.where(keep, y * scale, 0.0)
+    offset = row.to(tl.int64)[:, None] * width + column[None, :]
+    tl.store(output + offset, y.to(output.dtype.element_ty), mask=inside)
+    tl.store(mean_out + row, mean, mask=in_row)
+    tl.store(rstd_out + row, rstd, mask=in_row)
+
+
+@jit
+def _backward(
+    gradient, input_ids, segment_ids, position_ids, word, position, segment, weight, mean_in, rstd_in, keys,
+    x_gradient, partials, scale, num_rows, width, threshold: constexpr, block_rows: constexpr, block: constexpr,
+):  # fmt: skip
+    column = tl.arange(0, block)
+    in_column = column < width
+    w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
+    weight_sum = tl.zeros([block], tl.float32)
+    bias_sum = tl.zeros([block], tl.float32)
+    side_0_sum = tl.zeros([block], tl.float32)
+    side_1_sum = tl.zeros([block], tl.float32)
+    for tile in range(tl.program_id(0), tl.cdiv(num_rows, block_rows), tl.num_programs(0)):
+        row = tile * block_rows + tl.arange(0, block_rows)
+        in_row = row < num_rows
+        inside = in_row[:, None] & in_column[None, :]
+        offset = row.to(tl.int64)[:, None] * width + column[None, :]
+        dy = tl.load(gradient + offset, mask=inside, other=0.0).to(tl.float32)
+        if threshold > 0:
+            key_0, key_1 = load_keys(keys, row, in_row)
+            keep = keep_mask(key_0[:, None], key_1[:, None], column.to(tl.uint32)[None, :], threshold)
+            dy = tl.where(keep, dy * scale, 0.0)
+        x, side = _gather(
+            input_ids, segment_ids, position_ids, word, position, segment, row, in_row, column, in_column, width
+        )
+        mean = tl.load(mean_in + row, mask=in_row, other=0.0)
+        rstd = tl.load(rstd_in + row, mask=in_row, other=0.0)
+        normalized = tl.where(inside, (x - mean[:, None]) * rstd[:, None], 0.0)
+        weighted = dy * w[None, :]
+        mean_1 = tl.sum(weighted, axis=1) / width
+        mean_2 = tl.sum(weighted * normalized, axis=1) / width
+        dx = (weighted - mean_1[:, None] - normalized * mean_2[:, None]) * rstd[:, None]
+        tl.store(x_gradient + offset, dx.to(x_gradient.dtype.element_ty), mask=inside)
+        weight_sum += tl.sum(dy * normalized, axis=0)
+        bias_sum += tl.sum(dy, axis=0)
+        dx_0 = tl.where(side[:, None] == 0, dx, 0.0)
+        side_0_sum += tl.sum(dx_0, axis=0)
+        side_1_sum += tl.sum(dx - dx_0, axis=0)
+    line = partials + tl.program_id(0).to(tl.int64) * 4 * width + column
+    tl.store(line, weight_sum, mask=in_column)
+    tl.store(line + width, bias_sum, mask=in_column)
+    tl.store(line + 2 * width, side_0_sum, mask=in_column)
+    tl.store(line + 3 * width, side_1_sum, mask=in_column)
+
+
+BLOCK_ROWS, NUM_WARPS, PROGRAMS_PER_SM = 2, 4, 3
+
+
+class _Embeddings(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        input_ids, segment_ids, position_ids, word, position, segment, weight, bias, eps, dropout = arguments
+        num_rows, width = input_ids.numel(), word.shape[1]
+        drop = jit_module.dropout_site(word.device, dropout)
+        output = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
+        mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=word.device)
+        keys = drop.new_keys(num_rows)
+        _forward[(-(-num_rows // BLOCK_ROWS),)](
+            input_ids, segment_ids, position_ids, word, position, segment, weight, bias, output, mean, rstd, keys,
+            drop.seed, drop.site, drop.scale, num_rows, width, eps, drop.threshold, BLOCK_ROWS, next_power_of_2(width),
+            num_warps=NUM_WARPS,
+        )  # fmt: skip
+        ctx.save_for_backward(input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd, keys)
+        ctx.drop = drop
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd, keys = ctx.saved_tensors
+        num_rows, width = gradient.shape
+        num_programs = jit_module.num_programs(word.device, PROGRAMS_PER_SM, -(-num_rows // BLOCK_ROWS))
+        partials = torch.empty(num_programs, 4, width, dtype=torch.float32, device=word.device)
+        x_gradient = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
+        _backward[(num_programs,)](
+            gradient.contiguous(), input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd,
+            keys, x_gradient, partials, ctx.drop.scale, num_rows, width, ctx.drop.threshold, BLOCK_ROWS,
+            next_power_of_2(width), num_warps=NUM_WARPS,
+        )  # fmt: skip
+        sums = jit_module.column_sums(partials, weight.dtype)
+        segment_gradient = torch.zeros_like(segment)
+        segment_gradient[:2] = sums[2:]
+        word_gradient = sum_by_index(x_gradient, input_ids, word.shape[0])
+        position_gradient = sum_by_index(x_gradient, position_ids, position.shape[0])
+        tables = (word_gradient, position_gradient, segment_gradient)
+        return None, None, None, *tables, sums[0], sums[1], None, None
+
+
+def fused(
+    input_ids: Tensor,
+    segment_ids: Tensor,
+    position_ids: Tensor,
+    word: Tensor,
+    position: Tensor,
+    segment: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout: float,
+) -> Tensor:
+    """``reference`` in one kernel forward; dropout by jit.Dropout."""
+    return _Embeddings.apply(input_ids, segment_ids, position_ids, word, position, segment, weight, bias, eps, dropout)
+
+
 def supported(device: torch.device) -> bool:
     """True where the fused kernel runs."""
-    return False
+    return jit_module.supported(device)

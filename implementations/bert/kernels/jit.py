@@ -63,13 +63,22 @@ def interpreted() -> Iterator[None]:
         _interpreted = False
 
 
+def missing(device: torch.device) -> str | None:
+    """Why the Triton kernels cannot run on a device, in a few words; None where they can."""
+    if device.type != "cuda" and not _interpreted:
+        return f"the device is a {device.type.upper()}"
+    if triton is None:
+        return "Triton is not installed"
+    if device.type == "cuda" and torch.version.cuda is None:
+        return "the GPU is not NVIDIA's"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return "the GPU is older than compute capability 8.0"
+    return None
+
+
 def supported(device: torch.device) -> bool:
     """True where the Triton kernels run: NVIDIA GPUs from compute capability 8.0 on, with Triton installed."""
-    if triton is None:
-        return False
-    if device.type != "cuda":
-        return _interpreted
-    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return missing(device) is None
 
 
 @functools.cache

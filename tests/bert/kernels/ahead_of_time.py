@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from bert.kernels import FUSABLE, jit
+from bert.kernels import OPERATIONS, jit
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TYPES = {
@@ -71,7 +71,7 @@ def record(only: str) -> dict[str, Launch]:
 
     JITFunction.run = launch  # type: ignore[method-assign]
     with jit.interpreted():
-        for name, module in FUSABLE.items():
+        for name, module in OPERATIONS.items():
             operation = name
             if only in name and hasattr(module, "ahead_of_time"):
                 module.ahead_of_time(torch.device("meta"))

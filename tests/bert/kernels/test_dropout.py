@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bert.kernels import FUSABLE, jit
+from bert.kernels import OPERATIONS, jit
 from bert.kernels.dropout_add_layer_norm import fused
 
 from . import philox
@@ -35,7 +35,7 @@ def drop(device) -> jit.Dropout:
 
 
 def test_layer_norm_drops_the_documented_elements_forward_and_backward(device, drop):
-    module = FUSABLE["dropout_add_layer_norm"]
+    module = OPERATIONS["dropout_add_layer_norm"]
     ours = module.CASES[0].arguments(device)[:5]
     theirs = [a.detach().double().requires_grad_() for a in ours]
     mask = philox.keep(drop, np.arange(ROWS), WIDTH).to(device)
@@ -52,7 +52,7 @@ def test_layer_norm_drops_the_documented_elements_forward_and_backward(device, d
 
 
 def test_the_generator_fixes_every_mask_of_a_pass_and_sites_differ(device):
-    arguments = FUSABLE["dropout_add_layer_norm"].CASES[0].arguments(device)[:5]
+    arguments = OPERATIONS["dropout_add_layer_norm"].CASES[0].arguments(device)[:5]
 
     def one_pass(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(seed)
@@ -67,7 +67,7 @@ def test_the_generator_fixes_every_mask_of_a_pass_and_sites_differ(device):
 
 
 def test_no_dropout_takes_no_random_numbers(device):
-    arguments = FUSABLE["dropout_add_layer_norm"].CASES[0].arguments(device)[:5]
+    arguments = OPERATIONS["dropout_add_layer_norm"].CASES[0].arguments(device)[:5]
     jit.new_pass(device)
     before = torch.get_rng_state()
     fused(*arguments, 1e-12, 0.0)

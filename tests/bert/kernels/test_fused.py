@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert.kernels import FUSABLE
+from bert.kernels import OPERATIONS
 from bert.kernels.cases import Case
 
-CASES = [(name, case) for name, module in FUSABLE.items() for case in getattr(module, "CASES", [])]
+CASES = [(name, case) for name, module in OPERATIONS.items() for case in getattr(module, "CASES", [])]
 SMALL = [pytest.param(name, case, id=f"{name}-{case.name}") for name, case in CASES if not case.large]
 LARGE = [pytest.param(name, case, id=f"{name}-{case.name}") for name, case in CASES if case.large]
 
@@ -29,7 +29,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 
 def compare(name: str, case: Case, device: torch.device) -> None:
     """Asserts that result and gradients of ``fused`` are those of ``reference`` in fp64."""
-    module = FUSABLE[name]
+    module = OPERATIONS[name]
     ours = case.arguments(device)
     theirs = tuple(_double(value) for value in ours)
     result, expected = module.fused(*ours), module.reference(*theirs)
@@ -60,7 +60,7 @@ def test_the_same_input_gives_the_same_bits(name, case, device):
     results = []
     for _ in range(2):
         arguments = case.arguments(device)
-        result = FUSABLE[name].fused(*arguments)
+        result = OPERATIONS[name].fused(*arguments)
         result.float().square().sum().backward()
         results.append([result, *(a.grad for a in arguments if isinstance(a, Tensor) and a.requires_grad)])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -1,0 +1,89 @@
+"""Sums of rows by index, the gradient of an embedding table: the same sums in the same order every time, no atomics.
+
+The indices are sorted (stably), and a program takes CHUNK sorted places: one small matrix product gives the sum of each
+run of equal indices. A run that lies within the chunk is written to the table at once. A longer one leaves a partial
+sum in every chunk it touches, and a second kernel adds those up in order: the program of the chunk where it begins.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bert.kernels.jit import constexpr, jit, tl
+
+CHUNK, GROUP, BLOCK, NUM_WARPS = 16, 16, 256, 4
+
+
+@jit
+def _sum_runs(rows, indices, order, table, partials, num_rows, width, chunk: constexpr, block: constexpr):
+    begin = tl.program_id(0) * chunk
+    place = begin + tl.arange(0, chunk)
+    inside = place < num_rows
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    in_column = column < width
+    index = tl.load(indices + place, mask=inside, other=-1)
+    following = tl.load(indices + place + 1, mask=place + 1 < num_rows, other=-1)
+    across = tl.load(indices + begin + tl.arange(0, chunk), mask=inside, other=-1)
+    source = tl.load(order + place, mask=inside, other=0)
+    in_tile = inside[:, None] & in_column[None, :]
+    tile = tl.load(rows + source[:, None] * width + column[None, :], mask=in_tile, other=0.0)
+    same = (index[:, None] == across[None, :]).to(tl.float32).to(tile.dtype)
+    total = tl.dot(same, tile, input_precision="ieee")
+    before = tl.load(indices + begin - 1, mask=begin > 0, other=-2)
+    earlier = index == before  # the run began in an earlier chunk
+    ends = inside & (following != index)
+    last = tl.arange(0, chunk) == chunk - 1
+    target = table + index.to(tl.int64)[:, None] * width + column[None, :]
+    tl.store(target, total.to(table.dtype.element_ty), mask=(ends & (index != before))[:, None] & in_column[None, :])
+    partial = partials + tl.program_id(0).to(tl.int64) * 2 * width + column[None, :] + tl.zeros([chunk, 1], tl.int32)
+    tl.store(partial, total, mask=(earlier & inside & (ends | last))[:, None] & in_column[None, :])
+    begins_here = inside & last & (following == index) & (index != before)
+    tl.store(partial + width, total, mask=begins_here[:, None] & in_column[None, :])
+
+
+@jit
+def _join_runs(
+    indices, table, partials, num_rows, num_chunks, width, chunk: constexpr, group: constexpr, block: constexpr
+):
+    own = tl.program_id(0)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    in_column = column < width
+    end = (own + 1) * chunk
+    index = tl.load(indices + end - 1, mask=end <= num_rows, other=-1)
+    following = tl.load(indices + end, mask=end < num_rows, other=-2)
+    before = tl.load(indices + own * chunk - 1, mask=own > 0, other=-2)
+    if (index == following) & (index != before):
+        total = tl.load(partials + (2 * own + 1).to(tl.int64) * width + column, mask=in_column, other=0.0)
+        base = own + 1
+        more = 1
+        while more > 0:
+            number = base + tl.arange(0, group)
+            first = tl.load(indices + number * chunk, mask=number < num_chunks, other=-1)
+            member = first == index
+            heads = partials + (2 * number).to(tl.int64)[:, None] * width + column[None, :]
+            total += tl.sum(tl.load(heads, mask=member[:, None] & in_column[None, :], other=0.0), axis=0)
+            more = tl.min(member.to(tl.int32), axis=0)
+            base += group
+        tl.store(table + index.to(tl.int64) * width + column, total.to(table.dtype.element_ty), mask=in_column)
+
+
+def sum_by_index(rows: Tensor, indices: Tensor, num_indices: int) -> Tensor:
+    """Table [num_indices, D] whose row i is the sum of the rows [T, D] with index i, taken in fp32; 0 where none.
+
+    indices: int [T] in [0, num_indices).
+    """
+    num_rows, width = rows.shape
+    table = torch.zeros(num_indices, width, dtype=rows.dtype, device=rows.device)
+    if not num_rows:
+        return table
+    sorted_indices, order = torch.sort(indices, stable=True)
+    num_chunks = -(-num_rows // CHUNK)
+    partials = torch.empty(num_chunks, 2, width, dtype=torch.float32, device=rows.device)
+    grid = (num_chunks, -(-width // BLOCK))
+    _sum_runs[grid](rows, sorted_indices, order, table, partials, num_rows, width, CHUNK, BLOCK, num_warps=NUM_WARPS)
+    _join_runs[grid](
+        sorted_indices, table, partials, num_rows, num_chunks, width, CHUNK, GROUP, BLOCK, num_warps=NUM_WARPS
+    )
+    return table

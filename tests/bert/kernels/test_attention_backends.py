@@ -1,0 +1,96 @@
+"""Attention backends: what each needs is said before the run; on a GPU each gives the oracle's context and gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from bert.env import ConfigError
+from bert.kernels import attention, attention_choice
+
+CPU = torch.device("cpu")
+ON_GPU = [name for name in attention.BACKENDS if name != "sdpa_loop"]
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_backend_that_cannot_run_on_this_device_is_refused_by_name(name):
+    with pytest.raises(ConfigError, match=rf"ATTENTION={name} cannot run here: .*GPU.*; use auto"):
+        attention.check(name, CPU, 0.1, in_graph=False)
+
+
+def test_unknown_backend_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match="ATTENTION=fast: expected auto or one of cudnn, flash"):
+        attention.check("fast", CPU, 0.1, in_graph=False)
+
+
+def test_backend_without_dropout_is_refused_for_a_model_with_dropout(monkeypatch):
+    installed = dataclasses.replace(attention._BACKENDS["flash_attn_3"], missing=lambda device: None)
+    monkeypatch.setitem(attention._BACKENDS, "flash_attn_3", installed)
+    with pytest.raises(ConfigError, match=r"flash_attn_3 has no dropout, and attention_probs_dropout_prob is 0\.1"):
+        attention.check("flash_attn_3", CPU, 0.1, in_graph=True)
+    attention.check("flash_attn_3", CPU, 0.0, in_graph=True)
+
+
+def test_oracle_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
+    with pytest.raises(ConfigError, match="reads the lengths on the host"):
+        attention.check("sdpa_loop", CPU, 0.1, in_graph=True)
+    attention.check("sdpa_loop", CPU, 0.1, in_graph=False)
+    assert attention.default_backend(CPU) == "sdpa_loop"
+
+
+def test_a_candidate_that_fails_or_is_slower_is_not_chosen():
+    trial = attention_choice.Trial
+    results = [
+        trial(name="broken", milliseconds=None, problem="no such kernel"),
+        trial(name="slow", milliseconds=3.0),
+        trial(name="quick", milliseconds=2.0),
+    ]
+    assert attention_choice.fastest(results) == "quick"
+    assert attention_choice.fastest(results[:1]) is None
+
+
+def test_a_wrong_backend_is_told_from_a_right_one():
+    def leaks(qkv, cu_seqlens, max_seqlen, dropout):  # attends across sequences
+        return attention.sdpa_loop(qkv, cu_seqlens[[0, -1]], max_seqlen, dropout)
+
+    assert attention_choice.disagreement(attention.sdpa_loop, attention.sdpa_loop, CPU) == ""
+    assert "context differs" in attention_choice.disagreement(leaks, attention.sdpa_loop, CPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ON_GPU)
+def test_backend_gives_the_oracles_context_and_gradient(name, gpu):
+    reason = attention._BACKENDS[name].missing(gpu)
+    if reason:
+        pytest.skip(reason)
+    assert attention_choice.disagreement(attention.BACKENDS[name], attention.sdpa_loop, gpu) == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [n for n in ON_GPU if attention._BACKENDS[n].has_dropout])
+def test_dropout_keeps_the_mean_and_repeats_with_the_seed(name, gpu):
+    reason = attention._BACKENDS[name].missing(gpu)
+    if reason:
+        pytest.skip(reason)
+    run = attention.BACKENDS[name]
+    cu_seqlens = attention_choice.offsets(2, gpu)
+    tokens = 2 * sum(attention_choice.LENGTHS)
+    qkv = torch.randn(tokens, 3, 16, 64, device=gpu, dtype=torch.bfloat16)
+    qkv[:, 2] = 1.0  # the context is then the mean kept probability over its scale: 1 on average
+    draws = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        draws.append(run(qkv, cu_seqlens, 512, 0.1).float())
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert draws[0].mean().item() == pytest.approx(1.0, abs=2e-3)
+    assert draws[0].std().item() > 1e-3
+
+
+@pytest.mark.gpu
+def test_automatic_choice_is_a_backend_that_was_tried_with_success(gpu):
+    chosen = attention.default_backend(gpu)
+    good = {trial.name for trial in attention.trials(gpu) if trial.milliseconds is not None}
+    assert chosen in good, attention.trials(gpu)

@@ -1,0 +1,128 @@
+"""fp8 products: the scaling arithmetic on a CPU; on a GPU the hardware's product against it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bert.kernels.fp8_linear import BACKWARD, FORWARD, GRADIENT, INPUT, WEIGHT, Fp8Scaling, cast_transpose
+
+CPU = torch.device("cpu")
+# e4m3 has 3 mantissa bits, e5m2 has 2: relative rounding error of a product of random numbers, with some room.
+FORWARD_ERROR, BACKWARD_ERROR = 0.045, 0.075
+
+
+def _product(recipe, rows=48, width=32, outputs=64, magnitude=1.0, device=CPU, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    x = (magnitude * torch.randn(rows, width, generator=generator)).to(device, dtype).requires_grad_()
+    weight = (0.02 * torch.randn(outputs, width, generator=generator)).to(device, dtype).requires_grad_()
+    bias = torch.randn(outputs, generator=generator).to(device, dtype).requires_grad_()
+    upstream = (1e-6 * torch.randn(rows, outputs, generator=generator)).to(device, dtype)
+    return Fp8Scaling(recipe, 2, device), x, weight, bias, upstream
+
+
+def _relative(value, reference):
+    return ((value.double() - reference.double()).norm() / reference.double().norm()).item()
+
+
+def _run(scaling, x, weight, bias, upstream):
+    for tensor in (x, weight, bias):
+        tensor.grad = None
+    y = scaling.linear(1)(x, weight, bias)
+    y.backward(upstream)
+    return y.detach(), x.grad, weight.grad, bias.grad
+
+
+def _check(results, x, weight, bias, upstream):
+    y, x_gradient, weight_gradient, bias_gradient = results
+    assert _relative(y - bias, F.linear(x, weight)) < FORWARD_ERROR
+    assert _relative(x_gradient, upstream @ weight) < BACKWARD_ERROR
+    assert _relative(weight_gradient, upstream.t() @ x) < BACKWARD_ERROR
+    torch.testing.assert_close(bias_gradient, upstream.sum(0))
+
+
+@pytest.mark.parametrize("recipe", ["current", "delayed"])
+@pytest.mark.parametrize("rows", [48, 37], ids=["multiple-of-16", "padded"])
+def test_product_and_gradients_are_those_of_linear_within_fp8(recipe, rows):
+    scaling, *tensors = _product(recipe, rows=rows)
+    _check(_run(scaling, *tensors), *tensors)  # the first step measures, whatever the recipe
+    scaling.calibrated = True
+    scaling.update()
+    _check(_run(scaling, *tensors), *tensors)
+
+
+def test_delayed_scales_come_from_the_step_before_and_saturate():
+    scaling, x, weight, bias, upstream = _product("delayed")
+    scaling.calibrated = True
+    _run(scaling, x, weight, bias, upstream)
+    assert scaling.largest[1, INPUT] == x.abs().max()
+    assert scaling.largest[1, GRADIENT] == upstream.abs().max()
+    scaling.update()
+    assert scaling.scales[1, WEIGHT].item() == pytest.approx(448 / weight.abs().max().item())
+    assert scaling.scales[1, GRADIENT].item() == pytest.approx(57344 / upstream.abs().max().item())
+    assert torch.equal(scaling.scales[0], torch.ones(3))  # the other product was not used
+    assert not scaling.largest.any()
+    with torch.no_grad():
+        x.mul_(4)  # beyond the scale of the step before: clipped to the format's largest number, not inf
+    y = scaling.linear(1)(x, weight, bias)
+    assert torch.isfinite(y).all()
+    scaling.update()
+    _check(_run(scaling, x, weight, bias, upstream), x, weight, bias, upstream)
+
+
+def test_several_micro_batches_leave_the_largest_magnitude_of_all():
+    scaling, x, weight, bias, _ = _product("delayed")
+    for factor in (1.0, 8.0, 2.0):
+        scaling.linear(0)(x * factor, weight, bias)
+    assert scaling.largest[0, INPUT].item() == pytest.approx(8 * x.abs().max().item())
+
+
+def test_overflow_does_not_spoil_the_scales():
+    scaling, x, weight, bias, _ = _product("delayed")
+    before = scaling.scales.clone()
+    with torch.no_grad():
+        x[0, 0] = float("inf")
+    scaling.linear(0)(x, weight, bias)
+    scaling.update()
+    assert scaling.scales[0, INPUT] == before[0, INPUT]
+    assert torch.isfinite(scaling.scales).all()
+
+
+def test_state_restores_scales():
+    scaling, *tensors = _product("delayed")
+    _run(scaling, *tensors)
+    scaling.update()
+    again = Fp8Scaling("delayed", 2, CPU)
+    again.load_state_dict({**scaling.state_dict(), "calibrated": True})
+    assert all(torch.equal(a, b) for a, b in zip(scaling.state_tensors(), again.state_tensors(), strict=True))
+    assert again.calibrated
+
+
+def test_cast_kernel_equals_its_reference_in_both_orders(device):
+    # Numbers that both formats hold exactly, some past their ends: Triton's interpreter rounds 127 to 64.
+    x = torch.randint(-3, 4, (33, 70), generator=torch.Generator().manual_seed(3)) * 1.0
+    x[::7, ::5] *= 2.0**14
+    scale = torch.tensor(64.0)
+    for dtype in (FORWARD, BACKWARD):
+        largest = torch.zeros((), device=device)
+        reference = (x * scale).clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype)
+        cast, transposed = cast_transpose(x.to(device), scale.to(device), largest, dtype)
+        assert torch.equal(cast.float().cpu(), reference.float())
+        assert torch.equal(transposed.float().cpu(), reference.t().float())
+        assert largest.cpu() == x.abs().max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", ["current", "delayed"])
+def test_hardware_product_equals_the_emulated_one(recipe, gpu):
+    shape = {"rows": 256, "width": 1024, "outputs": 512}
+    on_gpu, *tensors = _product(recipe, **shape, device=gpu, dtype=torch.bfloat16)
+    on_cpu, *copies = _product(recipe, **shape, dtype=torch.bfloat16)
+    for _ in range(2):
+        for ours, reference in zip(_run(on_gpu, *tensors), _run(on_cpu, *copies), strict=True):
+            assert _relative(ours.cpu(), reference) < 5e-3
+        for scaling in (on_gpu, on_cpu):
+            scaling.calibrated = True
+            scaling.update()
+    torch.testing.assert_close(on_gpu.scales.cpu(), on_cpu.scales)

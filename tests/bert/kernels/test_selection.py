@@ -1,0 +1,55 @@
+"""FUSED: what is asked for runs, or the run stops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bert.env import ConfigError
+from bert.kernels import FUSABLE, OPERATIONS, Config, jit, select
+
+CPU = torch.device("cpu")
+
+
+def test_auto_and_none_are_the_references_on_a_cpu():
+    for value in ("auto", "none"):
+        assert Config(fused=value).names(CPU) == set()
+        bound = select(Config(fused=value), CPU)
+        for name, module in OPERATIONS.items():
+            assert getattr(getattr(bound, name), "__wrapped__", getattr(bound, name)) is module.reference
+    assert Config().describe(CPU) == "plain PyTorch (the device is a CPU)"
+
+
+def test_asking_for_a_kernel_that_cannot_run_is_an_error():
+    with pytest.raises(ConfigError, match="FUSED asks for bias_gelu, lamb, but the device is a CPU: set FUSED=auto"):
+        Config(fused="lamb, bias_gelu").names(CPU)
+    with pytest.raises(ConfigError, match="FUSED asks for bias_gelu"):
+        Config(fused="all").names(CPU)
+
+
+def test_an_unknown_kernel_is_an_error_that_names_the_known_ones(device):
+    with pytest.raises(ConfigError, match=r"FUSED names gelu: known are all, none, auto, embeddings, .*, lamb"):
+        Config(fused="gelu,lamb").names(device)
+
+
+def test_names_choose_kernels_one_by_one(device):
+    assert Config(fused="auto").names(device) == Config(fused="all").names(device) == set(FUSABLE)
+    bound = select(Config(fused="cross_entropy,bias_gelu", attention="sdpa_loop"), device)
+    assert bound.bias_gelu is OPERATIONS["bias_gelu"].fused
+    assert bound.dropout_add_layer_norm is OPERATIONS["dropout_add_layer_norm"].reference
+    described = Config(fused="cross_entropy,bias_gelu").describe(device)
+    assert described.startswith("Triton for bias_gelu, cross_entropy; plain PyTorch for embeddings, ")
+
+
+def test_a_forward_pass_draws_one_seed_and_every_pass_another(device, monkeypatch):
+    """Whichever operations are fused: the embeddings' wrapper begins the pass."""
+    monkeypatch.setattr(OPERATIONS["embeddings"], "reference", lambda input_ids: input_ids)
+    bound = select(Config(fused="none", attention="sdpa_loop"), device)
+    seeds = []
+    for _ in range(2):
+        bound.embeddings(torch.zeros(1, device=device))
+        sites = [jit.dropout_site(device, 0.1) for _ in range(3)]
+        assert [drop.site for drop in sites] == [0, 1, 2]
+        assert sites[0].seed is sites[2].seed
+        seeds.append(int(sites[0].seed.item()))
+    assert seeds[0] != seeds[1]
