@@ -20,7 +20,7 @@ NASTY = """{{Short description|never shown}}
 }}
 [[File:x.jpg|thumb|A [[caption|label]] with [[File:y.png|10px]] inside it. It has sentences.]]
 '''Foo Bar''' ({{IPA|f}}; {{lang-grc|x}}; born [[1 January]] 1900<ref name=x>{{cite|url=http://a.b}}
-</ref>) was an [[United States|American]] [[writer]]<ref name="x" /> of J. K. Rowling fame, e.g. of the U.S.&nbsp;Navy<!--
+</ref>) was an [[United States|American]] [[writer]]<ref name="x" /> of J. K. Rowling, e.g. of the U.S.&nbsp;Navy<!--
 a comment over lines -->. He ran {{convert|10|km|mi}} &amp; said: "No. 5 is alive." Then he left.
 
 == Life ==
@@ -60,7 +60,7 @@ Back again here.
 """
 
 SEEN = [
-    "Foo Bar (born 1 January 1900) was an American writer of J. K. Rowling fame, e.g. of the U.S. Navy.",
+    "Foo Bar (born 1 January 1900) was an American writer of J. K. Rowling, e.g. of the U.S. Navy.",
     'He ran 10 km & said: "No. 5 is alive."',
     "Then he left.",
     "He was born in St. Louis on Jan. 5, 1900.",
