@@ -7,9 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bert import checkpoint, dist, evaluate, graph, kernels, mlperf, optim, precision, rundir, schedule
 from bert.data import training
 from bert.env import ConfigError, env
+from bert.kernels import attention
 from bert.model.config import BertConfig
 
 
@@ -67,19 +70,29 @@ class Config:
         """Raises ConfigError for what this machine's device cannot do."""
         device = dist.pick_device(self.dist)
         self.precision.check(device)
-        if not self.uses_graph:
-            return
-        if device.type != "cuda":
+        attention.check(self.kernels.attention, device, self.model.attention_probs_dropout_prob, self.uses_graph)
+        if self.precision.dtype(device) == torch.float32 and self.kernels.attention not in ("auto", "sdpa_loop"):
+            raise ConfigError(f"ATTENTION={self.kernels.attention} computes in bf16 or fp16: not with PRECISION=fp32")
+        if self.graph.cuda_graph and device.type != "cuda":
             raise ConfigError("CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU")
-        if self.optim.sharded is False and self.dist.world_size > 1:
+        if self.graph.cuda_graph and self.precision.dtype(device) == torch.float32:
+            raise ConfigError("CUDA_GRAPH=1 with PRECISION=fp32: no attention for a graph computes in fp32")
+        if self.graph.cuda_graph and self.optim.sharded is False and self.dist.world_size > 1:
             raise ConfigError("CUDA_GRAPH=1 on several GPUs needs SHARD_OPTIMIZER=1: leave it unset")
-        if self.kernels.attention == "sdpa_loop":
-            raise ConfigError("ATTENTION=sdpa_loop reads the lengths on the host: set CUDA_GRAPH=0")
 
     @property
     def uses_graph(self) -> bool:
-        """Whether steps and evaluation run as CUDA graphs."""
-        return self.graph.enabled(dist.pick_device(self.dist), self.data.packed or self.data.batching == "online")
+        """Whether steps and evaluation run as CUDA graphs: as CUDA_GRAPH says, or where it pays and works.
+
+        Unpacked rows are half padding, which a graph would compute on.
+        """
+        if self.graph.cuda_graph is not None:
+            return self.graph.cuda_graph
+        device = dist.pick_device(self.dist)
+        works = self.precision.dtype(device) != torch.float32 and self.kernels.attention != "sdpa_loop"
+        replicated = self.optim.sharded is False and self.dist.world_size > 1
+        packed = self.data.packed or self.data.batching == "online"
+        return device.type == "cuda" and packed and works and not replicated
 
     @property
     def bert_config_path(self) -> Path:

@@ -32,10 +32,6 @@ class Config:
         "CUDA_GRAPH", None, doc="1 runs each step and evaluation pass as one CUDA graph; unset: on GPUs, packed data"
     )
 
-    def enabled(self, device: torch.device, packed: bool) -> bool:
-        """Whether the run uses graphs. Unpacked rows are half padding, which a graph would compute on."""
-        return self.cuda_graph if self.cuda_graph is not None else device.type == "cuda" and packed
-
 
 @contextlib.contextmanager
 def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]:

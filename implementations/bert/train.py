@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import sys
@@ -23,8 +24,8 @@ from bert.dist import World
 from bert.env import ConfigError
 from bert.evaluate import EvaluationGraph, Evaluator
 from bert.graph import GraphedStep, graph_capacity, preserved, static_batch
+from bert.kernels import attention, select
 from bert.kernels import lamb as lamb_kernel
-from bert.kernels import select
 from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
@@ -79,7 +80,12 @@ def train(config: Config, world: World, log: MlperfLog) -> bool:
 def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, Step]:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit."""
     dtype = config.precision.dtype(world.device)
-    model = BertForPreTraining(config.model, select(config.kernels, world.device))
+    choice = config.kernels
+    if dtype == torch.float32 and choice.attention == "auto":  # the others compute in bf16 or fp16
+        choice = dataclasses.replace(choice, attention="sdpa_loop")
+    if choice.attention == "auto" and world.device.type == "cuda":
+        report_attention(config, world)
+    model = BertForPreTraining(config.model, select(choice, world.device))
     if config.checkpoint.init_checkpoint is not None:
         checkpoint.load_weights(model, config.checkpoint.init_checkpoint)
     else:
@@ -99,6 +105,18 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
     )
     scaler = LossScaler(config.precision, dtype, world.device)
     return model, Step(model, optimizer, config.optim, scaler, world)
+
+
+def report_attention(config: Config, world: World) -> None:
+    """Prints what ATTENTION=auto tried and took. Raises ConfigError where nothing works in a graph that is wanted."""
+    tried = "; ".join(
+        f"{trial.name} {trial.problem or f'{trial.milliseconds:.2f} ms'}" for trial in attention.trials(world.device)
+    )
+    taken = attention.default_backend(world.device)
+    if taken == "sdpa_loop" and config.uses_graph:
+        raise ConfigError(f"no attention backend works here ({tried}): set CUDA_GRAPH=0")
+    if world.is_main:
+        print(f"attention: {taken} (tried: {tried})", file=sys.stderr, flush=True)
 
 
 def finisher(config: Config, world: World) -> Callable[[Batch], Batch]:

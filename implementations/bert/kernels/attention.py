@@ -1,17 +1,22 @@
 """Self-attention over a packed batch: every sequence attends to itself alone. One signature, several backends.
 
-A backend maps qkv [T, 3, N, H], cu_seqlens int32 [S+1] and max_seqlen to the context [T, N, H]. Tokens past
-cu_seqlens[-1] are padding: their context is zero.
+A backend maps qkv [T, 3, N, H], cu_seqlens int32 [S+1], max_seqlen and the dropout probability to the context
+[T, N, H]. What it leaves at tokens past cu_seqlens[-1] is undefined; batches for a graph have none (graph.py).
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from bert.env import ConfigError
+from bert.kernels import attention_aten, attention_choice, attention_packages
 
 Attention = Callable[[Tensor, Tensor, int, float], Tensor]
 
@@ -33,9 +38,77 @@ def sdpa_loop(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) 
     return torch.cat(contexts, dim=2)[0].transpose(0, 1)  # (T, N, H)
 
 
-BACKENDS: dict[str, Attention] = {"sdpa_loop": sdpa_loop}
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """An implementation. ``missing(device)`` says in a few words why it cannot run there, or None."""
+
+    run: Attention
+    missing: Callable[[torch.device], str | None]
+    has_dropout: bool = True
+    on_device: bool = True  # works without the host reading the lengths, so it can be part of a CUDA graph
 
 
+_BACKENDS: dict[str, Backend] = {
+    "cudnn": Backend(run=attention_aten.cudnn, missing=attention_aten.cudnn_missing),
+    "flash": Backend(run=attention_aten.flash, missing=attention_aten.flash_missing),
+    "flash_attn_2": Backend(
+        run=attention_packages.flash_attn_2, missing=attention_packages.package_missing("flash_attn", (8, 0))
+    ),
+    "flash_attn_3": Backend(
+        run=attention_packages.flash_attn_3,
+        missing=attention_packages.package_missing("flash_attn_interface", (9, 0)),
+        has_dropout=False,
+    ),
+    "flash_attn_4": Backend(
+        run=attention_packages.flash_attn_4,
+        missing=attention_packages.package_missing("flash_attn.cute", (9, 0)),
+        has_dropout=False,
+    ),
+    "transformer_engine": Backend(
+        run=attention_packages.transformer_engine,
+        missing=attention_packages.package_missing("transformer_engine", (8, 0)),
+    ),
+    "sdpa_loop": Backend(run=sdpa_loop, missing=lambda device: None, on_device=False),
+}
+BACKENDS: dict[str, Attention] = {name: backend.run for name, backend in _BACKENDS.items()}
+
+
+def check(name: str, device: torch.device, dropout: float, in_graph: bool) -> None:
+    """Raises ConfigError where the backend that ATTENTION names cannot do what the run needs."""
+    if name == "auto":
+        return
+    if name not in _BACKENDS:
+        raise ConfigError(f"ATTENTION={name}: expected auto or one of {', '.join(_BACKENDS)}")
+    backend = _BACKENDS[name]
+    reason = backend.missing(device)
+    if reason:
+        raise ConfigError(f"ATTENTION={name} cannot run here: {reason}; use auto")
+    if dropout and not backend.has_dropout:
+        raise ConfigError(
+            f"ATTENTION={name} has no dropout, and attention_probs_dropout_prob is {dropout}: use auto, or set it to 0"
+        )
+    if in_graph and not backend.on_device:
+        raise ConfigError(f"ATTENTION={name} reads the lengths on the host: set CUDA_GRAPH=0, or use auto")
+
+
+def candidates(device: torch.device) -> dict[str, Attention]:
+    """The backends with dropout that the device and the installed packages have, but for the oracle."""
+    return {
+        name: backend.run
+        for name, backend in _BACKENDS.items()
+        if backend.has_dropout and backend.on_device and backend.missing(device) is None
+    }
+
+
+@functools.cache
 def default_backend(device: torch.device) -> str:
-    """The backend that ATTENTION=auto takes on a device."""
-    return "sdpa_loop"
+    """The backend that ATTENTION=auto takes on a device: on a GPU the fastest that gives the oracle's results there."""
+    if device.type != "cuda":
+        return "sdpa_loop"
+    return attention_choice.fastest(trials(device)) or "sdpa_loop"
+
+
+@functools.cache
+def trials(device: torch.device) -> list[attention_choice.Trial]:
+    """What the candidates did on a GPU."""
+    return attention_choice.trials(candidates(device), sdpa_loop, device)

@@ -1,0 +1,58 @@
+"""The varlen attention kernels that PyTorch carries: cuDNN's and FlashAttention-2, both with dropout.
+
+torch.nn.attention.varlen offers neither dropout nor cuDNN, so the operators below it are called; their derivatives are
+PyTorch's own. Arguments as in attention.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+def cudnn(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
+    """cuDNN's fused attention."""
+    _require_low_precision(qkv, "cudnn")
+    # Contiguous: cuDNN's offsets into the gradients are computed from the strides of the inputs.
+    query, key, value = (part.contiguous() for part in qkv.unbind(1))
+    outputs = torch.ops.aten._cudnn_attention_forward(
+        query, key, value, None, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, True, dropout, False, False
+    )
+    context: Tensor = outputs[0]
+    return context
+
+
+def cudnn_missing(device: torch.device) -> str | None:
+    """See attention.Backend."""
+    if device.type != "cuda":
+        return "it needs an NVIDIA GPU"
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return "its varlen form needs compute capability 9.0 (Hopper) or later"
+    return None if torch.backends.cudnn.is_available() else "this PyTorch has no cuDNN"
+
+
+def flash(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
+    """FlashAttention-2 as built into PyTorch."""
+    _require_low_precision(qkv, "flash")
+    query, key, value = qkv.unbind(1)
+    outputs = torch.ops.aten._flash_attention_forward(
+        query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout, False, False
+    )
+    context: Tensor = outputs[0]
+    return context
+
+
+def flash_missing(device: torch.device) -> str | None:
+    """See attention.Backend."""
+    if device.type != "cuda":
+        return "it needs an NVIDIA GPU"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "it needs compute capability 8.0 (Ampere) or later"
+    return None if torch.backends.cuda.is_flash_attention_available() else "this PyTorch has no FlashAttention"
+
+
+def _require_low_precision(qkv: Tensor, name: str) -> None:
+    if qkv.dtype not in LOW_PRECISION:
+        raise TypeError(f"ATTENTION={name} computes in bf16 or fp16, not in {qkv.dtype}")

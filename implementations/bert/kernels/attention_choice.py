@@ -1,0 +1,105 @@
+"""Which attention backend to take on a GPU: each is tried on BERT-large's shape, checked against the oracle and timed.
+
+Done once, before the clock: versions of the libraries differ in what they support and in how fast it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Attention = Callable[[Tensor, Tensor, int, float], Tensor]
+
+LENGTHS = (512, 384, 128, 256, 200, 56, 512, 97, 415, 333, 179)  # 3,072 tokens: full, even and odd ones
+NUM_HEADS, HEAD_SIZE, MAX_LENGTH, DROPOUT = 16, 64, 512, 0.1
+NUM_REPEATS, NUM_TIMED = 8, 5  # of LENGTHS in the timed batch: 24,576 tokens; of passes in the timed graph
+TOLERANCE = 0.02  # of the norm: bf16 operands
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Milliseconds of a forward and a backward pass with dropout on 24,576 tokens, or why there are none."""
+
+    name: str
+    milliseconds: float | None
+    problem: str = ""
+
+
+def offsets(repeats: int, device: torch.device) -> Tensor:
+    """cu_seqlens of LENGTHS, so many times."""
+    ends = itertools.accumulate(LENGTHS * repeats)
+    return torch.tensor([0, *ends], dtype=torch.int32, device=device)
+
+
+def trials(candidates: Mapping[str, Attention], oracle: Attention, device: torch.device) -> list[Trial]:
+    """Tries every candidate; one that fails is reported, not raised. Random states are left as they were."""
+    random_state = torch.cuda.get_rng_state(device)
+    found = []
+    for name, run in candidates.items():
+        try:
+            problem = disagreement(run, oracle, device)
+            found.append(Trial(name=name, milliseconds=None if problem else _time(run, device), problem=problem))
+        except Exception as error:  # whatever a library raises for what it cannot do
+            found.append(Trial(name=name, milliseconds=None, problem=" ".join(str(error).split())[:200]))
+    torch.cuda.set_rng_state(random_state, device)
+    return found
+
+
+def fastest(results: list[Trial]) -> str | None:
+    """Name of the fastest trial that went well."""
+    good = [(trial.milliseconds, trial.name) for trial in results if trial.milliseconds is not None]
+    return min(good)[1] if good else None
+
+
+def disagreement(run: Attention, oracle: Attention, device: torch.device) -> str:
+    """How the backend's context or gradient differs from the oracle's in fp32, without dropout; empty: not."""
+    generator = torch.Generator(device).manual_seed(0)
+    cu_seqlens = offsets(1, device)
+    shape = (sum(LENGTHS), 3, NUM_HEADS, HEAD_SIZE)
+    qkv = torch.randn(shape, generator=generator, device=device).bfloat16().requires_grad_()
+    gradient = torch.randn(shape[0], *shape[2:], generator=generator, device=device).bfloat16()
+    context = run(qkv, cu_seqlens, MAX_LENGTH, 0.0)
+    context.backward(gradient)
+    exact = qkv.detach().float().requires_grad_()
+    expected = oracle(exact, cu_seqlens, MAX_LENGTH, 0.0)
+    expected.backward(gradient.float())
+    assert qkv.grad is not None
+    assert exact.grad is not None
+    for what, value, reference in (("context", context, expected), ("gradient", qkv.grad, exact.grad)):
+        error = ((value.detach().float() - reference).norm() / reference.norm()).item()
+        if not error <= TOLERANCE:  # nan included
+            return f"its {what} differs from the oracle's by {error:.3g}"
+    return ""
+
+
+def _time(run: Attention, device: torch.device) -> float:
+    """Milliseconds on the device, in a CUDA graph, so that it is also known to work in one."""
+    cu_seqlens = offsets(NUM_REPEATS, device)
+    tokens = NUM_REPEATS * sum(LENGTHS)
+    qkv = torch.randn(tokens, 3, NUM_HEADS, HEAD_SIZE, device=device, dtype=torch.bfloat16, requires_grad=True)
+    gradient = torch.randn(tokens, NUM_HEADS, HEAD_SIZE, device=device, dtype=torch.bfloat16)
+
+    def both_passes() -> None:
+        torch.autograd.grad(run(qkv, cu_seqlens, MAX_LENGTH, DROPOUT), qkv, gradient)
+
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            both_passes()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        for _ in range(NUM_TIMED):
+            both_passes()
+    graph.replay()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / NUM_TIMED

@@ -1,0 +1,89 @@
+"""Attention from packages that are used where they are installed, never required: flash-attn 2 to 4, TransformerEngine.
+
+Arguments as in attention.py. A package is imported at its first use.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def package_missing(module: str, capability: tuple[int, int]) -> Callable[[torch.device], str | None]:
+    """``attention.Backend.missing`` of a package's module that needs a compute capability."""
+
+    def missing(device: torch.device) -> str | None:
+        if device.type != "cuda":
+            return "it needs an NVIDIA GPU"
+        if torch.cuda.get_device_capability(device) < capability:
+            return f"it needs compute capability {capability[0]}.{capability[1]}"
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:  # of the package that should hold it
+            found = None
+        return None if found else f"the package {module.split('.')[0]} with {module} is not installed"
+
+    return missing
+
+
+def flash_attn_2(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
+    """The flash-attn package, version 2."""
+    run = importlib.import_module("flash_attn").flash_attn_varlen_qkvpacked_func
+    context: Tensor = run(qkv, cu_seqlens, max_seqlen, dropout_p=dropout)
+    return context
+
+
+def flash_attn_3(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
+    """FlashAttention-3 (the hopper folder of flash-attention); no dropout."""
+    assert not dropout
+    run = importlib.import_module("flash_attn_interface").flash_attn_varlen_func
+    return _first(run(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen))
+
+
+def flash_attn_4(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
+    """FlashAttention-4 (the flash-attn-4 package); no dropout."""
+    assert not dropout
+    run = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
+    return _first(
+        run(
+            *qkv.unbind(1),
+            cu_seqlens_q=cu_seqlens,
+            cu_seqlens_k=cu_seqlens,
+            max_seqlen_q=max_seqlen,
+            max_seqlen_k=max_seqlen,
+        )
+    )
+
+
+def transformer_engine(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
+    """TransformerEngine's choice among its fused attentions."""
+    _, _, num_heads, head_size = qkv.shape
+    module = _transformer_engine_module(num_heads, head_size, dropout)
+    context: Tensor = module(
+        *qkv.unbind(1),
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_kv=cu_seqlens,
+        max_seqlen_q=max_seqlen,
+        max_seqlen_kv=max_seqlen,
+    )
+    return context.view(-1, num_heads, head_size)
+
+
+@functools.cache
+def _transformer_engine_module(num_heads: int, head_size: int, dropout: float) -> Any:
+    pytorch = importlib.import_module("transformer_engine.pytorch")
+    return pytorch.DotProductAttention(
+        num_heads, head_size, attention_dropout=dropout, qkv_format="thd", attn_mask_type="padding"
+    )
+
+
+def _first(result: Any) -> Tensor:
+    """Some versions return the context, others the context and the log-sum-exp."""
+    context: Tensor = result[0] if isinstance(result, tuple) else result
+    return context
