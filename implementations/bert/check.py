@@ -32,6 +32,7 @@ def report(config: Config) -> str:
     rows = [("system", f"{config.mlperf.num_nodes} x {config.mlperf.system}, {config.dist.world_size} ranks")]
     model = _model(config)
     rows.append(("model", f"{sum(p.numel() for p in model.parameters()):,} parameters, {config.bert_config_path}"))
+    rows.append(("kernels", config.kernels.describe(pick_device(config.dist))))
     data = config.data
     batch = f"{data.batch_size} rows x {data.gradient_steps} accumulated x {config.dist.world_size} ranks"
     rows.append(
