@@ -9,10 +9,12 @@ on the meta device, so types, constants and warps are those of the real call; no
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from bert.kernels import OPERATIONS, jit
+from bert.kernels import OPERATIONS, attention_triton, jit, lamb
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TYPES = {
@@ -33,6 +35,7 @@ TYPES = {
     torch.int64: "*i64",
 }
 
+META = torch.device("meta")
 Launch = tuple[ASTSource, dict[str, int]]
 
 
@@ -59,6 +62,33 @@ def source_of(function: JITFunction, args: tuple[Any, ...]) -> ASTSource:
     return ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
 
 
+def calls() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Each operation forward and backward on BERT-large's sizes, with dropout 0.1."""
+    for name, module in OPERATIONS.items():
+        for case in module.CASES:
+            if case.large:
+                arguments = [0.1 if isinstance(a, float) and a == 0 else a for a in case.arguments(META)]
+                yield name, functools.partial(_forward_and_backward, module.fused, *arguments)
+    qkv = torch.empty(12_288, 3, 16, 64, dtype=torch.bfloat16, device=META, requires_grad=True)
+    cu_seqlens = torch.empty(97, dtype=torch.int32, device=META)
+    yield "attention", functools.partial(_forward_and_backward, attention_triton.attention, qkv, cu_seqlens, 512, 0.1)
+    yield "lamb", _lamb
+
+
+def _forward_and_backward(function: Callable[..., torch.Tensor], *arguments: Any) -> None:
+    function(*arguments).float().sum().backward()
+
+
+def _lamb() -> None:
+    layout = lamb.make_layout([30_528 * 1024, 1024], [0.01, 0.0], META)
+    gradient, low = (torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2))
+    master, first, second = (torch.empty(layout.size, device=META) for _ in range(3))
+    scalars = torch.empty(4, device=META)
+    lamb.fused.squared_norm(gradient)
+    norms = lamb.fused.moments(layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6)
+    lamb.fused.update(layout, master, first, second, low, norms, scalars, 1e-6)
+
+
 def record(only: str) -> dict[str, Launch]:
     """Every kernel that the operations launch at BERT-large's sizes, by name."""
     launches: dict[str, Launch] = {}
@@ -71,16 +101,11 @@ def record(only: str) -> dict[str, Launch]:
 
     JITFunction.run = launch  # type: ignore[method-assign]
     with jit.interpreted():
-        for name, module in OPERATIONS.items():
-            operation = name
-            if only in name and hasattr(module, "ahead_of_time"):
-                module.ahead_of_time(torch.device("meta"))
-            for case in getattr(module, "CASES", []):
-                if only in name and case.large:
-                    jit.new_pass(torch.device("meta"))
-                    arguments = case.arguments(torch.device("meta"))
-                    dropout = [0.1 if isinstance(a, float) and a == 0 else a for a in arguments]
-                    module.fused(*dropout).float().sum().backward()
+        for name, run in calls():
+            if only in name:
+                operation = name
+                jit.new_pass(META)
+                run()
     return launches
 
 

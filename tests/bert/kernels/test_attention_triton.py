@@ -1,0 +1,132 @@
+"""Attention in Triton: context and gradients against the per-sequence loop, with the documented dropout mask."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bert.kernels import attention_triton, jit
+from bert.kernels.attention import sdpa_loop
+from bert.kernels.jit import Dropout
+
+from . import philox
+
+LENGTHS = [5, 1, 37, 16, 0, 23]  # with a sequence of one token and an empty one
+PADDING = 3
+HEADS = 2
+MAX_SEQLEN = 40
+SMALL_TILES = attention_triton.Tiles(queries=16, keys=16, num_warps=4, num_stages=1)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch) -> None:
+    """Blocks of 16, so that short sequences take several."""
+    for name in ("FORWARD", "QUERY_GRADIENT", "KEY_GRADIENT"):
+        monkeypatch.setattr(attention_triton, name, SMALL_TILES)
+
+
+def _inputs(device, dtype, head_size=16, lengths=LENGTHS, padding=PADDING, heads=HEADS):
+    generator = torch.Generator().manual_seed(3)
+    offsets = [0, *itertools.accumulate(lengths)]
+    num_tokens = offsets[-1] + padding
+    qkv = torch.randn(num_tokens, 3, heads, head_size, generator=generator) * 1.5
+    upstream = torch.randn(num_tokens, heads, head_size, generator=generator)
+    cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=device)
+    return qkv.to(device, dtype).requires_grad_(), upstream.to(device, dtype), cu_seqlens
+
+
+def _dropped(qkv: Tensor, cu_seqlens: Tensor, drop: Dropout) -> Tensor:
+    """Attention by its definition, in the given precision, with the mask of ``drop``."""
+    contexts = []
+    num_heads, head_size = qkv.shape[2:]
+    for begin, end in itertools.pairwise(cu_seqlens.tolist()):
+        heads = []
+        for head in range(num_heads):
+            q, k, v = qkv[begin:end, :, head].unbind(1)
+            p = torch.softmax(q @ k.T / head_size**0.5, dim=-1)
+            mask = philox.keep(drop, np.arange(begin, end), end - begin, head).to(qkv.device)
+            heads.append((p * mask * drop.scale) @ v)
+        contexts.append(torch.stack(heads, dim=1))
+    contexts.append(qkv.new_zeros(qkv.shape[0] - int(cu_seqlens[-1]), num_heads, head_size))
+    return torch.cat(contexts)
+
+
+def _assert_close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    error = (ours.double() - theirs).abs().max().item() / max(1.0, theirs.abs().max().item())
+    assert error < tolerance, error
+
+
+# fp32 sums of up to 40 terms; in bf16 probabilities and results are rounded to 2^-8, and cut off in the interpreter.
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_context_and_gradients_equal_the_definition(device, small_tiles, dtype, tolerance, dropout):
+    qkv, upstream, cu_seqlens = _inputs(device, dtype)
+    exact = qkv.detach().double().requires_grad_()
+    torch.manual_seed(4)
+    jit.new_pass(device)
+    drop = jit.dropout_site(device, dropout)
+    torch.manual_seed(4)
+    jit.new_pass(device)
+    context = attention_triton.attention(qkv, cu_seqlens, MAX_SEQLEN, dropout)
+    expected = _dropped(exact, cu_seqlens, drop) if dropout else sdpa_loop(exact, cu_seqlens, MAX_SEQLEN, 0.0)
+    context.backward(upstream)
+    expected.backward(upstream.double())
+    _assert_close(context, expected, tolerance)
+    for part in range(3):
+        _assert_close(qkv.grad[:, part], exact.grad[:, part], tolerance)
+    assert not context[-PADDING:].any(), "padding has no context"
+    assert not qkv.grad[-PADDING:].any(), "padding has no gradient"
+
+
+def test_any_head_width_is_padded_to_a_power_of_two(device, small_tiles):
+    qkv, _, cu_seqlens = _inputs(device, torch.float32, head_size=24, lengths=[19, 3], padding=0)
+    exact = qkv.detach().double().requires_grad_()
+    context = attention_triton.attention(qkv, cu_seqlens, 19, 0.0)
+    expected = sdpa_loop(exact, cu_seqlens, 19, 0.0)
+    context.square().sum().backward()
+    expected.square().sum().backward()
+    _assert_close(context, expected, 2e-5)
+    _assert_close(qkv.grad, exact.grad, 2e-5)
+
+
+def test_large_scores_stay_finite(device, small_tiles):
+    """Keys that score -1000 and +1000: no power of two may overflow, in the last, partial block neither."""
+    qkv, _, cu_seqlens = _inputs(device, torch.float32, lengths=[21], padding=0)
+    with torch.no_grad():
+        qkv[:, 1] *= 1000
+    exact = qkv.detach().double().requires_grad_()
+    context = attention_triton.attention(qkv, cu_seqlens, 21, 0.0)
+    expected = sdpa_loop(exact, cu_seqlens, 21, 0.0)
+    context.sum().backward()
+    expected.sum().backward()
+    _assert_close(context, expected, 1e-3)
+    _assert_close(qkv.grad, exact.grad, 1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_context_and_gradients_at_real_size(gpu, dropout):
+    lengths = [512, 1, 511, 300, 64, 129, 255] * 8
+    qkv, upstream, cu_seqlens = _inputs(gpu, torch.bfloat16, 64, lengths, padding=17, heads=16)
+    exact = qkv.detach().double().requires_grad_()
+    results = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        jit.new_pass(gpu)
+        qkv.grad = None
+        context = attention_triton.attention(qkv, cu_seqlens, 512, dropout)
+        context.backward(upstream)
+        results.append((context.detach(), qkv.grad))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    torch.manual_seed(4)
+    jit.new_pass(gpu)
+    drop = jit.dropout_site(gpu, dropout)
+    expected = _dropped(exact, cu_seqlens, drop) if dropout else sdpa_loop(exact, cu_seqlens, 512, 0.0)
+    expected.backward(upstream.double())
+    _assert_close(results[0][0], expected, 2e-2)
+    _assert_close(results[0][1], exact.grad, 2e-2)
