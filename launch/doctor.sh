@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Is this site ready for the run scripts? A table of pass, warn, fail and skip, each failure with the command that cures it.
+#   source env.sh; source configs/config_<SYSTEM>_....sh; launch/doctor.sh
+# Without a config, what depends on one is skipped.
+# usage: doctor.sh [slurm] [container] [ssh] [machine] [gpu] [data] [verify]     all but verify when none is named
+# On the compute nodes: srun --nodes=2 --ntasks-per-node=1 launch/doctor.sh machine gpu data
+# Exit status: 0 when nothing failed, 1 when something did, 2 for wrong usage.
+set -uo pipefail
+REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+readonly REPO_DIR GROUPS_ALL=(slurm container ssh machine gpu data)
+readonly PROC_SYS=${PROC_SYS:-/proc/sys}
+for part in log variables binding container hosts ssh; do
+  # shellcheck source=/dev/null
+  source "$REPO_DIR/launch/$part.sh"
+done
+declare -i failed=0 warned=0
+# shellcheck disable=SC2034 # hosts.sh fills it
+declare -a hosts=()
+
+# One row. Arguments: pass, warn, fail or skip; what was looked at; what was found; a command that helps.
+doctor::row() {
+  local -r result=$1 check=$2 finding=$3 cure=${4:-}
+  local colour='' plain=''
+  if [[ -t 1 ]]; then
+    plain=$'\e[0m'
+    case $result in pass) colour=$'\e[32m' ;; warn) colour=$'\e[33m' ;; fail) colour=$'\e[31m' ;; *) colour=$'\e[2m' ;; esac
+  fi
+  printf ' %s%-4s%s  %-21s %s\n' "$colour" "$result" "$plain" "$check" "$finding"
+  if [[ $cure ]]; then printf '       %-21s -> %s\n' '' "$cure"; fi
+  case $result in fail) failed+=1 ;; warn) warned+=1 ;; esac
+}
+
+# Runs one of the run scripts' own checks; its one line of complaint is the row's. Arguments: name of the row, what is
+# said when it passes, the check.
+doctor::same_check() {
+  local -r name=$1 fine=$2
+  shift 2
+  local said
+  if said=$("$@" 2>&1 >/dev/null); then
+    doctor::row pass "$name" "$fine"
+  else
+    doctor::row fail "$name" "${said##*run: error: }"
+  fi
+}
+
+# Is this the node that trains, rather than one from which jobs are sent?
+doctor::on_compute_node() { [[ -n ${SLURM_PROCID:-} || -e /dev/nvidiactl ]] || ! command -v sbatch >/dev/null; }
+
+# Free space where a path is or will be, in GB; nothing where not even its root is.
+doctor::free_gb() { df --output=avail -BG -- "$(doctor::existing "$1")" 2>/dev/null | sed -n '2s/[^0-9]//gp'; }
+
+# A folder, or the nearest one above it that is there.
+doctor::existing() {
+  local folder=$1
+  while [[ ! -e $folder && $folder != . && $folder != / ]]; do folder=$(dirname -- "$folder"); done
+  echo "$folder"
+}
+
+doctor::has_config() { [[ -n ${DGXSYSTEM:-} && -n ${DGXNGPU:-} ]]; }
+
+# The row of a check that needs a config, where none was sourced.
+doctor::wants_config() { doctor::row skip "$1" 'no config was sourced' 'source env.sh; source configs/config_<SYSTEM>_....sh'; }
+
+doctor::main() {
+  local group
+  local -a chosen=("$@")
+  ((${#chosen[@]})) || chosen=("${GROUPS_ALL[@]}")
+  for group in "${chosen[@]}"; do
+    [[ " ${GROUPS_ALL[*]} verify " == *" $group "* ]] || log::die "$group: expected one of ${GROUPS_ALL[*]} verify"
+  done
+  if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]]; then export PYTHON=$REPO_DIR/.venv/bin/python; fi
+  # shellcheck source=env.sh
+  if [[ -z ${EVALDIR:-} ]]; then source "$REPO_DIR/env.sh"; fi
+  if doctor::has_config; then variables::load; fi
+  : "${PYTHON:=python}" "${DGXNNODES:=1}"
+  printf ' %s\n' "$(uname -n)${DGXSYSTEM:+, $DGXSYSTEM}"
+  for group in "${chosen[@]}"; do
+    # shellcheck source=/dev/null
+    source "$REPO_DIR/launch/doctor/$([[ $group == verify ]] && echo data || echo "$group").sh"
+    "doctor::$group"
+  done
+  printf ' %s failed, %s warnings\n' "$failed" "$warned"
+  ((failed == 0))
+}
+
+doctor::main "$@"

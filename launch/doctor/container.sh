@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# doctor: the container runtime and the image. Sourced by doctor.sh.
+# shellcheck disable=SC2154
+
+readonly ENROOT_CONF=${ENROOT_CONF:-/etc/enroot/enroot.conf}
+
+doctor::container() {
+  local runtime=docker
+  if command -v sbatch >/dev/null; then runtime=pyxis; fi
+  if [[ -z ${CONT:-} ]]; then
+    doctor::row skip container 'CONT is empty: runs use the Python environment of the machine'
+    return
+  fi
+  runtime=${CONTAINER_RUNTIME:-$runtime}
+  if [[ $runtime == pyxis ]]; then
+    doctor::user_namespaces
+    doctor::enroot
+    doctor::sqsh
+  fi
+  # The run's own check, with what it would say.
+  doctor::same_check "$runtime" "runs $CONT" doctor::runtime_check "$runtime"
+}
+
+doctor::runtime_check() (
+  # shellcheck disable=SC2329 # the runtime's file calls it
+  runner::everywhere() { "$@"; }
+  container::load "$1"
+  container::check
+)
+
+# Unprivileged user namespaces, without which enroot cannot start a container.
+doctor::user_namespaces() {
+  local file
+  for file in user/max_user_namespaces:0:100000 kernel/unprivileged_userns_clone:0:1 kernel/apparmor_restrict_unprivileged_userns:1:0; do
+    IFS=: read -r name bad good <<<"$file"
+    if [[ $(cat "$PROC_SYS/$name" 2>/dev/null) == "$bad" ]]; then
+      doctor::row fail 'user namespaces' "${name//\//.} is $bad" "sudo sysctl -w ${name//\//.}=$good (and in /etc/sysctl.d)"
+      return
+    fi
+  done
+  if unshare --user --map-root-user true 2>/dev/null; then
+    doctor::row pass 'user namespaces' 'an unprivileged one could be made'
+  else
+    doctor::row fail 'user namespaces' 'unshare --user failed' 'sudo sysctl -w user.max_user_namespaces=100000'
+  fi
+}
+
+doctor::enroot() {
+  local said path variable free
+  if ! command -v enroot >/dev/null; then
+    if doctor::on_compute_node; then
+      doctor::row fail enroot 'not on PATH' 'install enroot on every node'
+    else
+      doctor::row skip enroot 'not on this machine, which need not have it' 'srun launch/doctor.sh container'
+    fi
+    return
+  fi
+  if ! said=$(enroot list 2>&1); then
+    doctor::row fail enroot "enroot list: ${said##*$'\n'}" "ENROOT_DATA_PATH and ENROOT_RUNTIME_PATH in $ENROOT_CONF: folders this user can write"
+    return
+  fi
+  doctor::row pass enroot "version $(enroot version)"
+  for variable in ENROOT_DATA_PATH ENROOT_CACHE_PATH ENROOT_RUNTIME_PATH; do
+    path=$(doctor::enroot_path "$variable")
+    [[ $path ]] || continue
+    free=$(doctor::free_gb "$path")
+    if [[ ! $free ]]; then
+      doctor::row fail "$variable" "$path: no such folder, and none above it" "in $ENROOT_CONF: another folder"
+    elif [[ $variable != ENROOT_DATA_PATH ]] || ((free >= 60)); then
+      doctor::row pass "$variable" "$path, $free GB free"
+    else
+      doctor::row warn "$variable" "$path has $free GB free, and an unpacked image takes some 40" "in $ENROOT_CONF: a larger disk"
+    fi
+  done
+}
+
+# A path of enroot's settings: of the environment, or of its file with the usual words in it resolved.
+# shellcheck disable=SC2016 # those words are looked for, not expanded
+doctor::enroot_path() {
+  local -r name=$1
+  local path=${!name:-}
+  if [[ ! $path && -r $ENROOT_CONF ]]; then path=$(sed -n "s/^[[:space:]]*${name}[[:space:]]\{1,\}//p" "$ENROOT_CONF" | tail -n 1); fi
+  path=${path//'$(id -u)'/$(id -u)}
+  path=${path//'${UID}'/$(id -u)}
+  path=${path//'${USER}'/$(id -un)}
+  path=${path//'${HOME}'/$HOME}
+  if [[ $path != *'$'* ]]; then echo "$path"; fi
+}
+
+doctor::sqsh() {
+  [[ $CONT == *.sqsh && -r $CONT ]] || return 0
+  if [[ $(head -c 4 "$CONT") == hsqs ]]; then
+    doctor::row pass image "$CONT, $(($(stat -Lc %s "$CONT") >> 30)) GB"
+  else
+    doctor::row fail image "$CONT is not a squashfs image" "enroot import -o $CONT dockerd://mlperf-bert"
+  fi
+}

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# doctor: data and weights. Sourced by doctor.sh.
+# shellcheck disable=SC2154
+
+doctor::data() {
+  local variable=DATADIR_PHASE2
+  if [[ ${SYNTH_DATA:-0} == 1 ]]; then
+    doctor::row skip data 'SYNTH_DATA=1'
+  else
+    if [[ ${PACKED:-1} == 1 ]]; then variable=DATADIR_PHASE2_PACKED; fi
+    doctor::folder "$variable" 'input_preprocessing/prepare_data.sh --outputdir DIR --packed-data'
+    doctor::folder EVALDIR 'input_preprocessing/prepare_data.sh --outputdir DIR --packed-data'
+    doctor::folder CHECKPOINTDIR_PHASE1 'input_preprocessing/prepare_data.sh --outputdir DIR --packed-data'
+    doctor::manifest "${!variable:-}"
+  fi
+  doctor::trainer
+}
+
+doctor::folder() {
+  local -r variable=$1 cure=$2
+  local -r folder=${!variable:-}
+  local count
+  if [[ ! $folder ]]; then
+    doctor::row fail "$variable" 'not set' 'source env.sh'
+  elif [[ ! -d $folder || ! -r $folder ]]; then
+    doctor::row fail "$variable" "$folder: no such folder here that can be read" "$cure"
+  else
+    count=$(find -L "$folder" -maxdepth 2 -type f | wc -l)
+    doctor::row "$( ((count)) && echo pass || echo fail)" "$variable" "$folder, $count files" "$( ((count)) || echo "$cure")"
+  fi
+}
+
+# prepare_data.sh leaves its record above the data; what it holds is verified by reading all of it.
+doctor::manifest() {
+  local -r folder=$1
+  local root=$folder
+  [[ -d $folder ]] || return 0
+  while [[ $root != / ]] && ! compgen -G "$root/prepared-*.json" >/dev/null; do root=$(dirname -- "$root"); done
+  if [[ $root == / ]]; then
+    doctor::row warn 'data manifest' "$folder was not made by prepare_data.sh, or not to its end" "./verify_dataset.sh $folder"
+  else
+    doctor::row pass 'data manifest' "$(compgen -G "$root/prepared-*.json" | paste -sd' ')" "contents: ./launch/doctor.sh verify"
+  fi
+}
+
+# Reads the whole data set.
+doctor::verify() {
+  local folder=${DATADIR:-} said
+  if [[ ! -d $folder ]]; then
+    doctor::row fail 'data verified' "DATADIR=$folder: no such folder" 'in env.sh: export DATADIR=<--outputdir of prepare_data.sh>'
+  elif said=$("$REPO_DIR/verify_dataset.sh" "$folder" 2>&1); then
+    doctor::row pass 'data verified' "${said##*$'\n'}"
+  else
+    doctor::row fail 'data verified' "${said##*$'\n'}" "./verify_dataset.sh $folder"
+  fi
+}
+
+# What every run begins with: settings, data, vocabulary, weights, by the trainer itself.
+doctor::trainer() {
+  local said
+  local -r check=(env "PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR" "$PYTHON" -m bert --check)
+  if ! doctor::has_config; then
+    doctor::wants_config 'checkpoint, run'
+  elif ! "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null; then
+    doctor::row "$([[ -n ${CONT:-} ]] && echo skip || echo fail)" 'checkpoint, run' "$PYTHON has no torch" \
+      "$([[ -n ${CONT:-} ]] && echo 'run.sub does this in the container before it starts' || echo 'make setup')"
+  elif said=$(RUN_DIR='' "${check[@]}" 2>&1); then
+    doctor::row pass weights "$(sed -n 's/^weights *//p' <<<"$said")"
+    doctor::row pass run "$(sed -n 's/^global batch *//p' <<<"$said")"
+  else
+    doctor::row fail 'checkpoint, run' "${said##*bert: error: }" 'python -m bert --check'
+  fi
+}

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# doctor: CPUs, memory, network, Python and disk of this machine. Sourced by doctor.sh.
+# shellcheck disable=SC2154
+
+readonly SYS=${SYS:-/sys}
+
+doctor::machine() {
+  doctor::cpus
+  doctor::limits
+  doctor::infiniband
+  doctor::drop_caches
+  doctor::results
+  if doctor::on_compute_node; then doctor::python; fi
+}
+
+# CPUs that the cluster keeps for itself (WekaIO, system cores) are left out by the binding, not fought for.
+doctor::cpus() {
+  local -r allowed=$(binding::allowed | wc -l)
+  local -r online=$(binding::expand "$(cat "$SYS/devices/system/cpu/online")" | wc -l)
+  local -r nodes=$(find "$SYS/devices/system/node" -maxdepth 1 -name 'node[0-9]*' 2>/dev/null | wc -l)
+  local text="$allowed of $online CPUs on $nodes NUMA nodes"
+  if ((allowed < online)); then text+=", $((online - allowed)) reserved"; fi
+  if ((allowed < 2 * ${DGXNGPU:-1})); then
+    doctor::row warn CPUs "$text: under 2 for each of ${DGXNGPU:-1} ranks" 'ask for more CPUs: sbatch --exclusive'
+  else
+    doctor::row pass CPUs "$text"
+  fi
+}
+
+doctor::limits() {
+  local -r memlock=$(ulimit -l) shm=$(doctor::free_gb /dev/shm)
+  if [[ $memlock != unlimited && -d $SYS/class/infiniband ]]; then
+    doctor::row fail memlock "$memlock KB: InfiniBand cannot pin its buffers" \
+      "in /etc/security/limits.d: '* - memlock unlimited'; for Slurm: PropagateResourceLimitsExcept=MEMLOCK"
+  else
+    doctor::row pass memlock "$memlock"
+  fi
+  if ((${shm:-0} < 1)); then doctor::row warn /dev/shm "${shm:-no} GB free, which NCCL uses within a node" 'mount -o remount,size=16G /dev/shm'; fi
+}
+
+doctor::infiniband() {
+  local -r ports=$(cat "$SYS"/class/infiniband/*/ports/*/state 2>/dev/null)
+  local -r active=$(grep -c ACTIVE <<<"$ports")
+  if [[ ! $ports ]]; then
+    doctor::row skip InfiniBand 'none: several nodes talk over Ethernet'
+  elif ((active == 0)); then
+    doctor::row warn InfiniBand "none of $(wc -l <<<"$ports") ports is active" 'ibstat; is the subnet manager running?'
+  else
+    doctor::row pass InfiniBand "$active of $(wc -l <<<"$ports") ports active"
+  fi
+}
+
+# Whether the page caches could be dropped, without dropping them.
+doctor::drop_caches() {
+  local -a command
+  read -ra command <<<"${DROPCACHE_CMD:-sudo -n /sbin/sysctl -q vm.drop_caches=3}"
+  if [[ -w $PROC_SYS/vm/drop_caches ]]; then
+    doctor::row pass 'drop caches' 'as this user'
+  elif [[ ${command[0]:-} == sudo ]] && sudo -n -l "${command[@]:2}" >/dev/null 2>&1; then
+    doctor::row pass 'drop caches' "${command[*]}"
+  else
+    doctor::row "$([[ ${CLEAR_CACHES:-1} == require ]] && echo fail || echo warn)" 'drop caches' \
+      "'${command[*]}' is not allowed: logs say cache_clear false, which a closed submission must not" \
+      "visudo: $(id -un) ALL=(root) NOPASSWD: ${command[*]:2}"
+  fi
+}
+
+doctor::results() {
+  local -r folder=$(doctor::existing "${LOGDIR:-results}") free=$(doctor::free_gb "${LOGDIR:-results}")
+  if [[ ! -w $folder ]]; then
+    doctor::row fail LOGDIR "${LOGDIR:-results}: $folder cannot be written" 'in env.sh: export LOGDIR=<a folder of yours>'
+  else
+    doctor::row "$( ((free < 1)) && echo fail || echo pass)" LOGDIR "${LOGDIR:-results}, $free GB free"
+  fi
+}
+
+doctor::python() {
+  local said
+  if [[ -n ${CONT:-} ]]; then
+    doctor::row skip Python 'in the container'
+  elif said=$("$PYTHON" -c 'import torch, h5py, mlperf_logging; print("torch", torch.__version__)' 2>&1); then
+    doctor::row pass Python "$PYTHON: $said"
+  else
+    doctor::row fail Python "$PYTHON: ${said##*$'\n'}" "make setup, and export PYTHON=$REPO_DIR/.venv/bin/python"
+  fi
+}

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# doctor: Slurm as run.sub uses it. Sourced by doctor.sh.
+# shellcheck disable=SC2154
+
+doctor::slurm() {
+  local said
+  if ! command -v sbatch >/dev/null; then
+    doctor::row skip slurm 'no sbatch here: run_local.sh, run_with_docker.sh and run_multinode.sh need none'
+    return
+  fi
+  if ! said=$(timeout 20 sinfo --noheader --format='%R|%a|%D|%G' 2>&1); then
+    doctor::row fail slurm "sinfo: ${said##*: }" 'systemctl status slurmctld munge'
+    return
+  fi
+  doctor::row pass slurm "$(sinfo --version), $(wc -l <<<"$said") partitions"
+  doctor::partition "$said"
+  doctor::mpi
+  doctor::pyxis
+}
+
+# Argument: lines PARTITION|up or down|NODES|GRES.
+doctor::partition() {
+  local -r default=$(sinfo --noheader --format=%P | sed -n 's/[*]$//p' | head -n 1)
+  local -r name=${SBATCH_PARTITION:-$default}
+  local line up nodes gres
+  if [[ -z $name ]]; then
+    doctor::row fail partition 'no default partition, and SBATCH_PARTITION is not set' \
+      "in env.sh: export SBATCH_PARTITION=$(cut -d'|' -f1 <<<"$1" | sort -u | paste -sd'|')"
+    return
+  fi
+  line=$(grep -m 1 "^$name|" <<<"$1") || {
+    doctor::row fail partition "$name: no such partition" "in env.sh: export SBATCH_PARTITION=$(cut -d'|' -f1 <<<"$1" | sort -u | paste -sd'|')"
+    return
+  }
+  IFS='|' read -r _ up nodes gres <<<"$line"
+  if [[ $up != up ]]; then
+    doctor::row fail partition "$name is $up" "scontrol update PartitionName=$name State=UP"
+  elif ((nodes < DGXNNODES)); then
+    doctor::row fail partition "$name has $nodes nodes and the config wants DGXNNODES=$DGXNNODES" 'source a smaller config'
+  else
+    doctor::row pass partition "$name, $nodes nodes of $gres"
+  fi
+  doctor::gres "$gres"
+}
+
+# Argument: the gres of a node, such as gpu:h100:8(S:0-1).
+doctor::gres() {
+  local -r wanted=${GPU_GRES:-gpu}
+  local -i count=0
+  local gres=$1 part
+  while [[ $gres == *'('*')'* ]]; do gres=${gres%%'('*}${gres#*')'}; done
+  for part in ${gres//,/ }; do
+    if [[ $part == "$wanted:"* || $part == "$wanted" ]]; then count+=$([[ ${part##*:} =~ ^[0-9]+$ ]] && echo "${part##*:}" || echo 1); fi
+  done
+  if [[ $wanted == none || ${DEVICE:-auto} == cpu ]]; then
+    doctor::row pass gres 'steps ask for no GPUs'
+  elif ((count == 0)); then
+    doctor::row fail gres "the nodes have no $wanted, but $gres" 'in env.sh: export GPU_GRES=none (or gpu:TYPE)'
+  elif ((count < ${DGXNGPU:-1})); then
+    doctor::row fail gres "a node has $count x $wanted and the config wants DGXNGPU=$DGXNGPU" 'source a config of fewer GPUs'
+  else
+    doctor::row pass gres "$count x $wanted a node"
+  fi
+}
+
+doctor::mpi() {
+  local -r wanted=${SLURM_MPI_TYPE:-none}
+  local -r known=$(srun --mpi=list 2>&1 | sed 1d | tr -s '[:space:]' ' ')
+  if [[ $wanted == none || " $known" == *" $wanted "* ]]; then
+    doctor::row pass 'MPI type' "$wanted"
+  else
+    doctor::row warn 'MPI type' "SLURM_MPI_TYPE=$wanted is not among:$known" 'in env.sh: unset SLURM_MPI_TYPE (ranks need none)'
+  fi
+}
+
+doctor::pyxis() {
+  local -r help=$(srun --help 2>&1)
+  local option missing=''
+  for option in container-image container-name container-mounts no-container-mount-home container-remap-root; do
+    if [[ $help != *"--$option"* ]]; then missing+=" --$option"; fi
+  done
+  if [[ $help != *--container-image* ]]; then
+    if [[ -n ${CONT:-} && ${CONTAINER_RUNTIME:-pyxis} == pyxis ]]; then
+      doctor::row fail pyxis 'srun has no option --container-image, and CONT is set' \
+        'install pyxis, or: export CONTAINER_RUNTIME=apptainer, or: export CONT='
+    else
+      doctor::row skip pyxis 'not installed; jobs run straight on the nodes'
+    fi
+  elif [[ $missing ]]; then
+    doctor::row fail pyxis "srun lacks$missing" 'install pyxis 0.11 or newer'
+  else
+    doctor::row pass pyxis "$(dpkg-query --show nvslurm-plugin-pyxis 2>/dev/null || rpm -q nvslurm-plugin-pyxis 2>/dev/null |
+      grep -v 'not installed' || echo 'installed')"
+  fi
+}

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# doctor: the machines of run_multinode.sh. Sourced by doctor.sh.
+# shellcheck disable=SC2154
+
+doctor::ssh() {
+  if [[ -z ${HOSTS:-} ]]; then
+    doctor::row skip ssh "HOSTS is not set, which run_multinode.sh needs"
+    return
+  fi
+  hosts::load
+  if doctor::has_config; then doctor::same_check hosts "${#hosts[@]} machines" doctor::hosts_check; fi
+  doctor::same_check ssh "${hosts[*]}: reached, with the repository" doctor::ssh_check
+}
+
+doctor::hosts_check() (hosts::check)
+
+doctor::ssh_check() (
+  CONTAINER_RUNTIME=$([[ -n ${CONT:-} ]] && echo "${CONTAINER_RUNTIME:-docker}" || echo none)
+  ssh::command
+  ssh::check
+)

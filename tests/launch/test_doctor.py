@@ -1,0 +1,280 @@
+"""The doctor passes a site in order, and names what is not with the command that cures it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+# What the scripts call besides the stand-ins.
+TOOLS = (
+    "awk basename bash cat cut date dirname env find getent grep head id mktemp nproc paste realpath rm rmdir sed seq "
+    "sort stat tail timeout tr uname wc"
+)
+SINFO = """case "$*" in
+  *--version*) echo "slurm 23.11.4" ;;
+  *--format=%P*) echo "${PARTITIONS:-batch*}" ;;
+  *) [[ ! ${DOWN:-} ]] || { echo "slurm_load_partitions: Unable to contact slurm controller" >&2; exit 1; }
+     echo "batch|${STATE:-up}|${NODES:-4}|${GRES:-gpu:h100:8(S:0-1)}" ;;
+esac"""
+SRUN = """case "$*" in
+  --mpi=list) printf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n' ;;
+  --help) printf '%s\\n' ${PYXIS---container-image --container-name --container-mounts --no-container-mount-home \
+--container-remap-root --container-writable} ;;
+esac"""
+SMI = """case "$*" in
+  *query-gpu*) [[ ! ${NO_DRIVER:-} ]] || { echo "NVIDIA-SMI has failed because it couldn't communicate"; exit 9; }
+    for ((i = 0; i < ${GPUS:-8}; i++)); do
+      echo "${MODEL:-NVIDIA H100}, 81559, 550.54.15, ${PERSISTENCE:-Enabled}, 1980, ${REASONS:-0x0000000000000001}"
+    done ;;
+  *compute-apps*) printf "${APPS:-}" ;;
+  *nvlink*) for ((i = 0; i < ${LINKS:-144}; i++)); do echo "	 Link $i: ${LINK:-26.562 GB/s}"; done ;;
+  -q) printf '    Fabric\\n        State                             : %s\\n' "${FABRIC:-Completed}" ;;
+  *) echo "| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4     |" ;;
+esac"""
+CHECKED = """import os, sys
+if os.environ.get("UNFIT"):
+    print("bert: error: INIT_CHECKPOINT=/d/w.pt: not a checkpoint", file=sys.stderr)
+    sys.exit(2)
+print("global batch  768 sequences = 48 rows x 1 accumulated x 8 ranks x 2")
+print("weights       /d/w.pt")
+"""
+
+
+@pytest.fixture
+def site(checkout):
+    """A compute node of a cluster in order, with nothing on PATH but stand-ins and plain tools."""
+    bin_folder = checkout.root.parent / "bin"
+    for tool in TOOLS.split():
+        path = shutil.which(tool)
+        if path and not (bin_folder / tool).exists():
+            (bin_folder / tool).symlink_to(path)
+    (checkout.root.parent / "a checkout").rename(checkout.root.parent / "checkout")
+    checkout.root = checkout.root.parent / "checkout"
+    for name, script in {
+        "sinfo": SINFO,
+        "srun": SRUN,
+        "nvidia-smi": SMI,
+        "sbatch": "",
+        "unshare": 'exit "${NO_USERNS:-0}"',
+        "enroot": '[[ $1 != list || ! ${NO_ENROOT:-} ]] || { echo "[ERROR] mkdir: Permission denied" >&2; exit 1; }; '
+        "[[ $1 != version ]] || echo 3.5.0",
+        "sudo": "[[ ! ${NO_SUDO:-} ]]",
+        "df": "printf 'Avail\\n%sG\\n' \"${FREE-900}\"",
+    }.items():
+        checkout.stand_in(name, script)
+    folder = checkout.root.parent
+    for name in (
+        "packed_data",
+        "eval",
+        "phase1",
+        "sys/devices/system/node/node0",
+        "sys/devices/system/cpu",
+        "proc/user",
+    ):
+        (folder / "data" / name).mkdir(parents=True)
+        (folder / "data" / name / "file").touch()
+    (folder / "data" / "prepared-packed.json").touch()
+    (folder / "data" / "sys/devices/system/cpu/online").write_text("0-63\n")
+    (folder / "data" / "status").write_text("Cpus_allowed_list:\t0-27,32-59\n")
+    (folder / "enroot.conf").write_text("ENROOT_DATA_PATH  ${HOME}/enroot-$(id -u)\nENROOT_CACHE_PATH $ELSEWHERE/x\n")
+    (folder / "bert.sqsh").write_text("hsqs and more")
+    (checkout.root / "implementations" / "bert" / "__main__.py").write_text(CHECKED)
+    (checkout.root / "h5py").mkdir()
+    (checkout.root / "torch" / "__init__.py").write_text("__version__ = '2.7'\n")
+    checkout.env |= {
+        "PATH": str(bin_folder),
+        "DATADIR": str(folder / "data"),
+        "LOGDIR": str(folder / "results"),
+        "CONT": str(folder / "bert.sqsh"),
+        "SLURM_PROCID": "0",
+        "SYS": str(folder / "data" / "sys"),
+        "PROC_SYS": str(folder / "data" / "proc"),
+        "PROC_STATUS": str(folder / "data" / "status"),
+        "ENROOT_CONF": str(folder / "enroot.conf"),
+    }
+    return checkout
+
+
+def doctor(site, *groups: str, after: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    after = f"export DGXNGPU=8; {after}"
+    return site.run(f"./launch/doctor.sh {' '.join(groups)}", after=after, **env)
+
+
+def rows(text: str) -> dict[str, tuple[str, str, str]]:
+    """Result, finding and cure of each check."""
+    found: dict[str, tuple[str, str, str]] = {}
+    for line in text.splitlines():
+        if row := re.match(r" (pass|warn|fail|skip)  (.{21}) (.*)", line):
+            name = row[2].strip()
+            found[name] = (row[1], row[3], "")
+        elif cure := re.match(r" {29}-> (.*)", line):
+            found[name] = (*found[name][:2], cure[1])
+    return found
+
+
+def test_a_site_in_order_passes(site):
+    done = doctor(site)
+    found = rows(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr
+    assert {name: row[0] for name, row in found.items() if row[0] not in ("pass", "skip")} == {}
+    assert set(found) >= {
+        *("slurm", "partition", "gres", "MPI type", "pyxis", "user namespaces", "enroot", "image", "ENROOT_DATA_PATH"),
+        *("CPUs", "memlock", "drop caches", "LOGDIR", "GPUs", "driver", "clocks", "NVLink"),
+        *("DATADIR_PHASE2_PACKED", "EVALDIR", "CHECKPOINTDIR_PHASE1", "data manifest"),
+    }
+    assert found["gres"][1] == "8 x gpu a node"
+    assert found["CPUs"][1] == "56 of 64 CPUs on 1 NUMA nodes, 8 reserved"
+    assert found["driver"][1] == "550.54.15, CUDA 12.4"
+    assert found["ENROOT_DATA_PATH"][1].startswith(f"{site.env['HOME']}/enroot-{os.getuid()}, ")
+    assert "ENROOT_CACHE_PATH" not in found, "what cannot be resolved is not guessed"
+    assert done.stdout.endswith(" 0 failed, 0 warnings\n")
+
+
+@pytest.mark.parametrize(
+    ("broken", "check", "finding", "cure"),
+    [
+        ({"DOWN": "1"}, "slurm", "Unable to contact slurm controller", "systemctl status slurmctld munge"),
+        ({"PARTITIONS": "batch"}, "partition", "no default partition", "export SBATCH_PARTITION=batch"),
+        ({"SBATCH_PARTITION": "gpu"}, "partition", "gpu: no such partition", "export SBATCH_PARTITION=batch"),
+        ({"STATE": "down"}, "partition", "batch is down", "scontrol update PartitionName=batch State=UP"),
+        ({"NODES": "0"}, "partition", "batch has 0 nodes", "smaller config"),
+        ({"GRES": "(null)"}, "gres", "the nodes have no gpu", "GPU_GRES=none"),
+        (
+            {"GRES": "gpu:h100:4(S:0,1),nic:2"},
+            "gres",
+            "a node has 4 x gpu and the config wants DGXNGPU=8",
+            "fewer GPUs",
+        ),
+        ({"GPU_GRES": "gpu:a100"}, "gres", "the nodes have no gpu:a100", "GPU_GRES"),
+        ({"PYXIS": ""}, "pyxis", "no option --container-image", "CONTAINER_RUNTIME=apptainer"),
+        ({"PYXIS": "--container-image --container-name"}, "pyxis", "srun lacks --container-mounts", "install pyxis"),
+    ],
+)
+def test_what_is_wrong_with_slurm_is_named_with_its_cure(site, broken, check, finding, cure):
+    assert_fails(doctor(site, "slurm", **broken), check, finding, cure)
+
+
+@pytest.mark.parametrize(
+    ("broken", "check", "finding", "cure"),
+    [
+        ({"NO_USERNS": "1"}, "user namespaces", "unshare --user failed", "sysctl -w user.max_user_namespaces"),
+        ({"NO_ENROOT": "1"}, "enroot", "Permission denied", "ENROOT_DATA_PATH"),
+        ({"CONT": "missing.sqsh"}, "pyxis", "missing.sqsh: no such image: enroot import", ""),
+        ({"FREE": ""}, "ENROOT_DATA_PATH", "no such folder, and none above it", "another folder"),
+    ],
+)
+def test_what_is_wrong_with_containers_is_named_with_its_cure(site, broken, check, finding, cure):
+    assert_fails(doctor(site, "container", **broken), check, finding, cure)
+
+
+def test_a_kernel_that_forbids_user_namespaces_is_named_with_the_setting(site):
+    (site.root.parent / "data" / "proc" / "user" / "max_user_namespaces").write_text("0\n")
+    found = rows(doctor(site, "container").stdout)["user namespaces"]
+    assert found == ("fail", "user.max_user_namespaces is 0", found[2])
+    assert found[2].startswith("sudo sysctl -w user.max_user_namespaces=100000")
+
+
+def test_a_file_that_is_no_image_is_found_before_a_job_waits_for_it(site):
+    (site.root.parent / "bert.sqsh").write_text("<html>not found</html>")
+    assert_fails(doctor(site, "container"), "image", "is not a squashfs image", "enroot import -o")
+
+
+@pytest.mark.parametrize(
+    ("broken", "check", "finding", "cure"),
+    [
+        ({"GPUS": "7"}, "GPUs", "7 x NVIDIA H100 and the config wants DGXNGPU=8", "smaller config"),
+        ({"NO_DRIVER": "1"}, "GPUs", "couldn't communicate", "driver"),
+        ({"LINK": "<inactive>"}, "NVLink", "144 of 144 links are inactive", "nvidia-fabricmanager"),
+        ({"FABRIC": "In Progress"}, "fabric manager", "Progress", "restart nvidia-fabricmanager"),
+        ({"FREE": "0"}, "LOGDIR", "0 GB free", ""),
+        ({"PYTHON": "/no/python"}, "Python", "/no/python", "make setup"),
+        ({"CLEAR_CACHES": "require", "NO_SUDO": "1"}, "drop caches", "cache_clear false", "visudo"),
+        ({"EVALDIR": "/no/eval"}, "EVALDIR", "/no/eval: no such folder", "prepare_data.sh"),
+        ({"UNFIT": "1"}, "checkpoint, run", "INIT_CHECKPOINT=/d/w.pt: not a checkpoint", "python -m bert --check"),
+    ],
+)
+def test_what_is_wrong_with_a_machine_is_named_with_its_cure(site, broken, check, finding, cure):
+    assert_fails(doctor(site, "machine", "gpu", "data", CONT="", **broken), check, finding, cure)
+
+
+@pytest.mark.parametrize(
+    ("odd", "check", "finding"),
+    [
+        ({"PERSISTENCE": "Disabled"}, "persistence", "off"),
+        ({"REASONS": "0x0000000000000040"}, "clocks", "8 GPUs are held below 1980 MHz"),
+        ({"LINKS": "0"}, "NVLink", "over PCIe"),
+        ({"APPS": "12, python\\n"}, "GPU processes", "1 others: 12, python"),
+    ],
+)
+def test_what_slows_a_run_down_is_a_warning(site, odd, check, finding):
+    done = doctor(site, "gpu", **odd)
+    found = rows(done.stdout)
+    assert done.returncode == 0, done.stdout
+    assert found[check][0] == "warn"
+    assert finding in found[check][1]
+    assert found[check][2], "with what helps"
+
+
+def test_data_of_unknown_making_is_a_warning_with_the_command_that_verifies_it(site):
+    (site.root.parent / "data" / "prepared-packed.json").unlink()
+    found = rows(doctor(site, "data").stdout)["data manifest"]
+    assert found[0] == "warn"
+    assert found[2] == f"./verify_dataset.sh {site.env['DATADIR']}/packed_data"
+
+
+@pytest.mark.parametrize(("status", "result"), [(0, "pass"), (1, "fail")])
+def test_the_whole_data_set_is_verified_on_request(site, status, result):
+    script = site.root / "verify_dataset.sh"
+    script.write_text(f'#!/usr/bin/env bash\necho "verdict on $1"\nexit {status}\n')
+    script.chmod(0o755)
+    done = doctor(site, "verify")
+    assert done.returncode == status
+    assert rows(done.stdout)["data verified"][:2] == (result, f"verdict on {site.env['DATADIR']}")
+
+
+def test_a_login_node_is_not_blamed_for_having_no_gpu(site):
+    for name in ("nvidia-smi", "enroot"):
+        (site.root.parent / "bin" / name).unlink()
+    done = doctor(site, "gpu", "container", SLURM_PROCID="")
+    found = rows(done.stdout)
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has a GPU")
+    assert done.returncode == 0, done.stdout
+    assert found["GPUs"] == ("skip", "this machine sends jobs", "srun --exclusive launch/doctor.sh machine gpu data")
+    assert found["enroot"][0] == "skip"
+
+
+def test_without_a_config_only_what_needs_one_is_skipped(site):
+    command = ["./launch/doctor.sh", "slurm", "data"]
+    done = subprocess.run(command, cwd=site.root, env=site.env, capture_output=True, text=True, check=False)
+    found = rows(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert found["checkpoint, run"][0] == "skip"
+    assert "config" in found["checkpoint, run"][2]
+    assert found["EVALDIR"][0] == "pass", "env.sh was sourced"
+
+
+def test_machines_that_ssh_does_not_reach_fail(site):
+    site.stand_in("ssh", "echo 'ssh: connect to host dgx1 port 22: No route to host' >&2; exit 255")
+    done = doctor(site, "ssh", HOSTS="dgx1")
+    assert_fails(done, "ssh", "dgx1: ssh does not get in (ssh: connect to host dgx1 port 22: No route to host)", "")
+
+
+def test_an_unknown_group_is_wrong_usage(site):
+    done = doctor(site, "disk")
+    assert done.returncode == 2
+    assert done.stderr == "run: error: disk: expected one of slurm container ssh machine gpu data verify\n"
+
+
+def assert_fails(done, check: str, finding: str, cure: str) -> None:
+    found = rows(done.stdout)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert not done.stderr
+    assert found[check][0] == "fail", done.stdout
+    assert finding in found[check][1]
+    assert cure in found[check][2]
