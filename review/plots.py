@@ -11,7 +11,9 @@ from review.score import REQUIRED_RUNS, Result
 from review.tree import read_json
 
 TRAINING, EVALUATION, INITIALISATION = "training", "evaluation", "initialisation"
+UNCONVERGED = 1e8  # samples from which a mean has a run in it that did not converge, which counts as 1e9
 _CLOSE_TO_TARGET = 0.02  # accuracy below the target from which the second accuracy chart starts
+_LARGEST = 1e12  # samples, minutes, sequences/s, loss: beyond it a log is broken, and a chart would show nothing else
 _LEAST_SPREAD = 0.05  # of the median that the throughput chart spans at least, so that noise looks like noise
 
 
@@ -43,8 +45,15 @@ def target_of(result: Result) -> float:
     return TARGET_ACCURACY
 
 
+def _plausible(*values: float) -> bool:
+    return all(abs(value) <= _LARGEST for value in values)  # nan is not
+
+
 def _minutes(run: Run, time_ms: float) -> float | None:
-    return None if run.run_start is None else (time_ms - run.run_start.time_ms) / 60_000
+    if run.run_start is None:
+        return None
+    minutes = (time_ms - run.run_start.time_ms) / 60_000
+    return minutes if _plausible(minutes) else None
 
 
 def _tip(run: Run, evaluation: Evaluation) -> str:
@@ -63,7 +72,7 @@ def _accuracy_lines(result: Result, by_samples: bool) -> tuple[Line, ...]:
         points = []
         for evaluation in run.evaluations:
             x = evaluation.samples if by_samples else _minutes(run, evaluation.time_ms)
-            if x is not None:
+            if x is not None and _plausible(x) and 0 <= evaluation.accuracy <= 1:
                 points.append(Point(x=x, y=evaluation.accuracy, tip=_tip(run, evaluation)))
         if points:
             lines.append(_line(result, index, points))
@@ -149,7 +158,7 @@ def samples_chart(result: Result) -> BarChart | None:
     """Samples to the target of every run against what the reference runs took."""
     bars = []
     for index, run in enumerate(result.runs):
-        if run.samples is None:
+        if run.samples is None or not _plausible(run.samples):
             continue
         reached = "" if run.converged else " (did not converge)"
         tip = f"{run_name(run)}: {run.samples:,.0f} samples{reached}"
@@ -180,7 +189,7 @@ def _reference_marks(result: Result) -> tuple[tuple[Mark, ...], tuple[float, flo
         marks.append(Mark(value=point.minimum, label=f"RCP minimum {point.minimum:,.0f}", role="minimum"))
         marks.append(Mark(value=point.mean, label=f"RCP mean {point.mean:,.0f}", role="reference"))
         band = (point.minimum, point.mean)
-    if mean is not None and mean < 1e8:
+    if mean is not None and mean < UNCONVERGED:
         marks.append(Mark(value=mean, label=f"olympic mean {mean:,.0f}", role="own"))
     return tuple(marks), band
 
@@ -237,7 +246,7 @@ def _segments(run: Run) -> list[Segment]:
     if end is None or end <= 0:
         return []
     segments = []
-    if run.init_seconds and run.init_seconds > 0:
+    if run.init_seconds and run.init_seconds > 0 and _plausible(run.init_seconds):
         segments.append(Segment(start=-run.init_seconds / 60, stop=0, part=INITIALISATION))
     now = 0.0
     for evaluation in run.evaluations:
@@ -276,7 +285,7 @@ def throughput_chart(result: Result) -> LineChart | None:
         points = []
         for samples, rate in run.throughput:
             minutes = _samples_to_minutes(run, samples)
-            if minutes is not None and rate > 0:
+            if minutes is not None and rate > 0 and _plausible(rate):
                 tip = f"{run_name(run)}: {rate:,.0f} sequences/s at {minutes:.2f} min"
                 points.append(Point(x=minutes, y=rate, tip=tip))
         if points:
@@ -306,7 +315,7 @@ def loss_chart(result: Result) -> LineChart | None:
         for event in run.log.all("tracked_stats"):
             loss = number(event.value.get("loss")) if isinstance(event.value, dict) else None
             samples = event.meta("epoch_num", "samples_count")
-            if loss is not None and samples is not None:
+            if loss is not None and samples is not None and _plausible(loss, samples):
                 tip = f"{run_name(run)}: loss {loss:.4f} at {samples:,.0f} samples"
                 points.append(Point(x=samples, y=loss, tip=tip))
         if points:

@@ -12,12 +12,17 @@ Role = Literal["target", "reference", "minimum", "own"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """A linear axis from ``low`` to ``high``."""
+    """A linear axis from ``low`` to ``high``; one without width is widened."""
 
     label: str
     unit: Unit
     low: float
     high: float
+
+    def __post_init__(self) -> None:
+        least = 1e-9 * max(abs(self.low), abs(self.high), 1e-3)
+        if self.high - self.low < least:
+            object.__setattr__(self, "high", self.low + least)
 
     def ticks(self, count: int) -> list[float]:
         """At most about ``count`` round values within the axis."""

@@ -11,14 +11,15 @@ from review import rcp
 from review.check import Checked
 from review.check_text import groups, places, subject
 from review.findings import ERROR, WARNING
-from review.mllog import text
-from review.plots import run_name, target_of
+from review.mllog import number, text
+from review.plots import UNCONVERGED, run_name, target_of
 from review.report_svg import COLOURS
 from review.run import HYPERPARAMETERS, Run
 from review.score import REQUIRED_RUNS, Result
 from review.show import rate_format, subtitle
 
 MOST_REASONS = 4  # of the verdict; the findings have them all
+_MOST_LINES = 60  # of a log's excerpt
 _LONGEST_LINE = 600  # characters of a log line that an excerpt shows
 _OF_REFERENCE = {"opt_lamb_epsilon": "opt_epsilon"}  # our key to the one of the reference points, where they differ
 
@@ -102,7 +103,7 @@ def _time(result: Result) -> dict[str, str] | None:
 
 def _samples(result: Result) -> dict[str, str] | None:
     point, mean = result.rcp_point, result.mean_samples
-    if mean is not None and mean < 1e8:
+    if mean is not None and mean < UNCONVERGED:
         if point is None:
             return _card("Samples to target", f"{mean:,.0f}", "", "olympic mean")
         passed = result.rcp_test is not None and result.rcp_test.passed
@@ -281,7 +282,7 @@ def _reference_value(point: rcp.Rcp, key: str) -> str:
 
 def _plain(value: Any) -> str:
     """One notation for a number however it was logged: 3680 for 3680.0."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if number(value) is not None:
         return f"{value:.10g}"
     return text(value)[:80]
 
@@ -307,14 +308,17 @@ def excerpt(run: Run) -> list[dict[str, Any]]:
 def _with_gaps(lines: dict[int, str], wrong: set[int]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     before = None
-    for number in sorted(lines):
-        if before is not None and number > before + 1:
+    for count, line in enumerate(sorted(lines)):
+        if count == _MOST_LINES:
+            rows.append({"number": "", "text": f"⋯ and {len(lines) - count:,} more such lines", "style": "gap"})
+            break
+        if before is not None and line > before + 1:
             rows.append({"number": "", "text": "⋯", "style": "gap"})
-        content = text(lines[number])
+        content = text(lines[line])
         if len(content) > _LONGEST_LINE:
             content = content[:_LONGEST_LINE] + " …"
-        rows.append({"number": number, "text": content, "style": "wrong" if number in wrong else ""})
-        before = number
+        rows.append({"number": line, "text": content, "style": "wrong" if line in wrong else ""})
+        before = line
     return rows
 
 

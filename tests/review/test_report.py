@@ -214,6 +214,12 @@ def test_the_runs_own_files_are_shown(tmp_path, writer):
         lambda log: log.change("run_start", time_ms=10**30),
         lambda log: log.change("init_start", time_ms=-(10**15)),
         lambda log: log.change("eval_start", time_ms=5),
+        lambda log: log.change("eval_accuracy", value=1e308),
+        lambda log: log.change("eval_accuracy", value=-1),
+        lambda log: log.change("eval_accuracy", metadata={"epoch_num": 1e308}),
+        lambda log: log.change("tracked_stats", value={"throughput": 1e308, "loss": -1e308}),
+        lambda log: log.change("tracked_stats", value={"throughput": 1e-320, "loss": 0}),
+        lambda log: log.change("opt_base_learning_rate", value=10**400),
         lambda log: log.drop(*{line["key"] for line in log.lines}),
     ],
 )
@@ -225,6 +231,16 @@ def test_a_page_is_made_of_every_broken_log(tmp_path, writer, damage):
     page = page_of(tmp_path)
     assert "result_0.txt" in page.text
     assert "Not official yet" in page.text or "Does not count" in page.text
+
+
+def test_an_excerpt_of_a_log_full_of_errors_stays_short(tmp_path, writer):
+    path = writer().write(tmp_path / "result_0.txt")
+    with path.open("a") as log:
+        log.write(":::MLLOG {broken\n" * 5000)
+    page = page_of(tmp_path)
+    shown = page.text.count("{broken")
+    assert 30 < shown < 100
+    assert "more such lines" in page.text
 
 
 def test_runs_that_fail_and_crash_are_named_with_their_reason(tmp_path, writer):
