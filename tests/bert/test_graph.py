@@ -1,0 +1,220 @@
+"""Steps at fixed sizes: a filled batch trains as the plain one, and warming up leaves no trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert import kernels, optim
+from bert.data.batch import Capacity, make_batch
+from bert.data.format import DataError
+from bert.data.synthetic import synthetic_records
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.evaluate import Config as EvaluateConfig
+from bert.evaluate import EvaluationGraph, _count, evaluation_room, fill_batches
+from bert.graph import GraphedStep, graph_capacity, preserved, static_batch
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.model.init import initialize
+from bert.precision import Config as PrecisionConfig
+from bert.precision import LossScaler, cast_with_masters
+from bert.step import Step
+
+
+def _capacity(batch, rows, length):
+    room = Capacity(tokens=rows * length, sequences=3 * rows, masked=batch.num_masked + 5)
+    return graph_capacity(room, rows)
+
+
+def test_filled_batch_has_the_losses_and_gradients_of_the_plain_one(tiny, make_model, make_records, batch_of):
+    records = make_records(6)
+    plain = batch_of(records, range(records.num_sequences))
+    filled = static_batch(plain, _capacity(plain, 7, 48))
+    assert int(filled.cu_seqlens[-1]) == filled.input_ids.numel() > plain.num_tokens
+    assert int((filled.cu_seqlens[1:] - filled.cu_seqlens[:-1]).max()) <= plain.max_seqlen
+    results = []
+    for batch in (plain, filled):
+        model = make_model(tiny).eval()
+        losses = model(batch)
+        (losses.mlm + losses.nsp).backward()
+        results.append((losses, {name: p.grad for name, p in model.named_parameters()}))
+    (plain_losses, plain_gradients), (filled_losses, filled_gradients) = results
+    for a, b in zip(plain_losses, filled_losses, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-13, rtol=1e-13)
+    for name, gradient in plain_gradients.items():
+        torch.testing.assert_close(filled_gradients[name], gradient, atol=1e-12, rtol=1e-11, msg=name)
+
+
+def test_filling_up_a_full_batch_changes_nothing_but_the_empty_sequences(make_records, batch_of):
+    plain = batch_of(make_records(1, packed=False), [0])
+    tokens = plain.num_tokens
+    filled = static_batch(plain, Capacity(tokens=tokens, sequences=3, masked=plain.num_masked))
+    assert torch.equal(filled.input_ids, plain.input_ids)
+    assert filled.cu_seqlens.tolist() == [0, tokens, tokens, tokens]
+
+
+@pytest.mark.parametrize("short", ["tokens", "sequences", "masked"])
+def test_batch_beyond_the_capacity_is_refused_with_what_to_do(short, make_records, batch_of):
+    plain = batch_of(make_records(3), range(4))
+    sizes = {"tokens": plain.num_tokens + 1, "sequences": plain.num_sequences + 1, "masked": plain.num_masked}
+    with pytest.raises(DataError, match="raise MAX_SEQUENCES_PER_ROW"):
+        static_batch(plain, Capacity(**{**sizes, short: sizes[short] - 2}))
+
+
+def _step(tiny, precision, shard, device=None, backend="auto"):
+    device = device or torch.device("cpu")
+    choice = kernels.Config(fused="none" if device.type == "cpu" else "auto", attention=backend)
+    model = BertForPreTraining(tiny, kernels.select(choice, device))
+    initialize(model, 0)
+    model.to(device)
+    config = PrecisionConfig(precision=precision, init_loss_scale=1024.0)
+    masters = cast_with_masters(model, config.dtype(device))
+    if precision == "fp8":
+        model.bert.encoder.use_fp8("delayed", device)
+    world = World(DistConfig(device=device.type))
+    settings_ = optim.Config(sharded=shard)
+    optimizer = optim.build(
+        settings_, model, model.stages(), masters, world, accumulate=True, fused=device.type == "cuda"
+    )
+    return model, Step(model, optimizer, settings_, LossScaler(config, config.dtype(device), device), world)
+
+
+@pytest.mark.parametrize(
+    ("precision", "shard"),
+    [("fp32", False), ("fp16", True), ("fp8", True)],
+    ids=["fp32-replicated", "fp16-sharded", "fp8-sharded"],
+)
+def test_steps_inside_preserved_leave_every_bit_of_state_and_random_state(
+    precision, shard, tiny, make_records, batch_of
+):
+    model, step = _step(tiny, precision, shard)
+    batch = batch_of(make_records(3), range(4))
+    step([batch, batch], 0.01)  # moments, step count and scales away from their first values
+    before = [tensor.clone() for tensor in step.state_tensors()]
+    addresses = [tensor.data_ptr() for tensor in step.state_tensors()]
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    random_state = torch.get_rng_state()
+    with preserved(step.state_tensors(), step.world.device):
+        step([batch, batch], 0.01)
+        changed = [not torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True)]
+        assert any(changed)
+    for old, new, address in zip(before, step.state_tensors(), addresses, strict=True):
+        assert torch.equal(old, new)
+        assert new.data_ptr() == address  # a graph goes on using the same memory
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, weights[name]), name
+    assert torch.equal(random_state, torch.get_rng_state())
+
+
+def test_state_tensors_are_all_that_a_step_changes(tiny, make_records, batch_of):
+    batch = batch_of(make_records(3), range(4))
+    outcomes = []
+    for warm in (False, True):
+        _, step = _step(tiny, "fp8", True)
+        torch.manual_seed(4)
+        step([batch], 0.01)
+        if warm:
+            with preserved(step.state_tensors(), step.world.device):
+                step([batch], 0.01)
+        torch.manual_seed(5)
+        outcomes.append([step([batch], 0.01), *[tensor.clone() for tensor in step.state_tensors()]])
+    for cold, warm in zip(*outcomes, strict=True):
+        pairs = zip(cold, warm, strict=True) if isinstance(cold, tuple) else [(cold, warm)]
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_evaluation_batches_hold_every_sequence_once_within_the_room(count, batch_size, seed):
+    records = synthetic_records(count, 48, 211, packed=False, seed=seed)
+    room = evaluation_room(batch_size, 48)
+    order = np.random.default_rng(seed).permutation(records.num_sequences)
+    batches = fill_batches(records, order, room)
+    assert np.array_equal(np.concatenate(batches), order)
+    for chosen in batches:
+        static_batch(make_batch(records, chosen, 48), graph_capacity(room, batch_size))  # raises where it does not fit
+
+
+@pytest.fixture
+def gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture
+def small():
+    """Dropout, two layers, heads of 64: what the GPU kernels take."""
+    return BertConfig(vocab_size=2048, hidden_size=128, num_hidden_layers=2, num_attention_heads=2,
+                      intermediate_size=512, max_position_embeddings=128)  # fmt: skip
+
+
+def _gpu_batches(count):
+    records = synthetic_records(16 * count, 128, 2048, packed=True, seed=1)
+    batches = []
+    for number in range(count):
+        begin, end = records.row_offsets[[8 * number, 8 * number + 8]]
+        plain = make_batch(records, np.arange(begin, end), 128)
+        room = Capacity(tokens=8 * 128, sequences=24, masked=int(0.15 * 8 * 128 + 12))
+        batches.append(static_batch(plain, graph_capacity(room, 8)).pin_memory())
+    return batches
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+def test_graph_leaves_state_alone_and_then_trains_as_eager_steps_do(precision, gpu, small):
+    batches = _gpu_batches(6)
+    torch.manual_seed(3)
+    runs = {}
+    for graphed in (False, True):
+        _, step = _step(small, precision, True, gpu)
+        take = step
+        if graphed:
+            before = [tensor.clone() for tensor in step.state_tensors()]
+            random_state = torch.cuda.get_rng_state()
+            take = GraphedStep(step, batches[:2])
+            assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))
+            assert torch.equal(random_state, torch.cuda.get_rng_state())
+        losses = []
+        for number in range(6):
+            torch.manual_seed(number)
+            pair = [batches[number], batches[(number + 1) % 6]]
+            losses.append([float(loss) for loss in take(pair, 1e-3)[:2]])
+        runs[graphed] = torch.tensor(losses)
+    # The same kernels and masks; attention's gradient sums in another order from run to run.
+    torch.testing.assert_close(runs[True], runs[False], atol=2e-2, rtol=2e-3)
+    assert not torch.equal(runs[True][0], runs[True][1])  # new inputs reach the graph
+
+
+@pytest.mark.gpu
+def test_replays_draw_new_dropout_masks_that_the_seed_fixes(gpu, small):
+    batches = _gpu_batches(1)
+    _, step = _step(small, "bf16", True, gpu)
+    take = GraphedStep(step, batches)
+    losses = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        losses.append(float(take(batches, 0.0).mlm_loss))  # a rate of 0: only the masks differ
+    assert losses[0] != losses[1]
+    assert losses[0] == losses[2]
+
+
+@pytest.mark.gpu
+def test_graphed_evaluation_counts_as_the_eager_one(gpu, small):
+    model, _ = _step(small, "bf16", True, gpu)
+    config = EvaluateConfig(start_samples=1, every_samples=1, batch_size=8)
+    graph = EvaluationGraph(config, 128, model, gpu)
+    records = synthetic_records(40, 128, 2048, packed=False, seed=2)
+    for chosen in fill_batches(records, np.arange(40), graph.room):
+        batch = static_batch(make_batch(records, chosen, 128), graph.capacity).to(gpu)
+        model.eval()
+        with torch.no_grad():
+            eager = _count(model, batch)
+        counts = graph(batch).clone()
+        assert counts[0] == eager[0]
+        assert counts[2] == eager[2]
+        torch.testing.assert_close(counts[1], eager[1], rtol=1e-3, atol=0)

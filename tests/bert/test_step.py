@@ -1,0 +1,109 @@
+"""A step's arithmetic: overflow, clipping, accumulation, sharded runs of ``python -m bert``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bert import kernels, optim
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.model.bert import BertForPreTraining
+from bert.model.init import initialize
+from bert.precision import Config as PrecisionConfig
+from bert.precision import LossScaler, cast_with_masters
+from bert.step import Step
+
+
+def _step(tiny, precision="fp32", shard=False, accumulate=False, dtype=torch.float32, **settings):
+    model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    initialize(model, 0)
+    model.to(dtype)
+    config = PrecisionConfig(precision=precision, init_loss_scale=1024.0)
+    masters = cast_with_masters(model, config.dtype(torch.device("cpu")))
+    world, settings = World(DistConfig(device="cpu")), optim.Config(sharded=shard, **settings)
+    optimizer = optim.build(settings, model, model.stages(), masters, world, accumulate=accumulate, fused=False)
+    return model, Step(model, optimizer, settings, LossScaler(config, config.dtype(world.device)), world)
+
+
+def _weights(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+def test_overflow_skips_the_step_halves_the_scale_and_says_so(shard, tiny, make_records, batch_of):
+    model, step = _step(tiny, "fp16", shard)
+    batch = batch_of(make_records(3), range(4))
+    assert step([batch], 0.01).updated
+    before, scale = _weights(model), float(step.scaler.scale)
+    state = [tensor.clone() for tensor in step.optimizer.state_tensors()]
+    poison = model.bert.pooler.dense.weight.register_hook(lambda gradient: gradient * float("inf"))
+    assert not step([batch], 0.01).updated
+    poison.remove()
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert all(torch.equal(a, b) for a, b in zip(state, step.optimizer.state_tensors(), strict=True))
+    assert float(step.scaler.scale) == scale / 2
+    assert int(step.scaler.num_skipped_steps) == 1
+    assert step([batch], 0.01).updated
+    assert not torch.equal(model.bert.pooler.dense.weight, before["bert.pooler.dense.weight"])
+
+
+def test_overflow_is_no_sample_trained_on(tiny, make_records, batch_of):
+    from bert.train import Progress
+
+    model, step = _step(tiny, "fp16")
+    batch = batch_of(make_records(3), range(4))
+    progress = Progress(None, World(DistConfig(device="cpu")), None, 0, 100)
+    progress.add(step([batch, batch], 0.01), [batch, batch])
+    assert progress.samples() == 108
+    model.bert.pooler.dense.bias.register_hook(lambda gradient: gradient * float("nan"))
+    progress.add(step([batch, batch], 0.01), [batch, batch])
+    assert progress.samples() == 108
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "adamw", "adam"])
+def test_sharded_and_replicated_steps_are_the_same(optimizer, tiny, make_records, batch_of):
+    batch = batch_of(make_records(3), range(4))
+    outcomes = []  # in fp64: the true gradient of key.bias is 0, and rounding would be normalised
+    for shard in (False, True):
+        model, step = _step(
+            tiny, shard=shard, accumulate=True, dtype=torch.float64, optimizer=optimizer, max_grad_norm=0.5
+        )
+        model.eval()
+        for lr in (0.01, 0.02):
+            step([batch, batch], lr)
+        outcomes.append(_weights(model))
+    for name, weight in outcomes[0].items():
+        torch.testing.assert_close(outcomes[1][name], weight, atol=1e-6, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("clip", ["after", pytest.param("before", marks=pytest.mark.slow)])
+def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoint(prepared, run_bert, tmp_path, clip):
+    model = Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json")
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model.write_text(json.dumps(json.loads(model.read_text()) | no_dropout))
+    common = prepared | {
+        "CLIP": clip, "MAX_GRAD_NORM": "0.5", "GRADIENT_STEPS": "2", "MAX_STEPS": "4", "CHECKPOINT_EVERY_STEPS": "2",
+        "CHECKPOINT_KEEP": "9", "EVAL_ITER_START_SAMPLES": "24",
+    }  # fmt: skip
+    for name in ("replicated", "sharded"):
+        folder = tmp_path / name
+        environment = common | {"CHECKPOINT_DIR": str(folder), "RUN_DIR": str(tmp_path / f"run_{name}")}
+        finished = run_bert(environment | {"SHARD_OPTIMIZER": str(int(name == "sharded"))}, ranks=2)
+        assert finished.returncode == 3, finished.stderr
+    (tmp_path / "replicated" / "step_0000000004.pt").rename(tmp_path / "whole.pt")
+    resumed = common | {"CHECKPOINT_DIR": str(tmp_path / "replicated"), "RUN_DIR": str(tmp_path / "again")}
+    finished = run_bert(resumed | {"SHARD_OPTIMIZER": "1", "RESUME": "1"}, ranks=2)
+    assert finished.returncode == 3, finished.stderr
+    states = [tmp_path / "whole.pt", tmp_path / "sharded" / "step_0000000004.pt",
+              tmp_path / "replicated" / "step_0000000004.pt"]  # fmt: skip
+    replicated, sharded, continued = (torch.load(path, weights_only=True)["optimizer"] for path in states)
+    for other in (sharded, continued):
+        assert other["num_steps"] == 4
+        for part in ("masters", "first_moments", "second_moments"):
+            for name in replicated[part].keys() - {n for n in replicated[part] if n.endswith("key.bias")}:
+                tensor = replicated[part][name]
+                torch.testing.assert_close(other[part][name], tensor, atol=1e-6, rtol=1e-4, msg=f"{part} {name}")
