@@ -15,8 +15,8 @@ doctor::machine() {
 
 # CPUs that the cluster keeps for itself (WekaIO, system cores) are left out by the binding, not fought for.
 doctor::cpus() {
-  local -r allowed=$(binding::allowed | wc -l)
-  local -r online=$(binding::expand "$(cat "$SYS/devices/system/cpu/online")" | wc -l)
+  local -r allowed=$(topology::allowed | wc -l)
+  local -r online=$(topology::expand "$(cat "$SYS/devices/system/cpu/online")" | wc -l)
   local -r nodes=$(find "$SYS/devices/system/node" -maxdepth 1 -name 'node[0-9]*' 2>/dev/null | wc -l)
   local text="$allowed of $online CPUs on $nodes NUMA nodes"
   if ((allowed < online)); then text+=", $((online - allowed)) reserved"; fi

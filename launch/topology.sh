@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# What is near what on this node, from sysfs: CPUs, NUMA nodes, GPUs, network cards. Sourced by binding.sh.
+# SYSFS and PROC_STATUS name other trees, for tests.
+
+# A CPU list such as 0-3,8 as one number a line, and back.
+topology::expand() {
+  local part
+  for part in ${1//,/ }; do seq "${part%-*}" "${part#*-}"; done
+}
+
+topology::compress() {
+  sort -n | awk 'NR == 1 { first = last = $1; next } $1 == last + 1 { last = $1; next }
+    { printf "%s%s,", first, (last > first ? "-" last : ""); first = last = $1 }
+    END { if (NR) printf "%s%s\n", first, (last > first ? "-" last : "") }'
+}
+
+# CPUs this process may use, one a line: without those that Slurm, a container or RESERVED_CPUS (a list) keeps for others.
+topology::allowed() {
+  local -r file=${PROC_STATUS:-/proc/self/status}
+  topology::expand "$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' "$file")" |
+    grep -vxF -f <(topology::expand "${RESERVED_CPUS:-}" && echo none)
+}
+
+# Asks the driver once for the GPUs: lines of index, UUID and PCI address.
+topology::read_gpus() {
+  TOPOLOGY_GPUS=${TOPOLOGY_GPUS-$(nvidia-smi --query-gpu=index,uuid,pci.bus_id --format=csv,noheader 2>/dev/null || true)}
+}
+
+# PCI address (as in sysfs) of the GPU of local rank $1, as CUDA_VISIBLE_DEVICES orders them; nothing where there is none.
+topology::gpu() {
+  local -a visible=()
+  local address
+  IFS=, read -ra visible <<<"${CUDA_VISIBLE_DEVICES:-}"
+  local -r device=${visible[$1]:-$1}
+  topology::read_gpus
+  address=$(awk -F ', ' -v device="$device" '$1 == device || $2 == device { print tolower($3) }' <<<"$TOPOLOGY_GPUS")
+  if [[ $address ]]; then
+    echo "${address: -12}" # the driver's PCI domain has 8 digits, that of sysfs 4
+  elif [[ $device =~ ^[0-9]+$ ]]; then
+    topology::gpus_of_sysfs | sed -n "$((device + 1))p"
+  fi
+}
+
+# All NVIDIA GPUs, without the driver's help.
+topology::gpus_of_sysfs() {
+  local device
+  for device in "${SYSFS:-/sys}"/bus/pci/devices/*; do
+    if [[ -r $device/class && $(<"$device/vendor") == 0x10de && $(<"$device/class") == 0x03* ]]; then basename -- "$device"; fi
+  done
+}
+
+# CPUs near local rank $1 of $2 as a list: those of its GPU, or its share of the NUMA nodes where it has none.
+topology::near() {
+  local -r file=${SYSFS:-/sys}/bus/pci/devices/$3/local_cpulist
+  local node list
+  local -a lists=()
+  if [[ -n $3 && -s $file ]]; then
+    cat -- "$file"
+    return
+  fi
+  for node in $(printf '%s\n' "${SYSFS:-/sys}"/devices/system/node/node[0-9]* | sort -V); do
+    list=$(cat -- "$node/cpulist" 2>/dev/null) || list=''
+    if [[ -n $list ]]; then lists+=("$list"); fi # some nodes are memory only
+  done
+  if ((${#lists[@]})); then echo "${lists[$1 * ${#lists[@]} / $2]}"; fi
+}
+
+# Lines CORE CPU of all CPUs, a core named by its first hardware thread.
+topology::cores() {
+  (cd -- "${SYSFS:-/sys}/devices/system/cpu" && grep -s '' cpu[0-9]*/topology/thread_siblings_list) 2>/dev/null |
+    sed 's,^cpu\([0-9]*\)/[^:]*:\([0-9]*\).*,\2 \1,'
+}
+
+topology::numa_node() { cat -- "${SYSFS:-/sys}/bus/pci/devices/$1/numa_node" 2>/dev/null || true; }
+
+# Name of the active InfiniBand or RoCE card that shares the longest PCI path with the device at PCI address $1; - for none.
+topology::nic() {
+  local card path best=- common most=0
+  local -r mine=$(realpath -- "${SYSFS:-/sys}/bus/pci/devices/$1" 2>/dev/null)
+  for card in "${SYSFS:-/sys}"/class/infiniband/*; do
+    grep -qs ACTIVE "$card"/ports/*/state || continue
+    path=$(realpath -- "$card/device")
+    common=$(printf '%s\n%s\n' "$mine" "$path" | awk -F / 'NR == 1 { split($0, a); next }
+      { for (n = 0; n < NF && $(n + 1) == a[n + 1]; n++); print n }')
+    common=$((2 * common))
+    # Of two as far away, the one of the same NUMA node.
+    if [[ $(cat -- "$path/numa_node" 2>/dev/null) == "$(topology::numa_node "$1")" ]]; then common=$((common + 1)); fi
+    if ((common > most)); then most=$common best=${card##*/}; fi
+  done
+  echo "$best"
+}
