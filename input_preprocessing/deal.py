@@ -27,6 +27,8 @@ from bert.data.format import (
     open_records,
     write_records,
 )
+from bert.data.index import NAME as INDEX
+from bert.data.index import write_index
 
 from .compiled import compiled
 from .mersenne import initial_state, next_below, shuffle
@@ -232,7 +234,8 @@ def make_shards(
 ) -> str:
     """Writes all shards and returns the multiset digest of their sequences.
 
-    Shards of an earlier, interrupted run are kept; other record files in the target folder are removed.
+    Shards of an earlier, interrupted run are kept; other record files in the target folder are removed. Leaves an
+    index beside them.
 
     Args:
         deal: what goes where.
@@ -246,6 +249,7 @@ def make_shards(
         DataError: a shard cannot be written, or the shards are not exactly the source's sequences.
     """
     deal.target.mkdir(parents=True, exist_ok=True)
+    (deal.target / INDEX).unlink(missing_ok=True)
     groups = range(part[0], deal.num_groups, part[1])
     tasks = [(deal, group, arrange) for group in groups]
     weights = [float(deal.shard_offsets[group + 1] - deal.shard_offsets[group]) for group in groups]
@@ -259,4 +263,5 @@ def make_shards(
     for path in deal.target.iterdir():
         if path not in wanted and path.name.lstrip(".").startswith("part_"):
             path.unlink()
+    write_index(deal.target, sorted(wanted))
     return made

@@ -1,7 +1,8 @@
 """Prepares the data set: from the benchmark's public files, or your own text, to records that train.
 
 Steps: download (unless --skip-download: then the files are already in DOWNLOADDIR), instances (tokenise, pair, mask) of
-every text shard and of eval.txt, evaluation set, packed rows, shuffled or binned sequences. Writes to OUTPUTDIR:
+every text shard and of eval.txt, evaluation set, packed rows, shuffled or binned sequences. Where DOWNLOADDIR/wiki has
+Wikipedia dumps (*.xml.bz2) and there is no text yet, the text is first made of them. Writes to OUTPUTDIR:
   packed_data/part_XXXXX_of_XXXXX.hdf5              with --packed-data
   hdf5/bins/{128,256,384,512}/part_...              with --binned-data
   hdf5/training-SHARDS/part_XXXXX_of_XXXXX.hdf5     without either
@@ -28,7 +29,7 @@ from pathlib import Path
 
 from bert.data.format import DataError, atomic_file, open_records
 
-from . import bins, download, evalset, manifest, vocabulary
+from . import bins, download, evalset, manifest, vocabulary, wikipedia
 from .cli import add_jobs, human_time, lock_folder, part_of, positive, run, stage_parser
 from .convert_checkpoint import convert
 from .deal import num_shards
@@ -203,6 +204,8 @@ def start(options: argparse.Namespace) -> Job | None:
     config = sampling_config(options)
     outputdir: Path = options.outputdir
     folder = _download_folder(options)
+    if wikipedia.text_is_wanted(folder):
+        wikipedia.make_text(folder, outputdir / "work" / "wiki", jobs=options.jobs)
     if not options.skip_download:
         if not (folder / "results4").is_dir():
             outputdir.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,7 @@ from .parallel import run_tasks
 from .stage_folder import StageFolder, finished_files
 
 NUM_SHARDS, NUM_EVAL_DOCUMENTS = 500, 10_000
+DOCUMENTS_PER_SHARD = 20  # a random next sentence comes from the same shard
 _MOST_FOR_EVALUATION = 0.05  # of the documents, where there are few
 PATTERNS = ("part-*-of-*", "eval.txt")
 
@@ -34,29 +35,38 @@ def split(
     target: Path,
     *,
     jobs: int,
-    shards: int = NUM_SHARDS,
+    shards: int | None = None,
     num_eval_documents: int = NUM_EVAL_DOCUMENTS,
     seed: int = 12345,
-) -> tuple[int, int]:
-    """Writes the shards and eval.txt to `target`; (training documents, evaluation documents).
+) -> tuple[int, int, int]:
+    """Writes the shards and eval.txt to `target`; (shards, training documents, evaluation documents).
+
+    Args:
+        source: folder that `clean` wrote.
+        target: folder to write to.
+        jobs: worker processes.
+        shards: part files; None: NUM_SHARDS, fewer where that would leave less than DOCUMENTS_PER_SHARD in each.
+        num_eval_documents: for evaluation; of few documents, a twentieth.
+        seed: of the choice.
 
     Raises:
         DataError: `source` is not finished, or has too few documents for so many shards.
     """
     texts = finished_files(source, "clean")
+    documents = np.concatenate(run_tasks("split: documents", _documents, list(enumerate(texts)), jobs=jobs))
+    num_eval = min(num_eval_documents, max(1, int(len(documents) * _MOST_FOR_EVALUATION)))
+    num_training = len(documents) - num_eval
+    if shards is None:
+        shards = max(1, min(NUM_SHARDS, num_training // DOCUMENTS_PER_SHARD))
+    if num_training < 2 * shards:
+        most = max(1, num_training // 2)
+        raise DataError(f"{source} has {len(documents)} documents, too few for {shards} shards; use --shards {most}")
     recipe = {
         "texts": [[path.name, path.stat().st_size] for path in texts],
         "shards": shards,
-        "num_eval_documents": num_eval_documents,
+        "num_eval_documents": num_eval,
         "seed": seed,
     }
-    documents = np.concatenate(run_tasks("split: documents", _documents, list(enumerate(texts)), jobs=jobs))
-    num_eval = min(num_eval_documents, max(1, int(len(documents) * _MOST_FOR_EVALUATION)))
-    if len(documents) - num_eval < 2 * shards:
-        raise DataError(
-            f"{source} has {len(documents)} documents, too few for {shards} shards; use --shards "
-            f"{max(1, (len(documents) - num_eval) // 2)} or fewer"
-        )
     held_out = np.zeros(len(documents), dtype=bool)
     held_out[random.Random(seed).sample(range(len(documents)), num_eval)] = True
     folder = StageFolder(target, "split", PATTERNS, recipe)
@@ -68,7 +78,7 @@ def split(
         costs = [float((part[:, 2] - part[:, 1]).sum()) for _, part, _ in tasks]
         run_tasks("split", _write, tasks, jobs=jobs, weights=costs)
         folder.finish([*names, "eval.txt"])
-    return len(training), num_eval
+    return shards, len(training), num_eval
 
 
 def cut(documents: Integers, count: int) -> list[Integers]:
@@ -110,13 +120,13 @@ def _write(task: tuple[list[Path], Integers, Path]) -> None:
 
 
 def _main(options: argparse.Namespace) -> None:
-    training, held_out = split(
+    shards, training, held_out = split(
         options.source, options.target, jobs=options.jobs, shards=options.shards,
         num_eval_documents=options.num_eval_documents, seed=options.random_seed,
     )  # fmt: skip
     size = sum(path.stat().st_size for path in options.target.glob("part-*"))
     print(
-        f"{options.target}: {training:,} documents ({human_bytes(size)}) in {options.shards} files, "
+        f"{options.target}: {training:,} documents ({human_bytes(size)}) in {shards} files, "
         f"{held_out:,} for evaluation",
         file=sys.stderr,
     )
@@ -127,7 +137,7 @@ def main() -> None:
     parser = stage_parser("split", __doc__)
     parser.add_argument("--source", type=Path, required=True, help="folder that `clean` wrote")
     parser.add_argument("--target", type=Path, required=True, help="folder for part-XXXXX-of-XXXXX and eval.txt")
-    parser.add_argument("--shards", type=positive, default=NUM_SHARDS, help="training files (default %(default)s)")
+    parser.add_argument("--shards", type=positive, help=f"training files (default {NUM_SHARDS}, fewer for little text)")
     parser.add_argument(
         "--num-eval-documents", type=positive, default=NUM_EVAL_DOCUMENTS, help="at most (default %(default)s)"
     )

@@ -8,39 +8,40 @@ from pathlib import Path
 
 from .clean import clean
 from .extract import extract, find_dumps
-from .split import NUM_SHARDS, split
+from .split import split
 from .stage_folder import NAME as STAGE_FILE
 from .stage_folder import is_finished
 from .wikitext import require
 
 
-def dumps_of(outputdir: Path) -> list[Path]:
-    """The dumps to make text of: OUTPUTDIR/download/wiki/*.xml.bz2."""
-    return find_dumps(outputdir / "download" / "wiki")
-
-
-def text_is_wanted(outputdir: Path) -> bool:
-    """Whether there are dumps, and no text yet or one that `split` has begun and not ended."""
-    results = outputdir / "download" / "results4"
-    if not dumps_of(outputdir):
+def text_is_wanted(download: Path) -> bool:
+    """Whether there are dumps in DOWNLOADDIR/wiki, and no text yet or one that `split` has begun and not ended."""
+    results = download / "results4"
+    if not find_dumps(download / "wiki"):
         return False
     if (results / STAGE_FILE).is_file():
         return not is_finished(results)
     return not any(results.glob("part-*"))
 
 
-def make_text(outputdir: Path, *, jobs: int, shards: int = NUM_SHARDS, seed: int = 12345) -> None:
-    """Makes OUTPUTDIR/download/results4 (part files and eval.txt) of the dumps; goes on after an interruption.
+def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = None, seed: int = 12345) -> None:
+    """Makes DOWNLOADDIR/results4 (part files and eval.txt) of DOWNLOADDIR/wiki/*.xml.bz2; goes on where it stopped.
+
+    Args:
+        download: DOWNLOADDIR.
+        work: folder for what lies between, removed at the end.
+        jobs: worker processes.
+        shards: part files; None: see `split`.
+        seed: of the choice of evaluation text.
 
     Raises:
         DataError: a library is missing, or a dump is damaged or holds too little.
     """
     require()
-    work = outputdir / "work" / "wiki"
-    target = outputdir / "download" / "results4"
-    extract(dumps_of(outputdir), work / "pages", jobs=jobs)
+    target = download / "results4"
+    extract(find_dumps(download / "wiki"), work / "pages", jobs=jobs)
     failures, _ = clean(work / "pages", work / "text", jobs=jobs)
-    training, held_out = split(work / "text", target, jobs=jobs, shards=shards, seed=seed)
+    _, training, held_out = split(work / "text", target, jobs=jobs, shards=shards, seed=seed)
     note = f"; {failures} articles left out whose mark-up cannot be parsed" if failures else ""
     print(f"{target}: {training:,} articles, {held_out:,} more for evaluation{note}", file=sys.stderr)
     shutil.rmtree(work)

@@ -16,6 +16,7 @@ import pytest
 
 import bert.data.format
 from bert.data.format import DataError, multiset_digest, open_records
+from bert.data.index import Entry, read_index
 from input_preprocessing import deal, evalset, pack, prepare, shuffle
 
 from .conftest import all_records, prepare_options, prepared_digests
@@ -39,7 +40,7 @@ def test_packed_and_shuffled_data_are_permutations_of_the_instances(packed: Path
     assert rows.row_offsets is not None
     assert np.diff(rows.row_offsets).max() <= 3
     assert not (folder / "work").exists()
-    sizes = [open_records(path)[0].num_sequences for path in sorted((folder / "hdf5" / "training-5").glob("*"))]
+    sizes = [open_records(path)[0].num_sequences for path in sorted((folder / "hdf5" / "training-5").glob("part_*"))]
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -123,7 +124,7 @@ def test_a_second_run_repeats_nothing_and_a_changed_option_redoes_all(
     assert "nothing to do" in capsys.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
     prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "3"))
-    assert len(list((folder / "packed_data").iterdir())) == 3
+    assert len(list((folder / "packed_data").glob("part_*"))) == 3
     text = folder / "download" / "results4" / "part-00000-of-00003"
     text.write_text(text.read_text() + "\nOne more document.\n\n")
     prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "3"))
@@ -155,7 +156,7 @@ def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path
                                                     monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     source = tmp_path / "source"
     source.mkdir()
-    for path in (packed / "packed_data").iterdir():
+    for path in (packed / "packed_data").glob("part_*"):
         records, metadata = open_records(path)
         bert.data.format.write_records(source / path.name, records.with_rows(None), metadata)
     total = multiset_digest(all_records(packed / "packed_data"))
@@ -221,3 +222,13 @@ def test_a_small_disk_stops_it_before_it_starts(downloaded: Path, tmp_path: Path
 def test_too_many_shards_are_refused(downloaded: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="too few for 4000 shards"):
         prepare.prepare(prepare_options(copy_of(downloaded, tmp_path), "--packed-data", "--shards", "4000"))
+
+
+def test_shards_come_with_an_index_of_what_they_hold(packed: Path) -> None:
+    folder = packed / "packed_data"
+    files = sorted(folder.glob("part_*"))
+    entries = read_index(folder)
+    assert sorted(entries) == [path.name for path in files]
+    for path in files:
+        records, metadata = open_records(path)
+        assert entries[path.name] == Entry(records.num_rows, metadata.content_digest)

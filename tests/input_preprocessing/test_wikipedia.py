@@ -19,12 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert.data.format import DataError
-from input_preprocessing import wikipedia
+from input_preprocessing import prepare, wikipedia
 from input_preprocessing.clean import clean
 from input_preprocessing.dumps import PageReader, parse_page
 from input_preprocessing.extract import extract, find_dumps, read_pages, write_pages
 from input_preprocessing.split import cut, split
 from input_preprocessing.stage_folder import StageFolder
+
+from .conftest import prepare_options
 
 pytest.importorskip("mwparserfromhell")
 pytest.importorskip("nupunkt")
@@ -117,21 +119,20 @@ def test_parts_of_a_dump_are_taken_in_the_order_of_their_numbers(tmp_path):
     assert numbers(tmp_path / "pages") == [1, 3, 9]
 
 
-def outcome(outputdir: Path) -> dict[str, str]:
+def outcome(download: Path) -> dict[str, str]:
     """md5 of every file of text."""
-    found = outputdir / "download" / "results4"
-    return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in found.iterdir()}
+    return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in (download / "results4").iterdir()}
 
 
 @pytest.fixture
 def made(dump: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(extract, "__kwdefaults__", {"chunk_bytes": 2000})
-    outputdir = dump.parents[2]
-    assert wikipedia.text_is_wanted(outputdir)
-    wikipedia.make_text(outputdir, jobs=1, shards=4)
-    assert not wikipedia.text_is_wanted(outputdir)
-    assert not (outputdir / "work" / "wiki").exists()
-    return outcome(outputdir)
+    download, work = dump.parents[1], dump.parents[2] / "work"
+    assert wikipedia.text_is_wanted(download)
+    wikipedia.make_text(download, work, jobs=1, shards=4)
+    assert not wikipedia.text_is_wanted(download)
+    assert not work.exists()
+    return outcome(download)
 
 
 def test_text_holds_every_article_once_in_shards_or_evaluation(made, dump):
@@ -167,9 +168,9 @@ class Killed(BaseException):
 def test_killed_at_any_file_it_goes_on_to_the_same_bytes(made, dump, tmp_path, monkeypatch):
     rename, unlink = os.replace, Path.unlink
     for crash_at in range(1, 200):
-        outputdir = tmp_path / f"again{crash_at}"
-        (outputdir / "download" / "wiki").mkdir(parents=True)
-        (outputdir / "download" / "wiki" / dump.name).symlink_to(dump)
+        download, work = tmp_path / f"again{crash_at}", tmp_path / f"work{crash_at}"
+        (download / "wiki").mkdir(parents=True)
+        (download / "wiki" / dump.name).symlink_to(dump)
         calls = 0
 
         def crash(source: Path, target: Path, crash_at: int = crash_at) -> None:
@@ -189,12 +190,12 @@ def test_killed_at_any_file_it_goes_on_to_the_same_bytes(made, dump, tmp_path, m
             patched.setattr(os, "replace", crash)
             patched.setattr(Path, "unlink", keep_partial)
             try:
-                wikipedia.make_text(outputdir, jobs=1, shards=4)
+                wikipedia.make_text(download, work, jobs=1, shards=4)
                 break
             except Killed:
                 pass
-        wikipedia.make_text(outputdir, jobs=1, shards=4)
-        assert outcome(outputdir) == made
+        wikipedia.make_text(download, work, jobs=1, shards=4)
+        assert outcome(download) == made
     assert crash_at > 12
 
 
@@ -215,6 +216,19 @@ def test_finished_work_is_not_repeated_and_other_options_redo_it(dump, tmp_path)
     assert all(
         document.count("\n") >= 4 for path in text.glob("text-*") for document in path.read_text().split("\n\n")[:-1]
     )
+
+
+def test_preparation_starts_from_a_dump_where_there_is_no_text(dump, tmp_path):
+    outputdir = tmp_path / "data"
+    download = outputdir / "download"
+    (download / "wiki").mkdir(parents=True)
+    (download / "wiki" / dump.name).symlink_to(dump)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.", "##a", "##n", "sentence"]
+    (download / "vocab.txt").write_text("\n".join(words) + "\n")
+    for _ in range(2):
+        prepare.prepare(prepare_options(outputdir, "--packed-data", "--shards", "2"))
+    assert len(list((outputdir / "packed_data").glob("part_*"))) == 2
+    assert not (outputdir / "work").exists()
 
 
 def damaged(path: Path, how: str) -> None:
@@ -252,7 +266,7 @@ def test_stages_out_of_order_or_on_foreign_files_are_refused(dump, tmp_path):
     extract([dump], tmp_path / "pages", jobs=1, chunk_bytes=900)
     clean(tmp_path / "pages", tmp_path / "text", jobs=1)
     with pytest.raises(DataError, match="too few for 500 shards; use --shards 22"):
-        split(tmp_path / "text", tmp_path / "shards", jobs=1)
+        split(tmp_path / "text", tmp_path / "shards", jobs=1, shards=500)
     (tmp_path / "shards").mkdir(exist_ok=True)
     (tmp_path / "shards" / "part-00000-of-00500").write_text("the benchmark's own\n\n")
     with pytest.raises(DataError, match="was not made by split"):
