@@ -41,7 +41,8 @@ def check_folder(result: Result) -> list[Finding]:
                 message = f"is {content['division']!r}, in the logs {logged!r}"
                 found.append(_finding(ERROR, message, system, rule, hint, "division"))
         submitter = content.get("submitter")
-        if isinstance(submitter, str) and result.organization not in (None, submitter):
+        logged_submitter = (result.organization or "").casefold()
+        if isinstance(submitter, str) and logged_submitter not in ("", submitter.casefold()):
             rule, hint = "the logs and the system description name one submitter", "correct the wrong one"
             message = f"is {submitter!r}, in the logs {result.organization!r}"
             found.append(_finding(WARNING, message, system, rule, hint, "submitter"))
