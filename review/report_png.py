@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -53,7 +54,9 @@ def draw(chart: Chart, subject: str) -> bytes:
         else:
             _draw_bars(axes, chart)
         buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a name in a script that the font lacks is shown as boxes
+            figure.savefig(buffer, format="png", facecolor="white", metadata={"Software": None})
     return buffer.getvalue()
 
 
