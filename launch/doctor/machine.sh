@@ -2,7 +2,7 @@
 # doctor: CPUs, memory, network, Python and disk of this machine. Sourced by doctor.sh.
 # shellcheck disable=SC2154
 
-readonly SYS=${SYS:-/sys}
+readonly SYSFS=${SYSFS:-/sys}
 
 doctor::machine() {
   doctor::cpus
@@ -16,8 +16,8 @@ doctor::machine() {
 # CPUs that the cluster keeps for itself (WekaIO, system cores) are left out by the binding, not fought for.
 doctor::cpus() {
   local -r allowed=$(topology::allowed | wc -l)
-  local -r online=$(topology::expand "$(cat "$SYS/devices/system/cpu/online")" | wc -l)
-  local -r nodes=$(find "$SYS/devices/system/node" -maxdepth 1 -name 'node[0-9]*' 2>/dev/null | wc -l)
+  local -r online=$(topology::expand "$(cat "$SYSFS/devices/system/cpu/online")" | wc -l)
+  local -r nodes=$(find "$SYSFS/devices/system/node" -maxdepth 1 -name 'node[0-9]*' 2>/dev/null | wc -l)
   local text="$allowed of $online CPUs on $nodes NUMA nodes"
   if ((allowed < online)); then text+=", $((online - allowed)) reserved"; fi
   if ((allowed < 2 * ${DGXNGPU:-1})); then
@@ -29,7 +29,7 @@ doctor::cpus() {
 
 doctor::limits() {
   local -r memlock=$(ulimit -l) shm=$(doctor::free_gb /dev/shm)
-  if [[ $memlock != unlimited && -d $SYS/class/infiniband ]]; then
+  if [[ $memlock != unlimited && -d $SYSFS/class/infiniband ]]; then
     doctor::row fail memlock "$memlock KB: InfiniBand cannot pin its buffers" \
       "in /etc/security/limits.d: '* - memlock unlimited'; for Slurm: PropagateResourceLimitsExcept=MEMLOCK"
   else
@@ -39,7 +39,7 @@ doctor::limits() {
 }
 
 doctor::infiniband() {
-  local -r ports=$(cat "$SYS"/class/infiniband/*/ports/*/state 2>/dev/null)
+  local -r ports=$(cat "$SYSFS"/class/infiniband/*/ports/*/state 2>/dev/null)
   local -r active=$(grep -c ACTIVE <<<"$ports")
   if [[ ! $ports ]]; then
     doctor::row skip InfiniBand 'none: several nodes talk over Ethernet'

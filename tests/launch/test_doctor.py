@@ -11,7 +11,7 @@ import pytest
 
 # What the scripts call besides the stand-ins.
 TOOLS = (
-    "awk basename bash cat cut date dirname env find getent grep head id mktemp nproc paste realpath rm rmdir sed seq "
+    "awk basename bash cat cut date dirname env find getent grep head id mktemp paste realpath rm rmdir sed seq "
     "sort stat tail timeout tr uname wc"
 )
 SINFO = """case "$*" in
@@ -91,7 +91,7 @@ def site(checkout):
         "LOGDIR": str(folder / "results"),
         "CONT": str(folder / "bert.sqsh"),
         "SLURM_PROCID": "0",
-        "SYS": str(folder / "data" / "sys"),
+        "SYSFS": str(folder / "data" / "sys"),
         "PROC_SYS": str(folder / "data" / "proc"),
         "PROC_STATUS": str(folder / "data" / "status"),
         "ENROOT_CONF": str(folder / "enroot.conf"),
