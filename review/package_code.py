@@ -68,7 +68,7 @@ def find_code(repository: Path, runs: Path, commit: str | None, config: str | No
     Args: runs: its folder, with environment.json and config.json. commit, config: instead of what they say.
     Raises ReviewError where they do not say it, or the repository does not have it.
     """
-    wanted = commit or _recorded_commit(runs)
+    wanted = commit or _recorded_commit(repository, runs)
     try:
         full = _git(repository, "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}").decode().strip()
     except ReviewError:
@@ -79,7 +79,7 @@ def find_code(repository: Path, runs: Path, commit: str | None, config: str | No
     return Code(repository, full, _config(files, runs, config))
 
 
-def _recorded_commit(runs: Path) -> str:
+def _recorded_commit(repository: Path, runs: Path) -> str:
     commit = (read_json(runs / "environment.json") or {}).get("git_commit")
     if not isinstance(commit, str) or not commit:
         raise ReviewError(f"{runs / 'environment.json'} names no commit that ran: name it with --commit")

@@ -17,6 +17,7 @@ from review import package as package_module
 from review.__main__ import main
 from review.findings import ReviewError
 from review.package import Request, package
+from review.package_code import find_code
 from review.score import load_results
 from review.submission import SCRIPTS
 
@@ -238,6 +239,18 @@ def test_wrong_input_is_one_line_and_writes_nothing(request_, tmp_path, change, 
     assert says in str(error.value)
     assert "\n" not in str(error.value)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_commit_may_be_named_as_git_describe_does(request_):
+    commit = git(request_.repository, "rev-parse", "HEAD")
+    for change in (environment(commit), environment(f"v1.0-rc1-12-g{commit}")):
+        change(request_)
+        assert find_code(request_.repository, request_.runs, None, None).commit == commit
+    environment("v1.0")(request_)
+    with pytest.raises(ReviewError, match="is no commit"):
+        find_code(request_.repository, request_.runs, None, None)
+    git(request_.repository, "tag", "-a", "-m", "a tag", "v1.0")
+    assert find_code(request_.repository, request_.runs, None, None).commit == commit
 
 
 def test_a_commit_without_the_scripts_of_the_rules_is_refused(request_):

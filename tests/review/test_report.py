@@ -83,6 +83,10 @@ def test_the_page_refers_to_nothing_outside_itself(page):
     assert "default-src 'none'" in str(page.elements)
 
 
+def test_the_same_logs_make_the_same_page(submission):
+    assert build_page(load_results(submission)) == build_page(load_results(submission))
+
+
 def test_ids_are_unique_and_every_reference_has_its_target(page):
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
