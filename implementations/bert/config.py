@@ -70,13 +70,12 @@ class Config:
         """Raises ConfigError for what this machine's device cannot do."""
         device = dist.pick_device(self.dist)
         self.precision.check(device)
-        attention.check(self.kernels.attention, device, self.model.attention_probs_dropout_prob, self.uses_graph)
-        if self.precision.dtype(device) == torch.float32 and self.kernels.attention not in ("auto", "sdpa_loop"):
-            raise ConfigError(f"ATTENTION={self.kernels.attention} computes in bf16 or fp16: not with PRECISION=fp32")
+        dtype, dropout = self.precision.dtype(device), self.model.attention_probs_dropout_prob
+        attention.check(self.kernels.attention, device, dropout, dtype, self.uses_graph)
         if self.graph.cuda_graph and device.type != "cuda":
             raise ConfigError("CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU")
-        if self.graph.cuda_graph and self.precision.dtype(device) == torch.float32:
-            raise ConfigError("CUDA_GRAPH=1 with PRECISION=fp32: no attention for a graph computes in fp32")
+        if self.graph.cuda_graph and dtype == torch.float32 and self.kernels.attention == "auto":
+            raise ConfigError("CUDA_GRAPH=1 with PRECISION=fp32 needs ATTENTION=triton")
         if self.graph.cuda_graph and self.optim.sharded is False and self.dist.world_size > 1:
             raise ConfigError("CUDA_GRAPH=1 on several GPUs needs SHARD_OPTIMIZER=1: leave it unset")
 
@@ -89,7 +88,8 @@ class Config:
         if self.graph.cuda_graph is not None:
             return self.graph.cuda_graph
         device = dist.pick_device(self.dist)
-        works = self.precision.dtype(device) != torch.float32 and self.kernels.attention != "sdpa_loop"
+        fp32 = self.precision.dtype(device) == torch.float32
+        works = self.kernels.attention != "sdpa_loop" and not (fp32 and self.kernels.attention == "auto")
         replicated = self.optim.sharded is False and self.dist.world_size > 1
         packed = self.data.packed or self.data.batching == "online"
         return device.type == "cuda" and packed and works and not replicated

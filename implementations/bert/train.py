@@ -25,7 +25,6 @@ from bert.env import ConfigError
 from bert.evaluate import EvaluationGraph, Evaluator
 from bert.graph import GraphedStep, graph_capacity, preserved, static_batch
 from bert.kernels import attention, select
-from bert.kernels import lamb as lamb_kernel
 from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
@@ -101,7 +100,7 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
         masters,
         world,
         accumulate=config.data.gradient_steps > 1,
-        fused=config.kernels.fused != "none" and lamb_kernel.supported(world.device),
+        fused="lamb" in config.kernels.names(world.device),
     )
     scaler = LossScaler(config.precision, dtype, world.device)
     return model, Step(model, optimizer, config.optim, scaler, world)

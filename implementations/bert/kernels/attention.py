@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.env import ConfigError
-from bert.kernels import attention_aten, attention_choice, attention_packages
+from bert.kernels import attention_aten, attention_choice, attention_packages, attention_triton
 
 Attention = Callable[[Tensor, Tensor, int, float], Tensor]
 
@@ -45,12 +45,14 @@ class Backend:
     run: Attention
     missing: Callable[[torch.device], str | None]
     has_dropout: bool = True
+    has_fp32: bool = False
     on_device: bool = True  # works without the host reading the lengths, so it can be part of a CUDA graph
 
 
 _BACKENDS: dict[str, Backend] = {
     "cudnn": Backend(run=attention_aten.cudnn, missing=attention_aten.cudnn_missing),
     "flash": Backend(run=attention_aten.flash, missing=attention_aten.flash_missing),
+    "triton": Backend(run=attention_triton.attention, missing=attention_triton.missing, has_fp32=True),
     "flash_attn_2": Backend(
         run=attention_packages.flash_attn_2, missing=attention_packages.package_missing("flash_attn", (8, 0))
     ),
@@ -68,12 +70,12 @@ _BACKENDS: dict[str, Backend] = {
         run=attention_packages.transformer_engine,
         missing=attention_packages.package_missing("transformer_engine", (8, 0)),
     ),
-    "sdpa_loop": Backend(run=sdpa_loop, missing=lambda device: None, on_device=False),
+    "sdpa_loop": Backend(run=sdpa_loop, missing=lambda device: None, has_fp32=True, on_device=False),
 }
 BACKENDS: dict[str, Attention] = {name: backend.run for name, backend in _BACKENDS.items()}
 
 
-def check(name: str, device: torch.device, dropout: float, in_graph: bool) -> None:
+def check(name: str, device: torch.device, dropout: float, dtype: torch.dtype, in_graph: bool) -> None:
     """Raises ConfigError where the backend that ATTENTION names cannot do what the run needs."""
     if name == "auto":
         return
@@ -83,6 +85,8 @@ def check(name: str, device: torch.device, dropout: float, in_graph: bool) -> No
     reason = backend.missing(device)
     if reason:
         raise ConfigError(f"ATTENTION={name} cannot run here: {reason}; use auto")
+    if dtype == torch.float32 and not backend.has_fp32:
+        raise ConfigError(f"ATTENTION={name} computes in bf16 or fp16: not with PRECISION=fp32")
     if dropout and not backend.has_dropout:
         raise ConfigError(
             f"ATTENTION={name} has no dropout, and attention_probs_dropout_prob is {dropout}: use auto, or set it to 0"

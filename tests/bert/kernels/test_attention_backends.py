@@ -16,28 +16,35 @@ ON_GPU = [name for name in attention.BACKENDS if name != "sdpa_loop"]
 
 @pytest.mark.parametrize("name", ON_GPU)
 def test_backend_that_cannot_run_on_this_device_is_refused_by_name(name):
-    with pytest.raises(ConfigError, match=rf"ATTENTION={name} cannot run here: .*GPU.*; use auto"):
-        attention.check(name, CPU, 0.1, in_graph=False)
+    with pytest.raises(ConfigError, match=rf"ATTENTION={name} cannot run here: .*(GPU|CPU).*; use auto"):
+        attention.check(name, CPU, 0.1, torch.bfloat16, in_graph=False)
 
 
 def test_unknown_backend_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="ATTENTION=fast: expected auto or one of cudnn, flash"):
-        attention.check("fast", CPU, 0.1, in_graph=False)
+        attention.check("fast", CPU, 0.1, torch.bfloat16, in_graph=False)
 
 
 def test_backend_without_dropout_is_refused_for_a_model_with_dropout(monkeypatch):
     installed = dataclasses.replace(attention._BACKENDS["flash_attn_3"], missing=lambda device: None)
     monkeypatch.setitem(attention._BACKENDS, "flash_attn_3", installed)
     with pytest.raises(ConfigError, match=r"flash_attn_3 has no dropout, and attention_probs_dropout_prob is 0\.1"):
-        attention.check("flash_attn_3", CPU, 0.1, in_graph=True)
-    attention.check("flash_attn_3", CPU, 0.0, in_graph=True)
+        attention.check("flash_attn_3", CPU, 0.1, torch.bfloat16, in_graph=True)
+    attention.check("flash_attn_3", CPU, 0.0, torch.bfloat16, in_graph=True)
 
 
 def test_oracle_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
     with pytest.raises(ConfigError, match="reads the lengths on the host"):
-        attention.check("sdpa_loop", CPU, 0.1, in_graph=True)
-    attention.check("sdpa_loop", CPU, 0.1, in_graph=False)
+        attention.check("sdpa_loop", CPU, 0.1, torch.bfloat16, in_graph=True)
+    attention.check("sdpa_loop", CPU, 0.1, torch.bfloat16, in_graph=False)
     assert attention.default_backend(CPU) == "sdpa_loop"
+
+
+def test_backend_of_the_tensor_cores_is_refused_in_fp32(monkeypatch):
+    installed = dataclasses.replace(attention._BACKENDS["flash"], missing=lambda device: None)
+    monkeypatch.setitem(attention._BACKENDS, "flash", installed)
+    with pytest.raises(ConfigError, match="ATTENTION=flash computes in bf16 or fp16: not with PRECISION=fp32"):
+        attention.check("flash", CPU, 0.1, torch.float32, in_graph=False)
 
 
 def test_a_candidate_that_fails_or_is_slower_is_not_chosen():
