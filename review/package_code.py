@@ -88,11 +88,15 @@ def _recorded_commit(repository: Path, runs: Path) -> str:
             f"the code that ran is {text(commit)}, in no commit: commit it and run again, or name with --commit the "
             "one that holds it"
         )
-    if not re.fullmatch(r"[0-9a-f]{7,64}", commit):
+    # As `git describe --always` writes it: the commit, behind the last tag where there is one, or a tag alone.
+    described = re.fullmatch(r"(?:.+-\d+-g)?([0-9a-f]{7,64})", commit)
+    if described:
+        return described[1]
+    if commit not in _git(repository, "tag", "--list").decode("utf-8", "replace").split("\n"):
         raise ReviewError(
             f"{runs / 'environment.json'}: git_commit {text(commit)!r} is no commit: name it with --commit"
         )
-    return commit
+    return f"refs/tags/{commit}"
 
 
 def _config(files: list[str], runs: Path, config: str | None) -> str:
