@@ -1,0 +1,92 @@
+"""docs/launch.md lists every variable that the run scripts read, with its default, and names only what is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bert import env
+from bert.config import Config
+
+# Set by Slurm, by ssh or by the launcher itself; or another place of a system's file, for tests.
+NOT_FOR_USERS = {
+    *(
+        "SLURM_JOB_ID",
+        "SLURM_PROCID",
+        "SLURM_RESTART_COUNT",
+        "SLURM_SUBMIT_DIR",
+        "SLURM_GPUS_ON_NODE",
+        "SLURMD_NODENAME",
+    ),
+    *("PROC_STATUS", "PROC_SYS", "SYSFS", "TOPOLOGY_GPUS"),
+}
+
+
+@pytest.fixture(scope="module")
+def scripts() -> dict[str, str]:
+    root = Path(__file__).resolve().parents[1]
+    paths = [*root.glob("run*.s*"), *(root / "launch").rglob("*.sh"), *(root / "configs").glob("*.sh"), root / "env.sh"]
+    return {str(path.relative_to(root)): path.read_text() for path in paths}
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, str]:
+    """Default by variable, from the document."""
+    text = (Path(__file__).resolve().parents[1] / "docs" / "launch.md").read_text()
+    rows = re.findall(
+        r"^\| `([A-Z][A-Z0-9_]+)` \| (.*?) \| .+ \|$", text.partition("<!-- launch variables -->")[2], re.M
+    )
+    assert len(rows) == len(dict(rows)), "a variable stands there twice"
+    return dict(rows)
+
+
+def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
+    """Variables that a script reads with a default or a complaint, with their defaults."""
+    found: dict[str, set[str]] = {}
+    for text in scripts.values():
+        for name, default in re.findall(r"\$\{([A-Z][A-Z0-9_]+):?[-+?=]([^{}$]*)", text):
+            found.setdefault(name, set()).add(default)
+        for name, default in re.findall(r"variables::default ([A-Z][A-Z0-9_]+) ('[^']*'|\S+)", text):
+            found.setdefault(name, set()).add(default.strip("'"))
+    return found
+
+
+def test_every_variable_of_the_launcher_is_in_its_table_or_in_the_trainers(scripts, table):
+    trainer = {variable.name for _, variable, _, _ in env.variables(Config)}
+    missing = set(read_from_environment(scripts)) - set(table) - trainer - NOT_FOR_USERS
+    assert not missing, f"docs/launch.md says nothing of {sorted(missing)}"
+
+
+def test_the_table_names_no_variable_that_nobody_reads(scripts, table):
+    text = "".join(scripts.values())
+    unread = {name for name in table if not re.search(rf"\b{name}\b", text)}
+    assert not unread
+
+
+def test_the_defaults_of_the_table_are_those_of_the_scripts(scripts, table):
+    found = read_from_environment(scripts)
+    for name, default in table.items():
+        value = default.strip("`")
+        if value not in ("unset", "required"):
+            assert value in found[name], f"{name}: the table says {value}, the scripts {found[name]}"
+
+
+def test_every_script_and_config_that_is_named_exists(repository):
+    text = (repository / "docs" / "launch.md").read_text()
+    for name in set(re.findall(r"\b[\w/]+\.sh\b|run\.sub", text)) - {"prepare_data.sh"}:
+        assert (repository / name).is_file(), name
+    for part in re.findall(r"DGXSYSTEM=(\w+)", text):
+        assert (repository / "configs" / f"config_{part}.sh").is_file(), part
+
+
+def test_every_message_in_the_list_is_one_that_a_script_says(repository, scripts):
+    text = (repository / "docs" / "launch.md").read_text()
+    messages = re.findall(r"^\| `(.*?)` \|", text.partition("## Messages")[2].partition("## Variables")[0], re.M)
+    sources = "\n".join(scripts.values()) + (repository / "implementations/bert/__main__.py").read_text()
+    assert len(messages) > 10
+    for message in messages:
+        # What varies (a number, a name, a value) splits the message into parts that stand in the source.
+        parts = re.split(r"\.\.\.|\d+(?:\.\d+)?|node\d|output_\S+|compliance_\S+|SIG\w+", message)
+        assert all(part.strip() in sources for part in parts), message
