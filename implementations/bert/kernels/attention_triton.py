@@ -38,9 +38,10 @@ class Tiles:
     num_stages: int
 
 
-FORWARD = Tiles(queries=128, keys=128, num_warps=8, num_stages=2)
-QUERY_GRADIENT = Tiles(queries=128, keys=64, num_warps=8, num_stages=2)
-KEY_GRADIENT = Tiles(queries=64, keys=128, num_warps=8, num_stages=2)
+# For heads of 64 on Hopper: no spills, wgmma in every product, two or three programs a multiprocessor.
+FORWARD = Tiles(queries=64, keys=64, num_warps=4, num_stages=2)
+QUERY_GRADIENT = Tiles(queries=64, keys=64, num_warps=4, num_stages=2)
+KEY_GRADIENT = Tiles(queries=32, keys=64, num_warps=4, num_stages=2)
 
 
 @jit
