@@ -17,7 +17,7 @@ from typing import Any
 from review import official, rules, submission, tree
 from review.compliance import DEFAULT_RULESET
 from review.description import check_description
-from review.findings import ERROR, WARNING, Finding, ReviewError, failed
+from review.findings import ERROR, NOTE, WARNING, Finding, ReviewError, failed
 from review.mllog import Event
 from review.official import Outcome
 from review.run import Run
@@ -90,7 +90,8 @@ def _check_log(run: Run) -> Checked:
 
 
 def _check_result(result: Result, root: Path | None) -> Checked:
-    findings = [*_compliance(result), *_count(result), *_seeds(result), *rules.rcp_findings(result)]
+    findings = [*_compliance(result), *_round(result), *_count(result), *_seeds(result)]
+    findings += rules.rcp_findings(result)
     findings += [finding for run in result.runs for finding in rules.check_run(run)]
     findings += rules.check_runs(result)
     if root is not None:
@@ -171,6 +172,21 @@ def _compliance(result: Result) -> list[Finding]:
                 finding = replace(finding, severity=WARNING, message=f"{finding.message}; one run of ten may fail")
             found.append(finding)
     return found
+
+
+def _round(result: Result) -> list[Finding]:
+    if result.other_ruleset is None:
+        return []
+    return [
+        Finding(
+            severity=NOTE,
+            message=f"no log complies with ruleset {result.ruleset}, but with {result.other_ruleset}",
+            source="rules",
+            file=result.folder,
+            rule="each round has its ruleset",
+            hint=f"check with --ruleset {result.other_ruleset} where the result is of that round",
+        )
+    ]
 
 
 def _count(result: Result) -> list[Finding]:

@@ -17,6 +17,7 @@ from review.mllog import text
 from review.show import console
 
 _MOST_PLACES = 6
+_LONGEST_RULE = 300  # some official rules are lists of hundreds of names
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
@@ -90,10 +91,14 @@ def _details(group: Sequence[Finding], base: Path) -> Table:
         grid.add_column(width=width, overflow="fold")
     first = group[0]
     at = places(group, base) if any(finding.line or finding.key for finding in group) else ""
-    for label, line in (("at", at), ("rule", f"{first.rule} [{first.source}]"), ("do", first.hint)):
+    for label, line in (("at", at), ("rule", f"{_shortened(first.rule or '')} [{first.source}]"), ("do", first.hint)):
         if line:
             grid.add_row("", Text(label, "dim"), Text(text(line)))
     return grid
+
+
+def _shortened(rule: str) -> str:
+    return rule if len(rule) <= _LONGEST_RULE else f"{' '.join(rule[:_LONGEST_RULE].split())} ..."
 
 
 def places(group: Sequence[Finding], base: Path) -> str:

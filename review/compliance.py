@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Any
 
 from review.findings import ERROR, WARNING, Finding, ReviewError
-from review.hints import describe_failure, hint
+from review.hints import describe_end, describe_failure, hint
 from review.mllog import Event, Log, number
 
 DEFAULT_RULESET = "5.0.0"  # the last with BERT; the tools' own default is a later one
@@ -174,7 +174,12 @@ class _Check:
     def apply(self, rules: RuleFile) -> None:
         """Applies one file of rules to every line."""
         shared: dict[str, Any] = {}
-        state = {"enqueue_config": self.queue.append, "s": shared, "is_integer": _is_integer, "math": math}
+        state: dict[str, Any] = {
+            "enqueue_config": self.queue.append,
+            "s": shared,
+            "is_integer": _is_integer,
+            "math": math,
+        }
         if rules.begin:
             exec(rules.begin.code, state, {})
         for key in rules.keys:
@@ -194,7 +199,7 @@ class _Check:
             exec(rules.end_before.code, state)
         for snippet in rules.end_checks:
             if not _true(snippet, state, {}):
-                self.say("the log as a whole breaks a rule", snippet.source)
+                self.say(describe_end(snippet.source, state["s"]), snippet.source)
 
     def _check_line(self, event: Event, rule: KeyRule, state: dict[str, Any], repeated: bool) -> None:
         line = _Line(event)

@@ -46,6 +46,18 @@ def hint(key: str | None, rule: str) -> str | None:
     return None
 
 
+def describe_end(rule: str, state: dict[str, Any]) -> str:
+    """A broken rule about the log as a whole in words."""
+    logged = state.get("initialized_tensors")
+    if "initialized_tensors" not in rule or not isinstance(logged, list):
+        return "the log as a whole breaks a rule"
+    wanted, names = re.findall(r'"([^"]+)"', rule), [str(name) for name in logged]
+    lacking, extra = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
+    parts = [f"lacks {len(lacking)} of {len(wanted)} tensors, such as {lacking[0]}"] if lacking else []
+    parts += [f"has {len(extra)} others, such as {text(extra[0])}"] if extra else []
+    return f"weights_initialization {' and '.join(parts) or 'names a tensor twice'}"
+
+
 def describe_failure(event: Event, rule: str, state: dict[str, Any]) -> str:
     """A broken rule in words."""
     if rule in _ORDER:

@@ -280,7 +280,7 @@ def _check_copies(result: Result) -> Iterator[Finding]:
             continue
         other = first.setdefault((run.run_start.time_ms, run.run_stop.time_ms), run)
         if other is not run:
-            message = f"has the very run_start and run_stop of {other.path.name}"
+            message = f"is that of {other.path.name}, and so is run_stop"
             yield _finding(run, ERROR, message, "each log is of a run of its own", "remove the copy", run.run_start)
 
 

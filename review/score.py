@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from review import rcp, tree
-from review.compliance import DEFAULT_RULESET
+from review.compliance import DEFAULT_RULESET, rulesets
 from review.findings import ReviewError
 from review.mllog import text
 from review.run import Run, load_run
@@ -170,6 +170,15 @@ class Result:
             reasons.append(f"RCP test failed: {self.rcp_test.reason}")
         return reasons
 
+    @functools.cached_property
+    def other_ruleset(self) -> str | None:
+        """The newest ruleset that a run complies with, where no run complies with this one: of an earlier round."""
+        run = next((run for run in self.runs if run.log.events), None)
+        if run is None or any(run.compliant for run in self.runs):
+            return None
+        others = [ruleset for ruleset in reversed(rulesets()) if ruleset != self.ruleset]
+        return next((ruleset for ruleset in others if Run(run.log, ruleset).compliant), None)
+
     @property
     def official(self) -> bool:
         """Whether the score would stand as submitted."""
@@ -185,6 +194,7 @@ class Result:
             "platform": self.platform,
             "division": self.division,
             "ruleset": self.ruleset,
+            "complies_with_other_ruleset": self.other_ruleset,
             "global_batch_size": self.batch_size,
             "accelerators": self.accelerators,
             "processes_without_accelerator": self.processes,

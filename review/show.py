@@ -200,6 +200,8 @@ def summary(result: Result) -> list[tuple[str, str, str]]:
         lines.append(("median", f"{result.median_minutes:.4f} min, no olympic score yet", ""))
     if not result.official:
         lines.append(("unofficial", "; ".join(result.obstacles) or "no score", "yellow"))
+    if result.other_ruleset:
+        lines.append(("ruleset", f"the logs are of another round: try --ruleset {result.other_ruleset}", "yellow"))
     lines.extend(_spread(result))
     lines.extend(_rcp_lines(result))
     return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from review.__main__ import main
-from review.compliance import rulesets
+from review.compliance import package_folder, rulesets
 from review.run import load_run
 from review.score import load_results
 
@@ -183,6 +184,56 @@ def test_other_frameworks_count_samples_in_their_own_way(writer, tmp_path, capsy
     (result,) = run_all(tmp_path, capsys)
     assert result.runs[0].samples == pytest.approx(17 * 150_000, rel=0.001)
     assert not result.runs[0].compliant  # the official checker wants epoch_num
+
+
+def test_evaluations_that_are_logged_after_the_run_keep_their_times(writer, tmp_path, capsys):
+    log = writer()
+    late = [line for line in log.lines if line["key"] in ("eval_accuracy", "run_stop")]
+    log.lines = [line for line in log.lines if line not in late and line["key"] != "tracked_stats"] + late
+    log.drop("eval_start", "eval_stop").change("cache_clear", value=None)
+    path = log.write(tmp_path / "result_0.txt", prefix="\n")
+    (result,) = run_all(tmp_path, capsys)
+    (run,) = result.runs
+    assert (run.compliant, len(run.evaluations), run.samples) == (True, 17, 17 * 150_000)
+    assert [round(rate) for _, rate in run.throughput[1:]] == pytest.approx([11_449] * 16, abs=2)
+    assert main(["check", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "goes back in time" in shown
+    assert "cache_clear" not in shown
+
+
+def earlier_round(log):
+    """The log as ruleset 2.0.0 wants it: epsilon of another name, and every tensor of BERT-large initialised."""
+    rules = (package_folder() / "compliance_checker" / "training_2.0.0" / "closed_bert.yaml").read_text()
+    log.drop("opt_lamb_epsilon", "weights_initialization")
+    at = next(i for i, line in enumerate(log.lines) if line["key"] == "seed")
+    line = log.lines[at]
+    log.lines.insert(at, line | {"key": "opt_epsilon", "value": 1e-6})
+    for tensor in dict.fromkeys(re.findall(r'"((?:bert|cls)/[^"]+)"', rules)):
+        metadata = line["metadata"] | {"tensor": tensor}
+        log.lines.insert(at, line | {"key": "weights_initialization", "value": None, "metadata": metadata})
+    return log
+
+
+def test_logs_of_an_earlier_round_name_their_ruleset(submission, writer, capsys):
+    for path in submission.glob("result_*.txt"):
+        number = int(path.stem[7:])
+        earlier_round(writer(seed=number, start_ms=1_650_000_000_000 + 600_000 * number)).write(path)
+    assert main(["show", str(submission)]) == 0
+    assert "another round: try --ruleset 2.0.0" in capsys.readouterr().out
+    assert main(["show", "--ruleset", "2.0.0", str(submission)]) == 0
+    assert ", official" in capsys.readouterr().out
+    assert main(["check", str(submission)]) == 1
+    assert "check with --ruleset 2.0.0" in capsys.readouterr().out
+    assert main(["check", "--ruleset", "2.0.0", str(submission)]) == 0
+
+
+def test_tensors_that_an_earlier_round_wants_are_named_and_not_listed(writer, tmp_path, capsys):
+    path = writer().write(tmp_path / "result_0.txt")
+    assert main(["check", "--ruleset", "2.0.0", str(path)]) == 1
+    shown = capsys.readouterr().out
+    assert "weights_initialization lacks 397 of 398 tensors, such as bert/embeddings/LayerNorm/beta" in shown
+    assert len(shown) < 3000
 
 
 def test_aborted_runs_are_shown_as_such(writer, tmp_path, capsys):
