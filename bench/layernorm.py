@@ -1,0 +1,118 @@
+"""The memory-bound operations of a layer: ours in Triton against PyTorch, eager and compiled, at BERT-large's sizes.
+
+Bias+dropout+residual+LayerNorm, bias+GELU and the embeddings, forward alone and with backward, bf16, dropout 0.1, each
+in a CUDA graph over four sets of inputs. GB/s counts each input read once and each result written once, for all alike;
+the ceiling is this GPU's own copy. Prints one JSON line.
+
+usage: python bench/layernorm.py [--tokens 12288] [--repeats 15] [--no-compile]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import gpu
+import result
+import torch
+from torch import Tensor
+
+from bert.kernels import OPERATIONS, jit
+from bert.kernels.cases import Draw
+
+HIDDEN, FEED_FORWARD, VOCABULARY, POSITIONS = 1024, 4096, 30_528, 512
+DROPOUT = 0.1
+NUM_SETS = 4
+
+Arguments = tuple[Any, ...]
+
+
+def dropout_add_layer_norm(draw: Draw, tokens: int) -> Arguments:
+    """Its arguments."""
+    x, residual = draw.normal(tokens, HIDDEN), draw.normal(tokens, HIDDEN)
+    return x, draw.normal(HIDDEN), residual, draw.normal(HIDDEN), draw.normal(HIDDEN), 1e-12, DROPOUT
+
+
+def bias_gelu(draw: Draw, tokens: int) -> Arguments:
+    """Its arguments."""
+    return draw.normal(tokens, FEED_FORWARD), draw.normal(FEED_FORWARD), "none"
+
+
+def embeddings(draw: Draw, tokens: int) -> Arguments:
+    """Its arguments; 12% of the tokens are one word, as [MASK] is."""
+    ids = draw.integers(VOCABULARY, tokens)
+    ids[draw.integers(100, tokens) < 12] = 103
+    places = torch.arange(tokens, dtype=torch.int32, device=ids.device) % POSITIONS
+    tables = draw.normal(VOCABULARY, HIDDEN), draw.normal(POSITIONS, HIDDEN), draw.normal(2, HIDDEN)
+    return ids, draw.integers(2, tokens), places, *tables, draw.normal(HIDDEN), draw.normal(HIDDEN), 1e-12, DROPOUT
+
+
+# Least bytes a token, forward and backward, in bf16.
+MEASURED: dict[str, tuple[Callable[[Draw, int], Arguments], int, int]] = {
+    "dropout_add_layer_norm": (dropout_add_layer_norm, 3 * 2 * HIDDEN, 5 * 2 * HIDDEN),
+    "bias_gelu": (bias_gelu, 2 * 2 * FEED_FORWARD, 3 * 2 * FEED_FORWARD),
+    "embeddings": (embeddings, 2 * 2 * HIDDEN, 2 * 2 * HIDDEN),
+}
+
+
+def half(value: Any) -> Any:
+    """Floating tensors as bf16 leaves."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.to(torch.bfloat16).requires_grad_()
+    return value
+
+
+def calls(function: Callable[..., Tensor], sets: list[Arguments], upstream: Tensor) -> dict[str, gpu.Call]:
+    """Forward alone, and forward with backward."""
+
+    def forward(number: int) -> Tensor:
+        jit.new_pass(upstream.device)
+        return function(*sets[number % len(sets)])
+
+    def both(number: int) -> object:
+        leaves = [a for a in sets[number % len(sets)] if isinstance(a, Tensor) and a.requires_grad]
+        return torch.autograd.grad(forward(number), leaves, upstream)
+
+    return {"forward": forward, "forward+backward": both}
+
+
+def measure(name: str, tokens: int, repeats: int, compiled: bool, ceiling: float, device: torch.device) -> Any:
+    """Figures of one operation."""
+    build, forward_bytes, backward_bytes = MEASURED[name]
+    module = OPERATIONS[name]
+    sets = [tuple(half(a) for a in build(Draw(device, seed), tokens)) for seed in range(NUM_SETS)]
+    upstream = torch.randn_like(module.reference(*sets[0]))
+    variants = {"triton": module.fused, "eager": module.reference}
+    if compiled:
+        variants["compile"] = torch.compile(module.reference, dynamic=False)
+    functions = {
+        f"{variant} {what}": call
+        for variant, function in variants.items()
+        for what, call in calls(function, sets, upstream).items()
+    }
+    figures: dict[str, Any] = gpu.microseconds(gpu.seconds_in_turns(functions, repeats=repeats))
+    for key, figure in figures.items():
+        moved = tokens * (forward_bytes + (backward_bytes if key.endswith("backward") else 0))
+        rate = moved / figure["us"] / 1e3
+        figure |= {"gb_per_s": round(rate), "share_of_copy": round(rate / ceiling, 3)}
+    return figures
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=12_288, help="tokens of the batch (default 12288: 24 rows)")
+    parser.add_argument("--repeats", type=int, default=15, help="replays of each (default 15)")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes a minute)")
+    options = parser.parse_args()
+    device = gpu.require_gpu()
+    ceiling = gpu.copy_bandwidth()
+    figures = {"tokens": options.tokens, "copy_gb_per_s": round(ceiling)}
+    for name in MEASURED:
+        figures[name] = measure(name, options.tokens, options.repeats, not options.no_compile, ceiling, device)
+    result.emit("layernorm", figures, data="random bf16", targets={})
+
+
+if __name__ == "__main__":
+    main()
