@@ -18,18 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.data.synthetic import pair_rows, wikipedia_like_lengths
+from bert.data.synthetic import wikipedia_like_lengths
 from bert.kernels import attention, jit
 
 HEADS, HEAD_SIZE, LENGTH = 16, 64, 512
 NUM_SETS = 2
-
-
-def packed_lengths(num_rows: int) -> list[int]:
-    """Lengths of the sequences of packed rows, in their order."""
-    lengths = wikipedia_like_lengths(2 * num_rows, LENGTH, np.random.default_rng(0))
-    order, offsets = pair_rows(lengths, LENGTH)
-    return lengths[order[: offsets[min(num_rows, len(offsets) - 1)]]].tolist()
 
 
 def calls(run: attention.Attention, inputs: list[Tensor], offsets: Tensor, dropout: float) -> dict[str, gpu.Call]:
@@ -60,11 +53,11 @@ def padded_sdpa(num_rows: int, dropout: float, device: torch.device) -> dict[str
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=24, help="packed rows of 512 tokens (default 24)")
+    parser.add_argument("--rows", type=int, default=24, help="rows of 512 tokens, two sequences in each (default 24)")
     parser.add_argument("--repeats", type=int, default=15, help="replays of each (default 15)")
     options = parser.parse_args()
     device = gpu.require_gpu()
-    lengths = packed_lengths(options.rows)
+    lengths = wikipedia_like_lengths(2 * options.rows, LENGTH, np.random.default_rng(0)).tolist()
     offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
     shape = (sum(lengths), 3, HEADS, HEAD_SIZE)
     inputs = [torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(NUM_SETS)]
