@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# One rank of one timed run: takes its place among the ranks, binds to its CPUs and becomes the trainer.
+# One rank of one timed run: takes its place among the ranks, binds to its CPUs and becomes the trainer
+# (or the module RANK_MODULE, for the test before the trials).
 # torchrun sets the rank variables; under srun they follow from Slurm's.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
@@ -17,4 +18,4 @@ if [[ -z ${OMP_NUM_THREADS:-} ]]; then OMP_NUM_THREADS=$(binding::threads "$RANK
 export OMP_NUM_THREADS
 binding::apply "${LOCAL_RANK:-0}" "$RANKS_OF_NODE"
 export PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
-exec "${PYTHON:-python}" -u -m bert
+exec "${PYTHON:-python}" -u -m "${RANK_MODULE:-bert}"

@@ -23,14 +23,3 @@ trial::interrupted() {
   log::error "interrupted by SIG$signal${RUN_NAME:+; RUN_NAME=$RUN_NAME continues with the missing trials}"
   exit "$status"
 }
-
-# Ends the ranks of the running trial: politely, then after 20 s for certain.
-trial::end_group() {
-  local i
-  kill -TERM -- "-$group" 2>/dev/null || return 0
-  for ((i = 0; i < 200; i++)); do
-    kill -0 -- "-$group" 2>/dev/null || return 0
-    sleep 0.1
-  done
-  kill -KILL -- "-$group" 2>/dev/null || true
-}

@@ -6,7 +6,12 @@
 #   runner::trial          all ranks of one trial; RUN_DIR, TRIAL, SEED and CACHE_CLEARED are exported
 #   runner::python ARG...  one Python process in the environment of the ranks
 #   runner::cleanup        removes what prepare made, also after a failure
+# All ranks run launch/rank.sh: the trainer, or before the first trial with NCCL_TEST=1 the test that RANK_MODULE names.
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
+for part in ranks nccl_test; do
+  # shellcheck source=/dev/null
+  source "$REPO_DIR/launch/$part.sh"
+done
 
 trial::main() {
   trap 'runner::cleanup >/dev/null 2>&1 || true' EXIT
@@ -18,6 +23,7 @@ trial::main() {
   RUN_DIR='' runner::python -m bert --check || log::die 'this configuration cannot run, see above'
   variables::make_run_dir
   log::info "results go to $RUN_DIR"
+  nccl_test::run
   local trial status
   for ((trial = 0; trial < NEXP; trial++)); do
     status=0
@@ -41,26 +47,11 @@ trial::run() {
   trial::collect "$trial" "$status"
 }
 
-# Runs the ranks as a job of their own, so that a signal to this script reaches it at once and ends them all.
 trial::launch() {
-  local -r trial=$1 cleared=$2
-  local status=0
-  current=$trial
-  set -m
-  {
-    exec {lock_file}>&-
-    export RUN_DIR TRIAL=$trial CACHE_CLEARED=$cleared
-    if [[ -n ${SEED:-} ]]; then export SEED=$((SEED + trial)); fi
-    RUN_DIR=$RUN_DIR/running_$trial runner::trial 2>&1 | (
-      trap '' INT TERM HUP
-      exec tee -a -- "$RUN_DIR/output_$trial.txt"
-    )
-  } &
-  group=$!
-  set +m
-  wait "$group" || status=$?
-  group=''
-  return "$status"
+  local -rx TRIAL=$1 CACHE_CLEARED=$2
+  if [[ -n ${SEED:-} ]]; then local -x SEED=$((SEED + TRIAL)); fi
+  current=$TRIAL
+  trial::ranks "$RUN_DIR/running_$TRIAL" "$RUN_DIR/output_$TRIAL.txt" 0
 }
 
 # Moves what the trial left into RUN_DIR, under names that tell complete logs from broken ones.

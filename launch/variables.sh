@@ -16,6 +16,8 @@ variables::load() {
   variables::default DROPCACHE_CMD 'sudo -n /sbin/sysctl -q vm.drop_caches=3'
   variables::default CHECK_COMPLIANCE 1
   variables::default MLPERF_RULESET 5.0.0
+  variables::default NCCL_TEST 0
+  variables::default NCCL_TEST_TIMEOUT 300
   variables::default PYTHON python
   variables::default BINDING numa
   variables::check
@@ -27,11 +29,12 @@ variables::check() {
   local name
   [[ -n ${DGXSYSTEM:-} && -n ${DGXNGPU:-} ]] ||
     log::die 'DGXSYSTEM or DGXNGPU is not set: source configs/config_<SYSTEM>_....sh first'
-  for name in DGXNNODES DGXNGPU NEXP; do
+  for name in DGXNNODES DGXNGPU NEXP NCCL_TEST_TIMEOUT; do
     [[ ${!name} =~ ^[1-9][0-9]*$ ]] || log::die "$name='${!name}': expected a whole number, at least 1"
   done
   variables::one_of CLEAR_CACHES 0 1 require
   variables::one_of CHECK_COMPLIANCE 0 1
+  variables::one_of NCCL_TEST 0 1
   variables::one_of BINDING numa exclusive none
   [[ ! ${SEED:-} || $SEED =~ ^[0-9]+$ ]] || log::die "SEED='$SEED': expected a whole number, or nothing"
 }

@@ -39,6 +39,7 @@ class Config:
     )
     master_addr: str = env("MASTER_ADDR", doc="where rank 0 listens; set by the launcher")
     master_port: int = env("MASTER_PORT", at_least=1, at_most=65535, doc="its port; set by the launcher")
+    agent_store: bool = env("TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun listens there itself; set by it")
     dist: dist.Config = field(default_factory=dist.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
 
@@ -115,15 +116,17 @@ def _connect(config: Config, device: torch.device) -> None:
     """Roll call, then the process group on the same store."""
     timeout = datetime.timedelta(seconds=config.timeout_seconds)
     rank, size = config.dist.rank, config.dist.world_size
+    listens = rank == 0 and not config.agent_store
     try:
         store = distributed.TCPStore(
-            config.master_addr, config.master_port, size, rank == 0, timeout=timeout, wait_for_workers=False
+            config.master_addr, config.master_port, size, listens, timeout=timeout, wait_for_workers=False
         )
     except (RuntimeError, ValueError) as error:
         raise AllReduceError(
             f"rank {rank} on {platform.node()} does not reach rank 0 at {config.master_addr}:{config.master_port}: "
             f"{str(error).splitlines()[0]}"
         ) from None
+    store = distributed.PrefixStore("allreduce", store)
     roll_call(store, rank, size, config.timeout_seconds)
     backend = config.dist.backend
     if backend == "auto":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -93,6 +95,7 @@ def copy_scripts(repository: Path, root: Path) -> None:
         shutil.copy(repository / name, root / name)
     (root / "implementations" / "bert").mkdir(parents=True)
     shutil.copy(FAKES / "bert.py", root / "implementations" / "bert" / "__main__.py")
+    shutil.copy(FAKES / "allreduce.py", root / "implementations" / "bert" / "allreduce.py")
     for package, text in (("review", REVIEW), ("mlperf_logging/compliance_checker", COMPLIANCE), ("torch", "")):
         (root / package).mkdir(parents=True)
         (root / package / "__init__.py").touch()
@@ -152,7 +155,8 @@ class Job:
             if what():
                 return
             time.sleep(0.1)
-        raise AssertionError(f"job {self.number} is {self.field('JobState')} after two minutes:\n{self.output}")
+        state = " ".join(self.field(name) for name in ("JobState", "Reason"))
+        raise AssertionError(f"job {self.number} is {state} after two minutes:\n{self.output}")
 
     def wait(self) -> Job:
         """Waits until it is over, its processes gone."""
@@ -185,6 +189,16 @@ class Slurm:
         return self.submit(*options, **how).wait()
 
 
+def free_ports(count: int) -> int:
+    """First of ``count`` free ports in a row."""
+    for first in range(20000 + os.getpid() % 5000, 32000, count):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("", port)))
+            return first
+    raise AssertionError("no free ports")
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A running Slurm cluster; its slurm.conf. Skips where it cannot be installed."""
@@ -192,6 +206,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("a Slurm cluster needs root")
     folder = tmp_path_factory.mktemp("slurm")
+    os.environ["SLURM_TEST_PORT"] = str(free_ports(3))  # of the controller and the nodes: other clusters may run here
     up = subprocess.run([script, "up", folder, "2", "8", "h100"], capture_output=True, text=True, check=False)
     if up.returncode and shutil.which("slurmctld") is None:
         pytest.skip(f"Slurm cannot be installed here: {up.stderr.strip()[-300:]}")

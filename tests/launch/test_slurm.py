@@ -130,3 +130,10 @@ def test_steps_start_with_the_mpi_type_that_is_wanted_or_the_nearest_that_works(
     assert job.exit_code == 0, job.output
     assert {rank["SLURM_MPI_TYPE"] for rank in slurm.checkout.ranks()} == {used}
     assert (f"warning: SLURM_MPI_TYPE={wanted} " in job.output) == (wanted != used)
+
+
+def test_a_network_that_fails_the_all_reduce_test_ends_the_job_before_any_trial(slurm):
+    job = slurm.run(after=TWO_NODES, ALLREDUCE="fails:3")
+    assert job.exit_code == 1
+    assert job.last_line.startswith("run: error: the all-reduce test failed: rank 3: wrong sums; see ")
+    assert not slurm.checkout.ranks()

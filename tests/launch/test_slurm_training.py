@@ -70,6 +70,9 @@ def test_two_nodes_of_two_ranks_train_to_the_target_in_each_trial(training):
     job = training.run(config=CONFIG, after=settings(NEXP="2"))
     assert job.exit_code == 0, job.output
     assert job.last_line == f"run: all 2 trials reached the target: {training.checkout.run_dir}"
+    test = (training.checkout.run_dir / "nccl_test.txt").read_text()
+    assert test.count("all-reduce of 4 ranks (gloo)") == 2
+    assert test.count("all sums right") == 2
     seeds = set()
     for trial in "01":
         log = (training.checkout.run_dir / f"result_{trial}.txt").read_text()

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Before the first trial, with NCCL_TEST=1: all ranks all-reduce vectors whose sum is known. A network, a driver or a node that
+# is broken shows here in a minute, with its name, and not in the middle of a timed run. Sourced by trial.sh.
+# shellcheck disable=SC2154 # RUN_DIR, the variables' defaults and trial::ranks are of the other files
+
+nccl_test::run() {
+  if [[ $NCCL_TEST != 1 ]] || ((WORLD_SIZE == 1)); then return 0; fi
+  local -r folder=$RUN_DIR/running_nccl_test
+  local -rx RANK_MODULE=bert.allreduce TRIAL=0
+  local reason='' status=0
+  rm -rf -- "$folder"
+  mkdir -- "$folder"
+  log::info "all-reduce test of $WORLD_SIZE ranks, at most $NCCL_TEST_TIMEOUT s"
+  # The ranks know the limit too, and who is missing; the launcher's is for what they cannot end themselves.
+  local -r limit=$((NCCL_TEST_TIMEOUT + 60)) start=$SECONDS
+  trial::ranks "$folder" "$RUN_DIR/nccl_test.txt" "$limit" || status=$?
+  if [[ -s $folder/status ]]; then status=$(<"$folder/status"); fi
+  if ((SECONDS - start >= limit)); then reason="it did not end in $limit s"; fi
+  if [[ -s $folder/error_0.txt ]]; then reason=$(<"$folder/error_0.txt"); fi
+  rm -rf -- "$folder"
+  if ((status)); then
+    log::error "the all-reduce test failed: ${reason:-exit status $status}; see $RUN_DIR/nccl_test.txt, or set NCCL_TEST=0"
+    exit 1
+  fi
+}

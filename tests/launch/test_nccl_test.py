@@ -1,0 +1,54 @@
+"""The all-reduce test before the trials: what fails there ends the run before a trial starts, with the reason last."""
+
+from __future__ import annotations
+
+import pytest
+
+LOCAL = "./run_local.sh"
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+def test_it_runs_once_on_all_ranks_before_the_trials(checkout):
+    done = checkout.run(LOCAL, after="export NCCL_TEST=1 NEXP=2 NCCL_TEST_TIMEOUT=77")
+    assert done.returncode == 0, done.stderr
+    assert sorted(checkout.calls("allreduce")) == ["0 77", "1 77"]
+    assert (checkout.run_dir / "nccl_test.txt").read_text().count("all sums right") == 2
+    kinds = [line.partition(" ")[0] for line in checkout.calls_file.read_text().splitlines()]
+    assert kinds.index("allreduce") < kinds.index("rank")
+    assert not list(checkout.run_dir.glob("running_*"))
+
+
+@pytest.mark.parametrize("setting", ["NCCL_TEST=0", "NCCL_TEST=1 DGXNGPU=1"])
+def test_it_is_skipped_when_switched_off_or_alone(checkout, setting):
+    done = checkout.run(LOCAL, after=f"export {setting}")
+    assert done.returncode == 0, done.stderr
+    assert not checkout.calls("allreduce")
+
+
+def test_ranks_that_add_wrong_end_the_run_before_any_trial(checkout):
+    done = checkout.run(LOCAL, after="export NCCL_TEST=1", ALLREDUCE="fails:1")
+    assert done.returncode == 1
+    log = checkout.run_dir / "nccl_test.txt"
+    expected = f"the all-reduce test failed: rank 1: wrong sums; see {log}, or set NCCL_TEST=0"
+    assert last_line(done.stderr) == f"run: error: {expected}"
+    assert not checkout.ranks()
+    assert not list(checkout.run_dir.glob("running_*"))
+
+
+def test_ranks_that_hang_are_ended_by_the_launcher(checkout):
+    (checkout.root / "launch" / "nccl_test.sh").write_text(
+        (checkout.root / "launch" / "nccl_test.sh").read_text().replace("NCCL_TEST_TIMEOUT + 60", "NCCL_TEST_TIMEOUT")
+    )
+    done = checkout.run(LOCAL, after="export NCCL_TEST=1 NCCL_TEST_TIMEOUT=2", ALLREDUCE="hang")
+    assert done.returncode == 1
+    assert "the all-reduce test failed: it did not end in 2 s; see " in last_line(done.stderr)
+    assert not checkout.ranks()
+
+
+def test_a_wrong_timeout_is_one_line(checkout):
+    done = checkout.run(LOCAL, after="export NCCL_TEST_TIMEOUT=soon")
+    assert done.returncode == 2
+    assert last_line(done.stderr) == "run: error: NCCL_TEST_TIMEOUT='soon': expected a whole number, at least 1"
