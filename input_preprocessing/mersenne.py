@@ -21,12 +21,28 @@ def initial_state(seed: int) -> npt.NDArray[np.uint32]:
 
 
 @compiled
+def _mixed(word, following, distant):  # type: ignore[no-untyped-def]
+    y = (word & np.uint32(0x80000000)) | (following & np.uint32(0x7FFFFFFF))
+    odd = np.uint32(0) - (y & np.uint32(1))  # all ones where the last bit is one
+    return distant ^ (y >> np.uint32(1)) ^ (odd & np.uint32(0x9908B0DF))
+
+
+@compiled
 def _twist(state):  # type: ignore[no-untyped-def]
-    for k in range(_N):
-        y = (state[k] & np.uint32(0x80000000)) | (state[(k + 1) % _N] & np.uint32(0x7FFFFFFF))
-        odd = np.uint32(0x9908B0DF) if y & np.uint32(1) else np.uint32(0)
-        state[k] = state[(k + _M) % _N] ^ (y >> np.uint32(1)) ^ odd
+    for k in range(_N - _M):
+        state[k] = _mixed(state[k], state[k + 1], state[k + _M])
+    for k in range(_N - _M, _N - 1):
+        state[k] = _mixed(state[k], state[k + 1], state[k + _M - _N])
+    state[_N - 1] = _mixed(state[_N - 1], state[0], state[_M - 1])
     state[_N] = 0
+
+
+@compiled
+def _tempered(y):  # type: ignore[no-untyped-def]
+    y ^= y >> np.uint32(11)
+    y ^= (y << np.uint32(7)) & np.uint32(0x9D2C5680)
+    y ^= (y << np.uint32(15)) & np.uint32(0xEFC60000)
+    return y ^ (y >> np.uint32(18))
 
 
 @compiled
@@ -36,10 +52,7 @@ def next_word(state):  # type: ignore[no-untyped-def]
         _twist(state)
     y = state[state[_N]]
     state[_N] += np.uint32(1)
-    y ^= y >> np.uint32(11)
-    y ^= (y << np.uint32(7)) & np.uint32(0x9D2C5680)
-    y ^= (y << np.uint32(15)) & np.uint32(0xEFC60000)
-    return y ^ (y >> np.uint32(18))
+    return _tempered(y)
 
 
 @compiled
@@ -66,15 +79,26 @@ def next_below(state, limit):  # type: ignore[no-untyped-def]
 @compiled
 def shuffle(state, values):  # type: ignore[no-untyped-def]
     """shuffle(values) in place."""
-    bits = 0
-    while (values.size >> bits) > 0:
-        bits += 1
-    for i in range(values.size - 1, 0, -1):
-        limit = i + 1
-        if limit >> (bits - 1) == 0:
-            bits -= 1
+    i = values.size - 1
+    at = np.int64(state[_N])
+    while i > 0:
+        bits = 0
+        while ((i + 1) >> bits) > 0:
+            bits += 1
         shift = np.uint32(32 - bits)
-        j = np.int64(next_word(state) >> shift)
-        while j >= limit:
-            j = np.int64(next_word(state) >> shift)
-        values[i], values[j] = values[j], values[i]
+        last = max((1 << (bits - 1)) - 1, 1)  # down to here, as many bits are drawn
+        while i >= last:
+            if at >= _N:
+                _twist(state)
+                at = 0
+            j = np.int64(_tempered(state[at]) >> shift)
+            at += 1
+            # A number that is too large is drawn in vain: values[i] is swapped with itself. Branches on random numbers,
+            # which the processor cannot foresee, would cost more than all the rest.
+            in_vain = j > i
+            j = i if in_vain else j
+            value = values[i]
+            values[i] = values[j]
+            values[j] = value
+            i -= 0 if in_vain else 1
+    state[_N] = np.uint32(at)

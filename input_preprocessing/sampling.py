@@ -104,9 +104,9 @@ def _write_sequences(tokens, special, pairs, masked_offsets, masked, order, inpu
         input_ids[at] = special[0]
         at += 1
         for side in range(2):
-            for j in range(pairs[i, 2 * side], pairs[i, 2 * side + 1]):
-                input_ids[at] = tokens[j]
-                at += 1
+            begin, end = pairs[i, 2 * side], pairs[i, 2 * side + 1]
+            input_ids[at : at + end - begin] = tokens[begin:end]
+            at += end - begin
             input_ids[at] = special[1]
             at += 1
         for j in range(masked_offsets[i], masked_offsets[i + 1]):
@@ -122,30 +122,26 @@ def _truncate(state, pair, max_num_tokens):  # type: ignore[no-untyped-def]
     length_a = pair[1] - pair[0]
     length_b = pair[3] - pair[2]
     while length_a + length_b > max_num_tokens:
-        front = next_float(state) < 0.5
-        if length_a > length_b:
-            length_a -= 1
-            if front:
-                pair[0] += 1
-            else:
-                pair[1] -= 1
-        else:
-            length_b -= 1
-            if front:
-                pair[2] += 1
-            else:
-                pair[3] -= 1
+        front = np.int64(next_float(state) < 0.5)  # a number, not a branch that cannot be foreseen
+        longer_a = np.int64(length_a > length_b)
+        side = 2 - 2 * longer_a
+        pair[side] += front
+        pair[side + 1] -= 1 - front
+        length_a -= longer_a
+        length_b -= 1 - longer_a
 
 
 @compiled
 def _mask(state, sequence, length, special, vocabulary_size, count, candidates, replaced, masked, at):  # type: ignore[no-untyped-def]
-    """Masks `count` positions at most; appends (position, label, new id) by position and returns the new end."""
+    """Masks `count` positions at most; appends (position, label, new id) by position and returns the new end.
+
+    `masked` must have room for `length` more: what is not masked is written too, and then written over.
+    """
     num_candidates = 0
     for i in range(length):
         replaced[i] = -1
-        if sequence[i] != special[0] and sequence[i] != special[1]:
-            candidates[num_candidates] = i
-            num_candidates += 1
+        candidates[num_candidates] = i
+        num_candidates += np.int64((sequence[i] != special[0]) & (sequence[i] != special[1]))
     shuffle(state, candidates[:num_candidates])
     for i in range(min(count, num_candidates)):
         position = candidates[i]
@@ -156,11 +152,10 @@ def _mask(state, sequence, length, special, vocabulary_size, count, candidates, 
         else:
             replaced[position] = next_below(state, vocabulary_size)
     for i in range(length):
-        if replaced[i] >= 0:
-            masked[at, 0] = i
-            masked[at, 1] = sequence[i]
-            masked[at, 2] = replaced[i]
-            at += 1
+        masked[at, 0] = i
+        masked[at, 1] = sequence[i]
+        masked[at, 2] = replaced[i]
+        at += np.int64(replaced[i] >= 0)
     return at
 
 
@@ -170,9 +165,9 @@ def _build(sequence, tokens, pair, special):  # type: ignore[no-untyped-def]
     at = 1
     sequence[0] = special[0]
     for side in range(2):
-        for j in range(pair[2 * side], pair[2 * side + 1]):
-            sequence[at] = tokens[j]
-            at += 1
+        begin, end = pair[2 * side], pair[2 * side + 1]
+        sequence[at : at + end - begin] = tokens[begin:end]
+        at += end - begin
         sequence[at] = special[1]
         at += 1
     return at

@@ -1,7 +1,7 @@
 """BERT's uncased tokenizer, compiled: text to token ids of segments and documents.
 
 Equal to the reference's BasicTokenizer + WordpieceTokenizer on any bytes. Lines of printable ASCII go to the compiled
-loop as they are; the others are first normalised here with Python's own Unicode tables, many at a time. The loop
+loop as they are; the others are first normalised here, as Unicode 11.0 has it, many at a time. The loop
 lower-cases ASCII, splits on space and ASCII punctuation and walks the vocabulary's trie, longest match first.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from . import unicode11
 from .compiled import compiled
 from .vocabulary import Vocabulary, slot_of
 
@@ -44,11 +45,19 @@ class TokenizedText:
 
 
 class _CleanTable(dict[int, "str | None"]):
-    """str.translate table of the first pass: drop control characters, make spaces plain, set CJK ideographs apart."""
+    """str.translate table of the first pass: drop control characters, make spaces plain, set CJK ideographs apart.
+
+    Characters newer than Unicode 11.0 that lower() or normalize() would change become lone surrogates, which no decoded
+    text holds and which both leave alone; `shielded` tells which stands for what.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shielded: dict[int, str] = {}
 
     def __missing__(self, code: int) -> str | None:
         char = chr(code)
-        category = unicodedata.category(char)
+        category = unicode11.category(code)
         value: str | None = char
         if char == "\n":
             value = char  # our own separator: lines hold none
@@ -58,6 +67,13 @@ class _CleanTable(dict[int, "str | None"]):
             value = None
         elif any(first <= code <= last for first, last in _CJK):
             value = f" {char} "
+        elif unicode11.needs_shield(code):
+            shield = 0xD800 + len(self.shielded)
+            assert shield <= 0xDFFF
+            self.shielded[shield] = char
+            value = chr(shield)
+        elif code in unicode11.REPLACED:
+            value = unicode11.REPLACED[code]
         elif char.isspace():
             value = " "  # U+2028, U+2029: str.split() of the reference breaks there
         self[code] = value
@@ -65,15 +81,19 @@ class _CleanTable(dict[int, "str | None"]):
 
 
 class _SplitTable(dict[int, "str | None"]):
-    """str.translate table of the last pass: drop combining marks, set punctuation apart."""
+    """str.translate table of the last pass: drop combining marks, set punctuation apart, take shields away."""
+
+    def __init__(self, shielded: dict[int, str]) -> None:
+        super().__init__()
+        self.shielded = shielded
 
     def __missing__(self, code: int) -> str | None:
-        char = chr(code)
-        category = unicodedata.category(char)
+        char = self.shielded.get(code, chr(code))
+        category = unicode11.category(ord(char))
         value: str | None = char
         if category == "Mn":
             value = None
-        elif code >= 128 and category.startswith("P"):
+        elif ord(char) >= 128 and category.startswith("P"):
             value = f" {char} "  # ASCII punctuation is left to the compiled loop
         elif char != "\n" and char.isspace():
             value = " "
@@ -81,7 +101,8 @@ class _SplitTable(dict[int, "str | None"]):
         return value
 
 
-_CLEAN, _SPLIT = _CleanTable(), _SplitTable()
+_CLEAN = _CleanTable()
+_SPLIT = _SplitTable(_CLEAN.shielded)
 
 
 def normalise(text: str) -> str:
