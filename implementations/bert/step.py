@@ -11,6 +11,7 @@ import torch.distributed as distributed
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from bert import optim
 from bert.data.batch import Batch
 from bert.dist import World
 from bert.model.bert import BertForPreTraining
@@ -18,7 +19,8 @@ from bert.optim import Config as OptimizerConfig
 from bert.optim import Optimizer
 from bert.optim.replicated import Replicated
 from bert.optim.sharded import Sharded
-from bert.precision import LossScaler
+from bert.precision import Config as PrecisionConfig
+from bert.precision import LossScaler, cast_with_masters
 
 
 class StepResult(NamedTuple):
@@ -133,6 +135,27 @@ class ShardedGradients:
         optimizer.finish_reduction()
         norm = optimizer.global_norm()
         return norm, clip_coefficient(norm / scale, self.max_grad_norm) / scale
+
+
+def build_step(
+    model: BertForPreTraining,
+    precision: PrecisionConfig,
+    optimizer: OptimizerConfig,
+    world: World,
+    *,
+    accumulate: bool,
+    fused_update: bool,
+) -> Step:
+    """What trains ``model``, which has its first weights in fp32 on the device: casts it and makes the optimizer.
+
+    accumulate: of several micro-batches; fused_update: by the Triton kernels.
+    """
+    dtype = precision.dtype(world.device)
+    masters = cast_with_masters(model, dtype)
+    if precision.precision == "fp8":
+        model.bert.encoder.use_fp8(precision.fp8_recipe, world.device)
+    updater = optim.build(optimizer, model, model.stages(), masters, world, accumulate=accumulate, fused=fused_update)
+    return Step(model, updater, optimizer, LossScaler(precision, dtype, world.device), world)
 
 
 class Step:

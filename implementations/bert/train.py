@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert import checkpoint, optim
+from bert import checkpoint
 from bert.config import Config
 from bert.data.batch import Batch, make_batch
 from bert.data.format import DataError
@@ -28,9 +28,8 @@ from bert.kernels import attention, select
 from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
-from bert.precision import LossScaler, cast_with_masters
 from bert.schedule import learning_rate
-from bert.step import Step, StepResult, TrainingStep
+from bert.step import Step, StepResult, TrainingStep, build_step
 
 
 class TrainingError(RuntimeError):
@@ -78,9 +77,10 @@ def train(config: Config, world: World, log: MlperfLog) -> bool:
 
 def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, Step]:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit."""
-    dtype = config.precision.dtype(world.device)
     choice = config.kernels
-    if dtype == torch.float32 and choice.attention == "auto":  # the others compute in bf16 or fp16
+    if (
+        config.precision.dtype(world.device) == torch.float32 and choice.attention == "auto"
+    ):  # the others compute in bf16 or fp16
         choice = dataclasses.replace(choice, attention="sdpa_loop")
     if choice.attention == "auto" and world.device.type == "cuda":
         report_attention(config, world)
@@ -90,20 +90,15 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
     else:
         initialize(model, seed)
     model.to(world.device)
-    masters = cast_with_masters(model, dtype)
-    if config.precision.precision == "fp8":
-        model.bert.encoder.use_fp8(config.precision.fp8_recipe, world.device)
-    optimizer = optim.build(
-        config.optim,
+    step = build_step(
         model,
-        model.stages(),
-        masters,
+        config.precision,
+        config.optim,
         world,
         accumulate=config.data.gradient_steps > 1,
-        fused="lamb" in config.kernels.names(world.device),
+        fused_update="lamb" in config.kernels.names(world.device),
     )
-    scaler = LossScaler(config.precision, dtype, world.device)
-    return model, Step(model, optimizer, config.optim, scaler, world)
+    return model, step
 
 
 def report_attention(config: Config, world: World) -> None:

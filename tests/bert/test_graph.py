@@ -21,8 +21,7 @@ from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.precision import Config as PrecisionConfig
-from bert.precision import LossScaler, cast_with_masters
-from bert.step import Step
+from bert.step import build_step
 
 
 def _capacity(batch, rows, length):
@@ -72,15 +71,9 @@ def _step(tiny, precision, shard, device=None, backend="auto"):
     initialize(model, 0)
     model.to(device)
     config = PrecisionConfig(precision=precision, init_loss_scale=1024.0)
-    masters = cast_with_masters(model, config.dtype(device))
-    if precision == "fp8":
-        model.bert.encoder.use_fp8("delayed", device)
     world = World(DistConfig(device=device.type))
-    settings_ = optim.Config(sharded=shard)
-    optimizer = optim.build(
-        settings_, model, model.stages(), masters, world, accumulate=True, fused=device.type == "cuda"
-    )
-    return model, Step(model, optimizer, settings_, LossScaler(config, config.dtype(device), device), world)
+    fused = device.type == "cuda"
+    return model, build_step(model, config, optim.Config(sharded=shard), world, accumulate=True, fused_update=fused)
 
 
 @pytest.mark.parametrize(

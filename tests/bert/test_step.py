@@ -14,8 +14,7 @@ from bert.dist import World
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
 from bert.precision import Config as PrecisionConfig
-from bert.precision import LossScaler, cast_with_masters
-from bert.step import Step
+from bert.step import build_step
 
 
 def _step(tiny, precision="fp32", shard=False, accumulate=False, dtype=torch.float32, **settings):
@@ -23,10 +22,8 @@ def _step(tiny, precision="fp32", shard=False, accumulate=False, dtype=torch.flo
     initialize(model, 0)
     model.to(dtype)
     config = PrecisionConfig(precision=precision, init_loss_scale=1024.0)
-    masters = cast_with_masters(model, config.dtype(torch.device("cpu")))
     world, settings = World(DistConfig(device="cpu")), optim.Config(sharded=shard, **settings)
-    optimizer = optim.build(settings, model, model.stages(), masters, world, accumulate=accumulate, fused=False)
-    return model, Step(model, optimizer, settings, LossScaler(config, config.dtype(world.device)), world)
+    return model, build_step(model, config, settings, world, accumulate=accumulate, fused_update=False)
 
 
 def _weights(model):
