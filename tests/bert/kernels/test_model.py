@@ -1,0 +1,57 @@
+"""The whole model on fused kernels: same losses and gradients as on the references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bert import kernels
+from bert.data.batch import Capacity
+from bert.kernels import OPERATIONS, jit
+from bert.model.bert import BertForPreTraining
+
+
+@pytest.fixture
+def models(tiny, make_model, device) -> list[BertForPreTraining]:
+    """The tiny model without dropout: fused in fp32, and references in fp64 with the same weights."""
+    fused = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="all", attention="triton"), device))
+    reference = make_model(tiny)
+    fused.load_state_dict(reference.state_dict())
+    return [model.to(device).eval() for model in (fused, reference)]
+
+
+def test_fused_model_equals_the_reference_model(models, make_records, batch_of, device):
+    records = make_records(2)
+    batch = batch_of(records, np.arange(3))
+    capacity = Capacity(tokens=batch.num_tokens + 2, sequences=batch.num_sequences + 1, masked=batch.num_masked + 2)
+    batch = batch.pad_to(capacity).to(device)
+    losses = []
+    for model in models:
+        jit.new_pass(device)
+        result = model(batch)
+        (result.mlm + result.nsp).backward()
+        losses.append([result.mlm.item(), result.nsp.item()])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for (name, ours), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        scale = max(1e-3, theirs.grad.abs().max().item())
+        error = (ours.grad.double() - theirs.grad).abs().max().item() / scale
+        assert error < 1e-4, f"{name}: {error}"  # fp32 through two layers
+
+
+def test_every_operation_of_the_model_is_fused(models):
+    bound = {module.kernel for module in models[0].modules() if hasattr(module, "kernel")}
+    bound = {getattr(operation, "__wrapped__", operation) for operation in bound} | {models[0].cross_entropy}
+    assert bound == {module.fused for module in OPERATIONS.values()}
+
+
+def test_dropout_of_a_training_pass_is_fixed_by_the_seed(models, make_records, batch_of, device):
+    batch = batch_of(make_records(2), np.arange(1)).to(device)
+    model = models[0].train()
+    losses = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            losses.append(sum(loss.item() for loss in model(batch)))
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
