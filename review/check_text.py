@@ -91,13 +91,14 @@ def _details(group: Sequence[Finding], base: Path) -> Table:
         grid.add_column(width=width, overflow="fold")
     first = group[0]
     at = places(group, base) if any(finding.line or finding.key for finding in group) else ""
-    for label, line in (("at", at), ("rule", f"{_shortened(first.rule or '')} [{first.source}]"), ("do", first.hint)):
+    for label, line in (("at", at), ("rule", f"{shortened(first.rule or '')} [{first.source}]"), ("do", first.hint)):
         if line:
             grid.add_row("", Text(label, "dim"), Text(text(line)))
     return grid
 
 
-def _shortened(rule: str) -> str:
+def shortened(rule: str) -> str:
+    """A rule at a length for reading."""
     return rule if len(rule) <= _LONGEST_RULE else f"{' '.join(rule[:_LONGEST_RULE].split())} ..."
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from review import rcp
 from review.check import Checked
-from review.check_text import groups, places, subject
+from review.check_text import groups, places, shortened, subject
 from review.findings import ERROR, WARNING
 from review.mllog import number, text
 from review.plots import UNCONVERGED, run_name, target_of
@@ -231,7 +231,7 @@ def findings(checked: Checked) -> list[dict[str, str]]:
                 "state": {ERROR: "bad", WARNING: "warn"}.get(first.severity, "muted"),
                 "subject": subject(group, checked.path),
                 "places": text(places(group, checked.path)) if any(f.line or f.key for f in group) else "",
-                "rule": text(first.rule or ""),
+                "rule": text(shortened(first.rule or "")),
                 "hint": text(first.hint or ""),
             }
         )
