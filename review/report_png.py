@@ -40,10 +40,11 @@ def draw(chart: Chart, subject: str) -> bytes:
     # parse_math off: a $ in the name of a file or a system is a $, not a formula.
     with rc_context({"text.parse_math": False, "font.size": 10, "font.family": "sans-serif"}):
         figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
         axes = figure.subplots()
-        axes.set_title(
-            f"{chart.title}  ·  {subject[:60]}", loc="left", color=_TEXT, fontsize=12, fontweight="bold", pad=12
-        )
+        above = 13 * len(chart.marks) if isinstance(chart, BarChart) else 0
+        title = f"{chart.title}  ·  {subject[:60]}"
+        axes.set_title(title, loc="left", color=_TEXT, fontsize=12, fontweight="bold", pad=12 + above)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.spines["bottom"].set_color(_MUTED)
         axes.tick_params(colors=_MUTED, length=0)
@@ -100,16 +101,8 @@ def _draw_bars(axes: Any, chart: BarChart) -> None:
         axes.axvspan(*chart.band, color=_BAND, linewidth=0)
     for row, bar in zip(rows, chart.bars, strict=True):
         for segment in bar.segments:
-            alpha = 1.0 if bar.counted else 0.55
-            axes.barh(
-                row,
-                segment.stop - segment.start,
-                0.55,
-                segment.start,
-                color=PARTS[segment.part],
-                alpha=alpha,
-                linewidth=0,
-            )
+            width, alpha = segment.stop - segment.start, 1.0 if bar.counted else 0.55
+            axes.barh(row, width, 0.55, segment.start, color=PARTS[segment.part], alpha=alpha, linewidth=0)
         if bar.dot is not None and bar.run is not None:
             colour = RUNS[bar.run % len(RUNS)]
             axes.plot(bar.dot, row, "o", markersize=7, color=colour, markerfacecolor=colour if bar.counted else "white")
