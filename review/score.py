@@ -173,7 +173,7 @@ class Result:
     @functools.cached_property
     def other_ruleset(self) -> str | None:
         """The newest ruleset that a run complies with, where no run complies with this one: of an earlier round."""
-        run = next((run for run in self.runs if run.log.events), None)
+        run = next((run for run in self.runs if run.run_stop is not None), None)
         if run is None or any(run.compliant for run in self.runs):
             return None
         others = [ruleset for ruleset in reversed(rulesets()) if ruleset != self.ruleset]

@@ -51,7 +51,7 @@ def test_reference_points_are_the_official_ones(ruleset):
             assert point.max_speedup == pytest.approx(record["Max Speedup"], rel=1e-9)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batch_size=st.sampled_from([32, 256, 448, 449, 768, 1536, 4608, 6912, 8192, 12000, 16384, 16385]),
     interval=st.integers(100_000, 350_000),
