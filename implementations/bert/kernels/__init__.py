@@ -70,7 +70,7 @@ class Kernels:
     """The operations of one model, bound. Signatures: the ``reference`` of each file."""
 
     embeddings: Callable[..., Tensor]
-    dropout_add_layer_norm: Callable[..., Tensor]
+    dropout_add_layer_norm: Callable[..., tuple[Tensor, Tensor]]
     bias_gelu: Callable[..., Tensor]
     cross_entropy: Callable[..., Tensor]
     attention: attention.Attention

@@ -1,5 +1,8 @@
 """The end of both halves of an encoder layer: LayerNorm(residual + dropout(x + bias)).
 
+The result is returned twice, for the next product and for the residual connection around it, so that the kernel can add
+up their gradients: as one tensor used twice, each would be summed in a pass of its own over memory.
+
 Fused, the forward pass reads x and the residual once and writes the result; the backward pass reads them again with
 the incoming gradient and recomputes sum and dropout, so nothing of the inside is stored but two numbers a row.
 Gradients of bias, weight and norm_bias are summed over rows within each program, then over programs: same sums, same
@@ -23,12 +26,13 @@ from bert.kernels.jit import constexpr, jit, keep_mask, load_keys, next_power_of
 
 def reference(
     x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, eps: float, dropout: float
-) -> Tensor:
-    """x, residual [T, D]; bias, weight, norm_bias [D]. Returns [T, D]."""
+) -> tuple[Tensor, Tensor]:
+    """x, residual [T, D]; bias, weight, norm_bias [D]. Returns the same [T, D] twice."""
     x = x + bias
     if dropout:
         x = F.dropout(x, dropout)
-    return F.layer_norm(residual + x, (x.shape[-1],), weight, norm_bias, eps)
+    y = F.layer_norm(residual + x, (x.shape[-1],), weight, norm_bias, eps)
+    return y, y
 
 
 def _case(rows: int, width: int, dropout: float = 0.0) -> Callable[[Draw], tuple[Any, ...]]:
@@ -79,8 +83,9 @@ def _forward(
 
 @jit
 def _backward(
-    gradient, x, bias, residual, weight, mean_in, rstd_in, keys, x_gradient, residual_gradient, partials, scale,
-    num_rows, width, threshold: constexpr, block_rows: constexpr, block: constexpr,
+    gradient_1, gradient_2, x, bias, residual, weight, mean_in, rstd_in, keys, x_gradient, residual_gradient,
+    partials, scale, num_rows, width, both: constexpr, threshold: constexpr, block_rows: constexpr,
+    block: constexpr,
 ):  # fmt: skip
     column = tl.arange(0, block)
     in_column = column < width
@@ -95,7 +100,9 @@ def _backward(
         in_row = row < num_rows
         inside = in_row[:, None] & in_column[None, :]
         offset = row.to(tl.int64)[:, None] * width + column[None, :]
-        dy = tl.load(gradient + offset, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(gradient_1 + offset, mask=inside, other=0.0).to(tl.float32)
+        if both:
+            dy += tl.load(gradient_2 + offset, mask=inside, other=0.0).to(tl.float32)
         h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
         keep_scale = tl.full([block_rows, block], 1.0, tl.float32)
         if threshold > 0:
@@ -126,7 +133,7 @@ class _DropoutAddLayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, eps: float, p: float
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         x, residual = x.contiguous(), residual.contiguous()
         num_rows, width = x.shape
         drop = jit_module.dropout_site(x.device, p)
@@ -140,12 +147,15 @@ class _DropoutAddLayerNorm(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(x, bias, residual, weight, mean, rstd, keys)
         ctx.drop = drop
-        return output
+        ctx.set_materialize_grads(False)
+        # The same memory, but no view of it to autograd.
+        again = output.new_empty(0).set_(output.untyped_storage(), 0, output.shape, output.stride())
+        return output, again
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x, bias, residual, weight, mean, rstd, keys = ctx.saved_tensors
-        gradient = gradient.contiguous()
+        given = [gradient.contiguous() for gradient in gradients if gradient is not None]
         num_rows, width = x.shape
         block_rows = BLOCK_ROWS_BACKWARD
         num_programs = jit_module.num_programs(x.device, PROGRAMS_PER_SM, -(-num_rows // block_rows))
@@ -153,8 +163,8 @@ class _DropoutAddLayerNorm(torch.autograd.Function):
         x_gradient, residual_gradient = torch.empty_like(x), torch.empty_like(residual)
         drop = ctx.drop
         _backward[(num_programs,)](
-            gradient, x, bias, residual, weight, mean, rstd, keys, x_gradient, residual_gradient, partials,
-            drop.scale, num_rows, width, drop.threshold, block_rows, next_power_of_2(width),
+            given[0], given[-1], x, bias, residual, weight, mean, rstd, keys, x_gradient, residual_gradient, partials,
+            drop.scale, num_rows, width, len(given) == 2, drop.threshold, block_rows, next_power_of_2(width),
             num_warps=NUM_WARPS_BACKWARD,
         )  # fmt: skip
         bias_gradient, weight_gradient, norm_bias_gradient = jit_module.column_sums(partials, weight.dtype)
@@ -168,7 +178,7 @@ BLOCK_ROWS_BACKWARD, NUM_WARPS_BACKWARD, PROGRAMS_PER_SM = 2, 4, 4
 
 def fused(
     x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, eps: float, dropout: float
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """``reference`` in one kernel each way; dropout by jit.Dropout."""
     return _DropoutAddLayerNorm.apply(x, bias, residual, weight, norm_bias, eps, dropout)
 

@@ -56,8 +56,8 @@ class Residual(nn.Module):
         self.kernel = kernels.dropout_add_layer_norm
         self.fp8: Fp8Linear | None = None
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """x [T, in], residual [T, D] -> [T, D]."""
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """x [T, in], residual [T, D] -> the result [T, D] for what comes next, and again as the next residual."""
         projected = project(self, x, self.dense.weight, None)  # the bias is added by the kernel
         norm = self.LayerNorm
         dropout = self.dropout if self.training else 0.0
@@ -72,9 +72,9 @@ class Attention(nn.Module):
         self.self = SelfAttention(config, kernels)
         self.output = Residual(config, kernels, config.hidden_size)
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        """x [T, D] -> [T, D]."""
-        return self.output(self.self(x, cu_seqlens, max_seqlen), x)
+    def forward(self, x: Tensor, residual: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> tuple[Tensor, Tensor]:
+        """x, residual [T, D] -> the result, twice."""
+        return self.output(self.self(x, cu_seqlens, max_seqlen), residual)
 
 
 class Intermediate(nn.Module):
@@ -101,10 +101,10 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(config, kernels)
         self.output = Residual(config, kernels, config.intermediate_size)
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        """x [T, D] -> [T, D]."""
-        x = self.attention(x, cu_seqlens, max_seqlen)
-        return self.output(self.intermediate(x), x)
+    def forward(self, x: Tensor, residual: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> tuple[Tensor, Tensor]:
+        """x, residual [T, D]: the last layer's result, twice -> this layer's, twice."""
+        x, residual = self.attention(x, residual, cu_seqlens, max_seqlen)
+        return self.output(self.intermediate(x), residual)
 
 
 class Encoder(nn.Module):
@@ -127,6 +127,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
         """x [T, D] -> [T, D]."""
+        residual = x
         for layer in self.layer:
-            x = layer(x, cu_seqlens, max_seqlen)
+            x, residual = layer(x, residual, cu_seqlens, max_seqlen)
         return x

@@ -75,8 +75,10 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "lamb", _lamb
 
 
-def _forward_and_backward(function: Callable[..., torch.Tensor], *arguments: Any) -> None:
-    function(*arguments).float().sum().backward()
+def _forward_and_backward(function: Callable[..., Any], *arguments: Any) -> None:
+    result = function(*arguments)
+    results = result if isinstance(result, tuple) else (result,)
+    torch.autograd.backward(results, [torch.empty_like(tensor) for tensor in results])
 
 
 def _lamb() -> None:

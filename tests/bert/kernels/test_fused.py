@@ -27,16 +27,22 @@ def error(ours: Tensor, theirs: Tensor) -> float:
     return worst if worst == worst else float("inf")
 
 
+def tensors(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The results of an operation that may have several."""
+    return result if isinstance(result, tuple) else (result,)
+
+
 def compare(name: str, case: Case, device: torch.device) -> None:
     """Asserts that result and gradients of ``fused`` are those of ``reference`` in fp64."""
     module = OPERATIONS[name]
     ours = case.arguments(device)
     theirs = tuple(_double(value) for value in ours)
-    result, expected = module.fused(*ours), module.reference(*theirs)
-    errors = {"result": error(result.detach(), expected.detach())}
-    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(5)).to(device, result.dtype)
-    result.backward(upstream)
-    expected.backward(upstream.double())
+    results, expected = tensors(module.fused(*ours)), tensors(module.reference(*theirs))
+    errors = {"result": max(error(a.detach(), b.detach()) for a, b in zip(results, expected, strict=True))}
+    generator = torch.Generator().manual_seed(5)
+    upstream = [torch.randn(a.shape, generator=generator).to(device, a.dtype) for a in results]
+    torch.autograd.backward(results, upstream)
+    torch.autograd.backward(expected, [gradient.double() for gradient in upstream])
     for position, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if isinstance(a, Tensor) and a.requires_grad:
             errors[f"gradient of argument {position}"] = error(a.grad, b.grad)
@@ -60,7 +66,7 @@ def test_the_same_input_gives_the_same_bits(name, case, device):
     results = []
     for _ in range(2):
         arguments = case.arguments(device)
-        result = OPERATIONS[name].fused(*arguments)
-        result.float().square().sum().backward()
-        results.append([result, *(a.grad for a in arguments if isinstance(a, Tensor) and a.requires_grad)])
+        result = tensors(OPERATIONS[name].fused(*arguments))
+        sum(tensor.float().square().sum() for tensor in result).backward()
+        results.append([*result, *(a.grad for a in arguments if isinstance(a, Tensor) and a.requires_grad)])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
