@@ -118,7 +118,7 @@ def _connect(config: Config, device: torch.device) -> None:
     rank, size = config.dist.rank, config.dist.world_size
     listens = rank == 0 and not config.agent_store
     try:
-        store = distributed.TCPStore(
+        store: distributed.Store = distributed.TCPStore(
             config.master_addr, config.master_port, size, listens, timeout=timeout, wait_for_workers=False
         )
     except (RuntimeError, ValueError) as error:
