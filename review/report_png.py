@@ -35,12 +35,12 @@ def draw(chart: Chart, subject: str) -> bytes:
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         raise ReviewError("PNG files need matplotlib: pip install matplotlib") from None
     # parse_math off: a $ in the name of a file or a system is a $, not a formula.
     with rc_context({"text.parse_math": False, "font.size": 10, "font.family": "sans-serif"}):
-        figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+        figure = Figure(figsize=_INCHES, dpi=_DPI, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
         axes = figure.subplots()
         above = 13 * len(chart.marks) if isinstance(chart, BarChart) else 0
         title = f"{chart.title}  ·  {subject[:60]}"
