@@ -6,6 +6,8 @@ set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=launch/binding.sh
 source "$REPO_DIR/launch/binding.sh"
+# shellcheck source=launch/profile.sh
+source "$REPO_DIR/launch/profile.sh"
 if [[ -z ${RANK:-} && -n ${SLURM_PROCID:-} ]]; then
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 fi
@@ -18,4 +20,6 @@ if [[ -z ${OMP_NUM_THREADS:-} ]]; then OMP_NUM_THREADS=$(binding::threads "$RANK
 export OMP_NUM_THREADS
 binding::apply "${LOCAL_RANK:-0}" "$RANKS_OF_NODE"
 export PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
-exec "${PYTHON:-python}" -u -m "${RANK_MODULE:-bert}"
+declare -a profile=()
+profile::command "${RANK:-0}"
+exec "${profile[@]}" "${PYTHON:-python}" -u -m "${RANK_MODULE:-bert}"

@@ -17,6 +17,8 @@ runner::prepare() {
     log::die "PYTHON=$PYTHON: it has no torch; activate the environment, or run make setup"
 }
 
+runner::everywhere() { "$@"; }
+
 runner::drop_caches() { "$REPO_DIR/launch/drop_caches.sh"; }
 
 runner::python() { PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH} "$PYTHON" "$@"; }

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2034,SC2154 # the state is shared with ending.sh and variables.sh
-# The one loop over NEXP trials, shared by all run scripts, which bring five functions with them:
+# The one loop over NEXP trials, shared by all run scripts, which bring six functions with them:
 #   runner::prepare        checks and containers, before anything is written
+#   runner::everywhere C.. runs a command on every node, outside containers, also beside a trial
 #   runner::drop_caches    true only when the page caches of every node were dropped
 #   runner::trial          all ranks of one trial; RUN_DIR, TRIAL, SEED and CACHE_CLEARED are exported
 #   runner::python ARG...  one Python process in the environment of the ranks
 #   runner::cleanup        removes what prepare made, also after a failure
 # All ranks run launch/rank.sh: the trainer, or before the first trial with NCCL_TEST=1 the test that RANK_MODULE names.
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
-for part in ranks nccl_test; do
+for part in ranks nccl_test power; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -19,6 +20,7 @@ trial::main() {
   trap 'trial::interrupted TERM 143' TERM
   trap 'trial::interrupted HUP 129' HUP
   runner::prepare
+  power::check
   log::info 'checking the configuration'
   RUN_DIR='' runner::python -m bert --check || log::die 'this configuration cannot run, see above'
   variables::make_run_dir
@@ -38,13 +40,16 @@ trial::main() {
 # One trial: returns 0 (target reached), 3 (not reached), 2 (bad input) or 1 (crashed).
 trial::run() {
   local -r trial=$1
-  local status=0 cleared=0
+  local launched=0 status=0 cleared=0
   caches::drop && cleared=1
-  rm -rf -- "$RUN_DIR/running_$trial" "$RUN_DIR/error_$trial.txt" "$RUN_DIR/failed_$trial.txt"
+  rm -rf -- "$RUN_DIR/running_$trial" "$RUN_DIR/error_$trial.txt" "$RUN_DIR/failed_$trial.txt" "$RUN_DIR/power_$trial"
   mkdir -- "$RUN_DIR/running_$trial" || exit 1
   log::info "trial $trial of 0..$((NEXP - 1)) starts"
-  trial::launch "$trial" "$cleared" || status=$?
-  trial::collect "$trial" "$status"
+  power::start "$trial"
+  trial::launch "$trial" "$cleared" || launched=$?
+  trial::collect "$trial" "$launched" || status=$?
+  power::report "$trial"
+  return "$status"
 }
 
 trial::launch() {
@@ -59,6 +64,7 @@ trial::collect() {
   local -r trial=$1 staging=$RUN_DIR/running_$1
   local status=$2 log=failed_$1.txt
   current='' # read by trial::interrupted
+  power::stop
   if [[ -s $staging/status ]]; then status=$(<"$staging/status"); fi
   if [[ $status == [03] ]]; then
     if [[ -s $staging/result_$trial.txt ]]; then log=result_$trial.txt; else status=1; fi

@@ -18,6 +18,12 @@ variables::load() {
   variables::default MLPERF_RULESET 5.0.0
   variables::default NCCL_TEST 0
   variables::default NCCL_TEST_TIMEOUT 300
+  variables::default POWER 0
+  variables::default POWER_SOURCE auto
+  variables::default POWER_INTERVAL 1
+  variables::default POWER_CONVERSION_EFF 1.0
+  variables::default NVTX_FLAG 0
+  variables::default PROFILE_RANKS 0
   variables::default PYTHON python
   variables::default BINDING numa
   variables::check
@@ -35,6 +41,13 @@ variables::check() {
   variables::one_of CLEAR_CACHES 0 1 require
   variables::one_of CHECK_COMPLIANCE 0 1
   variables::one_of NCCL_TEST 0 1
+  variables::one_of POWER 0 1
+  variables::one_of POWER_SOURCE auto ipmi nvml
+  variables::one_of NVTX_FLAG 0 1
+  for name in POWER_INTERVAL POWER_CONVERSION_EFF; do
+    [[ ${!name} =~ ^[0-9]*[.]?[0-9]+$ && ${!name} =~ [1-9] ]] || log::die "$name='${!name}': expected a number above 0"
+  done
+  [[ $PROFILE_RANKS =~ ^[0-9]+(,[0-9]+)*$ ]] || log::die "PROFILE_RANKS='$PROFILE_RANKS': expected ranks joined by commas"
   variables::one_of BINDING numa exclusive none
   [[ ! ${SEED:-} || $SEED =~ ^[0-9]+$ ]] || log::die "SEED='$SEED': expected a whole number, or nothing"
 }

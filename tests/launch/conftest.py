@@ -100,6 +100,8 @@ def copy_scripts(repository: Path, root: Path) -> None:
         (root / package).mkdir(parents=True)
         (root / package / "__init__.py").touch()
         (root / package / "__main__.py").write_text(text)
+    for name in ("power.py", "mllog.py"):
+        shutil.copy(repository / "review" / name, root / "review" / name)
 
 
 @pytest.fixture

@@ -1,0 +1,93 @@
+"""POWER=1 samples every node while a trial runs; the readings of the run become the files of the power rules."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+LOCAL = "./run_local.sh"
+IPMI = """[[ $* == 'dcmi power reading' ]] || exit 1
+echo '    Instantaneous power reading:                   512 Watts'
+echo '    Average power reading over sample period:      100 Watts'"""
+NVML = "for i in 1 2 3; do echo 100.25; done"
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+def events(path) -> list[dict]:
+    return [json.loads(line.partition(" ")[2]) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "source", "watts", "kind"),
+    [("ipmitool", IPMI, "ipmi", 512.0, "AC"), ("nvidia-smi", NVML, "nvml", 300.8, "DC")],
+)
+def test_the_power_of_a_run_is_sampled_and_reported(checkout, program, text, source, watts, kind):
+    checkout.stand_in(program, text)
+    outcomes = {"TRIAL_0": "measured", "TRIAL_1": "measured"}
+    done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05 NEXP=2", **outcomes)
+    assert done.returncode == 0, done.stderr
+    for trial in "01":
+        (node,) = (checkout.run_dir / "power" / f"result_{trial}").iterdir()
+        assert node.name == "node_0.txt"
+        found = events(node)
+        assert [event["key"] for event in found[:2]] == ["power_measurement_start", "conversion_eff"]
+        assert found[1]["metadata"]["measurement_type"] == kind
+        assert {event["value"] for event in found if event["key"] == "power_reading"} == {watts}
+        assert found[-1]["key"] == "power_measurement_stop"
+        assert f"{watts:.0f} W ({source}, " in done.stdout
+    assert not list(checkout.run_dir.glob("running_*"))
+
+
+def test_ipmi_is_asked_through_sudo_where_it_must_be(checkout):
+    checkout.stand_in("ipmitool", "exit 1")
+    checkout.stand_in("sudo", 'shift; [[ $1 == ipmitool ]] || exit 1\necho "Instantaneous power reading: 700 Watts"')
+    done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05 POWER_SOURCE=ipmi", TRIAL_0="measured")
+    assert done.returncode == 0, done.stderr
+    assert "700 W (ipmi, " in done.stdout
+    assert "-n ipmitool dcmi power reading" in checkout.calls("sudo")[0].replace("'", "")
+
+
+def test_a_node_that_cannot_tell_its_power_stops_the_run_before_it_starts(checkout):
+    for program in ("ipmitool", "nvidia-smi"):
+        checkout.stand_in(program, "echo '[N/A]'")
+    done = checkout.run(LOCAL, after="export POWER=1")
+    assert done.returncode == 2
+    assert last_line(done.stderr).startswith("run: error: POWER=1: not every node can tell its power: ")
+    assert "POWER_SOURCE=auto: neither ipmitool dcmi power reading (as root or by sudo -n) nor" in done.stderr
+    assert not checkout.logdir.exists()
+
+
+def test_samples_that_miss_the_run_are_a_warning_and_take_nothing_from_it(checkout):
+    checkout.stand_in("ipmitool", IPMI)
+    done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05")  # its log has no run_start
+    assert done.returncode == 0, done.stderr
+    assert "run: warning: trial 0 has no power result" in done.stderr
+    assert not (checkout.run_dir / "power").exists()
+    assert list((checkout.run_dir / "power_0").glob("*.csv"))
+
+
+def test_a_trial_that_crashes_leaves_no_sampler_behind(checkout):
+    checkout.stand_in("ipmitool", IPMI)
+    done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05", TRIAL_0="crash")
+    assert done.returncode == 1
+    assert last_line(done.stderr) == "run: error: 1 of 1 trials failed: trial 0: the loss is nan at step 3"
+    assert not (checkout.run_dir / "power").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("POWER=yes", "POWER='yes': expected one of 0 1"),
+        ("POWER_INTERVAL=0", "POWER_INTERVAL='0': expected a number above 0"),
+        ("POWER_SOURCE=meter", "POWER_SOURCE='meter': expected one of auto ipmi nvml"),
+        ("PROFILE_RANKS=all", "PROFILE_RANKS='all': expected ranks joined by commas"),
+    ],
+)
+def test_wrong_values_are_one_line(checkout, setting, expected):
+    done = checkout.run(LOCAL, after=f"export {setting}")
+    assert done.returncode == 2
+    assert last_line(done.stderr) == f"run: error: {expected}"

@@ -1,0 +1,39 @@
+"""NVTX_FLAG=1 puts Nsight Systems around the ranks that are named, and around no other."""
+
+from __future__ import annotations
+
+NSYS = """if [[ $2 == --help ]]; then echo "$NSYS_HELP"; exit; fi
+while [[ $1 != */python ]]; do [[ $1 == --output=* ]] && touch "${1#--output=}.nsys-rep"; shift; done
+exec "$@" """
+
+
+def test_the_named_ranks_are_profiled_and_their_reports_lie_with_the_results(checkout):
+    checkout.stand_in("nsys", NSYS)
+    checkout.env["PYTHON"] = str(checkout.root.parent / "bin" / "python")
+    done = checkout.run(
+        "./run_local.sh", after="export NVTX_FLAG=1 PROFILE_RANKS=1,3 DGXNGPU=4", NSYS_OPTIONS="--delay=5"
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(rank["RANK"] for rank in checkout.ranks()) == ["0", "1", "2", "3"]
+    commands = [call for call in checkout.calls("nsys") if "--help" not in call]
+    assert len(commands) == 2
+    assert all(
+        "'--delay=5'" in call and call.endswith("'-u' '-m' 'bert'") and "--pytorch" not in call for call in commands
+    )
+    reports = sorted(path.name for path in checkout.run_dir.glob("profile_*"))
+    assert reports == ["profile_0_rank1.nsys-rep", "profile_0_rank3.nsys-rep"]
+
+
+def test_pytorchs_own_ranges_are_asked_for_where_nsys_knows_them(checkout):
+    checkout.stand_in("nsys", NSYS)
+    checkout.env["PYTHON"] = str(checkout.root.parent / "bin" / "python")
+    done = checkout.run("./run_local.sh", after="export NVTX_FLAG=1", NSYS_HELP="  --pytorch=none")
+    assert done.returncode == 0, done.stderr
+    assert sum("'--pytorch=autograd-nvtx'" in call for call in checkout.calls("nsys")) == 1
+
+
+def test_without_nsys_the_trial_says_what_is_missing(checkout):
+    done = checkout.run("./run_local.sh", after="export NVTX_FLAG=1 DGXNGPU=1")
+    assert done.returncode == 1
+    assert "run: error: NVTX_FLAG=1, and nsys is not on PATH here" in done.stdout
+    assert not checkout.ranks()
