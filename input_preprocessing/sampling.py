@@ -104,9 +104,9 @@ def _write_sequences(tokens, special, pairs, masked_offsets, masked, order, inpu
         input_ids[at] = special[0]
         at += 1
         for side in range(2):
-            begin, end = pairs[i, 2 * side], pairs[i, 2 * side + 1]
-            input_ids[at : at + end - begin] = tokens[begin:end]
-            at += end - begin
+            for j in range(pairs[i, 2 * side], pairs[i, 2 * side + 1]):
+                input_ids[at] = tokens[j]
+                at += 1
             input_ids[at] = special[1]
             at += 1
         for j in range(masked_offsets[i], masked_offsets[i + 1]):
@@ -165,9 +165,9 @@ def _build(sequence, tokens, pair, special):  # type: ignore[no-untyped-def]
     at = 1
     sequence[0] = special[0]
     for side in range(2):
-        begin, end = pair[2 * side], pair[2 * side + 1]
-        sequence[at : at + end - begin] = tokens[begin:end]
-        at += end - begin
+        for j in range(pair[2 * side], pair[2 * side + 1]):
+            sequence[at] = tokens[j]
+            at += 1
         sequence[at] = special[1]
         at += 1
     return at
