@@ -6,9 +6,9 @@ in interpreter mode (TRITON_INTERPRET=1), and compile kernels for a GPU that is 
 Dropout is recomputed in the backward pass, so no mask is stored. Whether element (row, column) is kept depends on a
 64-bit seed that lives on the device, the number of the call within the forward pass (site) and its coordinates alone,
 so masks do not depend on tile sizes, and a replayed CUDA graph that draws a new seed drops other elements. Each row
-takes two 32-bit keys from Philox4x32-10 (Salmon et al. 2011); a multiply-xorshift hash of key and column then gives 32
-bits an element for about seven integer instructions, a third of what Philox costs per element. The probability is
-exact to 2^-32 and survivors are scaled by its exact inverse.
+takes two 32-bit keys from Philox4x32-10 (Salmon et al. 2011), which the forward kernel leaves to the backward one; a
+multiply-xorshift hash of keys and column then gives 32 bits an element, for half the instructions that Philox takes
+an element. The probability is exact to 2^-32 and survivors are scaled by its exact inverse.
 """
 
 # mypy: allow-untyped-defs

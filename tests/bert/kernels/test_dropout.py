@@ -51,6 +51,50 @@ def test_layer_norm_drops_the_documented_elements_forward_and_backward(device, d
         torch.testing.assert_close(a.grad.double(), b.grad, atol=5e-5, rtol=0)  # sums of 13 rows
 
 
+def test_embeddings_drop_the_documented_elements_forward_and_backward(device, drop):
+    module = OPERATIONS["embeddings"]
+    ids, segments, places, *tables = module.CASES[0].arguments(device)[:8]
+    exact = [table.detach().double().requires_grad_() for table in tables]
+    num_rows, width = len(ids), tables[0].shape[1]
+    mask = philox.keep(drop, np.arange(num_rows), width).to(device)
+    expected = module.reference(ids, segments, places, *exact, 1e-12, 0.0) * mask * drop.scale
+    result = module.fused(ids, segments, places, *tables, 1e-12, P)
+    upstream = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(2)).to(device)
+    result.backward(upstream)
+    expected.backward(upstream.double())
+    torch.testing.assert_close(result.detach().double(), expected.detach(), atol=2e-5, rtol=0)
+    for a, b in zip(tables, exact, strict=True):
+        torch.testing.assert_close(a.grad.double(), b.grad, atol=1e-4, rtol=0)  # sums of up to 37 rows
+
+
+@pytest.mark.gpu
+def test_every_replay_of_a_graph_drops_other_elements_and_a_seed_repeats_them(gpu):
+    x = torch.ones(64, 1024, device=gpu)
+    zeros, ones = torch.zeros(1024, device=gpu), torch.ones(1024, device=gpu)
+
+    def one_pass() -> torch.Tensor:
+        jit.new_pass(gpu)
+        return fused(x, zeros, zeros.expand(64, 1024), ones, zeros, 1e-12, P)[0]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        one_pass()  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = one_pass()
+    replays = []
+    for seed in (None, None, 5, 5):
+        if seed is not None:
+            torch.manual_seed(seed)
+        graph.replay()
+        replays.append(output.clone())
+    assert not torch.equal(replays[0], replays[1])
+    assert torch.equal(replays[2], replays[3])
+    torch.manual_seed(5)
+    assert torch.equal(one_pass(), replays[2]), "a replay draws the seed that an eager pass draws"
+
+
 def test_the_generator_fixes_every_mask_of_a_pass_and_sites_differ(device):
     arguments = OPERATIONS["dropout_add_layer_norm"].CASES[0].arguments(device)[:5]
 

@@ -133,3 +133,26 @@ def test_the_same_input_gives_the_same_bits(device):
         norms = _step(lamb.fused, layout, buffers, _scalars(device), None)
         results.append([norms, *buffers])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.gpu
+def test_passes_equal_plain_pytorch_at_real_size(gpu):
+    """The word embeddings, ten layers' worth of matrices and their biases."""
+    sizes = [30_528 * 1024, *[4096 * 1024, 4096] * 20]
+    decays = [0.1, *[0.1, 0.0] * 20]
+    layout = lamb.make_layout(sizes, decays, gpu)
+    generator = torch.Generator(gpu).manual_seed(0)
+    inside = torch.zeros(layout.size, device=gpu)
+    for offset, size in zip(lamb.flat_offsets(sizes)[0], sizes, strict=True):
+        inside[offset : offset + size] = 1
+    drawn = [torch.randn(layout.size, device=gpu, generator=generator) * inside for _ in range(3)]
+    start = [drawn[0].bfloat16(), drawn[1] * 0.02, drawn[2] * 1e-3, (drawn[2] * 1e-3).square()]
+    results = []
+    for passes in (lamb.fused, lamb.fused, lamb.reference):
+        buffers = [buffer.clone() for buffer in start]
+        low = torch.zeros_like(buffers[0])
+        norms = _step(passes, layout, buffers, _scalars(gpu), low)
+        results.append([norms, low, *buffers])
+    assert all(torch.equal(a, b) for a, b in zip(results[0], results[1], strict=True))
+    for a, b in zip(results[0], results[2], strict=True):
+        torch.testing.assert_close(a.float(), b.float(), rtol=2**-8 if a.dtype == torch.bfloat16 else 1e-4, atol=1e-7)
