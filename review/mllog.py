@@ -7,13 +7,13 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 TOKEN = ":::MLLOG "
+_DECODE = json.JSONDecoder().raw_decode
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):  # not a dataclass: a large log has tens of thousands
     """One MLLOG line. ``line`` counts from 1 in the file; ``time_ms`` is a Unix time in milliseconds."""
 
     line: int
@@ -113,10 +113,12 @@ def parse_log(path: Path, data: bytes) -> Log:
 
 def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
     """The event and the error of a line that starts with the token."""
-    body = full[len(TOKEN) :]
+    body = full[len(TOKEN) :].lstrip(" \t\r\n")  # what JSON takes for space
     error = None
     try:
-        record = json.loads(body)
+        record, end = _DECODE(body)
+        if end != len(body):
+            record = json.loads(body)  # for its words about what is wrong
     except RecursionError:
         return None, LineError(line, "is nested too deeply", full, True)
     except ValueError as reason:
@@ -139,6 +141,6 @@ def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
 def _leading_object(body: str) -> Any:
     """The JSON object at the start of a string that goes on after it, such as with a colour code."""
     try:
-        return json.JSONDecoder().raw_decode(body)[0]
+        return _DECODE(body)[0]
     except (ValueError, RecursionError):
         return None

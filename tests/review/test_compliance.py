@@ -84,6 +84,11 @@ TEXTS = [
     (":::MLLOG ", ":::MLLOG :::MLLOG "),
     (":::MLLOG {", ":::MLLOG [{"),
     (":::MLLOG {", ":::MLLOG 7 {"),
+    (":::MLLOG {", ":::MLLOG  \t {"),
+    (":::MLLOG {", ":::MLLOG \u00a0{"),
+    ("}\n", "} \t\n"),
+    ("}\n", "}\u00a0\n"),
+    ("}\n", "}\u0085 1\n"),
 ]
 
 
