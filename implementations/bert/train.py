@@ -224,8 +224,8 @@ class Progress:
         """Sequences trained on by all ranks. A collective."""
         return self.resumed_samples + int(self.world.sum(self.local_samples.clone()).item())
 
-    def report(self, step: int) -> dict[str, float]:
-        """Prints the line of the steps since the last one; returns its figures. A collective."""
+    def report(self, step: int) -> None:
+        """Prints and logs the figures of the steps since the last report. A collective."""
         losses = self.world.sum(self.losses / (max(self.span_steps, 1) * self.world.size)).tolist()
         samples, now = self.samples(), time.monotonic()
         seconds = now - self.span_started - self.span_evaluation_seconds
@@ -245,7 +245,8 @@ class Progress:
         self.span_started, self.span_samples, self.span_steps = now, samples, 0
         self.span_evaluation_seconds = 0.0
         self.losses.zero_()
-        return {"throughput": rate, "loss": sum(losses), "mlm_loss": losses[0], "nsp_loss": losses[1], "lr": lr}
+        figures = {"throughput": rate, "loss": sum(losses), "mlm_loss": losses[0], "nsp_loss": losses[1], "lr": lr}
+        self.log.stats(samples, figures)
 
 
 class Evaluation:
@@ -267,7 +268,7 @@ class Evaluation:
     def run(self, step: int, progress: Progress) -> bool:
         """One evaluation after ``step``. A collective."""
         if progress.span_steps:
-            self.log.stats(progress.samples(), progress.report(step))
+            progress.report(step)
         samples, begin = progress.samples(), time.monotonic()
         self.log.eval_start(samples)
         if self.evaluator is None:

@@ -224,6 +224,15 @@ def test_log_passes_the_official_checker_in_both_divisions(prepared, run_bert, t
         assert valid, division
 
 
+def test_every_progress_line_is_in_the_log_as_well(prepared, run_bert):
+    finished = run_bert(prepared | {"LOG_EVERY_STEPS": "2", "MAX_STEPS": "6"})
+    assert finished.returncode == 3, finished.stderr
+    stats = _values(prepared, "tracked_stats")
+    assert [f"{values['loss']:.4f}" for values in stats] == _losses(finished)
+    assert len(stats) >= 3
+    assert all(values["throughput"] > 0 for values in stats)
+
+
 def test_run_folder_describes_the_run(prepared, run_bert):
     run_bert(prepared | {"MAX_STEPS": "1"})
     folder = Path(prepared["RUN_DIR"])
