@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# One run for each combination of settings: scaling studies, hyper-parameters. Each is a job of run.sub, or of run_local.sh.
+#   source env.sh; launch/sweep.sh [--local] [--dry-run] CONFIG... [NAME=VALUE,VALUE...]...
+#   launch/sweep.sh configs/config_DGXH100_4x8x48x1_pack.sh DGXNNODES=1,2,4                   weak scaling
+#   launch/sweep.sh configs/config_DGXH100_4x8x48x1_pack.sh DGXNNODES:GRADIENT_STEPS=1:4,2:2,4:1   the same global batch
+#   launch/sweep.sh --local configs/config_demo_1x2x16x1_pack.sh LR=0.005,0.01 SEED=1,2,3
+# Names joined by colons change together. All runs go to LOGDIR/sweep_DATESTAMP; python -m review compare sets them side by side.
+set -euo pipefail
+REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+readonly REPO_DIR
+# shellcheck source=launch/log.sh
+source "$REPO_DIR/launch/log.sh"
+declare -a configs=() axes=() combinations=('')
+local_runs=0 dry=0
+
+sweep::arguments() {
+  local word
+  for word in "$@"; do
+    case $word in
+      --local) local_runs=1 ;;
+      --dry-run) dry=1 ;;
+      -*) log::die "sweep: $word: unknown option; expected --local, --dry-run, configs and NAME=VALUE,VALUE" ;;
+      *=*) axes+=("$word") ;;
+      *) [[ -r $word ]] || log::die "sweep: $word: no such config" && configs+=("$word") ;;
+    esac
+  done
+  ((${#configs[@]})) || log::die 'sweep: no config given: launch/sweep.sh configs/config_....sh NAME=VALUE,VALUE'
+}
+
+# Makes combinations: settings NAME=VALUE joined by spaces, one entry a run.
+sweep::combine() {
+  local axis names values value combination grown i
+  local -a next name part
+  for axis in "${axes[@]}"; do
+    names=${axis%%=*} next=()
+    [[ $names =~ ^[A-Z][A-Z0-9_]*(:[A-Z][A-Z0-9_]*)*$ ]] || log::die "sweep: $axis: $names is no name of a variable"
+    IFS=: read -ra name <<<"$names"
+    IFS=, read -ra values <<<"${axis#*=}"
+    ((${#values[@]})) || log::die "sweep: $axis: no value given"
+    for combination in "${combinations[@]}"; do
+      for value in "${values[@]}"; do
+        IFS=: read -ra part <<<"$value"
+        [[ $value =~ ^[A-Za-z0-9_.:/+-]+$ && ${#part[@]} -eq ${#name[@]} ]] ||
+          log::die "sweep: $axis: '$value': expected ${#name[@]} value(s) joined by colons"
+        grown=$combination
+        for i in "${!name[@]}"; do grown+=${grown:+ }${name[i]}=${part[i]}; done
+        next+=("$grown")
+      done
+    done
+    combinations=("${next[@]}")
+  done
+}
+
+# One run, in a subshell of its own. Arguments: config, settings.
+sweep::start() {
+  local -r config=$1
+  local -a settings
+  local setting name
+  read -ra settings <<<"$2"
+  for setting in "${settings[@]}"; do export "${setting?}"; done # before, for what the config derives
+  # shellcheck source=/dev/null
+  source "$config"
+  for setting in "${settings[@]}"; do
+    name=${setting%%=*}
+    # shellcheck source=/dev/null
+    (unset "$name" && source "$config" && [[ -v $name ]]) || grep -qws -- "$name" "$REPO_DIR"/{README.md,docs/launch.md} ||
+      log::die "sweep: $name: neither the config nor the documentation knows this variable"
+    export "${setting?}"
+  done
+  RUN_NAME=$DGXSYSTEM${2:+_${2//[ \/]/_}}
+  export RUN_NAME=${RUN_NAME//=/-}
+  if ((dry)); then
+    echo "$RUN_NAME"
+  elif ((local_runs)); then
+    "$REPO_DIR/run_local.sh"
+  else
+    echo "$RUN_NAME: job $(cd -- "$REPO_DIR" && sbatch --parsable -N "${DGXNNODES:-1}" --job-name="$RUN_NAME" run.sub)"
+  fi
+}
+
+sweep::arguments "$@"
+sweep::combine
+export LOGDIR=${LOGDIR:-results}/sweep_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}
+status=0
+for config in "${configs[@]}"; do
+  for combination in "${combinations[@]}"; do
+    (sweep::start "$config" "$combination") || status=1
+  done
+done
+log::info "sweep of $((${#configs[@]} * ${#combinations[@]})) runs: $LOGDIR"
+exit "$status"
