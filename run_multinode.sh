@@ -52,6 +52,7 @@ runner::ranks() {
 runner::cleanup() { container::remove; }
 
 hosts::load
+variables::default NCCL_TEST 1
 variables::load
 hosts::check
 ssh::command

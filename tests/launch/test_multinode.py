@@ -47,7 +47,7 @@ def wait_for(what: Callable[[], object]) -> None:
 def machines(checkout):
     """The checkout on two machines, dgx1 and dgx2, which are this one."""
     checkout.stand_in("ssh", SSH)
-    checkout.env |= {"HOSTS": "dgx1 dgx2"}
+    checkout.env |= {"HOSTS": "dgx1 dgx2", "NCCL_TEST": "0"}
     return checkout
 
 
@@ -56,7 +56,7 @@ def run(machines, after: str = "", **env: str) -> subprocess.CompletedProcess[st
 
 
 def test_ranks_of_all_machines_are_one_world(machines):
-    done = run(machines, "export NEXP=2 SEED=5")
+    done = run(machines, "export NEXP=2 SEED=5", NCCL_TEST="")
     assert done.returncode == 0, done.stderr
     assert last_line(done.stderr) == f"run: all 2 trials reached the target: {machines.run_dir}"
     first = [rank for rank in machines.ranks() if rank["TRIAL"] == "0"]
@@ -66,7 +66,7 @@ def test_ranks_of_all_machines_are_one_world(machines):
     assert {rank["LR"] for rank in first} == {"0.00096"}, "the variables of this shell go along"
     assert {rank["SEED"] for rank in machines.ranks() if rank["TRIAL"] == "1"} == {"6"}
     torchrun = [line for line in machines.calls("torchrun") if "--node-rank 1" in line]
-    assert len(torchrun) == 2
+    assert len(torchrun) == 3, "the all-reduce test, by default, and two trials"
     assert all("--nnodes 2" in line and "--nproc-per-node 2" in line for line in torchrun)
 
 
@@ -329,6 +329,7 @@ def sshd(checkout, tmp_path):
     python.write_text(text)  # where the stand-ins for packages are: PYTHONPATH does not go along
     checkout.env |= {
         "HOSTS": "127.0.0.1 127.0.0.2",
+        "NCCL_TEST": "0",
         "SSH_OPTIONS": f"-p {port} -i {tmp_path / 'user'} {options}",
         "PYTHON": str(python),
     }
