@@ -93,7 +93,8 @@ def _check_result(result: Result, root: Path | None) -> Checked:
     findings = [*_compliance(result), *_round(result), *_count(result), *_seeds(result)]
     findings += rules.rcp_findings(result)
     findings += [finding for run in result.runs for finding in rules.check_run(run)]
-    findings += rules.check_runs(result)
+    reused = {finding.file for finding in findings if finding.source == "seeds"}  # where more need not be said
+    findings += [f for f in rules.check_runs(result) if f.key != "seed" or f.file not in reused]
     if root is not None:
         system = tree.system_file(result.folder)
         findings += submission.check_folder(result)

@@ -58,7 +58,7 @@ def _print_one(one: Checked, strict: bool, out: Console) -> None:
     verdict = Text("pass", "green") if passed else Text("fail", "red")
     out.print(Text.assemble((text(one.title), "bold"), "  ", verdict), soft_wrap=True)
     out.print(Text(str(one.path), "dim"), soft_wrap=True)
-    tools = ", ".join(f"{outcome.tool} {'passes' if outcome.passed else 'fails'}" for outcome in one.outcomes)
+    tools = ", ".join(_said(outcome) for outcome in one.outcomes)
     out.print(Text.assemble(("  official  ", "dim"), tools), soft_wrap=True)
     for group in groups(one.findings):
         severity = group[0].severity

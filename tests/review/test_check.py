@@ -369,3 +369,17 @@ def test_missing_scripts_are_named(submission):
 def test_a_folder_without_logs_is_an_error_of_usage(tmp_path):
     with pytest.raises(ReviewError, match=r"no result_\*\.txt here or below"):
         check(tmp_path)
+
+
+def test_a_crash_of_the_official_checker_is_told_in_its_words(submission, capsys):
+    rewrite("../../../systems/dgx.json", "{")(submission)
+    assert main(["check", str(submission)]) == 1
+    shown = capsys.readouterr().out
+    assert "official  package_checker crashes: JSONDecodeError: " in shown
+    assert "dgx.json is not JSON" in shown
+
+
+def test_a_reused_seed_is_told_once(submission, capsys):
+    put("seed", 2, 5, value=77)(submission)
+    assert main(["check", str(submission)]) == 1
+    assert capsys.readouterr().out.count("seed is 77, as in result_2.txt") == 1
