@@ -19,6 +19,7 @@ trial::interrupted() {
   local -r signal=$1 status=$2
   trap '' INT TERM HUP
   if [[ -n $group ]]; then trial::end_group; fi
+  rm -rf -- "${RUN_DIR:-$REPO_DIR/no run yet}/running_nccl_test"
   if [[ -n $current ]]; then trial::collect "$current" "$status" || true; fi
   log::error "interrupted by SIG$signal${RUN_NAME:+; RUN_NAME=$RUN_NAME continues with the missing trials}"
   exit "$status"

@@ -40,6 +40,8 @@ container::create() {
     said=$(grep -m 1 'error:.*pyxis' <<<"$said" || tail -n 1 <<<"$said")
     log::die "CONT=$CONT: its container could not be made on every node: ${said##*error: }"
   }
+  kill -0 "$pyxis_guard" 2>/dev/null ||
+    log::warn "no step can run beside another (srun --overlap): container $PYXIS_NAME stays on the nodes after the job"
 }
 
 container::arguments() {
@@ -58,7 +60,7 @@ container::arguments() {
 # requeue, time limit), it removes the container. After the latter no step could be started to do it.
 pyxis::start_guard() {
   exec {pyxis_guard_input}> >(exec "${srun[@]}" --gres=none --input=all --overlap --ntasks="$DGXNNODES" \
-    --ntasks-per-node=1 "$REPO_DIR/launch/pyxis_guard.sh" "$PYXIS_NAME")
+    --ntasks-per-node=1 "$REPO_DIR/launch/pyxis_guard.sh" "$PYXIS_NAME" >/dev/null 2>&1)
   pyxis_guard=$!
 }
 

@@ -6,7 +6,14 @@ slurm::check() {
     log::die "run.sub runs in a Slurm job: sbatch -N $DGXNNODES run.sub; without Slurm, ./run_local.sh"
   ((SLURM_JOB_NUM_NODES == DGXNNODES)) ||
     log::die "this job has $SLURM_JOB_NUM_NODES nodes and the config wants $DGXNNODES: sbatch -N $DGXNNODES run.sub"
-  [[ ${DEVICE:-auto} == cpu || -z ${SLURM_GPUS_ON_NODE:-} ]] || ((SLURM_GPUS_ON_NODE >= DGXNGPU)) ||
+  if [[ ${DEVICE:-auto} == cpu ]]; then return 0; fi
+  if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then
+    # Without gres in Slurm every job sees all GPUs. With it, this one sees none and would train on CPUs.
+    ! scontrol --oneliner show node "${SLURMD_NODENAME:-}" 2>/dev/null | grep -q ' Gres=[^ ]*gpu' ||
+      log::die "this job has no GPUs: sbatch --gres=${GPU_GRES:-gpu}:$DGXNGPU run.sub (or export SBATCH_GRES); on CPUs, DEVICE=cpu"
+    return 0
+  fi
+  ((SLURM_GPUS_ON_NODE >= DGXNGPU)) ||
     log::die "this job has $SLURM_GPUS_ON_NODE GPUs a node and the config wants DGXNGPU=$DGXNGPU: sbatch --exclusive, or another config"
 }
 

@@ -278,3 +278,36 @@ def assert_fails(done, check: str, finding: str, cure: str) -> None:
     assert found[check][0] == "fail", done.stdout
     assert finding in found[check][1]
     assert cure in found[check][2]
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("setting", "check", "result", "finding"),
+    [
+        ({}, "gres", "pass", "8 x gpu a node"),
+        ({"GPU_GRES": "gpu:h100"}, "gres", "pass", "8 x gpu:h100 a node"),
+        ({"GPU_GRES": "gpu:a100"}, "gres", "fail", "the nodes have no gpu:a100, but gpu:h100:8"),
+        ({"DGXNGPU": "16"}, "gres", "fail", "a node has 8 x gpu and the config wants DGXNGPU=16"),
+        ({}, "partition", "pass", "2 nodes of gpu:h100:8"),
+        ({"DGXNNODES": "3"}, "partition", "fail", "has 2 nodes and the config wants DGXNNODES=3"),
+        ({"SBATCH_PARTITION": "none"}, "partition", "fail", "none: no such partition"),
+        ({"SLURM_MPI_TYPE": "openmpi9"}, "MPI type", "warn", "SLURM_MPI_TYPE=openmpi9 is not among"),
+        ({"CONT": "image"}, "pyxis", "fail", "srun has no option --container-image"),
+    ],
+)
+def test_a_real_slurm_is_judged_as_run_sub_would_meet_it(slurm, setting, check, result, finding):
+    after = "".join(f"export {name}={value}; " for name, value in ({"DGXNGPU": "8"} | setting).items())
+    done = slurm.checkout.run("./launch/doctor.sh slurm", after=after)
+    found = rows(done.stdout)
+    assert done.returncode == (result == "fail"), done.stdout + done.stderr
+    assert found["slurm"][0] == "pass"
+    assert found[check][0] == result, done.stdout
+    assert finding in found[check][1]
+
+
+@pytest.mark.slurm
+def test_the_nodes_of_a_real_slurm_are_looked_at_by_a_step(slurm):
+    command = "srun --nodes=2 --ntasks-per-node=1 ./launch/doctor.sh machine gpu"
+    done = slurm.checkout.run(command, after="export DEVICE=cpu", PYTHON="python", LOGDIR=str(slurm.folder))
+    assert done.stdout.count(" pass  LOGDIR ") == 2, done.stdout + done.stderr
+    assert done.stdout.count(" skip  GPUs                  DEVICE=cpu") == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 
 import pytest
@@ -111,8 +112,23 @@ def test_each_node_gives_the_gpus_that_the_config_asks_for(slurm, gres):
 def test_a_gpu_type_the_nodes_do_not_have_fails_in_one_line(slurm):
     job = slurm.run(after="export GPU_GRES=gpu:b200")
     assert job.exit_code == 2
-    assert job.last_line.startswith("run: error: GPU_GRES=gpu:b200: a step with --distribution=block --gres=gpu:b200:2")
-    assert "does not start: Unable to create step" in job.last_line
+    expected = (
+        r"run: error: GPU_GRES=gpu:b200: a step with .* --gres=gpu:b200:2 does not start: Unable to create step .*"
+    )
+    assert re.fullmatch(expected, job.last_line)
+
+
+NO_GPUS = "this job has no GPUs: sbatch --gres=gpu:2 run.sub (or export SBATCH_GRES); on CPUs, DEVICE=cpu"
+FEW_GPUS = "this job has 1 GPUs a node and the config wants DGXNGPU=2: sbatch --exclusive, or another config"
+
+
+@pytest.mark.parametrize(("option", "expected"), [("--gres=none", NO_GPUS), ("--gres=gpu:1", FEW_GPUS)])
+def test_a_job_without_its_gpus_does_not_train_on_what_is_left(slurm, option, expected):
+    script = slurm.checkout.root / "run.sub"
+    script.write_text(script.read_text().replace("#SBATCH --exclusive\n", ""))
+    job = slurm.run(option)
+    assert job.exit_code == 2
+    assert job.last_line == f"run: error: {expected}"
 
 
 def pmix() -> str:
@@ -137,3 +153,13 @@ def test_a_network_that_fails_the_all_reduce_test_ends_the_job_before_any_trial(
     assert job.exit_code == 1
     assert job.last_line.startswith("run: error: the all-reduce test failed: rank 3: wrong sums; see ")
     assert not slurm.checkout.ranks()
+
+
+def test_the_power_of_every_node_is_sampled_beside_the_trial(slurm):
+    slurm.checkout.stand_in("ipmitool", "echo '    Instantaneous power reading: 512 Watts'")
+    job = slurm.run(after=f"{TWO_NODES} POWER=1 POWER_INTERVAL=0.1", TRIAL_0="measured")
+    assert job.exit_code == 0, job.output
+    assert "dgx1: 512 W (ipmi, " in job.output
+    assert "dgx2: 512 W (ipmi, " in job.output
+    files = sorted(path.name for path in (slurm.checkout.run_dir / "power" / "result_0").iterdir())
+    assert files == ["node_0.txt", "node_1.txt"]

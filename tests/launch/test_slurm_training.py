@@ -33,6 +33,7 @@ SETTINGS = {
     "TARGET_MLM_ACCURACY": "0.3",
     "LOG_EVERY_STEPS": "1",
     "OMP_NUM_THREADS": "1",
+    "NCCL_TEST": "0",
 }
 
 
@@ -67,7 +68,7 @@ def training(slurm, repository):
 
 
 def test_two_nodes_of_two_ranks_train_to_the_target_in_each_trial(training):
-    job = training.run(config=CONFIG, after=settings(NEXP="2"))
+    job = training.run(config=CONFIG, after=settings(NEXP="2", NCCL_TEST="1"))
     assert job.exit_code == 0, job.output
     assert job.last_line == f"run: all 2 trials reached the target: {training.checkout.run_dir}"
     test = (training.checkout.run_dir / "nccl_test.txt").read_text()
