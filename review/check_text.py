@@ -14,6 +14,7 @@ from rich.text import Text
 from review.check import Checked
 from review.findings import Finding
 from review.mllog import text
+from review.official import Outcome
 from review.show import console
 
 _MOST_PLACES = 6
@@ -64,6 +65,12 @@ def _print_one(one: Checked, strict: bool, out: Console) -> None:
         severity = group[0].severity
         out.print(Text.assemble((f"  {severity:<10}", _STYLES[severity]), subject(group, one.path)), soft_wrap=True)
         out.print(_details(group, one.path))
+
+
+def _said(outcome: Outcome) -> str:
+    if outcome.crash:
+        return f"{outcome.tool} crashes: {_shortened(text(outcome.crash))}"
+    return f"{outcome.tool} {'passes' if outcome.passed else 'fails'}"
 
 
 def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
