@@ -82,9 +82,9 @@ def write_pytorch(path: Path, tensors: Tensors) -> None:
     arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     with atomic_file(path) as partial:
         if path.suffix == ".safetensors":
-            from safetensors.numpy import save_file
+            from safetensors.numpy import save  # save_file leaves a file of its own behind when it is killed
 
-            save_file({name: array.copy() for name, array in arrays.items()}, partial, metadata={"format": "pt"})
+            partial.write_bytes(save(arrays, metadata={"format": "pt"}))
         else:
             import torch
 

@@ -190,17 +190,19 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
     partial = folder / f".{file.name}.partial"
     reasons = []
     for fetch in sources_of(file, mirror):
-        try:
-            fetch(partial)
-        except SourceError as error:
-            reasons.append(str(error))
-            continue
-        found = md5_of(partial)
-        if not file.md5 or found == file.md5:
-            os.replace(partial, target)
-            return target
-        partial.unlink()
-        reasons.append(f"a source gave wrong bytes (md5 {found})")
+        # What an earlier run left may be the beginning of something else: then the source gets a second chance.
+        for _ in range(2 if partial.exists() else 1):
+            try:
+                fetch(partial)
+            except SourceError as error:
+                reasons.append(str(error))
+                break
+            found = md5_of(partial)
+            if not file.md5 or found == file.md5:
+                os.replace(partial, target)
+                return target
+            partial.unlink()
+            reasons.append(f"a source gave wrong bytes (md5 {found})")
     what = f"{human_bytes(file.size)}, " * bool(file.size) + (f"md5 {file.md5}" if file.md5 else "13 GB of text within")
     raise DataError(f"cannot download {file.name} ({what}): {'; '.join(reasons)}; put it at {target} and run again")
 
@@ -266,9 +268,8 @@ def download(folder: Path, mirror: str | None = None) -> None:
     for file in FILES:
         if file.name == "results_text.tar.gz":
             if not text.is_dir():
-                archive = fetch_file(file, folder, mirror)
-                unpack_text(archive, text)
-                archive.unlink()
+                unpack_text(fetch_file(file, folder, mirror), text)
+            (folder / file.name).unlink(missing_ok=True)
         else:
             fetch_file(file, folder, mirror)
 

@@ -110,9 +110,10 @@ def _write_sequences(tokens, special, pairs, masked_offsets, masked, order, inpu
             input_ids[at] = special[1]
             at += 1
         for j in range(masked_offsets[i], masked_offsets[i + 1]):
+            at_mask = start + masked[j, 0]
             positions[masked_at] = masked[j, 0]
-            labels[masked_at] = masked[j, 1]
-            input_ids[start + masked[j, 0]] = masked[j, 2]
+            labels[masked_at] = input_ids[at_mask]
+            input_ids[at_mask] = masked[j, 1]
             masked_at += 1
 
 
@@ -133,7 +134,7 @@ def _truncate(state, pair, max_num_tokens):  # type: ignore[no-untyped-def]
 
 @compiled
 def _mask(state, sequence, length, special, vocabulary_size, count, candidates, replaced, masked, at):  # type: ignore[no-untyped-def]
-    """Masks `count` positions at most; appends (position, label, new id) by position and returns the new end.
+    """Masks `count` positions at most; appends (position, new id) by position and returns the new end.
 
     `masked` must have room for `length` more: what is not masked is written too, and then written over.
     """
@@ -153,8 +154,7 @@ def _mask(state, sequence, length, special, vocabulary_size, count, candidates, 
             replaced[position] = next_below(state, vocabulary_size)
     for i in range(length):
         masked[at, 0] = i
-        masked[at, 1] = sequence[i]
-        masked[at, 2] = replaced[i]
+        masked[at, 1] = replaced[i]
         at += np.int64(replaced[i] >= 0)
     return at
 
@@ -231,13 +231,13 @@ def _sample(  # type: ignore[no-untyped-def]
     state, tokens, segment_offsets, document_offsets, special, vocabulary_size,
     max_seq_length, short_seq_prob, dupe_factor, num_predictions,
 ):  # fmt: skip
-    """All pairs in the order they are drawn: (N, 5) ends and label, masked offsets (N + 1,), masks (M, 3)."""
+    """All pairs in the order they are drawn: (N, 5) ends and label, masked offsets (N + 1,), masks (M, 2)."""
     order = np.arange(document_offsets.size - 1)
     shuffle(state, order)
     max_num_tokens = max_seq_length - 3
     pairs = np.empty((max(16, dupe_factor * tokens.size // max_num_tokens), 5), dtype=np.int64)
     masked_offsets = np.zeros((pairs.shape[0] + 1, 1), dtype=np.int64)
-    masked = np.empty((max(max_seq_length, dupe_factor * tokens.size // 6), 3), dtype=np.int16)
+    masked = np.empty((max(max_seq_length, dupe_factor * tokens.size // 6), 2), dtype=np.int16)
     sequence = np.empty(max_seq_length, dtype=np.int16)
     candidates = np.empty(max_seq_length, dtype=np.int16)
     replaced = np.empty(max_seq_length, dtype=np.int32)

@@ -1,0 +1,220 @@
+"""Every stage killed (kill -9) before each of its changes to the disk, and within writes, ends in the same files.
+
+The stage runs in a forked process. An audit hook counts what Python is about to do to the disk and kills the process at
+the chosen one; a limit on the size of files kills it in the middle of a write, HDF5's own writes included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import resource
+import shutil
+import signal
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert.data.format import write_records
+from input_preprocessing import (
+    bins,
+    convert_checkpoint,
+    download,
+    evalset,
+    import_records,
+    instances,
+    pack,
+    prepare,
+    shuffle,
+    vocabulary,
+)
+from input_preprocessing.sampling import SamplingConfig
+
+from ..bert.data.samples import METADATA, make_records
+from .conftest import prepare_options
+
+CHECKPOINT = Path(__file__).with_name("tf1_checkpoint") / "model.ckpt-28252"
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
+ENDED, FAILED = -1, -2
+
+
+def run_and_kill(stage: Callable[[Path], object], folder: Path, at: int, size: int | None = None) -> int:
+    """Runs the stage on a folder in a process of its own, killed before its `at`-th change of the folder (0: never).
+
+    With `size`, the process is killed at the first write beyond so many bytes of a file. Returns the number of changes,
+    or ENDED where the process was not killed, or FAILED.
+    """
+    pid = os.fork()
+    if pid == 0:
+        count = 0
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal count
+            changes = event in CHANGES
+            if event == "open" and isinstance(arguments[0], (str, bytes, os.PathLike)):
+                # A finished partial file is opened for reading to be synced; the folder after it was renamed.
+                synced = os.fsdecode(arguments[0]).endswith(".partial") or arguments[1] is None
+                changes = bool(arguments[2] & WRITES) or synced
+            if changes and os.fsdecode(arguments[0]).startswith(str(folder)):
+                count += 1
+                if count == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            if size is not None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            sys.addaudithook(hook)
+            stage(folder)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGXFSZ)
+        return at
+    return ENDED if os.WEXITSTATUS(status) == 0 else FAILED
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """md5 of every file, but for locks and for manifests, which record the time stamps of the text."""
+    return {
+        str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock" and not path.name.startswith("prepared-")
+    }
+
+
+def make_source(folder: Path) -> None:
+    """Record files of 5 to 64 tokens."""
+    (folder / "source").mkdir()
+    for i in range(3):
+        write_records(folder / "source" / f"part-{i}.hdf5", make_records(150, seed=i), METADATA)
+
+
+def make_text(folder: Path) -> None:
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\nsat\n")
+    (folder / "text").write_text("the cat sat\nthe cat the\n\ncat cat sat the\n" * 30)
+
+
+def make_mirror(folder: Path) -> None:
+    (folder / "mirror").mkdir()
+    with tarfile.open(folder / "mirror" / "results_text.tar.gz", "w:gz") as tar:
+        for name in ("part-00000-of-00002", "part-00001-of-00002", "eval.txt"):
+            member = tarfile.TarInfo(f"results4/{name}")
+            member.size = 5000
+            tar.addfile(member, io.BytesIO(name.encode().ljust(5000)))
+    (folder / "mirror" / "vocab.txt").write_bytes(b"x" * 9000)
+
+
+@pytest.fixture(autouse=True)
+def small_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The public files as `make_mirror` has them."""
+    digest = hashlib.md5(b"x" * 9000).hexdigest()
+    files = (download.PublicFile("vocab.txt", digest, 9000, "", ""),
+             download.PublicFile("results_text.tar.gz", "", 0, "", ""))  # fmt: skip
+    for name, value in (("FILES", files), ("NUM_PARTS", 2), ("TEXT_MD5", {})):
+        monkeypatch.setattr(download, name, value)
+
+
+def run_instances(folder: Path) -> None:
+    words = vocabulary.load(folder / "vocab.txt")
+    instances.write_instances(folder / "text", folder / "out.hdf5", words, SamplingConfig())
+
+
+def run_import(folder: Path) -> None:
+    for source, target in import_records.plan_files(folder / "source", folder / "out"):
+        target.parent.mkdir(exist_ok=True)
+        import_records.import_file((source, target, None))
+
+
+def run_download(folder: Path) -> None:
+    download.download(folder / "download", str(folder / "mirror"))
+
+
+def dealt(stage: Callable[..., object], **options: Any) -> Callable[[Path], object]:
+    return lambda folder: stage(folder / "source", folder / "out", shards=3, seed=1, jobs=1, **options)
+
+
+Stage = tuple[Callable[[Path], object], Callable[[Path], object]]
+STAGES: dict[str, Stage] = {
+    "download": (make_mirror, run_download),
+    "instances": (make_text, run_instances),
+    "evalset": (make_source, lambda d: evalset.pick_samples(d / "source" / "part-0.hdf5", d / "out.hdf5", 40)),
+    "shuffle": (make_source, dealt(shuffle.shuffle_records)),
+    "pack": (make_source, dealt(pack.pack_records, max_sequences_per_row=3)),
+    "bins": (make_source, dealt(bins.bin_records, edges=(32, 64))),
+    "import_records": (make_source, run_import),
+    "convert_checkpoint": (
+        lambda d: None,
+        lambda d: convert_checkpoint.convert(CHECKPOINT, d / "out.safetensors", "huggingface"),
+    ),
+}
+
+
+def check(make: Callable[[Path], object], run: Callable[[Path], object], tmp_path: Path, step: int) -> int:
+    """Kills the stage at every `step`-th change and in writes of several sizes; the number of kills."""
+    start, whole, folder = tmp_path / "start", tmp_path / "whole", tmp_path / "folder"
+    start.mkdir()
+    make(start)
+    shutil.copytree(start, whole)
+    run(whole)  # here, so that the forked processes find all modules loaded and all functions compiled
+    expected = contents(whole)
+    assert len(expected) > len(contents(start))
+    kills = 0
+    for at in range(1, 1000, step):
+        shutil.copytree(start, folder)
+        ended = run_and_kill(run, folder, at)
+        assert ended != FAILED
+        if ended == ENDED:
+            break
+        kills += 1
+        assert run_and_kill(run, folder, 0) == ENDED, f"killed at change {at}"
+        assert contents(folder) == expected, f"killed at change {at}"
+        shutil.rmtree(folder)
+    for size in (1, 2500, 7000):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(start, folder)
+        kills += run_and_kill(run, folder, 0, size) != ENDED
+        assert run_and_kill(run, folder, 0) == ENDED, f"killed at byte {size}"
+        assert contents(folder) == expected, f"killed at byte {size}"
+    return kills
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_killed_at_some_changes_of_the_disk_ends_the_same(tmp_path: Path, name: str) -> None:
+    assert check(*STAGES[name], tmp_path, step=3) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_killed_at_any_change_of_the_disk_ends_the_same(tmp_path: Path, name: str) -> None:
+    assert check(*STAGES[name], tmp_path, step=1) >= 4
+
+
+def whole_preparation(downloaded: Path, *options: str) -> Stage:
+    return (
+        lambda folder: shutil.copytree(downloaded, folder, dirs_exist_ok=True),
+        lambda folder: prepare.prepare(prepare_options(folder, "--shards", "4", *options)),
+    )
+
+
+def test_a_preparation_killed_now_and_then_ends_the_same(downloaded: Path, tmp_path: Path) -> None:
+    assert check(*whole_preparation(downloaded, "--packed-data"), tmp_path, step=16) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["--packed-data", "--binned-data", "--max-sequences-per-row=3"])
+def test_a_preparation_killed_at_any_change_of_the_disk_ends_the_same(
+    downloaded: Path, tmp_path: Path, kind: str
+) -> None:
+    more = ["--edges", "32,64"] if kind == "--binned-data" else []
+    assert check(*whole_preparation(downloaded, kind, *more), tmp_path, step=1) >= 40
