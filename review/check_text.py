@@ -69,7 +69,7 @@ def _print_one(one: Checked, strict: bool, out: Console) -> None:
 
 def _said(outcome: Outcome) -> str:
     if outcome.crash:
-        return f"{outcome.tool} crashes: {_shortened(text(outcome.crash))}"
+        return f"{outcome.tool} crashes: {shortened(text(outcome.crash))}"
     return f"{outcome.tool} {'passes' if outcome.passed else 'fails'}"
 
 
