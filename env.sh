@@ -16,5 +16,9 @@ export LOGDIR=${LOGDIR:-results}
 # Container image: a .sqsh file or a registry name. Empty runs in the Python environment of the nodes.
 export CONT=${CONT:-}
 
-# Slurm, read by sbatch itself: uncomment what this cluster asks for.
+# Slurm: uncomment what this cluster asks for. The first two are read by sbatch itself.
 # export SBATCH_PARTITION=batch SBATCH_ACCOUNT=mlperf
+# export GPU_GRES=gpu:h100        # GPUs with a type; none where they are no gres
+# export SLURM_MPI_TYPE=pmix      # ranks need none
+# export RESERVED_CPUS=84-95      # CPUs of WekaIO or the system, where Slurm does not keep them away itself
+# launch/doctor.sh tells what is missing; docs/launch.md has every variable.

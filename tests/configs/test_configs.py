@@ -151,3 +151,17 @@ def test_the_time_limit_grows_with_the_number_of_trials():
     per_trial = int(one["WALLTIME_RUNANDTIME"]) + 5
     assert int(ten["WALLTIME"]) - int(one["WALLTIME"]) == 9 * per_trial
     assert ten["SBATCH_TIMELIMIT"] == ten["WALLTIME"]
+
+
+def test_the_table_of_configs_in_the_documentation_is_theirs(repository, exported):
+    """docs/launch.md: a row a config, as made here of what it exports."""
+    text = (repository / "docs" / "launch.md").read_text()
+    for path in SYSTEMS:
+        values = exported[path.name]
+        nodes, gpus, rows, steps = (int(values[n]) for n in ("DGXNNODES", "DGXNGPU", "BATCHSIZE", "GRADIENT_STEPS"))
+        batch = nodes * gpus * rows * steps * int(values["PACKING_FACTOR"])
+        every = int(values["EVAL_ITER_SAMPLES"])
+        kind = "packed rows" if values["PACKED"] == "1" else "sequences"
+        cells = [f"`{path.stem}`", f"{nodes * gpus:,}", f"{rows} {kind} x {steps}", f"{batch:,}"]
+        row = f"| {' | '.join(cells)} | {float(values['LR']):g} | {every:,} |"
+        assert row in text, row
