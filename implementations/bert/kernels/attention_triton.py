@@ -8,8 +8,8 @@ recompute the probabilities: two products more than atomic additions would need,
 Dropout drops probabilities after the softmax. Row (token, head) has two random keys, which the forward kernel leaves to
 the backward ones; the column is the key's place in the sequence, so a mask does not depend on block sizes.
 
-The grid covers the longest sequence that is allowed, so it does not depend on the batch and can be part of a CUDA
-graph; programs without work end at once.
+Programs find their work in a list of tiles, made on the device once a forward pass and shared by all layers. Its length
+depends on the capacities alone, so the grid can be part of a CUDA graph; the few programs left over end at once.
 """
 
 # mypy: allow-untyped-defs
@@ -29,7 +29,7 @@ LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiles:
+class Blocks:
     """Block of queries, block of keys, warps and pipeline stages of a kernel."""
 
     queries: int
@@ -39,9 +39,9 @@ class Tiles:
 
 
 # For heads of 64 on Hopper: no spills, wgmma in every product, two or three programs a multiprocessor.
-FORWARD = Tiles(queries=64, keys=64, num_warps=4, num_stages=2)
-QUERY_GRADIENT = Tiles(queries=64, keys=64, num_warps=4, num_stages=2)
-KEY_GRADIENT = Tiles(queries=32, keys=64, num_warps=4, num_stages=2)
+FORWARD = Blocks(queries=64, keys=64, num_warps=4, num_stages=2)
+QUERY_GRADIENT = Blocks(queries=64, keys=64, num_warps=4, num_stages=2)
+KEY_GRADIENT = Blocks(queries=32, keys=64, num_warps=4, num_stages=2)
 
 
 @jit
@@ -63,11 +63,33 @@ def _store_tile(pointer, row, length, stride, values, width: constexpr, block: c
 
 
 @jit
-def _clear_padding(output, stride, begin, end, rows: constexpr, width: constexpr, block: constexpr):
-    """Zeros at the tokens that belong to no sequence; the programs of the grid's first dimension share them."""
-    for first in range(begin + tl.program_id(0) * rows, end, tl.num_programs(0) * rows):
-        row = first + tl.arange(0, rows)
-        _store_tile(output, row, end, stride, tl.zeros([rows, block], tl.float32), width, block)
+def _list_tiles(
+    cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows: constexpr, sequences: constexpr,
+):  # fmt: skip
+    """One program. A tile is begin and length of its sequence, its first row there, and 1 if this is padding."""
+    sequence = tl.arange(0, sequences)
+    begin = tl.load(cu_seqlens + sequence, mask=sequence <= num_sequences, other=0)
+    end = tl.load(cu_seqlens + sequence + 1, mask=sequence < num_sequences, other=0)
+    end = tl.where(sequence == num_sequences, num_tokens, end)  # the tokens past the last sequence are one more
+    length = tl.where(sequence <= num_sequences, end - begin, 0)
+    count = tl.cdiv(length, rows)
+    first = tl.cumsum(count, axis=0) - count
+    for number in range(tl.max(count, axis=0)):
+        slot = tiles + 4 * (first + number)
+        tl.store(slot, begin, mask=number < count)
+        tl.store(slot + 1, length, mask=number < count)
+        tl.store(slot + 2, sequence * 0 + number * rows, mask=number < count)
+        tl.store(slot + 3, (sequence == num_sequences).to(tl.int32), mask=number < count)
+    for start in range(tl.sum(count, axis=0), num_tiles, sequences):
+        tl.store(tiles + 4 * (start + sequence) + 1, sequence * 0, mask=start + sequence < num_tiles)
+
+
+@jit
+def _tile(tiles, rows: constexpr):
+    """The tile of this program: begin and length of the sequence, its rows there, whether it is padding."""
+    slot = tiles + 4 * tl.program_id(0)
+    row = tl.load(slot + 2) + tl.arange(0, rows)
+    return tl.load(slot), tl.load(slot + 1), row, tl.load(slot + 3)
 
 
 @jit
@@ -95,20 +117,18 @@ def _attend(
 
 @jit
 def _forward(
-    qkv, cu_seqlens, context, log_sums, keys_out, seed, site, drop_scale, log2_scale, num_sequences, num_tokens,
-    num_heads, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
-    block_keys: constexpr,
+    qkv, tiles, context, log_sums, keys_out, seed, site, drop_scale, log2_scale, num_heads, threshold: constexpr,
+    width: constexpr, block: constexpr, block_queries: constexpr, block_keys: constexpr,
 ):  # fmt: skip
-    """Grid: blocks of queries, heads, sequences and one more for the padding."""
-    head, sequence = tl.program_id(1), tl.program_id(2)
+    """Grid: tiles of queries, heads."""
+    head = tl.program_id(1)
     hidden = num_heads * width
-    begin = tl.load(cu_seqlens + sequence)
-    if sequence == num_sequences:
-        _clear_padding(context + head * width, hidden, begin, num_tokens, block_queries, width, block)
-    else:
-        length = tl.load(cu_seqlens + sequence + 1) - begin
-        row = tl.program_id(0) * block_queries + tl.arange(0, block_queries)
-        if tl.program_id(0) * block_queries < length:
+    begin, length, row, padding = _tile(tiles, block_queries)
+    if length > 0:
+        target = context + begin.to(tl.int64) * hidden + head * width
+        if padding == 1:
+            _store_tile(target, row, length, hidden, tl.zeros([block_queries, block], tl.float32), width, block)
+        else:
             stride = 3 * hidden
             query = qkv + begin.to(tl.int64) * stride + head * width
             q = _load_tile(query, row, length, stride, width, block)
@@ -131,7 +151,6 @@ def _forward(
                     q, query + hidden, query + 2 * hidden, accumulator, maximum, total, full, length, stride,
                     log2_scale, key_0, key_1, True, threshold, width, block, block_keys,
                 )  # fmt: skip
-            target = context + begin.to(tl.int64) * hidden + head * width
             _store_tile(target, row, length, hidden, accumulator * (drop_scale / total)[:, None], width, block)
             tl.store(log_sums + flat, maximum + tl.log2(total), mask=row < length)
 
@@ -158,23 +177,21 @@ def _query_gradient_step(
 
 @jit
 def _query_gradient(
-    qkv, cu_seqlens, context, gradient, log_sums, deltas, keys, qkv_gradient, drop_scale, scale, log2_scale,
-    num_sequences, num_tokens, num_heads, threshold: constexpr, width: constexpr, block: constexpr,
-    block_queries: constexpr, block_keys: constexpr,
+    qkv, tiles, context, gradient, log_sums, deltas, keys, qkv_gradient, drop_scale, scale, log2_scale, num_heads,
+    threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr, block_keys: constexpr,
 ):  # fmt: skip
     """Grid as forward. Also leaves delta, each row's sum of gradient times context, to the other kernel."""
-    head, sequence = tl.program_id(1), tl.program_id(2)
+    head = tl.program_id(1)
     hidden = num_heads * width
     stride = 3 * hidden
-    begin = tl.load(cu_seqlens + sequence)
-    if sequence == num_sequences:
-        for part in tl.static_range(3):
-            target = qkv_gradient + part * hidden + head * width
-            _clear_padding(target, stride, begin, num_tokens, block_queries, width, block)
-    else:
-        length = tl.load(cu_seqlens + sequence + 1) - begin
-        row = tl.program_id(0) * block_queries + tl.arange(0, block_queries)
-        if tl.program_id(0) * block_queries < length:
+    begin, length, row, padding = _tile(tiles, block_queries)
+    if length > 0:
+        target = qkv_gradient + begin.to(tl.int64) * stride + head * width
+        if padding == 1:
+            zeros = tl.zeros([block_queries, block], tl.float32)
+            for part in tl.static_range(3):
+                _store_tile(target + part * hidden, row, length, stride, zeros, width, block)
+        else:
             query = qkv + begin.to(tl.int64) * stride + head * width
             own = begin.to(tl.int64) * hidden + head * width
             q = _load_tile(query, row, length, stride, width, block)
@@ -199,23 +216,20 @@ def _query_gradient(
                     q, do, query + hidden, query + 2 * hidden, accumulator, full, length, stride, log2_scale,
                     drop_scale, log_sum, delta, key_0, key_1, True, threshold, width, block, block_keys,
                 )  # fmt: skip
-            target = qkv_gradient + begin.to(tl.int64) * stride + head * width
             _store_tile(target, row, length, stride, accumulator * scale, width, block)
 
 
 @jit
 def _key_gradient(
-    qkv, cu_seqlens, gradient, log_sums, deltas, keys, qkv_gradient, drop_scale, scale, log2_scale, num_heads,
+    qkv, tiles, gradient, log_sums, deltas, keys, qkv_gradient, drop_scale, scale, log2_scale, num_heads,
     threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr, block_keys: constexpr,
 ):  # fmt: skip
-    """Grid: blocks of keys, heads, sequences. Everything is transposed: keys down, queries across."""
-    head, sequence = tl.program_id(1), tl.program_id(2)
+    """Grid: tiles of keys, heads. Everything is transposed: keys down, queries across."""
+    head = tl.program_id(1)
     hidden = num_heads * width
     stride = 3 * hidden
-    begin = tl.load(cu_seqlens + sequence)
-    length = tl.load(cu_seqlens + sequence + 1) - begin
-    place = tl.program_id(0) * block_keys + tl.arange(0, block_keys)
-    if tl.program_id(0) * block_keys < length:
+    begin, length, place, padding = _tile(tiles, block_keys)
+    if (length > 0) & (padding == 0):
         query = qkv + begin.to(tl.int64) * stride + head * width
         do_pointer = gradient + begin.to(tl.int64) * hidden + head * width
         k = _load_tile(query + hidden, place, length, stride, width, block)
@@ -247,54 +261,70 @@ def _key_gradient(
         _store_tile(target + 2 * hidden, place, length, stride, v_gradient, width, block)
 
 
+def _tiles(cu_seqlens: Tensor, num_tokens: int, rows: int) -> Tensor:
+    """The tiles of so many rows, int32 [capacity, 4]; made once a forward pass."""
+
+    def make() -> Tensor:
+        num_sequences = cu_seqlens.numel() - 1
+        num_tiles = num_tokens // rows + num_sequences + 1  # at most one that is not full a sequence, or the padding
+        tiles = torch.empty(num_tiles, 4, dtype=torch.int32, device=cu_seqlens.device)
+        _list_tiles[(1,)](
+            cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows, next_power_of_2(num_sequences + 1)
+        )
+        return tiles
+
+    return jit_module.once_a_pass(cu_seqlens, (num_tokens, rows), make)
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, drop: Dropout) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, drop: Dropout) -> Tensor:
         qkv = qkv.contiguous()
         num_tokens, _, num_heads, width = qkv.shape
-        num_sequences = cu_seqlens.numel() - 1
         context = torch.empty(num_tokens, num_heads, width, dtype=qkv.dtype, device=qkv.device)
         log_sums = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=qkv.device)
         keys = drop.new_keys(num_tokens, num_heads)
-        tiles, block = FORWARD, max(16, next_power_of_2(width))
-        _forward[(-(-max_seqlen // tiles.queries), num_heads, num_sequences + 1)](
-            qkv, cu_seqlens, context, log_sums, keys, drop.seed, drop.site, drop.scale, LOG2_E / math.sqrt(width),
-            num_sequences, num_tokens, num_heads, drop.threshold, width, block, tiles.queries, tiles.keys,
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        blocks = FORWARD
+        tiles = _tiles(cu_seqlens, num_tokens, blocks.queries)
+        _forward[(len(tiles), num_heads)](
+            qkv, tiles, context, log_sums, keys, drop.seed, drop.site, drop.scale, LOG2_E / math.sqrt(width),
+            num_heads, drop.threshold, width, max(16, next_power_of_2(width)), blocks.queries, blocks.keys,
+            num_warps=blocks.num_warps, num_stages=blocks.num_stages,
         )  # fmt: skip
-        ctx.save_for_backward(qkv, cu_seqlens, context, log_sums, keys)
-        ctx.max_seqlen, ctx.drop = max_seqlen, drop
+        query_tiles = _tiles(cu_seqlens, num_tokens, QUERY_GRADIENT.queries)
+        key_tiles = _tiles(cu_seqlens, num_tokens, KEY_GRADIENT.keys)
+        ctx.save_for_backward(qkv, query_tiles, key_tiles, context, log_sums, keys)
+        ctx.drop = drop
         return context
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, cu_seqlens, context, log_sums, keys = ctx.saved_tensors
+        qkv, query_tiles, key_tiles, context, log_sums, keys = ctx.saved_tensors
         gradient = gradient.contiguous()
-        num_tokens, _, num_heads, width = qkv.shape
-        num_sequences = cu_seqlens.numel() - 1
+        num_heads, width = qkv.shape[2:]
         deltas, qkv_gradient = torch.empty_like(log_sums), torch.empty_like(qkv)
         scale, block, drop = 1 / math.sqrt(width), max(16, next_power_of_2(width)), ctx.drop
-        tiles = QUERY_GRADIENT
-        _query_gradient[(-(-ctx.max_seqlen // tiles.queries), num_heads, num_sequences + 1)](
-            qkv, cu_seqlens, context, gradient, log_sums, deltas, keys, qkv_gradient, drop.scale, scale,
-            scale * LOG2_E, num_sequences, num_tokens, num_heads, drop.threshold, width, block, tiles.queries,
-            tiles.keys, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        blocks = QUERY_GRADIENT
+        _query_gradient[(len(query_tiles), num_heads)](
+            qkv, query_tiles, context, gradient, log_sums, deltas, keys, qkv_gradient, drop.scale, scale,
+            scale * LOG2_E, num_heads, drop.threshold, width, block, blocks.queries, blocks.keys,
+            num_warps=blocks.num_warps, num_stages=blocks.num_stages,
         )  # fmt: skip
-        tiles = KEY_GRADIENT
-        _key_gradient[(-(-ctx.max_seqlen // tiles.keys), num_heads, num_sequences)](
-            qkv, cu_seqlens, gradient, log_sums, deltas, keys, qkv_gradient, drop.scale, scale, scale * LOG2_E,
-            num_heads, drop.threshold, width, block, tiles.queries, tiles.keys,
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        blocks = KEY_GRADIENT
+        _key_gradient[(len(key_tiles), num_heads)](
+            qkv, key_tiles, gradient, log_sums, deltas, keys, qkv_gradient, drop.scale, scale, scale * LOG2_E,
+            num_heads, drop.threshold, width, block, blocks.queries, blocks.keys,
+            num_warps=blocks.num_warps, num_stages=blocks.num_stages,
         )  # fmt: skip
-        return qkv_gradient, None, None, None
+        return qkv_gradient, None, None
 
 
 def attention(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
-    """qkv [T, 3, N, H], cu_seqlens int32 [S+1], no sequence longer than max_seqlen -> context [T, N, H].
+    """qkv [T, 3, N, H], cu_seqlens int32 [S+1] -> context [T, N, H]; max_seqlen is not needed, sequences may be longer.
 
     Zero (context and gradient) at tokens past cu_seqlens[-1]. bf16 and fp16 use the tensor cores, fp32 does not.
     """
-    return _Attention.apply(qkv, cu_seqlens, max_seqlen, jit_module.dropout_site(qkv.device, dropout))
+    return _Attention.apply(qkv, cu_seqlens, jit_module.dropout_site(qkv.device, dropout))
 
 
 def missing(device: torch.device) -> str | None:

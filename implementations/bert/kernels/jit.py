@@ -124,6 +124,9 @@ class _Pass:
     seed: Tensor | None = None
     num_sites = 0
 
+    def __init__(self) -> None:
+        self.made: dict[tuple[int, Any], tuple[Any, Tensor]] = {}
+
 
 _passes: dict[torch.device, _Pass] = {}
 
@@ -147,6 +150,25 @@ def dropout_site(device: torch.device, probability: float) -> Dropout:
     current.num_sites += 1
     threshold = round(probability * 2**32)
     return Dropout(current.seed, site, threshold, 1 / (1 - threshold / 2**32))
+
+
+def once_a_pass(source: Tensor, key: Any, make: Callable[[], Tensor]) -> Tensor:
+    """What ``make`` computes from ``source``, computed once in a forward pass for each ``key``.
+
+    Computed anew where the source has changed, or where a CUDA graph is being recorded and what there is lies outside.
+    """
+    if source.is_inference():  # changes of such tensors are not counted
+        return make()
+    current = _passes.setdefault(source.device, _Pass())
+    recording = source.is_cuda and torch.cuda.is_current_stream_capturing()
+    identity = (source, source._version, recording)
+    found = current.made.get((id(source), key))
+    # The entry holds on to its source, so that no other tensor can take its id.
+    if found is not None and found[0][0] is source and found[0][1:] == identity[1:]:
+        return found[1]
+    made = make()
+    current.made[id(source), key] = (identity, made)
+    return made
 
 
 @jit

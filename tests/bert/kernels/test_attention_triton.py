@@ -19,7 +19,7 @@ LENGTHS = [5, 1, 37, 16, 0, 23]  # with a sequence of one token and an empty one
 PADDING = 3
 HEADS = 2
 MAX_SEQLEN = 40
-SMALL_TILES = attention_triton.Tiles(queries=16, keys=16, num_warps=4, num_stages=1)
+SMALL_TILES = attention_triton.Blocks(queries=16, keys=16, num_warps=4, num_stages=1)
 
 
 @pytest.fixture
@@ -105,6 +105,16 @@ def test_large_scores_stay_finite(device, small_tiles):
     expected.sum().backward()
     _assert_close(context, expected, 1e-3)
     _assert_close(qkv.grad, exact.grad, 1e-2)
+
+
+def test_tiles_follow_offsets_that_change_in_place(device, small_tiles):
+    """As those of a batch that is copied into the same memory do."""
+    qkv, _, cu_seqlens = _inputs(device, torch.float32, lengths=[9, 4, 8], padding=0)
+    with torch.no_grad():
+        for offsets in ([0, 9, 13, 21], [0, 2, 20, 21], [0, 0, 21, 21]):
+            cu_seqlens.copy_(torch.tensor(offsets))
+            context = attention_triton.attention(qkv, cu_seqlens, 21, 0.0)
+            _assert_close(context, sdpa_loop(qkv.double(), cu_seqlens, 21, 0.0), 2e-5)
 
 
 @pytest.mark.gpu

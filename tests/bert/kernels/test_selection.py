@@ -53,3 +53,24 @@ def test_a_forward_pass_draws_one_seed_and_every_pass_another(device, monkeypatc
         assert sites[0].seed is sites[2].seed
         seeds.append(int(sites[0].seed.item()))
     assert seeds[0] != seeds[1]
+
+
+def test_what_is_made_once_a_pass_is_made_anew_when_its_source_changes():
+    source, made = torch.zeros(2), []
+
+    def make() -> torch.Tensor:
+        made.append(source.clone())
+        return made[-1]
+
+    def get(key: int = 0) -> torch.Tensor:
+        return jit.once_a_pass(source, key, make)
+
+    jit.new_pass(CPU)
+    assert get() is get()
+    assert get(1) is not get()
+    source.add_(1)
+    assert torch.equal(get(), source)
+    assert len(made) == 3
+    jit.new_pass(CPU)
+    get()
+    assert len(made) == 4
