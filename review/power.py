@@ -1,8 +1,8 @@
 """``python -m review.power SAMPLES RESULT OUTPUT``: samples of power become the files of the MLPerf power rules.
 
 SAMPLES holds NODE.csv of lines ``time_ms,watts``; RESULT is the run's log. OUTPUT gets node_0.txt, node_1.txt, ... with
-the readings between run_start and run_stop, from which the official summarizer takes the energy: the mean power of this
-time multiplied by the time to train.
+the readings between run_start and run_stop, or the end of the training that SUSTAINED_TRAINING_TIME lets go on after
+it. From them the official summarizer takes the energy: the mean power of this time multiplied by the time to train.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _event(key: str, value: Any, time_ms: float, kind: str, metadata: dict[str, 
 def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[str]:
     """Writes the files of one run, all or none; returns a line a node. Raises PowerError, OSError."""
     log = read_log(result)
-    start, stop = log.first("run_start"), log.first("run_stop")
+    start, stop = log.first("run_start"), log.first("sustained_training_stop") or log.first("run_stop")
     if start is None or stop is None:
         raise PowerError(f"{result}: it has no run_start and run_stop")
     nodes = sorted(samples.glob("*.csv"))

@@ -27,6 +27,9 @@ class Config:
         "MAX_SAMPLES_TERMINATION", 14_000_000, at_least=1, doc="training samples at which to give up"
     )
     log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
+    sustained_minutes: float = env(
+        "SUSTAINED_TRAINING_TIME", 0.0, at_least=0, doc="minutes from run_start to keep training for power meters"
+    )
     warm_up: bool | None = env("WARMUP_RUN", None, doc="1 runs one step before the clock and undoes it; unset: on GPUs")
 
     dist: dist.Config = field(default_factory=dist.Config)

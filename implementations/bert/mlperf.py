@@ -112,3 +112,7 @@ class MlperfLog:
         self._event(constants.TRAIN_SAMPLES, samples)
         self._event(constants.EVAL_SAMPLES, eval_samples)
         self._end(constants.RUN_STOP, samples, status=constants.SUCCESS if success else constants.ABORTED)
+
+    def sustained_stop(self) -> None:
+        """Logs the end of the training that goes on after run_stop, for power meters."""
+        self._event("sustained_training_stop")

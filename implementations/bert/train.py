@@ -47,6 +47,7 @@ def train(config: Config, world: World, log: MlperfLog) -> bool:
     take_step, evaluation_graph = prepare(config, model, eager, world)
     world.barrier()
     log.run_start()  # the data set is first touched after this
+    started = time.monotonic()
 
     source = open_source(config.data, model.config.vocab_size)
     sampler = Sampler(source.row_counts(), config.data.rows_per_step, seed, world.rank, world.size)
@@ -69,10 +70,20 @@ def train(config: Config, world: World, log: MlperfLog) -> bool:
                 reached = evaluation.run(step, progress)
             if config.checkpoint.every_steps and step % config.checkpoint.every_steps == 0:
                 save(config, eager, world, seed, step, progress.samples())
+        log.run_stop(progress.samples(), config.evaluate.num_examples, reached)
+        if config.sustained_minutes:
+            sustain(take_step, data, world, log, until=started + 60 * config.sustained_minutes)
     finally:
         data.close()
-    log.run_stop(progress.samples(), config.evaluate.num_examples, reached)
     return reached
+
+
+def sustain(take_step: TrainingStep, data: TrainingData, world: World, log: MlperfLog, until: float) -> None:
+    """Steps on with a learning rate of 0, the same work for a power meter, until the clock of every rank is past."""
+    while world.any(time.monotonic() < until):
+        for _ in range(10):  # the question of the time is a collective that waits for the device
+            take_step(data.next_step(), 0.0)
+    log.sustained_stop()
 
 
 def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, Step]:

@@ -14,8 +14,10 @@ from review import power
 START, STOP = 1_750_000_010_000, 1_750_000_110_000  # a run of 100 s
 
 
-def write_log(path, start=START, stop=STOP) -> None:
-    events = [("run_start", start, {}), ("run_stop", stop, {"status": "success"})]
+def write_log(path, sustained=None) -> None:
+    events = [("run_start", START, {}), ("run_stop", STOP, {"status": "success"})]
+    if sustained:
+        events.append(("sustained_training_stop", START + 1000 * sustained, {}))
     head = {"namespace": "", "event_type": "INTERVAL_END", "value": None}
     lines = [json.dumps(head | {"time_ms": at, "key": key, "metadata": about}) for key, at, about in events]
     path.write_text("".join(f":::MLLOG {line}\n" for line in lines))
@@ -25,9 +27,9 @@ def write_log(path, start=START, stop=STOP) -> None:
 def measure(tmp_path):
     """measure({node: [(seconds after run_start, watts)]}) -> folder of a result, as packages hold it."""
 
-    def measure(nodes, source="ipmi", efficiency=1.0):
+    def measure(nodes, source="ipmi", efficiency=1.0, sustained=None):
         (tmp_path / "samples").mkdir()
-        write_log(tmp_path / "result_0.txt")
+        write_log(tmp_path / "result_0.txt", sustained)
         for node, samples in nodes.items():
             rows = [f"{START + round(1000 * at)},{watts}" for at, watts in samples]
             (tmp_path / "samples" / f"{node}.csv").write_text("\n".join([f"time_ms,watts_{source}", *rows]) + "\n")
@@ -60,6 +62,11 @@ def test_only_the_time_of_the_run_counts_and_nodes_add_up(measure):
 def test_a_reading_holds_from_the_one_before_it(measure):
     folder = measure({"n": [(-1, 9.0), (25, 100.0), (75, 200.0), (101, 400.0)]})
     assert official_energy(folder) == pytest.approx(25 * 100 + 50 * 200 + 25 * 400)
+
+
+def test_training_that_is_sustained_lends_its_mean_power_to_the_run(measure):
+    folder = measure({"n": [(-1, 9.0), (100, 400.0), (300, 550.0), (301, 9.0)]}, sustained=300)
+    assert official_energy(folder) == pytest.approx((400 + 2 * 550) / 3 * 100)
 
 
 def test_gpus_alone_are_not_called_a_node(measure):
