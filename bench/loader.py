@@ -1,0 +1,115 @@
+"""The training loader: sequences a CPU second from files in the page cache into ready batches, and time to the first.
+
+Files as `prepare_data.sh` leaves them, Wikipedia's mix of lengths (synthetic). Start is what a run does before its
+first step: list the folder, learn how many rows each file has, open the first.
+
+usage: python bench/loader.py [--rows-per-step 48] [--shards 4320] [--steps 400]
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+from pathlib import Path
+
+import result
+
+from bert.data.format import Metadata, Records, write_records
+from bert.data.index import NAME as INDEX
+from bert.data.index import write_index
+from bert.data.sampler import Sampler
+from bert.data.shards import list_shards
+from bert.data.synthetic import synthetic_records
+from bert.data.training import Config, TrainingData, open_source
+
+_LENGTH, _VOCABULARY = 512, 30_522
+_METADATA = Metadata(max_seq_length=_LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
+_FILES, _ROWS_PER_FILE = 8, 18_149  # rows of one of the 4,320 real shards
+
+
+def write_files(folder: Path, packed: bool) -> None:
+    """Record files of the real size."""
+    folder.mkdir()
+    records = synthetic_records(_ROWS_PER_FILE, _LENGTH, _VOCABULARY, packed, seed=0)
+    for number in range(_FILES):
+        write_records(folder / f"part_{number:05d}_of_{_FILES:05d}.hdf5", records, _METADATA)
+    write_index(folder, sorted(folder.glob("part_*")))
+
+
+def write_many(folder: Path, records: Records, count: int) -> None:
+    """`count` small files with an index."""
+    folder.mkdir()
+    first = folder / f"part_{0:05d}_of_{count:05d}.hdf5"
+    write_records(first, records, _METADATA)
+    for number in range(1, count):
+        shutil.copyfile(first, folder / f"part_{number:05d}_of_{count:05d}.hdf5")
+    write_index(folder, sorted(folder.glob("part_*")))
+
+
+def rate(config: Config, steps: int) -> dict[str, float]:
+    """Sequences a CPU second and tokens of a row, over steps in random order of rows, after a first pass."""
+    source = open_source(config, _VOCABULARY)
+    sampler = Sampler(source.row_counts(), config.rows_per_step, 1, 0, 1)
+    data = TrainingData(source, sampler, config, _VOCABULARY, 1, lambda batch: batch)
+    sequences = tokens = rows = 0
+
+    def run() -> None:
+        nonlocal sequences, tokens, rows
+        for _ in range(steps):
+            for batch in data.next_step():
+                sequences += batch.num_sequences
+                tokens += batch.num_tokens
+                rows += config.batch_size
+
+    run()
+    sequences = tokens = rows = 0
+    seconds = result.cpu_seconds(run)
+    data.close()
+    return {"sequences_per_cpu_second": round(sequences / seconds), "tokens_per_row": round(tokens / rows, 1)}
+
+
+def start(config: Config) -> None:
+    """What a run does with its data before the first step."""
+    source = open_source(config, _VOCABULARY)
+    Sampler(source.row_counts(), config.rows_per_step, 1, 0, 1).rows(1)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows-per-step", type=int, default=48, help="of a rank (default %(default)s)")
+    parser.add_argument("--shards", type=int, default=4320, help="files to start with (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=400, help="measured (default %(default)s)")
+    options = parser.parse_args()
+    figures: dict[str, object] = {}
+    size = options.rows_per_step
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_files(folder / "packed", packed=True)
+        write_files(folder / "unpacked", packed=False)
+        packed = Config(packed=True, datadir_packed=folder / "packed", batch_size=size)
+        unpacked = {
+            name: Config(datadir=folder / "unpacked", batch_size=size, batching=name) for name in ("rows", "online")
+        }
+        figures["packed"] = rate(packed, options.steps)
+        figures["unpacked"] = rate(unpacked["rows"], options.steps)
+        figures["online"] = rate(unpacked["online"], options.steps)
+        small = synthetic_records(60, _LENGTH, _VOCABULARY, True, 0)
+        write_many(folder / "many", small, options.shards)
+        many = Config(packed=True, datadir_packed=folder / "many", batch_size=size)
+        for figure, measure in (("start_seconds", result.wall_seconds), ("start_cpu_seconds", result.cpu_seconds)):
+            figures[figure] = round(statistics.median(measure(lambda: start(many)) for _ in range(5)), 3)
+        (folder / "many" / INDEX).unlink()
+        figures["start_cpu_seconds_without_index"] = round(result.cpu_seconds(lambda: start(many)), 3)
+        assert len(list_shards(folder / "many", "")) == options.shards
+    for kind in ("packed", "unpacked", "online"):
+        figures[f"{kind}_sequences_per_second"] = figures[kind]["sequences_per_cpu_second"]  # type: ignore[index]
+    targets = {f"{kind}_sequences_per_second": (200_000.0, True) for kind in ("packed", "unpacked", "online")}
+    data = "Wikipedia mix (synthetic), 8 files of the size of the real shards, page cache warm"
+    result.emit("loader", figures, data=data, targets={**targets, "start_seconds": (1.0, False)})
+
+
+if __name__ == "__main__":
+    main()
