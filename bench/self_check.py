@@ -1,0 +1,157 @@
+"""What the tests marked gpu check, in short, for a machine without pytest: prints one JSON line.
+
+usage: python bench/self_check.py [--tiny]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from common import TINY, device, emit, machine, packed_batches
+from torch import Tensor
+from train_step import Variant, build_ours, capacity
+
+from bert import kernels, optim
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.graph import GraphedStep, preserved, static_batch
+from bert.kernels import attention, attention_choice
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.model.init import initialize
+from bert.precision import Config as PrecisionConfig
+from bert.step import Step, build_step
+
+
+def fused_kernels() -> dict[str, str]:
+    """Every fused operation against its reference in fp64, result and gradients; a problem by name of the case."""
+    problems = {}
+    for name, module in kernels.OPERATIONS.items():
+        if not module.supported(device()):
+            continue
+        for case in module.CASES:
+            try:
+                worst = _error(module, case)
+                if not worst <= case.tolerance:
+                    problems[f"{name} {case.name}"] = f"error {worst:.3g} above {case.tolerance:.3g}"
+            except Exception as error:  # a kernel that does not compile is a finding, not the end
+                problems[f"{name} {case.name}"] = " ".join(str(error).split())[:200]
+    return problems
+
+
+def _error(module: Any, case: Any) -> float:
+    ours = case.arguments(device())
+    theirs = tuple(
+        value.detach().double().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for value in ours
+    )
+    result, expected = module.fused(*ours), module.reference(*theirs)
+    upstream = torch.randn(expected.shape, device=expected.device, dtype=torch.float64)
+    result.backward(upstream.to(result.dtype))
+    expected.backward(upstream.to(result.dtype).double())
+    pairs = [(result.detach(), expected.detach())]
+    pairs += [(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True) if isinstance(a, Tensor) and a.requires_grad]
+    errors = [((a.double() - b).abs().max() / b.abs().max().clamp(min=1)).item() for a, b in pairs]
+    return max(error if error == error else float("inf") for error in errors)
+
+
+def attention_backends() -> dict[str, str]:
+    """Backends that fail, or differ from the oracle."""
+    if device().type != "cuda":
+        return {}
+    return {trial.name: trial.problem for trial in attention.trials(device()) if trial.problem}
+
+
+def _small_step(precision: str) -> tuple[Step, list[Any]]:
+    on_gpu = device().type == "cuda"
+    config = BertConfig(**TINY)
+    if on_gpu:
+        config = BertConfig(num_hidden_layers=2, vocab_size=2048)
+    choice = kernels.Config(fused="auto" if on_gpu else "none")
+    model = BertForPreTraining(config, kernels.select(choice, device()))
+    initialize(model, 0)
+    model.to(device())
+    world = World(DistConfig(device=device().type))
+    step = build_step(
+        model,
+        PrecisionConfig(precision=precision),
+        optim.Config(sharded=True),
+        world,
+        accumulate=False,
+        fused_update=on_gpu,
+    )
+    room = capacity(4, config.max_position_embeddings)
+    batches = [static_batch(batch, room) for batch in packed_batches(4, 4, config)]
+    return step, [batch.pin_memory() if on_gpu else batch for batch in batches]
+
+
+def graphs() -> dict[str, str]:
+    """A graphed step leaves all state as it was, and then trains as an eager one; on a CPU only the first part."""
+    problems = {}
+    for precision in ("bf16", "fp8"):
+        try:
+            problem = _graph_problem(precision)
+        except Exception as error:
+            problem = " ".join(str(error).split())[:200]
+        if problem:
+            problems[precision] = problem
+    return problems
+
+
+def _graph_problem(precision: str) -> str:
+    eager, batches = _small_step(precision)
+    other, _ = _small_step(precision)
+    before = [tensor.clone() for tensor in other.state_tensors()]
+    run: Callable[..., Any] = other
+    if device().type == "cuda":
+        run = GraphedStep(other, batches[:1])
+    else:
+        with preserved(other.state_tensors(), device()):
+            other(batches[:1], 1e-3)
+        other.calibrated = False if precision == "fp8" else other.calibrated
+    if not all(torch.equal(a, b) for a, b in zip(before, other.state_tensors(), strict=True)):
+        return "warming up changed the state"
+    for number, batch in enumerate(batches):
+        losses = []
+        for step in (eager, run):
+            torch.manual_seed(number)
+            losses.append(float(step([batch], 1e-3).mlm_loss))
+        if not abs(losses[0] - losses[1]) <= 0.02:
+            return f"step {number}: loss {losses[1]:.4f} from the graph, {losses[0]:.4f} without"
+    return ""
+
+
+def finite_steps() -> dict[str, str]:
+    """The default variant at a real size takes steps."""
+    config = BertConfig(**TINY) if device().type != "cuda" else BertConfig(num_hidden_layers=4)
+    run = build_ours(Variant(name="ours", rows=4), config, packed_batches(4, 2, config))
+    run(0)
+    run(1)
+    return {}
+
+
+def main() -> int:
+    """Checks and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="what runs on a CPU, to try the script out")
+    parser.parse_args()
+    result: dict[str, Any] = {"benchmark": "self_check"}
+    for check in (fused_kernels, attention_backends, graphs, finite_steps):
+        try:
+            result[check.__name__] = check() or "ok"
+        except Exception as error:
+            result[check.__name__] = {"failed": " ".join(str(error).split())[:300]}
+    failed = [name for name, outcome in result.items() if isinstance(outcome, dict)]
+    if device().type == "cuda":
+        result["chosen_attention"] = attention_choice.fastest(attention.trials(device()))
+        failed = [name for name in failed if name != "attention_backends" or result["chosen_attention"] is None]
+    emit(result | {"machine": machine()})
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Writes the GPU tables of docs/performance.md from a results file of gpu_all.py, between their markers.
+
+What was not measured says so: without a results file every row is "unmeasured".
+
+usage: python bench/tables.py [--results bench_results/results.jsonl] [--document docs/performance.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- gpu tables: begin (bench/tables.py writes what is between) -->", "<!-- gpu tables: end -->"
+UNMEASURED = "unmeasured"
+# The rows that a complete run has, in order: (group, variant).
+EXPECTED = [
+    ("main", "ours", 24), ("main", "ours, fp8", 24), ("main", "ours, eager", 24), ("main", "ours, FUSED=none", 24),
+    ("rows 48", "ours", 48), ("rows 48", "ours, fp8", 48), ("rows 96", "ours", 96), ("rows 96", "ours, fp8", 96),
+    ("peers", "Hugging Face padded, eager", 24), ("peers", "Hugging Face packed, eager", 24),
+    ("compiled peers", "Hugging Face padded, compiled", 24), ("compiled peers", "Hugging Face packed, compiled", 24),
+]  # fmt: skip
+
+
+def read(path: Path | None) -> list[dict[str, Any]]:
+    """The lines of a results file; none without one. Raises ValueError for a file that is not one."""
+    if path is None or not path.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except ValueError as error:
+        raise ValueError(f"{path}: not a results file of gpu_all.py ({error})") from None
+
+
+def document(results: list[dict[str, Any]]) -> str:
+    """The tables as Markdown."""
+    steps = next((result for result in results if result.get("stage") == "train_step" and "groups" in result), {})
+    return "\n\n".join([_machine(steps), _step_table(steps), _gemm_table(results), _kernel_table(steps)])
+
+
+def _machine(steps: dict[str, Any]) -> str:
+    machine = steps.get("machine")
+    if not machine:
+        return "No GPU run is recorded yet. `python bench/gpu_all.py --tables` measures all of this and fills it in."
+    described = ", ".join(f"{name} {value}" for name, value in machine.items())
+    return f"Command: `python bench/gpu_all.py --tables`. {described}; ceiling {steps['ceiling_tflops']:.0f} TFLOP/s."
+
+
+def _step_table(steps: dict[str, Any]) -> str:
+    measured = {
+        (group, one["variant"], one["rows"]): one for group, lines in steps.get("groups", {}).items() for one in lines
+    }
+    rows = list(EXPECTED) + [key for key in measured if key not in EXPECTED]
+    lines = ["| step of BERT-large | rows | ms | sequences/s | tokens/s | TFLOP/s | of the ceiling | peak GiB |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for key in rows:
+        group, variant, count = key
+        label = variant if (group, variant, count) in EXPECTED else f"{variant} ({group})"
+        one = measured.get(key)
+        if one is None or "milliseconds" not in one:
+            reason = f" ({one['problem'][:80]})" if one and one.get("problem") else ""
+            lines.append(f"| {label} | {count} | {UNMEASURED}{reason} | | | | | |")
+            continue
+        lines.append(
+            f"| {label} | {count} | {one['milliseconds']:.2f} | {one['sequences_per_second']:,.0f} | "
+            f"{one['tokens_per_second']:,.0f} | {one['model_tflops']:.0f} | {one['share_of_ceiling']:.0%} | "
+            f"{one['peak_gib']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def _gemm_table(results: list[dict[str, Any]]) -> str:
+    gemm = next((result for result in results if result.get("stage") == "gemm" and "tflops" in result), None)
+    lines = [
+        "| products of a layer, both passes | bf16 TFLOP/s | fp8 TFLOP/s, without casts |",
+        "|---|---|---|",
+    ]
+    if gemm is None:
+        return "\n".join([*lines, f"| 12,288 tokens | {UNMEASURED} | |", f"| 24,576 tokens | {UNMEASURED} | |"])
+    for tokens, table in gemm["tflops"].items():
+        lines.append(f"| {int(tokens):,} tokens | {table['bf16']['layer']:.0f} | {table['fp8']['layer']:.0f} |")
+    return "\n".join(lines)
+
+
+def _kernel_table(steps: dict[str, Any]) -> str:
+    lines = ["| kernel (default variant, 24 rows) | ms a step | calls a step |", "|---|---|---|"]
+    kernels = steps.get("top_kernels") or []
+    if not kernels:
+        return "\n".join([*lines, f"| all | {UNMEASURED} | |"])
+    for one in kernels:
+        name = one["kernel"].replace("|", "\\|")
+        lines.append(f"| `{name[:90]}` | {one['ms_per_step']:.3f} | {one['calls_per_step']:g} |")
+    return "\n".join(lines)
+
+
+def write(results: Path | None, target: Path) -> None:
+    """Replaces what is between the markers of ``target``, which is written whole or not at all.
+
+    Raises ValueError where it has no markers.
+    """
+    text = target.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"{target}: expected the lines '{BEGIN}' and '{END}' once each")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    beside = target.with_name(f".{target.name}.partial")
+    beside.write_text(f"{before}{BEGIN}\n\n{document(read(results))}\n\n{END}{after}", encoding="utf-8")
+    os.replace(beside, target)
+
+
+def main() -> int:
+    """Writes the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("bench_results/results.jsonl"), help="of gpu_all.py")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "performance.md", help="file with the markers")
+    options = parser.parse_args()
+    try:
+        write(options.results, options.document)
+    except (OSError, ValueError) as error:
+        print(f"tables: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

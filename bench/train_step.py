@@ -1,0 +1,270 @@
+"""Training steps of BERT-large on one GPU: this trainer in its variants, and Hugging Face's, on the same sequences.
+
+Packed rows of 512 tokens with Wikipedia's mix of lengths (synthetic), dropout 0.1, forward, backward and update.
+Variants of a group take turns in one process, so that they share the chip's temperature and clocks; each group holds
+the default variant, which ties the groups together. Prints one JSON line.
+
+usage: python bench/train_step.py [--groups main peers ...] [--rounds 5] [--steps 4] [--deadline 300] [--profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from common import (
+    TINY,
+    device,
+    emit,
+    gpu_state,
+    machine,
+    matmul_ceiling,
+    milliseconds,
+    model_flops,
+    packed_batches,
+    synchronize,
+)
+
+from bert import kernels, optim
+from bert.data.batch import Batch, Capacity
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.graph import GraphedStep, graph_capacity, static_batch
+from bert.kernels import attention
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.model.init import initialize
+from bert.precision import Config as PrecisionConfig
+from bert.step import build_step
+
+NUM_BATCHES = 4
+OnBatch = Callable[[int], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One line of the result."""
+
+    name: str
+    rows: int = 24
+    precision: str = "bf16"
+    fused: str = "auto"
+    attention: str = "auto"
+    graph: bool = True
+    peer: dict[str, bool] | None = None  # Hugging Face's: packed, compiled
+
+
+@dataclass
+class Figures:
+    """What was measured of a variant."""
+
+    times: list[float] = field(default_factory=list)
+    peak_bytes: int = 0
+    build_seconds: float = 0.0
+    problem: str = ""
+
+
+def groups(on_gpu: bool) -> dict[str, list[Variant]]:
+    """The variants that take turns, by group. On a CPU: those that run there."""
+    default = Variant(name="ours")
+    eager = Variant(name="ours, eager", graph=False)
+    unfused = Variant(name="ours, FUSED=none", fused="none")
+    hugging_face = {
+        f"Hugging Face {kind}, {mode}": {"packed": kind == "packed", "compiled": mode == "compiled"}
+        for mode in ("eager", "compiled")
+        for kind in ("padded", "packed")
+    }
+    peers = [Variant(name=name, peer=peer) for name, peer in hugging_face.items()]
+    without = {name: ",".join(other for other in kernels.FUSABLE if other != name) for name in kernels.FUSABLE}
+    backends = attention.candidates(device())
+    found = {
+        "main": [default, Variant(name="ours, fp8", precision="fp8"), eager, unfused],
+        "peers": [default, *[variant for variant in peers if "eager" in variant.name]],
+        "rows 48": [Variant(name="ours", rows=48), Variant(name="ours, fp8", rows=48, precision="fp8")],
+        "rows 96": [Variant(name="ours", rows=96), Variant(name="ours, fp8", rows=96, precision="fp8")],
+        "attention": [default, *[Variant(name=f"ours, {name} attention", attention=name) for name in backends]],
+        "kernels": [default, *[Variant(name=f"ours, without fused {n}", fused=names) for n, names in without.items()]],
+        "compiled peers": [default, *[variant for variant in peers if "compiled" in variant.name]],
+    }
+    if not on_gpu:
+        found["main"] = [Variant(name="ours"), Variant(name="ours, fp8", precision="fp8")]
+        del found["kernels"], found["compiled peers"], found["attention"], found["rows 96"]
+    return found
+
+
+def build_ours(variant: Variant, config: BertConfig, batches: list[Batch]) -> OnBatch:
+    """step(n) of this trainer, as a run takes it: batches come from page-locked memory."""
+    world = World(DistConfig(device=device().type))
+    on_gpu = world.device.type == "cuda"
+    choice = kernels.Config(
+        fused=variant.fused if on_gpu else "none", attention=variant.attention if on_gpu else "sdpa_loop"
+    )
+    model = BertForPreTraining(config, kernels.select(choice, world.device))
+    initialize(model, 0)
+    model.to(world.device)
+    fused_update = "lamb" in choice.names(world.device)
+    precision = PrecisionConfig(precision=variant.precision if on_gpu or variant.precision == "fp8" else "fp32")
+    step: Any = build_step(model, precision, optim.Config(), world, accumulate=False, fused_update=fused_update)
+    if on_gpu:
+        room = capacity(variant.rows, config.max_position_embeddings)
+        batches = [(static_batch(b, room) if variant.graph else b).pin_memory() for b in batches]
+        if variant.graph:
+            step = GraphedStep(step, batches[:1])
+
+    def on_batch(number: int) -> None:
+        torch.manual_seed(number)
+        step([batches[number % len(batches)]], 1e-4)
+
+    return on_batch
+
+
+def capacity(rows: int, length: int) -> Capacity:
+    """As the trainer computes it for packed rows of at most 3 sequences."""
+    tokens, sequences = rows * length, 3 * rows
+    return graph_capacity(Capacity(tokens=tokens, sequences=sequences, masked=int(0.15 * tokens + 1.5 * rows)), rows)
+
+
+def prepare(variant: Variant, config: BertConfig, batches: list[Batch], figures: Figures) -> OnBatch | None:
+    """Builds and warms up; None, with the reason, where it cannot run."""
+    begin, used = time.monotonic(), torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        if variant.peer is not None:
+            from peers import build  # transformers is imported only where a peer is measured
+
+            run = build(config, batches, device(), **variant.peer)
+        else:
+            run = build_ours(variant, config, batches)
+        for number in range(NUM_BATCHES):
+            run(number)
+        synchronize()
+    except Exception as error:  # out of memory, no such backend, a library's own errors
+        figures.problem = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        return None
+    finally:
+        figures.build_seconds = round(time.monotonic() - begin, 1)
+        if torch.cuda.is_available():
+            figures.peak_bytes = torch.cuda.max_memory_allocated() - used
+    return run
+
+
+def measure_group(
+    variants: list[Variant], config: BertConfig, rounds: int, steps: int, ceiling: float, deadline: float
+) -> list[dict[str, Any]]:
+    """One line a variant, of steps that took turns."""
+    batches = packed_batches(variants[0].rows, NUM_BATCHES, config)
+    figures = {variant.name: Figures() for variant in variants}
+    runs: dict[str, OnBatch] = {}
+    for variant in variants:
+        if time.monotonic() > deadline:
+            figures[variant.name].problem = "no time left"
+            continue
+        run = prepare(variant, config, batches, figures[variant.name])
+        if run is not None:
+            runs[variant.name] = run
+        gc.collect()
+    clocks = {}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            figures[name].times += [turn(run, steps)]
+        clocks = gpu_state()
+    lines = [line(variant, figures[variant.name], batches, config, ceiling) for variant in variants]
+    runs.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return [one | {"clocks": clocks} for one in lines]
+
+
+def turn(run: OnBatch, steps: int) -> float:
+    """Milliseconds a step, over every batch equally often."""
+    numbers = iter(range(10**9))
+    return milliseconds(lambda: run(next(numbers)), steps * NUM_BATCHES)
+
+
+def line(
+    variant: Variant, figures: Figures, batches: list[Batch], config: BertConfig, ceiling: float
+) -> dict[str, Any]:
+    """The figures of a variant; only the reason where there are none."""
+    result: dict[str, Any] = {"variant": variant.name, "rows": variant.rows, "build_seconds": figures.build_seconds}
+    if not figures.times:
+        return result | {"problem": figures.problem}
+    time_ms = statistics.median(figures.times)
+    count = len(batches)
+    sequences = sum(batch.num_sequences for batch in batches) / count
+    tokens = sum(batch.num_tokens for batch in batches) / count
+    rate = sum(model_flops(config, batch) for batch in batches) / count / time_ms / 1e9
+    return result | {
+        "milliseconds": round(time_ms, 3),
+        "spread": [round(min(figures.times), 3), round(max(figures.times), 3)],
+        "sequences_per_second": round(sequences / time_ms * 1e3, 1),
+        "tokens_per_second": round(tokens / time_ms * 1e3),
+        "model_tflops": round(rate, 4),
+        "share_of_ceiling": round(rate / ceiling, 4),
+        "peak_gib": round(figures.peak_bytes / 2**30, 2),
+    }
+
+
+def top_kernels(config: BertConfig, rows: int, count: int = 25) -> list[dict[str, Any]]:
+    """The default variant's kernels by time, over two steps."""
+    from torch.profiler import ProfilerActivity, profile
+
+    batches = packed_batches(rows, NUM_BATCHES, config)
+    run = prepare(Variant(name="ours", rows=rows), config, batches, Figures())
+    if run is None:
+        return []
+    activity = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
+    with profile(activities=[activity]) as profiler:
+        run(0)
+        run(1)
+        synchronize()
+    found: dict[str, list[float]] = {}
+    for event in profiler.key_averages():
+        spent = event.self_device_time_total if torch.cuda.is_available() else event.self_cpu_time_total
+        found[event.key] = [spent, event.count]
+    ordered = sorted(found.items(), key=lambda item: -item[1][0])[:count]
+    return [
+        {"kernel": name[:120], "ms_per_step": round(spent / 2e3, 4), "calls_per_step": calls / 2}
+        for name, (spent, calls) in ordered
+    ]
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    available = groups(torch.cuda.is_available())
+    parser.add_argument("--groups", nargs="+", choices=list(available), default=list(available), help="(default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default 5)")
+    parser.add_argument("--steps", type=int, default=4, help=f"passes over {NUM_BATCHES} batches a turn (default 4)")
+    parser.add_argument("--deadline", type=float, default=300, help="seconds until nothing more begins (default 300)")
+    parser.add_argument("--profile", action="store_true", help="add a table of the kernels that take the most time")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.deadline
+    config = BertConfig(**TINY) if options.tiny else BertConfig()
+    ceiling = matmul_ceiling()
+    result: dict[str, Any] = {"benchmark": "train_step", "ceiling_tflops": round(ceiling, 4), "groups": {}}
+    if options.profile:
+        result["top_kernels"] = top_kernels(config, 2 if options.tiny else 24)
+    for name in options.groups:
+        if time.monotonic() < deadline:
+            variants = available[name]
+            if options.tiny:
+                variants = [dataclasses.replace(variant, rows=variant.rows // 12) for variant in variants]
+            measured = measure_group(variants, config, options.rounds, options.steps, ceiling, deadline)
+            result["groups"][name] = measured
+    if torch.cuda.is_available():
+        result["tried_attention"] = [vars(trial) for trial in attention.trials(device())]
+    emit(result | {"machine": machine()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The GPU measurements: they run end to end at a tiny size, count what they say, and their tables hide nothing."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture
+def bench(repository, monkeypatch):
+    """import_(name): a module of bench/."""
+    monkeypatch.syspath_prepend(str(repository / "bench"))
+    return importlib.import_module
+
+
+def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, tmp_path):
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(repository / "bench" / "gpu_all.py"), "--tiny", "--output", str(tmp_path)]
+    finished = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    results = {r["stage"]: r for r in map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())}
+    assert results.keys() == {"check", "gemm", "train_step"}
+    assert results["check"]["graphs"] == results["check"]["finite_steps"] == "ok"
+    assert results["gemm"]["tflops"]["64"]["bf16"]["layer"] > 0
+    groups = results["train_step"]["groups"]
+    names = [one["variant"] for group in groups.values() for one in group]
+    assert names == ["ours", "ours, fp8", "ours", "Hugging Face padded, eager", "Hugging Face packed, eager"]
+    for one in (one for group in groups.values() for one in group):
+        assert "problem" not in one, one
+        assert one["sequences_per_second"] > 0
+        assert one["tokens_per_second"] / one["sequences_per_second"] == pytest.approx(32, rel=0.3)  # the mean length
+    assert results["train_step"]["top_kernels"]
+
+
+def test_operations_are_counted_from_the_real_lengths(bench):
+    common = bench("common")
+    config = common.BertConfig(**common.TINY)
+    batch = common.packed_batches(3, 1, config)[0]
+    lengths = np.diff(batch.cu_seqlens.numpy())
+    expected = 0.0
+    for _ in range(config.num_hidden_layers):
+        for length in lengths:
+            linear = 32 * 96 + 32 * 32 + 32 * 64 + 64 * 32  # QKV, output, feed-forward: multiply-adds a token
+            expected += 2 * length * linear + 2 * 2 * length * length * 32
+    expected += batch.num_masked * 2 * (32 * 32 + 32 * 211) + len(lengths) * 2 * (32 * 32 + 32 * 2)
+    assert common.model_flops(config, batch) == pytest.approx(3 * expected, rel=1e-12)
+
+
+def test_the_peer_sees_the_same_words_padded_and_packed(bench):
+    common, peers = bench("common"), bench("peers")
+    config = common.BertConfig(**common.TINY)
+    batch = common.packed_batches(3, 1, config)[0]
+    cpu = torch.device("cpu")
+    shape = {name: getattr(config, name) for name in vars(config) if name != "hidden_act"}
+    torch.manual_seed(0)
+    model = peers.transformers.BertModel(peers.transformers.BertConfig(**shape, attn_implementation="sdpa")).eval()
+    found = {}
+    for packed in (False, True):
+        inputs = peers.inputs_of(batch, 64, packed, cpu)
+        labels = inputs.pop("labels")
+        inputs.pop("next_sentence_label")
+        hidden = model(**inputs).last_hidden_state[labels >= 0]
+        found[packed] = (labels[labels >= 0], hidden)
+        assert len(inputs["input_ids"]) == (batch.num_sequences if not packed else len(peers.rows_of(batch, 64, True)))
+    assert len(peers.rows_of(batch, 64, True)) < batch.num_sequences
+    assert torch.equal(found[False][0], found[True][0])
+    torch.testing.assert_close(found[False][1], found[True][1], atol=1e-5, rtol=1e-4)
+
+
+def test_tables_say_what_is_unmeasured_and_why(bench, tmp_path):
+    tables = bench("tables")
+    target = tmp_path / "performance.md"
+    target.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    tables.write(None, target)
+    text = target.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert text.count("unmeasured") >= len(tables.EXPECTED)
+    one = {"variant": "ours", "rows": 24, "milliseconds": 33.21, "sequences_per_second": 1445.0, "model_tflops": 690.0,
+           "tokens_per_second": 367000, "share_of_ceiling": 0.87, "peak_gib": 12.0}  # fmt: skip
+    broken = {"variant": "ours, fp8", "rows": 24, "problem": "OutOfMemoryError: no room"}
+    steps = {"stage": "train_step", "ceiling_tflops": 790.0, "machine": {"gpu": "G"}, "groups": {"main": [one, broken]}}
+    results = tmp_path / "results.jsonl"
+    results.write_text(json.dumps(steps) + "\n")
+    tables.write(results, target)
+    text = target.read_text()
+    assert "| ours | 24 | 33.21 | 1,445 | 367,000 | 690 | 87% | 12.0 |" in text
+    assert "| ours, fp8 | 24 | unmeasured (OutOfMemoryError: no room) |" in text
+    assert "| ours, eager | 24 | unmeasured |" in text
+
+
+def test_tables_refuse_a_document_without_markers_and_a_foreign_results_file(bench, tmp_path, capsys, monkeypatch):
+    tables = bench("tables")
+    (tmp_path / "plain.md").write_text("no markers\n")
+    (tmp_path / "foreign.jsonl").write_text("not json\n")
+    (tmp_path / "good.md").write_text(f"{tables.BEGIN}\n{tables.END}\n")
+    for results, target, reason in (("none", "plain.md", "once each"), ("foreign.jsonl", "good.md", "not a results")):
+        arguments = ["tables.py", "--results", str(tmp_path / results), "--document", str(tmp_path / target)]
+        monkeypatch.setattr(sys, "argv", arguments)
+        before = (tmp_path / target).read_text()
+        assert tables.main() == 2
+        assert reason in capsys.readouterr().err
+        assert (tmp_path / target).read_text() == before
+
+
+def test_document_in_the_tree_has_the_markers(repository, bench):
+    text = (repository / "docs" / "performance.md").read_text()
+    assert text.count(bench("tables").BEGIN) == text.count(bench("tables").END) == 1
