@@ -117,8 +117,8 @@ def _attend(
 
 @jit
 def _forward(
-    qkv, tiles, context, log_sums, keys_out, seed, site, drop_scale, log2_scale, num_heads, threshold: constexpr,
-    width: constexpr, block: constexpr, block_queries: constexpr, block_keys: constexpr,
+    qkv, tiles, context, log_sums, keys_out, seed, site, drop_scale, log2_scale, num_tokens, num_heads,
+    threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr, block_keys: constexpr,
 ):  # fmt: skip
     """Grid: tiles of queries, heads."""
     head = tl.program_id(1)
@@ -132,7 +132,7 @@ def _forward(
             stride = 3 * hidden
             query = qkv + begin.to(tl.int64) * stride + head * width
             q = _load_tile(query, row, length, stride, width, block)
-            flat = (begin + row) * num_heads + head
+            flat = head * num_tokens + begin + row
             key_0, key_1 = row.to(tl.uint32), row.to(tl.uint32)
             if threshold > 0:
                 key_0, key_1 = row_keys(tl.load(seed), site, begin + row, head)
@@ -177,8 +177,9 @@ def _query_gradient_step(
 
 @jit
 def _query_gradient(
-    qkv, tiles, context, gradient, log_sums, deltas, keys, qkv_gradient, drop_scale, scale, log2_scale, num_heads,
-    threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr, block_keys: constexpr,
+    qkv, tiles, context, gradient, log_sums, deltas, keys, qkv_gradient, drop_scale, scale, log2_scale, num_tokens,
+    num_heads, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
+    block_keys: constexpr,
 ):  # fmt: skip
     """Grid as forward. Also leaves delta, each row's sum of gradient times context, to the other kernel."""
     head = tl.program_id(1)
@@ -198,7 +199,7 @@ def _query_gradient(
             do = _load_tile(gradient + own, row, length, hidden, width, block)
             o = _load_tile(context + own, row, length, hidden, width, block)
             delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), axis=1)
-            flat = (begin + row) * num_heads + head
+            flat = head * num_tokens + begin + row
             tl.store(deltas + flat, delta, mask=row < length)
             log_sum = tl.load(log_sums + flat, mask=row < length, other=0.0)
             key_0, key_1 = row.to(tl.uint32), row.to(tl.uint32)
@@ -221,7 +222,7 @@ def _query_gradient(
 
 @jit
 def _key_gradient(
-    qkv, tiles, gradient, log_sums, deltas, keys, qkv_gradient, drop_scale, scale, log2_scale, num_heads,
+    qkv, tiles, gradient, log_sums, deltas, keys, qkv_gradient, drop_scale, scale, log2_scale, num_tokens, num_heads,
     threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr, block_keys: constexpr,
 ):  # fmt: skip
     """Grid: tiles of keys, heads. Everything is transposed: keys down, queries across."""
@@ -241,7 +242,7 @@ def _key_gradient(
             row = start + tl.arange(0, block_queries)
             q = _load_tile(query, row, length, stride, width, block)
             do = _load_tile(do_pointer, row, length, hidden, width, block)
-            flat = (begin + row) * num_heads + head
+            flat = head * num_tokens + begin + row
             # Rows past the end get probability 0; keys past the end only reach rows that are not stored.
             log_sum = tl.load(log_sums + flat, mask=row < length, other=float("inf"))
             delta = tl.load(deltas + flat, mask=row < length, other=0.0)
@@ -282,13 +283,13 @@ class _Attention(torch.autograd.Function):
         qkv = qkv.contiguous()
         num_tokens, _, num_heads, width = qkv.shape
         context = torch.empty(num_tokens, num_heads, width, dtype=qkv.dtype, device=qkv.device)
-        log_sums = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=qkv.device)
-        keys = drop.new_keys(num_tokens, num_heads)
+        log_sums = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=qkv.device)
+        keys = drop.new_keys(num_heads, num_tokens)
         blocks = FORWARD
         tiles = _tiles(cu_seqlens, num_tokens, blocks.queries)
         _forward[(len(tiles), num_heads)](
             qkv, tiles, context, log_sums, keys, drop.seed, drop.site, drop.scale, LOG2_E / math.sqrt(width),
-            num_heads, drop.threshold, width, max(16, next_power_of_2(width)), blocks.queries, blocks.keys,
+            num_tokens, num_heads, drop.threshold, width, max(16, next_power_of_2(width)), blocks.queries, blocks.keys,
             num_warps=blocks.num_warps, num_stages=blocks.num_stages,
         )  # fmt: skip
         query_tiles = _tiles(cu_seqlens, num_tokens, QUERY_GRADIENT.queries)
@@ -301,19 +302,19 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         qkv, query_tiles, key_tiles, context, log_sums, keys = ctx.saved_tensors
         gradient = gradient.contiguous()
-        num_heads, width = qkv.shape[2:]
+        num_tokens, _, num_heads, width = qkv.shape
         deltas, qkv_gradient = torch.empty_like(log_sums), torch.empty_like(qkv)
         scale, block, drop = 1 / math.sqrt(width), max(16, next_power_of_2(width)), ctx.drop
         blocks = QUERY_GRADIENT
         _query_gradient[(len(query_tiles), num_heads)](
             qkv, query_tiles, context, gradient, log_sums, deltas, keys, qkv_gradient, drop.scale, scale,
-            scale * LOG2_E, num_heads, drop.threshold, width, block, blocks.queries, blocks.keys,
+            scale * LOG2_E, num_tokens, num_heads, drop.threshold, width, block, blocks.queries, blocks.keys,
             num_warps=blocks.num_warps, num_stages=blocks.num_stages,
         )  # fmt: skip
         blocks = KEY_GRADIENT
         _key_gradient[(len(key_tiles), num_heads)](
             qkv, key_tiles, gradient, log_sums, deltas, keys, qkv_gradient, drop.scale, scale, scale * LOG2_E,
-            num_heads, drop.threshold, width, block, blocks.queries, blocks.keys,
+            num_tokens, num_heads, drop.threshold, width, block, blocks.queries, blocks.keys,
             num_warps=blocks.num_warps, num_stages=blocks.num_stages,
         )  # fmt: skip
         return qkv_gradient, None, None
