@@ -3,10 +3,11 @@
 # Variables of the host pass through; the image's own win.
 # shellcheck disable=SC2154 # container and mounts are of container.sh
 
+APPTAINER=apptainer
+if ! command -v apptainer >/dev/null && command -v singularity >/dev/null; then APPTAINER=singularity; fi
+readonly APPTAINER
+
 container::check() {
-  local said
-  APPTAINER=$(command -v apptainer || command -v singularity) ||
-    log::die 'CONTAINER_RUNTIME=apptainer: neither apptainer nor singularity is on PATH'
   case $CONT in
     *://*) ;; # a registry's image is fetched and cached by the first command
     *.sqsh) log::die "CONT=$CONT: an enroot image; for Apptainer: apptainer build mlperf-bert.sif docker-daemon:mlperf-bert:latest" ;;
@@ -15,10 +16,14 @@ container::check() {
         log::die "CONT=$CONT: no such image: apptainer build mlperf-bert.sif docker-daemon:mlperf-bert:latest"
       ;;
   esac
-  said=$("$APPTAINER" exec "$CONT" true 2>&1) || log::die "CONT=$CONT: $(basename "$APPTAINER") cannot run it: ${said##*$'\n'}"
 }
 
-container::create() { :; }
+# Nothing to make: sees that every node runs the image.
+container::create() {
+  local said
+  said=$(runner::everywhere "$APPTAINER" exec "$CONT" true 2>&1) ||
+    log::die "CONT=$CONT: $APPTAINER does not run it on every node: ${said##*$'\n'}"
+}
 
 container::arguments() {
   local mount

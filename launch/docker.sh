@@ -9,16 +9,18 @@ DOCKER_LABEL=mlperf-bert-run=$(uname -n)-$$-$(date +%s)
 readonly DOCKER_LABEL
 
 container::check() {
-  local said
   [[ $CONT != *.sqsh && $CONT != *.sif ]] ||
     log::die "CONT=$CONT: docker takes the name of an image, such as mlperf-bert; this file is for another CONTAINER_RUNTIME"
+}
+
+# Nothing to make: sees that every node has docker and the image.
+container::create() {
+  local said
   said=$(runner::everywhere docker version --format '{{.Server.Version}}' 2>&1) ||
     log::die "docker does not answer: ${said##*$'\n'}; start it, or join the group docker"
   runner::everywhere docker image inspect --format '{{.Id}}' "$CONT" >/dev/null 2>&1 ||
     log::die "CONT=$CONT: no such image on every node: docker build -t $CONT . (or docker pull $CONT)"
 }
-
-container::create() { :; }
 
 container::arguments() {
   local mount name group

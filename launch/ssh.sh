@@ -37,16 +37,27 @@ ssh::everywhere() {
 
 # Stops in one line where a machine cannot take its part.
 ssh::check() {
-  local host said status
-  for host in "${hosts[@]}"; do
-    status=0
-    said=$("${ssh[@]}" "$host" "$(ssh::quote test -x "$REPO_DIR/launch/ssh_node.sh")" 2>&1 </dev/null) || status=$?
-    ((status != 255)) || log::die "$host: ssh does not get in (${said##*$'\n'}): try ${ssh[*]} $host true"
-    ((status == 0)) || log::die "$host does not see $REPO_DIR: put the repository there, or on shared storage"
-    [[ $CONTAINER_RUNTIME != none ]] ||
-      ssh::run "$host" "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null ||
-      log::die "$host: PYTHON=$PYTHON is not there or has no torch; give the path of one that has"
-  done
+  local host complaints
+  complaints=$(
+    for host in "${hosts[@]}"; do ssh::complaint "$host" & done
+    wait
+  )
+  [[ -z $complaints ]] || log::die "${complaints%%$'\n'*}"
+}
+
+# Prints what keeps a machine from taking its part, in one line; nothing where all is well.
+ssh::complaint() {
+  local -r host=$1
+  local said status=0
+  said=$("${ssh[@]}" "$host" "$(ssh::quote test -x "$REPO_DIR/launch/ssh_node.sh")" 2>&1 </dev/null) || status=$?
+  if ((status == 255)); then
+    echo "$host: ssh does not get in (${said##*$'\n'}): try ${ssh[*]} $host true"
+  elif ((status)); then
+    echo "$host does not see $REPO_DIR: put the repository there, or on shared storage"
+  elif [[ $CONTAINER_RUNTIME == none ]] &&
+    ! ssh::run "$host" "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null; then
+    echo "$host: PYTHON=$PYTHON is not there or has no torch; give the path of one that has"
+  fi
 }
 
 # Stops where hosts[0] would not write where the results are looked for.

@@ -26,6 +26,8 @@ doctor::runtime_check() (
   runner::everywhere() { "$@"; }
   container::load "$1"
   container::check
+  # Pyxis makes containers there; the others only look.
+  if [[ $CONTAINER_RUNTIME != pyxis ]]; then container::create; fi
 )
 
 # Unprivileged user namespaces, without which enroot cannot start a container.

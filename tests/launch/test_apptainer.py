@@ -40,6 +40,8 @@ def test_trials_run_in_the_image_with_gpus_data_and_results(apptainer):
     assert done.returncode == 0, done.stderr
     assert len(apptainer.ranks()) == 2
     calls = [json.loads(call) for call in apptainer.calls("apptainer")]
+    assert calls[0]["command"] == ["true"], "tried before anything is written"
+    calls = calls[1:]
     assert {call["image"] for call in calls} == {apptainer.env["CONT"]}
     trial = next(call["options"] for call in calls if "torch.distributed.run" in call["command"])
     folder = apptainer.root.parent
@@ -57,8 +59,16 @@ def test_singularity_takes_its_place(apptainer):
     done = apptainer.run(SCRIPT, after="export DEVICE=cpu")
     assert done.returncode == 0, done.stderr
     calls = [json.loads(call) for call in apptainer.calls("singularity")]
-    assert calls
+    assert len(calls) > 3
     assert not any("--nv" in call["options"] for call in calls)
+
+
+def test_an_image_that_does_not_run_stops_before_anything_is_written(apptainer):
+    (apptainer.root.parent / "bin" / "apptainer").write_text("#!/bin/sh\necho 'FATAL: no squashfs' >&2\nexit 255\n")
+    done = apptainer.run(SCRIPT)
+    assert done.returncode == 2
+    assert last_line(done.stderr).endswith("bert.sif: apptainer does not run it on every node: FATAL: no squashfs")
+    assert not apptainer.logdir.exists()
 
 
 @pytest.mark.parametrize(
@@ -73,3 +83,23 @@ def test_an_image_that_cannot_be_used_is_named_with_its_cure(apptainer, cont, re
     assert done.returncode == 2
     assert f"CONT={cont}: {reason}" in last_line(done.stderr)
     assert not apptainer.logdir.exists()
+
+
+@pytest.mark.slurm
+def test_ranks_of_a_slurm_job_run_in_the_image(slurm):
+    folder = slurm.checkout.root.parent
+    program = folder / "bin" / "apptainer"
+    program.write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" apptainer "$@"\n')
+    program.chmod(0o755)
+    (folder / "a checkout").rename(folder / "checkout")
+    slurm.checkout.root = folder / "checkout"
+    (folder / "bert.sif").touch()
+    job = slurm.run(
+        after="export DGXNNODES=2 CONTAINER_RUNTIME=apptainer NCCL_TEST=0",
+        CONT=str(folder / "bert.sif"),
+        LOGDIR=str(folder / "results"),
+    )
+    assert job.exit_code == 0, job.output
+    assert sorted(rank["RANK"] for rank in slurm.checkout.ranks()) == ["0", "1", "2", "3"]
+    tried = [call for call in map(json.loads, slurm.checkout.calls("apptainer")) if call["command"] == ["true"]]
+    assert len(tried) == 2, "on both nodes"

@@ -136,3 +136,21 @@ def test_a_signal_reaches_the_container(docker):
     assert process.returncode == 143
     assert "RUN_NAME=stopped continues" in last_line(errors)
     assert (docker.run_dir / "failed_0.txt").exists()
+
+
+@pytest.mark.slurm
+def test_ranks_of_a_slurm_job_run_in_containers_too(slurm):
+    folder = slurm.checkout.root.parent
+    (folder / "bin" / "docker").write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" docker "$@"\n')
+    (folder / "bin" / "docker").chmod(0o755)
+    (folder / "a checkout").rename(folder / "checkout")
+    slurm.checkout.root = folder / "checkout"
+    job = slurm.run(
+        after="export DGXNNODES=2 CONTAINER_RUNTIME=docker NCCL_TEST=0",
+        CONT="mlperf-bert",
+        LOGDIR=str(folder / "results"),
+    )
+    assert job.exit_code == 0, job.output
+    ranks = slurm.checkout.ranks()
+    assert sorted(rank["RANK"] for rank in ranks) == ["0", "1", "2", "3"]
+    assert {rank["WORLD_SIZE"] for rank in ranks} == {"4"}
