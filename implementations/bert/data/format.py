@@ -134,16 +134,8 @@ def concatenate(parts: Sequence[Records]) -> Records:
         sizes = [np.zeros(1, np.int64), *(np.diff(getattr(part, name)) for part in parts)]
         return np.cumsum(np.concatenate(sizes))
 
-    return Records(
-        input_ids=flat("input_ids"),
-        sequence_offsets=offsets("sequence_offsets"),
-        segment_b_start=flat("segment_b_start"),
-        masked_lm_positions=flat("masked_lm_positions"),
-        masked_lm_ids=flat("masked_lm_ids"),
-        masked_lm_offsets=offsets("masked_lm_offsets"),
-        next_sentence_labels=flat("next_sentence_labels"),
-        row_offsets=offsets("row_offsets") if packed else None,
-    )
+    names = [name for name in _DTYPES if name != "row_offsets" or packed]
+    return Records(**{name: offsets(name) if name.endswith("_offsets") else flat(name) for name in names})
 
 
 def _arrays(records: Records) -> dict[str, Array]:
@@ -171,15 +163,10 @@ def multiset_digest(records: Records) -> str:
     A shuffle or a packing keeps it; a lost, doubled or changed sequence alters it. Digests of several files add up
     (`add_multiset_digests`).
     """
-    ids, positions, labels = (
-        _bytes(array) for array in (records.input_ids, records.masked_lm_positions, records.masked_lm_ids)
-    )
-    heads = np.empty((records.num_sequences, 4), dtype=np.int16)
-    heads[:, 0] = records.sequence_lengths
-    heads[:, 1] = np.diff(records.masked_lm_offsets)
-    heads[:, 2] = records.segment_b_start
-    heads[:, 3] = records.next_sentence_labels
-    head = _bytes(heads.reshape(-1))
+    ids, positions, labels = map(_bytes, (records.input_ids, records.masked_lm_positions, records.masked_lm_ids))
+    heads = [records.sequence_lengths, np.diff(records.masked_lm_offsets)]
+    heads += [records.segment_b_start, records.next_sentence_labels]
+    head = _bytes(np.stack(heads, axis=1).astype(np.int16).reshape(-1))
     token_ends = (2 * records.sequence_offsets[1:]).tolist()
     masked_ends = (2 * records.masked_lm_offsets[1:]).tolist()
     total = token = masked = 0
@@ -231,6 +218,17 @@ def _reason(error: Exception) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
+def _lay_out(path: Path, arrays: dict[str, Array], attributes: dict[str, Any]) -> dict[str, int]:
+    """Makes a file of datasets without their contents; the offset of each. HDF5 ends badly on a full disk."""
+    layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    with h5py.File(path, "w") as file:
+        sets = {n: file.create_dataset(n, a.shape, a.dtype, dcpl=layout.copy()) for n, a in arrays.items()}
+        file.attrs.update(attributes)
+        return {name: dataset.id.get_offset() or 0 for name, dataset in sets.items()}
+
+
 def write_records(path: str | os.PathLike[str], records: Records, metadata: Metadata) -> Metadata:
     """Writes the file, whole or not at all, and returns the metadata with both digests.
 
@@ -246,12 +244,14 @@ def write_records(path: str | os.PathLike[str], records: Records, metadata: Meta
     attributes["source"] = json.dumps(metadata.source)
     with atomic_file(path) as partial:
         try:
-            with h5py.File(partial, "w") as file:
-                for name, array in arrays.items():
-                    file.create_dataset(name, data=array)
-                file.attrs.update(attributes)
+            offsets = _lay_out(partial, arrays, attributes)
         except RuntimeError as error:  # HDF5 reports a failed flush (disk full) this way
             raise OSError(str(error)) from error
+        with open(partial, "r+b") as raw:
+            os.posix_fallocate(raw.fileno(), 0, os.path.getsize(partial))
+            for name, array in arrays.items():
+                raw.seek(offsets[name])
+                raw.write(array.data)
     return metadata
 
 

@@ -1,0 +1,196 @@
+"""Full disks, read-only folders and odd texts: a clear line or the documented behaviour, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bert.data.format import DataError, multiset_digest, open_records
+from input_preprocessing import prepare, verify
+
+from .conftest import all_records, prepare_options, prepared_digests
+from .test_crash_points import STAGES, contents, make_source
+
+LIMIT = 1500  # bytes a file may have; every stage writes more
+
+
+def in_a_process(limit: Callable[[], object], stage: Callable[[Path], object], folder: Path) -> str:
+    """What the stage says when it fails in a process with a limit; '' when it does not fail."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            limit()
+            stage(folder)
+        except (DataError, OSError) as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as pipe:
+        message = pipe.read()
+    os.waitpid(pid, 0)
+    return message
+
+
+@pytest.mark.parametrize("name", [name for name in STAGES if name != "download"])
+def test_a_write_that_fails_is_told_and_leaves_no_file(tmp_path: Path, name: str) -> None:
+    make, run = STAGES[name]
+    folder, whole = tmp_path / "folder", tmp_path / "whole"
+    folder.mkdir()
+    make(folder)
+    shutil.copytree(folder, whole)
+    run(whole)
+    before = contents(folder)
+    message = in_a_process(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT)), run, folder)
+    assert message.startswith("DataError: cannot write "), message
+    assert "\n" not in message
+    assert "check space and permissions, run again" in message
+    assert contents(folder) == before
+    run(folder)
+    assert contents(folder) == contents(whole)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 kB; skips where none can be mounted."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    line = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_and_leaves_no_partial_file(small_disk: Path, tmp_path: Path) -> None:
+    make, run = STAGES["shuffle"]
+    make(small_disk)
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 40_960))
+    with pytest.raises(DataError, match=r"cannot write .*(No space left|space and permissions)") as caught:
+        run(small_disk)
+    assert "\n" not in str(caught.value)
+    assert not list(small_disk.rglob("*.partial"))
+    filler.unlink()
+    run(small_disk)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    make_source(whole)
+    run(whole)
+    assert contents(small_disk) == contents(whole)
+
+
+def test_a_preparation_stops_on_a_small_disk_before_it_starts(small_disk: Path, downloaded: Path) -> None:
+    line = [sys.executable, "-m", "input_preprocessing.prepare", "--outputdir", small_disk / "data", "--skip-download",
+            "--downloaddir", downloaded / "download", "--packed-data"]  # fmt: skip
+    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    told, refused = done.stderr.splitlines()
+    assert "of disk (409.6 kB free)" in told
+    assert "make room or choose another --outputdir" in refused
+    assert [path.name for path in (small_disk / "data").iterdir()] == [".lock"]
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that any user can reach."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", ["instances", "evalset", "convert_checkpoint"])
+def test_a_read_only_folder_is_told(public_folder: Path, name: str) -> None:
+    make, run = STAGES[name]
+    make(public_folder)
+    public_folder.chmod(0o555)
+    before = contents(public_folder)
+
+    def become_nobody() -> None:  # root writes anywhere
+        if os.geteuid() == 0:
+            os.setresuid(65534, 65534, 65534)
+
+    if name == "convert_checkpoint":
+        make = shutil.copytree(Path(__file__).with_name("tf1_checkpoint"), public_folder / "tf1", dirs_exist_ok=True)
+        before = contents(public_folder)
+    message = in_a_process(become_nobody, run, public_folder)
+    assert message.startswith("DataError: cannot write "), message
+    assert "Permission denied" in message
+    assert contents(public_folder) == before
+
+
+def test_a_preparation_in_a_read_only_folder_is_refused(public_folder: Path, downloaded: Path) -> None:
+    public_folder.chmod(0o555)
+
+    def stage(folder: Path) -> None:
+        if os.geteuid() == 0:
+            os.setresuid(65534, 65534, 65534)
+        prepare.prepare(prepare_options(folder / "data", "--packed-data"))
+
+    message = in_a_process(lambda: None, stage, public_folder)
+    assert f"cannot write to {public_folder}/data: Permission denied" in message
+
+
+def test_two_preparations_of_one_folder_do_not_run_at_once(fresh: Path) -> None:
+    import fcntl
+
+    with open(fresh / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another run is writing"):
+            prepare.prepare(prepare_options(fresh, "--packed-data"))
+    assert not (fresh / "work").exists()
+
+
+def test_empty_crlf_and_blankless_parts_are_prepared_with_the_others(fresh: Path) -> None:
+    texts = sorted((fresh / "download" / "results4").glob("part-*"))
+    texts[0].write_bytes(b"")
+    texts[1].write_bytes(texts[1].read_bytes().replace(b"\n", b"\r\n"))
+    texts[2].write_bytes(b"\n".join(line for line in texts[2].read_bytes().split(b"\n") if line))
+    prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "2"))
+    assert not verify.failures(verify.verify(fresh, jobs=1))
+
+
+def test_text_files_that_were_swapped_are_made_again(fresh: Path, downloaded: Path, tmp_path: Path) -> None:
+    """The names decide the order, so that finished instances of a swapped file are not taken for its own."""
+    texts = sorted((fresh / "download" / "results4").glob("part-*"))
+    prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "4", "--only", "instances"))
+    texts[0].rename(tmp_path / "x")
+    texts[1].rename(texts[0])
+    (tmp_path / "x").rename(texts[1])
+    other = tmp_path / "other"
+    shutil.copytree(fresh / "download", other / "download")
+    for folder in (fresh, other):
+        prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+    assert prepared_digests(fresh) == prepared_digests(other)
+    shutil.copytree(downloaded, tmp_path / "straight")
+    prepare.prepare(prepare_options(tmp_path / "straight", "--packed-data", "--shards", "4"))
+    same = multiset_digest(all_records(fresh / "packed_data"))
+    assert same == multiset_digest(all_records(tmp_path / "straight" / "packed_data"))
+
+
+@pytest.mark.slow
+def test_a_line_of_100_mb_takes_less_than_3_gb(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\nsat\n")
+    with open(tmp_path / "text", "w") as file:
+        for _ in range(100):
+            file.write("the cat sat café " * 58_824)
+        file.write("\n\nthe cat\nsat\n")
+    line = [sys.executable, "-m", "input_preprocessing.instances", "--input-file", tmp_path / "text", "--vocab-file",
+            tmp_path / "vocab.txt", "--output-file", tmp_path / "out.hdf5", "--dupe-factor", "2"]  # fmt: skip
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    subprocess.run(list(map(str, line)), check=True)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < max(3_000_000, before + 1)
+    records, _ = open_records(tmp_path / "out.hdf5")
+    assert records.sequence_lengths.max() == 512
