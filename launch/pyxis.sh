@@ -31,17 +31,32 @@ pyxis::registry_image() {
 }
 
 container::create() {
-  local said
+  local line said=''
   pyxis::start_guard
   log::info "container $PYXIS_NAME from $CONT on each node"
   container::arguments
-  said=$("${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 --container-image="$CONT" "${container[@]}" true 2>&1) || {
-    printf '%s\n' "$said" >&2
-    said=$(grep -m 1 'error:.*pyxis' <<<"$said" || tail -n 1 <<<"$said")
-    log::die "CONT=$CONT: its container could not be made on every node: ${said##*error: }"
-  }
+  # An import takes minutes: what pyxis says of it is shown as it comes.
+  while IFS= read -r line; do
+    if [[ $line == 'status '* ]]; then break; fi
+    printf '%s\n' "$line" >&2
+    said+=$line$'\n'
+  done < <(
+    status=0
+    "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 --container-image="$CONT" "${container[@]}" true 2>&1 || status=$?
+    echo "status $status"
+  )
+  [[ $line == 'status 0' ]] ||
+    log::die "CONT=$CONT: its container could not be made on every node: $(pyxis::reason "$said")"
   kill -0 "$pyxis_guard" 2>/dev/null ||
     log::warn "no step can run beside another (srun --overlap): container $PYXIS_NAME stays on the nodes after the job"
+}
+
+# The line that says most of why pyxis failed: enroot's error, else pyxis's own, else the last.
+pyxis::reason() {
+  {
+    grep -m 1 'pyxis: .*\[ERROR\]' <<<"$1" || grep 'error: .*pyxis: ' <<<"$1" | grep -m 1 -v 'child [0-9]* failed' ||
+      tail -n 1 <<<"${1%$'\n'}"
+  } | sed 's/.*pyxis: *//'
 }
 
 container::arguments() {

@@ -123,8 +123,8 @@ def test_a_requeued_job_has_a_container_of_its_own(pyxis):
 def test_an_image_that_cannot_be_imported_ends_the_job_in_one_line(pyxis):
     job = pyxis.run(CONT="mlperf-bert")
     assert job.exit_code == 2
-    expected = "CONT=mlperf-bert: its container could not be made on every node: pyxis: failed to import docker image"
-    assert job.last_line == f"run: error: {expected}"
+    reason = "[ERROR] URL https://auth.docker.io/token returned error code: 401 Unauthorized"
+    assert job.last_line == f"run: error: CONT=mlperf-bert: its container could not be made on every node: {reason}"
     assert containers(pyxis) == OTHERS
 
 

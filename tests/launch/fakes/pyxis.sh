@@ -13,7 +13,13 @@ record() { echo "pyxis $*" >>"$PYXIS_TEST/calls"; }
 
 if [[ ! -d $CONTAINERS ]]; then
   [[ $PYXIS_IMAGE ]] || fail "a container with name \"$PYXIS_NAME\" does not exist, and --container-image is not set"
-  [[ $PYXIS_IMAGE == *'#'* || -r $PYXIS_IMAGE ]] || fail 'failed to import docker image'
+  if [[ $PYXIS_IMAGE != *'#'* && ! -r $PYXIS_IMAGE ]]; then
+    echo 'pyxis: child 17 failed with error code: 1'
+    echo 'pyxis: failed to import docker image'
+    echo 'pyxis: printing enroot log file:'
+    echo 'pyxis:     [INFO] Querying registry for permission grant'
+    fail '    [ERROR] URL https://auth.docker.io/token returned error code: 401 Unauthorized'
+  fi
   mkdir -p "$CONTAINERS"
   record "create $SLURMD_NODENAME $PYXIS_NAME $PYXIS_IMAGE"
 fi
