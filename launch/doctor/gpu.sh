@@ -10,8 +10,7 @@ doctor::gpu() {
     doctor::row skip GPUs 'this machine sends jobs' 'srun --exclusive launch/doctor.sh machine gpu data'
   elif ! command -v nvidia-smi >/dev/null; then
     doctor::row fail GPUs 'nvidia-smi is not on PATH: no NVIDIA driver' 'install the driver, or: export DEVICE=cpu'
-  elif ! said=$(doctor::smi name,memory.total,driver_version,persistence_mode,clocks.max.sm,clocks_event_reasons.active \
-    2>&1); then
+  elif ! said=$(doctor::query 2>&1); then
     doctor::row fail GPUs "${said##*$'\n'}" 'sudo nvidia-smi -q; reload the driver or restart the machine'
   else
     doctor::gpus "$said"
@@ -20,7 +19,12 @@ doctor::gpu() {
   fi
 }
 
-doctor::smi() { nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits; }
+# Prints a line of fields for each GPU. Drivers before 535 call the last one by an older name.
+doctor::query() {
+  local -r fields=name,memory.total,driver_version,persistence_mode,clocks.max.sm format=csv,noheader,nounits
+  nvidia-smi --query-gpu="$fields,clocks_event_reasons.active" --format="$format" 2>/dev/null ||
+    nvidia-smi --query-gpu="$fields,clocks_throttle_reasons.active" --format="$format"
+}
 
 # Argument: a line of comma-separated fields for each GPU.
 doctor::gpus() {
@@ -46,7 +50,7 @@ doctor::clocks() {
   local -r clock=$1
   local bits slowed=0
   for bits in $2; do
-    if ((bits & ~0x3)); then slowed=$((slowed + 1)); fi
+    if [[ $bits == 0x* ]] && ((bits & ~0x3)); then slowed=$((slowed + 1)); fi
   done
   if ((slowed)); then
     doctor::row warn clocks "$slowed GPUs are held below $clock MHz (power, heat or a sync boost)" 'nvidia-smi -q -d PERFORMANCE,TEMPERATURE'

@@ -26,6 +26,7 @@ SRUN = """case "$*" in
 --container-remap-root --container-writable} ;;
 esac"""
 SMI = """case "$*" in
+  *clocks_event_reasons*) [[ ! ${OLD_DRIVER:-} ]] || { echo "Field is not a valid field to query."; exit 2; } ;;&
   *query-gpu*) [[ ! ${NO_DRIVER:-} ]] || { echo "NVIDIA-SMI has failed because it couldn't communicate"; exit 9; }
     for ((i = 0; i < ${GPUS:-8}; i++)); do
       echo "${MODEL:-NVIDIA H100}, 81559, 550.54.15, ${PERSISTENCE:-Enabled}, 1980, ${REASONS:-0x0000000000000001}"
@@ -218,6 +219,14 @@ def test_what_slows_a_run_down_is_a_warning(site, odd, check, finding):
     assert found[check][0] == "warn"
     assert finding in found[check][1]
     assert found[check][2], "with what helps"
+
+
+@pytest.mark.parametrize("odd", [{"OLD_DRIVER": "1"}, {"REASONS": "[N/A]"}])
+def test_what_a_driver_does_not_tell_is_no_complaint(site, odd):
+    done = doctor(site, "gpu", **odd)
+    assert done.returncode == 0, done.stdout
+    assert rows(done.stdout)["clocks"][0] == "pass"
+    assert not done.stderr
 
 
 def test_data_of_unknown_making_is_a_warning_with_the_command_that_verifies_it(site):
