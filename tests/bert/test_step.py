@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert import kernels, optim
 from bert.dist import Config as DistConfig
@@ -46,6 +47,49 @@ def test_overflow_skips_the_step_halves_the_scale_and_says_so(shard, tiny, make_
     assert int(step.scaler.num_skipped_steps) == 1
     assert step([batch], 0.01).updated
     assert not torch.equal(model.bert.pooler.dense.weight, before["bert.pooler.dense.weight"])
+
+
+class _Watch(TorchDispatchMode):
+    """Counts operators, and those that wait for the device or copy from the host: a graph can hold neither."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "index.Tensor", "index_put")
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.waiting = 0, set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen += 1
+        if any(name in str(function) for name in self.WAITING):
+            self.waiting.add(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def _attention_without_reading_the_lengths(qkv, cu_seqlens, max_seqlen, dropout):
+    tokens = torch.arange(qkv.shape[0], dtype=torch.int32)
+    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), tokens, right=True)
+    query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1)
+    mask = sequence[:, None] == sequence[None, :]
+    context = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    return context[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+def test_nothing_in_a_step_waits_for_the_device(precision, shard, tiny, make_records, batch_of, monkeypatch):
+    model, step = _step(tiny, precision, shard, accumulate=True)
+    batch = batch_of(make_records(2), range(3))
+    with _Watch() as control:
+        float(torch.ones(()))
+    assert control.waiting == {"aten._local_scalar_dense.default"}
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.attention = _attention_without_reading_the_lengths
+    step.calibrated = True
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor"))
+    with _Watch() as watch:
+        step.run([batch, batch])
+    assert watch.seen > 300
+    assert not watch.waiting
 
 
 def test_overflow_is_no_sample_trained_on(tiny, make_records, batch_of):
