@@ -41,7 +41,7 @@ class Blocks:
 # For heads of 64 on Hopper: no spills, wgmma in every product, two or three programs a multiprocessor.
 FORWARD = Blocks(queries=64, keys=64, num_warps=4, num_stages=2)
 QUERY_GRADIENT = Blocks(queries=64, keys=64, num_warps=4, num_stages=2)
-KEY_GRADIENT = Blocks(queries=32, keys=64, num_warps=4, num_stages=2)
+KEY_GRADIENT = Blocks(queries=64, keys=64, num_warps=4, num_stages=2)
 
 
 @jit
