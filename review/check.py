@@ -18,7 +18,6 @@ from review import official, rules, submission, tree
 from review.compliance import DEFAULT_RULESET
 from review.description import check_description
 from review.findings import ERROR, NOTE, WARNING, Finding, ReviewError, failed
-from review.mllog import Event
 from review.official import Outcome
 from review.run import Run
 from review.score import REQUIRED_RUNS, Result, load_results
@@ -90,7 +89,7 @@ def _check_log(run: Run) -> Checked:
 
 
 def _check_result(result: Result, root: Path | None) -> Checked:
-    findings = [*_compliance(result), *_round(result), *_count(result), *_seeds(result)]
+    findings = [*_compliance(result), *_round(result), *_count(result), *result.seed_findings]
     findings += rules.rcp_findings(result)
     findings += [finding for run in result.runs for finding in rules.check_run(run)]
     reused = {finding.file for finding in findings if finding.source == "seeds"}  # where more need not be said
@@ -215,43 +214,3 @@ def _count(result: Result) -> list[Finding]:
             )
         )
     return found
-
-
-def _seeds(result: Result) -> list[Finding]:
-    """The findings of the official seed checker, which knows closed results only."""
-    if result.division != "closed":
-        return []
-    found: list[Finding] = []
-    seen: dict[tuple[str, str, int], Run] = {}
-    for run in result.runs:
-        events = run.log.all("seed")
-        if not events:
-            hint = "log the run's seed once, on rank 0"
-            found.append(_seed_finding(run, "logs no seed", "every run logs a seed", hint))
-        for event in events:
-            try:
-                seed = int(event.value)
-                place = (str(event.metadata["file"]), str(event.metadata["lineno"]), seed)
-            except (TypeError, ValueError, OverflowError, KeyError):
-                rule, hint = "a seed is an integer, with metadata file and lineno", "log it with mllog"
-                found.append(_seed_finding(run, "is not a seed that can be compared", rule, hint, event))
-                continue
-            other = seen.setdefault(place, run)
-            if other is not run:
-                rule = "no two runs log one seed from one line of the code"
-                hint = "leave SEED unset, and run again"
-                found.append(_seed_finding(run, f"is {seed}, as in {other.path.name}", rule, hint, event))
-    return found
-
-
-def _seed_finding(run: Run, message: str, rule: str, hint: str, event: Event | None = None) -> Finding:
-    return Finding(
-        severity=ERROR,
-        message=message,
-        source="seeds",
-        file=run.path,
-        line=event.line if event else None,
-        key="seed",
-        rule=rule,
-        hint=hint,
-    )

@@ -115,7 +115,7 @@ def _check_submission(run: Run) -> Iterator[Finding]:
         if event is None or event.value in _PLACEHOLDERS:
             message = "is missing" if event is None else f"is {text(event.value)!r}"
             rule = "a log names its submitter, system and status"
-            yield _finding(run, WARNING, message, rule, "set it in env.sh before the run", event, key)
+            yield _finding(run, WARNING, message, rule, f"export {key.upper()} before the run", event, key)
     cleared = run.log.first("cache_clear")
     if cleared is not None and cleared.value is False:  # null, in many logs, says that it was
         yield _finding(

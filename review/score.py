@@ -11,9 +11,10 @@ from typing import Any
 
 from review import rcp, tree
 from review.compliance import DEFAULT_RULESET, rulesets
-from review.findings import ReviewError
+from review.findings import Finding, ReviewError
 from review.mllog import text
 from review.run import Run, load_run
+from review.seeds import check_seeds
 
 REQUIRED_RUNS = 10
 _NOT_CONVERGED = 1e9  # samples of a run that did not converge, in the official RCP test
@@ -147,6 +148,11 @@ class Result:
         return rcp.find(self.batch_size, self.ruleset)[0]
 
     @functools.cached_property
+    def seed_findings(self) -> list[Finding]:
+        """What the seed checker finds; nothing outside the closed division."""
+        return check_seeds(self.runs) if self.division == "closed" else []
+
+    @functools.cached_property
     def scaling_factor(self) -> float:
         """What the time is multiplied by where the runs converged faster than the reference mean."""
         return self.rcp_test.scaling_factor if self.rcp_test and self.rcp_test.passed else 1.0
@@ -168,6 +174,11 @@ class Result:
             reasons.append("no submission_division")
         if self.rcp_test is not None and not self.rcp_test.passed:
             reasons.append(f"RCP test failed: {self.rcp_test.reason}")
+        if self.seed_findings:
+            first = self.seed_findings[0]
+            more = f" (+{len(self.seed_findings) - 1} more)" if len(self.seed_findings) > 1 else ""
+            place = "" if first.file is None else f" of {text(first.file.name)}"
+            reasons.append(f"seed{place} {first.message}{more}")
         return reasons
 
     @functools.cached_property
