@@ -173,7 +173,11 @@ class Result:
         if self.division is None:
             reasons.append("no submission_division")
         if self.rcp_test is not None and not self.rcp_test.passed:
-            reasons.append(f"RCP test failed: {self.rcp_test.reason}")
+            point, mean = self.rcp_test.point, self.mean_samples
+            why = self.rcp_test.reason
+            if point is not None and mean is not None:
+                why = f"mean of {mean:,.0f} samples, minimum {point.minimum:,.0f}"
+            reasons.append(f"RCP test failed: {why}")
         if self.seed_findings:
             first = self.seed_findings[0]
             more = f" (+{len(self.seed_findings) - 1} more)" if len(self.seed_findings) > 1 else ""

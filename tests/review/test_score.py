@@ -121,3 +121,18 @@ def test_fewer_runs_have_a_median_and_the_reason_why_there_is_no_score(submissio
     assert result.median_minutes == statistics.median(minutes)
     assert (result.score, result.official) == (None, False)
     assert result.obstacles == ["2 of 10 runs"]
+
+
+def test_every_obstacle_to_an_official_score_is_named(submission, writer):
+    for index in (2, 5):
+        log = writer(seed=77, evaluations=14, start_ms=1_760_000_000_000 + index * 600_000)
+        log.drop("eval_samples").write(submission / f"result_{index}.txt")
+    for index in (0, 1, 3, 4):
+        log = writer(seed=index, evaluations=12, start_ms=1_770_000_000_000 + index * 600_000)
+        log.write(submission / f"result_{index}.txt")
+    (result,) = load_results(submission)
+    assert result.obstacles == [
+        "2 runs fail, one may",
+        "RCP test failed: mean of 2,043,750 samples, minimum 2,306,738",
+        "seed of result_5.txt is 77, as in result_2.txt",
+    ]
