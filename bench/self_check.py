@@ -49,11 +49,14 @@ def _error(module: Any, case: Any) -> float:
         value.detach().double().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
         for value in ours
     )
-    result, expected = module.fused(*ours), module.reference(*theirs)
-    upstream = torch.randn(expected.shape, device=expected.device, dtype=torch.float64)
-    result.backward(upstream.to(result.dtype))
-    expected.backward(upstream.to(result.dtype).double())
-    pairs = [(result.detach(), expected.detach())]
+    results, expected = (
+        result if isinstance(result, tuple) else (result,)
+        for result in (module.fused(*ours), module.reference(*theirs))
+    )
+    upstream = [torch.randn_like(result) for result in results]
+    torch.autograd.backward(results, upstream)
+    torch.autograd.backward(expected, [gradient.double() for gradient in upstream])
+    pairs = [(a.detach(), b.detach()) for a, b in zip(results, expected, strict=True)]
     pairs += [(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True) if isinstance(a, Tensor) and a.requires_grad]
     errors = [((a.double() - b).abs().max() / b.abs().max().clamp(min=1)).item() for a, b in pairs]
     return max(error if error == error else float("inf") for error in errors)

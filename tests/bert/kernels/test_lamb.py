@@ -155,4 +155,4 @@ def test_passes_equal_plain_pytorch_at_real_size(gpu):
         results.append([norms, low, *buffers])
     assert all(torch.equal(a, b) for a, b in zip(results[0], results[1], strict=True))
     for a, b in zip(results[0], results[2], strict=True):
-        torch.testing.assert_close(a.float(), b.float(), rtol=2**-8 if a.dtype == torch.bfloat16 else 1e-4, atol=1e-7)
+        torch.testing.assert_close(a.float(), b.float(), rtol=2**-7 if a.dtype == torch.bfloat16 else 1e-4, atol=1e-7)
