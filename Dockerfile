@@ -11,13 +11,9 @@ FROM nvcr.io/nvidia/pytorch:${TAG}${DIGEST:+@${DIGEST}}
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 WORKDIR /workspace/bert
 
-# What the base image has stays as it was built and tested: its versions are constraints, but for what is pinned here.
-# Its own list of constraints (PIP_CONSTRAINT) also names packages that it has not.
-COPY requirements/image.txt requirements/image.txt
-RUN pinned=$(sed -n 's/==.*//p' requirements/image.txt | paste -sd'|') \
-    && pip list --format=freeze --exclude-editable | grep -ivE "^($pinned)=" >/tmp/base.txt \
-    && PIP_CONSTRAINT=/tmp/base.txt pip install --no-cache-dir -r requirements/image.txt \
-    && rm /tmp/base.txt
+# Apart from the code, so that a change of it installs nothing anew.
+COPY requirements/image.sh requirements/image.txt requirements/
+RUN requirements/image.sh
 
 COPY . .
 # Editable: no second copy; a checkout that is mounted comes before this one. Git may not mind who owns that checkout.

@@ -49,6 +49,25 @@ def test_the_base_is_named_by_tag_and_by_digest_on_demand(repository):
     text = (repository / "Dockerfile").read_text()
     assert re.search(r"^ARG TAG=\d\d\.\d\d-py3$", text, re.M)
     assert "FROM nvcr.io/nvidia/pytorch:${TAG}${DIGEST:+@${DIGEST}}" in text
+    tag = re.search(r"^ARG TAG=(.*)$", text, re.M)[1]
+    assert f"From: nvcr.io/nvidia/pytorch:{tag}\n" in (repository / "apptainer.def").read_text()
+
+
+def test_packages_of_the_base_image_keep_their_versions_but_for_those_that_are_pinned(repository, tmp_path):
+    """With a stand-in for pip that shows what it is told."""
+    listed = "torch==2.7.0a0+79aa17489c.nv25.4\\nnumpy==1.26.4\\nH5py==3.1\\nrich==13.9\\n"
+    (tmp_path / "pip").write_text(
+        f'#!/bin/sh\nif [ "$1" = list ]; then printf "{listed}"; else echo "$@"; cat "$PIP_CONSTRAINT"; fi\n'
+    )
+    (tmp_path / "pip").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PIP_CONSTRAINT": "/of/the/base"}
+    command = [repository / "requirements" / "image.sh"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "install --no-cache-dir -r image.txt",
+        "torch==2.7.0a0+79aa17489c.nv25.4",
+        "numpy==1.26.4",
+    ]
 
 
 def test_the_image_leaves_out_nothing_that_is_tracked_but_tests_and_continuous_integration(repository):
