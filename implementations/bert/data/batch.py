@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert.data.compiled import array, compiled_for
+from bert.data.compiled import array, compiled_for, scalar
 from bert.data.format import DataError, Records
 from bert.kernels.cross_entropy import IGNORE
+
+_BEGIN, _MASKED_BEGIN, _SEGMENT_B, _NEXT_SENTENCE = range(4)  # rows of heads: one column a sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,86 +91,122 @@ def _extend(values: Tensor, count: int, fill: int) -> Tensor:
 
 def make_batch(records: Records, sequences: np.ndarray, max_seqlen: int) -> Batch:
     """The batch of the given sequences (indices into ``records``), in that order. max_seqlen bounds their lengths."""
-    return gather_batch([records], np.zeros(len(sequences), dtype=np.int64), sequences, max_seqlen)
+    return gather_batch([records], [np.arange(len(sequences))], sequences, max_seqlen)
 
 
-def gather_batch(sources: Sequence[Records], source_of: np.ndarray, sequences: np.ndarray, max_seqlen: int) -> Batch:
-    """The batch whose i-th sequence is number ``sequences[i]`` of ``sources[source_of[i]]``; both arrays int64 [S].
+def gather_batch(
+    sources: Sequence[Records],
+    places: Sequence[np.ndarray],
+    sequences: np.ndarray,
+    max_seqlen: int,
+    vocab_size: int | None = None,
+) -> Batch:
+    """The batch of sequences from several sources.
 
-    Raises DataError for offsets that lead out of the records.
+    Args:
+        sources: records.
+        places: places in the batch of each source's sequences.
+        sequences: number of every sequence in its source, int64 [S].
+        max_seqlen: bounds their lengths.
+        vocab_size: bounds token ids; None: not checked.
+
+    Raises:
+        DataError: offsets lead out of the records, or a token id is not of the vocabulary.
     """
-    count = len(sequences)
-    begins, masked_begins = np.empty(count, np.int64), np.empty(count, np.int64)
-    starts, masked_starts = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
-    segment_b, next_sentence = np.empty(count, np.int64), np.empty(count, np.int64)
-    places = [np.flatnonzero(source_of == number) for number in range(len(sources))]
+    sequences = np.ascontiguousarray(sequences, dtype=np.int64)
+    heads = np.empty((4, len(sequences)), np.int64)
+    starts, masked_starts = np.zeros(len(sequences) + 1, np.int64), np.zeros(len(sequences) + 1, np.int64)
     for records, where in zip(sources, places, strict=True):
-        chosen = sequences[where]
-        begins[where], masked_begins[where] = records.sequence_offsets[chosen], records.masked_lm_offsets[chosen]
-        starts[where + 1] = records.sequence_offsets[chosen + 1] - begins[where]
-        masked_starts[where + 1] = records.masked_lm_offsets[chosen + 1] - masked_begins[where]
-        _check_ends(
-            records, begins[where], starts[where + 1], masked_begins[where], masked_starts[where + 1], max_seqlen
-        )
-        segment_b[where], next_sentence[where] = records.segment_b_start[chosen], records.next_sentence_labels[chosen]
+        sound = _read_heads(
+            records.sequence_offsets, records.masked_lm_offsets, records.segment_b_start, records.next_sentence_labels,
+            len(records.input_ids), len(records.masked_lm_ids), max_seqlen, where, sequences,
+            heads, starts, masked_starts,
+        )  # fmt: skip
+        if not sound:
+            raise DataError(
+                f"training data: offsets of sequences lead out of their file, or over {max_seqlen} tokens; find the "
+                "damaged file with python -m input_preprocessing.verify"
+            )
     np.cumsum(starts, out=starts)
     np.cumsum(masked_starts, out=masked_starts)
-    num_tokens, num_masked = int(starts[-1]), int(masked_starts[-1])
-    tokens = np.empty((3, num_tokens), np.int32)  # ids, segments, positions
-    masked_positions, masked_labels = np.empty(num_masked, np.int32), np.empty(num_masked, np.int64)
+    tokens = np.empty((3, int(starts[-1])), np.int32)  # ids, segments, positions
+    masked_positions = np.empty(int(masked_starts[-1]), np.int32)
+    masked_labels = np.empty(int(masked_starts[-1]), np.int64)
     for records, where in zip(sources, places, strict=True):
-        _copy_sequences(
+        smallest, largest = _copy_sequences(
             records.input_ids, records.masked_lm_positions, records.masked_lm_ids,
-            where, begins, starts, masked_begins, masked_starts, segment_b,
-            tokens, masked_positions, masked_labels,
+            where, heads, starts, masked_starts, tokens, masked_positions, masked_labels,
         )  # fmt: skip
-    input_ids, segment_ids, position_ids = torch.from_numpy(tokens)
+        if vocab_size is not None and not 0 <= smallest <= largest < vocab_size:
+            raise DataError(
+                f"token ids {smallest} to {largest} in the training data, and bert_config.json has vocab_size "
+                f"{vocab_size}: the data and BERT_CONFIG are of different vocabularies"
+            )
     return Batch(
-        input_ids=input_ids,
-        segment_ids=segment_ids,
-        position_ids=position_ids,
+        input_ids=torch.from_numpy(tokens[0]),
+        segment_ids=torch.from_numpy(tokens[1]),
+        position_ids=torch.from_numpy(tokens[2]),
         cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
         masked_positions=torch.from_numpy(masked_positions),
         masked_labels=torch.from_numpy(masked_labels),
-        next_sentence_labels=torch.from_numpy(next_sentence),
+        next_sentence_labels=torch.from_numpy(heads[_NEXT_SENTENCE]),
         max_seqlen=max_seqlen,
-        num_tokens=num_tokens,
-        num_sequences=count,
-        num_masked=num_masked,
+        num_tokens=int(starts[-1]),
+        num_sequences=len(sequences),
+        num_masked=int(masked_starts[-1]),
     )
 
 
-def _check_ends(
-    records: Records, begins: np.ndarray, lengths: np.ndarray, masked_begins: np.ndarray, counts: np.ndarray, most: int
-) -> None:
-    """The compiled copy trusts offsets; those of a damaged file must not reach it."""
-    if not len(begins):
-        return
-    sound = begins.min() >= 0 and 0 <= lengths.min() <= lengths.max() <= most
-    sound = sound and masked_begins.min() >= 0 and counts.min() >= 0
-    sound = sound and (begins + lengths).max() <= len(records.input_ids)
-    if not sound or (masked_begins + counts).max() > len(records.masked_lm_ids):
-        raise DataError(
-            f"training data: offsets of sequences lead out of their file, or over {most} tokens; find the damaged file "
-            "with python -m input_preprocessing.verify"
-        )
+@compiled_for(
+    *[array("int64", readonly=True)] * 2, array("int16", readonly=True), array("int8", readonly=True),
+    *[scalar("int64")] * 3, array("int64"), array("int64"), array("int64", ndim=2), array("int64"), array("int64"),
+)  # fmt: skip
+def _read_heads(  # type: ignore[no-untyped-def]
+    sequence_offsets, masked_offsets, segment_b_start, next_sentence_labels, num_tokens, num_masked, max_seqlen,
+    where, sequences, heads, lengths, counts,
+):  # fmt: skip
+    """Fills `heads` and, one place on, lengths and counts of masked tokens; whether all lie within the records.
+
+    The compiled copy trusts offsets; those of a damaged file must not reach it.
+    """
+    for i in where:
+        sequence = sequences[i]
+        begin, end = sequence_offsets[sequence], sequence_offsets[sequence + 1]
+        masked_begin, masked_end = masked_offsets[sequence], masked_offsets[sequence + 1]
+        if not (0 <= begin <= end <= num_tokens and end - begin <= max_seqlen):
+            return False
+        if not (0 <= masked_begin <= masked_end <= num_masked and 0 <= segment_b_start[sequence] <= end - begin):
+            return False
+        heads[_BEGIN, i], heads[_MASKED_BEGIN, i] = begin, masked_begin
+        heads[_SEGMENT_B, i], heads[_NEXT_SENTENCE, i] = segment_b_start[sequence], next_sentence_labels[sequence]
+        lengths[i + 1], counts[i + 1] = end - begin, masked_end - masked_begin
+    return True
 
 
 @compiled_for(
-    *[array("int16", readonly=True)] * 3, *[array("int64")] * 6, array("int32", ndim=2), array("int32"), array("int64")
-)
+    *[array("int16", readonly=True)] * 3, array("int64"), array("int64", ndim=2), array("int64"), array("int64"),
+    array("int32", ndim=2), array("int32"), array("int64"),
+)  # fmt: skip
 def _copy_sequences(  # type: ignore[no-untyped-def]
-    input_ids, positions, labels, where, begins, starts, masked_begins, masked_starts, segment_b,
-    tokens, masked_positions, masked_labels,
-):  # fmt: skip
-    """Copies one source's sequences to their places ``where`` in the batch."""
-    for i in where:
-        start, begin = starts[i], begins[i]
-        end = starts[i + 1]
-        tokens[0, start:end] = input_ids[begin : begin + end - start]
-        tokens[1, start : start + segment_b[i]] = 0
-        tokens[1, start + segment_b[i] : end] = 1
+    input_ids, positions, labels, where, heads, starts, masked_starts, tokens, masked_positions, masked_labels
+):
+    """Copies one source's sequences to their places ``where`` in the batch; the smallest and largest token id."""
+    smallest = largest = 0
+    for i in where:  # by slices, which are quick without the compiler too
+        start, end = starts[i], starts[i + 1]
+        if start == end:
+            continue
+        begin, segment_b = heads[_BEGIN, i], start + heads[_SEGMENT_B, i]
+        source = input_ids[begin : begin + end - start]
+        smallest, largest = min(smallest, source.min()), max(largest, source.max())
+        tokens[0, start:end] = source
+        tokens[1, start:segment_b] = 0
+        tokens[1, segment_b:end] = 1
         tokens[2, start:end] = np.arange(end - start)
-        first, last, begin = masked_starts[i], masked_starts[i + 1], masked_begins[i]
-        masked_positions[first:last] = positions[begin : begin + last - first] + start
-        masked_labels[first:last] = labels[begin : begin + last - first]
+        first, last, begin = masked_starts[i], masked_starts[i + 1], heads[_MASKED_BEGIN, i]
+        if first < last:
+            masked_positions[first:last] = positions[begin : begin + last - first] + start
+            answers = labels[begin : begin + last - first]
+            smallest, largest = min(smallest, answers.min()), max(largest, answers.max())
+            masked_labels[first:last] = answers
+    return smallest, largest

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +65,13 @@ def list_bins(folder: Path, variable: str) -> list[list[Path]]:
     return [list_shards(path, variable) for path in sorted(found, key=lambda path: int(path.name))]
 
 
+def _plain(records: Records) -> Records:
+    """The records as plain arrays on the same memory: each use of a memmap costs microseconds more."""
+    fields = {field.name: getattr(records, field.name) for field in dataclasses.fields(records)}
+    plain: dict[str, Any] = {name: None if value is None else np.asarray(value) for name, value in fields.items()}
+    return Records(**plain)
+
+
 class Shards:
     """Record files opened when first needed, some kept open."""
 
@@ -99,6 +108,7 @@ class Shards:
         expected = self._entries.get(path, Entry(records.num_rows))
         if expected.rows != records.num_rows or expected.content_digest not in ("", metadata.content_digest):
             raise DataError(f"{path} is not the file that {path.parent / INDEX} tells of; prepare the data again")
+        records = _plain(records)
         self._open[number] = records
         if len(self._open) > self._most_open:
             self._open.popitem(last=False)

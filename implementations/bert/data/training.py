@@ -153,13 +153,11 @@ class TrainingData:
         return [self.finish(self._make(chosen)) for chosen in self.batching.step(step)]
 
     def _make(self, chosen: Chosen) -> Batch:
-        files, source_of = np.unique(chosen.files, return_inverse=True)
-        sources = [self.source[file] for file in files.tolist()]
-        batch = gather_batch(sources, source_of, chosen.sequences, self.config.max_seq_length)
-        largest = max(int(batch.input_ids.max()), int(batch.masked_labels.max()) if batch.num_masked else 0)
-        if largest >= self.vocab_size or int(batch.input_ids.min()) < 0:
-            raise DataError(
-                f"token id {largest} in the training data, and bert_config.json has vocab_size {self.vocab_size}: "
-                "the data and BERT_CONFIG are of different vocabularies"
-            )
-        return batch
+        files = chosen.files
+        if (files == files[0]).all():  # as nearly always
+            numbers, places = [int(files[0])], [np.arange(len(files))]
+        else:
+            numbers = np.unique(files).tolist()
+            places = [np.flatnonzero(files == number) for number in numbers]
+        sources = [self.source[number] for number in numbers]
+        return gather_batch(sources, places, chosen.sequences, self.config.max_seq_length, self.vocab_size)
