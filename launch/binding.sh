@@ -61,7 +61,8 @@ binding::table() {
   local -r ranks=$1 mode=${BINDING:-numa}
   local rank gpu cpus
   topology::read_gpus
-  printf 'run: binding %s on %s\nrun: %4s  %-12s  %4s  %-10s  %s\n' "$mode" "${SLURMD_NODENAME:-$(uname -n)}" rank GPU NUMA NIC CPUs
+  printf 'run: binding %s on %s\n' "$mode" "${SLURMD_NODENAME:-$(uname -n)}"
+  printf 'run: %4s  %-12s  %4s  %-10s  %s\n' rank GPU NUMA NIC CPUs
   for ((rank = 0; rank < ranks; rank++)); do
     gpu=$(topology::gpu "$rank")
     if [[ $mode != none ]]; then cpus=$(binding::cpus "$rank" "$ranks" "$mode"); else cpus=''; fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Before the first trial, with NCCL_TEST=1: all ranks all-reduce vectors whose sum is known. A network, a driver or a node that
-# is broken shows here in a minute, with its name, and not in the middle of a timed run. Sourced by trial.sh.
+# Before the first trial, with NCCL_TEST=1: all ranks all-reduce vectors whose sum is known. A network, a driver or a
+# node that is broken shows here in a minute, with its name, and not in the middle of a timed run. Sourced by trial.sh.
 # shellcheck disable=SC2154 # RUN_DIR, the variables' defaults and trial::ranks are of the other files
 
 nccl_test::run() {

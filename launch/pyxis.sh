@@ -1,24 +1,28 @@
 #!/usr/bin/env bash
-# Slurm with pyxis and enroot, by the interface of container.sh: one named container a node, made by the first step that names
-# the image and found by its name in all others. Sourced by run.sub, whose array srun begins every step.
+# Slurm with pyxis and enroot, by the interface of container.sh: one named container a node, made by the first step that
+# names the image and found by its name in all others. Sourced by run.sub, whose array srun begins every step.
 # shellcheck disable=SC2154 # mounts and srun are of container.sh and slurm.sh
 
-PYXIS_NAME=bert_${SLURM_JOB_ID:-}_${SLURM_RESTART_COUNT:-0} # not that of an earlier start of this job, which may be half removed
+# Not the name of an earlier start of this job, whose container may be half removed.
+PYXIS_NAME=bert_${SLURM_JOB_ID:-}_${SLURM_RESTART_COUNT:-0}
 readonly PYXIS_NAME
 pyxis_guard='' pyxis_guard_input='' pyxis_help='' # not declared: this file is sourced in a function
 
 container::check() {
   pyxis_help=$(srun --help 2>&1) || true
   [[ $pyxis_help == *--container-image* && $pyxis_help == *--container-name* ]] ||
-    log::die "CONTAINER_RUNTIME=pyxis: srun has no option --container-image: install pyxis, take CONTAINER_RUNTIME=apptainer," \
-      "or CONT='' to run straight on the nodes"
+    log::die 'CONTAINER_RUNTIME=pyxis: srun has no option --container-image: install pyxis,' \
+      "take CONTAINER_RUNTIME=apptainer, or CONT='' to run straight on the nodes"
   case $CONT in
     /* | ./* | ../* | *.sqsh)
       CONT=$(realpath -m -- "$CONT") # pyxis takes it for a file only when it begins with a slash or a dot
-      [[ -r $CONT ]] || log::die "CONT=$CONT: no such image: enroot import -o $CONT dockerd://mlperf-bert, on storage of all nodes"
+      [[ -r $CONT ]] ||
+        log::die "CONT=$CONT: no such image: enroot import -o $CONT dockerd://mlperf-bert, on storage of all nodes"
       ;;
     *.sif) log::die "CONT=$CONT: an image of Apptainer: set CONTAINER_RUNTIME=apptainer, or give an enroot image (.sqsh)" ;;
-    dockerd://* | podman://*) log::die "CONT=$CONT: only this node has it: enroot import -o mlperf-bert.sqsh $CONT, and CONT=that file" ;;
+    dockerd://* | podman://*)
+      log::die "CONT=$CONT: only this node has it: enroot import -o mlperf-bert.sqsh $CONT, and CONT=that file"
+      ;;
     *) CONT=$(pyxis::registry_image "${CONT#docker://}") ;;
   esac
   export CONT

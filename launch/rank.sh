@@ -10,8 +10,10 @@ report() {
   if ((status > 128)); then
     local -r killed="$who was killed by SIG$(kill -l "$status")"
     case $status in
-      129 | 130 | 143) (set -o noclobber && echo "$killed" >"$error") ;; # most likely by the launcher, for another's sake
-      *) echo "$killed" >"$error" ;;                                     # its peers complain of broken connections; this is the cause
+      # Most likely by the launcher, for another rank's sake.
+      129 | 130 | 143) (set -o noclobber && echo "$killed" >"$error") ;;
+      # Its peers complain of broken connections; this is the cause.
+      *) echo "$killed" >"$error" ;;
     esac
   fi
   set -o noclobber

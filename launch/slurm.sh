@@ -10,11 +10,13 @@ slurm::check() {
   if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then
     # Without gres in Slurm every job sees all GPUs. With it, this one sees none and would train on CPUs.
     ! scontrol --oneliner show node "${SLURMD_NODENAME:-}" 2>/dev/null | grep -q ' Gres=[^ ]*gpu' ||
-      log::die "this job has no GPUs: sbatch --gres=${GPU_GRES:-gpu}:$DGXNGPU run.sub (or export SBATCH_GRES); on CPUs, DEVICE=cpu"
+      log::die "this job has no GPUs: sbatch --gres=${GPU_GRES:-gpu}:$DGXNGPU run.sub (or export SBATCH_GRES);" \
+        'on CPUs, DEVICE=cpu'
     return 0
   fi
   ((SLURM_GPUS_ON_NODE >= DGXNGPU)) ||
-    log::die "this job has $SLURM_GPUS_ON_NODE GPUs a node and the config wants DGXNGPU=$DGXNGPU: sbatch --exclusive, or another config"
+    log::die "this job has $SLURM_GPUS_ON_NODE GPUs a node and the config wants DGXNGPU=$DGXNGPU:" \
+      'sbatch --exclusive, or another config'
 }
 
 # Sets the array srun: the command that all steps of this job begin with. Starts one step to see that such steps start.
@@ -38,7 +40,8 @@ slurm::check_nodes() {
   local said status=0
   # shellcheck disable=SC2016 # $1 belongs to the inner shell
   said=$("${srun[@]}" --mpi=none --ntasks="$DGXNNODES" --ntasks-per-node=1 \
-    bash -c '[[ -x $1/launch/rank.sh ]] || { echo "${SLURMD_NODENAME:-a node}" && exit "$2"; }' - "$REPO_DIR" "$blind" 2>&1) || status=$?
+    bash -c '[[ -x $1/launch/rank.sh ]] || { echo "${SLURMD_NODENAME:-a node}" && exit "$2"; }' - "$REPO_DIR" "$blind" \
+    2>&1) || status=$?
   ((status == 0)) && return
   if ((status == blind)); then
     log::die "${said%%$'\n'*} does not see $REPO_DIR: put the repository on storage that all nodes share"

@@ -45,7 +45,8 @@ topology::gpu() {
 topology::gpus_of_sysfs() {
   local device
   for device in "${SYSFS:-/sys}"/bus/pci/devices/*; do
-    if [[ -r $device/class && $(<"$device/vendor") == 0x10de && $(<"$device/class") == 0x03* ]]; then basename -- "$device"; fi
+    [[ -r $device/class && $(<"$device/vendor") == 0x10de && $(<"$device/class") == 0x03* ]] || continue
+    basename -- "$device"
   done
 }
 

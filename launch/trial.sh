@@ -84,7 +84,8 @@ trial::verify() {
   if [[ -f $RUN_DIR/error_$trial.txt ]]; then
     failures+=("trial $trial: $(<"$RUN_DIR/error_$trial.txt")")
   elif [[ $CHECK_COMPLIANCE == 1 ]] && ! runner::python -m mlperf_logging.compliance_checker --usage training \
-    --ruleset "$MLPERF_RULESET" --log_output /dev/null "$RUN_DIR/result_$trial.txt" >"$RUN_DIR/compliance_$trial.out" 2>&1; then
+    --ruleset "$MLPERF_RULESET" --log_output /dev/null "$RUN_DIR/result_$trial.txt" \
+    >"$RUN_DIR/compliance_$trial.out" 2>&1; then
     failures+=("trial $trial: compliance check failed, see $RUN_DIR/compliance_$trial.out")
   fi
 }

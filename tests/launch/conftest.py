@@ -153,12 +153,12 @@ class Job:
 
     def wait_for(self, what: Callable[[], object]) -> None:
         """Waits until ``what()`` is true."""
-        for _ in range(1200):
+        for _ in range(3000):
             if what():
                 return
             time.sleep(0.1)
         state = " ".join(self.field(name) for name in ("JobState", "Reason"))
-        raise AssertionError(f"job {self.number} is {state} after two minutes:\n{self.output}")
+        raise AssertionError(f"job {self.number} is {state} after five minutes:\n{self.output}")
 
     def wait(self) -> Job:
         """Waits until it is over, its processes gone."""
