@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # doctor: Slurm as run.sub uses it. Sourced by doctor.sh.
 # shellcheck disable=SC2154
+# shellcheck source=launch/doctor/slurm_nodes.sh
+source "$REPO_DIR/launch/doctor/slurm_nodes.sh"
 
 doctor::slurm() {
   local said
@@ -41,26 +43,7 @@ doctor::partition() {
     doctor::row pass partition "$name, $nodes nodes of $gres"
   fi
   doctor::gres "$gres"
-}
-
-# Argument: the gres of a node, such as gpu:h100:8(S:0-1).
-doctor::gres() {
-  local -r wanted=${GPU_GRES:-gpu}
-  local -i count=0
-  local gres=$1 part
-  while [[ $gres == *'('*')'* ]]; do gres=${gres%%'('*}${gres#*')'}; done
-  for part in ${gres//,/ }; do
-    if [[ $part == "$wanted:"* || $part == "$wanted" ]]; then count+=$([[ ${part##*:} =~ ^[0-9]+$ ]] && echo "${part##*:}" || echo 1); fi
-  done
-  if [[ $wanted == none || ${DEVICE:-auto} == cpu ]]; then
-    doctor::row pass gres 'steps ask for no GPUs'
-  elif ((count == 0)); then
-    doctor::row fail gres "the nodes have no $wanted, but $gres" 'in env.sh: export GPU_GRES=none (or gpu:TYPE)'
-  elif ((count < ${DGXNGPU:-1})); then
-    doctor::row fail gres "a node has $count x $wanted and the config wants DGXNGPU=$DGXNGPU" 'source a config of fewer GPUs'
-  else
-    doctor::row pass gres "$count x $wanted a node"
-  fi
+  doctor::reserved_cpus "$name"
 }
 
 doctor::mpi() {

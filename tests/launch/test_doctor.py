@@ -16,6 +16,7 @@ TOOLS = (
 )
 SINFO = """case "$*" in
   *--version*) echo "slurm 23.11.4" ;;
+  *--format=%n*) echo dgx1 ;;
   *--format=%P*) echo "${PARTITIONS:-batch*}" ;;
   *) [[ ! ${DOWN:-} ]] || { echo "slurm_load_partitions: Unable to contact slurm controller" >&2; exit 1; }
      echo "batch|${STATE:-up}|${NODES:-4}|${GRES:-gpu:h100:8(S:0-1)}" ;;
@@ -64,6 +65,7 @@ def site(checkout):
         "enroot": '[[ $1 != list || ! ${NO_ENROOT:-} ]] || { echo "[ERROR] mkdir: Permission denied" >&2; exit 1; }; '
         "[[ $1 != version ]] || echo 3.5.0",
         "sudo": "[[ ! ${NO_SUDO:-} ]]",
+        "scontrol": "echo NodeName=$3 ${SPEC:-}",
         "df": "printf 'Avail\\n%sG\\n' \"${FREE-900}\"",
     }.items():
         checkout.stand_in(name, script)
@@ -171,6 +173,23 @@ def test_what_is_wrong_with_slurm_is_named_with_its_cure(site, broken, check, fi
 )
 def test_what_is_wrong_with_containers_is_named_with_its_cure(site, broken, check, finding, cure):
     assert_fails(doctor(site, "container", **broken), check, finding, cure)
+
+
+@pytest.mark.parametrize(
+    ("setting", "finding"),
+    [
+        (
+            {"SPEC": "CoreSpecCount=12 CPUSpecList=84-95,180-191 MemSpecLimit=0"},
+            "84-95,180-191 of dgx1: kept from jobs",
+        ),
+        ({"SPEC": "CoreSpecCount=4"}, "4 cores of dgx1: kept from jobs"),
+        ({"RESERVED_CPUS": "0-3"}, "RESERVED_CPUS=0-3: no rank is bound there"),
+    ],
+)
+def test_cpus_that_are_reserved_are_known_before_ranks_are_bound(site, setting, finding):
+    result, found, _ = rows(doctor(site, "slurm", **setting).stdout)["reserved CPUs"]
+    assert result == "pass"
+    assert found.startswith(finding)
 
 
 def test_a_kernel_that_forbids_user_namespaces_is_named_with_the_setting(site):
