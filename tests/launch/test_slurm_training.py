@@ -95,13 +95,6 @@ def test_a_data_set_that_is_missing_ends_the_job_naming_its_variable(training):
     assert not training.checkout.logdir.exists()
 
 
-def test_a_wrong_value_ends_the_job_naming_its_variable(training):
-    job = training.run(config=CONFIG, after=settings(LR="fast"))
-    assert job.exit_code == 2
-    assert "bert: error: LR='fast': expected a number" in job.output
-    assert job.last_line == "run: error: this configuration cannot run, see above"
-
-
 def process_of_rank(number: str) -> int:
     """The trainer of that rank."""
     for folder in Path("/proc").glob("[0-9]*"):
