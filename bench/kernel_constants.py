@@ -103,7 +103,7 @@ def sweeps(tokens: int, device: torch.device) -> Iterator[Sweep]:
         "bias_gelu",
         bias_gelu,
         ("BLOCK", "BLOCK_ROWS", "NUM_WARPS", "PROGRAMS_PER_SM"),
-        list(itertools.product((512, 1024), (2, 4, 8), (4, 8), (4, 8))),
+        list(itertools.product((512, 1024), (2, 4, 8), (4, 8), (3, 5, 8))),
         functools.partial(operation_call, "bias_gelu", tokens, device, "forward+backward"),
     )
     yield Sweep(

@@ -93,8 +93,8 @@ def _backward(
     tl.store(partials + tl.program_id(1).to(tl.int64) * width + column, total, mask=in_column)
 
 
-# A row block of 4 x 1,024 elements, 64 bytes a thread of each input in flight; backward 8 programs a multiprocessor.
-BLOCK, BLOCK_ROWS, NUM_WARPS, PROGRAMS_PER_SM = 1024, 4, 4, 8
+# Blocks of 4 x 1,024 elements: 64 bytes a thread of each input in flight; backward as many programs as fit at once.
+BLOCK, BLOCK_ROWS, NUM_WARPS, PROGRAMS_PER_SM = 1024, 4, 4, 5
 
 
 class _BiasGelu(torch.autograd.Function):
