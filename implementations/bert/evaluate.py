@@ -159,8 +159,7 @@ def fill_batches(records: Records, sequences: np.ndarray, room: Capacity) -> lis
 
 def _count(model: BertForPreTraining, batch: Batch) -> Tensor:
     """(correct, summed loss, masked tokens) of a batch, fp64 (3,)."""
-    logits = model.logits(batch).mlm
+    logits, losses = model.scored(batch)
     valid = batch.masked_labels != IGNORE
     correct = ((logits.argmax(dim=1) == batch.masked_labels) & valid).sum()
-    losses = model.cross_entropy(logits, batch.masked_labels, model.config.vocab_size)
     return torch.stack([correct.double(), losses.double().sum(), valid.sum().double()])

@@ -81,6 +81,11 @@ class BertForPreTraining(nn.Module):
         mlm, nsp = self._padded_logits(batch)
         return Logits(mlm[:, : self.config.vocab_size], nsp)
 
+    def scored(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Scores at the masked positions [M, V] and their losses [M]; without gradients."""
+        mlm, _ = self._padded_logits(batch)
+        return mlm[:, : self.config.vocab_size], self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
+
     def forward(self, batch: Batch) -> Losses:
         """Losses of a batch, in fp32 at least. Ignored labels (-100) pad the capacities and count for nothing."""
         mlm, nsp = self._padded_logits(batch)
