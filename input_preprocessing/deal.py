@@ -34,7 +34,7 @@ from .compiled import compiled
 from .mersenne import initial_state, next_below, shuffle
 from .parallel import run_tasks
 
-SEQUENCES_PER_GROUP = 1_200_000  # 0.8 GB at the mean length of Wikipedia
+SEQUENCES_PER_GROUP = 1_000_000  # at most; 0.7 GB at the mean length of Wikipedia
 SEQUENCES_PER_SHARD = 500  # fewer make no shard of their own, unless the user says how many shards
 SEQUENCES_OF_SMALLEST_SHARD = 16
 MOST_SHARDS = 4320
@@ -84,7 +84,7 @@ def plan_deal(
         stage: what is done and with which options; part of what is recorded as the shards' source.
         shards: number of shards; None: as many as the sequences are worth, at most 4,320.
         seed: of the deal and all that follows.
-        group_size: sequences of a group, about.
+        group_size: most sequences of a group, about.
         lengths: take the sequences of more than [0] and at most [1] tokens only; None: all.
 
     Raises:
@@ -101,7 +101,7 @@ def plan_deal(
             if getattr(metadata, name) != getattr(first, name):
                 raise DataError(f"{path} and {sources[0]} differ in {name}; prepare both with the same options")
     shards = num_shards(sum(sizes), shards)
-    groups = min(shards, max(1, round(sum(sizes) / group_size)))
+    groups = min(shards, -(-sum(sizes) // group_size))
     shard_offsets = tuple(shards * g // groups for g in range(groups + 1))
     multiset = add_multiset_digests([metadata.multiset_digest for _, metadata in opened])
     contents = hashlib.md5("".join(metadata.content_digest for _, metadata in opened).encode()).hexdigest()

@@ -12,13 +12,16 @@ from pathlib import Path
 from bert.data.format import DataError
 
 from .cli import human_bytes, human_time
+from .deal import SEQUENCES_PER_GROUP
 from .sampling import SamplingConfig
 from .vocabulary import Vocabulary
 
-# Measured on English Wikipedia with the benchmark's options; for the estimates only.
-_RECORD_BYTES_PER_TEXT_BYTE = 0.85  # for each time the text is duplicated
-_TEXT_BYTES_PER_SECOND = 4e6  # all steps, one process, dupe_factor 10
-_WORKER_BYTES = 1.5e9  # at most; text shards of 27 MB
+# Measured with the benchmark's options; for the estimates only.
+_RECORD_BYTES_PER_TEXT_BYTE = 0.9  # for each time the text is duplicated
+_TEXT_BYTES_PER_SECOND = 1.5e6  # all steps, one process, dupe_factor 10
+_PROCESS_BYTES = 200e6
+_BYTES_PER_TEXT_BYTE = 15  # of the text file under work, to make its instances
+_GROUP_BYTES = SEQUENCES_PER_GROUP * 700  # records of a group, which a packing worker holds twice
 
 # The benchmark's public files: 13.2 GB of text in 501 files, its archive, the TensorFlow checkpoint and the converted.
 PUBLIC_TEXT_BYTES = 13_200_000_000
@@ -111,11 +114,13 @@ def needs_of(sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1
     """Needs for text files of these sizes, in bytes."""
     total = sum(sizes)
     workers = min(jobs, -(-len(sizes) // nodes))
+    records = total * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE
+    worker = _PROCESS_BYTES + max(_BYTES_PER_TEXT_BYTE * max(sizes), 2 * min(records, _GROUP_BYTES))
     return Needs(
         text_bytes=total,
         num_files=len(sizes),
-        disk=2 * total * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE + 10_000_000,
-        memory=workers * min(_WORKER_BYTES, 250e6 + 25 * max(sizes)),
+        disk=2 * records + 10_000_000,
+        memory=workers * worker,
         seconds=10 + total * config.dupe_factor / 10 / _TEXT_BYTES_PER_SECOND / (workers * nodes),
         workers=workers,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import os
 import random
 import shutil
@@ -54,48 +55,6 @@ def test_any_number_of_jobs_gives_the_same_bytes(packed: Path, downloaded: Path,
     assert done.returncode == 0, done.stderr
     assert prepared_digests(folder) == prepared_digests(packed)
     assert "packed_data" in done.stderr
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing is cleaned up."""
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_killed_at_any_file_it_goes_on_to_the_same_bytes(
-    packed: Path, downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
-) -> None:
-    """Every file of the run appears by os.replace: the run dies just before, or just after, each of them in turn."""
-    theirs = prepared_digests(packed)
-    rename, unlink = os.replace, Path.unlink
-    for crash_at in range(1, 100):
-        folder = copy_of(downloaded, tmp_path, f"data{crash_at}")
-        calls = 0
-
-        def crash(source: Path, target: Path, crash_at: int = crash_at) -> None:
-            nonlocal calls
-            calls += 1
-            if calls != crash_at or not before:
-                rename(source, target)
-            if calls == crash_at:
-                raise Killed
-
-        def keep_partial(path: Path, missing_ok: bool = False) -> None:
-            if not path.name.endswith(".partial"):  # a killed process cleans nothing up
-                unlink(path, missing_ok)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "replace", crash)
-            patched.setattr(Path, "unlink", keep_partial)
-            try:
-                prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
-                break
-            except Killed:
-                pass
-        prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
-        assert prepared_digests(folder) == theirs
-        assert not (folder / "work").exists()
-        shutil.rmtree(folder)
-    assert crash_at >= 12
 
 
 @pytest.mark.slow
@@ -179,6 +138,25 @@ def test_both_phases_are_prepared_from_one_download(packed: Path, downloaded: Pa
         prepare.prepare(prepare_options(tmp_path / phase, "--packed-data", *line))
     assert all_records(tmp_path / "phase-1" / "packed_data").sequence_lengths.max() == 32
     assert prepared_digests(tmp_path / "phase-2") == prepared_digests(packed)
+
+
+def test_dumps_without_text_are_made_into_text_first(
+    fresh: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fresh / "download" / "results4").rename(tmp_path / "text")
+
+    def make_text(folder: Path, work: Path, jobs: int) -> None:
+        shutil.copytree(tmp_path / "text", folder / "results4")
+
+    monkeypatch.setattr(prepare, "make_text", make_text)
+    (fresh / "download" / "wiki").mkdir()
+    with pytest.raises(DataError, match="no text"):
+        prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "4"))
+    (fresh / "download" / "wiki" / "enwiki-20200101-pages-articles.xml.bz2").write_bytes(bz2.compress(b"<mediawiki/>"))
+    with pytest.raises(DataError, match="no text"):
+        prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "4", "--only", "instances"))
+    prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "4"))
+    assert prepared_digests(fresh) == prepared_digests(packed)
 
 
 BAD = {
