@@ -103,14 +103,14 @@ def test_a_rank_that_dies_ends_the_ranks_of_every_machine(machines, culprit, hos
     reason = f"trial 0: rank {culprit} on {os.uname().nodename} was killed by SIGKILL"
     assert last_line(done.stderr) == f"run: error: 1 of 1 trials failed: {reason}"
     assert (machines.run_dir / "failed_0.txt").exists()
-    assert not processes(machines)
+    wait_for(lambda: not processes(machines))
 
 
 def test_a_connection_that_breaks_ends_the_ranks_of_every_machine(machines):
     done = run(machines, TRIAL_0="hang", LOST="dgx2")
     reason = "trial 0: dgx2: the ssh connection ended, see output_0.txt"
     assert last_line(done.stderr) == f"run: error: 1 of 1 trials failed: {reason}"
-    assert not processes(machines)
+    wait_for(lambda: not processes(machines))
 
 
 def test_a_machine_that_does_not_share_the_results_still_says_why_it_failed(machines):
