@@ -107,7 +107,7 @@ def main() -> None:
         figures = {
             "megabytes_of_text": round(actual / 1e6, 1),
             "jobs": options.jobs,
-            **measure(outputdir, options.jobs),
+            **measure(outputdir, options.jobs, actual),
         }
         figures["real_corpus"] = extrapolate(figures, actual)
     figures |= {f"real_corpus_{name}": value for name, value in figures["real_corpus"].items()}  # type: ignore[union-attr]
