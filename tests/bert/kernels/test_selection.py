@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bert.env import ConfigError
+from bert import check
+from bert.config import Config as RunConfig
+from bert.env import ConfigError, from_env
 from bert.kernels import FUSABLE, OPERATIONS, Config, jit, select
 
 CPU = torch.device("cpu")
@@ -39,6 +41,13 @@ def test_names_choose_kernels_one_by_one(device):
     assert bound.dropout_add_layer_norm is OPERATIONS["dropout_add_layer_norm"].reference
     described = Config(fused="cross_entropy,bias_gelu").describe(device)
     assert described.startswith("Triton for bias_gelu, cross_entropy; plain PyTorch for embeddings, ")
+
+
+def test_check_names_what_is_used(prepared):
+    report = check.report(from_env(RunConfig, prepared))
+    assert "kernels       plain PyTorch (the device is a CPU)" in report.splitlines()
+    with pytest.raises(ConfigError, match="FUSED asks for lamb, but the device is a CPU"):
+        check.report(from_env(RunConfig, prepared | {"FUSED": "lamb"}))
 
 
 def test_a_forward_pass_draws_one_seed_and_every_pass_another(device, monkeypatch):

@@ -1,0 +1,74 @@
+"""All fused kernels together in the model, the sharded optimizer and the evaluation, against the plain operations."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from bert import kernels, optim
+from bert.data.batch import Capacity, make_batch
+from bert.data.synthetic import synthetic_records
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.evaluate import _count
+from bert.graph import graph_capacity, static_batch
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.model.init import initialize
+from bert.precision import Config as PrecisionConfig
+from bert.step import build_step
+
+CONFIG = BertConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+                    max_position_embeddings=24, initializer_range=0.2)  # fmt: skip
+NO_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+def _batch():
+    records = synthetic_records(2, 24, 61, packed=True, seed=0)
+    plain = make_batch(records, range(records.num_sequences), 24)
+    room = Capacity(tokens=72, sequences=plain.num_sequences, masked=plain.num_masked + 3)
+    return static_batch(plain, graph_capacity(room, 3))
+
+
+def _build(device, config, fused, precision="fp32"):
+    choice = kernels.Config(fused="all" if fused else "none", attention="triton" if fused else "sdpa_loop")
+    model = BertForPreTraining(config, kernels.select(choice, device))
+    initialize(model, 0)
+    model.to(device)
+    # World on the CPU takes tensors on either device: one rank sends nothing.
+    world = World(DistConfig(device=device.type))
+    settings = optim.Config(sharded=True)
+    step = build_step(model, PrecisionConfig(precision=precision), settings, world, accumulate=True, fused_update=fused)
+    return model, step
+
+
+def test_fused_steps_and_evaluation_are_the_plain_ones(device):
+    batch = _batch()
+    outcomes = []
+    for fused in (False, True):
+        model, step = _build(device, NO_DROPOUT, fused)
+        losses = [[float(x) for x in step([batch, batch], lr)[:2]] for lr in (0.01, 0.02)]
+        model.eval()
+        with torch.no_grad():
+            counts = _count(model, batch.to(device)).tolist()
+        outcomes.append((losses, counts, {name: p.detach().cpu() for name, p in model.named_parameters()}))
+    (plain_losses, plain_counts, plain), (losses, counts, weights) = outcomes
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain_losses), atol=1e-4, rtol=1e-4)
+    assert counts == pytest.approx(plain_counts, rel=1e-4)
+    for name in plain.keys() - {n for n in plain if n.endswith("key.bias")}:  # whose true gradient is 0
+        torch.testing.assert_close(weights[name], plain[name], atol=2e-4, rtol=2e-3, msg=name)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+def test_fused_step_with_dropout_repeats_with_the_seed(precision, device):
+    batch = _batch()
+    losses = []
+    for seed in (1, 1, 2):
+        _, step = _build(device, CONFIG, True, precision)
+        torch.manual_seed(seed)
+        losses.append([float(step([batch], 0.01).mlm_loss) for _ in range(2)])
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+    assert all(loss == loss for loss in losses[0])
