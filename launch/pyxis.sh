@@ -51,8 +51,6 @@ container::create() {
   )
   [[ $line == 'status 0' ]] ||
     log::die "CONT=$CONT: its container could not be made on every node: $(pyxis::reason "$said")"
-  kill -0 "$pyxis_guard" 2>/dev/null ||
-    log::warn "no step can run beside another (srun --overlap): container $PYXIS_NAME stays on the nodes after the job"
 }
 
 # The line that says most of why pyxis failed: enroot's error, else pyxis's own, else the last.
@@ -78,6 +76,10 @@ container::arguments() {
 # outside the container: when its input ends, with this script or by container::remove, or when Slurm ends the job (scancel,
 # requeue, time limit), it removes the container. After the latter no step could be started to do it.
 pyxis::start_guard() {
+  if ! "${srun[@]}" --overlap --nodes=1 --ntasks=1 true 2>/dev/null; then
+    log::warn "no step can run beside another (srun --overlap): container $PYXIS_NAME stays on the nodes after the job"
+    return 0
+  fi
   exec {pyxis_guard_input}> >(exec "${srun[@]}" --gres=none --input=all --overlap --ntasks="$DGXNNODES" \
     --ntasks-per-node=1 "$REPO_DIR/launch/pyxis_guard.sh" "$PYXIS_NAME" >/dev/null 2>&1)
   pyxis_guard=$!

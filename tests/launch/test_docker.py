@@ -127,10 +127,11 @@ def test_a_failure_inside_fails_the_run_and_no_container_stays(docker, outcome, 
 def test_a_signal_reaches_the_container(docker):
     process = docker.popen(DOCKER, after="export RUN_NAME=stopped", TRIAL_0="hang")
     log = docker.logdir / "stopped" / "running_0" / "result_0.txt"
-    for _ in range(600):
+    for _ in range(1200):
         if log.exists():
             break
         time.sleep(0.05)
+    assert log.exists(), "the ranks did not start"
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143

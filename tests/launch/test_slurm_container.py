@@ -22,6 +22,8 @@ esac
 @pytest.fixture
 def pyxis(slurm):
     """The cluster with an image, data and somebody else's container on each node."""
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        pytest.skip("mount namespaces need CAP_SYS_ADMIN")
     folder = slurm.folder
     checkout = folder / "checkout"
     slurm.checkout.root.rename(checkout)  # mount lists know no space
