@@ -40,7 +40,6 @@ from .parallel import run_tasks
 from .sampling import SamplingConfig
 from .shuffle import shuffle_records
 from .vocabulary import Vocabulary
-from .wikipedia import make_text, text_is_wanted
 
 CHECKPOINT = "model.ckpt-28252"
 _OUTPUTS = ("work", "packed_data", "hdf5", "eval")
@@ -205,15 +204,13 @@ def start(options: argparse.Namespace) -> Job | None:
     config = sampling_config(options)
     outputdir: Path = options.outputdir
     folder = _download_folder(options)
-    if wikipedia.text_is_wanted(folder):
+    if options.only in (None, "start") and wikipedia.text_is_wanted(folder):
         wikipedia.make_text(folder, outputdir / "work" / "wiki", jobs=options.jobs)
     if not options.skip_download:
         if not (folder / "results4").is_dir():
             outputdir.mkdir(parents=True, exist_ok=True)
             check_needs(public_needs(config, options.jobs), outputdir, "download", *_OUTPUTS)
         download.download(folder, options.mirror)
-    if options.only in (None, "start") and text_is_wanted(folder):
-        make_text(folder, outputdir / "work" / "wiki", jobs=options.jobs)
     inputs = find_inputs(folder, outputdir / "phase1", options.vocab_file)
     job = Job(options=options, config=config, inputs=inputs, words=vocabulary.load(inputs.vocab))
     check_config(inputs, job.words, config)

@@ -18,7 +18,7 @@ import pytest
 import bert.data.format
 from bert.data.format import DataError, multiset_digest, open_records
 from bert.data.index import Entry, read_index
-from input_preprocessing import deal, evalset, pack, prepare, shuffle
+from input_preprocessing import deal, evalset, pack, prepare, shuffle, wikipedia
 
 from .conftest import all_records, prepare_options, prepared_digests
 
@@ -148,7 +148,7 @@ def test_dumps_without_text_are_made_into_text_first(
     def make_text(folder: Path, work: Path, jobs: int) -> None:
         shutil.copytree(tmp_path / "text", folder / "results4")
 
-    monkeypatch.setattr(prepare, "make_text", make_text)
+    monkeypatch.setattr(wikipedia, "make_text", make_text)
     (fresh / "download" / "wiki").mkdir()
     with pytest.raises(DataError, match="no text"):
         prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "4"))
