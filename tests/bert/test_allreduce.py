@@ -109,6 +109,16 @@ def test_bandwidth_below_the_sites_demand_fails(monkeypatch):
         allreduce.run(from_env(allreduce.Config, SETTINGS | {"RANK": "1", "NCCL_TEST_MIN_GBPS": "1.6"}))
 
 
+def test_under_torchrun_the_ranks_meet_at_the_store_that_it_has_opened(free_port):
+    store = distributed.TCPStore("127.0.0.1", free_port, is_master=True, wait_for_workers=False)
+    environ = SETTINGS | {"WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": str(free_port)}
+    allreduce.run(from_env(allreduce.Config, environ | {"TORCHELASTIC_USE_AGENT_STORE": "True"}))
+    assert store.check(["allreduce/here/0"])
+    reason = f"rank 0 on .* does not reach rank 0 at 127.0.0.1:{free_port}: "
+    with pytest.raises(allreduce.AllReduceError, match=reason):  # it cannot listen there a second time
+        allreduce.run(from_env(allreduce.Config, environ))
+
+
 def test_a_rank_that_stops_makes_the_others_fail_by_the_timeout(start, tmp_path):
     first, second = start(0, NCCL_TEST_TIMEOUT="6"), start(1, NCCL_TEST_TIMEOUT="6")
     second.send_signal(signal.SIGSTOP)
