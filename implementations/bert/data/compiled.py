@@ -5,8 +5,11 @@ Without numba the same functions are interpreted, with the same results, and a l
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 numba: Any
@@ -22,8 +25,8 @@ Function = Callable[..., Any]
 def compiled(function: Function) -> Function:
     """The function as machine code, kept on disk between runs where there is a place to write to.
 
-    numba keeps it beside the source, else in the user's cache folder (or NUMBA_CACHE_DIR); where neither can
-    be written, each process compiles anew.
+    It is kept beside the source, else in the user's cache folder (or NUMBA_CACHE_DIR); where neither can be written,
+    each process compiles anew.
     """
     return _compile(function, None)
 
@@ -49,8 +52,23 @@ def _compile(function: Function, signature: Any) -> Function:
     if numba is None:
         return function
     machine_code: Function
+    users_folder = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = users_folder or _cache_folder(Path(function.__code__.co_filename).parent)
     try:
         machine_code = numba.njit(signature, cache=True, nogil=True)(function)
     except RuntimeError:  # no folder to cache in
         machine_code = numba.njit(signature, nogil=True)(function)
+    finally:
+        numba.config.CACHE_DIR = users_folder
     return machine_code
+
+
+@lru_cache
+def _cache_folder(sources: Path) -> str:
+    """Folder of the machine code made of these sources.
+
+    numba compares the function's own file only, and would go on using what it compiled into a caller before a function
+    of another file was changed.
+    """
+    digest = hashlib.md5(b"".join(path.read_bytes() for path in sorted(sources.glob("*.py"))))
+    return str(sources / "__pycache__" / f"numba-{digest.hexdigest()[:12]}")

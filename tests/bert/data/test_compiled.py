@@ -1,0 +1,20 @@
+"""Machine code kept on disk is that of the sources as they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_a_changed_helper_in_another_file_is_compiled_anew(tmp_path, repository):
+    head = "from bert.data.compiled import compiled\n"
+    (tmp_path / "caller.py").write_text(
+        f"{head}from helper import helper\n@compiled\ndef caller(x):\n    return helper(x) + 1\nprint(caller(1))\n"
+    )
+    command = [sys.executable, "-B", str(tmp_path / "caller.py")]
+    environment = {"PYTHONPATH": str(repository / "implementations")}
+    for factor in (10, 20):
+        (tmp_path / "helper.py").write_text(f"{head}@compiled\ndef helper(x):\n    return {factor} * x\n")
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{factor + 1}\n"
+    assert len(list((tmp_path / "__pycache__").glob("numba-*"))) == 2
