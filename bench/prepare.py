@@ -1,8 +1,9 @@
 """The whole preparation, text to packed shards, on a made-up corpus: CPU seconds of each step, memory, disk.
 
-Extrapolates to the real corpus (13.2 GB in 501 files, 156.7 million sequences) on 64 cores: a step's tasks go round by
-round, so that a last round of few tasks costs as much as a full one; the last step counts as one process alone. Run it
-twice to leave the compilation out, which each machine does once. The real corpus's 4,320 shards are scaled down too.
+Extrapolates to the real corpus (13.2 GB in 501 files, 156.7 million sequences, 4,320 shards) on 64 cores by what each
+further byte costs, beyond a run on a small part of the corpus: tasks of a step go round by round, a last round of few
+costs as much as a full one, and the last step counts as one process alone. Run it twice to leave the compilation out,
+which each machine does once.
 
 usage: python bench/prepare.py [--megabytes 108] [--jobs 2] [--keep FOLDER]
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,7 @@ import result
 
 _SHARD_BYTES = 27_000_000
 _REAL_BYTES, _REAL_FILES, _REAL_SEQUENCES, _REAL_SHARDS, _CORES = 13_233e6, 501, 156_726_829, 4320, 64
+_SMALL_BYTES = 2_000_000
 _SEQUENCES_PER_GROUP = 1_200_000  # input_preprocessing.deal
 
 
@@ -59,13 +62,13 @@ def step(outputdir: Path, jobs: int, *options: str) -> Callable[[], object]:
     return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def measure(outputdir: Path, jobs: int, size: int) -> dict[str, object]:
+def measure(outputdir: Path, jobs: int, size: int) -> dict[str, float]:
     """CPU seconds of each step, wall of all, peak memory of a process and disk of all, for `size` bytes of text."""
     shards = ("--shards", str(max(2, round(_REAL_SHARDS * size / _REAL_BYTES))))
     watch = DiskWatch(outputdir)
     watch.start()
     started = time.perf_counter()
-    figures: dict[str, object] = {}
+    figures: dict[str, float] = {"bytes_of_text": size}
     for name in ("start", "instances", "shards"):
         figures[f"cpu_seconds_{name}"] = round(result.cpu_seconds(step(outputdir, jobs, *shards, "--only", name)), 1)
     figures["cpu_seconds_finish"] = round(result.cpu_seconds(step(outputdir, jobs, *shards)), 1)
@@ -78,16 +81,30 @@ def measure(outputdir: Path, jobs: int, size: int) -> dict[str, object]:
     return figures
 
 
-def extrapolate(figures: dict[str, object], size: int) -> dict[str, float]:
+def small_part(outputdir: Path, target: Path) -> int:
+    """Copies a corpus of one short file; bytes of text."""
+    source, download = outputdir / "download", target / "download"
+    shutil.copytree(source, download, ignore=shutil.ignore_patterns("part-*", "eval.txt"))
+    total = 0
+    for name, found, most in (("part-00000-of-00001", "part-00000-*", _SMALL_BYTES), ("eval.txt", "eval.txt", 40_000)):
+        data = next((source / "results4").glob(found)).read_bytes()
+        data = data[: data.find(b"\n\n", most) + 2]
+        (download / "results4" / name).write_bytes(data)
+        total += len(data)
+    return total
+
+
+def extrapolate(small: dict[str, float], large: dict[str, float]) -> dict[str, float]:
     """Minutes on 64 cores and gigabytes of disk for the real corpus."""
-    cpu = {name: float(figures[f"cpu_seconds_{name}"]) for name in ("instances", "shards", "finish")}  # type: ignore[arg-type]
-    scale = _REAL_BYTES / size
-    files = math.ceil(_REAL_FILES / _CORES) * cpu["instances"] * scale / _REAL_FILES
+    scale = _REAL_BYTES / (large["bytes_of_text"] - small["bytes_of_text"])
+    cpu = {name: (large[name] - small[name]) * scale for name in large if name.startswith("cpu_seconds")}
     num_groups = _REAL_SEQUENCES / _SEQUENCES_PER_GROUP
-    groups = math.ceil(num_groups / _CORES) * cpu["shards"] * scale / num_groups
+    files = math.ceil(_REAL_FILES / _CORES) * cpu["cpu_seconds_instances"] / _REAL_FILES
+    groups = math.ceil(num_groups / _CORES) * cpu["cpu_seconds_shards"] / num_groups
+    disk = (large["peak_disk_megabytes"] - small["peak_disk_megabytes"]) * scale
     return {
-        "minutes_on_64_cores": round((files + groups + cpu["finish"] * scale) / 60, 1),
-        "gigabytes_of_disk": round(float(figures["peak_disk_megabytes"]) / 1e3 * scale),  # type: ignore[arg-type]
+        "real_corpus_minutes_on_64_cores": round((files + groups + cpu["cpu_seconds_finish"]) / 60, 1),
+        "real_corpus_gigabytes_of_disk": round(disk / 1e3),
     }
 
 
@@ -103,14 +120,11 @@ def main() -> None:
         outputdir = options.keep or Path(name)
         if not (outputdir / "download" / "bert_config.json").is_file():
             corpus.make(outputdir, size, max(1, round(size / _SHARD_BYTES)))
-        actual = sum(path.stat().st_size for path in (outputdir / "download" / "results4").iterdir())
-        figures = {
-            "megabytes_of_text": round(actual / 1e6, 1),
-            "jobs": options.jobs,
-            **measure(outputdir, options.jobs, actual),
-        }
-        figures["real_corpus"] = extrapolate(figures, actual)
-    figures |= {f"real_corpus_{name}": value for name, value in figures["real_corpus"].items()}  # type: ignore[union-attr]
+        size = sum(path.stat().st_size for path in (outputdir / "download" / "results4").iterdir())
+        small_size = small_part(outputdir, Path(name) / "small")
+        small = measure(Path(name) / "small", options.jobs, small_size)
+        large = measure(outputdir, options.jobs, size)
+    figures = {"jobs": options.jobs, "small_part": small, **large, **extrapolate(small, large)}
     targets = {
         "real_corpus_minutes_on_64_cores": (45.0, False),
         "real_corpus_gigabytes_of_disk": (300.0, False),
