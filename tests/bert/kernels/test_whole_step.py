@@ -20,16 +20,16 @@ from bert.model.init import initialize
 from bert.precision import Config as PrecisionConfig
 from bert.step import build_step
 
-CONFIG = BertConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-                    max_position_embeddings=24, initializer_range=0.2)  # fmt: skip
+CONFIG = BertConfig(vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+                    max_position_embeddings=16, initializer_range=0.2)  # fmt: skip
 NO_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
 def _batch():
-    records = synthetic_records(2, 24, 61, packed=True, seed=0)
-    plain = make_batch(records, range(records.num_sequences), 24)
-    room = Capacity(tokens=72, sequences=plain.num_sequences, masked=plain.num_masked + 3)
-    return static_batch(plain, graph_capacity(room, 3))
+    records = synthetic_records(1, 16, 61, packed=True, seed=0)
+    plain = make_batch(records, range(records.num_sequences), 16)
+    room = Capacity(tokens=24, sequences=plain.num_sequences, masked=plain.num_masked + 3)
+    return static_batch(plain, graph_capacity(room, 1))
 
 
 def _build(device, config, fused, precision="fp32"):
@@ -49,7 +49,7 @@ def test_fused_steps_and_evaluation_are_the_plain_ones(device):
     outcomes = []
     for fused in (False, True):
         model, step = _build(device, NO_DROPOUT, fused)
-        losses = [[float(x) for x in step([batch, batch], lr)[:2]] for lr in (0.01, 0.02)]
+        losses = [[float(x) for x in step([batch, batch], lr)[:2]] for lr in (0.01,)]
         model.eval()
         with torch.no_grad():
             counts = _count(model, batch.to(device)).tolist()
@@ -61,14 +61,15 @@ def test_fused_steps_and_evaluation_are_the_plain_ones(device):
         torch.testing.assert_close(weights[name], plain[name], atol=2e-4, rtol=2e-3, msg=name)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_fused_step_with_dropout_repeats_with_the_seed(precision, device):
     batch = _batch()
     losses = []
     for seed in (1, 1, 2):
         _, step = _build(device, CONFIG, True, precision)
         torch.manual_seed(seed)
-        losses.append([float(step([batch], 0.01).mlm_loss) for _ in range(2)])
+        losses.append([float(step([batch], 0.01).mlm_loss) for _ in range(1)])
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]
     assert all(loss == loss for loss in losses[0])

@@ -1,0 +1,45 @@
+"""The fast paths train like the plain ones: 300 steps each, curves within stated bounds."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def convergence(repository, monkeypatch):
+    monkeypatch.syspath_prepend(str(repository / "bench"))
+    return importlib.import_module("convergence")
+
+
+@pytest.fixture(scope="module")
+def results():
+    return {}
+
+
+def _compare(module, results):
+    if not results:  # all pairs at once: they share variants
+        results.update(module.compare(300)["pairs"])
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("pair", ["bf16 against fp32", "fp8 against bf16", "sharded against replicated"])
+def test_curves_overlay_while_the_loss_falls(pair, convergence, results):
+    found = _compare(convergence, results)[pair]
+    assert found["plain"][0] > 4  # it begins at the logarithm of the vocabulary, and of two
+    assert found["plain"][-1] < 1.7, found["plain"]  # and ends near that of a topic's three words
+    assert found["overlay"], found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pair", ["fused against reference", "graph against eager"])
+def test_curves_of_gpu_paths_overlay(pair, convergence, results):
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    found = _compare(convergence, results)[pair]
+    assert found["plain"][-1] < 1.7, found["plain"]
+    assert found["overlay"], found
