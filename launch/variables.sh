@@ -18,6 +18,7 @@ variables::load() {
   variables::default MLPERF_RULESET 5.0.0
   variables::default NCCL_TEST 0
   variables::default NCCL_TEST_TIMEOUT 300
+  variables::default NCCL_TEST_MIN_GBPS 0
   variables::default POWER 0
   variables::default POWER_SOURCE auto
   variables::default POWER_INTERVAL 1
@@ -47,6 +48,7 @@ variables::check() {
   for name in POWER_INTERVAL POWER_CONVERSION_EFF; do
     [[ ${!name} =~ ^[0-9]*[.]?[0-9]+$ && ${!name} =~ [1-9] ]] || log::die "$name='${!name}': expected a number above 0"
   done
+  [[ $NCCL_TEST_MIN_GBPS =~ ^[0-9]*[.]?[0-9]+$ ]] || log::die "NCCL_TEST_MIN_GBPS='$NCCL_TEST_MIN_GBPS': expected a number"
   [[ $PROFILE_RANKS =~ ^[0-9]+(,[0-9]+)*$ ]] || log::die "PROFILE_RANKS='$PROFILE_RANKS': expected ranks joined by commas"
   variables::one_of BINDING numa exclusive none
   [[ ! ${SEED:-} || $SEED =~ ^[0-9]+$ ]] || log::die "SEED='$SEED': expected a whole number, or nothing"

@@ -35,7 +35,9 @@ class Config:
 
     timeout_seconds: int = env("NCCL_TEST_TIMEOUT", at_least=1, doc="seconds the test may take; set by the launcher")
     min_bandwidth: float = env(
-        "NCCL_TEST_MIN_GBPS", 0.0, at_least=0, doc="bus bandwidth in GB/s that the largest all-reduce must reach"
+        "NCCL_TEST_MIN_GBPS",
+        at_least=0,
+        doc="GB/s the largest all-reduce must reach; set by the launcher",
     )
     master_addr: str = env("MASTER_ADDR", doc="where rank 0 listens; set by the launcher")
     master_port: int = env("MASTER_PORT", at_least=1, at_most=65535, doc="its port; set by the launcher")

@@ -84,6 +84,7 @@ def test_a_trial_that_crashes_leaves_no_sampler_behind(checkout):
         ("POWER=yes", "POWER='yes': expected one of 0 1"),
         ("POWER_INTERVAL=0", "POWER_INTERVAL='0': expected a number above 0"),
         ("POWER_SOURCE=meter", "POWER_SOURCE='meter': expected one of auto ipmi nvml"),
+        ("NCCL_TEST_MIN_GBPS=-1", "NCCL_TEST_MIN_GBPS='-1': expected a number"),
         ("PROFILE_RANKS=all", "PROFILE_RANKS='all': expected ranks joined by commas"),
     ],
 )
