@@ -138,7 +138,7 @@ def num_shards(num_sequences: int, wanted: int | None) -> int:
     """
     if wanted is None:
         return min(MOST_SHARDS, max(1, num_sequences // SEQUENCES_PER_SHARD))
-    if wanted * SEQUENCES_OF_SMALLEST_SHARD > num_sequences:
+    if wanted > 1 and wanted * SEQUENCES_OF_SMALLEST_SHARD > num_sequences:
         most = max(1, num_sequences // SEQUENCES_OF_SMALLEST_SHARD)
         raise DataError(f"{num_sequences:,} sequences are too few for {wanted} shards; use --shards {most} or fewer")
     return wanted

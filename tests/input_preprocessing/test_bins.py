@@ -53,6 +53,13 @@ def test_the_order_within_a_bin_hangs_on_the_seed_alone(source: Path) -> None:
         assert not np.array_equal(ids[0], ids[2])
 
 
+def test_a_bin_of_few_sequences_makes_one_shard(source: Path) -> None:
+    target = source.parent / "few"
+    for shards in (1, None):
+        bins.bin_records(source, target, edges=(6, 64), shards=shards, seed=1, jobs=1)
+        assert len(list((target / "6").glob("*.hdf5"))) == 1
+
+
 def test_edges_that_leave_sequences_out_or_a_bin_empty_are_refused(source: Path) -> None:
     with pytest.raises(DataError, match="do not hold exactly"):
         make(source, "a", edges=(16, 32))
