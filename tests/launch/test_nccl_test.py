@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import time
+
 import pytest
 
 LOCAL = "./run_local.sh"
@@ -52,3 +55,19 @@ def test_a_wrong_timeout_is_one_line(checkout):
     done = checkout.run(LOCAL, after="export NCCL_TEST_TIMEOUT=soon")
     assert done.returncode == 2
     assert last_line(done.stderr) == "run: error: NCCL_TEST_TIMEOUT='soon': expected a whole number, at least 1"
+
+
+def test_a_signal_ends_it_and_leaves_nothing_half_done(checkout):
+    process = checkout.popen(LOCAL, after="export NCCL_TEST=1 RUN_NAME=stopped", ALLREDUCE="hang")
+    log = checkout.logdir / "stopped" / "nccl_test.txt"
+    for _ in range(600):
+        if log.exists() and "hang" in log.read_text():
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert last_line(errors) == (
+        "run: error: interrupted by SIGTERM; RUN_NAME=stopped continues with the missing trials"
+    )
+    assert not list(checkout.run_dir.glob("running_*"))
