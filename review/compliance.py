@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Any
 
 from review.findings import ERROR, WARNING, Finding, ReviewError
-from review.hints import describe_end, describe_failure, hint
+from review.hints import KNOWN_RULES, describe_end, describe_failure, hint
 from review.mllog import Event, Log, number
 
 DEFAULT_RULESET = "5.0.0"  # the last with BERT; the tools' own default is a later one
@@ -153,7 +153,13 @@ class _Check:
     general: list[Finding] = field(default_factory=list)
 
     def say(
-        self, message: str, rule: str, key: str | None = None, event: Event | None = None, severity: str = ERROR
+        self,
+        message: str,
+        rule: str,
+        key: str | None = None,
+        event: Event | None = None,
+        severity: str = ERROR,
+        crash: bool = False,
     ) -> None:
         """Keeps a finding; one with a key is replaced when a later file has rules for that key."""
         finding = Finding(
@@ -165,6 +171,7 @@ class _Check:
             key=key,
             rule=rule,
             hint=hint(key, rule),
+            crash=crash,
         )
         if key is None:
             self.general.append(finding)
@@ -231,7 +238,7 @@ class _Check:
             try:
                 passed = bool(eval(snippet.code, state, {"ll": line, "v": line.value})) or passed
             except Exception as error:
-                self.say(f"cannot be evaluated: {error}", snippet.source, event=event)
+                self.say(f"cannot be evaluated: {error}", snippet.source, event=event, crash=True)
         if not passed:
             best = max((e for e in events if number(e.value) is not None), key=lambda e: e.value, default=None)
             highest = "" if best is None else f"; the highest is {best.value:.6g}"
@@ -289,6 +296,7 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
                 file=log.path,
                 line=error.line,
                 rule=_ONE_OBJECT,
+                crash=error.fatal,
                 hint="keep other output off the line, or remove a cut-off line of a killed run",
             )
         )
@@ -299,7 +307,8 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
         try:
             rules = _rule_file(folder / name)
         except (OSError, ValueError):
-            check.say(f"asks for rules that ruleset {ruleset} does not have: {name}", "known division and benchmark")
+            message = f"asks for rules that ruleset {ruleset} does not have: {name}"
+            check.say(message, KNOWN_RULES, crash=True)
             break
         if rules is not None:
             check.apply(rules)

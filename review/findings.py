@@ -15,7 +15,10 @@ class ReviewError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One finding. ``rule`` is the rule's own text or its name; ``hint`` says what to do."""
+    """One finding. ``rule`` is the rule's own text or its name; ``hint`` says what to do.
+
+    ``crash``: the official checker stops with a traceback, which fails a result where one failing run would not.
+    """
 
     severity: str
     message: str
@@ -25,6 +28,7 @@ class Finding:
     key: str | None = None
     rule: str | None = None
     hint: str | None = None
+    crash: bool = False
 
     @property
     def place(self) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 from review.mllog import Event, number, text
 
+KNOWN_RULES = "the division and the benchmark are known"
+
 _ORDER = {
     "s['init_started']": "comes before any init_start",
     "not s['init_stopped']": "comes after init_stop",
@@ -39,6 +41,10 @@ def hint(key: str | None, rule: str) -> str | None:
         return "initialise faster, such as with compiled kernels kept from an earlier run"
     if key in _HINTS:
         return _HINTS[key]
+    if rule == KNOWN_RULES:
+        return "log submission_division closed or open, and submission_benchmark bert"
+    if rule.startswith("AT_LEAST_ONE"):
+        return "log it at least once a run"
     if rule == "EXACTLY_ONE":
         return "log it once, on rank 0, before init_stop"
     if "0.720" in rule or "value'] >=" in rule:

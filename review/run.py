@@ -10,6 +10,7 @@ from typing import Any
 from review.compliance import DEFAULT_RULESET, check_compliance
 from review.findings import ERROR, Finding
 from review.mllog import Event, Log, number, read_log
+from review.rcp_reading import NO_BATCH_SIZE, Reading, read_rcp
 
 TARGET_ACCURACY = 0.720
 HYPERPARAMETERS = (
@@ -125,8 +126,9 @@ class Run:
 
     @functools.cached_property
     def batch_size(self) -> float | None:
-        """global_batch_size: sequences of one step over all ranks."""
-        return number(self.log.value("global_batch_size"))
+        """global_batch_size: sequences of one step over all ranks; of several the last, as in the RCP checker."""
+        size = self.rcp_reading.batch_size
+        return None if size == NO_BATCH_SIZE else number(size)
 
     @functools.cached_property
     def seeds(self) -> list[Any]:
@@ -185,15 +187,9 @@ class Run:
         return self.status == "success"
 
     @functools.cached_property
-    def rcp_samples(self) -> float | None:
-        """What the RCP checker takes: epoch_num of the last eval_accuracy before the last run_stop; None without."""
-        last = found = None
-        for event in self.log.events:
-            if event.key == "eval_accuracy":
-                last = event.meta("epoch_num")
-            elif event.key == "run_stop":
-                found = last
-        return None if found is None else round(found, 3)
+    def rcp_reading(self) -> Reading:
+        """What the RCP checker takes from the log."""
+        return read_rcp(self.log)
 
     @functools.cached_property
     def samples(self) -> float | None:

@@ -119,13 +119,20 @@ class Result:
 
     @functools.cached_property
     def _rcp_samples(self) -> list[float]:
-        return [run.rcp_samples if run.converged and run.rcp_samples else _NOT_CONVERGED for run in self.runs]
+        samples = [run.rcp_reading.samples for run in self.runs]
+        return [_NOT_CONVERGED if value is None else value for value in samples]
 
     @functools.cached_property
     def _rcp_obstacle(self) -> str | None:
+        readings = [run.rcp_reading for run in self.runs]
+        for run, reading in zip(self.runs, readings, strict=True):
+            if reading.crash:
+                return f"the RCP checker crashes on {text(run.path.name)}: {reading.crash}"
+        if any(reading.benchmark != readings[0].benchmark for reading in readings):
+            return "submission_benchmark is missing or differs between the logs"
         if self.batch_size is None:
             return "global_batch_size is missing, not a number, or differs between the logs"
-        if sum(samples == _NOT_CONVERGED for samples in self._rcp_samples) > 1:
+        if sum(reading.samples is None for reading in readings) > 1:
             return "more than one run did not converge"
         return None
 
@@ -172,6 +179,10 @@ class Result:
             reasons.append(f"{self.failed_runs} runs fail, one may")
         if self.division is None:
             reasons.append("no submission_division")
+        for run in self.runs:
+            crash = next((finding for finding in run.findings if finding.crash), None)
+            if crash is not None:
+                reasons.append(f"the compliance checker crashes on {text(run.path.name)}: {crash.message}")
         if self.rcp_test is not None and not self.rcp_test.passed:
             point, mean = self.rcp_test.point, self.mean_samples
             why = self.rcp_test.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from review.findings import ERROR, Finding
 from review.mllog import Event
@@ -15,37 +16,43 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
     The last is no rule of its own: the official checker gives up on a log with a broken line, and fails.
     """
     found: list[Finding] = []
-    seen: dict[tuple[str, str, int], Run] = {}
+    seen: dict[tuple[Any, ...] | None, Run] = {}
     for run in runs:
-        events = run.log.all("seed")
         if run.log.errors:
             broken = run.log.errors[0]
             rule, hint = "the seed checker reads every line of each log", "remove the broken line, or run again"
             found.append(_finding(run, f"cannot be read, since a line {broken.reason}", rule, hint, broken.line))
             continue
+        events = run.log.all("seed")
         if not events:
             hint = "log the run's seed once, on rank 0"
             found.append(_finding(run, "is missing", "every run logs a seed", hint))
-        found += _check_events(run, events, seen)
-    return found
-
-
-def _check_events(run: Run, events: Sequence[Event], seen: dict[tuple[str, str, int], Run]) -> list[Finding]:
-    found = []
-    for event in events:
-        try:
-            seed = int(event.value)
-            place = (str(event.metadata["file"]), str(event.metadata["lineno"]), seed)
-        except (TypeError, ValueError, OverflowError, KeyError):
+        places = [_place(event) for event in events]
+        if None in places:
             rule, hint = "a seed is an integer, with metadata file and lineno", "log it with mllog"
-            found.append(_finding(run, "is not a seed that can be compared", rule, hint, event.line))
+            line = events[places.index(None)].line
+            found.append(_finding(run, "is not a seed that can be compared", rule, hint, line))
             continue
-        other = seen.setdefault(place, run)
-        if other is not run:
-            rule = "no two runs log one seed from one line of the code"
-            hint = "leave SEED unset, and run again"
-            found.append(_finding(run, f"is {seed}, as in {other.path.name}", rule, hint, event.line))
+        for event, place in zip(events, places, strict=True):
+            if place in seen:
+                rule = "no two runs log one seed from one line of the code, and no run logs it twice"
+                hint = "leave SEED unset, log it on rank 0 alone, and run again"
+                where = "twice" if seen[place] is run else f"as in {seen[place].path.name}"
+                message = f"is {int(event.value)}, {where}"
+                found.append(_finding(run, message, rule, hint, event.line))
+            else:
+                seen[place] = run
     return found
+
+
+def _place(event: Event) -> tuple[Any, ...] | None:
+    """What the checker compares; None where it cannot."""
+    try:
+        place = (event.metadata["file"], event.metadata["lineno"], int(event.value))
+        hash(place)
+    except (TypeError, ValueError, OverflowError, KeyError):
+        return None
+    return place
 
 
 def _finding(run: Run, message: str, rule: str, hint: str, line: int | None = None) -> Finding:

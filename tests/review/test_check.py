@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import shutil
 import warnings
 from pathlib import Path
@@ -199,6 +200,17 @@ OFFICIAL_FAILURES = [
     ("no description", lambda f: (f / "../../../systems/dgx.json").unlink(), ("error", "dgx.json", None, "is missing")),
     ("a broken log", rewrite("result_1.txt", ":::MLLOG {\n"), ("error", "result_1.txt", "seed", "cannot be read")),
     ("one cut off", crop, ("error", "result_7.txt", "seed", "cannot be read, since a line is not JSON")),
+    # One bad log of ten is accepted, unless an official checker crashes on it.
+    ("no accuracy in one", drop("eval_accuracy", 3), ("error", "bert", "RCP", "crashes on result_3.txt")),
+    ("no count in one", put("eval_accuracy", 3, metadata={}), ("error", "bert", "RCP", "without a number epoch_num")),
+    ("no status in one", put("run_stop", 3, metadata={}), ("error", "bert", "RCP", "run_stop without a status")),
+    (
+        "another benchmark",
+        put("submission_benchmark", 3, value="rgat"),
+        ("error", "bert", "RCP", "_benchmark"),
+    ),
+    ("no division", put("submission_division", 3, value="x"), ("error", "result_3.txt", None, "asks for rules")),
+    ("odd accuracy", put("eval_accuracy", 3, value={}), ("error", "result_3.txt", None, "cannot be evaluated")),
 ]
 OVERLOOKED = [
     ("one aborted", put("run_stop", 2, metadata={"status": "aborted"}), None),
@@ -276,6 +288,46 @@ def test_each_mutation_has_the_official_verdict_and_is_found(name, mutate, expec
     (shown,) = load_results(result.path)
     if not any(f.source == "system" for f in result.findings):  # which is not what `show` looks at
         assert shown.official == result.official_passed, shown.obstacles
+
+
+VALUES = [None, True, 0, 1, -1, 768, 896, "768", "closed", "open", "bert", "resnet", {}, [], 0.72, 0.7, 1e9, "", 42]
+
+
+def damage(folder, choose):
+    """Changes events of one, two or all logs at random; may cut one off."""
+    for _ in range(choose.choice([1, 1, 2, 3])):
+        names = choose.choice([[choose.randrange(10)], choose.sample(range(10), 2), ALL])
+        seed = choose.random()
+
+        def change(events, seed=seed):
+            same = random.Random(seed)
+            event, kind, value = same.choice(events), same.randrange(6), same.choice(VALUES)
+            for one in [e for e in events if e["key"] == event["key"]] if same.random() < 0.5 else [event]:
+                if kind == 0:
+                    events.remove(one)
+                elif kind == 1:
+                    one["value"] = value
+                elif kind == 2:
+                    one["metadata"] = same.choice([{}, None, {"epoch_num": value}, {"status": "aborted"}])
+                elif kind == 3:
+                    events.insert(same.randrange(len(events)), one | {"value": value})
+                elif kind == 4:
+                    one["time_ms"] = same.choice([0, one["time_ms"] + 3_000_000, one["time_ms"] - 100_000, value])
+                else:
+                    one["key"] = same.choice(events)["key"]
+
+        edit(folder, *names, change=change)
+    if choose.random() < 0.2:
+        path = folder / f"result_{choose.randrange(10)}.txt"
+        content = path.read_bytes()
+        path.write_bytes(content[: choose.randrange(len(content))])
+
+
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 60))])
+def test_a_result_damaged_at_random_has_the_official_verdict(seed, submission):
+    damage(submission, random.Random(seed))
+    (result,) = load_results(submission)
+    assert result.official == official(submission.parents[2]), result.obstacles
 
 
 @pytest.mark.slow
