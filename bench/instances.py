@@ -68,7 +68,6 @@ def measure(text: Path, vocab: Path, folder: Path, options: argparse.Namespace) 
         "cpu_seconds": {name: [round(span, 2) for span in spans] for name, spans in times.items()},
     }
     targets = {
-        "ratio_to_plain_python": (50.0, True),
         "ratio_to_published_reference": (50.0, True),
         "peak_gigabytes_of_a_worker": (1.0, False),
     }
