@@ -31,6 +31,7 @@ STAGES: list[tuple[str, list[str], list[str] | None, int]] = [
     ("layernorm", ["--no-compile"], None, 45),
     ("lamb", [], None, 45),
     ("loss", ["--no-compile"], None, 45),
+    ("convergence", [], None, 60),
     (
         "train_step",
         ["--deadline", "150", "--profile"],
