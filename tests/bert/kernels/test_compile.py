@@ -44,5 +44,5 @@ def test_kernels_compile_without_spills_and_with_wide_accesses(capability, tmp_p
         assert kernel["shared_bytes"] <= 96 * 1024, kernel
         if any(body in kernel["kernel"] for body in BODIES):
             assert "v4" in kernel["vectors"], f"no 16-byte access in {kernel}"
-        if kernel["kernel"].startswith("attention") and capability == 90:
-            assert kernel["wgmma"], f"no Hopper matrix instruction in {kernel}"
+            on_tensor_cores = kernel["kernel"].startswith("attention")
+            assert kernel["wgmma"] == (on_tensor_cores and capability == 90), f"Hopper's matrix instructions: {kernel}"
