@@ -70,7 +70,7 @@ def features_of(records: Records, i: int) -> dict[str, list[int] | list[float]]:
     }
 
 
-@pytest.mark.parametrize("count", [0, 1, 1300])
+@pytest.mark.parametrize("count", [0, 1, 530])
 def test_a_file_is_the_plain_encoding_and_reads_back(tmp_path: Path, count: int) -> None:
     records = make_records(count)
     write_tfrecord(tmp_path / "a", records, LENGTH, MASKS)

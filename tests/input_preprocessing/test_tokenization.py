@@ -147,7 +147,7 @@ def compare(count: int, seed: int, words: Vocabulary, monkeypatch: pytest.Monkey
 
 
 def test_random_unicode_gives_the_tokens_of_transformers(words: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare(3_000, 1, words, monkeypatch)
+    compare(2_000, 1, words, monkeypatch)
 
 
 @pytest.mark.slow
