@@ -11,7 +11,14 @@ import torch
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("name", ["attention", "kernel_constants", "lamb", "layernorm", "loss"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "attention",
+        "kernel_constants",  # imports the other three
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("lamb", "layernorm", "loss")),
+    ],
+)
 def test_without_a_gpu_one_line_says_so(repository, tmp_path, name):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, str(repository / "bench" / f"{name}.py")]
