@@ -1,7 +1,7 @@
 """Everything that a GPU can check and measure, in one command and under nine minutes, from a plain checkout.
 
-Needs torch, triton, h5py, scipy and transformers; nothing is installed. Runs the tests marked gpu where pytest is
-installed, else a self-check (every fused kernel against its reference, every attention backend, a graphed step against
+Needs torch, triton, h5py, scipy and transformers; nothing is installed. Runs the tests marked gpu where pytest
+and hypothesis are installed, else a self-check (every fused kernel against its reference, every attention backend, a graphed step against
 an eager one), then each benchmark as a process of its own with a time limit. Every result is one line of
 <output>/results.jsonl, at once; a short table comes last. Exit status: 1 where a check failed or a benchmark gave none.
 
@@ -45,8 +45,9 @@ def command_of(name: str, arguments: list[str]) -> list[str]:
     """The process of a stage: a benchmark, or the tests."""
     if name != "check":
         return [sys.executable, str(BENCH / f"{name}.py"), *arguments]
-    if importlib.util.find_spec("pytest") and not arguments:
-        return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests" / "bert")]
+    if importlib.util.find_spec("pytest") and importlib.util.find_spec("hypothesis") and not arguments:
+        tests = [str(ROOT / "tests" / "bert" / name) for name in ("kernels", "test_graph.py")]
+        return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *tests]
     return [sys.executable, str(BENCH / "self_check.py"), *arguments]
 
 
