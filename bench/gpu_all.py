@@ -1,8 +1,8 @@
 """Everything that a GPU can check and measure, in one command and under nine minutes, from a plain checkout.
 
-Needs torch, triton, h5py, scipy and transformers; nothing is installed. Runs the tests marked gpu where pytest
-and hypothesis are installed, else a self-check (every fused kernel against its reference, every attention backend, a graphed step against
-an eager one), then each benchmark as a process of its own with a time limit. Every result is one line of
+Needs torch, triton, h5py, scipy and transformers; nothing is installed. Runs the tests marked gpu where pytest and
+hypothesis are there, else a self-check (every fused kernel against its reference, every attention backend, a graphed
+step against an eager one), then each benchmark as a process of its own with a time limit. Every result is one line of
 <output>/results.jsonl, at once; a short table comes last. Exit status: 1 where a check failed or a benchmark gave none.
 
 usage: python bench/gpu_all.py [--output bench_results] [--minutes 8.5] [--only train_step ...] [--tiny] [--tables]
