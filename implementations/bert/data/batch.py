@@ -103,15 +103,9 @@ def gather_batch(
 ) -> Batch:
     """The batch of sequences from several sources.
 
-    Args:
-        sources: records.
-        places: places in the batch of each source's sequences.
-        sequences: number of every sequence in its source, int64 [S].
-        max_seqlen: bounds their lengths.
-        vocab_size: bounds token ids; None: not checked.
-
-    Raises:
-        DataError: offsets lead out of the records, or a token id is not of the vocabulary.
+    places: places in the batch of each source's sequences; sequences: number of each in its source, int64 [S].
+    max_seqlen bounds their lengths, vocab_size token ids (None: not checked). Raises DataError for offsets that lead
+    out of the records, and for token ids of another vocabulary.
     """
     sequences = np.ascontiguousarray(sequences, dtype=np.int64)
     heads = np.empty((4, len(sequences)), np.int64)
