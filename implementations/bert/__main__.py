@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from bert import check, rundir
 from bert.config import Config
-from bert.dist import World
+from bert.dist import HangError, World
 from bert.env import from_env
 from bert.mlperf import MlperfLog
 from bert.train import USER_ERRORS, TrainingError, train
@@ -43,7 +43,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         return _train(config)
     except USER_ERRORS as error:
         return _fail(run, str(error), BAD_INPUT)
-    except TrainingError as error:
+    except (TrainingError, HangError) as error:
         return _fail(run, str(error), CRASHED)
     except Exception as error:
         traceback.print_exc()
@@ -76,8 +76,6 @@ if __name__ == "__main__":
     status = main(sys.argv[1:], os.environ)
     sys.stdout.flush()
     sys.stderr.flush()
-    if status not in (SUCCESS, BAD_INPUT):
-        os._exit(
-            status
-        )  # peers may hang in a collective; their launcher ends them, and no exit handler may wait for them
-    sys.exit(status)
+    # No exit handlers: after a failure, peers may hang in a collective that a handler would wait for; after a success,
+    # threads of the communicators now and then abort a process that is torn down around them.
+    os._exit(status)
