@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 import shutil
-import warnings
-from pathlib import Path
 
 import pytest
 
@@ -16,148 +13,26 @@ from review.check import check
 from review.findings import ERROR, ReviewError
 from review.score import load_results
 
+from .damage import (
+    ALL,
+    copy_log,
+    crop,
+    damage,
+    drop,
+    duplicate,
+    edit,
+    go_on,
+    initial,
+    official,
+    put,
+    remove,
+    rename,
+    rewrite,
+    scale_samples,
+    shift,
+    system,
+)
 
-def duplicate(source: Path, target: Path) -> Path:
-    """Copies a tree without its permissions, since published results may be read-only."""
-    for path in source.rglob("*"):
-        if path.is_file():
-            copy = target / path.relative_to(source)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
-    return target
-
-
-def official(organization: Path) -> bool:
-    """The package checker's verdict on a copy, without any of this project's code; a crash is a failure."""
-    import yaml
-    from mlperf_logging.compliance_checker import mlp_compliance
-    from mlperf_logging.package_checker import package_checker
-
-    copy = duplicate(organization, organization.parent / "official" / organization.name)
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    root, loader = logging.getLogger(), yaml.BaseLoader
-    level, handlers = root.level, root.handlers[:]
-    mlp_compliance.enqueued_configs.clear()
-    yaml.BaseLoader = getattr(yaml, "CBaseLoader", loader)  # same, but faster
-    root.handlers[:] = [handler]
-    root.setLevel(logging.INFO)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            package_checker.check_training_package(
-                str(copy), "training", "5.0.0", False, False, False, False, False, ""
-            )
-    except Exception:
-        return False
-    finally:
-        yaml.BaseLoader = loader
-        root.setLevel(level)
-        root.handlers[:] = handlers
-        shutil.rmtree(copy)
-    return any("FOUND NO ERRORS" in message for message in said)
-
-
-def edit(folder, *names, change):
-    """Changes the events of the named logs; ``change`` gets the list of them."""
-    for path in [folder / f"result_{name}.txt" for name in names]:
-        lines = [line for line in path.read_text().splitlines() if ":::MLLOG " in line]
-        events = [json.loads(line.split(":::MLLOG ")[1]) for line in lines]
-        change(events)
-        path.write_text("".join(f":::MLLOG {json.dumps(event)}\n" for event in events))
-
-
-ALL = tuple(range(10))
-
-
-def drop(key, *names):
-    def mutate(folder):
-        def change(events):
-            events[:] = [event for event in events if event["key"] != key]
-
-        edit(folder, *(names or ALL), change=change)
-
-    return mutate
-
-
-def put(key, *names, **fields):
-    def mutate(folder):
-        def change(events):
-            for event in events:
-                if event["key"] == key:
-                    event.update(fields)
-
-        edit(folder, *(names or ALL), change=change)
-
-    return mutate
-
-
-def scale_samples(factor):
-    def change(events):
-        for event in events:
-            if "epoch_num" in event["metadata"]:
-                event["metadata"]["epoch_num"] = int(event["metadata"]["epoch_num"] * factor)
-
-    return lambda folder: edit(folder, *ALL, change=change)
-
-
-def shift(key, seconds):
-    def change(events):
-        for event in events:
-            if event["key"] == key:
-                event["time_ms"] += 1000 * seconds
-
-    return lambda folder: edit(folder, 4, change=change)
-
-
-def initial(accuracy):
-    def change(events):
-        start = next(i for i, event in enumerate(events) if event["key"] == "eval_start")
-        first = next(event for event in events if event["key"] == "eval_accuracy")
-        metadata = first["metadata"] | {"epoch_num": 0}
-        events.insert(start, first | {"value": accuracy, "metadata": metadata, "time_ms": events[start]["time_ms"]})
-
-    return lambda folder: edit(folder, 2, change=change)
-
-
-def go_on(events):
-    last = max(i for i, event in enumerate(events) if event["key"] == "eval_accuracy")
-    metadata = events[last]["metadata"] | {"epoch_num": events[last]["metadata"]["epoch_num"] + 150_000}
-    events.insert(last + 1, events[last] | {"metadata": metadata})
-
-
-def system(**fields):
-    def mutate(folder):
-        path = folder.parents[2] / "systems" / "dgx.json"
-        content = json.loads(path.read_text()) | fields
-        path.write_text(json.dumps({key: value for key, value in content.items() if value != "DROP"}, indent=1))
-
-    return mutate
-
-
-def rewrite(name, text):
-    return lambda folder: (folder / name).write_text(text)
-
-
-def remove(*names):
-    return lambda folder: [(folder / f"result_{name}.txt").unlink() for name in names]
-
-
-def rename(folder):
-    folder.rename(folder.with_name("Bert"))
-
-
-def crop(folder):
-    path = folder / "result_7.txt"
-    path.write_bytes(path.read_bytes()[:-300])
-
-
-def copy_log(folder):
-    shutil.copy(folder / "result_1.txt", folder / "result_3.txt")
-
-
-# name, change, what is found: (severity, file, key, part of the message)
 OFFICIAL_FAILURES = [
     ("nine files", remove(4), ("error", "bert", None, "holds 9 of 10")),
     ("no file", remove(*ALL[1:]), ("error", "bert", None, "holds 1 of 10")),
@@ -288,39 +163,6 @@ def test_each_mutation_has_the_official_verdict_and_is_found(name, mutate, expec
     (shown,) = load_results(result.path)
     if not any(f.source == "system" for f in result.findings):  # which is not what `show` looks at
         assert shown.official == result.official_passed, shown.obstacles
-
-
-VALUES = [None, True, 0, 1, -1, 768, 896, "768", "closed", "open", "bert", "resnet", {}, [], 0.72, 0.7, 1e9, "", 42]
-
-
-def damage(folder, choose):
-    """Changes events of one, two or all logs at random; may cut one off."""
-    for _ in range(choose.choice([1, 1, 2, 3])):
-        names = choose.choice([[choose.randrange(10)], choose.sample(range(10), 2), ALL])
-        seed = choose.random()
-
-        def change(events, seed=seed):
-            same = random.Random(seed)
-            event, kind, value = same.choice(events), same.randrange(6), same.choice(VALUES)
-            for one in [e for e in events if e["key"] == event["key"]] if same.random() < 0.5 else [event]:
-                if kind == 0:
-                    events.remove(one)
-                elif kind == 1:
-                    one["value"] = value
-                elif kind == 2:
-                    one["metadata"] = same.choice([{}, None, {"epoch_num": value}, {"status": "aborted"}])
-                elif kind == 3:
-                    events.insert(same.randrange(len(events)), one | {"value": value})
-                elif kind == 4:
-                    one["time_ms"] = same.choice([0, one["time_ms"] + 3_000_000, one["time_ms"] - 100_000, value])
-                else:
-                    one["key"] = same.choice(events)["key"]
-
-        edit(folder, *names, change=change)
-    if choose.random() < 0.2:
-        path = folder / f"result_{choose.randrange(10)}.txt"
-        content = path.read_bytes()
-        path.write_bytes(content[: choose.randrange(len(content))])
 
 
 @pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 60))])
