@@ -17,6 +17,7 @@ LAYERS = [
     {"model", "optim", "schedule", "precision", "data", "mlperf", "rundir"},
     {"step", "graph", "evaluate", "checkpoint"},
     {"config"},
+    {"resume"},
     {"train", "check", "allreduce"},
     {"__main__"},
 ]

@@ -63,6 +63,11 @@ class Config:
             raise ConfigError(
                 f"OPTIMIZER={self.optim.optimizer}: the closed division prescribes lamb; set SUBMISSION_DIVISION=open"
             )
+        if self.mlperf.division == "closed" and self.checkpoint.resume:
+            raise ConfigError(
+                "RESUME=1: the log of a resumed run leaves out the time trained before, so it is none for the closed "
+                "division; set SUBMISSION_DIVISION=open"
+            )
         if self.checkpoint.init_checkpoint is None and self.mlperf.division == "closed" and not self.data.synthetic:
             raise ConfigError(
                 "INIT_CHECKPOINT is not set: the closed division starts from model.ckpt-28252; "
@@ -138,11 +143,12 @@ class Config:
             "max_sequence_length": self.data.max_seq_length,
             "max_predictions_per_seq": int(self.data.max_seq_length * 0.15),
             "opt_base_learning_rate": self.schedule.lr,
-            "opt_learning_rate_training_steps": self.schedule.max_steps,
+            "opt_learning_rate_training_steps": self.schedule.decay_steps or self.schedule.max_steps,
             "opt_learning_rate_warmup_steps": warmup_steps,
             "num_warmup_steps": warmup_steps,
             "start_warmup_step": start_warmup_step,
             "opt_lamb_learning_rate_decay_poly_power": self.schedule.power,
+            "opt_end_learning_rate": self.schedule.end_lr,
             **self.optim.hyperparameters(),
             "opt_gradient_clip_norm": self.optim.max_grad_norm,
         }

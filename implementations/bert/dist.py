@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,13 @@ from bert.env import ConfigError, env
 # PyTorch 2.13 gave them new names.
 _REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 _ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+
+
+POLL_SECONDS = 1e-4
+
+
+class HangError(RuntimeError):
+    """The ranks no longer get on. The message is for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +62,7 @@ class World:
     def __init__(self, config: Config) -> None:
         self.rank, self.local_rank, self.size = config.rank, config.local_rank, config.world_size
         self.device = pick_device(config)
+        self.timeout_seconds = config.timeout_seconds
         use_cuda = self.device.type == "cuda"
         if use_cuda:
             if config.local_rank >= torch.cuda.device_count():
@@ -81,6 +90,20 @@ class World:
     def is_main(self) -> bool:
         """True on rank 0, the only one that logs."""
         return self.rank == 0
+
+    def wait_for(self, event: torch.cuda.Event) -> None:
+        """Waits for the device to reach the event. Raises HangError after DIST_TIMEOUT.
+
+        NCCL's watchdog does not watch collectives inside of CUDA graphs, so a peer that is gone would never be noticed.
+        """
+        deadline = time.monotonic() + self.timeout_seconds
+        while not event.query():
+            if time.monotonic() > deadline:
+                raise HangError(
+                    f"rank {self.rank}: the GPU did not finish a step within DIST_TIMEOUT={self.timeout_seconds} s; "
+                    "another rank is gone or hangs"
+                )
+            time.sleep(POLL_SECONDS)
 
     def barrier(self) -> None:
         """Waits for every process, and on a GPU for the device."""

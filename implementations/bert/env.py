@@ -122,7 +122,7 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
     wrong = ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}")
     try:
         value = _parse(text, kind)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise wrong from None
     if variable.choices and value not in variable.choices:
         raise wrong

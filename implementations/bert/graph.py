@@ -132,7 +132,7 @@ class GraphedStep:
         """Trains on the micro-batches, which lie in page-locked memory. The result is valid until the next call."""
         stage = self.count % NUM_STAGES
         self.count += 1
-        self.finished[stage].synchronize()  # run at most two steps ahead of the device
+        self.step.world.wait_for(self.finished[stage])  # run at most two steps ahead of the device
         stream = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self.copies):
             self.copies.wait_event(self.consumed[stage])

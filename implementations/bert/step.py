@@ -24,11 +24,14 @@ from bert.precision import LossScaler, cast_with_masters
 
 
 class StepResult(NamedTuple):
-    """Mean losses of this rank's micro-batches and whether the weights were updated (bool); 0-d, on the device."""
+    """Mean losses of this rank's micro-batches, and whether the gradient was finite (bool); 0-d, on the device.
+
+    With loss scaling (fp16) a step whose gradient is not finite leaves the weights as they were; else it spoils them.
+    """
 
     mlm_loss: Tensor
     nsp_loss: Tensor
-    updated: Tensor
+    finite: Tensor
 
 
 class TrainingStep(Protocol):
@@ -204,13 +207,12 @@ class Step:
             for total, loss in zip(totals, losses, strict=True):
                 total.add_(loss.detach(), alpha=1 / len(batches))
         norm, grad_scale = self.gradients.finish(self.scaler.scale)
-        keep = torch.isfinite(norm) if self.scaler.enabled else None
-        self.optimizer.step(self.lr, grad_scale, keep)
-        updated = torch.ones((), dtype=torch.bool, device=self.world.device) if keep is None else keep
-        self.scaler.update(updated)
+        finite = torch.isfinite(norm)
+        self.optimizer.step(self.lr, grad_scale, finite if self.scaler.enabled else None)
+        self.scaler.update(finite)
         if self.fp8 is not None:
             self.fp8.update()
-        return StepResult(totals[0], totals[1], updated)
+        return StepResult(totals[0], totals[1], finite)
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor on the device that a step changes."""

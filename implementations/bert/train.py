@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 
-from bert import checkpoint
+from bert import checkpoint, resume
 from bert.config import Config
 from bert.data.batch import Batch, make_batch
 from bert.data.format import DataError
@@ -38,18 +36,20 @@ class TrainingError(RuntimeError):
 
 def train(config: Config, world: World, log: MlperfLog) -> bool:
     """Runs to the end; True when the target accuracy was reached. Every rank calls it with the same settings."""
-    seed = world.broadcast_int(config.seed if config.seed is not None else int.from_bytes(os.urandom(4), "little"))
+    saved = checkpoint.newest(config.checkpoint)
+    seed = world.broadcast_int(resume.pick_seed(config, saved))
     log.submission()
     log.hyperparameters(config.hyperparameters(seed))
     model, eager = build(config, world, seed)
     log.weights(name for name, _ in model.named_parameters())
-    start_step, start_samples = resume(config, eager, seed)
+    start_step, start_samples = resume.restore(config, eager, seed, saved)
     take_step, evaluation_graph = prepare(config, model, eager, world)
     world.barrier()
     log.run_start()  # the data set is first touched after this
     started = time.monotonic()
 
     source = open_source(config.data, model.config.vocab_size)
+    resume.check_data(config, saved, source.row_counts())
     sampler = Sampler(source.row_counts(), config.data.rows_per_step, seed, world.rank, world.size)
     data = TrainingData(source, sampler, config.data, model.config.vocab_size, start_step + 1, finisher(config, world))
     progress = Progress(config, world, log, start_step, start_samples)
@@ -68,8 +68,9 @@ def train(config: Config, world: World, log: MlperfLog) -> bool:
             if step in config.evaluation_steps:
                 eager.optimizer.gather()
                 reached = evaluation.run(step, progress)
-            if config.checkpoint.every_steps and step % config.checkpoint.every_steps == 0:
-                save(config, eager, world, seed, step, progress.samples())
+            if config.checkpoint.every_steps and step % config.checkpoint.every_steps == 0 and not reached:
+                place = {"step": step, "samples": progress.samples(), "row_counts": source.row_counts().tolist()}
+                resume.save(config, eager, world, seed, place)
         log.run_stop(progress.samples(), config.evaluate.num_examples, reached)
         if config.sustained_minutes:
             sustain(take_step, data, world, log, until=started + 60 * config.sustained_minutes)
@@ -171,48 +172,6 @@ def made_up_step(config: Config, world: World) -> list[Batch]:
     return [finisher(config, world)(batch)] * config.data.gradient_steps
 
 
-def resume(config: Config, step: Step, seed: int) -> tuple[int, int]:
-    """Restores the newest checkpoint where there is one: (steps, samples) done. Raises ConfigError where it differs."""
-    state = checkpoint.newest(config.checkpoint)
-    if state is None:
-        return 0, 0
-    for name, value in run_identity(config, seed).items():
-        if state["run"].get(name) != value:
-            raise ConfigError(
-                f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run with {name} "
-                f"{state['run'].get(name)}, this one has {value}: use the same settings, or another CHECKPOINT_DIR"
-            )
-    step.load_state_dict(state)
-    return int(state["step"]), int(state["samples"])
-
-
-def run_identity(config: Config, seed: int) -> dict[str, Any]:
-    """What must not change between a run and its resumption, by the name of the variable."""
-    return {
-        "SEED": seed,
-        "WORLD_SIZE": config.dist.world_size,
-        "BATCHSIZE": config.data.batch_size,
-        "GRADIENT_STEPS": config.data.gradient_steps,
-        "PACKED": config.data.packed,
-        "MAX_STEPS": config.schedule.max_steps,
-        "BERT_CONFIG": repr(config.model),
-    }
-
-
-def save(config: Config, trained: Step, world: World, seed: int, step: int, samples: int) -> None:
-    """Writes a checkpoint from rank 0; the others wait, so that none runs ahead of an unsaved state."""
-    state = trained.state_dict()
-    if world.is_main:
-        state |= {
-            "model": state["optimizer"]["masters"],
-            "step": step,
-            "samples": samples,
-            "run": run_identity(config, seed),
-        }
-        checkpoint.save(config.checkpoint, step, state)
-    world.barrier()
-
-
 class Progress:
     """Counts samples and losses and prints them at a low rate, so that the device is rarely waited for."""
 
@@ -224,12 +183,14 @@ class Progress:
         self.evaluation_seconds = self.span_evaluation_seconds = 0.0
         self.span_samples, self.span_steps = samples, 0
         self.losses = torch.zeros(2, device=world.device)
+        self.overflows = torch.zeros((), dtype=torch.int64, device=world.device)
 
     def add(self, result: StepResult, batches: list[Batch]) -> None:
-        """Adds a step; an overflowed one trained on nothing. Does not wait for the device."""
+        """Adds a step; one whose gradient overflowed trained on nothing. Does not wait for the device."""
         self.losses += torch.stack([result.mlm_loss, result.nsp_loss])
         self.span_steps += 1
-        self.local_samples += result.updated * sum(batch.num_sequences for batch in batches)
+        self.local_samples += result.finite * sum(batch.num_sequences for batch in batches)
+        self.overflows += ~result.finite
 
     def samples(self) -> int:
         """Sequences trained on by all ranks. A collective."""
@@ -251,13 +212,28 @@ class Progress:
                 file=sys.stderr,
                 flush=True,
             )
-        if not math.isfinite(sum(losses)):
-            raise TrainingError(f"the loss is {sum(losses)} at step {step}: lower LR, or look at the data")
+        self._check_finite(step, sum(losses))
         self.span_started, self.span_samples, self.span_steps = now, samples, 0
         self.span_evaluation_seconds = 0.0
         self.losses.zero_()
         figures = {"throughput": rate, "loss": sum(losses), "mlm_loss": losses[0], "nsp_loss": losses[1], "lr": lr}
         self.log.stats(samples, figures)
+
+    def _check_finite(self, step: int, loss: float) -> None:
+        """Raises TrainingError where training has broken down. A collective."""
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss is {loss} at step {step}: lower LR, or look at the data")
+        overflows = int(self.world.sum(self.overflows.clone()).item())
+        self.overflows.zero_()
+        if not overflows:
+            return
+        # Loss scaling skips steps while it looks for its scale, 16 in a row from the default; nothing else may.
+        skipping = self.config.precision.dtype(self.world.device) == torch.float16
+        if not skipping or (self.span_steps > 20 and overflows == self.span_steps * self.world.size):
+            raise TrainingError(
+                f"gradients were not finite in {overflows // self.world.size or 1} of the {self.span_steps} steps up "
+                f"to step {step}: lower LR, or look at the data"
+            )
 
 
 class Evaluation:

@@ -35,17 +35,17 @@ def _weights(model):
 def test_overflow_skips_the_step_halves_the_scale_and_says_so(shard, tiny, make_records, batch_of):
     model, step = _step(tiny, "fp16", shard)
     batch = batch_of(make_records(3), range(4))
-    assert step([batch], 0.01).updated
+    assert step([batch], 0.01).finite
     before, scale = _weights(model), float(step.scaler.scale)
     state = [tensor.clone() for tensor in step.optimizer.state_tensors()]
     poison = model.bert.pooler.dense.weight.register_hook(lambda gradient: gradient * float("inf"))
-    assert not step([batch], 0.01).updated
+    assert not step([batch], 0.01).finite
     poison.remove()
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     assert all(torch.equal(a, b) for a, b in zip(state, step.optimizer.state_tensors(), strict=True))
     assert float(step.scaler.scale) == scale / 2
     assert int(step.scaler.num_skipped_steps) == 1
-    assert step([batch], 0.01).updated
+    assert step([batch], 0.01).finite
     assert not torch.equal(model.bert.pooler.dense.weight, before["bert.pooler.dense.weight"])
 
 

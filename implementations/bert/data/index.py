@@ -54,7 +54,7 @@ def count_rows(path: Path) -> int:
     try:
         file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
         try:
-            if file.links.exists(b"sequence_offsets"):  # else not of this format
+            if file.links.exists(b"input_ids"):  # else no records; of this format, or of NVIDIA's three
                 packed = file.links.exists(b"row_offsets")
                 dataset = h5py.h5d.open(file, b"row_offsets" if packed else b"next_sentence_labels")
                 return int(dataset.shape[0]) - packed
@@ -62,4 +62,4 @@ def count_rows(path: Path) -> int:
             file.close()
     except (OSError, KeyError):
         pass
-    return open_records(path)[0].num_rows  # of another maker, or an error in one line
+    return open_records(path)[0].num_rows  # an error in one line

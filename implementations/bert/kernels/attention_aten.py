@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+CUDNN_VARLEN_SINCE = (2, 14)
 
 
 def cudnn(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
@@ -30,6 +31,10 @@ def cudnn_missing(device: torch.device) -> str | None:
         return "it needs an NVIDIA GPU"
     if torch.cuda.get_device_capability(device) < (9, 0):
         return "its varlen form needs compute capability 9.0 (Hopper) or later"
+    # Its backward pass took the head size for the longest length and wrote out of bounds (pytorch pull 186142), and
+    # sequences of length 0, which fill up a graph's batch, came later still (pull 194818).
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < CUDNN_VARLEN_SINCE:
+        return "its backward pass needs PyTorch {}.{} or later".format(*CUDNN_VARLEN_SINCE)
     return None if torch.backends.cudnn.is_available() else "this PyTorch has no cuDNN"
 
 

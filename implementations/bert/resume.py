@@ -1,0 +1,80 @@
+"""Going on from a checkpoint: what is saved, and what must be the same in the run that resumes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from bert import checkpoint
+from bert.config import Config
+from bert.dist import World
+from bert.env import ConfigError
+from bert.step import Step
+
+
+def pick_seed(config: Config, saved: dict[str, Any] | None) -> int:
+    """SEED; unset: that of the run which is resumed, or one from the system."""
+    if config.seed is not None:
+        return config.seed
+    return int(saved["run"]["SEED"]) if saved else int.from_bytes(os.urandom(4), "little")
+
+
+def restore(config: Config, step: Step, seed: int, saved: dict[str, Any] | None) -> tuple[int, int]:
+    """Restores a checkpoint where there is one: (steps, samples) done. Raises ConfigError where it differs."""
+    if saved is None:
+        return 0, 0
+    for name, value in run_identity(config, seed).items():
+        if saved["run"].get(name) != value:
+            raise ConfigError(
+                f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run with {name} "
+                f"{saved['run'].get(name)}, this one has {value}: use the same settings, or another CHECKPOINT_DIR"
+            )
+    step.load_state_dict(saved)
+    return int(saved["step"]), int(saved["samples"])
+
+
+def run_identity(config: Config, seed: int) -> dict[str, Any]:
+    """What must not change between a run and its resumption, by the name of the variable."""
+    data = config.data
+    return {
+        "SEED": seed,
+        "WORLD_SIZE": config.dist.world_size,
+        "BATCHSIZE": data.batch_size,
+        "GRADIENT_STEPS": data.gradient_steps,
+        "PACKED": data.packed,
+        "MAX_SEQ_LENGTH": data.max_seq_length,
+        "BATCHING": data.batching,
+        "MAX_SEQUENCES_PER_ROW": data.max_sequences_per_row,
+        "ONLINE_BUFFER": data.online_buffer,
+        "BIN_COUNTS": data.bin_counts,
+        "EXCHANGE_GROUP": data.exchange_group,
+        "OPTIMIZER": config.optim.optimizer,
+        "CLIP": config.optim.clip,
+        "PRECISION": config.precision.precision,
+        "MAX_STEPS": config.schedule.max_steps,
+        "BERT_CONFIG": repr(config.model),
+    }
+
+
+def check_data(config: Config, saved: dict[str, Any] | None, row_counts: np.ndarray) -> None:
+    """Raises ConfigError where the rows are not those that the resumed run was trained on in part."""
+    if saved is not None and saved["row_counts"] != row_counts.tolist():
+        raise ConfigError(
+            f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run on other training data, "
+            f"{sum(saved['row_counts']):,} rows in {len(saved['row_counts'])} files, this one has "
+            f"{int(row_counts.sum()):,} in {len(row_counts)}: use the same data, or another CHECKPOINT_DIR"
+        )
+
+
+def save(config: Config, trained: Step, world: World, seed: int, place: dict[str, Any]) -> None:
+    """Writes a checkpoint from rank 0; the others wait, so that none runs ahead of an unsaved state.
+
+    ``place``: step, samples and row_counts.
+    """
+    state = trained.state_dict()
+    if world.is_main:
+        state |= place | {"model": state["optimizer"]["masters"], "run": run_identity(config, seed)}
+        checkpoint.save(config.checkpoint, place["step"], state)
+    world.barrier()
