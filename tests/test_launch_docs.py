@@ -1,4 +1,4 @@
-"""docs/launch.md lists every variable that the run scripts read, with its default, and names only what is there."""
+"""README.md lists the variables that the run scripts read, with defaults; docs/launch.md names only what is there."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scripts() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def table() -> dict[str, str]:
     """Default by variable, from the document."""
-    text = (Path(__file__).resolve().parents[1] / "docs" / "launch.md").read_text()
+    text = (Path(__file__).resolve().parents[1] / "README.md").read_text()
     rows = re.findall(
         r"^\| `([A-Z][A-Z0-9_]+)` \| (.*?) \| .+ \|$", text.partition("<!-- launch variables -->")[2], re.M
     )
@@ -56,7 +56,7 @@ def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
 def test_every_variable_of_the_launcher_is_in_its_table_or_in_the_trainers(scripts, table):
     trainer = {variable.name for _, variable, _, _ in env.variables(Config)}
     missing = set(read_from_environment(scripts)) - set(table) - trainer - NOT_FOR_USERS
-    assert not missing, f"docs/launch.md says nothing of {sorted(missing)}"
+    assert not missing, f"README.md says nothing of {sorted(missing)}"
 
 
 def test_the_table_names_no_variable_that_nobody_reads(scripts, table):
