@@ -80,6 +80,12 @@ class Config:
         self.precision.check(device)
         dtype, dropout = self.precision.dtype(device), self.model.attention_probs_dropout_prob
         attention.check(self.kernels.attention, device, dropout, dtype, self.uses_graph)
+        sharded = self.optim.sharded if self.optim.sharded is not None else device.type == "cuda"
+        if self.data.gradient_steps > 1 and dtype in (torch.bfloat16, torch.float16) and not sharded:
+            raise ConfigError(
+                f"GRADIENT_STEPS={self.data.gradient_steps} with SHARD_OPTIMIZER=0 would add up gradients in "
+                f"{str(dtype).removeprefix('torch.')}: set SHARD_OPTIMIZER=1"
+            )
         if self.graph.cuda_graph and device.type != "cuda":
             raise ConfigError("CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU")
         if self.graph.cuda_graph and dtype == torch.float32 and self.kernels.attention == "auto":

@@ -95,7 +95,7 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
     ):  # the others compute in bf16 or fp16
         choice = dataclasses.replace(choice, attention="sdpa_loop")
     if choice.attention == "auto" and world.device.type == "cuda":
-        report_attention(config, world)
+        choice = dataclasses.replace(choice, attention=agreed_attention(config, world))
     model = BertForPreTraining(config.model, select(choice, world.device))
     if config.checkpoint.init_checkpoint is not None:
         checkpoint.load_weights(model, config.checkpoint.init_checkpoint)
@@ -113,16 +113,22 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
     return model, step
 
 
-def report_attention(config: Config, world: World) -> None:
-    """Prints what ATTENTION=auto tried and took. Raises ConfigError where nothing works in a graph that is wanted."""
-    tried = "; ".join(
-        f"{trial.name} {trial.problem or f'{trial.milliseconds:.2f} ms'}" for trial in attention.trials(world.device)
-    )
-    taken = attention.default_backend(world.device)
+def agreed_attention(config: Config, world: World) -> str:
+    """What ATTENTION=auto takes: the fastest backend on rank 0's GPU, if it works on every rank's. A collective.
+
+    Prints what was tried. Raises ConfigError where nothing works in a graph that is wanted.
+    """
+    trials = {trial.name: trial for trial in attention.trials(world.device)}
+    tried = "; ".join(f"{trial.name} {trial.problem or f'{trial.milliseconds:.2f} ms'}" for trial in trials.values())
+    names = list(attention.BACKENDS)
+    taken = names[world.broadcast_int(names.index(attention.default_backend(world.device)))]
+    if world.any(taken in trials and trials[taken].milliseconds is None):
+        raise ConfigError(f"attention {taken} is the fastest on rank 0 and fails on another one: set ATTENTION")
     if taken == "sdpa_loop" and config.uses_graph:
         raise ConfigError(f"no attention backend works here ({tried}): set CUDA_GRAPH=0")
     if world.is_main:
         print(f"attention: {taken} (tried: {tried})", file=sys.stderr, flush=True)
+    return taken
 
 
 def finisher(config: Config, world: World) -> Callable[[Batch], Batch]:

@@ -67,6 +67,12 @@ CASES = {
     "checkpoint not weights": (lambda e: _pt(e, {"model": 3}), "expected a state dict"),
     "checkpoint of another model": (lambda e: _pt(e, {"x": torch.zeros(2)}), "x is not in this model"),
     "checkpoint with code": (lambda e: _pt(e, {"model": Path("/")}), "not a readable checkpoint"),
+    "number too large": (lambda e: e.update(MAX_STEPS="1e400"), "MAX_STEPS='1e400'"),
+    "accumulation in bf16": (lambda e: e.update(GRADIENT_STEPS="2", PRECISION="bf16"), "set SHARD_OPTIMIZER=1"),
+    "closed and resumed": (
+        lambda e: e.update(SUBMISSION_DIVISION="closed", RESUME="1", CHECKPOINT_DIR=e["EVALDIR"]),
+        "leaves out the time trained before",
+    ),
     "resume without folder": (lambda e: e.update(RESUME="1"), "CHECKPOINT_DIR is not"),
     "closed without weights": (lambda e: e.update(SUBMISSION_DIVISION="closed"), "INIT_CHECKPOINT is not set"),
 }

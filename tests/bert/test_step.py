@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert import kernels, optim
 from bert.dist import Config as DistConfig
-from bert.dist import World
+from bert.dist import HangError, World
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
 from bert.precision import Config as PrecisionConfig
@@ -148,3 +148,27 @@ def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoi
             for name in replicated[part].keys() - {n for n in replicated[part] if n.endswith("key.bias")}:
                 tensor = replicated[part][name]
                 torch.testing.assert_close(other[part][name], tensor, atol=1e-6, rtol=1e-4, msg=f"{part} {name}")
+
+
+def test_nan_in_one_gradient_is_told_by_the_step_and_raised_by_the_progress(tiny, make_records, batch_of):
+    for shard in (False, True):
+        model, step = _step(tiny, shard=shard)
+        model.bert.pooler.dense.weight.register_hook(lambda gradient: gradient * float("nan"))
+        assert not step([batch_of(make_records(4), range(4))], 0.01).finite
+
+
+class _Event:
+    def __init__(self, answers):
+        self.answers = iter(answers)
+
+    def query(self):
+        return next(self.answers)
+
+
+def test_waiting_for_the_device_ends_with_it_or_with_the_timeout(monkeypatch):
+    world = World(DistConfig(device="cpu", timeout_seconds=1))
+    world.wait_for(_Event([False, False, True]))
+    clock = iter(range(100))
+    monkeypatch.setattr("bert.dist.time.monotonic", lambda: next(clock))
+    with pytest.raises(HangError, match="DIST_TIMEOUT=1"):
+        world.wait_for(_Event([False] * 10))

@@ -88,6 +88,31 @@ def test_checkpoint_of_other_settings_is_refused_by_name(prepared, run_bert, tmp
     assert "BATCHSIZE 3, this one has 2" in refused.stderr
 
 
+def test_resumed_run_keeps_the_seed_that_was_drawn_and_refuses_other_data(prepared, run_bert, make_records, tmp_path):
+    environment = prepared | {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "2", "MAX_STEPS": "4"}
+    del environment["SEED"]
+    assert run_bert(environment).returncode == 3
+    (seed,) = _values(environment, "seed")
+    newest = sorted((tmp_path / "c").glob("step_*.pt"))[-1]
+    newest.unlink()  # as if the run had been killed before it
+    resumed = run_bert(environment | {"RESUME": "1"})
+    assert resumed.returncode == 3, resumed.stderr
+    assert _values(environment, "seed") == [seed]
+    newest.unlink()
+    _, metadata = open_records(next(Path(prepared["DATADIR_PHASE2_PACKED"]).glob("part_*")))
+    write_records(Path(prepared["DATADIR_PHASE2_PACKED"], "part_more.hdf5"), make_records(5), metadata)
+    refused = run_bert(environment | {"RESUME": "1"})
+    assert refused.returncode == 2
+    assert "other training data" in refused.stderr.splitlines()[-1]
+
+
+def test_gradients_that_are_not_finite_stop_the_run(prepared, run_bert, tmp_path):
+    environment = prepared | {"LR": "1e30", "LOG_EVERY_STEPS": "1"}
+    finished = run_bert(environment)
+    assert finished.returncode == 1
+    assert "at step" in finished.stderr.splitlines()[-1] or "up to step" in finished.stderr.splitlines()[-1]
+
+
 def _rows_of_two_ranks_on_one(environment, repository):
     """Runs one rank that takes at each step the rows which two ranks would, in the same order."""
     script = (
