@@ -19,6 +19,7 @@ from bert.data.format import (
     verify_records,
     write_records,
 )
+from bert.data.index import count_rows
 
 from .samples import METADATA, assert_equal, make_records, ragged, write_nvidia
 
@@ -191,6 +192,16 @@ def test_nvidia_made_shards_read_as_the_same_sequences(tmp_path: Path, schema: s
     assert_equal(found, records)
     assert metadata.max_seq_length == (64 if schema == "fixed" else 512)
     assert metadata.multiset_digest == multiset_digest(records)
+
+
+@pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
+def test_nvidia_made_shards_are_counted_without_reading_them(tmp_path, schema, monkeypatch):
+    records = make_records(13)
+    if schema == "packed":
+        records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
+    write_nvidia(tmp_path / "part", records, schema)
+    monkeypatch.delattr("bert.data.index.open_records")
+    assert count_rows(tmp_path / "part") == records.num_rows
 
 
 @pytest.mark.parametrize("name", ["packed_input_len", "packed_masked_lm_len", "segment_ids"])
