@@ -35,14 +35,16 @@ ssh::everywhere() {
   return "$status"
 }
 
-# Stops in one line where a machine cannot take its part.
+# Stops in one line where a machine cannot take its part: the first such one, though all are asked at once.
 ssh::check() {
-  local host complaints
+  local number complaints
   complaints=$(
-    for host in "${hosts[@]}"; do ssh::complaint "$host" & done
+    for number in "${!hosts[@]}"; do ssh::complaint "${hosts[number]}" | sed "s/^/$number /" & done
     wait
   )
-  [[ -z $complaints ]] || log::die "${complaints%%$'\n'*}"
+  complaints=$(sort -n <<<"$complaints")
+  complaints=${complaints%%$'\n'*}
+  [[ -z $complaints ]] || log::die "${complaints#* }"
 }
 
 # Prints what keeps a machine from taking its part, in one line; nothing where all is well.
