@@ -184,7 +184,7 @@ def test_caches_count_as_dropped_only_when_every_machine_dropped_them(machines):
     assert done.returncode == 0, done.stderr
     assert {rank["CACHE_CLEARED"] for rank in machines.ranks()} == {"1"}
     machines.calls_file.unlink()
-    run(machines, STUBBORN="dgx2")
+    run(machines, STUBBORN="dgx2", RUN_NAME="another")  # not the folder of the same second
     assert {rank["CACHE_CLEARED"] for rank in machines.ranks()} == {"0"}
 
 
