@@ -5,10 +5,11 @@ readonly NAME=${1:?name of the container}
 
 remove() {
   trap '' TERM INT HUP
-  local container
+  local container listed
+  listed=$(enroot list 2>/dev/null)
   # pyxis puts a prefix before the name: pyxis_ or, where containers end with their job, pyxis_JOB_; old ones put none.
   for container in "$NAME" "pyxis_$NAME" "pyxis_${SLURM_JOB_ID:-}_$NAME"; do
-    if enroot list 2>/dev/null | grep -qxF -- "$container"; then enroot remove --force -- "$container"; fi
+    if grep -qxF -- "$container" <<<"$listed"; then enroot remove --force -- "$container"; fi
   done
   exit 0
 }
