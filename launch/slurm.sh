@@ -27,7 +27,7 @@ slurm::srun_command() {
     SLURM_CPU_BIND SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GRES SLURM_TRES_PER_TASK
   srun=(srun --distribution=block --input=none)
   # Slurm's own binding knows nothing of GPUs; run_and_time.sh binds.
-  if scontrol show config | grep -q '^TaskPlugin.*affinity'; then srun+=(--cpu-bind=none); fi
+  if grep -q '^TaskPlugin.*affinity' <<<"$(scontrol show config)"; then srun+=(--cpu-bind=none); fi
   # A step that does not ask for GPUs gets none, even in a job that has them all.
   if [[ ${DEVICE:-auto} != cpu && $gres != none && -n ${SLURM_GPUS_ON_NODE:-} ]]; then srun+=(--gres="$gres:$DGXNGPU"); fi
   slurm::check_nodes
