@@ -9,7 +9,7 @@ slurm::check() {
   if [[ ${DEVICE:-auto} == cpu ]]; then return 0; fi
   if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then
     # Without gres in Slurm every job sees all GPUs. With it, this one sees none and would train on CPUs.
-    ! scontrol --oneliner show node "${SLURMD_NODENAME:-}" 2>/dev/null | grep -q ' Gres=[^ ]*gpu' ||
+    ! grep -q ' Gres=[^ ]*gpu' <<<"$(scontrol --oneliner show node "${SLURMD_NODENAME:-}" 2>/dev/null)" ||
       log::die "this job has no GPUs: sbatch --gres=${GPU_GRES:-gpu}:$DGXNGPU run.sub (or export SBATCH_GRES);" \
         'on CPUs, DEVICE=cpu'
     return 0
@@ -68,7 +68,7 @@ slurm::mpi_type() {
 # Address of the first node, as the other nodes reach it: where rank 0 listens.
 slurm::master_address() {
   local node address ip
-  node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+  node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p) # head would end scontrol, and with it the job
   address=$(scontrol show node "$node" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
   address=${address:-$node}
   ip=$(getent ahostsv4 "$address" | awk 'NR == 1 { print $1 }') || true

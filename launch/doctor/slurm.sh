@@ -22,7 +22,7 @@ doctor::slurm() {
 
 # Argument: lines PARTITION|up or down|NODES|GRES.
 doctor::partition() {
-  local -r default=$(sinfo --noheader --format=%P | sed -n 's/[*]$//p' | head -n 1)
+  local -r default=$(sinfo --noheader --format=%P | sed -n 's/[*]$//p' | sed -n 1p)
   local -r name=${SBATCH_PARTITION:-$default}
   local line up nodes gres
   if [[ -z $name ]]; then

@@ -26,7 +26,7 @@ doctor::gres() {
 # Argument: the partition.
 doctor::reserved_cpus() {
   local node known list count
-  node=$(sinfo --noheader --partition="$1" --format=%n | head -n 1)
+  node=$(sinfo --noheader --partition="$1" --format=%n | sed -n 1p)
   known=$(scontrol show node "$node" 2>/dev/null | tr -s '[:space:]' '\n')
   list=$(sed -n 's/^CPUSpecList=//p' <<<"$known")
   count=$(sed -n 's/^CoreSpecCount=//p' <<<"$known")
