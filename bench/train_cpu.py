@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
 
 import numpy as np
+import result
 import torch
 import transformers
 
@@ -119,21 +118,16 @@ def main() -> None:
     best_peer = max(rate for name, rate in rates.items() if name != "ours_packed")
     medians = {name: statistics.median(spans) for name, spans in times.items()}
     median_of_peer = min(median for name, median in medians.items() if name != "ours_packed")
-    result = {
-        "benchmark": "train_cpu",
-        "data": "Wikipedia mix (synthetic)",
+    figures = {
         "sequences": batch.num_sequences,
         "mean_length": round(batch.num_tokens / batch.num_sequences, 1),
+        "threads": options.threads,
         "sequences_per_second": {name: round(rate, 2) for name, rate in rates.items()},
         "ratio": round(rates["ours_packed"] / best_peer, 2),
         "ratio_of_medians": round(median_of_peer / medians["ours_packed"], 2),
         "seconds": {name: [round(span, 3) for span in spans] for name, spans in times.items()},
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "threads": options.threads,
-        "machine": platform.processor() or platform.machine(),
     }
-    print(json.dumps(result))
+    result.emit("train_cpu", figures, data="Wikipedia mix (synthetic)", targets={"ratio": (2.5, True)})
 
 
 if __name__ == "__main__":

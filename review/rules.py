@@ -14,29 +14,12 @@ from typing import Any
 
 from review.findings import ERROR, NOTE, WARNING, Finding
 from review.mllog import Event, number, text
-from review.run import TARGET_ACCURACY, Run
+from review.run import OPTIMIZATION, TARGET_ACCURACY, Run
 from review.score import Result
 
 EVAL_SAMPLES = 10_000
 INITIAL_ACCURACY = 0.340  # of the checkpoint that closed runs start from
 INITIAL_TOLERANCE = 0.002
-OPTIMIZATION = (
-    "global_batch_size",
-    "gradient_accumulation_steps",
-    "opt_base_learning_rate",
-    "opt_learning_rate_training_steps",
-    "opt_learning_rate_warmup_steps",
-    "num_warmup_steps",
-    "start_warmup_step",
-    "opt_lamb_beta_1",
-    "opt_lamb_beta_2",
-    "opt_lamb_weight_decay_rate",
-    "opt_lamb_epsilon",
-    "opt_epsilon",
-    "opt_lamb_learning_rate_decay_poly_power",
-    "max_sequence_length",
-    "max_predictions_per_seq",
-)
 _SUBMISSION = ("submission_org", "submission_platform", "submission_status", "submission_division")
 _PLACEHOLDERS = (None, "", "unknown", "reference_implementation")
 _LARGEST_BATCH = 1e9  # above any, and small enough to compute with

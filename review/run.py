@@ -13,7 +13,7 @@ from review.mllog import Event, Log, number, read_log
 from review.rcp_reading import NO_BATCH_SIZE, Reading, read_rcp
 
 TARGET_ACCURACY = 0.720
-HYPERPARAMETERS = (
+OPTIMIZATION = (  # what decides how a run converges
     "global_batch_size",
     "gradient_accumulation_steps",
     "opt_base_learning_rate",
@@ -29,9 +29,8 @@ HYPERPARAMETERS = (
     "opt_lamb_learning_rate_decay_poly_power",
     "max_sequence_length",
     "max_predictions_per_seq",
-    "d_batch_size",
-    "opt_name",
 )
+HYPERPARAMETERS = (*OPTIMIZATION, "d_batch_size", "opt_name")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

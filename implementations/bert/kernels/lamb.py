@@ -68,23 +68,28 @@ def make_layout(
     assert begin % ALIGNMENT == 0, begin
     assert end % ALIGNMENT == 0, end
     borders = [min(max(offset, begin), end) - begin for offset in [*offsets, total]]
+    return spans_layout(end - begin, list(itertools.pairwise(borders)), decays, device)
+
+
+def spans_layout(size: int, spans: Sequence[tuple[int, int]], decays: Sequence[float], device: torch.device) -> Layout:
+    """The layout of a shard of ``size`` elements that holds each tensor at its span, wherever that lies."""
     chunks = [
         (first, min(CHUNK, stop - first), number)
-        for number, (start, stop) in enumerate(itertools.pairwise(borders))
+        for number, (start, stop) in enumerate(spans)
         for first in range(start, stop, CHUNK)
     ]
-    counts = [0] * len(sizes)
+    counts = [0] * len(spans)
     for _, _, number in chunks:
         counts[number] += 1
     columns = list(zip(*chunks, strict=True)) if chunks else [(), (), ()]
     return Layout(
-        size=end - begin,
+        size=size,
         begin=torch.tensor(columns[0], dtype=torch.int64, device=device),
         length=torch.tensor(columns[1], dtype=torch.int32, device=device),
         tensor=torch.tensor(columns[2], dtype=torch.int32, device=device),
         offsets=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device),
         decay=torch.tensor(decays, dtype=torch.float32, device=device),
-        spans=tuple(itertools.pairwise(borders)),
+        spans=tuple(spans),
     )
 
 

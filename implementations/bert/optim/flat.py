@@ -129,27 +129,13 @@ class FlatLamb:
 
 
 def _kernel_layout(shard: Shard, weight_decay: float) -> kernel.Layout:
-    """The kernel's table of chunks: those of one parameter follow each other, wherever they lie."""
-    device = shard.masters.device
+    """The kernel's table of chunks: a parameter's part with the zeros behind it; an empty span where there is none."""
     parts = {segment.parameter: segment for segment in shard.segments}
-    spans, begins, lengths, owners, offsets = [], [], [], [], [0]
+    spans = []
     for number in range(len(shard.names)):
         part = parts.get(number)
         begin = part.begin if part else 0
-        end = begin + -(-part.size // kernel.ALIGNMENT) * kernel.ALIGNMENT if part else begin
-        spans.append((begin, end))
-        for first in range(begin, end, kernel.CHUNK):
-            begins.append(first)
-            lengths.append(min(kernel.CHUNK, end - first))
-            owners.append(number)
-        offsets.append(len(begins))
+        size = part.size if part else 0
+        spans.append((begin, begin + -(-size // kernel.ALIGNMENT) * kernel.ALIGNMENT))
     decays = [weight_decay if is_decayed(name) else 0.0 for name in shard.names]
-    return kernel.Layout(
-        size=shard.masters.numel(),
-        begin=torch.tensor(begins, dtype=torch.int64, device=device),
-        length=torch.tensor(lengths, dtype=torch.int32, device=device),
-        tensor=torch.tensor(owners, dtype=torch.int32, device=device),
-        offsets=torch.tensor(offsets, dtype=torch.int32, device=device),
-        decay=torch.tensor(decays, dtype=torch.float32, device=device),
-        spans=tuple(spans),
-    )
+    return kernel.spans_layout(shard.masters.numel(), spans, decays, shard.masters.device)
