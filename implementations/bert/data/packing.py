@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linprog
-from scipy.sparse import csr_array
 
 from .format import DataError
 
@@ -21,16 +19,20 @@ Integers = npt.NDArray[np.int64]
 _CLOSE_ENOUGH = 1e-5  # relative distance to the bound at which no more patterns are sought
 _MOST_ROUNDS = 60
 _FEW = 10_000  # sequences up to which best fit alone may beat the rounded program
-_TRIES = 32  # lengths tried as the longest of the rest of a row
+_TRIES = 64  # lengths tried as the longest of the rest of a row
 
 
-def pack(lengths: npt.ArrayLike, max_tokens: int = 512, max_sequences: int = 3) -> tuple[Integers, Integers]:
+def pack(
+    lengths: npt.ArrayLike, max_tokens: int = 512, max_sequences: int = 3, program: bool = True
+) -> tuple[Integers, Integers]:
     """Packs all sequences.
 
     Args:
         lengths: tokens of each sequence, (N,), from 1 to max_tokens.
         max_tokens: most tokens of a row.
         max_sequences: most sequences of a row.
+        program: solve the linear program, which needs scipy; otherwise best fit packs everything, into about 1% more
+            rows of many sequences, and as few rows of some hundreds.
 
     Returns:
         order (N,) and row_offsets (R + 1,): row r holds the sequences order[row_offsets[r]:row_offsets[r + 1]]. Among
@@ -43,7 +45,7 @@ def pack(lengths: npt.ArrayLike, max_tokens: int = 512, max_sequences: int = 3) 
     if len(sizes) and not 1 <= sizes.min() <= sizes.max() <= max_tokens:
         raise DataError(f"sequences of {sizes.min()} to {sizes.max()} tokens do not fit rows of {max_tokens}")
     histogram = np.bincount(sizes, minlength=max_tokens + 1)
-    patterns, counts = plan(histogram, max_tokens, max_sequences)
+    patterns, counts = plan(histogram, max_tokens, max_sequences, program)
     # Slots and sequences, both longest first: the k-th sequence fits the k-th slot, as the plan covers the histogram.
     rows = np.repeat(patterns, counts, axis=0)
     slot_sizes = rows.reshape(-1)
@@ -57,15 +59,20 @@ def pack(lengths: npt.ArrayLike, max_tokens: int = 512, max_sequences: int = 3) 
     return order, np.concatenate([[0], np.cumsum(per_row[per_row > 0])])
 
 
-def plan(histogram: npt.ArrayLike, max_tokens: int, max_sequences: int) -> tuple[Integers, Integers]:
+def plan(
+    histogram: npt.ArrayLike, max_tokens: int, max_sequences: int, program: bool = True
+) -> tuple[Integers, Integers]:
     """The strategy for a histogram of lengths (index = length): patterns (P, max_sequences) and how often each is used.
 
     A pattern is the sizes of a row's slots, longest first, 0 = no slot; together the slots can hold every sequence.
+    ``program`` as in pack.
     """
     remaining = np.asarray(histogram, dtype=np.int64).copy()
     simple = None
-    if remaining.sum() <= _FEW:
+    if not program or remaining.sum() <= _FEW:
         simple = np.array(_best_fit(remaining, max_tokens, max_sequences), dtype=np.int64).reshape(-1, max_sequences)
+        if not program:
+            return simple, np.ones(len(simple), np.int64)
     patterns, amounts = _solve(remaining, max_tokens, max_sequences)
     counts = np.floor(amounts + 1e-6).astype(np.int64)
     patterns, counts = patterns[counts > 0], counts[counts > 0]
@@ -89,6 +96,8 @@ def _take(remaining: Integers, patterns: Integers, counts: Integers) -> None:
 
 def _solve(histogram: Integers, max_tokens: int, max_sequences: int) -> tuple[Integers, npt.NDArray[np.float64]]:
     """Patterns and fractional amounts that cover the histogram with the fewest rows, to within _CLOSE_ENOUGH."""
+    from scipy.optimize import linprog  # here, so that benchmarks run without scipy
+
     if not histogram.any():
         return np.zeros((0, max_sequences), np.int64), np.zeros(0)
     total = int(histogram.sum())
@@ -130,6 +139,8 @@ def _balance(patterns: Integers, max_tokens: int) -> Any:
     Slots of patterns of that length, plus those handed down from the length above, less those handed down to the length
     below, are the sequences of that length.
     """
+    from scipy.sparse import csr_array
+
     size, slots = len(patterns), patterns.shape[1]
     used = patterns.reshape(-1) > 0
     handed = np.arange(max_tokens)
@@ -191,18 +202,23 @@ class _Stock:
                     at += 1
 
     def fullest(self, space: int, slots: int, most_each: int) -> list[int]:
-        """At most `slots` lengths, none over `most_each`, that fill `space` best; they stay in stock."""
+        """At most `slots` lengths, none over `most_each`, that fill `space` best; they stay in stock.
+
+        Those that leave room for the other slots come first: rows of few sequences leave too many short ones over.
+        """
         best: list[int] = []
-        most, length = 0, self.longest(min(space, most_each)) if slots else 0
-        for _ in range(_TRIES):
-            if length * slots <= most or most == space:
-                break
-            self.counts[length] -= 1
-            chosen = [length, *self.fullest(space - length, slots - 1, length)]
-            self.counts[length] += 1
-            if sum(chosen) > most:
-                best, most = chosen, sum(chosen)
-            length = self.longest(length - 1)
+        most = 0
+        for reserved in sorted({max(slots - 1, 0), 0}, reverse=True):
+            length = self.longest(min(space - reserved, most_each)) if slots else 0
+            for _ in range(_TRIES):
+                if length * slots <= most or most == space:
+                    break
+                self.counts[length] -= 1
+                chosen = [length, *self.fullest(space - length, slots - 1, length)]
+                self.counts[length] += 1
+                if sum(chosen) > most:
+                    best, most = chosen, sum(chosen)
+                length = self.longest(length - 1)
         return best
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from bert.data.format import DataError
 from bert.data.packing import pack, plan
+from bert.data.synthetic import wikipedia_like_lengths
 
 
 def wikipedia_lengths(num_sequences: int) -> np.ndarray:
@@ -81,3 +83,16 @@ def test_small_cases_take_the_fewest_rows(lengths: list[int], most: int, rows: i
 def test_a_length_out_of_range_is_refused(lengths: list[int]) -> None:
     with pytest.raises(DataError, match="do not fit"):
         pack(lengths)
+
+
+@pytest.mark.parametrize("count", [192, 768, 10_000])
+def test_best_fit_alone_packs_nearly_as_full_as_can_be_and_without_scipy(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    lengths = wikipedia_like_lengths(count, 512, np.random.default_rng(0))
+    order, rows = pack(lengths, 512, 3, program=False)
+    assert_rows(lengths, order, rows, 512, 3)
+    assert len(rows) - 1 <= 1.015 * max(lengths.sum() / 512, count / 3)
+    with pytest.raises(ImportError):
+        pack(lengths, 512, 3)
