@@ -1,7 +1,7 @@
 """Reads TensorFlow checkpoints (the V2 "tensor bundle") without TensorFlow.
 
-PREFIX.index is a sorted table of key -> BundleEntryProto in LevelDB's block format; PREFIX.data-SSSSS-of-NNNNN are the
-tensors' raw little-endian bytes. Block, record and tensor checksums are all checked.
+PREFIX.index is a sorted table of key -> BundleEntryProto in LevelDB's block format, plain or compressed by Snappy;
+PREFIX.data-SSSSS-of-NNNNN are the tensors' raw little-endian bytes. Block, record and tensor checksums are all checked.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from bert.data.format import DataError
 
 from .crc32c import crc32c, masked
 from .protobuf import fields, read_varint
+from .snappy import decompress
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
@@ -165,9 +166,11 @@ def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, by
         raise ValueError("truncated block")
     if masked(crc32c(block + trailer[:1])) != struct.unpack("<I", trailer[1:])[0]:
         raise ValueError("wrong block checksum")
-    if trailer[0] != 0:
-        raise ValueError("compressed block")
-    end = size - 4 - 4 * struct.unpack("<I", block[-4:])[0]
+    if trailer[0] not in (0, 1):
+        raise ValueError(f"unknown compression {trailer[0]}")
+    if trailer[0] == 1:
+        block = decompress(block)
+    end = len(block) - 4 - 4 * struct.unpack("<I", block[-4:])[0]
     at = 0
     key = b""
     while at < end:
