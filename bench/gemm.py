@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from common import device, emit, gpu_state, machine, matmul_ceiling, median_milliseconds
 
-from bert.kernels.fp8_linear import FORWARD, cast_transpose, product
+from bert.kernels.fp8 import BACKWARD, FORWARD, Target, product
+from bert.kernels.fp8_cast import cast_transpose, transpose
 
 WIDTH, INNER = 1024, 4096
 
@@ -50,24 +51,39 @@ def bf16(m: int, k: int, n: int, kind: str) -> float:
     return 2 * m * k * n / median_milliseconds(lambda: a @ b) / 1e9
 
 
+def target(dtype: torch.dtype) -> Target:
+    """A cast with a scale of 1."""
+    one = torch.ones((), device=device())
+    return Target(dtype=dtype, scale=one, inverse=one, largest=torch.zeros((), device=device()))
+
+
 def fp8(m: int, k: int, n: int, kind: str) -> float:
     """TFLOP/s of the product in fp8, without the casts."""
-    scale, largest = torch.ones((), device=device()), torch.zeros((), device=device())
-    dtype = torch.float8_e4m3fn if kind == "forward" else torch.float8_e5m2
-    a, _ = cast_transpose(torch.randn(m, k, device=device()), scale, largest, dtype)
-    b, _ = cast_transpose(torch.randn(n, k, device=device()), scale, largest, FORWARD)
+    a_target, b_target = target(FORWARD if kind == "forward" else BACKWARD), target(FORWARD)
+    a, _, _ = cast_transpose(torch.randn(m, k, device=device()), a_target)
+    b, _, _ = cast_transpose(torch.randn(n, k, device=device()), b_target)
     fast = kind == "forward"
-    time = median_milliseconds(lambda: product(a, b.t(), scale, scale, None, torch.bfloat16, fast))
+    time = median_milliseconds(
+        lambda: product(a, b.t(), a_target.inverse, b_target.inverse, None, torch.bfloat16, fast)
+    )
     return 2 * m * k * n / time / 1e9
 
 
 def cast(rows: int, columns: int) -> dict[str, float]:
     """Milliseconds of a cast with its transpose, and the bandwidth: 2 bytes read, 2 written an element."""
     dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-    x = torch.randn(rows, columns, device=device(), dtype=dtype)
-    scale, largest = torch.ones((), device=device()), torch.zeros((), device=device())
-    time = median_milliseconds(lambda: cast_transpose(x, scale, largest, FORWARD))
-    return {"milliseconds": round(time, 4), "terabytes_per_second": round(rows * columns * 4 / time / 1e9, 3)}
+    x, into = torch.randn(rows, columns, device=device(), dtype=dtype), target(FORWARD)
+    return _bandwidth(median_milliseconds(lambda: cast_transpose(x, into)), rows * columns * 4)
+
+
+def fp8_transpose(rows: int, columns: int) -> dict[str, float]:
+    """Milliseconds of a transpose within fp8, and the bandwidth: 1 byte read, 1 written an element."""
+    x, _, _ = cast_transpose(torch.randn(rows, columns, device=device()), target(FORWARD))
+    return _bandwidth(median_milliseconds(lambda: transpose(x)), rows * columns * 2)
+
+
+def _bandwidth(time: float, num_bytes: int) -> dict[str, float]:
+    return {"milliseconds": round(time, 4), "terabytes_per_second": round(num_bytes / time / 1e9, 3)}
 
 
 def measure(tokens: int, width: int, inner: int) -> dict[str, Any]:
@@ -84,6 +100,7 @@ def measure(tokens: int, width: int, inner: int) -> dict[str, Any]:
                 seconds += 2.0 * m * k * n / rate
         table[precision] = {"layer": round(operations / seconds, 4), **rates}
     table["cast"] = {f"{tokens}x{columns}": cast(tokens, columns) for columns in (width, 3 * width, inner)}
+    table["transpose"] = {f"{tokens}x{width}": fp8_transpose(tokens, width)}
     return table
 
 

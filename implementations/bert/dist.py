@@ -118,6 +118,12 @@ class World:
             distributed.all_reduce(values)
         return values
 
+    def max(self, values: Tensor) -> Tensor:
+        """The largest of all processes' values, element by element, in place."""
+        if self.size > 1:
+            distributed.all_reduce(values, op=distributed.ReduceOp.MAX)
+        return values
+
     def reduce_scatter(self, shard: Tensor, whole: Tensor) -> distributed.Work | None:
         """Starts to average ``whole`` [size x n] over all processes; each gets its n elements in ``shard``.
 

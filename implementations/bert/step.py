@@ -211,7 +211,7 @@ class Step:
         self.optimizer.step(self.lr, grad_scale, finite if self.scaler.enabled else None)
         self.scaler.update(finite)
         if self.fp8 is not None:
-            self.fp8.update()
+            finite = finite & self.fp8.update(self.world)
         return StepResult(totals[0], totals[1], finite)
 
     def state_tensors(self) -> list[Tensor]:

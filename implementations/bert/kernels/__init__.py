@@ -16,16 +16,18 @@ import torch
 from torch import Tensor
 
 from bert.env import ConfigError, env
-from bert.kernels import attention, bias_gelu, cross_entropy, dropout_add_layer_norm, embeddings, jit, lamb
+from bert.kernels import attention, bias_gelu, cross_entropy, dropout_add_layer_norm, embeddings, fp8_cast, jit, lamb
 
-# What the model calls; the optimizer's update (lamb) is chosen by the same variable.
+# What the model calls; the optimizer's update (lamb) and where fp8 casts are done are chosen by the same variable.
 OPERATIONS: dict[str, ModuleType] = {
     "embeddings": embeddings,
     "dropout_add_layer_norm": dropout_add_layer_norm,
     "bias_gelu": bias_gelu,
     "cross_entropy": cross_entropy,
 }
-FUSABLE: dict[str, ModuleType] = OPERATIONS | {"lamb": lamb}
+FUSABLE: dict[str, ModuleType] = OPERATIONS | {"lamb": lamb, "fp8_cast": fp8_cast}
+# The casts to fp8 are done inside of the kernels whose results they are.
+NEEDED: dict[str, tuple[str, ...]] = {"fp8_cast": ("dropout_add_layer_norm", "bias_gelu")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,9 @@ class Config:
             raise ConfigError(
                 f"FUSED asks for {', '.join(missing)}, but {jit.missing(device)}: set FUSED=auto or FUSED=none"
             )
+        for name in wanted & NEEDED.keys():
+            if absent := [other for other in NEEDED[name] if other not in wanted]:
+                raise ConfigError(f"FUSED={name} works inside of {' and '.join(absent)}: name that too, or not {name}")
         return wanted
 
     def describe(self, device: torch.device) -> str:
@@ -67,13 +72,17 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """The operations of one model, bound. Signatures: the ``reference`` of each file."""
+    """The operations of one model, bound. Signatures: the ``reference`` of each file.
+
+    fp8_cast: fp8 products get their operands from the kernels that compute them, where the scales are known beforehand.
+    """
 
     embeddings: Callable[..., Tensor]
     dropout_add_layer_norm: Callable[..., tuple[Tensor, Tensor]]
     bias_gelu: Callable[..., Tensor]
     cross_entropy: Callable[..., Tensor]
     attention: attention.Attention
+    fp8_cast: bool
 
 
 def select(config: Config, device: torch.device) -> Kernels:
@@ -84,7 +93,7 @@ def select(config: Config, device: torch.device) -> Kernels:
     fused = config.names(device)
     bound = {name: module.fused if name in fused else module.reference for name, module in OPERATIONS.items()}
     bound["embeddings"] = _first_of_a_pass(bound["embeddings"])
-    return Kernels(attention=attention.BACKENDS[name], **bound)
+    return Kernels(attention=attention.BACKENDS[name], fp8_cast="fp8_cast" in fused, **bound)
 
 
 def _first_of_a_pass(embeddings: Callable[..., Tensor]) -> Callable[..., Tensor]:

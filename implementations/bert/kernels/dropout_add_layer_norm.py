@@ -7,12 +7,16 @@ Fused, the forward pass reads x and the residual once and writes the result; the
 the incoming gradient and recomputes sum and dropout, so nothing of the inside is stored but two numbers a row.
 Gradients of bias, weight and norm_bias are summed over rows within each program, then over programs: same sums, same
 order, every time.
+
+With a Target, the forward pass also leaves the result in fp8 for the next product, one byte an element more instead of
+the four of a cast of its own; the backward pass leaves x's gradient in fp8 alone. Both round to x's type first, so that
+they write what a separate cast would.
 """
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +25,20 @@ from torch import Tensor
 
 from bert.kernels import jit as jit_module
 from bert.kernels.cases import Case, Draw, each_dtype, large
-from bert.kernels.jit import constexpr, jit, keep_mask, load_keys, next_power_of_2, row_keys, store_keys, tl
+from bert.kernels.fp8 import Target
+from bert.kernels.fp8_cast import bits, magnitude_bits, to_fp8
+from bert.kernels.jit import (
+    Dropout,
+    constexpr,
+    dropout_site,
+    jit,
+    keep_mask,
+    load_keys,
+    next_power_of_2,
+    row_keys,
+    store_keys,
+    tl,
+)
 
 
 def reference(
@@ -54,8 +71,8 @@ CASES: list[Case] = [
 
 @jit
 def _forward(
-    x, bias, residual, weight, norm_bias, output, mean_out, rstd_out, keys_out, seed, site, scale, num_rows, width,
-    eps, threshold: constexpr, block_rows: constexpr, block: constexpr,
+    x, bias, residual, weight, norm_bias, output, cast, cast_scale, largest, mean_out, rstd_out, keys_out, seed, site,
+    scale, num_rows, width, eps, maximum: constexpr, threshold: constexpr, block_rows: constexpr, block: constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     column = tl.arange(0, block)
@@ -76,16 +93,21 @@ def _forward(
     w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
     nb = tl.load(norm_bias + column, mask=in_column, other=0.0).to(tl.float32)
     y = centered * rstd[:, None] * w[None, :] + nb[None, :]
-    tl.store(output + offset, y.to(output.dtype.element_ty), mask=inside)
+    y = y.to(output.dtype.element_ty)
+    tl.store(output + offset, y, mask=inside)
+    if cast is not None:
+        value = tl.where(inside, y.to(tl.float32), 0.0)
+        tl.atomic_max(largest, tl.max(magnitude_bits(value)), sem="relaxed")
+        tl.store(cast + offset, to_fp8(value, tl.load(cast_scale), maximum, cast.dtype.element_ty), mask=inside)
     tl.store(mean_out + row, mean, mask=row < num_rows)
     tl.store(rstd_out + row, rstd, mask=row < num_rows)
 
 
 @jit
 def _backward(
-    gradient_1, gradient_2, x, bias, residual, weight, mean_in, rstd_in, keys, x_gradient, residual_gradient,
-    partials, scale, num_rows, width, both: constexpr, threshold: constexpr, block_rows: constexpr,
-    block: constexpr,
+    gradient_1, gradient_2, x, bias, residual, weight, mean_in, rstd_in, keys, x_gradient, cast_scale, largest,
+    residual_gradient, partials, scale, num_rows, width, maximum: constexpr, both: constexpr, threshold: constexpr,
+    block_rows: constexpr, block: constexpr,
 ):  # fmt: skip
     column = tl.arange(0, block)
     in_column = column < width
@@ -94,6 +116,9 @@ def _backward(
     bias_sum = tl.zeros([block], tl.float32)
     weight_sum = tl.zeros([block], tl.float32)
     norm_bias_sum = tl.zeros([block], tl.float32)
+    if largest is not None:
+        magnitude = tl.zeros([block], tl.int32)
+        fp8_scale = tl.load(cast_scale)
     num_tiles = tl.cdiv(num_rows, block_rows)
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         row = tile * block_rows + tl.arange(0, block_rows)
@@ -119,7 +144,13 @@ def _backward(
         dz = (weighted - mean_1[:, None] - normalized * mean_2[:, None]) * rstd[:, None]
         dh = tl.where(inside, dz * keep_scale, 0.0)
         tl.store(residual_gradient + offset, dz.to(residual_gradient.dtype.element_ty), mask=inside)
-        tl.store(x_gradient + offset, dh.to(x_gradient.dtype.element_ty), mask=inside)
+        if largest is None:
+            tl.store(x_gradient + offset, dh.to(x_gradient.dtype.element_ty), mask=inside)
+        else:
+            value = dh.to(x.dtype.element_ty).to(tl.float32)
+            magnitude = tl.maximum(magnitude, tl.max(magnitude_bits(value), axis=0))
+            value = to_fp8(value, fp8_scale, maximum, x_gradient.dtype.element_ty)
+            tl.store(x_gradient + offset, value, mask=inside)
         bias_sum += tl.sum(dh, axis=0)
         weight_sum += tl.sum(dy * normalized, axis=0)
         norm_bias_sum += tl.sum(dy, axis=0)
@@ -127,48 +158,8 @@ def _backward(
     tl.store(line, bias_sum, mask=in_column)
     tl.store(line + width, weight_sum, mask=in_column)
     tl.store(line + 2 * width, norm_bias_sum, mask=in_column)
-
-
-class _DropoutAddLayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, eps: float, p: float
-    ) -> tuple[Tensor, Tensor]:
-        x, residual = x.contiguous(), residual.contiguous()
-        num_rows, width = x.shape
-        drop = jit_module.dropout_site(x.device, p)
-        output = torch.empty_like(x)
-        mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=x.device)
-        keys = drop.new_keys(num_rows)
-        block_rows = BLOCK_ROWS_FORWARD
-        _forward[(-(-num_rows // block_rows),)](
-            x, bias, residual, weight, norm_bias, output, mean, rstd, keys, drop.seed, drop.site, drop.scale,
-            num_rows, width, eps, drop.threshold, block_rows, next_power_of_2(width), num_warps=NUM_WARPS_FORWARD,
-        )  # fmt: skip
-        ctx.save_for_backward(x, bias, residual, weight, mean, rstd, keys)
-        ctx.drop = drop
-        ctx.set_materialize_grads(False)
-        # The same memory, but no view of it to autograd.
-        again = output.new_empty(0).set_(output.untyped_storage(), 0, output.shape, output.stride())
-        return output, again
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, bias, residual, weight, mean, rstd, keys = ctx.saved_tensors
-        given = [gradient.contiguous() for gradient in gradients if gradient is not None]
-        num_rows, width = x.shape
-        block_rows = BLOCK_ROWS_BACKWARD
-        num_programs = jit_module.num_programs(x.device, PROGRAMS_PER_SM, -(-num_rows // block_rows))
-        partials = torch.empty(num_programs, 3, width, dtype=torch.float32, device=x.device)
-        x_gradient, residual_gradient = torch.empty_like(x), torch.empty_like(residual)
-        drop = ctx.drop
-        _backward[(num_programs,)](
-            given[0], given[-1], x, bias, residual, weight, mean, rstd, keys, x_gradient, residual_gradient, partials,
-            drop.scale, num_rows, width, len(given) == 2, drop.threshold, block_rows, next_power_of_2(width),
-            num_warps=NUM_WARPS_BACKWARD,
-        )  # fmt: skip
-        bias_gradient, weight_gradient, norm_bias_gradient = jit_module.column_sums(partials, weight.dtype)
-        return x_gradient, bias_gradient, residual_gradient, weight_gradient, norm_bias_gradient, None, None
+    if largest is not None:
+        tl.atomic_max(largest, tl.max(magnitude), sem="relaxed")
 
 
 # For rows of 1,024: 64 bytes a thread and row block in flight forward, 96 backward; no barrier but the row sums'.
@@ -176,11 +167,113 @@ BLOCK_ROWS_FORWARD, NUM_WARPS_FORWARD = 4, 4
 BLOCK_ROWS_BACKWARD, NUM_WARPS_BACKWARD, PROGRAMS_PER_SM = 2, 4, 4
 
 
+def _cast_arguments(target: Target | None) -> tuple[Tensor | None, Tensor | None, float]:
+    return (None, None, 0.0) if target is None else (target.scale, bits(target.largest), target.maximum)
+
+
+def start_forward(
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    drop: Dropout,
+    target: Target | None,
+) -> tuple[Tensor, Tensor | None, tuple[Any, ...]]:
+    """Starts the kernel: result, the same in fp8 where there is a target, and what ``start_backward`` needs."""
+    x, residual = x.contiguous(), residual.contiguous()
+    num_rows, width = x.shape
+    output = torch.empty_like(x)
+    cast = None if target is None else torch.empty_like(x, dtype=target.dtype)
+    mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=x.device)
+    keys = drop.new_keys(num_rows)
+    scale, largest, maximum = _cast_arguments(target)
+    block_rows = BLOCK_ROWS_FORWARD
+    _forward[(-(-num_rows // block_rows),)](
+        x, bias, residual, weight, norm_bias, output, cast, scale, largest, mean, rstd, keys, drop.seed, drop.site,
+        drop.scale, num_rows, width, eps, maximum, drop.threshold, block_rows, next_power_of_2(width),
+        num_warps=NUM_WARPS_FORWARD,
+    )  # fmt: skip
+    return output, cast, (x, bias, residual, weight, mean, rstd, keys)
+
+
+def start_backward(
+    saved: tuple[Any, ...], drop: Dropout, gradients: Sequence[Tensor | None], target: Target | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Starts the kernel on what ``start_forward`` left and the gradients of the result, one or two.
+
+    Gradients of x (in fp8 where there is a target), bias, residual, weight and norm_bias.
+    """
+    x, bias, residual, weight, mean, rstd, keys = saved
+    given = [gradient.contiguous() for gradient in gradients if gradient is not None]
+    num_rows, width = x.shape
+    block_rows = BLOCK_ROWS_BACKWARD
+    num_programs = jit_module.num_programs(x.device, PROGRAMS_PER_SM, -(-num_rows // block_rows))
+    partials = torch.empty(num_programs, 3, width, dtype=torch.float32, device=x.device)
+    x_gradient = torch.empty_like(x, dtype=x.dtype if target is None else target.dtype)
+    residual_gradient = torch.empty_like(residual)
+    scale, largest, maximum = _cast_arguments(target)
+    _backward[(num_programs,)](
+        given[0], given[-1], x, bias, residual, weight, mean, rstd, keys, x_gradient, scale, largest,
+        residual_gradient, partials, drop.scale, num_rows, width, maximum, len(given) == 2, drop.threshold,
+        block_rows, next_power_of_2(width), num_warps=NUM_WARPS_BACKWARD,
+    )  # fmt: skip
+    bias_gradient, weight_gradient, norm_bias_gradient = jit_module.column_sums(partials, weight.dtype)
+    return x_gradient, bias_gradient, residual_gradient, weight_gradient, norm_bias_gradient
+
+
+def same_memory(x: Tensor) -> Tensor:
+    """The same numbers in the same memory, but no view of it to autograd: a second result of one function."""
+    return x.new_empty(0).set_(x.untyped_storage(), 0, x.shape, x.stride())
+
+
+class _DropoutAddLayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        bias: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        norm_bias: Tensor,
+        eps: float,
+        p: float,
+        target: Target | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        ctx.drop = dropout_site(x.device, p)
+        output, cast, saved = start_forward(x, bias, residual, weight, norm_bias, eps, ctx.drop, target)
+        ctx.save_for_backward(*saved)
+        ctx.set_materialize_grads(False)
+        if cast is not None:
+            ctx.mark_non_differentiable(cast)
+        return output, same_memory(output), cast
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *start_backward(ctx.saved_tensors, ctx.drop, gradients[:2], None), None, None, None
+
+
 def fused(
     x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, eps: float, dropout: float
 ) -> tuple[Tensor, Tensor]:
     """``reference`` in one kernel each way; dropout by jit.Dropout."""
-    return _DropoutAddLayerNorm.apply(x, bias, residual, weight, norm_bias, eps, dropout)
+    y, again, _ = _DropoutAddLayerNorm.apply(x, bias, residual, weight, norm_bias, eps, dropout, None)
+    return y, again
+
+
+def fused_with_cast(
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    dropout: float,
+    target: Target,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``fused``, and the result in fp8 [T, D] (no gradient)."""
+    return _DropoutAddLayerNorm.apply(x, bias, residual, weight, norm_bias, eps, dropout, target)
 
 
 def supported(device: torch.device) -> bool:

@@ -10,15 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert.kernels import Kernels
-from bert.kernels.fp8_linear import Fp8Linear, Fp8Scaling
+from bert.kernels import Kernels, fp8_feed_forward
+from bert.kernels.dropout_add_layer_norm import fused_with_cast
+from bert.kernels.fp8 import INPUT, Scaling, Target
+from bert.kernels.fp8_linear import Fp8Linear
 from bert.model.config import BertConfig
 
 
-def project(module: SelfAttention | Residual | Intermediate, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The module's matrix product: in training through its fp8 product where it has one."""
+def project(
+    module: SelfAttention | Residual | Intermediate,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    x8: Tensor | None = None,
+) -> Tensor:
+    """The module's matrix product: in training through its fp8 product where it has one. x8: x in fp8, if at hand."""
     if module.fp8 is not None and module.training:
-        return module.fp8(x, weight, bias)
+        return module.fp8(x, weight, bias, x8)
     return F.linear(x, weight, bias)
 
 
@@ -35,12 +43,12 @@ class SelfAttention(nn.Module):
         self.attention = kernels.attention
         self.fp8: Fp8Linear | None = None
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        """x [T, D] -> context [T, D]."""
+    def forward(self, x: Tensor, x8: Tensor | None, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
+        """x [T, D], and in fp8 where it is there -> context [T, D]."""
         # Three parameters, because LAMB's trust ratio is per tensor; one GEMM, because it is faster.
         weight = torch.cat([self.query.weight, self.key.weight, self.value.weight])  # (3D, D)
         bias = torch.cat([self.query.bias, self.key.bias, self.value.bias])
-        qkv = project(self, x, weight, bias).view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)
+        qkv = project(self, x, weight, bias, x8).view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)
         context = self.attention(qkv, cu_seqlens, max_seqlen, self.dropout if self.training else 0.0)
         return context.reshape(x.shape)
 
@@ -55,13 +63,25 @@ class Residual(nn.Module):
         self.dropout = config.hidden_dropout_prob
         self.kernel = kernels.dropout_add_layer_norm
         self.fp8: Fp8Linear | None = None
+        self.following: Fp8Linear | None = None
 
-    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """x [T, in], residual [T, D] -> the result [T, D] for what comes next, and again as the next residual."""
+    def target(self, num_rows: int) -> Target | None:
+        """How the product that follows wants the result in fp8; None where it casts for itself, or is none."""
+        if self.following is None or not self.training or not self.following.takes_cast(num_rows):
+            return None
+        return self.following.target(INPUT)
+
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x [T, in], residual [T, D] -> the result [T, D] for what comes next, and again as the next residual.
+
+        Third, the result in fp8 where the next product takes it so.
+        """
         projected = project(self, x, self.dense.weight, None)  # the bias is added by the kernel
         norm = self.LayerNorm
         dropout = self.dropout if self.training else 0.0
-        return self.kernel(projected, self.dense.bias, residual, norm.weight, norm.bias, norm.eps, dropout)
+        operands = (projected, self.dense.bias, residual, norm.weight, norm.bias, norm.eps, dropout)
+        target = self.target(len(x))
+        return (*self.kernel(*operands), None) if target is None else fused_with_cast(*operands, target)
 
 
 class Attention(nn.Module):
@@ -72,9 +92,11 @@ class Attention(nn.Module):
         self.self = SelfAttention(config, kernels)
         self.output = Residual(config, kernels, config.hidden_size)
 
-    def forward(self, x: Tensor, residual: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> tuple[Tensor, Tensor]:
-        """x, residual [T, D] -> the result, twice."""
-        return self.output(self.self(x, cu_seqlens, max_seqlen), residual)
+    def forward(
+        self, x: Tensor, residual: Tensor, x8: Tensor | None, cu_seqlens: Tensor, max_seqlen: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x, residual [T, D], x in fp8 or None -> the result, likewise."""
+        return self.output(self.self(x, x8, cu_seqlens, max_seqlen), residual)
 
 
 class Intermediate(nn.Module):
@@ -101,10 +123,31 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(config, kernels)
         self.output = Residual(config, kernels, config.intermediate_size)
 
-    def forward(self, x: Tensor, residual: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> tuple[Tensor, Tensor]:
-        """x, residual [T, D]: the last layer's result, twice -> this layer's, twice."""
-        x, residual = self.attention(x, residual, cu_seqlens, max_seqlen)
-        return self.output(self.intermediate(x), residual)
+    def forward(
+        self, x: Tensor, residual: Tensor, x8: Tensor | None, cu_seqlens: Tensor, max_seqlen: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x, residual [T, D]: the last layer's result, twice, and in fp8 or None -> this layer's, likewise."""
+        x, residual, x8 = self.attention(x, residual, x8, cu_seqlens, max_seqlen)
+        if x8 is None:
+            return self.output(self.intermediate(x), residual)
+        return self._fp8_feed_forward(x, residual, x8)
+
+    def _fp8_feed_forward(self, x: Tensor, residual: Tensor, x8: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        first, second = self.intermediate, self.output
+        assert first.fp8 is not None
+        assert second.fp8 is not None
+        settings = fp8_feed_forward.Settings(
+            first=first.fp8,
+            second=second.fp8,
+            approximate=first.approximation,
+            eps=second.LayerNorm.eps,
+            dropout=second.dropout,
+            following=second.target(len(x)),
+        )
+        return fp8_feed_forward.feed_forward(
+            x, x8, residual, first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias,
+            second.LayerNorm.weight, second.LayerNorm.bias, settings,
+        )  # fmt: skip
 
 
 class Encoder(nn.Module):
@@ -113,21 +156,24 @@ class Encoder(nn.Module):
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
         self.layer = nn.ModuleList(Layer(config, kernels) for _ in range(config.num_hidden_layers))
-        self.fp8_scaling: Fp8Scaling | None = None
+        self.cast_in_kernels = kernels.fp8_cast
+        self.fp8_scaling: Scaling | None = None
 
     def use_fp8(self, recipe: str, device: torch.device) -> None:
         """Runs the QKV and feed-forward products in fp8; the output projection, too small to gain, stays as it is."""
-        users: list[SelfAttention | Intermediate | Residual] = []
-        for layer in self.layer:
-            assert isinstance(layer, Layer)
-            users += [layer.attention.self, layer.intermediate, layer.output]
-        self.fp8_scaling = Fp8Scaling(recipe, len(users), device)
-        for number, module in enumerate(users):
-            module.fp8 = self.fp8_scaling.linear(number)
+        layers = [layer for layer in self.layer if isinstance(layer, Layer)]
+        users = [user for layer in layers for user in (layer.attention.self, layer.intermediate, layer.output)]
+        self.fp8_scaling = Scaling(recipe, len(users), device)
+        for number, user in enumerate(users):
+            user.fp8 = Fp8Linear(self.fp8_scaling, number)
+        if self.cast_in_kernels:
+            for layer, next_layer in zip(layers, [*layers[1:], None], strict=True):
+                layer.attention.output.following = layer.intermediate.fp8
+                layer.output.following = next_layer.attention.self.fp8 if next_layer is not None else None
 
     def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
         """x [T, D] -> [T, D]."""
-        residual = x
+        residual, x8 = x, None
         for layer in self.layer:
-            x, residual = layer(x, residual, cu_seqlens, max_seqlen)
+            x, residual, x8 = layer(x, residual, x8, cu_seqlens, max_seqlen)
         return x

@@ -25,8 +25,24 @@ def _teach_the_interpreter_bf16_products() -> None:
     builder.create_dot = create_dot
 
 
+def _teach_the_interpreter_to_round_to_fp8() -> None:
+    """Triton's interpreter loses a carry into the exponent (127 becomes 64) and makes numbers of what is none."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    plain = interpreter._convert_float
+    formats = {jit.tl.float8e4nv: torch.float8_e4m3fn, jit.tl.float8e5: torch.float8_e5m2}
+
+    def convert(numbers: Any, source: Any, destination: Any, rounding: Any) -> Any:
+        if source == jit.tl.float32 and destination in formats:
+            floats = torch.from_numpy(numbers.view("float32").copy())
+            return floats.to(formats[destination]).view(torch.uint8).numpy()
+        return plain(numbers, source, destination, rounding)
+
+    interpreter._convert_float = convert
+
+
 if jit.triton is not None and not torch.cuda.is_available():
     _teach_the_interpreter_bf16_products()
+    _teach_the_interpreter_to_round_to_fp8()
 
 
 @pytest.fixture

@@ -1,0 +1,125 @@
+"""fp8 numbers: their formats, the scales of a model's products, and the product itself.
+
+Activations and weights are cast to e4m3, gradients to e5m2 (Micikevicius et al. 2022, arXiv 2209.05433). A tensor is
+multiplied by its scale, cast with saturation, and the product is divided by both scales. With the current recipe the
+scale brings the tensor's own largest magnitude to the largest number of the format; with the delayed one, that of the
+step before, so that the tensor is read once. The first step always measures its own.
+
+What is not a number must not be hidden by the saturation: NaN stays NaN, and a largest magnitude that is inf or NaN
+makes the step count as not finite, which stops the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert.dist import World
+
+FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
+INPUT, WEIGHT, GRADIENT = 0, 1, 2  # which tensor of a product
+FORMATS = (FORWARD, FORWARD, BACKWARD)
+ROW_MULTIPLE = 16  # what the hardware's product wants of every dimension
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a kernel needs to leave a tensor in fp8.
+
+    scale: what it is multiplied by; inverse: what undoes that; largest: raised to its largest magnitude. fp32, 0-d.
+    """
+
+    dtype: torch.dtype
+    scale: Tensor
+    inverse: Tensor
+    largest: Tensor
+
+    @property
+    def maximum(self) -> float:
+        """The format's largest number."""
+        return float(torch.finfo(self.dtype).max)
+
+
+class Scaling:
+    """Scales of all fp8 products of a model, and the largest magnitudes seen in the step in progress.
+
+    scales, inverses, largest: fp32 [products, 3] on the device, by INPUT, WEIGHT and GRADIENT.
+    """
+
+    def __init__(self, recipe: str, num_products: int, device: torch.device) -> None:
+        self.delayed_recipe = recipe == "delayed"
+        self.calibrated = False
+        self.scales, self.inverses = torch.ones(2, num_products, 3, device=device)
+        self.largest = torch.zeros(num_products, 3, device=device)
+        self.maxima = torch.tensor([torch.finfo(dtype).max for dtype in FORMATS], device=device)
+
+    @property
+    def known_beforehand(self) -> bool:
+        """True where a kernel can cast what it has just computed: the scale is that of the step before."""
+        return self.delayed_recipe and self.calibrated
+
+    def target(self, number: int, which: int) -> Target:
+        """For one tensor of a product, with the scale that is known beforehand."""
+        scale, inverse, largest = (t[number, which] for t in (self.scales, self.inverses, self.largest))
+        return Target(dtype=FORMATS[which], scale=scale, inverse=inverse, largest=largest)
+
+    def target_for(self, x: Tensor, number: int, which: int) -> Target:
+        """For x as this tensor of a product; where the scale is not known beforehand, x is read for it."""
+        target = self.target(number, which)
+        if self.known_beforehand:
+            return target
+        seen = torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32)
+        scale = torch.where((seen > 0) & torch.isfinite(seen), self.maxima[which] / seen, 1.0)
+        return Target(dtype=target.dtype, scale=scale, inverse=1 / scale, largest=target.largest)
+
+    @torch.no_grad()
+    def update(self, world: World) -> Tensor:
+        """After a step: scales from the largest magnitudes seen in it. A tensor with none, or with inf, keeps its.
+
+        The magnitudes are those of all ranks (a collective): equal scales everywhere, so that the ranks' gradients have
+        the same resolution, and the checkpoint of rank 0 holds what every rank needs to go on exactly. 72 x 3 numbers
+        for BERT-large are as quick as the smallest message, some ten microseconds of a step; to collect the scales of
+        every rank only for a checkpoint would save that, at the price of a checkpoint that depends on the ranks' order.
+
+        Returns whether all magnitudes were finite (bool, 0-d).
+        """
+        if self.delayed_recipe:
+            # As integers: the order of magnitudes is that of their bits, with NaN on top, which a maximum might drop.
+            world.max(self.largest.view(torch.int32))
+        seen = self.largest
+        finite = torch.isfinite(seen)
+        self.scales.copy_(torch.where((seen > 0) & finite, self.maxima / seen, self.scales))
+        self.inverses.copy_(1 / self.scales)
+        self.largest.zero_()
+        return finite.all()
+
+    def state_tensors(self) -> list[Tensor]:
+        """Every tensor that a step changes."""
+        return [self.scales, self.inverses, self.largest]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs; the same on every rank with the delayed recipe."""
+        return {"scales": self.scales.clone(), "calibrated": self.calibrated}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores ``state_dict()``."""
+        self.scales.copy_(state["scales"])
+        self.inverses.copy_(1 / self.scales)
+        self.calibrated = bool(state["calibrated"])
+
+
+def product(
+    a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Tensor | None, dtype: torch.dtype, fast: bool
+) -> Tensor:
+    """a [M, K] row-major times b [K, N] column-major, both fp8, times both factors, plus bias [N] -> [M, N].
+
+    ``fast`` lets the tensor cores keep their partial sums at lower precision.
+    """
+    if a.is_cuda:
+        return torch._scaled_mm(a, b, a_inverse, b_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast)
+    y = (a.float() @ b.float()) * (a_inverse * b_inverse)
+    return (y if bias is None else y + bias).to(dtype)

@@ -1,0 +1,146 @@
+"""Casts to fp8, and what the products want of the result: both orders, since Hopper's matrix instructions take the
+summed dimension innermost in either operand, and a tensor is summed over one dimension forward, the other backward.
+
+Elementwise kernels work on square tiles and write both orders at once. A kernel that works on whole rows writes the row
+order alone, and ``transpose`` makes the other one in the backward pass, from one byte an element to one.
+
+A tile's largest magnitude goes to memory by one atomic maximum of its bits as an integer, whose order is that of the
+magnitudes, inf and NaN above them. Saturation lets NaN through.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bert.kernels import jit as jit_module
+from bert.kernels.fp8 import Target
+from bert.kernels.jit import constexpr, jit, tl
+
+# Tiles of 128 x 64: 128-byte lines of what is read and of the transposed fp8, 64-byte halves of the fp8 in row order.
+BLOCK_ROWS, BLOCK, NUM_WARPS = 128, 64, 8
+TRANSPOSE_BLOCK, TRANSPOSE_NUM_WARPS = 128, 4  # bytes; 32 words a thread in flight
+
+
+@jit
+def magnitude_bits(value):
+    """The magnitudes of fp32 numbers as integers of the same order; inf is above all numbers, NaN above inf."""
+    return value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@jit
+def to_fp8(value, scale, maximum: constexpr, dtype: constexpr):
+    """fp32 -> fp8: scaled, rounded to nearest, beyond the largest number cut off to it; NaN stays NaN."""
+    return tl.clamp(value * scale, -maximum, maximum, propagate_nan=tl.PropagateNan.ALL).to(dtype)
+
+
+@jit
+def store_both_orders(
+    value, cast, transposed, scale, largest, row, column, num_rows, num_columns, maximum: constexpr
+):  # fmt: skip
+    """Writes a tile (fp32, 0 outside of the tensor) as fp8 in both orders, and raises the largest magnitude."""
+    tl.atomic_max(largest, tl.max(magnitude_bits(value)), sem="relaxed")
+    value = to_fp8(value, tl.load(scale), maximum, cast.dtype.element_ty)
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    tl.store(cast + row.to(tl.int64)[:, None] * num_columns + column[None, :], value, mask=inside)
+    inside_t = (column < num_columns)[:, None] & (row < num_rows)[None, :]
+    tl.store(transposed + column.to(tl.int64)[:, None] * num_rows + row[None, :], tl.trans(value), mask=inside_t)
+
+
+@jit
+def _cast_transpose(
+    x, cast, transposed, partials, scale, largest, num_rows, num_columns, maximum: constexpr, block_rows: constexpr,
+    block: constexpr,
+):  # fmt: skip
+    # One dimension of programs, columns fastest: the second dimension of a grid is limited to 65,535.
+    blocks_across = tl.cdiv(num_columns, block)
+    column = tl.program_id(0) % blocks_across * block + tl.arange(0, block)
+    tile = tl.program_id(0) // blocks_across
+    row = tile * block_rows + tl.arange(0, block_rows)
+    inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
+    pointers = x + row.to(tl.int64)[:, None] * num_columns + column[None, :]
+    value = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+    if partials is not None:
+        line = partials + tile.to(tl.int64) * num_columns + column
+        tl.store(line, tl.sum(value, axis=0), mask=column < num_columns)
+    store_both_orders(value, cast, transposed, scale, largest, row, column, num_rows, num_columns, maximum)
+
+
+@jit
+def _transpose(x, output, num_rows, num_words, block: constexpr):
+    # Words of four bytes: four rows of them become four columns, byte by byte, in the registers of a thread.
+    blocks_across = tl.cdiv(num_words, block)
+    word = tl.program_id(0) % blocks_across * block + tl.arange(0, block)
+    quad = tl.program_id(0) // blocks_across * block + tl.arange(0, block)
+    num_quads = num_rows // 4
+    pointers = x + quad.to(tl.int64)[:, None] * (4 * num_words) + word[None, :]
+    inside = (quad < num_quads)[:, None] & (word < num_words)[None, :]
+    row_0 = tl.load(pointers, mask=inside, other=0)
+    row_1 = tl.load(pointers + num_words, mask=inside, other=0)
+    row_2 = tl.load(pointers + 2 * num_words, mask=inside, other=0)
+    row_3 = tl.load(pointers + 3 * num_words, mask=inside, other=0)
+    inside_t = (word < num_words)[:, None] & (quad < num_quads)[None, :]
+    across = output + word.to(tl.int64)[:, None] * num_rows + quad[None, :]
+    for byte in tl.static_range(4):
+        low = ((row_0 >> (8 * byte)) & 0xFF) | (((row_1 >> (8 * byte)) & 0xFF) << 8)
+        high = ((row_2 >> (8 * byte)) & 0xFF) | (((row_3 >> (8 * byte)) & 0xFF) << 8)
+        tl.store(across + byte * num_quads, tl.trans(low | (high << 16)), mask=inside_t)
+
+
+def new_both_orders(num_rows: int, num_columns: int, target: Target) -> tuple[Tensor, Tensor]:
+    """Room for a tensor in fp8 [R, C] and transposed [C, R]."""
+    device = target.scale.device
+    cast = torch.empty(num_rows, num_columns, dtype=target.dtype, device=device)
+    return cast, torch.empty(num_columns, num_rows, dtype=target.dtype, device=device)
+
+
+def num_tiles(num_rows: int, num_columns: int) -> tuple[int, int]:
+    """How many tiles there are, down and in all."""
+    down = -(-num_rows // BLOCK_ROWS)
+    return down, down * -(-num_columns // BLOCK)
+
+
+def bits(largest: Tensor) -> Tensor:
+    """The same memory as integers, for an atomic maximum that knows NaN."""
+    return largest.view(torch.int32)
+
+
+def cast_transpose(x: Tensor, target: Target, column_sums: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
+    """x [R, C] in fp8 [R, C], transposed [C, R], and if wanted its sums over rows [C] in its own type.
+
+    Reads 2 bytes an element (bf16) and writes 1 + 1; raises ``target.largest`` to max |x|.
+    """
+    if not jit_module.supported(x.device):
+        torch.maximum(target.largest, x.abs().amax().float(), out=target.largest)
+        cast = (x.float() * target.scale).clamp(-target.maximum, target.maximum).to(target.dtype)
+        return cast, cast.t().contiguous(), x.sum(0) if column_sums else None
+    x = x.contiguous()
+    num_rows, num_columns = x.shape
+    cast, transposed = new_both_orders(num_rows, num_columns, target)
+    down, tiles = num_tiles(num_rows, num_columns)
+    partials = torch.empty(down, num_columns, dtype=torch.float32, device=x.device) if column_sums else None
+    _cast_transpose[(tiles,)](
+        x, cast, transposed, partials, target.scale, bits(target.largest), num_rows, num_columns, target.maximum,
+        BLOCK_ROWS, BLOCK, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return cast, transposed, None if partials is None else jit_module.column_sums(partials, x.dtype)
+
+
+def transpose(x: Tensor) -> Tensor:
+    """fp8 [R, C] -> [C, R], R and C multiples of 16: reads one byte an element and writes one."""
+    if not jit_module.supported(x.device):
+        return x.t().contiguous()
+    num_rows, num_columns = x.shape
+    output = torch.empty(num_columns, num_rows, dtype=x.dtype, device=x.device)
+    words, block = num_columns // 4, TRANSPOSE_BLOCK // 4
+    grid = (-(-words // block) * -(-num_rows // TRANSPOSE_BLOCK),)
+    _transpose[grid](
+        x.view(torch.int32), output.view(torch.int32), num_rows, words, block, num_warps=TRANSPOSE_NUM_WARPS
+    )  # fmt: skip
+    return output
+
+
+def supported(device: torch.device) -> bool:
+    """True where kernels can cast what they have computed."""
+    return jit_module.supported(device)

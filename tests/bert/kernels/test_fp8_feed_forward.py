@@ -1,0 +1,173 @@
+"""The fp8 feed-forward as one function: bit for bit what the separate kernels and casts give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bert import kernels
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.env import ConfigError
+from bert.kernels import bias_gelu, dropout_add_layer_norm, fp8_cast, fp8_feed_forward, jit
+from bert.kernels.fp8 import BACKWARD, FORWARD, Target
+from bert.model.config import BertConfig
+from bert.model.encoder import Encoder
+
+CONFIG = BertConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=80,
+                    max_position_embeddings=16, initializer_range=0.2)  # fmt: skip
+CPU = torch.device("cpu")
+ALONE = World(DistConfig(device="cpu"))
+SEPARATE_CASTS = "embeddings,dropout_add_layer_norm,bias_gelu"
+CASTS_IN_KERNELS = f"{SEPARATE_CASTS},fp8_cast"
+
+
+def _target(dtype, scale, device):
+    scale = torch.tensor(scale, device=device)
+    return Target(dtype=dtype, scale=scale, inverse=1 / scale, largest=torch.zeros((), device=device))
+
+
+def _same_bits(a, b):
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_with_cast_is_gelu_then_cast(approximate, device, monkeypatch):
+    monkeypatch.setattr(fp8_cast, "BLOCK_ROWS", 32)
+    monkeypatch.setattr(fp8_cast, "BLOCK", 32)  # so that several tiles lie both ways, some of them in part
+    generator = torch.Generator().manual_seed(2)
+    draw = lambda *shape: torch.randn(shape, generator=generator).to(device, torch.bfloat16)  # noqa: E731
+    x, bias, upstream = (2 * draw(48, 80)).requires_grad_(), draw(80).requires_grad_(), draw(48, 80)
+    value = bias_gelu.fused(x, bias, approximate)
+    value.backward(upstream)
+    ours, theirs = (_target(FORWARD, 50.0, device) for _ in range(2))
+    cast, transposed = fp8_feed_forward.gelu_cast(x, bias, approximate, ours)
+    expected, expected_t, _ = fp8_cast.cast_transpose(value, theirs)
+    assert _same_bits(cast, expected)
+    assert _same_bits(transposed, expected_t)
+    assert ours.largest == theirs.largest == value.abs().max()
+    ours, theirs = (_target(BACKWARD, 9000.0, device) for _ in range(2))  # the largest are cut off
+    cast, transposed, bias_gradient = fp8_feed_forward.gelu_backward_cast(upstream, x, bias, approximate, ours)
+    expected, expected_t, _ = fp8_cast.cast_transpose(x.grad, theirs)
+    assert _same_bits(cast, expected)
+    assert _same_bits(transposed, expected_t)
+    assert ours.largest == theirs.largest == x.grad.abs().max()
+    torch.testing.assert_close(bias_gradient, bias.grad, rtol=2.0**-7, atol=2.0**-7)  # the sum's order differs
+
+
+def _encoder(fused, device, recipe="delayed"):
+    encoder = Encoder(CONFIG, kernels.select(kernels.Config(fused=fused, attention="sdpa_loop"), device))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in encoder.named_parameters():
+            spread = 1.0 if parameter.ndim == 1 else 0.2
+            parameter.copy_(spread * torch.randn(parameter.shape, generator=generator) + (".LayerNorm.w" in name))
+    encoder.to(device, torch.bfloat16)
+    encoder.use_fp8(recipe, device)
+    return encoder
+
+
+def _run(encoder, device, tokens=16, factor=1e-3):
+    """Result, every gradient, and the magnitudes seen, by name; the same numbers and masks each time."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(tokens, 32, generator=generator).to(device, torch.bfloat16).requires_grad_()
+    upstream = (factor * torch.randn(tokens, 32, generator=generator)).to(device, torch.bfloat16)
+    cu_seqlens = torch.tensor([0, 5, tokens], dtype=torch.int32, device=device)
+    torch.manual_seed(3)
+    jit.new_pass(device)
+    y = encoder(x, cu_seqlens, 16)
+    y.backward(upstream)
+    gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
+    seen = encoder.fp8_scaling.largest.clone()
+    return {"result": y.detach(), "gradient of the input": x.grad, "largest magnitudes": seen, **gradients}
+
+
+@pytest.fixture(scope="module")
+def scales():
+    """Scales that a first step measures on plain PyTorch."""
+    encoder = _encoder("none", CPU)
+    _run(encoder, CPU)
+    encoder.fp8_scaling.update(ALONE)
+    return {**encoder.fp8_scaling.state_dict(), "calibrated": True}
+
+
+def _watched(encoder, device, monkeypatch, **arguments):
+    """The outcome of a pass, and how often the feed-forward ran as one function."""
+    calls = []
+    plain = fp8_feed_forward.feed_forward
+    monkeypatch.setattr(fp8_feed_forward, "feed_forward", lambda *a: calls.append(1) or plain(*a))
+    outcome = _run(encoder, device, **arguments)
+    monkeypatch.undo()
+    return outcome, len(calls)
+
+
+def test_casts_in_kernels_equal_separate_casts_bit_for_bit(scales, device, monkeypatch):
+    outcomes = []
+    for fused, expected_calls in ((SEPARATE_CASTS, 0), (CASTS_IN_KERNELS, 2)):
+        encoder = _encoder(fused, device)
+        encoder.fp8_scaling.load_state_dict(scales)
+        outcome, calls = _watched(encoder, device, monkeypatch)
+        assert calls == expected_calls
+        outcomes.append(outcome)
+    separate, together = outcomes
+    assert (separate["largest magnitudes"] > 0).all()
+    for name, tensor in separate.items():
+        if name.endswith("intermediate.dense.bias"):  # a sum in another order
+            torch.testing.assert_close(together[name], tensor, rtol=2.0**-7, atol=2.0**-7 * float(tensor.abs().max()))
+        else:
+            assert torch.equal(together[name], tensor), name
+
+
+@pytest.mark.parametrize("why", ["first step", "current recipe", "rows no multiple of 16", "evaluation"])
+def test_where_the_scale_is_not_known_beforehand_the_casts_are_separate(why, scales, device, monkeypatch):
+    encoder = _encoder(CASTS_IN_KERNELS, device, "current" if why == "current recipe" else "delayed")
+    if why != "first step":
+        encoder.fp8_scaling.load_state_dict(scales)
+    # Only the choice is looked at: whatever runs, runs on plain operations.
+    plain = _encoder("none", CPU)
+    for mine, other in zip(encoder.modules(), plain.modules(), strict=True):
+        if hasattr(mine, "kernel"):
+            mine.kernel = other.kernel
+    monkeypatch.setattr(jit, "supported", lambda device: False)
+    encoder.train(why != "evaluation")
+    _, calls = _watched(encoder, device, monkeypatch, tokens=13 if why.startswith("rows") else 16)
+    assert calls == 0
+
+
+@pytest.mark.parametrize("place", ["activation", "gradient"])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_what_is_not_finite_makes_the_step_not_finite_and_leaves_the_scales(place, bad, scales):
+    encoder = _encoder("none", CPU)
+    encoder.fp8_scaling.load_state_dict(scales)
+    if place == "activation":
+        with torch.no_grad():
+            encoder.layer[0].intermediate.dense.bias[3] = bad
+    _run(encoder, CPU, factor=bad if place == "gradient" else 1e-3)
+    assert not encoder.fp8_scaling.update(ALONE)
+    assert torch.isfinite(encoder.fp8_scaling.scales).all()
+
+
+def test_every_kernel_that_casts_lets_nan_through(device):
+    x, gradient, weight = (torch.ones(shape, dtype=torch.bfloat16, device=device) for shape in ((16, 32),) * 2 + (32,))
+    poisoned = x.clone()
+    poisoned[3, 5] = float("nan")
+    drop = jit.dropout_site(device, 0.0)
+    targets = [_target(dtype, 1.0, device) for dtype in (FORWARD, BACKWARD, FORWARD, BACKWARD)]
+    casts = [
+        fp8_feed_forward.gelu_cast(poisoned, weight, "none", targets[0])[0],
+        fp8_feed_forward.gelu_backward_cast(poisoned, x, weight, "none", targets[1])[0],
+    ]
+    norm = dropout_add_layer_norm
+    _, cast, saved = norm.start_forward(poisoned, weight, x, weight, weight, 1e-12, drop, targets[2])
+    casts += [cast, norm.start_backward(saved, drop, [gradient], targets[3])[0]]
+    for number, (cast, target) in enumerate(zip(casts, targets, strict=True)):
+        nan = cast.float().isnan()
+        assert nan[3, 5], number
+        assert nan[3].all() or nan.sum() == 1, number  # LayerNorm spreads it over the row, and no further
+        assert not nan[4].any()
+        assert target.largest.isnan(), number
+
+
+def test_casts_in_kernels_without_these_kernels_are_refused(device):
+    with pytest.raises(ConfigError, match="FUSED=fp8_cast works inside of bias_gelu: name that too"):
+        kernels.select(kernels.Config(fused="dropout_add_layer_norm,fp8_cast"), device)
