@@ -24,6 +24,11 @@ EXPECTED = [
     ("peers", "Hugging Face padded, eager", 24), ("peers", "Hugging Face packed, eager", 24),
     ("compiled peers", "Hugging Face padded, compiled", 24), ("compiled peers", "Hugging Face packed, compiled", 24),
 ]  # fmt: skip
+FUSED_VARIANTS = [
+    "ours", "ours, without fused embeddings", "ours, without fused dropout_add_layer_norm",
+    "ours, without fused bias_gelu", "ours, without fused cross_entropy", "ours, without fused lamb",
+    "ours, FUSED=none",
+]  # fmt: skip
 
 
 def read(path: Path | None) -> list[dict[str, Any]]:
@@ -39,7 +44,8 @@ def read(path: Path | None) -> list[dict[str, Any]]:
 def document(results: list[dict[str, Any]]) -> str:
     """The tables as Markdown."""
     steps = next((result for result in results if result.get("stage") == "train_step" and "groups" in result), {})
-    return "\n\n".join([_machine(steps), _step_table(steps), _gemm_table(results), _kernel_table(steps)])
+    tables = [_step_table(steps), _fused_table(steps), _gemm_table(results), _kernel_table(steps)]
+    return "\n\n".join([_machine(steps), *tables])
 
 
 def _machine(steps: dict[str, Any]) -> str:
@@ -54,7 +60,7 @@ def _step_table(steps: dict[str, Any]) -> str:
     measured = {
         (group, one["variant"], one["rows"]): one for group, lines in steps.get("groups", {}).items() for one in lines
     }
-    rows = list(EXPECTED) + [key for key in measured if key not in EXPECTED]
+    rows = list(EXPECTED) + [key for key in measured if key not in EXPECTED and key[0] != "kernels"]
     lines = ["| step of BERT-large | rows | ms | sequences/s | tokens/s | TFLOP/s | of the ceiling | peak GiB |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for key in rows:
@@ -70,6 +76,22 @@ def _step_table(steps: dict[str, Any]) -> str:
             f"{one['tokens_per_second']:,.0f} | {one['model_tflops']:.0f} | {one['share_of_ceiling']:.0%} | "
             f"{one['peak_gib']:.1f} |"
         )
+    return "\n".join(lines)
+
+
+def _fused_table(steps: dict[str, Any]) -> str:
+    """What each fused kernel is worth: the step without it beside the whole one, of the same group."""
+    measured = {one["variant"]: one for one in steps.get("groups", {}).get("kernels", [])}
+    whole = measured.get("ours", {}).get("milliseconds")
+    lines = ["| step of BERT-large, 24 rows, in turns | ms | of ours |", "|---|---|---|"]
+    for variant in [*FUSED_VARIANTS, *(name for name in measured if name not in FUSED_VARIANTS)]:
+        one = measured.get(variant, {})
+        if "milliseconds" in one:
+            share = f"{one['milliseconds'] / whole:.3f}" if whole else ""
+            lines.append(f"| {variant} | {one['milliseconds']:.2f} | {share} |")
+        else:
+            reason = f" ({one['problem'][:80]})" if one.get("problem") else ""
+            lines.append(f"| {variant} | {UNMEASURED}{reason} | |")
     return "\n".join(lines)
 
 

@@ -2,7 +2,8 @@
 
 Packed rows of 512 tokens with Wikipedia's mix of lengths (synthetic), dropout 0.1, forward, backward and update.
 Variants of a group take turns in one process, so that they share the chip's temperature and clocks; each group holds
-the default variant, which ties the groups together. Prints one JSON line.
+the default variant, which ties the groups together. Prints a JSON line first and after
+each group; the last one has them all.
 
 usage: python bench/train_step.py [--groups main peers ...] [--rounds 5] [--steps 4] [--deadline 300] [--profile]
 """
@@ -90,7 +91,11 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
         "rows 48": [Variant(name="ours", rows=48), Variant(name="ours, fp8", rows=48, precision="fp8")],
         "rows 96": [Variant(name="ours", rows=96), Variant(name="ours, fp8", rows=96, precision="fp8")],
         "attention": [default, *[Variant(name=f"ours, {name} attention", attention=name) for name in backends]],
-        "kernels": [default, *[Variant(name=f"ours, without fused {n}", fused=names) for n, names in without.items()]],
+        "kernels": [
+            default,
+            *[Variant(name=f"ours, without fused {name}", fused=others) for name, others in without.items()],
+            unfused,
+        ],
         "compiled peers": [default, *[variant for variant in peers if "compiled" in variant.name]],
     }
     if not on_gpu:
@@ -254,6 +259,9 @@ def main() -> None:
     result: dict[str, Any] = {"benchmark": "train_step", "ceiling_tflops": round(ceiling, 4), "groups": {}}
     if options.profile:
         result["top_kernels"] = top_kernels(config, 2 if options.tiny else 24)
+    if torch.cuda.is_available():
+        result["tried_attention"] = [vars(trial) for trial in attention.trials(device())]
+    emit(result | {"machine": machine()})  # at once: a process that is ended leaves what it has
     for name in options.groups:
         if time.monotonic() < deadline:
             variants = available[name]
@@ -261,9 +269,7 @@ def main() -> None:
                 variants = [dataclasses.replace(variant, rows=variant.rows // 12) for variant in variants]
             measured = measure_group(variants, config, options.rounds, options.steps, ceiling, deadline)
             result["groups"][name] = measured
-    if torch.cuda.is_available():
-        result["tried_attention"] = [vars(trial) for trial in attention.trials(device())]
-    emit(result | {"machine": machine()})
+            emit(result | {"machine": machine()})
 
 
 if __name__ == "__main__":

@@ -20,15 +20,30 @@ def bench(repository, monkeypatch):
     return importlib.import_module
 
 
+# What the one command must do without: found by no import, as if it were not installed.
+WITHOUT = """
+from importlib.machinery import PathFinder
+absent = {"scipy", "numba", "mlperf_logging", "rich", "matplotlib", "jinja2", "pytest", "hypothesis"}
+find = PathFinder.find_spec.__func__
+PathFinder.find_spec = classmethod(lambda cls, name, *rest: None if name in absent else find(cls, name, *rest))
+"""
+
+
 def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, tmp_path):
+    """With torch, triton, h5py, transformers and what these depend on, and nothing else."""
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = str(tmp_path)
+    absent = subprocess.run([sys.executable, "-c", "import scipy"], env=environment, capture_output=True, check=False)
+    assert absent.returncode == 1
     command = [sys.executable, str(repository / "bench" / "gpu_all.py"), "--tiny", "--output", str(tmp_path)]
     finished = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     results = {r["stage"]: r for r in map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())}
-    assert results.keys() == {"check", "gemm", "train_step"}
+    assert results.keys() == {"check", "train_step", "gemm", "convergence"}
     assert results["check"]["graphs"] == results["check"]["finite_steps"] == "ok"
     assert results["gemm"]["tflops"]["64"]["bf16"]["layer"] > 0
+    assert all(pair["overlay"] for pair in results["convergence"]["pairs"].values())
     groups = results["train_step"]["groups"]
     names = [one["variant"] for group in groups.values() for one in group]
     assert names == ["ours", "ours, fp8", "ours", "Hugging Face padded, eager", "Hugging Face packed, eager"]
@@ -95,6 +110,29 @@ def test_tables_say_what_is_unmeasured_and_why(bench, tmp_path):
     assert "| ours | 24 | 33.21 | 1,445 | 367,000 | 690 | 87% | 12.0 |" in text
     assert "| ours, fp8 | 24 | unmeasured (OutOfMemoryError: no room) |" in text
     assert "| ours, eager | 24 | unmeasured |" in text
+
+
+def test_tables_expect_what_is_measured_and_tell_the_worth_of_each_fused_kernel(bench, monkeypatch):
+    tables, train_step = bench("tables"), bench("train_step")
+    measured = train_step.groups(on_gpu=True)
+    assert [variant.name for variant in measured["kernels"]] == tables.FUSED_VARIANTS
+    keys = [(group, variant.name, variant.rows) for group, variants in measured.items() for variant in variants]
+    assert set(tables.EXPECTED) <= set(keys)
+    lines = [{"variant": "ours", "milliseconds": 40.0}, {"variant": "ours, FUSED=none", "milliseconds": 60.0},
+             {"variant": "ours, without fused lamb", "problem": "no time left"}]  # fmt: skip
+    lines = [{"rows": 24} | line for line in lines]
+    text = tables.document([{"stage": "train_step", "ceiling_tflops": 1.0, "groups": {"kernels": lines}}])
+    assert "| ours, FUSED=none | 60.00 | 1.500 |" in text
+    assert "| ours, without fused lamb | unmeasured (no time left) | |" in text
+    assert "| ours, without fused bias_gelu | unmeasured | |" in text
+
+
+def test_trial_run_writes_no_tables(repository, tmp_path):
+    command = [sys.executable, str(repository / "bench" / "gpu_all.py"), "--tiny", "--tables"]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert finished.returncode == 2
+    assert "--tiny are none" in finished.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_tables_refuse_a_document_without_markers_and_a_foreign_results_file(bench, tmp_path, capsys, monkeypatch):
