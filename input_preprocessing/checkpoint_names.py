@@ -1,4 +1,4 @@
-"""Names of BERT's parameters: TensorFlow 1, Hugging Face and MLPerf's converted .pt files.
+"""Names of BERT's parameters: TensorFlow 1, Hugging Face and MLPerf's converted .pt files (TensorFlow 2: tf2_names).
 
 The three differ in spelling only, but for TensorFlow's dense kernels, which are transposed. All go by way of Hugging
 Face's names.
@@ -6,8 +6,10 @@ Face's names.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +23,19 @@ DECODER = "cls.predictions.decoder.weight"
 WORDS = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"
 
-# Variables of the optimizer and counters, by their last part (TF1) or path (TF2).
-_NOT_MODEL = re.compile(
-    r"(^|/)(global_step|good_steps|current_loss_scale|loss_scale|beta\d_power|_CHECKPOINTABLE_OBJECT_GRAPH|save_counter)$"
-    r"|/(LAMB|Adam)(_\w+)?$|/(adam_[mv]|lamb_[mv])$|\.OPTIMIZER_SLOT/|^optimizer/|^save_counter/"
-)
+# What is no parameter, by the last part of its name (TensorFlow 1) or by its path (TensorFlow 2), and what it is.
+_LEFT_OUT = [
+    (re.compile(r"(/(LAMB|Adam)\w*|/(adam|lamb)_[mv])$|/\.OPTIMIZER_SLOT/|^optimizer/"), "optimizer"),
+    (
+        re.compile(
+            r"(^|/)(global_step|good_steps|current_loss_scale|loss_scale|beta\d_power|save_counter)"
+            r"(/\.ATTRIBUTES/VARIABLE_VALUE)?$"
+        ),
+        "counters",
+    ),
+    (re.compile(r"^_CHECKPOINTABLE_OBJECT_GRAPH$"), "object graph"),
+    (re.compile(r"/\.ATTRIBUTES/OBJECT_CONFIG_JSON$"), "settings of Keras"),
+]
 _TF1_RENAMES = [
     (re.compile(r"^cls/seq_relationship/output_(weights|bias)$"), r"cls/seq_relationship/\1"),
     (re.compile(r"^cls/predictions/output_bias$"), "cls/predictions/bias"),
@@ -81,9 +91,9 @@ class Shape:
         return shapes
 
 
-def is_model_variable(name: str) -> bool:
-    """False for optimizer slots, counters and TensorFlow's own entries."""
-    return not _NOT_MODEL.search(name)
+def left_out_as(name: str) -> str | None:
+    """What a variable is that is no parameter of the model: an optimizer's, a counter...; None for the others."""
+    return next((what for pattern, what in _LEFT_OUT if pattern.search(name)), None)
 
 
 def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]]:
@@ -95,8 +105,8 @@ def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]
     return name.replace("/", "."), tensor
 
 
-def shape_of(tensors: Tensors) -> Shape:
-    """The sizes that the tensors (Hugging Face names) imply.
+def shape_of(tensors: Tensors, where: str) -> Shape:
+    """The sizes that the tensors (Hugging Face names) of the file `where` imply.
 
     Raises:
         DataError: the tensors are no BERT's.
@@ -111,25 +121,52 @@ def shape_of(tensors: Tensors) -> Shape:
             positions=tensors["bert.embeddings.position_embeddings.weight"].shape[0],
         )
     except (KeyError, ValueError, IndexError) as error:
-        raise DataError(f"the checkpoint is no BERT: {error} is not in it") from error
+        raise DataError(f"{where} is no BERT: {error} is not in it") from error
 
 
-def check_complete(tensors: Tensors) -> Shape:
-    """Checks that the tensors are exactly the parameters of one BERT; returns its sizes.
+def check_complete(tensors: Tensors, where: str) -> Shape:
+    """Checks that the tensors of the file `where` are exactly the parameters of one BERT; returns its sizes.
 
     Raises:
         DataError: parameters are missing, unknown or of another shape; all are named.
     """
-    shape = shape_of(tensors)
+    shape = shape_of(tensors, where)
     wanted = shape.parameters()
     problems = [f"{name} is missing" for name in wanted if name not in tensors]
     problems += [f"{name} is unknown" for name in tensors if name not in wanted]
     for name in wanted.keys() & tensors.keys():
         if tensors[name].shape != wanted[name]:
             problems.append(f"{name} is {tensors[name].shape}, not {wanted[name]}")
+    for head, prefix in (("masked-LM", "cls.predictions."), ("next-sentence", "cls.seq_relationship.")):
+        if not any(name.startswith(prefix) for name in tensors):
+            problems = [problem for problem in problems if not problem.startswith(prefix)]
+            problems.append(f"it has no {head} head, which training starts from")
     if problems:
-        raise DataError("the checkpoint does not fit BERT: " + "; ".join(sorted(problems)))
+        raise DataError(f"{where} does not fit BERT: {'; '.join(sorted(problems))}")
     return shape
+
+
+def check_config(shape: Shape, heads: int | None, path: Path) -> None:
+    """Checks the checkpoint's sizes, its vocabulary not padded yet, against bert_config.json.
+
+    Raises:
+        DataError: no configuration of BERT, or one of another model; all differences are named.
+    """
+    try:
+        config = json.loads(path.read_text())
+        wanted = {
+            "num_hidden_layers": shape.layers,
+            "hidden_size": shape.hidden,
+            "intermediate_size": shape.feed_forward,
+            "vocab_size": shape.vocabulary,
+            "max_position_embeddings": shape.positions,
+            "num_attention_heads": heads or int(config["num_attention_heads"]),
+        }
+        odd = [f"{name} {int(config[name])}, not {size}" for name, size in wanted.items() if int(config[name]) != size]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is no BERT configuration ({error}); replace it") from error
+    if odd:
+        raise DataError(f"{path} is of another model than the checkpoint: {', '.join(odd)}")
 
 
 def resize_vocabulary(tensors: Tensors, size: int) -> Tensors:

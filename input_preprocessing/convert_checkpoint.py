@@ -1,4 +1,4 @@
-"""Converts BERT checkpoints: TensorFlow 1 (model.ckpt-28252) to PyTorch and safetensors, and between their names.
+"""Converts BERT checkpoints: TensorFlow 1 and 2 (model.ckpt-28252) to PyTorch and safetensors, and between their names.
 
 The source is a TensorFlow checkpoint (its prefix, one of its files or its folder), a .pt or a .safetensors file; the
 target's suffix decides its kind. Every parameter is accounted for, by name and shape; optimizer slots are left out.
@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import pickle
 import sys
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,30 +24,47 @@ from .checkpoint_names import (
     Shape,
     Tensors,
     check_complete,
+    check_config,
     from_pytorch,
     from_tf1,
-    is_model_variable,
+    left_out_as,
     resize_vocabulary,
     to_huggingface,
     to_mlperf,
 )
 from .cli import positive, run, stage_parser
-from .tf_bundle import Bundle, prefix_of
+from .tf2_names import from_tf2, unused_poolers
+from .tf_bundle import OBJECT_GRAPH, Bundle, prefix_of
 
 NAMES = {"mlperf": to_mlperf, "huggingface": to_huggingface}
 
 
-def read_tensorflow(prefix: Path) -> tuple[Tensors, int]:
-    """Model variables of a TensorFlow 1 checkpoint, under Hugging Face's names, and the number of others left out.
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A checkpoint's parameters under Hugging Face's names, without tied entries."""
+
+    tensors: Tensors
+    left_out: Counter[str]  # how many variables of each other kind
+    heads: int | None = None  # attention heads, where the checkpoint tells
+
+
+def read_tensorflow(prefix: Path) -> Source:
+    """Reads a TensorFlow 1 or 2 checkpoint; every variable in it is taken or counted as left out.
 
     Raises:
-        DataError: unreadable, damaged, or not of TensorFlow 1.
+        DataError: unreadable, damaged, or with variables (TensorFlow 2) that are not BERT's.
     """
     bundle = Bundle(prefix)
-    wanted = [name for name in bundle.entries if is_model_variable(name)]
-    if any(name.endswith("/.ATTRIBUTES/VARIABLE_VALUE") for name in wanted):
-        raise DataError(f"{prefix} is a TensorFlow 2 checkpoint; use the TensorFlow 1 one (tf1_ckpt)")
-    return dict(from_tf1(name, bundle.read(name)) for name in wanted), len(bundle.entries) - len(wanted)
+    others = {name: what for name in bundle.entries if (what := left_out_as(name))}
+    wanted = [name for name in bundle.entries if name not in others]
+    if OBJECT_GRAPH not in bundle.entries:
+        return Source(tensors=dict(from_tf1(n, bundle.read(n)) for n in wanted), left_out=Counter(others.values()))
+    known = bundle.object_names()
+    names = {key: known.get(key, "") for key in wanted}
+    others |= dict.fromkeys(unused_poolers(names), "unused pooler")
+    names = {key: full_name for key, full_name in names.items() if key not in others}
+    tensors, heads = from_tf2(names, bundle.read, str(prefix))
+    return Source(tensors=tensors, left_out=Counter(others.values()), heads=heads)
 
 
 def read_pytorch(path: Path) -> Tensors:
@@ -92,9 +111,14 @@ def write_pytorch(path: Path, tensors: Tensors) -> None:
 
 
 def convert(
-    source: Path, target: Path, names: str, multiple: int = 8, vocab_size: int | None = None
-) -> tuple[Shape, int]:
-    """Converts; returns the model's sizes and the number of variables left out.
+    source: Path,
+    target: Path,
+    names: str,
+    multiple: int = 8,
+    vocab_size: int | None = None,
+    bert_config: Path | None = None,
+) -> tuple[Shape, Counter[str]]:
+    """Converts; returns the model's sizes and how many variables of each kind were left out.
 
     Args:
         source: TensorFlow prefix or folder, .pt or .safetensors file.
@@ -102,28 +126,41 @@ def convert(
         names: a key of NAMES.
         multiple: the vocabulary is padded to.
         vocab_size: rows of the vocabulary to keep, before padding; None: all.
+        bert_config: bert_config.json that the sizes must be those of.
 
     Raises:
-        DataError: unreadable source, parameters missing or left over, or unwritable target.
+        DataError: unreadable source, parameters missing or left over, sizes of another model, or unwritable target.
     """
     if target.suffix not in (".pt", ".safetensors"):
         raise DataError(f"{target}: the target must end in .pt or .safetensors")
     if source.suffix in (".pt", ".pth", ".bin", ".safetensors"):
-        tensors, skipped = read_pytorch(source), 0
+        read = Source(tensors=read_pytorch(source), left_out=Counter())
     else:
-        tensors, skipped = read_tensorflow(prefix_of(source))
-    size = vocab_size or check_complete(tensors).vocabulary
-    tensors = resize_vocabulary(tensors, size + -size % multiple)
-    shape = check_complete(tensors)
+        read = read_tensorflow(prefix_of(source))
+    shape = check_complete(read.tensors, str(source))
+    size = vocab_size or shape.vocabulary
+    if size > shape.vocabulary:
+        raise DataError(f"--vocab-size {size}: {source} has {shape.vocabulary} words only")
+    if bert_config:
+        check_config(replace(shape, vocabulary=size), read.heads, bert_config)
+    tensors = resize_vocabulary(read.tensors, size + -size % multiple)
     write_pytorch(target, NAMES[names](tensors))
-    return shape, skipped
+    return check_complete(tensors, str(target)), read.left_out
 
 
 def _main(options: argparse.Namespace) -> None:
-    shape, skipped = convert(options.source, options.target, options.names, options.pad_vocab_to, options.vocab_size)
+    shape, left_out = convert(
+        options.source,
+        options.target,
+        options.names,
+        multiple=options.pad_vocab_to,
+        vocab_size=options.vocab_size,
+        bert_config=options.bert_config,
+    )
+    others = ", ".join(f"{what} ({number})" for what, number in sorted(left_out.items()))
     print(
         f"{options.target}: {shape.layers} layers, {shape.hidden} wide, {shape.vocabulary} words, "
-        f"{len(shape.parameters())} parameters; {skipped} other variables left out",
+        f"{len(shape.parameters())} parameters; left out: {others or 'nothing'}",
         file=sys.stderr,
     )
 
@@ -138,6 +175,7 @@ def main() -> None:
         "--pad-vocab-to", type=positive, default=8, help="multiple to pad the vocabulary to (default %(default)s)"
     )
     parser.add_argument("--vocab-size", type=positive, help="words to keep, e.g. 30522 (default: all in the source)")
+    parser.add_argument("--bert-config", type=Path, help="bert_config.json that the checkpoint must fit")
     run(parser, _main)
 
 

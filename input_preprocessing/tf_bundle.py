@@ -26,6 +26,7 @@ _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
 _DTYPES: dict[int, Any] = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64, 14: "bfloat16", 19: np.float16}
 _STRING = 7
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 @dataclass(frozen=True)
@@ -98,20 +99,20 @@ class Bundle:
             raise DataError(f"cannot read {path}: {error.strerror}; put it beside {self.prefix}.index") from error
         if raw.size != entry.size:
             raise DataError(f"{path} is too short for tensor {name}; copy it again")
-        if entry.dtype != _STRING and masked(crc32c(raw)) != entry.crc:
+        covered = raw if entry.dtype != _STRING else _lengths_expanded(raw.tobytes())
+        if masked(crc32c(covered)) != entry.crc:
             raise DataError(f"{path}: checksum of tensor {name} is wrong; copy the file again")
         return raw
 
     def object_names(self) -> dict[str, str]:
-        """Checkpoint key -> variable name, of a TF2 object-graph checkpoint; empty for a TF1 one.
+        """Checkpoint key -> variable's own name, of a TensorFlow 2 checkpoint; empty for a TensorFlow 1 one.
 
         Raises:
             DataError: the graph is damaged.
         """
-        graph = "_CHECKPOINTABLE_OBJECT_GRAPH"
-        if graph not in self.entries:
+        if OBJECT_GRAPH not in self.entries:
             return {}
-        raw = self.read_bytes(graph).tobytes()
+        raw = self.read_bytes(OBJECT_GRAPH).tobytes()
         names = {}
         try:
             length, at = read_varint(raw, 0)
@@ -129,6 +130,15 @@ class Bundle:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else ""
+
+
+def _lengths_expanded(raw: bytes) -> bytes:
+    """What the checksum of a scalar string covers: its length in four bytes, their checksum, and its bytes."""
+    try:
+        length, at = read_varint(raw, 0)
+        return struct.pack("<I", length) + raw[at:]
+    except (ValueError, struct.error):
+        return b""  # damaged: no checksum is that of nothing
 
 
 def _parse_entry(data: bytes) -> Entry:

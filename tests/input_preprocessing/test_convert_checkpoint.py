@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from input_preprocessing.tf_bundle import Bundle, prefix_of
 
 SAVED = Path(__file__).parent / "tf1_checkpoint"
 PREFIX = SAVED / "model.ckpt-28252"
+CONFIG = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 32,
+          "vocab_size": 29, "max_position_embeddings": 16}  # fmt: skip
 
 
 @pytest.fixture
@@ -49,9 +52,9 @@ def test_every_tensor_of_a_tensorflow_checkpoint_reads_as_it_was_saved(values: d
 
 
 def test_conversion_accounts_for_every_variable(tmp_path: Path, values: dict[str, np.ndarray]) -> None:
-    shape, skipped = convert(PREFIX, tmp_path / "a.pt", "mlperf")
+    shape, left_out = convert(PREFIX, tmp_path / "a.pt", "mlperf")
     assert (shape.layers, shape.hidden, shape.feed_forward, shape.vocabulary, shape.positions) == (2, 8, 32, 32, 16)
-    assert skipped == 2 * len(values) + 1
+    assert left_out == {"optimizer": 2 * len(values), "counters": 1}
     state = torch.load(tmp_path / "a.pt", weights_only=True)["model"]
     assert len(state) == len(values) + 1  # the decoder's weight is the word embeddings
     kernel = values["bert/encoder/layer_1/intermediate/dense/kernel"]
@@ -67,7 +70,7 @@ def test_conversion_accounts_for_every_variable(tmp_path: Path, values: dict[str
 
 
 def test_all_kinds_of_file_hold_the_same_tensors(tmp_path: Path) -> None:
-    original, _ = read_tensorflow(PREFIX)
+    original = read_tensorflow(PREFIX).tensors
     source = PREFIX
     for number, (suffix, spelling) in enumerate(
         [(".pt", "mlperf"), (".safetensors", "huggingface"), (".pt", "huggingface"), (".safetensors", "mlperf")]
@@ -120,12 +123,12 @@ def test_a_changed_short_or_missing_data_file_is_found(copied: Path) -> None:
 
 
 def test_missing_unknown_and_misshapen_parameters_are_all_named(tmp_path: Path) -> None:
-    tensors, _ = read_tensorflow(PREFIX)
+    tensors = read_tensorflow(PREFIX).tensors
     del tensors["bert.pooler.dense.bias"]
     tensors["bert.extra"] = np.zeros(3)
     tensors["cls.seq_relationship.bias"] = np.zeros(3)
     with pytest.raises(DataError, match=r"bert\.extra is unknown.*pooler\.dense\.bias is missing.*\(3,\), not \(2,\)"):
-        names.check_complete(tensors)
+        names.check_complete(tensors, "a.pt")
     torch.save({"model": {"x": torch.zeros(2)}}, tmp_path / "a.pt")
     with pytest.raises(DataError, match="no BERT"):
         convert(tmp_path / "a.pt", tmp_path / "b.pt", "mlperf")
@@ -142,11 +145,36 @@ def test_an_unreadable_source_is_refused_in_one_line(tmp_path: Path, name: str) 
 
 
 def test_a_decoder_that_is_not_tied_is_refused(tmp_path: Path) -> None:
-    tensors = names.to_mlperf(read_tensorflow(PREFIX)[0])
+    tensors = names.to_mlperf(read_tensorflow(PREFIX).tensors)
     tensors[names.DECODER] = tensors[names.DECODER] + 1
     torch.save({"model": {name: torch.from_numpy(t.copy()) for name, t in tensors.items()}}, tmp_path / "a.pt")
     with pytest.raises(DataError, match="ties the two"):
         convert(tmp_path / "a.pt", tmp_path / "b.pt", "mlperf")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_hidden_layers": 3}, "num_hidden_layers 3, not 2"),
+        ({"hidden_size": 16, "vocab_size": 30}, "hidden_size 16, not 8, vocab_size 30, not 29"),
+        ({"vocab_size": None}, "no BERT configuration"),
+    ],
+)
+def test_a_checkpoint_of_another_model_than_bert_config_is_refused(
+    tmp_path: Path, changed: dict[str, int | None], message: str
+) -> None:
+    (tmp_path / "fits.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "other.json").write_text(json.dumps(CONFIG | changed))
+    convert(PREFIX, tmp_path / "a.pt", "mlperf", bert_config=tmp_path / "fits.json")
+    convert(tmp_path / "a.pt", tmp_path / "b.pt", "mlperf", vocab_size=29, bert_config=tmp_path / "fits.json")
+    with pytest.raises(DataError, match=message):
+        convert(PREFIX, tmp_path / "c.pt", "mlperf", bert_config=tmp_path / "other.json")
+    assert not (tmp_path / "c.pt").exists()
+
+
+def test_more_words_than_the_checkpoint_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"--vocab-size 30: .* has 29 words only"):
+        convert(PREFIX, tmp_path / "a.pt", "mlperf", vocab_size=30)
 
 
 def test_a_checkpoint_is_found_by_prefix_file_or_folder(tmp_path: Path) -> None:
