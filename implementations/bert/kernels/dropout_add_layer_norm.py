@@ -26,7 +26,7 @@ from torch import Tensor
 from bert.kernels import jit as jit_module
 from bert.kernels.cases import Case, Draw, each_dtype, large
 from bert.kernels.fp8 import Target
-from bert.kernels.fp8_cast import bits, magnitude_bits, to_fp8
+from bert.kernels.fp8_cast import bits, by_eights, magnitude_bits, to_fp8
 from bert.kernels.jit import (
     Dropout,
     constexpr,
@@ -98,7 +98,8 @@ def _forward(
     if cast is not None:
         value = tl.where(inside, y.to(tl.float32), 0.0)
         tl.atomic_max(largest, tl.max(magnitude_bits(value)), sem="relaxed")
-        tl.store(cast + offset, to_fp8(value, tl.load(cast_scale), maximum, cast.dtype.element_ty), mask=inside)
+        value = to_fp8(value, tl.load(cast_scale), maximum, cast.dtype.element_ty)
+        tl.store(cast + by_eights(offset, inside), value, mask=inside)
     tl.store(mean_out + row, mean, mask=row < num_rows)
     tl.store(rstd_out + row, rstd, mask=row < num_rows)
 
@@ -118,7 +119,6 @@ def _backward(
     norm_bias_sum = tl.zeros([block], tl.float32)
     if largest is not None:
         magnitude = tl.zeros([block], tl.int32)
-        fp8_scale = tl.load(cast_scale)
     num_tiles = tl.cdiv(num_rows, block_rows)
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         row = tile * block_rows + tl.arange(0, block_rows)
@@ -144,16 +144,16 @@ def _backward(
         dz = (weighted - mean_1[:, None] - normalized * mean_2[:, None]) * rstd[:, None]
         dh = tl.where(inside, dz * keep_scale, 0.0)
         tl.store(residual_gradient + offset, dz.to(residual_gradient.dtype.element_ty), mask=inside)
+        bias_sum += tl.sum(dh, axis=0)
+        weight_sum += tl.sum(dy * normalized, axis=0)
+        norm_bias_sum += tl.sum(dy, axis=0)
         if largest is None:
             tl.store(x_gradient + offset, dh.to(x_gradient.dtype.element_ty), mask=inside)
         else:
             value = dh.to(x.dtype.element_ty).to(tl.float32)
             magnitude = tl.maximum(magnitude, tl.max(magnitude_bits(value), axis=0))
-            value = to_fp8(value, fp8_scale, maximum, x_gradient.dtype.element_ty)
-            tl.store(x_gradient + offset, value, mask=inside)
-        bias_sum += tl.sum(dh, axis=0)
-        weight_sum += tl.sum(dy * normalized, axis=0)
-        norm_bias_sum += tl.sum(dy, axis=0)
+            value = to_fp8(value, tl.load(cast_scale), maximum, x_gradient.dtype.element_ty)
+            tl.store(x_gradient + by_eights(offset, inside), value, mask=inside)
     line = partials + tl.program_id(0).to(tl.int64) * 3 * width + column
     tl.store(line, bias_sum, mask=in_column)
     tl.store(line + width, weight_sum, mask=in_column)
@@ -165,6 +165,9 @@ def _backward(
 # For rows of 1,024: 64 bytes a thread and row block in flight forward, 96 backward; no barrier but the row sums'.
 BLOCK_ROWS_FORWARD, NUM_WARPS_FORWARD = 4, 4
 BLOCK_ROWS_BACKWARD, NUM_WARPS_BACKWARD, PROGRAMS_PER_SM = 2, 4, 4
+# A multiprocessor's 65,536 registers for four programs of four warps. With the cast the compiler would take some more,
+# and the last programs would have to wait for the first ones to end.
+MAX_REGISTERS, FITTING_WIDTH = 128, 1024
 
 
 def _cast_arguments(target: Target | None) -> tuple[Tensor | None, Tensor | None, float]:
@@ -218,6 +221,7 @@ def start_backward(
         given[0], given[-1], x, bias, residual, weight, mean, rstd, keys, x_gradient, scale, largest,
         residual_gradient, partials, drop.scale, num_rows, width, maximum, len(given) == 2, drop.threshold,
         block_rows, next_power_of_2(width), num_warps=NUM_WARPS_BACKWARD,
+        maxnreg=MAX_REGISTERS if width <= FITTING_WIDTH else None,
     )  # fmt: skip
     bias_gradient, weight_gradient, norm_bias_gradient = jit_module.column_sums(partials, weight.dtype)
     return x_gradient, bias_gradient, residual_gradient, weight_gradient, norm_bias_gradient

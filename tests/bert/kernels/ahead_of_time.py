@@ -24,7 +24,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from bert.kernels import OPERATIONS, attention_triton, jit, lamb
+from bert.kernels import OPERATIONS, attention_triton, fp8, fp8_feed_forward, jit, lamb
+from bert.kernels.dropout_add_layer_norm import fused_with_cast
+from bert.kernels.fp8_linear import Fp8Linear
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TYPES = {
@@ -33,7 +35,10 @@ TYPES = {
     torch.float16: "*fp16",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e5m2: "*fp8e5",
 }
+FP8_CAPABILITY = 89  # the first GPUs that know fp8
 
 META = torch.device("meta")
 Launch = tuple[ASTSource, dict[str, int]]
@@ -73,6 +78,7 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     cu_seqlens = torch.empty(97, dtype=torch.int32, device=META)
     yield "attention", functools.partial(_forward_and_backward, attention_triton.attention, qkv, cu_seqlens, 512, 0.1)
     yield "lamb", _lamb
+    yield "fp8", _fp8_layer
 
 
 def _forward_and_backward(function: Callable[..., Any], *arguments: Any) -> None:
@@ -89,6 +95,29 @@ def _lamb() -> None:
     lamb.fused.squared_norm(gradient)
     norms = lamb.fused.moments(layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6)
     lamb.fused.update(layout, master, first, second, low, norms, scalars, 1e-6)
+
+
+def _fp8_layer() -> None:
+    """A layer's fp8 products with the casts in the kernels, between two layers like it."""
+    tokens, width, inner = 12_288, 1024, 4096
+
+    def half(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device=META, requires_grad=True)
+
+    scaling = fp8.Scaling("delayed", 3, META)
+    scaling.calibrated = True
+    qkv, first, second = (Fp8Linear(scaling, number) for number in range(3))
+    vectors = [half(width) for _ in range(3)]
+    x, residual, x8 = fused_with_cast(
+        half(tokens, width), vectors[0], half(tokens, width), *vectors[1:], 1e-12, 0.1, first.target(fp8.INPUT)
+    )
+    settings = fp8_feed_forward.Settings(
+        first=first, second=second, approximate="none", eps=1e-12, dropout=0.1, following=qkv.target(fp8.INPUT)
+    )
+    weights = half(inner, width), half(inner), half(width, inner)
+    x, residual, x8 = fp8_feed_forward.feed_forward(x, x8, residual, *weights, *vectors, settings)
+    y = qkv(x, half(3 * width, width), half(3 * width), x8)
+    torch.autograd.backward([y, residual], [torch.empty_like(y), torch.empty_like(residual)])
 
 
 def record(only: str) -> dict[str, Launch]:
@@ -131,6 +160,8 @@ def main() -> None:
     options = parser.parse_args()
     for name, (source, launch_options) in record(options.only).items():
         for capability in options.capabilities:
+            if capability < FP8_CAPABILITY and name.startswith("fp8"):
+                continue
             compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch_options)
             if options.keep:
                 for stage in ("ttgir", "ptx"):
