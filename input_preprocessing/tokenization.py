@@ -1,8 +1,8 @@
 """BERT's uncased tokenizer, compiled: text to token ids of segments and documents.
 
-Equal to the reference's BasicTokenizer + WordpieceTokenizer on any bytes. Lines of printable ASCII go to the compiled
-loop as they are; the others are first normalised here, as Unicode 11.0 has it, many at a time. The loop
-lower-cases ASCII, splits on space and ASCII punctuation and walks the vocabulary's trie, longest match first.
+Equal to the reference's BasicTokenizer + WordpieceTokenizer on any bytes. Words of printable ASCII go to the compiled
+loop as they are; words with other bytes are first normalised here, as Unicode 11.0 has it. The loop lower-cases ASCII,
+splits on space and ASCII punctuation and walks the vocabulary's trie, longest match first.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import numpy.typing as npt
 
 from . import unicode11
 from .compiled import compiled
-from .vocabulary import Vocabulary, slot_of
+from .vocabulary import NODE_MASK, TOKEN_BITS, TOKEN_MASK, Vocabulary, slot_of
 
 MAX_CHARACTERS_PER_WORD = 200
 
 # Byte classes of the compiled loop.
 _LETTER, _SPACE, _PUNCTUATION, _NEWLINE, _NOT_BLANK = range(5)
-_MARKER = "\x01"  # stands for a line that holds something, of which no token remains: it does not end its document
+_MARKER = "\x01"  # stands for a word of which no token remains
+_BLOCK = 1 << 16
 _CONTROLS = bytes(b for b in [*range(32), 127] if b not in b"\t\n\r")
 _CJK = (
     (0x4E00, 0x9FFF),
@@ -114,22 +115,55 @@ def normalise(text: str) -> str:
 
 
 def prepare(data: bytes) -> bytes:
-    """The bytes of a text file as the compiled loop takes them: UTF-8 lines, each normalised unless plain ASCII."""
+    """The bytes of a text file as the compiled loop takes them: UTF-8, normalised where it is not plain ASCII.
+
+    What stands between two spaces or ends of line is normalised on its own, once however often it occurs.
+    """
     data = data.replace(b"\r", b"")  # as TensorFlow's line reader does
-    has_controls = len(data.translate(None, _CONTROLS)) != len(data)
-    if data.isascii() and not has_controls:
+    spans = _odd_words(np.frombuffer(data, dtype=np.uint8), _IS_ODD)
+    if not len(spans):
         return data
-    lines = data.split(b"\n")
-    if has_controls:
-        odd = [i for i, s in enumerate(lines) if not s.isascii() or len(s.translate(None, _CONTROLS)) != len(s)]
-    else:
-        odd = [i for i, s in enumerate(lines) if not s.isascii()]
-    originals = [lines[i].decode("utf-8", "ignore") for i in odd]
-    for i, original, line in zip(odd, originals, normalise("\n".join(originals)).split("\n"), strict=True):
-        if not line.strip(" ") and original.strip():
-            line = _MARKER
-        lines[i] = line.encode()
-    return b"\n".join(lines)
+    blocks = np.split(spans, range(_BLOCK, len(spans), _BLOCK))  # Python's lists of all of them would take gigabytes
+    originals = list(dict.fromkeys(data[start:end] for block in blocks for start, end in block.tolist()))
+    decoded = [original.decode("utf-8", "ignore") for original in originals]
+    normalised = {}
+    for original, text, word in zip(originals, decoded, normalise("\n".join(decoded)).split("\n"), strict=True):
+        # What held something still holds something, so that its line does not end the document.
+        normalised[original] = _MARKER.encode() if text.strip() and not word.strip(" ") else word.encode()
+    parts = []
+    at = 0
+    for block in blocks:
+        pieces: list[bytes] = []
+        for start, end in block.tolist():
+            pieces += data[at:start], normalised[data[start:end]]
+            at = end
+        parts.append(b"".join(pieces))
+    return b"".join([*parts, data[at:]])
+
+
+@compiled
+def _odd_words(text, is_odd):  # type: ignore[no-untyped-def]
+    """Start and end, (N, 2), of every run of bytes between spaces and ends of line that holds an odd byte."""
+    spans = np.empty((16, 2), dtype=np.int64)
+    count = 0
+    i = 0
+    while i < text.size:
+        if not is_odd[text[i]]:
+            i += 1
+            continue
+        start = i
+        while start > 0 and text[start - 1] != 32 and text[start - 1] != 10:
+            start -= 1
+        while i < text.size and text[i] != 32 and text[i] != 10:
+            i += 1
+        if count == spans.shape[0]:
+            larger = np.empty((2 * count, 2), dtype=np.int64)
+            larger[:count] = spans
+            spans = larger
+        spans[count, 0] = start
+        spans[count, 1] = i
+        count += 1
+    return spans[:count]
 
 
 def tokenize(data: bytes, vocabulary: Vocabulary) -> TokenizedText:
@@ -139,11 +173,9 @@ def tokenize(data: bytes, vocabulary: Vocabulary) -> TokenizedText:
     num_lines = int(np.count_nonzero(text == ord("\n"))) + 1
     segment_offsets = np.zeros(num_lines + 1, dtype=np.int64)
     document_offsets = np.zeros(num_lines + 1, dtype=np.int64)
-    trie = vocabulary.trie
     counts = _tokenize(
-        text, _BYTE_CLASS, trie.keys, trie.children, trie.token_of_node, vocabulary.ids["[UNK]"],
-        tokens, segment_offsets, document_offsets,
-    )  # fmt: skip
+        text, _BYTE_CLASS, vocabulary.trie.entries, vocabulary.ids["[UNK]"], tokens, segment_offsets, document_offsets
+    )
     num_tokens, num_segments, num_documents = counts
     return TokenizedText(
         tokens[:num_tokens].copy(), segment_offsets[: num_segments + 1], document_offsets[: num_documents + 1]
@@ -160,33 +192,35 @@ def _byte_classes() -> npt.NDArray[np.uint8]:
 
 
 _BYTE_CLASS = _byte_classes()
+_IS_ODD = np.array([byte > 127 or byte in _CONTROLS for byte in range(256)])
 
 
 @compiled
-def _split_word(text, start, end, keys, children, token_of_node, unknown, tokens, num_tokens):  # type: ignore[no-untyped-def]
+def _split_word(text, start, end, entries, unknown, tokens, num_tokens):  # type: ignore[no-untyped-def]
     """Appends the pieces of the word text[start:end], or `unknown` when it cannot be split; returns the new count."""
     first = num_tokens
     i = start
     root = 0
     while i < end:
         node = root
-        best = -1
+        best = 0
         best_end = i
         for j in range(i, end):
             byte = text[j]
             if 65 <= byte <= 90:
                 byte += 32
-            slot = slot_of(keys, (np.int64(node) << 8) | np.int64(byte))
-            if keys[slot] == -1:
+            entry = entries[slot_of(entries, (np.int64(node) << 8) | np.int64(byte))]
+            if entry == -1:
                 break
-            node = children[slot]
-            if token_of_node[node] >= 0:
-                best = token_of_node[node]
+            node = (entry >> TOKEN_BITS) & NODE_MASK
+            token = entry & TOKEN_MASK
+            if token > 0:
+                best = token
                 best_end = j + 1
-        if best < 0:
+        if best == 0:
             tokens[first] = unknown
             return first + 1
-        tokens[num_tokens] = best
+        tokens[num_tokens] = best - 1
         num_tokens += 1
         i = best_end
         root = 1
@@ -195,7 +229,7 @@ def _split_word(text, start, end, keys, children, token_of_node, unknown, tokens
 
 @compiled
 def _tokenize(  # type: ignore[no-untyped-def]
-    text, byte_class, keys, children, token_of_node, unknown, tokens, segment_offsets, document_offsets
+    text, byte_class, entries, unknown, tokens, segment_offsets, document_offsets
 ):
     num_tokens = num_segments = num_documents = 0
     blank = True
@@ -232,5 +266,5 @@ def _tokenize(  # type: ignore[no-untyped-def]
                 tokens[num_tokens] = unknown
                 num_tokens += 1
             else:
-                num_tokens = _split_word(text, start, i, keys, children, token_of_node, unknown, tokens, num_tokens)
+                num_tokens = _split_word(text, start, i, entries, unknown, tokens, num_tokens)
     return num_tokens, num_segments, num_documents

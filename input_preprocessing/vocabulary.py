@@ -16,15 +16,21 @@ from .compiled import compiled
 
 SPECIAL_TOKENS = ("[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LARGEST_VOCABULARY = 32768  # ids are stored as int16
+NODE_BITS, TOKEN_BITS = 19, 16  # of a trie's entry
+NODE_MASK, TOKEN_MASK = (1 << NODE_BITS) - 1, (1 << TOKEN_BITS) - 1
+_EDGE_SHIFT = NODE_BITS + TOKEN_BITS
+_MULTIPLIER = 0x9E3779B97F4A7C1
 
 
 @dataclass(frozen=True)
 class Trie:
-    """Byte trie as an open-addressing hash table. Node 0 starts a word, node 1 continues one ("##")."""
+    """Byte trie as an open-addressing hash table. Node 0 starts a word, node 1 continues one ("##").
 
-    keys: npt.NDArray[np.int64]  # node << 8 | byte, -1 where empty; a power of two long
-    children: npt.NDArray[np.int32]
-    token_of_node: npt.NDArray[np.int32]  # -1 where no token ends
+    An entry is an edge: the node it leaves and its byte (`edge`) above NODE_BITS + TOKEN_BITS, the node it leads to,
+    and one more than the token that ends there, 0 where none does. One number, hence one cache line a byte of text.
+    """
+
+    entries: npt.NDArray[np.int64]  # -1 where empty; a power of two long
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,13 @@ class Vocabulary:
         encoded = [token.encode() for token in self.tokens]
         data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
         ends = np.cumsum([len(token) for token in encoded], dtype=np.int64)
-        size = 1 << max(12, int(3 * len(data)).bit_length())
-        keys = np.full(size, -1, dtype=np.int64)
-        children = np.zeros(size, dtype=np.int32)
-        token_of_node = np.full(len(data) + 2, -1, dtype=np.int32)
-        _insert_tokens(data, ends, keys, children, token_of_node)
-        return Trie(keys, children, token_of_node)
+        size = 1 << int(2 * len(data)).bit_length()
+        num_nodes = _insert_tokens(data, ends, np.full(size, -1, dtype=np.int64))
+        if num_nodes > 1 << NODE_BITS:
+            raise DataError(f"the vocabulary's tokens are {len(data):,} bytes; {1 << NODE_BITS:,} are the most")
+        entries = np.full(1 << int(2 * num_nodes).bit_length(), -1, dtype=np.int64)
+        _insert_tokens(data, ends, entries)
+        return Trie(entries)
 
 
 def load(path: str | Path) -> Vocabulary:
@@ -79,17 +86,18 @@ def load(path: str | Path) -> Vocabulary:
 
 
 @compiled
-def slot_of(keys, key):  # type: ignore[no-untyped-def]
-    """Slot of the key in the hash table, or the empty slot where it belongs."""
-    mask = keys.size - 1
-    slot = ((key * 0x9E3779B97F4A7C1) >> 20) & mask
-    while keys[slot] != key and keys[slot] != -1:
+def slot_of(entries, edge):  # type: ignore[no-untyped-def]
+    """Slot of the edge in the hash table, or the empty slot where it belongs."""
+    mask = entries.size - 1
+    slot = ((edge * _MULTIPLIER) >> 20) & mask
+    while entries[slot] >> _EDGE_SHIFT != edge and entries[slot] != -1:
         slot = (slot + 1) & mask
     return slot
 
 
 @compiled
-def _insert_tokens(data, ends, keys, children, token_of_node):  # type: ignore[no-untyped-def]
+def _insert_tokens(data, ends, entries):  # type: ignore[no-untyped-def]
+    """Fills the table; returns the number of nodes."""
     num_nodes = 2
     start = 0
     for token in range(ends.size):
@@ -99,14 +107,15 @@ def _insert_tokens(data, ends, keys, children, token_of_node):  # type: ignore[n
         if end - start > 2 and data[start] == 35 and data[start + 1] == 35:  # "##x" continues a word
             node = 1
             i = start + 2
+        slot = 0
         for j in range(i, end):
-            key = (np.int64(node) << 8) | np.int64(data[j])
-            slot = slot_of(keys, key)
-            if keys[slot] == -1:
-                keys[slot] = key
-                children[slot] = num_nodes
+            edge = (np.int64(node) << 8) | np.int64(data[j])
+            slot = slot_of(entries, edge)
+            if entries[slot] == -1:
+                entries[slot] = (edge << _EDGE_SHIFT) | (num_nodes << TOKEN_BITS)
                 num_nodes += 1
-            node = children[slot]
+            node = (entries[slot] >> TOKEN_BITS) & NODE_MASK
         if end > start:
-            token_of_node[node] = token
+            entries[slot] |= token + 1
         start = end
+    return num_nodes

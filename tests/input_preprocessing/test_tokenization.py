@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from input_preprocessing import unicode11
+from input_preprocessing import tokenization, unicode11
 from input_preprocessing.tokenization import normalise, tokenize
 from input_preprocessing.vocabulary import Vocabulary
 
@@ -177,6 +177,14 @@ SCRIPTS = [
     range(0x16000, 0x17000),
     range(0x1B000, 0x20000),
 ]
+
+
+def test_a_text_of_more_odd_words_than_a_block_is_the_sum_of_its_lines(words: Vocabulary) -> None:
+    lines = [f"a{chr(0x100 + i % 500)}b the \u200b {chr(0x4E00 + i % 7)}.\x01".encode() for i in range(1000)]
+    once = tokenize(b"\n".join(lines), words)
+    repeats = tokenization._BLOCK // 3000 + 2
+    often = tokenize(b"\n".join(lines * repeats), words)
+    assert often.tokens.tolist() == once.tokens.tolist() * repeats
 
 
 def test_all_scripts_are_split_as_by_python_3_7() -> None:
