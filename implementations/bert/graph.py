@@ -81,17 +81,43 @@ def copy_batches(targets: Sequence[Batch], sources: Sequence[Batch]) -> None:
             tensor.copy_(values[name], non_blocking=True)
 
 
-def record(run: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    """Records what ``run`` starts on the device. It has run on ``stream`` before, as often as it needs to settle."""
+def record(
+    run: Callable[[], object], stream: torch.cuda.Stream, before: torch.cuda.CUDAGraph | None = None
+) -> torch.cuda.CUDAGraph:
+    """Records what ``run`` starts on the device. It has run on ``stream`` before, as often as it needs to settle.
+
+    The memory of the graph ``before`` is used again, but for what is still held of it: nothing that only passes through
+    that graph may be wanted once this one has started.
+    """
     graph = torch.cuda.CUDAGraph()
+    pool = before.pool() if before is not None else None
     # Other threads (data, NCCL's watchdog) may go on using the device meanwhile.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         run()
     return graph
 
 
+class Recording:
+    """A recorded step; ``result`` is where its result lies after each start."""
+
+    def __init__(
+        self, step: Step, batches: Sequence[Batch], stream: torch.cuda.Stream, before: Recording | None
+    ) -> None:
+        """``before``: a recording whose memory is used again, see record()."""
+        self.result: StepResult
+
+        def run() -> None:
+            self.result = step.run(batches)
+
+        self.graph: torch.cuda.CUDAGraph = record(run, stream, before.graph if before is not None else None)
+
+
 class GraphedStep:
-    """Step's signature, run from a graph. Recording it leaves weights, optimizer, scales and RNG as they were."""
+    """Step's signature, run from a graph. Recording it leaves weights, optimizer, scales and RNG as they were.
+
+    The first fp8 step, which measures the scales, is a graph of its own in the memory of the other: run eagerly, its
+    activations would lie in memory beside theirs, and a batch that just fits would end in the first step.
+    """
 
     def __init__(self, step: Step, examples: Sequence[Batch]) -> None:
         """``examples``: micro-batches at capacity, as they will come."""
@@ -103,7 +129,7 @@ class GraphedStep:
         self.arrived = [torch.cuda.Event() for _ in range(NUM_STAGES)]
         self.consumed = [torch.cuda.Event() for _ in range(NUM_STAGES)]
         self.finished = [torch.cuda.Event() for _ in range(NUM_STAGES)]
-        self.result: StepResult
+        self.recordings: dict[bool, Recording] = {}  # by whether the scales are known
         self._capture()
 
     def _capture(self) -> None:
@@ -117,13 +143,12 @@ class GraphedStep:
                     self.step.run(self.batches)
                     self.step.calibrated = True
             torch.cuda.current_stream(self.device).wait_stream(stream)
-
-            def run() -> None:
-                self.result = self.step.run(self.batches)
-
-            self.graph = record(run, stream)
-            self.graph.replay()  # the first start of a graph is slow
-            self._after_replay()
+            earlier = None
+            for known in [True] if calibrated else [False, True]:
+                self.step.calibrated = known
+                earlier = self.recordings[known] = Recording(self.step, self.batches, stream, earlier)
+            for recording in self.recordings.values():
+                self._start(recording)  # the first start of a graph is slow
             self.step.optimizer.gather()
             torch.cuda.synchronize(self.device)
         self.step.calibrated = calibrated
@@ -142,16 +167,12 @@ class GraphedStep:
         copy_batches(self.batches, self.stages[stage])
         self.consumed[stage].record(stream)
         self.step.lr.fill_(lr)
-        if self.step.calibrated:
-            self.graph.replay()
-            result = self.result
-            self._after_replay()
-        else:
-            result = self.step.run(self.batches)  # fp8 scales are measured
-            self.step.calibrated = True
+        recording = self.recordings[self.step.calibrated]
+        self._start(recording)
+        self.step.calibrated = True
         self.finished[stage].record(stream)
-        return result
+        return recording.result
 
-    def _after_replay(self) -> None:
-        """What the step notes on the host, which a replay does not run."""
-        self.step.optimizer.mark_stale()
+    def _start(self, recording: Recording) -> None:
+        recording.graph.replay()
+        self.step.optimizer.mark_stale()  # what the step notes on the host, which a replay does not run

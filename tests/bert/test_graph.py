@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert import kernels, optim
+from bert import graph, kernels, optim
 from bert.data.batch import Capacity, make_batch
 from bert.data.format import DataError
 from bert.data.synthetic import synthetic_records
@@ -120,6 +123,94 @@ def test_state_tensors_are_all_that_a_step_changes(tiny, make_records, batch_of)
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
+class _Stream:
+    """A stream or an event of a device that does everything at once."""
+
+    def wait_stream(self, other):
+        pass
+
+    wait_event = record = wait_stream
+
+    def query(self):
+        return True
+
+
+class _Replayed:
+    """What a recorded graph does, without a GPU: the same again, in the mode that it was recorded in."""
+
+    def __init__(self, run, step, log):
+        self.run, self.step, self.known, self.log = run, step, step.calibrated, log
+        run()
+
+    def replay(self):
+        self.log.append(self.known)
+        now, self.step.calibrated = self.step.calibrated, self.known
+        self.run()
+        self.step.calibrated = now
+
+
+@pytest.fixture
+def graphed(monkeypatch):
+    """graphed(step, examples): a GraphedStep on the CPU, what it recorded (mode, after which), and what it started."""
+    for name in ("Stream", "Event"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: _Stream())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: _Stream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(World, "wait_for", lambda self, event: None)
+
+    def build(step, examples):
+        recorded, started = [], []
+
+        def record(run, stream, before=None):
+            recorded.append((step.calibrated, before.known if before else None))
+            return _Replayed(run, step, started)
+
+        monkeypatch.setattr(graph, "record", record)
+        take = GraphedStep(step, [copy.deepcopy(batch) for batch in examples])
+        return take, recorded, started
+
+    return build
+
+
+def test_first_fp8_step_is_a_recording_of_its_own_in_the_memory_of_the_other(graphed, tiny, make_records, batch_of):
+    batches = [batch_of(make_records(3), range(begin, begin + 4)) for begin in range(3)]
+    room = Capacity(tokens=4 * 48, sequences=8, masked=60)
+    batches = [static_batch(batch, room) for batch in batches]
+    outcomes = []
+    for in_graph in (False, True):
+        _, step = _step(tiny, "fp8", True)
+        take = step
+        if in_graph:
+            before = [tensor.clone() for tensor in step.state_tensors()]
+            take, recorded, started = graphed(step, batches[:1])
+            assert recorded == [(False, None), (True, False)]
+            assert started == [False, True]
+            started.clear()
+            assert not step.calibrated
+            assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))
+        losses = []
+        for number, batch in enumerate(batches):
+            torch.manual_seed(number)
+            losses.append(float(take([batch], 0.01).mlm_loss))
+        outcomes.append((losses, [tensor.clone() for tensor in step.state_tensors()]))
+    assert started == [False, True, True]
+    (eager_losses, eager), (losses, state) = outcomes
+    assert losses == eager_losses
+    assert all(torch.equal(a, b) for a, b in zip(eager, state, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_a_step_whose_scales_are_known_is_recorded_once(precision, graphed, tiny, make_records, batch_of):
+    batch = static_batch(batch_of(make_records(3), range(4)), Capacity(tokens=4 * 48, sequences=8, masked=60))
+    _, step = _step(tiny, precision, False)
+    step([batch], 0.01)  # as a resumed run finds it
+    take, recorded, started = graphed(step, [batch])
+    assert recorded == [(True, None)]
+    take([batch], 0.01)
+    assert started == [True, True]
+
+
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
 def test_evaluation_batches_hold_every_sequence_once_within_the_room(count, batch_size, seed):
@@ -181,6 +272,21 @@ def test_graph_leaves_state_alone_and_then_trains_as_eager_steps_do(precision, g
     # The same kernels and masks; attention's gradient sums in another order from run to run.
     torch.testing.assert_close(runs[True], runs[False], atol=2e-2, rtol=2e-3)
     assert not torch.equal(runs[True][0], runs[True][1])  # new inputs reach the graph
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_no_step_of_a_graph_takes_memory_beside_it(precision, gpu, small):
+    batches = _gpu_batches(1)
+    _, step = _step(small, precision, True, gpu)
+    take = GraphedStep(step, batches)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    for _ in range(2):  # the first one of fp8 measures the scales
+        take(batches, 1e-3)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - held < 2**16
 
 
 @pytest.mark.gpu
