@@ -153,7 +153,7 @@ class GraphedStep:
             torch.cuda.synchronize(self.device)
         self.step.calibrated = calibrated
 
-    def __call__(self, batches: Sequence[Batch], lr: float) -> StepResult:
+    def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches, which lie in page-locked memory. The result is valid until the next call."""
         stage = self.count % NUM_STAGES
         self.count += 1

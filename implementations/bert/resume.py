@@ -21,10 +21,10 @@ def pick_seed(config: Config, saved: dict[str, Any] | None) -> int:
     return int(saved["run"]["SEED"]) if saved else int.from_bytes(os.urandom(4), "little")
 
 
-def restore(config: Config, step: Step, seed: int, saved: dict[str, Any] | None) -> tuple[int, int]:
-    """Restores a checkpoint where there is one: (steps, samples) done. Raises ConfigError where it differs."""
+def restore(config: Config, step: Step, seed: int, saved: dict[str, Any] | None) -> tuple[int, int, int]:
+    """Restores a checkpoint where there is one: (steps, batches, samples) done. Raises ConfigError where it differs."""
     if saved is None:
-        return 0, 0
+        return 0, 0, 0
     for name, value in run_identity(config, seed).items():
         if saved["run"].get(name) != value:
             raise ConfigError(
@@ -32,7 +32,7 @@ def restore(config: Config, step: Step, seed: int, saved: dict[str, Any] | None)
                 f"{saved['run'].get(name)}, this one has {value}: use the same settings, or another CHECKPOINT_DIR"
             )
     step.load_state_dict(saved)
-    return int(saved["step"]), int(saved["samples"])
+    return int(saved["step"]), int(saved["batches"]), int(saved["samples"])
 
 
 def run_identity(config: Config, seed: int) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def check_data(config: Config, saved: dict[str, Any] | None, row_counts: np.ndar
 def save(config: Config, trained: Step, world: World, seed: int, place: dict[str, Any]) -> None:
     """Writes a checkpoint from rank 0; the others wait, so that none runs ahead of an unsaved state.
 
-    ``place``: step, samples and row_counts.
+    ``place``: step, batches, samples and row_counts.
     """
     state = trained.state_dict()
     if world.is_main:

@@ -37,7 +37,7 @@ class StepResult(NamedTuple):
 class TrainingStep(Protocol):
     """An optimizer step over micro-batches, run eagerly (Step) or from a CUDA graph (graph.GraphedStep)."""
 
-    def __call__(self, batches: Sequence[Batch], lr: float) -> StepResult:
+    def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
         ...
 
@@ -187,7 +187,7 @@ class Step:
         else:
             self.gradients = ReplicatedGradients(model, optimizer, config, world, scaler.enabled)
 
-    def __call__(self, batches: Sequence[Batch], lr: float) -> StepResult:
+    def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
         self.lr.fill_(lr)
         result = self.run([batch.to(self.world.device) for batch in batches])

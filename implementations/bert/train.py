@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bert import checkpoint, resume
 from bert.config import Config
@@ -26,8 +27,11 @@ from bert.kernels import attention, select
 from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
+from bert.precision import LossScaler
 from bert.schedule import learning_rate
 from bert.step import Step, StepResult, TrainingStep, build_step
+
+MOST_OVERFLOWS = 50  # in a row: as many halvings bring every sensible loss scale to 1
 
 
 class TrainingError(RuntimeError):
@@ -42,7 +46,7 @@ def train(config: Config, world: World, log: MlperfLog) -> bool:
     log.hyperparameters(config.hyperparameters(seed))
     model, eager = build(config, world, seed)
     log.weights(name for name, _ in model.named_parameters())
-    start_step, start_samples = resume.restore(config, eager, seed, saved)
+    start_step, start_batch, start_samples = resume.restore(config, eager, seed, saved)
     take_step, evaluation_graph = prepare(config, model, eager, world)
     world.barrier()
     log.run_start()  # the data set is first touched after this
@@ -51,26 +55,29 @@ def train(config: Config, world: World, log: MlperfLog) -> bool:
     source = open_source(config.data, model.config.vocab_size)
     resume.check_data(config, saved, source.row_counts())
     sampler = Sampler(source.row_counts(), config.data.rows_per_step, seed, world.rank, world.size)
-    data = TrainingData(source, sampler, config.data, model.config.vocab_size, start_step + 1, finisher(config, world))
+    data = TrainingData(source, sampler, config.data, model.config.vocab_size, start_batch + 1, finisher(config, world))
+    steps = Steps(config, eager.scaler, start_step, start_batch, world.device)
     progress = Progress(config, world, log, start_step, start_samples)
     evaluation = Evaluation(config, world, log, model, source.vocab_md5, evaluation_graph)
     reached = config.evaluate.initial and start_step == 0 and evaluation.run(0, progress)
 
     try:
-        step = start_step
-        while step < config.max_steps and not reached:
-            step += 1
-            batches = data.next_step()
-            torch.manual_seed(step_seed(seed, step, world.rank))  # dropout depends on the step, not on what ran before
-            progress.add(take_step(batches, learning_rate(step, config.schedule)), batches)
+        while steps.done < config.max_steps and not reached:
+            batches, rate = data.next_step(), steps.begin()
+            # Dropout depends on the batch, not on what ran before.
+            torch.manual_seed(step_seed(seed, steps.batches, world.rank))
+            progress.add(take_step(batches, rate), batches)
+            if not steps.due() or not steps.settle():
+                continue
+            step = steps.done
             if step % config.log_every_steps == 0 or step == config.max_steps:
                 progress.report(step)
-            if step in config.evaluation_steps:
+            if step in steps.evaluations:
                 eager.optimizer.gather()
                 reached = evaluation.run(step, progress)
             if config.checkpoint.every_steps and step % config.checkpoint.every_steps == 0 and not reached:
-                place = {"step": step, "samples": progress.samples(), "row_counts": source.row_counts().tolist()}
-                resume.save(config, eager, world, seed, place)
+                place = {"step": step, "batches": steps.batches, "samples": progress.samples()}
+                resume.save(config, eager, world, seed, place | {"row_counts": source.row_counts().tolist()})
         log.run_stop(progress.samples(), config.evaluate.num_examples, reached)
         if config.sustained_minutes:
             sustain(take_step, data, world, log, until=started + 60 * config.sustained_minutes)
@@ -178,6 +185,54 @@ def made_up_step(config: Config, world: World) -> list[Batch]:
     return [finisher(config, world)(batch)] * config.data.gradient_steps
 
 
+class Steps:
+    """Counts optimizer steps, and gives each its learning rate.
+
+    With loss scaling, a batch whose gradient overflows makes no step. Only the device knows, so the rate is computed
+    there, and ``done`` runs ahead of the truth until something is due, where the host waits for the device anyway.
+    """
+
+    def __init__(self, config: Config, scaler: LossScaler, done: int, batches: int, device: torch.device) -> None:
+        self.config, self.scaler, self.done, self.batches = config, scaler, done, batches
+        self.evaluations = config.evaluation_steps
+        self.settled, self.settled_batches = done, batches
+        self.rates: Tensor | None = None
+        if scaler.enabled:
+            rates = [learning_rate(step, config.schedule) for step in range(1, config.max_steps + 1)]
+            self.rates = torch.tensor(rates, dtype=torch.float32, device=device)
+
+    def begin(self) -> float | Tensor:
+        """Begins a step; returns its learning rate."""
+        self.done += 1
+        self.batches += 1
+        if self.rates is None:
+            return learning_rate(self.done, self.config.schedule)
+        return torch.take(self.rates, self.batches - 1 - self.scaler.num_skipped_steps)
+
+    def due(self) -> bool:
+        """Whether something comes after this step: a report, an evaluation, a checkpoint, the end."""
+        step, every = self.done, self.config.checkpoint.every_steps
+        reported = step % self.config.log_every_steps == 0 or step >= self.config.max_steps
+        return reported or step in self.evaluations or (every > 0 and step % every == 0)
+
+    def settle(self) -> bool:
+        """Brings ``done`` to the truth; False where overflows have put off what is due. Waits for the device.
+
+        Raises TrainingError where no gradient is finite any more.
+        """
+        if not self.scaler.enabled:
+            return True
+        expected, self.done = self.done, self.batches - int(self.scaler.num_skipped_steps)
+        if self.done > self.settled:
+            self.settled, self.settled_batches = self.done, self.batches
+        elif self.batches - self.settled_batches > MOST_OVERFLOWS:
+            raise TrainingError(
+                f"gradients were not finite in {self.batches - self.settled_batches} steps in a row after step "
+                f"{self.done}: lower LR or INIT_LOSS_SCALE, or look at the data"
+            )
+        return self.done == expected
+
+
 class Progress:
     """Counts samples and losses and prints them at a low rate, so that the device is rarely waited for."""
 
@@ -233,9 +288,8 @@ class Progress:
         self.overflows.zero_()
         if not overflows:
             return
-        # Loss scaling skips steps while it looks for its scale, 16 in a row from the default; nothing else may.
-        skipping = self.config.precision.dtype(self.world.device) == torch.float16
-        if not skipping or (self.span_steps > 20 and overflows == self.span_steps * self.world.size):
+        # Loss scaling skips steps (Steps.settle ends a run that takes none any more); nothing else may.
+        if self.config.precision.dtype(self.world.device) != torch.float16:
             raise TrainingError(
                 f"gradients were not finite in {overflows // self.world.size or 1} of the {self.span_steps} steps up "
                 f"to step {step}: lower LR, or look at the data"

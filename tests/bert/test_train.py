@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -14,7 +15,15 @@ import numpy as np
 import pytest
 import torch
 
+from bert import train
+from bert.config import Config
 from bert.data.format import Records, open_records, write_records
+from bert.dist import World
+from bert.env import from_env
+from bert.mlperf import MlperfLog
+from bert.precision import Config as PrecisionConfig
+from bert.precision import LossScaler
+from bert.schedule import learning_rate
 
 
 def _result(environment):
@@ -268,15 +277,89 @@ def test_run_folder_describes_the_run(prepared, run_bert):
     assert (folder / "error_0.txt").read_text().startswith("the target accuracy 0.9 was not reached in 1 steps")
 
 
-def test_fp16_overflow_skips_the_step_and_its_samples(prepared, run_bert, tmp_path):
+def test_fp16_looks_for_its_loss_scale_and_then_takes_every_step(prepared, run_bert, tmp_path):
     environment = prepared | {
-        "PRECISION": "fp16", "INIT_LOSS_SCALE": "1e30", "CHECKPOINT_DIR": str(tmp_path / "c"),
-        "CHECKPOINT_EVERY_STEPS": "4", "MAX_STEPS": "4", "EVAL_ITER_START_SAMPLES": "9999",
+        "PRECISION": "fp16", "INIT_LOSS_SCALE": str(2.0**40), "CHECKPOINT_DIR": str(tmp_path / "c"),
+        "CHECKPOINT_EVERY_STEPS": "4", "MAX_STEPS": "8", "EVAL_ITER_START_SAMPLES": "24", "EVAL_ITER_SAMPLES": "24",
     }  # fmt: skip
     finished = run_bert(environment)
     assert finished.returncode == 3, finished.stderr
     state = _state(tmp_path / "c")
-    assert state["scaler"]["num_skipped_steps"] == 4
-    assert state["optimizer"]["num_steps"] == 0
-    assert state["samples"] == 0
-    assert state["scaler"]["scale"] == pytest.approx(1e30 / 16)
+    skipped = state["scaler"]["num_skipped_steps"]
+    assert skipped >= 5
+    assert state["scaler"]["scale"] == 2.0 ** (40 - skipped)
+    assert state["optimizer"]["num_steps"] == state["step"] == 8
+    assert state["batches"] == 8 + skipped
+    assert state["samples"] == _values(environment, "train_samples")[0]
+    assert len(_values(environment, "eval_accuracy")) == 2
+    finished = run_bert(environment | {"INIT_LOSS_SCALE": "1e30", "CHECKPOINT_DIR": str(tmp_path / "d")})
+    assert finished.returncode == 1
+    assert "steps in a row after step 0: lower LR or INIT_LOSS_SCALE" in finished.stderr
+
+
+OVERFLOWING = {1, 2, 5, 8, 9, 12}
+
+
+def _train_with_overflows(environment, monkeypatch, overflow):
+    """Trains in this process with a loss scale; batches of OVERFLOWING overflow, or are left out of the data."""
+    take, build, rates, count = train.TrainingData.next_step, train.build, [], iter(range(1, 99))
+    number = 0
+
+    def next_step(data):
+        nonlocal number
+        batches, number = take(data), next(count)
+        while not overflow and number in OVERFLOWING:
+            batches, number = take(data), next(count)
+        return batches
+
+    def poisoned(config, world, seed):
+        # In fp32, where scaling by powers of two is exact.
+        model, step = build(dataclasses.replace(config, precision=PrecisionConfig(precision="fp32")), world, seed)
+        step.scaler = LossScaler(PrecisionConfig(init_loss_scale=2.0**20), torch.float16)
+        step.gradients.find_overflow = True
+        model.bert.pooler.dense.weight.register_hook(lambda g: g * float("inf") if number in OVERFLOWING else g)
+        run = step.run
+
+        def recorded(batches):
+            rates.append(float(step.lr))
+            return run(batches)
+
+        step.run = recorded
+        trained.append(model)
+        return model, step
+
+    trained = []
+    with monkeypatch.context() as patch:
+        patch.setattr(train.TrainingData, "next_step", next_step)
+        patch.setattr(train, "build", poisoned)
+        config = from_env(Config, environment)
+        log = MlperfLog(config.mlperf, True, Path(environment["RUN_DIR"]))
+        with World(config.dist) as world:
+            assert not train.train(config, world, log)
+    lines = Path(environment["RUN_DIR"]).read_text().splitlines()
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    said = [
+        (event["key"], event["value"] if event["key"] != "tracked_stats" else None, event["metadata"].get("epoch_num"))
+        for event in events
+    ]
+    return trained[0].state_dict(), rates, said
+
+
+@pytest.mark.parametrize("shard", ["0", "1"], ids=["replicated", "sharded"])
+def test_run_with_overflows_is_the_run_without_their_batches(shard, prepared, tmp_path, monkeypatch):
+    model = Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json")
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model.write_text(json.dumps(json.loads(model.read_text()) | no_dropout))
+    settings = {"SHARD_OPTIMIZER": shard, "LOG_EVERY_STEPS": "4", "WARMUP_STEPS": "3", "PRECISION": "fp16"}
+    outcomes = []
+    for name in ("clean", "overflows"):
+        environment = prepared | settings | {"RUN_DIR": str(tmp_path / f"{name}.txt")}
+        outcomes.append(_train_with_overflows(environment, monkeypatch, name == "overflows"))
+    (weights, rates, said), (others, tried, told) = outcomes
+    schedule = from_env(Config, prepared | settings).schedule
+    assert rates == [pytest.approx(learning_rate(step, schedule), rel=1e-6) for step in range(1, 9)]
+    assert [rate for number, rate in enumerate(tried, start=1) if number not in OVERFLOWING] == rates
+    assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
+    assert told == said
+    assert [key for key, *_ in said].count("eval_accuracy") == 2
+    assert [key for key, *_ in said].count("tracked_stats") == 2
