@@ -53,6 +53,7 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
         "OPTIMIZER": config.optim.optimizer,
         "CLIP": config.optim.clip,
         "PRECISION": config.precision.precision,
+        "FP8_RECIPE": config.precision.fp8_recipe if config.precision.precision == "fp8" else None,
         "MAX_STEPS": config.schedule.max_steps,
         "BERT_CONFIG": repr(config.model),
     }

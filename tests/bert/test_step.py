@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bert import kernels, optim
 from bert.dist import Config as DistConfig
 from bert.dist import HangError, World
+from bert.env import ConfigError
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
 from bert.precision import Config as PrecisionConfig
@@ -90,6 +91,23 @@ def test_nothing_in_a_step_waits_for_the_device(precision, shard, tiny, make_rec
         step.run([batch, batch])
     assert watch.seen > 300
     assert not watch.waiting
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_an_fp8_step_that_saw_what_is_no_number_is_not_finite(bad, tiny, make_records, batch_of):
+    model, step = _step(tiny, "fp8")
+    batch = batch_of(make_records(3), range(4))
+    assert step([batch], 0.01).finite
+    # Inf is cut off to the format's largest number, so that it would not show in the gradients.
+    model.bert.encoder.layer[0].intermediate.dense.weight.data[3, 5] = bad
+    assert not step([batch], 0.01).finite
+    assert torch.isfinite(step.fp8.scales).all()
+
+
+def test_fp8_refuses_sizes_that_no_hardware_takes(tiny):
+    model, _ = _step(tiny)
+    with pytest.raises(ConfigError, match="fp8 takes multiples of 16, and bert_config has hidden_size=24, intermedi"):
+        model.bert.encoder.use_fp8("delayed", torch.device("cuda"))
 
 
 def test_overflow_is_no_sample_trained_on(tiny, make_records, batch_of):

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bert.env import ConfigError
 from bert.kernels import Kernels, fp8_feed_forward
 from bert.kernels.dropout_add_layer_norm import fused_with_cast
-from bert.kernels.fp8 import INPUT, Scaling, Target
+from bert.kernels.fp8 import INPUT, ROW_MULTIPLE, Scaling, Target
 from bert.kernels.fp8_linear import Fp8Linear
 from bert.model.config import BertConfig
 
@@ -156,11 +157,20 @@ class Encoder(nn.Module):
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
         self.layer = nn.ModuleList(Layer(config, kernels) for _ in range(config.num_hidden_layers))
+        self.sizes = config.hidden_size, config.intermediate_size
         self.cast_in_kernels = kernels.fp8_cast
         self.fp8_scaling: Scaling | None = None
 
     def use_fp8(self, recipe: str, device: torch.device) -> None:
-        """Runs the QKV and feed-forward products in fp8; the output projection, too small to gain, stays as it is."""
+        """Runs the QKV and feed-forward products in fp8; the output projection, too small to gain, stays as it is.
+
+        Raises ConfigError for sizes that a GPU's fp8 products do not take.
+        """
+        if device.type == "cuda" and any(size % ROW_MULTIPLE for size in self.sizes):
+            raise ConfigError(
+                f"PRECISION=fp8 takes multiples of {ROW_MULTIPLE}, and bert_config has hidden_size={self.sizes[0]}, "
+                f"intermediate_size={self.sizes[1]}: use PRECISION=bf16"
+            )
         layers = [layer for layer in self.layer if isinstance(layer, Layer)]
         users = [user for layer in layers for user in (layer.attention.self, layer.intermediate, layer.output)]
         self.fp8_scaling = Scaling(recipe, len(users), device)
