@@ -58,7 +58,11 @@ def read_tensorflow(prefix: Path) -> Source:
     others = {name: what for name in bundle.entries if (what := left_out_as(name))}
     wanted = [name for name in bundle.entries if name not in others]
     if OBJECT_GRAPH not in bundle.entries:
-        return Source(tensors=dict(from_tf1(n, bundle.read(n)) for n in wanted), left_out=Counter(others.values()))
+        tensors = {}
+        for name in wanted:
+            name, tensor = from_tf1(name, bundle.read(name))
+            tensors[name] = np.ascontiguousarray(tensor)  # a view would keep what it was made of
+        return Source(tensors=tensors, left_out=Counter(others.values()))
     known = bundle.object_names()
     names = {key: known.get(key, "") for key in wanted}
     others |= dict.fromkeys(unused_poolers(names), "unused pooler")
@@ -107,7 +111,8 @@ def write_pytorch(path: Path, tensors: Tensors) -> None:
         else:
             import torch
 
-            torch.save({"model": {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}}, partial)
+            made = {id(array): torch.from_numpy(np.require(array, requirements="W")) for array in arrays.values()}
+            torch.save({"model": {name: made[id(array)] for name, array in arrays.items()}}, partial)  # tied ones once
 
 
 def convert(

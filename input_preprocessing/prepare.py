@@ -184,11 +184,30 @@ def fill_phase1(job: Job) -> list[Path]:
             with atomic_file(target) as partial:
                 shutil.copyfile(path, partial)
         targets.append(target)
-    checkpoint, converted = _download_folder(job.options) / CHECKPOINT, phase1 / f"{CHECKPOINT}.pt"
-    if Path(f"{checkpoint}.index").is_file() and not converted.is_file():
+    converted = phase1 / f"{CHECKPOINT}.pt"
+    checkpoint = _find_checkpoint(_download_folder(job.options))
+    if checkpoint and _is_newer(Path(f"{checkpoint}.index"), converted):
         print(f"converting {checkpoint} to {converted}", file=sys.stderr)
-        convert(checkpoint, converted, "mlperf")
+        convert(checkpoint, converted, "mlperf", bert_config=next(iter(job.inputs.others), None))
     return [*targets, converted] if converted.is_file() else targets
+
+
+def _find_checkpoint(folder: Path) -> Path | None:
+    """The TensorFlow checkpoint's prefix; MLCommons' folders of them are looked into as well."""
+    places = (folder, folder / "tf1_ckpt", folder / "tf2_ckpt")
+    return next((place / CHECKPOINT for place in places if (place / f"{CHECKPOINT}.index").is_file()), None)
+
+
+def _is_newer(source: Path, target: Path) -> bool:
+    return not target.is_file() or source.stat().st_mtime_ns > target.stat().st_mtime_ns
+
+
+def refresh_phase1(job: Job) -> None:
+    """Converts a checkpoint that came, or was replaced, after the data set was finished."""
+    made = manifest.read(job.manifest)
+    files = {str(path.relative_to(job.outputdir)): manifest.digest_of(path) for path in fill_phase1(job)}
+    if files.items() - made.files.items():
+        manifest.write(job.manifest, dataclasses.replace(made, files={**made.files, **files}))
 
 
 def _download_folder(options: argparse.Namespace) -> Path:
@@ -215,6 +234,8 @@ def start(options: argparse.Namespace) -> Job | None:
     job = Job(options=options, config=config, inputs=inputs, words=vocabulary.load(inputs.vocab))
     check_config(inputs, job.words, config)
     if job.is_finished():
+        if options.only in (None, "start"):
+            refresh_phase1(job)
         print(f"{outputdir} is prepared already ({job.manifest.name}); nothing to do", file=sys.stderr)
         return None
     if options.only in (None, "start"):

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from bert.data.format import DataError
@@ -123,7 +124,8 @@ def from_tf2(names: dict[str, str], read: Callable[[str], npt.NDArray[Any]], whe
     tensors: Tensors = {}
     heads: dict[int, str] = {}
     for parameter, key in found.items():
-        tensors[parameter], number = merge_heads(parameter, read(key))
+        tensor, number = merge_heads(parameter, read(key))
+        tensors[parameter] = np.ascontiguousarray(tensor)  # a view would keep what it was made of
         if number is not None:
             heads.setdefault(number, key)
     if len(heads) > 1:
