@@ -61,7 +61,7 @@ def read_tensorflow(prefix: Path) -> Source:
         tensors = {}
         for name in wanted:
             name, tensor = from_tf1(name, bundle.read(name))
-            tensors[name] = np.ascontiguousarray(tensor)  # a view would keep what it was made of
+            tensors[name] = np.asarray(tensor, order="C")  # a view would keep what it was made of
         return Source(tensors=tensors, left_out=Counter(others.values()))
     known = bundle.object_names()
     names = {key: known.get(key, "") for key in wanted}

@@ -125,7 +125,7 @@ def from_tf2(names: dict[str, str], read: Callable[[str], npt.NDArray[Any]], whe
     heads: dict[int, str] = {}
     for parameter, key in found.items():
         tensor, number = merge_heads(parameter, read(key))
-        tensors[parameter] = np.ascontiguousarray(tensor)  # a view would keep what it was made of
+        tensors[parameter] = np.asarray(tensor, order="C")  # a view would keep what it was made of
         if number is not None:
             heads.setdefault(number, key)
     if len(heads) > 1:
