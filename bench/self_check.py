@@ -19,7 +19,7 @@ from bert import kernels, optim
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.graph import GraphedStep, preserved, static_batch
-from bert.kernels import attention, attention_choice
+from bert.kernels import attention, attention_choice, fp8_cases, fp8_cast
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
@@ -60,6 +60,19 @@ def _error(module: Any, case: Any) -> float:
     pairs += [(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True) if isinstance(a, Tensor) and a.requires_grad]
     errors = [((a.double() - b).abs().max() / b.abs().max().clamp(min=1)).item() for a, b in pairs]
     return max(error if error == error else float("inf") for error in errors)
+
+
+def fp8_kernels() -> dict[str, str]:
+    """The casts against PyTorch's, and the casts in kernels against separate ones, at BERT-large's sizes."""
+    if not fp8_cast.supported(device()) or torch.cuda.get_device_capability() < (8, 9):
+        return {}
+    tokens, width, inner = fp8_cases.LARGE
+    problems = fp8_cases.cast_problems(device(), tokens, inner)
+    for name, found in fp8_cases.differences(device(), tokens, width, inner).items():
+        allowed = fp8_cases.ORDER_TOLERANCE if name == fp8_cases.OTHER_ORDER else fp8_cases.TOLERANCE
+        if not found <= allowed:
+            problems[name] = f"differs by {found:.3g} of its norm, above {allowed:.3g}"
+    return problems
 
 
 def attention_backends() -> dict[str, str]:
@@ -143,7 +156,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="what runs on a CPU, to try the script out")
     parser.parse_args()
     result: dict[str, Any] = {"benchmark": "self_check"}
-    for check in (fused_kernels, attention_backends, graphs, finite_steps):
+    for check in (fused_kernels, fp8_kernels, attention_backends, graphs, finite_steps):
         try:
             result[check.__name__] = check() or "ok"
         except Exception as error:

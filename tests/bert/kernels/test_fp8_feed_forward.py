@@ -9,8 +9,9 @@ from bert import kernels
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.env import ConfigError
-from bert.kernels import bias_gelu, dropout_add_layer_norm, fp8_cast, fp8_feed_forward, jit
-from bert.kernels.fp8 import BACKWARD, FORWARD, Target
+from bert.kernels import dropout_add_layer_norm, fp8_cases, fp8_cast, fp8_feed_forward, jit
+from bert.kernels.fp8 import BACKWARD, FORWARD
+from bert.kernels.fp8_cases import new_target
 from bert.model.config import BertConfig
 from bert.model.encoder import Encoder
 
@@ -22,37 +23,22 @@ SEPARATE_CASTS = "embeddings,dropout_add_layer_norm,bias_gelu"
 CASTS_IN_KERNELS = f"{SEPARATE_CASTS},fp8_cast"
 
 
-def _target(dtype, scale, device):
-    scale = torch.tensor(scale, device=device)
-    return Target(dtype=dtype, scale=scale, inverse=1 / scale, largest=torch.zeros((), device=device))
-
-
-def _same_bits(a, b):
-    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-
-
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu_with_cast_is_gelu_then_cast(approximate, device, monkeypatch):
-    monkeypatch.setattr(fp8_cast, "BLOCK_ROWS", 32)
+def test_casts_in_kernels_equal_separate_ones_bit_for_bit(approximate, device, monkeypatch):
+    monkeypatch.setattr(fp8_cast, "BLOCK_ROWS", 16)
     monkeypatch.setattr(fp8_cast, "BLOCK", 32)  # so that several tiles lie both ways, some of them in part
-    generator = torch.Generator().manual_seed(2)
-    draw = lambda *shape: torch.randn(shape, generator=generator).to(device, torch.bfloat16)  # noqa: E731
-    x, bias, upstream = (2 * draw(48, 80)).requires_grad_(), draw(80).requires_grad_(), draw(48, 80)
-    value = bias_gelu.fused(x, bias, approximate)
-    value.backward(upstream)
-    ours, theirs = (_target(FORWARD, 50.0, device) for _ in range(2))
-    cast, transposed = fp8_feed_forward.gelu_cast(x, bias, approximate, ours)
-    expected, expected_t, _ = fp8_cast.cast_transpose(value, theirs)
-    assert _same_bits(cast, expected)
-    assert _same_bits(transposed, expected_t)
-    assert ours.largest == theirs.largest == value.abs().max()
-    ours, theirs = (_target(BACKWARD, 9000.0, device) for _ in range(2))  # the largest are cut off
-    cast, transposed, bias_gradient = fp8_feed_forward.gelu_backward_cast(upstream, x, bias, approximate, ours)
-    expected, expected_t, _ = fp8_cast.cast_transpose(x.grad, theirs)
-    assert _same_bits(cast, expected)
-    assert _same_bits(transposed, expected_t)
-    assert ours.largest == theirs.largest == x.grad.abs().max()
-    torch.testing.assert_close(bias_gradient, bias.grad, rtol=2.0**-7, atol=2.0**-7)  # the sum's order differs
+    found = fp8_cases.differences(device, 32, 48, 80, approximate)
+    assert found.pop(fp8_cases.OTHER_ORDER) <= fp8_cases.ORDER_TOLERANCE
+    if device.type == "cpu":  # on a GPU the compiler may contract the arithmetic of two kernels differently
+        assert set(found.values()) == {0.0}, found
+    assert max(found.values()) <= fp8_cases.TOLERANCE, found
+
+
+@pytest.mark.gpu
+def test_casts_in_kernels_equal_separate_ones_at_real_size(gpu):
+    found = fp8_cases.differences(gpu, *fp8_cases.LARGE)
+    assert found.pop(fp8_cases.OTHER_ORDER) <= fp8_cases.ORDER_TOLERANCE
+    assert max(found.values()) <= fp8_cases.TOLERANCE, found
 
 
 def _encoder(fused, device, recipe="delayed"):
@@ -101,7 +87,7 @@ def _watched(encoder, device, monkeypatch, **arguments):
     return outcome, len(calls)
 
 
-def test_casts_in_kernels_equal_separate_casts_bit_for_bit(scales, device, monkeypatch):
+def test_encoder_with_casts_in_kernels_is_the_one_with_separate_casts_bit_for_bit(scales, device, monkeypatch):
     outcomes = []
     for fused, expected_calls in ((SEPARATE_CASTS, 0), (CASTS_IN_KERNELS, 2)):
         encoder = _encoder(fused, device)
@@ -152,7 +138,7 @@ def test_every_kernel_that_casts_lets_nan_through(device):
     poisoned = x.clone()
     poisoned[3, 5] = float("nan")
     drop = jit.dropout_site(device, 0.0)
-    targets = [_target(dtype, 1.0, device) for dtype in (FORWARD, BACKWARD, FORWARD, BACKWARD)]
+    targets = [new_target(dtype, 1.0, device) for dtype in (FORWARD, BACKWARD, FORWARD, BACKWARD)]
     casts = [
         fp8_feed_forward.gelu_cast(poisoned, weight, "none", targets[0])[0],
         fp8_feed_forward.gelu_backward_cast(poisoned, x, weight, "none", targets[1])[0],

@@ -1,0 +1,131 @@
+"""What the fp8 kernels are checked on: the casts against PyTorch's own, the casts in kernels against separate ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.kernels import bias_gelu, dropout_add_layer_norm, jit
+from bert.kernels.cases import Draw
+from bert.kernels.fp8 import BACKWARD, FORWARD, INPUT, Scaling, Target
+from bert.kernels.fp8_cast import cast_transpose, transpose
+from bert.kernels.fp8_feed_forward import Settings, feed_forward
+from bert.kernels.fp8_linear import Fp8Linear
+
+LARGE = (12_288, 1024, 4096)  # tokens, hidden and feed-forward width of 24 rows of BERT-large
+# Norm of a difference relative to the tensor's. Where a compiler contracts the arithmetic of two kernels differently,
+# one number in some thousands is rounded to its neighbour in fp8, an eighth away.
+TOLERANCE = 2e-3
+ORDER_TOLERANCE = 2.0**-7  # a sum in fp32 in another order, then one rounding to bf16
+OTHER_ORDER = "gradient of bias_1"
+
+
+def new_target(dtype: torch.dtype, scale: float, device: torch.device) -> Target:
+    """A target that has seen nothing."""
+    tensor = torch.tensor(scale, device=device)
+    return Target(dtype=dtype, scale=tensor, inverse=1 / tensor, largest=torch.zeros((), device=device))
+
+
+def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, str]:
+    """What differs from PyTorch's cast, by bits, in either order; magnitudes and column sums that are wrong."""
+    problems = {}
+    x = Draw(device, 0).normal(rows, columns)
+    x[::7, ::5] *= 2.0**14  # beyond the ends of both formats
+    x[1::5] *= 2.0**-16  # down to their smallest numbers
+    x = x.bfloat16()
+    for dtype in (FORWARD, BACKWARD):
+        target = new_target(dtype, 37.0, device)
+        cast, transposed, sums = cast_transpose(x, target, column_sums=True)
+        expected = (x.float() * 37.0).clamp(-target.maximum, target.maximum).to(dtype)
+        wrong = [
+            name
+            for name, ours, theirs in (
+                ("row order", cast, expected),
+                ("transposed", transposed, expected.t()),
+                ("transposed in fp8", transpose(cast), expected.t()),
+            )
+            if not torch.equal(ours.view(torch.uint8), theirs.contiguous().view(torch.uint8))
+        ]
+        if target.largest != x.abs().max():
+            wrong.append("largest magnitude")
+        if sums is None or relative_difference(sums, x.double().sum(0)) > ORDER_TOLERANCE:
+            wrong.append("column sums")
+        if wrong:
+            problems[str(dtype).removeprefix("torch.")] = "wrong: " + ", ".join(wrong)
+    return problems
+
+
+def relative_difference(ours: Tensor, theirs: Tensor) -> float:
+    """Norm of the difference relative to the norm of ``theirs``; nan counts as infinite."""
+    difference = ((ours.double() - theirs.double()).norm() / theirs.double().norm().clamp(min=1e-300)).item()
+    return difference if difference == difference else float("inf")
+
+
+def differences(
+    device: torch.device, tokens: int, width: int, inner: int, approximate: str = "none", dropout: float = 0.1
+) -> dict[str, float]:
+    """Relative differences between the casts in kernels and separate ones, by name: results, gradients, magnitudes.
+
+    The layer's chain from the end of its attention to the next layer's QKV product.
+    """
+    layer = _Chain(device, tokens, width, inner, approximate, dropout)
+    scales = layer.measured_scales()
+    separate, together = (layer.run(scales, in_kernels) for in_kernels in (False, True))
+    return {name: relative_difference(together[name], tensor) for name, tensor in separate.items()}
+
+
+class _Chain:
+    def __init__(
+        self, device: torch.device, tokens: int, width: int, inner: int, approximate: str, dropout: float
+    ) -> None:
+        draw = Draw(device, 1)
+        shapes = {
+            "x": (tokens, width), "bias": (width,), "residual": (tokens, width), "norm_weight": (width,),
+            "norm_bias": (width,), "weight_1": (inner, width), "bias_1": (inner,), "weight_2": (width, inner),
+            "bias_2": (width,), "norm_weight_2": (width,), "norm_bias_2": (width,), "weight_3": (3 * width, width),
+            "bias_3": (3 * width,),
+        }  # fmt: skip
+        self.leaves = {
+            name: ((0.05 if name.startswith("weight") else 1.0) * draw.normal(*shape)).bfloat16().requires_grad_()
+            for name, shape in shapes.items()
+        }
+        self.upstream = [(1e-4 * draw.normal(tokens, size)).bfloat16() for size in (3 * width, width)]
+        self.device, self.approximate, self.dropout = device, approximate, dropout
+
+    def measured_scales(self) -> Tensor:
+        """Scales of a first step."""
+        scaling = Scaling("delayed", 3, self.device)
+        self._run(scaling, in_kernels=False)
+        scaling.update(World(DistConfig(device="cpu")))
+        return scaling.scales
+
+    def run(self, scales: Tensor, in_kernels: bool) -> dict[str, Tensor]:
+        """Results, gradients and the magnitudes seen."""
+        scaling = Scaling("delayed", 3, self.device)
+        scaling.load_state_dict({"scales": scales, "calibrated": True})
+        return self._run(scaling, in_kernels)
+
+    def _run(self, scaling: Scaling, in_kernels: bool) -> dict[str, Tensor]:
+        first, second, following = (Fp8Linear(scaling, number) for number in range(3))
+        leaf, eps = self.leaves, 1e-12
+        torch.manual_seed(2)
+        jit.new_pass(self.device)
+        begin = (leaf["x"], leaf["bias"], leaf["residual"], leaf["norm_weight"], leaf["norm_bias"], eps, self.dropout)
+        end = (leaf["bias_2"], leaf["norm_weight_2"], leaf["norm_bias_2"])
+        y8: Tensor | None = None
+        if in_kernels:
+            h, residual, h8 = dropout_add_layer_norm.fused_with_cast(*begin, first.target(INPUT))
+            settings = Settings(first, second, self.approximate, eps, self.dropout, following.target(INPUT))
+            weights = leaf["weight_1"], leaf["bias_1"], leaf["weight_2"]
+            y, again, y8 = feed_forward(h, h8, residual, *weights, *end, settings)
+        else:
+            h, residual = dropout_add_layer_norm.fused(*begin)
+            inner = bias_gelu.fused(first(h, leaf["weight_1"], None), leaf["bias_1"], self.approximate)
+            projected = second(inner, leaf["weight_2"], None)
+            y, again = dropout_add_layer_norm.fused(projected, end[0], residual, *end[1:], eps, self.dropout)
+        qkv = following(y, leaf["weight_3"], leaf["bias_3"], y8)
+        gradients = torch.autograd.grad([qkv, again], list(leaf.values()), self.upstream)
+        found = {f"gradient of {name}": gradient for name, gradient in zip(leaf, gradients, strict=True)}
+        return {"result": y.detach(), "qkv": qkv.detach(), "magnitudes": scaling.largest.clone(), **found}
