@@ -24,8 +24,19 @@ import result
 import torch
 
 from bert.data.synthetic import wikipedia_like_lengths
-from bert.kernels import attention_triton, bias_gelu, cross_entropy, dropout_add_layer_norm, jit, lamb
+from bert.kernels import (
+    attention_triton,
+    bias_gelu,
+    cross_entropy,
+    dropout_add_layer_norm,
+    fp8_cases,
+    fp8_cast,
+    fp8_feed_forward,
+    jit,
+    lamb,
+)
 from bert.kernels.cases import Draw
+from bert.kernels.fp8 import BACKWARD, FORWARD
 
 
 class Sweep(NamedTuple):
@@ -79,6 +90,33 @@ def loss_call(tokens: int, device: torch.device) -> gpu.Call:
     return loss_bench.call(cross_entropy.fused, source, labels, torch.rand(rows, device=device) / rows)
 
 
+def fp8_call(tokens: int, device: torch.device, what: str) -> gpu.Call:
+    """GELU with the cast inside, both ways, or the transpose within fp8."""
+    draw = Draw(device, 0)
+    wide, upstream = (layernorm_bench.half(draw.normal(tokens, 4096)).detach() for _ in range(2))
+    bias = layernorm_bench.half(draw.normal(4096)).detach()
+    forward, backward = (fp8_cases.new_target(dtype, 50.0, device) for dtype in (FORWARD, BACKWARD))
+    narrow = fp8_cast.cast_transpose(wide[:, :1024].contiguous(), forward)[0]
+    return {
+        "gelu": lambda _: fp8_feed_forward.gelu_cast(wide, bias, "none", forward),
+        "gelu backward": lambda _: fp8_feed_forward.gelu_backward_cast(upstream, wide, bias, "none", backward),
+        "cast": lambda _: fp8_cast.cast_transpose(wide, forward),
+        "transpose": lambda _: fp8_cast.transpose(narrow),
+    }[what]
+
+
+def fp8_sweeps(tokens: int, device: torch.device) -> Iterator[Sweep]:
+    """Tiles of the kernels that write both orders, which share their constants, and of the transpose."""
+    tiles = [(64, 64, 4), (64, 64, 8), (64, 128, 4), (64, 128, 8), (128, 64, 4), (128, 64, 8), (128, 128, 8)]
+    constants = ("BLOCK_ROWS", "BLOCK", "NUM_WARPS")
+    for what in ("gelu", "gelu backward", "cast"):
+        make = functools.partial(fp8_call, tokens, device, what)
+        yield Sweep(f"fp8 {what}", fp8_cast, constants, tiles, make)
+    make = functools.partial(fp8_call, tokens, device, "transpose")
+    blocks = [(64, 2), (64, 4), (128, 4), (128, 8), (256, 8)]
+    yield Sweep("fp8 transpose", fp8_cast, ("TRANSPOSE_BLOCK", "TRANSPOSE_NUM_WARPS"), blocks, make)
+
+
 def sweeps(tokens: int, device: torch.device) -> Iterator[Sweep]:
     """Every kernel with its choices."""
     for name, backward in (("FORWARD", False), ("QUERY_GRADIENT", True), ("KEY_GRADIENT", True)):
@@ -106,6 +144,8 @@ def sweeps(tokens: int, device: torch.device) -> Iterator[Sweep]:
         list(itertools.product((512, 1024), (2, 4, 8), (4, 8), (3, 5, 8))),
         functools.partial(operation_call, "bias_gelu", tokens, device, "forward+backward"),
     )
+    if torch.cuda.get_device_capability() >= (8, 9):
+        yield from fp8_sweeps(tokens, device)
     yield Sweep(
         "cross_entropy",
         cross_entropy,

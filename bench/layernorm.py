@@ -1,5 +1,7 @@
 """The memory-bound operations of a layer: ours in Triton against PyTorch, eager and compiled, at BERT-large's sizes.
 
+For fp8: GELU and the end of a half layer with the cast inside, against the same with a cast of its own.
+
 Bias+dropout+residual+LayerNorm, bias+GELU and the embeddings, forward alone and with backward, bf16, dropout 0.1, each
 in a CUDA graph over four sets of inputs. GB/s counts each input read once and each result written once, for all alike;
 the ceiling is this GPU's own copy. Prints one JSON line.
@@ -18,8 +20,11 @@ import result
 import torch
 from torch import Tensor
 
-from bert.kernels import OPERATIONS, jit
+from bert.kernels import OPERATIONS, fp8_cases, fp8_cast, fp8_feed_forward, jit
+from bert.kernels import bias_gelu as bias_gelu_kernel
+from bert.kernels import dropout_add_layer_norm as norm_kernel
 from bert.kernels.cases import Draw
+from bert.kernels.fp8 import BACKWARD, FORWARD
 
 HIDDEN, FEED_FORWARD, VOCABULARY, POSITIONS = 1024, 4096, 30_528, 512
 DROPOUT = 0.1
@@ -102,6 +107,56 @@ def measure(name: str, tokens: int, repeats: int, compiled: bool, ceiling: float
     return figures
 
 
+def measure_fp8(tokens: int, repeats: int, ceiling: float, device: torch.device) -> Any:
+    """Kernels with the cast inside and with one of its own, and the transpose within fp8; the least bytes of each."""
+    draws = [Draw(device, seed) for seed in range(NUM_SETS)]
+    inner, upstream = ([half(draw.normal(tokens, FEED_FORWARD)).detach() for draw in draws] for _ in range(2))
+    bias = half(draws[0].normal(FEED_FORWARD)).detach()
+    norms = [tuple(half(a) for a in dropout_add_layer_norm(draw, tokens)) for draw in draws]
+    forward, backward = (fp8_cases.new_target(dtype, 50.0, device) for dtype in (FORWARD, BACKWARD))
+    narrow = [fp8_cast.cast_transpose(arguments[0].detach(), forward)[0] for arguments in norms]
+
+    def of(number: int) -> int:
+        if number % NUM_SETS == 0:
+            jit.new_pass(device)
+        return number % NUM_SETS
+
+    def separate_backward(number: int) -> object:
+        leaves = inner[of(number)].detach().requires_grad_(), bias.detach().requires_grad_()
+        value = bias_gelu_kernel.fused(*leaves, "none")
+        gradient, _ = torch.autograd.grad(value, leaves, upstream[of(number)])
+        return fp8_cast.cast_transpose(gradient, backward)
+
+    def inside_backward(number: int) -> object:
+        bias_gelu_kernel.fused(inner[of(number)], bias, "none")  # as in the other: the forward pass counts in both
+        return fp8_feed_forward.gelu_backward_cast(upstream[of(number)], inner[of(number)], bias, "none", backward)
+
+    functions: dict[str, tuple[gpu.Call, int]] = {
+        "gelu, separate cast": (
+            lambda n: fp8_cast.cast_transpose(bias_gelu_kernel.fused(inner[of(n)], bias, "none"), forward),
+            8 * FEED_FORWARD,
+        ),
+        "gelu, cast inside": (
+            lambda n: fp8_feed_forward.gelu_cast(inner[of(n)], bias, "none", forward),
+            4 * FEED_FORWARD,
+        ),
+        "gelu forward+backward, separate cast": (separate_backward, 14 * FEED_FORWARD),
+        "gelu forward+backward, cast inside": (inside_backward, 10 * FEED_FORWARD),
+        "norm, separate cast": (
+            lambda n: fp8_cast.cast_transpose(norm_kernel.fused(*norms[of(n)])[0].detach(), forward),
+            10 * HIDDEN,
+        ),
+        "norm, cast inside": (lambda n: norm_kernel.fused_with_cast(*norms[of(n)], forward), 7 * HIDDEN),
+        "transpose": (lambda n: fp8_cast.transpose(narrow[of(n)]), 2 * HIDDEN),
+    }
+    calls_in_turns = {name: call for name, (call, _) in functions.items()}
+    figures: dict[str, Any] = gpu.microseconds(gpu.seconds_in_turns(calls_in_turns, repeats=repeats))
+    for name, figure in figures.items():
+        rate = tokens * functions[name][1] / figure["us"] / 1e3
+        figure |= {"gb_per_s": round(rate), "share_of_copy": round(rate / ceiling, 3)}
+    return figures
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -114,6 +169,8 @@ def main() -> None:
     figures = {"tokens": options.tokens, "copy_gb_per_s": round(ceiling)}
     for name in MEASURED:
         figures[name] = measure(name, options.tokens, options.repeats, not options.no_compile, ceiling, device)
+    if torch.cuda.get_device_capability() >= (8, 9):
+        figures["fp8"] = measure_fp8(options.tokens, options.repeats, ceiling, device)
     result.emit("layernorm", figures, data="random bf16", targets={})
 
 

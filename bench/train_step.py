@@ -83,7 +83,7 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
         for kind in ("padded", "packed")
     }
     peers = [Variant(name=name, peer=peer) for name, peer in hugging_face.items()]
-    without = {name: ",".join(other for other in kernels.FUSABLE if other != name) for name in kernels.FUSABLE}
+    separate_casts = Variant(name="ours, fp8, separate casts", precision="fp8", fused=without("fp8_cast"))
     backends = attention.candidates(device())
     found = {
         "main": [default, Variant(name="ours, fp8", precision="fp8"), eager, unfused],
@@ -93,15 +93,22 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
         "attention": [default, *[Variant(name=f"ours, {name} attention", attention=name) for name in backends]],
         "kernels": [
             default,
-            *[Variant(name=f"ours, without fused {name}", fused=others) for name, others in without.items()],
+            *[Variant(name=f"ours, without fused {n}", fused=without(n)) for n in kernels.FUSABLE if n != "fp8_cast"],
             unfused,
         ],
+        "fp8": [default, Variant(name="ours, fp8", precision="fp8"), separate_casts],
         "compiled peers": [default, *[variant for variant in peers if "compiled" in variant.name]],
     }
     if not on_gpu:
         found["main"] = [Variant(name="ours"), Variant(name="ours, fp8", precision="fp8")]
-        del found["kernels"], found["compiled peers"], found["attention"], found["rows 96"]
+        for name in ("kernels", "compiled peers", "attention", "rows 96", "fp8"):
+            del found[name]
     return found
+
+
+def without(name: str) -> str:
+    """FUSED with all but one kernel, and those that need it."""
+    return ",".join(other for other in kernels.FUSABLE if other != name and name not in kernels.NEEDED.get(other, ()))
 
 
 def build_ours(variant: Variant, config: BertConfig, batches: list[Batch]) -> OnBatch:
