@@ -59,7 +59,7 @@ class Config:
             _ = self.data.source
         if not self.data.synthetic and self.evaluate.evaldir is None and self.evaluation_steps:
             raise ConfigError("EVALDIR is not set: give the folder of the evaluation records")
-        if self.mlperf.division == "closed" and self.optim.optimizer != "lamb":
+        if self.mlperf.division == "closed" and not self.optim.is_lamb:
             raise ConfigError(
                 f"OPTIMIZER={self.optim.optimizer}: the closed division prescribes lamb; set SUBMISSION_DIVISION=open"
             )
@@ -78,20 +78,21 @@ class Config:
         """Raises ConfigError for what this machine's device cannot do."""
         device = dist.pick_device(self.dist)
         self.precision.check(device)
+        self.optim.check(device)
         dtype, dropout = self.precision.dtype(device), self.model.attention_probs_dropout_prob
         attention.check(self.kernels.attention, device, dropout, dtype, self.uses_graph)
-        sharded = self.optim.sharded if self.optim.sharded is not None else device.type == "cuda"
+        sharded = self.optim.is_sharded(device)
         if self.data.gradient_steps > 1 and dtype in (torch.bfloat16, torch.float16) and not sharded:
             raise ConfigError(
-                f"GRADIENT_STEPS={self.data.gradient_steps} with SHARD_OPTIMIZER=0 would add up gradients in "
-                f"{str(dtype).removeprefix('torch.')}: set SHARD_OPTIMIZER=1"
+                f"GRADIENT_STEPS={self.data.gradient_steps} with SHARD_OPTIMIZER=0 or OPTIMIZER=apex_* would add up "
+                f"gradients in {str(dtype).removeprefix('torch.')}: set SHARD_OPTIMIZER=1, OPTIMIZER=lamb"
             )
         if self.graph.cuda_graph and device.type != "cuda":
             raise ConfigError("CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU")
         if self.graph.cuda_graph and dtype == torch.float32 and self.kernels.attention == "auto":
             raise ConfigError("CUDA_GRAPH=1 with PRECISION=fp32 needs ATTENTION=triton")
-        if self.graph.cuda_graph and self.optim.sharded is False and self.dist.world_size > 1:
-            raise ConfigError("CUDA_GRAPH=1 on several GPUs needs SHARD_OPTIMIZER=1: leave it unset")
+        if self.graph.cuda_graph and not sharded and self.dist.world_size > 1:
+            raise ConfigError("CUDA_GRAPH=1 on several GPUs needs OPTIMIZER=lamb, SHARD_OPTIMIZER=1: leave it unset")
 
     @property
     def uses_graph(self) -> bool:
@@ -104,7 +105,7 @@ class Config:
         device = dist.pick_device(self.dist)
         fp32 = self.precision.dtype(device) == torch.float32
         works = self.kernels.attention != "sdpa_loop" and not (fp32 and self.kernels.attention == "auto")
-        replicated = self.optim.sharded is False and self.dist.world_size > 1
+        replicated = not self.optim.is_sharded(device) and self.dist.world_size > 1
         packed = self.data.packed or self.data.batching == "online"
         return device.type == "cuda" and packed and works and not replicated
 

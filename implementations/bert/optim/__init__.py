@@ -1,4 +1,4 @@
-"""Optimizers. OPTIMIZER chooses the rule (lamb.py, adam.py); SHARD_OPTIMIZER, whether its state is divided."""
+"""Optimizers. OPTIMIZER chooses the rule (lamb.py, adam.py, apex.py); SHARD_OPTIMIZER, whether its state is divided."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bert.dist import World
-from bert.env import env
+from bert.env import ConfigError, env
 from bert.kernels import lamb as lamb_kernel
-from bert.optim import adam, lamb
+from bert.optim import adam, apex, lamb
 from bert.optim.flat import FlatLamb, FlatRule, Piecewise, Shard
 from bert.optim.replicated import Replicated
 from bert.optim.rule import Pieces, Rule
@@ -25,7 +26,10 @@ class Config:
     """Which optimizer, how gradients are clipped, and the optimizers' own settings."""
 
     optimizer: str = env(
-        "OPTIMIZER", "lamb", choices=("lamb", "adamw", "adam"), doc="optimizer; the closed division prescribes lamb"
+        "OPTIMIZER",
+        "lamb",
+        choices=("lamb", "apex_lamb", "adamw", "adam"),
+        doc="optimizer; the closed division prescribes LAMB, ours or that of NVIDIA's apex, where it is installed",
     )
     sharded: bool | None = env(
         "SHARD_OPTIMIZER", None, doc="1 divides the optimizer's state over the ranks (ZeRO-1); unset: on GPUs"
@@ -37,8 +41,27 @@ class Config:
     lamb: lamb.Config = field(default_factory=lamb.Config)
     adam: adam.Config = field(default_factory=adam.Config)
 
+    def check(self, device: torch.device) -> None:
+        """Raises ConfigError for an optimizer that cannot run on ``device``, or not as it is set."""
+        if self.is_apex:
+            if self.sharded:
+                raise ConfigError(f"OPTIMIZER={self.optimizer} with SHARD_OPTIMIZER=1: leave SHARD_OPTIMIZER unset")
+            apex.check(self.optimizer, device)
+
+    @property
+    def is_apex(self) -> bool:
+        """Whether NVIDIA's apex does the update."""
+        return self.optimizer in apex.CLASSES
+
+    @property
+    def is_lamb(self) -> bool:
+        """Whether the rule is LAMB, whoever computes it."""
+        return self.optimizer == "lamb" or self.is_apex
+
     def rule(self, pieces: Pieces) -> Rule:
         """The update rule over the given pieces."""
+        if self.optimizer == "apex_lamb":
+            return apex.ApexRule(pieces, self.lamb)
         if self.optimizer == "lamb":
             return lamb.LambRule(pieces, self.lamb)
         return adam.AdamRule(pieces, self.adam, decoupled=self.optimizer == "adamw")
@@ -51,7 +74,7 @@ class Config:
 
     def hyperparameters(self) -> dict[str, Any]:
         """What the MLPerf log says of the optimizer, by MLLOG key."""
-        if self.optimizer == "lamb":
+        if self.is_lamb:
             return {
                 "opt_name": "lamb",
                 "opt_lamb_epsilon": self.lamb.eps,
@@ -69,9 +92,11 @@ class Config:
             f"{prefix}_weight_decay": self.adam.weight_decay,
         }
 
-    def is_sharded(self, world: World) -> bool:
+    def is_sharded(self, device: torch.device) -> bool:
         """Whether the state is divided over the ranks."""
-        return self.sharded if self.sharded is not None else world.device.type == "cuda"
+        if self.is_apex:
+            return False
+        return self.sharded if self.sharded is not None else device.type == "cuda"
 
 
 def build(
@@ -85,7 +110,7 @@ def build(
     fused: bool,
 ) -> Optimizer:
     """The optimizer of ``model``, on its device. ``stages``, ``masters`` and ``accumulate`` as in Sharded."""
-    if not config.is_sharded(world):
+    if not config.is_sharded(world.device):
         return Replicated(model.named_parameters(), config.rule, masters)
     return Sharded(
         model.named_parameters(),
