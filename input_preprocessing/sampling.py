@@ -15,9 +15,11 @@ import numpy.typing as npt
 from bert.data.format import DataError, Records
 
 from .compiled import compiled
-from .mersenne import initial_state, next_below, next_float, shuffle
+from .mersenne import ENOUGH, INDEX, initial_state, next_below, next_bits, next_float, refill, shuffle, shuffle_with
 from .tokenization import TokenizedText
 from .vocabulary import Vocabulary
+
+_HALF, _FOUR_FIFTHS = 1 << 52, int(0.8 * 2**53)  # random() < 0.8 says of its bits that they are below that: both exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,7 @@ def _assemble(
     special: npt.NDArray[np.int16],
     pairs: npt.NDArray[np.int64],
     masked_offsets: npt.NDArray[np.int64],
-    masked: npt.NDArray[np.int16],
+    masked: npt.NDArray[np.int32],
     order: npt.NDArray[np.int64],
 ) -> Records:
     """Records of the pairs in the order given."""
@@ -104,16 +106,17 @@ def _write_sequences(tokens, special, pairs, masked_offsets, masked, order, inpu
         input_ids[at] = special[0]
         at += 1
         for side in range(2):
-            for j in range(pairs[i, 2 * side], pairs[i, 2 * side + 1]):
-                input_ids[at] = tokens[j]
-                at += 1
+            begin = pairs[i, 2 * side]
+            length = pairs[i, 2 * side + 1] - begin
+            input_ids[at : at + length] = tokens[begin : begin + length]
+            at += length
             input_ids[at] = special[1]
             at += 1
         for j in range(masked_offsets[i], masked_offsets[i + 1]):
-            at_mask = start + masked[j, 0]
-            positions[masked_at] = masked[j, 0]
-            labels[masked_at] = input_ids[at_mask]
-            input_ids[at_mask] = masked[j, 1]
+            position = masked[j] & 0xFFFF
+            positions[masked_at] = position
+            labels[masked_at] = input_ids[start + position]
+            input_ids[start + position] = masked[j] >> 16
             masked_at += 1
 
 
@@ -122,55 +125,57 @@ def _truncate(state, pair, max_num_tokens):  # type: ignore[no-untyped-def]
     """Cuts the longer run, at its front or its end, until both fit."""
     length_a = pair[1] - pair[0]
     length_b = pair[3] - pair[2]
+    at = np.int64(state[INDEX])
     while length_a + length_b > max_num_tokens:
-        front = np.int64(next_float(state) < 0.5)  # a number, not a branch that cannot be foreseen
+        if at > ENOUGH:
+            at = refill(state, at)
+        bits, at = next_bits(state, at)
+        front = np.int64(bits < _HALF)  # a number, not a branch that cannot be foreseen
         longer_a = np.int64(length_a > length_b)
         side = 2 - 2 * longer_a
         pair[side] += front
         pair[side + 1] -= 1 - front
         length_a -= longer_a
         length_b -= 1 - longer_a
+    state[INDEX] = np.uint32(at)
 
 
 @compiled
-def _mask(state, sequence, length, special, vocabulary_size, count, candidates, replaced, masked, at):  # type: ignore[no-untyped-def]
-    """Masks `count` positions at most; appends (position, new id) by position and returns the new end.
+def _mask(state, tokens, pair, mask, vocabulary_size, count, candidates, partners, replaced, masked, end):  # type: ignore[no-untyped-def]
+    """Masks `count` positions at most; appends position + new id * 2^16 by position and returns the new end.
 
-    `masked` must have room for `length` more: what is not masked is written too, and then written over.
+    `masked` must have room for one more a token of the sequence: what is not masked is written too, then written over.
     """
-    num_candidates = 0
-    for i in range(length):
-        replaced[i] = -1
-        candidates[num_candidates] = i
-        num_candidates += np.int64((sequence[i] != special[0]) & (sequence[i] != special[1]))
-    shuffle(state, candidates[:num_candidates])
+    length_a = pair[1] - pair[0]
+    num_candidates = length_a + pair[3] - pair[2]  # text holds neither [CLS] nor [SEP]: the tokenizer splits them
+    for i in range(length_a):
+        candidates[i] = i + 1
+    for i in range(length_a, num_candidates):
+        candidates[i] = i + 2
+    shuffle_with(state, candidates[:num_candidates], partners)
+    replaced[: num_candidates + 2] = -1
+    at = np.int64(state[INDEX])
     for i in range(min(count, num_candidates)):
         position = candidates[i]
-        if next_float(state) < 0.8:
-            replaced[position] = special[2]
-        elif next_float(state) < 0.5:
-            replaced[position] = sequence[position]
-        else:
-            replaced[position] = next_below(state, vocabulary_size)
-    for i in range(length):
-        masked[at, 0] = i
-        masked[at, 1] = replaced[i]
-        at += np.int64(replaced[i] >= 0)
-    return at
-
-
-@compiled
-def _build(sequence, tokens, pair, special):  # type: ignore[no-untyped-def]
-    """Writes [CLS] A [SEP] B [SEP] to `sequence`; returns its length."""
-    at = 1
-    sequence[0] = special[0]
-    for side in range(2):
-        for j in range(pair[2 * side], pair[2 * side + 1]):
-            sequence[at] = tokens[j]
-            at += 1
-        sequence[at] = special[1]
-        at += 1
-    return at
+        new = mask
+        if at > ENOUGH:  # four numbers are the most that are drawn here
+            at = refill(state, at)
+        bits, at = next_bits(state, at)
+        if bits >= _FOUR_FIFTHS:
+            bits, at = next_bits(state, at)
+            if bits < _HALF:
+                source = pair[0] + position - 1 if position <= length_a else pair[2] + position - length_a - 2
+                new = np.int64(tokens[source])
+            else:
+                state[INDEX] = np.uint32(at)
+                new = next_below(state, vocabulary_size)
+                at = np.int64(state[INDEX])
+        replaced[position] = (new << 16) | position
+    state[INDEX] = np.uint32(at)
+    for i in range(1, num_candidates + 2):
+        masked[end] = replaced[i]
+        end += np.int64(replaced[i] >= 0)
+    return end
 
 
 @compiled
@@ -195,7 +200,7 @@ def _random_run(state, segment_offsets, document_offsets, order, document_index,
 @compiled
 def _grown(array):  # type: ignore[no-untyped-def]
     """The rows of the array, with room for twice as many."""
-    larger = np.empty((2 * array.shape[0], array.shape[1]), dtype=array.dtype)
+    larger = np.empty((2 * array.shape[0], *array.shape[1:]), dtype=array.dtype)
     larger[: array.shape[0]] = array
     return larger
 
@@ -231,16 +236,17 @@ def _sample(  # type: ignore[no-untyped-def]
     state, tokens, segment_offsets, document_offsets, special, vocabulary_size,
     max_seq_length, short_seq_prob, dupe_factor, num_predictions,
 ):  # fmt: skip
-    """All pairs in the order they are drawn: (N, 5) ends and label, masked offsets (N + 1,), masks (M, 2)."""
+    """All pairs in the order they are drawn: (N, 5) ends and label, masked offsets (N + 1,), masks (M,)."""
     order = np.arange(document_offsets.size - 1)
     shuffle(state, order)
     max_num_tokens = max_seq_length - 3
     pairs = np.empty((max(16, dupe_factor * tokens.size // max_num_tokens), 5), dtype=np.int64)
-    masked_offsets = np.zeros((pairs.shape[0] + 1, 1), dtype=np.int64)
-    masked = np.empty((max(max_seq_length, dupe_factor * tokens.size // 6), 2), dtype=np.int16)
-    sequence = np.empty(max_seq_length, dtype=np.int16)
-    candidates = np.empty(max_seq_length, dtype=np.int16)
+    masked_offsets = np.zeros(pairs.shape[0] + 1, dtype=np.int64)
+    masked = np.empty(max(max_seq_length, dupe_factor * tokens.size // 6), dtype=np.int32)
+    candidates = np.empty(max_seq_length, dtype=np.int32)
+    partners = np.empty(max_seq_length, dtype=np.int64)
     replaced = np.empty(max_seq_length, dtype=np.int32)
+    mask = np.int64(special[2])
     count = 0
     at = 0
     for _ in range(dupe_factor):
@@ -259,11 +265,11 @@ def _sample(  # type: ignore[no-untyped-def]
                 pair = pairs[count]
                 start = _next_pair(state, segment_offsets, document_offsets, order, document_index, start, target, pair)
                 _truncate(state, pair, max_num_tokens)
-                length = _build(sequence, tokens, pair, special)
+                length = pair[1] - pair[0] + pair[3] - pair[2] + 3
                 at = _mask(
-                    state, sequence, length, special, vocabulary_size, num_predictions[length],
-                    candidates, replaced, masked, at,
+                    state, tokens, pair, mask, vocabulary_size, num_predictions[length],
+                    candidates, partners, replaced, masked, at,
                 )  # fmt: skip
                 count += 1
-                masked_offsets[count, 0] = at
-    return pairs[:count], masked_offsets[: count + 1, 0].copy(), masked[:at]
+                masked_offsets[count] = at
+    return pairs[:count], masked_offsets[: count + 1], masked[:at]
