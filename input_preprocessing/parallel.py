@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +16,8 @@ from typing import TextIO, TypeVar
 from bert.data.format import DataError
 
 from .cli import human_time
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -93,11 +98,24 @@ def _counted(result: Result, progress: Progress, cost: float) -> Result:
     return result
 
 
+def _bind_to_parent(parent: int) -> None:
+    """Makes a worker end with the process that started it, were that by kill -9, and at once on Ctrl-C.
+
+    Else it would go on writing beside the next run, and then wait for tasks for ever. Linux only.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before
+            os._exit(1)
+
+
 def _run_pool(
     function: Callable[[Task], Result], tasks: Sequence[Task], costs: list[float], jobs: int, progress: Progress
 ) -> list[Result]:
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
+    workers = min(jobs, len(tasks))
+    with ProcessPoolExecutor(workers, context, initializer=_bind_to_parent, initargs=(os.getpid(),)) as pool:
         try:
             order = sorted(range(len(tasks)), key=lambda i: -costs[i])  # the long ones first
             futures = {pool.submit(function, tasks[i]): i for i in order}

@@ -5,6 +5,12 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +45,43 @@ def test_a_worker_that_is_killed_is_told() -> None:
         DataError, match=r"a worker was killed, perhaps for memory; run again with fewer --jobs \(now 2\)"
     ):
         run_tasks("x", square, [1, 99, 2], jobs=2)
+
+
+def wait_for_ever(folder: str) -> None:
+    (Path(folder) / str(os.getpid())).touch()
+    threading.Event().wait()
+
+
+def is_running(pid: int) -> bool:
+    """A zombie, which only waits for its parent to ask after it, is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    line = f"run_tasks('x', wait_for_ever, [{str(tmp_path)!r}] * 2, jobs=2)"
+    script = tmp_path / "main.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_parallel import run_tasks, wait_for_ever\n"
+        f"if __name__ == '__main__':\n    {line}\n"
+    )
+    parent = subprocess.Popen([sys.executable, script])
+    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
+    parent.kill()
+    parent.wait()
+    workers = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
+    wait_until(lambda: not any(is_running(pid) for pid in workers))
 
 
 @pytest.fixture
