@@ -69,6 +69,8 @@ def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
         graphed = Variant(precision="bf16", fused="auto", sharded=True, graph=True)
         found["fused against reference"] = (fused, bf16, 0.1)
         found["graph against eager"] = (graphed, fused, 0.1)
+        inside = Variant(precision="fp8", fused="auto", sharded=True, graph=True)
+        found["fp8 in kernels and graph against bf16"] = (inside, fused, 0.15)
     return found
 
 

@@ -26,6 +26,7 @@ from bert.precision import LossScaler, cast_with_masters
 class StepResult(NamedTuple):
     """Mean losses of this rank's micro-batches, and whether the gradient was finite (bool); 0-d, on the device.
 
+    In fp8 all that was cast must have been finite too: inf, cut off to the largest number, would not show in it.
     With loss scaling (fp16) a step whose gradient is not finite leaves the weights as they were; else it spoils them.
     """
 

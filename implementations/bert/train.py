@@ -167,7 +167,8 @@ def prepare(
         if config.warm_up if config.warm_up is not None else world.device.type == "cuda":
             calibrated = step.calibrated
             with preserved(step.state_tensors(), world.device):
-                step(made_up_step(config, world), 0.0)
+                for _ in range(1 if calibrated else 2):  # the first fp8 step measures; others run other kernels
+                    step(made_up_step(config, world), 0.0)
                 step.optimizer.gather()
             step.optimizer.zero_grad()
             step.calibrated = calibrated

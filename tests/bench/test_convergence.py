@@ -36,7 +36,9 @@ def test_curves_overlay_while_the_loss_falls(pair, convergence, results):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("pair", ["fused against reference", "graph against eager"])
+@pytest.mark.parametrize(
+    "pair", ["fused against reference", "graph against eager", "fp8 in kernels and graph against bf16"]
+)
 def test_curves_of_gpu_paths_overlay(pair, convergence, results):
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
