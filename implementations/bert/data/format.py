@@ -24,6 +24,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from .digests import sum_of_hashes
+
 FORMAT = "bert-records"
 VERSION = 1
 
@@ -153,31 +155,20 @@ def content_digest(records: Records) -> str:
     return digest.hexdigest()
 
 
-def _bytes(array: Array) -> memoryview:
-    return np.ascontiguousarray(array).view(np.uint8).data
-
-
 def multiset_digest(records: Records) -> str:
     """Order-free digest (hex) of the sequences: the sum modulo 2^128 of a 128-bit hash of each.
 
     A shuffle or a packing keeps it; a lost, doubled or changed sequence alters it. Digests of several files add up
     (`add_multiset_digests`).
     """
-    ids, positions, labels = map(_bytes, (records.input_ids, records.masked_lm_positions, records.masked_lm_ids))
     heads = [records.sequence_lengths, np.diff(records.masked_lm_offsets)]
     heads += [records.segment_b_start, records.next_sentence_labels]
-    head = _bytes(np.stack(heads, axis=1).astype(np.int16).reshape(-1))
-    token_ends = (2 * records.sequence_offsets[1:]).tolist()
-    masked_ends = (2 * records.masked_lm_offsets[1:]).tolist()
-    total = token = masked = 0
-    for i, (token_end, masked_end) in enumerate(zip(token_ends, masked_ends, strict=True)):
-        h = hashlib.blake2b(head[8 * i : 8 * i + 8], digest_size=16)
-        h.update(ids[token:token_end])
-        h.update(positions[masked:masked_end])
-        h.update(labels[masked:masked_end])
-        total += int.from_bytes(h.digest(), "little")
-        token, masked = token_end, masked_end
-    return f"{total % (1 << 128):032x}"
+    total = sum_of_hashes(
+        np.stack(heads, axis=1).astype(np.int16),
+        *(np.ascontiguousarray(a) for a in (records.input_ids, records.masked_lm_positions, records.masked_lm_ids)),
+        *(np.ascontiguousarray(a) for a in (records.sequence_offsets, records.masked_lm_offsets)),
+    )
+    return f"{total:032x}"
 
 
 def add_multiset_digests(digests: Sequence[str]) -> str:

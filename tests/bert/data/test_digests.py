@@ -1,0 +1,43 @@
+"""The compiled hash is BLAKE2b, as hashlib computes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert.data import digests
+
+
+def arguments(lengths: list[int], counts: list[int], seed: int) -> list[np.ndarray]:
+    """Random numbers of all 16 bits, in sequences of these lengths."""
+    rng = np.random.default_rng(seed)
+
+    def numbers(*shape: int) -> np.ndarray:
+        return rng.integers(-(2**15), 2**15, shape).astype(np.int16)
+
+    flat = [numbers(sum(lengths)), numbers(sum(counts)), numbers(sum(counts))]
+    offsets = [np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64) for sizes in (lengths, counts)]
+    return [numbers(len(lengths), 4), *flat, *offsets]
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)), min_size=1, max_size=8), st.integers(0, 99))
+def test_the_sum_is_that_of_hashlib(sizes: list[tuple[int, int]], seed: int) -> None:
+    given_ = arguments([n for n, _ in sizes], [n for _, n in sizes], seed)
+    assert digests.sum_of_hashes(*given_) == digests._interpreted_sum(*given_)
+
+
+@pytest.mark.parametrize("length", [60, 61, 123, 124, 125])
+def test_a_sequence_that_ends_where_a_block_does_is_hashed_as_by_hashlib(length: int) -> None:
+    given_ = arguments([length] * 50, [0] * 50, length)  # with the head of four numbers
+    assert digests.sum_of_hashes(*given_) == digests._interpreted_sum(*given_)
+
+
+@pytest.mark.parametrize("offsets", [[0, 12, 9], [-1, 3, 10], [0, 5, 11]])
+def test_offsets_that_leave_the_arrays_are_refused(offsets: list[int]) -> None:
+    given_ = arguments([5, 5], [2, 2], 0)
+    given_[4] = np.array(offsets)
+    with pytest.raises(ValueError, match="offsets"):
+        digests.sum_of_hashes(*given_)
