@@ -17,7 +17,7 @@ LAYERS = [
     {"model", "optim", "schedule", "precision", "data", "mlperf", "rundir"},
     {"step", "graph", "evaluate", "checkpoint"},
     {"config"},
-    {"resume"},
+    {"resume", "kernel_choice"},
     {"train", "check", "allreduce"},
     {"__main__"},
 ]

@@ -11,10 +11,12 @@ import sys
 import traceback
 from collections.abc import Mapping
 
+import torch
+
 from bert import check, rundir
 from bert.config import Config
-from bert.dist import HangError, World
-from bert.env import from_env
+from bert.dist import HangError, World, pick_device
+from bert.env import ConfigError, from_env
 from bert.mlperf import MlperfLog
 from bert.train import USER_ERRORS, TrainingError, train
 
@@ -50,7 +52,21 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         return _fail(run, f"{type(error).__name__}: {error}"[:2000], CRASHED)
 
 
+def _check_gpu(config: Config) -> None:
+    """Raises ConfigError where a submission would quietly train on a CPU, weeks instead of minutes."""
+    unseen = config.dist.device == "auto" and pick_device(config.dist).type == "cpu"
+    if unseen and config.mlperf.division == "closed" and not config.data.synthetic:
+        reason = "PyTorch is built without CUDA"
+        if torch.backends.cuda.is_built():
+            try:
+                torch.cuda.init()
+            except Exception as error:  # the driver's own words
+                reason = str(error)
+        raise ConfigError(f"no GPU is seen ({reason}): fix the driver, or set DEVICE=cpu")
+
+
 def _train(config: Config) -> int:
+    _check_gpu(config)
     is_main = config.dist.rank == 0
     path = config.run.run_dir / f"result_{config.run.trial}.txt" if config.run.run_dir else None
     log = MlperfLog(config.mlperf, is_main, path)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from scipy.special import stdtrit
 
-from bert import checkpoint, env, mlperf
+from bert import checkpoint, env, kernel_choice, mlperf
 from bert.config import Config
 from bert.data.format import DataError
 from bert.data.sampler import Sampler
@@ -33,6 +33,8 @@ def report(config: Config) -> str:
     model = _model(config)
     rows.append(("model", f"{sum(p.numel() for p in model.parameters()):,} parameters, {config.bert_config_path}"))
     rows.append(("kernels", config.kernels.describe(pick_device(config.dist))))
+    alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
+    rows.append(("attention", kernel_choice.choose(config, alone)[1]))
     data = config.data
     batch = f"{data.batch_size} rows x {data.gradient_steps} accumulated x {config.dist.world_size} ranks"
     rows.append(

@@ -30,7 +30,11 @@ class Config:
     sustained_minutes: float = env(
         "SUSTAINED_TRAINING_TIME", 0.0, at_least=0, doc="minutes from run_start to keep training for power meters"
     )
-    warm_up: bool | None = env("WARMUP_RUN", None, doc="1 runs one step before the clock and undoes it; unset: on GPUs")
+    warm_up: bool | None = env(
+        "WARMUP_RUN",
+        None,
+        doc="1 runs a step before the clock and undoes it; unset: on GPUs. CUDA graphs always do",
+    )
 
     dist: dist.Config = field(default_factory=dist.Config)
     kernels: kernels.Config = field(default_factory=kernels.Config)

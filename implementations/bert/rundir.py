@@ -41,6 +41,16 @@ def write_description(config: Config, tree: Any) -> None:
     write_text(config.run_dir / "environment.json", json.dumps(environment(), indent=2) + "\n")
 
 
+def add_to_environment(config: Config, facts: dict[str, Any]) -> None:
+    """Adds what became known after write_description, such as the attention backend, to environment.json."""
+    if config.run_dir is None:
+        return
+    path = config.run_dir / "environment.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(known | facts, indent=2) + "\n")
+
+
 def write_error(config: Config, reason: str) -> None:
     """Leaves the reason of a failure for the launcher; the first one stands."""
     if config.run_dir is None:

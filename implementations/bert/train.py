@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert import checkpoint, resume
+from bert import checkpoint, kernel_choice, resume, rundir
 from bert.config import Config
 from bert.data.batch import Batch, make_batch
 from bert.data.format import DataError
@@ -23,7 +23,7 @@ from bert.dist import World
 from bert.env import ConfigError
 from bert.evaluate import EvaluationGraph, Evaluator
 from bert.graph import GraphedStep, graph_capacity, preserved, static_batch
-from bert.kernels import attention, select
+from bert.kernels import select
 from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
@@ -44,6 +44,7 @@ def train(config: Config, world: World, log: MlperfLog) -> bool:
     seed = world.broadcast_int(resume.pick_seed(config, saved))
     log.submission()
     log.hyperparameters(config.hyperparameters(seed))
+    config = settle_kernels(config, world)
     model, eager = build(config, world, seed)
     log.weights(name for name, _ in model.named_parameters())
     start_step, start_batch, start_samples = resume.restore(config, eager, seed, saved)
@@ -94,16 +95,23 @@ def sustain(take_step: TrainingStep, data: TrainingData, world: World, log: Mlpe
     log.sustained_stop()
 
 
+def settle_kernels(config: Config, world: World) -> Config:
+    """With the attention backend named; says which, and leaves it in the run's folder. A collective."""
+    choice, words = kernel_choice.choose(config, world)
+    if world.is_main:
+        if world.device.type == "cuda":
+            print(f"attention: {words}", file=sys.stderr, flush=True)
+        fused = sorted(choice.names(world.device))
+        rundir.add_to_environment(config.run, {"attention": choice.attention, "fused": fused})
+    return dataclasses.replace(config, kernels=choice)
+
+
 def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, Step]:
-    """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit."""
-    choice = config.kernels
-    if (
-        config.precision.dtype(world.device) == torch.float32 and choice.attention == "auto"
-    ):  # the others compute in bf16 or fp16
-        choice = dataclasses.replace(choice, attention="sdpa_loop")
-    if choice.attention == "auto" and world.device.type == "cuda":
-        choice = dataclasses.replace(choice, attention=agreed_attention(config, world))
-    model = BertForPreTraining(config.model, select(choice, world.device))
+    """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit.
+
+    ``config``: with the attention backend named.
+    """
+    model = BertForPreTraining(config.model, select(config.kernels, world.device))
     if config.checkpoint.init_checkpoint is not None:
         checkpoint.load_weights(model, config.checkpoint.init_checkpoint)
     else:
@@ -118,24 +126,6 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
         fused_update="lamb" in config.kernels.names(world.device),
     )
     return model, step
-
-
-def agreed_attention(config: Config, world: World) -> str:
-    """What ATTENTION=auto takes: the fastest backend on rank 0's GPU, if it works on every rank's. A collective.
-
-    Prints what was tried. Raises ConfigError where nothing works in a graph that is wanted.
-    """
-    trials = {trial.name: trial for trial in attention.trials(world.device)}
-    tried = "; ".join(f"{trial.name} {trial.problem or f'{trial.milliseconds:.2f} ms'}" for trial in trials.values())
-    names = list(attention.BACKENDS)
-    taken = names[world.broadcast_int(names.index(attention.default_backend(world.device)))]
-    if world.any(taken in trials and trials[taken].milliseconds is None):
-        raise ConfigError(f"attention {taken} is the fastest on rank 0 and fails on another one: set ATTENTION")
-    if taken == "sdpa_loop" and config.uses_graph:
-        raise ConfigError(f"no attention backend works here ({tried}): set CUDA_GRAPH=0")
-    if world.is_main:
-        print(f"attention: {taken} (tried: {tried})", file=sys.stderr, flush=True)
-    return taken
 
 
 def finisher(config: Config, world: World) -> Callable[[Batch], Batch]:

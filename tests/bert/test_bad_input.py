@@ -10,6 +10,9 @@ import h5py
 import pytest
 import torch
 
+from bert.config import Config
+from bert.env import from_env
+
 
 def _model(environment, **changes):
     path = Path(environment["CHECKPOINTDIR_PHASE1"], "bert_config.json")
@@ -102,3 +105,18 @@ def test_check_prints_what_would_run(prepared, run_bert):
     assert "global batch  6 sequences = 3 rows" in finished.stdout
     assert "3 files in" in finished.stdout
     assert not Path(prepared["RUN_DIR"]).exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_submission_that_sees_no_gpu_stops_instead_of_training_on_the_cpu(prepared, tmp_path, capfd):
+    from bert.__main__ import BAD_INPUT, _check_gpu, main
+
+    weights = tmp_path / "weights.pt"
+    weights.write_bytes(b"")
+    closed = prepared | {"SUBMISSION_DIVISION": "closed", "DEVICE": "auto", "INIT_CHECKPOINT": str(weights)}
+    assert main([], closed) == BAD_INPUT
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith("bert: error: no GPU is seen (")
+    assert line.endswith("): fix the driver, or set DEVICE=cpu")
+    for changed in ({"DEVICE": "cpu"}, {"SUBMISSION_DIVISION": "open"}, {"SYNTH_DATA": "1"}):
+        _check_gpu(from_env(Config, closed | changed))

@@ -43,6 +43,7 @@ def test_the_check_says_what_would_run(prepared, run_bert):
     assert said["evaluation"] == "every 24 samples from 24, target 0.9", "the open division may choose its interval"
     assert said["convergence"].startswith("2,414,421 samples to the target by the RCP of batch size 448")
     assert said["data"].startswith("3 files in ")
+    assert said["attention"] == "sdpa_loop (the device is a CPU)"
 
 
 def test_the_check_builds_the_batches_of_the_run(prepared, run_bert):

@@ -274,6 +274,7 @@ def test_run_folder_describes_the_run(prepared, run_bert):
     assert config["schedule"]["lr"] == 0.05
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__
+    assert (environment["attention"], environment["fused"]) == ("sdpa_loop", [])
     assert (folder / "error_0.txt").read_text().startswith("the target accuracy 0.9 was not reached in 1 steps")
 
 
@@ -333,14 +334,12 @@ def _train_with_overflows(environment, monkeypatch, overflow):
         patch.setattr(train.TrainingData, "next_step", next_step)
         patch.setattr(train, "build", poisoned)
         config = from_env(Config, environment)
-        log = MlperfLog(config.mlperf, True, Path(environment["RUN_DIR"]))
+        log = MlperfLog(config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt"))
         with World(config.dist) as world:
             assert not train.train(config, world, log)
-    lines = Path(environment["RUN_DIR"]).read_text().splitlines()
-    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
     said = [
         (event["key"], event["value"] if event["key"] != "tracked_stats" else None, event["metadata"].get("epoch_num"))
-        for event in events
+        for event in _result(environment)
     ]
     return trained[0].state_dict(), rates, said
 
@@ -353,7 +352,7 @@ def test_run_with_overflows_is_the_run_without_their_batches(shard, prepared, tm
     settings = {"SHARD_OPTIMIZER": shard, "LOG_EVERY_STEPS": "4", "WARMUP_STEPS": "3", "PRECISION": "fp16"}
     outcomes = []
     for name in ("clean", "overflows"):
-        environment = prepared | settings | {"RUN_DIR": str(tmp_path / f"{name}.txt")}
+        environment = prepared | settings | {"RUN_DIR": str(tmp_path / name)}
         outcomes.append(_train_with_overflows(environment, monkeypatch, name == "overflows"))
     (weights, rates, said), (others, tried, told) = outcomes
     schedule = from_env(Config, prepared | settings).schedule

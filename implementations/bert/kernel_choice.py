@@ -1,0 +1,43 @@
+"""Which attention backend a run takes: settled once, before the model is built, on all ranks alike."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from bert import kernels
+from bert.config import Config
+from bert.dist import World
+from bert.env import ConfigError
+from bert.kernels import attention
+
+
+def choose(config: Config, world: World) -> tuple[kernels.Config, str]:
+    """The kernels with the attention backend named, and why it is that one, in words. A collective.
+
+    On a GPU ATTENTION=auto is the fastest backend on rank 0, if it works on every rank. Raises ConfigError where
+    nothing works in a graph that is wanted.
+    """
+    choice, device = config.kernels, world.device
+    if choice.attention != "auto":
+        return choice, f"{choice.attention} (ATTENTION)"
+    if device.type != "cuda":
+        name, words = "sdpa_loop", "sdpa_loop (the device is a CPU)"
+    elif config.precision.dtype(device) == torch.float32:
+        name, words = "sdpa_loop", "sdpa_loop (the others compute in bf16 or fp16)"
+    else:
+        name, words = _agreed(config, world)
+    return dataclasses.replace(choice, attention=name), words
+
+
+def _agreed(config: Config, world: World) -> tuple[str, str]:
+    trials = {trial.name: trial for trial in attention.trials(world.device)}
+    tried = "; ".join(f"{trial.name} {trial.problem or f'{trial.milliseconds:.2f} ms'}" for trial in trials.values())
+    names = list(attention.BACKENDS)
+    taken = names[world.broadcast_int(names.index(attention.default_backend(world.device)))]
+    if world.any(taken in trials and trials[taken].milliseconds is None):
+        raise ConfigError(f"attention {taken} is the fastest on rank 0 and fails on another one: set ATTENTION")
+    if taken == "sdpa_loop" and config.uses_graph:
+        raise ConfigError(f"no attention backend works here ({tried}): set CUDA_GRAPH=0")
+    return taken, f"{taken} (tried: {tried})"
