@@ -45,21 +45,25 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_not_source(target: Path, source: Path) -> None:
+    """Raises DataError where a stage would write over what it reads."""
+    if target.exists() and source.exists() and target.samefile(source):
+        raise DataError(f"{target} is the source, and would be written over; give another target")
+
+
 def positive(text: str) -> int:
     """argparse type: an integer from 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
 
 
 def part_of(text: str) -> tuple[int, int]:
     """argparse type: '1/4' -> (1, 4), the second of four parts."""
     number, _, count = text.partition("/")
-    part = int(number), int(count)
-    if not 0 <= part[0] < part[1]:
-        raise argparse.ArgumentTypeError(f"{text} is no part; give I/N with I from 0 to N - 1")
-    return part
+    if not number.isdecimal() or not count.isdecimal() or int(number) >= int(count):
+        raise argparse.ArgumentTypeError(f"{text!r} is no part; give I/N with I from 0 to N - 1")
+    return int(number), int(count)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ SEQUENCES_PER_GROUP = 1_000_000  # at most; 0.7 GB at the mean length of Wikiped
 SEQUENCES_PER_SHARD = 500  # fewer make no shard of their own, unless the user says how many shards
 SEQUENCES_OF_SMALLEST_SHARD = 16
 MOST_SHARDS = 4320
+_SOURCE = " files of instances"  # what shards are made of, after their number
 
 Integers = npt.NDArray[np.int64]
 Arrange = Callable[[Records, int], tuple[Integers, "Integers | None"]]
@@ -113,7 +114,7 @@ def plan_deal(
         seed=seed,
         metadata=dataclasses.replace(
             first,
-            source=((f"{len(sources)} files of instances", contents), (stage, recipe)),
+            source=((f"{len(sources)}{_SOURCE}", contents), (stage, recipe)),
             content_digest="",
             multiset_digest="",
         ),
@@ -229,13 +230,30 @@ def _finished_digest(deal: Deal, shard: int) -> str | None:
     return metadata.multiset_digest if metadata.source == deal.metadata.source else None
 
 
+def check_target(target: Path, sources: Sequence[Path] = ()) -> None:
+    """Checks that shards may be written to the folder, and the shards there be replaced.
+
+    Raises:
+        DataError: it is the sources' own, or holds shards that were not made here, such as NVIDIA's.
+    """
+    if target.resolve() in {path.resolve().parent for path in sources}:
+        raise DataError(f"{target} holds the source; give another folder for the shards")
+    for path in sorted(target.glob("part_*.hdf5")):
+        try:
+            source = open_records(path)[1].source
+        except DataError:  # damaged: made again, or removed
+            continue
+        if len(source) != 2 or not source[0][0].endswith(_SOURCE):
+            raise DataError(f"{path} was not made by this preparation; move it away, or give another folder")
+
+
 def make_shards(
     deal: Deal, arrange: Arrange, *, label: str, jobs: int, multiset: str | None, part: tuple[int, int] = (0, 1)
 ) -> str:
     """Writes all shards and returns the multiset digest of their sequences.
 
-    Shards of an earlier, interrupted run are kept; other record files in the target folder are removed. Leaves an
-    index beside them.
+    Shards of an earlier, interrupted run are kept; others made by this preparation are removed from the target folder.
+    Leaves an index beside them.
 
     Args:
         deal: what goes where.
@@ -246,8 +264,10 @@ def make_shards(
         part: (i, n) makes every n-th group from the i-th on only, without the last check and the tidying.
 
     Raises:
-        DataError: a shard cannot be written, or the shards are not exactly the source's sequences.
+        DataError: a shard cannot be written, the target holds others' files or the source, or the shards are not
+            exactly the source's sequences.
     """
+    check_target(deal.target, deal.sources)
     deal.target.mkdir(parents=True, exist_ok=True)
     (deal.target / INDEX).unlink(missing_ok=True)
     groups = range(part[0], deal.num_groups, part[1])

@@ -11,7 +11,7 @@ import numpy as np
 
 from bert.data.format import DataError, open_records, write_records
 
-from .cli import positive, run, stage_parser
+from .cli import check_not_source, positive, run, stage_parser
 
 NUM_SAMPLES = 10_000
 
@@ -40,6 +40,7 @@ def report(target: Path, count: int, num_samples: int) -> str:
 
 
 def _main(options: argparse.Namespace) -> None:
+    check_not_source(options.target, options.source)
     count = pick_samples(options.source, options.target, options.num_samples)
     print(report(options.target, count, options.num_samples), file=sys.stderr)
 

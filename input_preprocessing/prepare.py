@@ -32,7 +32,7 @@ from bert.data.format import DataError, atomic_file, open_records
 from . import bins, download, evalset, manifest, vocabulary, wikipedia
 from .cli import add_jobs, human_time, lock_folder, part_of, positive, run, stage_parser
 from .convert_checkpoint import convert
-from .deal import num_shards
+from .deal import check_target, num_shards
 from .inputs import Inputs, check_config, check_needs, find_inputs, needs_of, public_needs
 from .instances import add_sampling_options, sampling_config, sampling_digest, write_instances
 from .pack import pack_records
@@ -80,6 +80,11 @@ class Job:
         """File that tells that, and how, the data set was finished."""
         return self.outputdir / f"prepared-{self.kind}.json"
 
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Most tokens of each bin, of binned data."""
+        return bins.edges_for(self.config.max_seq_length, self.options.edges) if self.kind == "binned" else ()
+
     def recipe(self) -> dict[str, object]:
         """All that decides the result, as far as it can be told without reading the text."""
         texts = (*self.inputs.texts, self.inputs.eval_text)
@@ -91,7 +96,7 @@ class Job:
             "kind": self.kind,
             "shards": self.options.shards,
             "max_sequences_per_row": self.options.max_sequences_per_row if self.kind == "packed" else 1,
-            "edges": list(self.options.edges) if self.kind == "binned" else [],
+            "edges": list(self.edges),
             "num_eval_samples": self.options.num_eval_samples,
         }
 
@@ -159,7 +164,7 @@ def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path,
     if job.kind == "binned":
         target = job.outputdir / "hdf5" / "bins"
         digest = bins.bin_records(
-            job.instances, target, edges=options.edges, shards=options.shards, seed=seed, jobs=jobs, part=part
+            job.instances, target, edges=job.edges, shards=options.shards, seed=seed, jobs=jobs, part=part
         )
         return target, digest
     shards = num_shards(sum(open_records(path)[0].num_sequences for path in sources), options.shards)
@@ -240,9 +245,22 @@ def start(options: argparse.Namespace) -> Job | None:
         return None
     if options.only in (None, "start"):
         outputdir.mkdir(parents=True, exist_ok=True)
+        _check_targets(job)
         check_needs(needs_of(inputs.sizes, config, options.jobs, options.part[1]), outputdir, *_OUTPUTS)
         job.manifest.unlink(missing_ok=True)
     return job
+
+
+def _check_targets(job: Job) -> None:
+    """Checks, before hours of work, that no files of others are where the shards will be, and the bins' lengths.
+
+    Raises:
+        DataError: there are, or the lengths do not suit.
+    """
+    unpacked = f"hdf5/training-{job.options.shards or '*'}"
+    folders = {"packed": ["packed_data"], "unpacked": [unpacked], "binned": [f"hdf5/bins/{edge}" for edge in job.edges]}
+    for folder in (path for pattern in folders[job.kind] for path in job.outputdir.glob(pattern)):
+        check_target(folder)
 
 
 def finish(job: Job) -> None:

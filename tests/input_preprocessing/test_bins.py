@@ -61,10 +61,29 @@ def test_a_bin_of_few_sequences_makes_one_shard(source: Path) -> None:
 
 
 def test_edges_that_leave_sequences_out_or_a_bin_empty_are_refused(source: Path) -> None:
-    with pytest.raises(DataError, match="do not hold exactly"):
-        make(source, "a", edges=(16, 32))
+    for edges in ((16, 32), (64, 128), (16, 64, 65)):
+        with pytest.raises(DataError, match="does not suit sequences of up to 64 tokens"):
+            make(source, "a", edges=edges)
+    assert not (source.parent / "a").exists()
     with pytest.raises(DataError, match="no sequences of 1 to 4 tokens"):
         make(source, "b", edges=(4, 64))
-    for text in ("32,16", "0,16", "16,16"):
+    for text in ("32,16", "0,16", "16,16", "16,x", ""):
         with pytest.raises(Exception, match="growing lengths"):
             bins.parse_edges(text)
+
+
+def test_bins_are_quarters_of_the_longest_sequence_by_default(source: Path) -> None:
+    target = source.parent / "quarters"
+    bins.bin_records(source, target, edges=None, shards=1, seed=1, jobs=1)
+    assert sorted(path.name for path in target.iterdir()) == ["16", "32", "48", "64"]
+    assert bins.edges_for(512, None) == (128, 256, 384, 512)
+
+
+def test_bins_of_earlier_edges_are_removed_but_no_file_of_others(source: Path) -> None:
+    target = make(source, "bins", edges=(32, 64))
+    (target / "32" / "notes.txt").touch()
+    make(source, "bins", edges=(16, 64))
+    assert sorted(path.name for path in target.rglob("*") if not path.name.startswith("part_")) == [
+        "16", "32", "64", "index.json", "index.json", "notes.txt",
+    ]  # fmt: skip
+    assert [path.name for path in (target / "32").iterdir()] == ["notes.txt"]

@@ -1,0 +1,98 @@
+"""No stage writes over what it reads, nor removes files that it did not make."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert.data.format import DataError, write_records
+from input_preprocessing import bins, evalset, pack, prepare, shuffle
+
+from ..bert.data.samples import METADATA, make_records, write_nvidia
+from .conftest import prepare_options
+
+
+def contents_of(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def run_stage(stage: str, source: Path, target: Path) -> None:
+    if stage == "pack":
+        pack.pack_records(source, target, shards=2, seed=1, max_sequences_per_row=3, jobs=1)
+    elif stage == "bins":
+        bins.bin_records(source, target, edges=(32, 64), shards=1, seed=1, jobs=1)
+    else:
+        shuffle.shuffle_records(source, target, shards=2, seed=1, jobs=1)
+
+
+@pytest.mark.parametrize("stage", ["pack", "shuffle", "bins"])
+def test_the_source_is_no_target(tmp_path: Path, stage: str) -> None:
+    source = tmp_path / ("64" if stage == "bins" else "source")
+    source.mkdir()
+    write_records(source / "part_00000_of_00002.hdf5", make_records(100), METADATA)
+    (tmp_path / "link").symlink_to(source)
+    before = contents_of(source)
+    for target in (tmp_path,) if stage == "bins" else (source, tmp_path / "link"):
+        with pytest.raises(DataError, match="holds the source"):
+            run_stage(stage, source, target)
+        assert contents_of(source) == before
+
+
+@pytest.mark.parametrize("maker", ["NVIDIA", "import_records"])
+@pytest.mark.parametrize("stage", ["pack", "shuffle", "bins"])
+def test_shards_of_others_are_neither_replaced_nor_removed(tmp_path: Path, stage: str, maker: str) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    folder = target / "64" if stage == "bins" else target
+    source.mkdir()
+    folder.mkdir(parents=True)
+    write_records(source / "part-0.hdf5", make_records(100), METADATA)
+    other = folder / "part_00001_of_04320.hdf5"
+    if maker == "NVIDIA":
+        write_nvidia(other, make_records(20), "variable")
+    else:
+        write_records(other, make_records(20), METADATA)
+    before = contents_of(folder)
+    with pytest.raises(DataError, match=r"part_00001_of_04320\.hdf5 was not made by this preparation"):
+        run_stage(stage, source, target)
+    assert contents_of(folder) == before
+
+
+@pytest.mark.parametrize("kind", ["--packed-data", "--binned-data", "--shards=2"])
+def test_a_preparation_sees_shards_of_others_before_it_begins(fresh: Path, kind: str) -> None:
+    folder = {"--packed-data": "packed_data", "--binned-data": "hdf5/bins/64", "--shards=2": "hdf5/training-2"}[kind]
+    (fresh / folder).mkdir(parents=True)
+    write_nvidia(fresh / folder / "part_00000_of_00002.hdf5", make_records(20), "variable")
+    before = contents_of(fresh / folder)
+    with pytest.raises(DataError, match="was not made by this preparation"):
+        prepare.prepare(prepare_options(fresh, kind))
+    assert contents_of(fresh / folder) == before
+    assert not list(fresh.glob("work/*"))
+
+
+def test_edges_are_checked_before_a_preparation_begins(fresh: Path) -> None:
+    with pytest.raises(DataError, match="--edges 32,48 does not suit sequences of up to 64 tokens"):
+        prepare.prepare(prepare_options(fresh, "--binned-data", "--edges", "32,48"))
+    assert not list(fresh.glob("work/*"))
+
+
+def test_the_evaluation_set_is_not_written_over_its_instances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_records(tmp_path / "a.hdf5", make_records(30), METADATA)
+    shutil.copy(tmp_path / "a.hdf5", tmp_path / "b.hdf5")
+    line = ["evalset", "--source", str(tmp_path / "a.hdf5"), "--num-samples", "5", "--target"]
+    monkeypatch.setattr(sys, "argv", [*line, str(tmp_path / "." / "a.hdf5")])
+    with pytest.raises(SystemExit, match="is the source"):
+        evalset.main()
+    assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
+    monkeypatch.setattr(sys, "argv", [*line, str(tmp_path / "c.hdf5")])
+    evalset.main()
+    assert "5 evaluation samples" in capsys.readouterr().err
