@@ -104,9 +104,12 @@ def test_encoder_with_casts_in_kernels_is_the_one_with_separate_casts_bit_for_bi
             assert torch.equal(together[name], tensor), name
 
 
-@pytest.mark.parametrize("why", ["first step", "current recipe", "rows no multiple of 16", "evaluation"])
-def test_where_the_scale_is_not_known_beforehand_the_casts_are_separate(why, scales, device, monkeypatch):
-    encoder = _encoder(CASTS_IN_KERNELS, device, "current" if why == "current recipe" else "delayed")
+@pytest.mark.parametrize(
+    "why", ["first step", "current recipe", "rows no multiple of 16", "evaluation", "GELU not fused"]
+)
+def test_where_kernels_cannot_cast_the_casts_are_separate(why, scales, device, monkeypatch):
+    fused = "embeddings,dropout_add_layer_norm" if why == "GELU not fused" else CASTS_IN_KERNELS
+    encoder = _encoder(fused, device, "current" if why == "current recipe" else "delayed")
     if why != "first step":
         encoder.fp8_scaling.load_state_dict(scales)
     # Only the choice is looked at: whatever runs, runs on plain operations.
