@@ -82,8 +82,8 @@ class Config:
         """Raises ConfigError for what this machine's device cannot do."""
         device = dist.pick_device(self.dist)
         self.precision.check(device)
-        self.optim.check(device)
         dtype, dropout = self.precision.dtype(device), self.model.attention_probs_dropout_prob
+        self.optim.check(device, dtype, self.dist.world_size)
         attention.check(self.kernels.attention, device, dropout, dtype, self.uses_graph)
         sharded = self.optim.is_sharded(device)
         if self.data.gradient_steps > 1 and dtype in (torch.bfloat16, torch.float16) and not sharded:

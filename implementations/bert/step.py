@@ -17,6 +17,7 @@ from bert.dist import World
 from bert.model.bert import BertForPreTraining
 from bert.optim import Config as OptimizerConfig
 from bert.optim import Optimizer
+from bert.optim.apex_distributed import DistributedLamb
 from bert.optim.replicated import Replicated
 from bert.optim.sharded import Sharded
 from bert.precision import Config as PrecisionConfig
@@ -183,7 +184,9 @@ class Step:
         self.calibrated = self.fp8 is None or self.fp8.calibrated
         self.lr = torch.zeros((), dtype=torch.float32, device=world.device)
         self.gradients: Gradients
-        if isinstance(optimizer, Sharded):
+        if isinstance(optimizer, DistributedLamb):
+            self.gradients = optimizer
+        elif isinstance(optimizer, Sharded):
             self.gradients = ShardedGradients(model, optimizer, config, scaler.enabled)
         else:
             self.gradients = ReplicatedGradients(model, optimizer, config, world, scaler.enabled)

@@ -1,4 +1,4 @@
-"""Optimizers. OPTIMIZER chooses the rule (lamb.py, adam.py, apex.py); SHARD_OPTIMIZER, whether its state is divided."""
+"""Optimizers. OPTIMIZER chooses the rule (lamb.py, adam.py, apex*.py); SHARD_OPTIMIZER, if its state is divided."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from bert.dist import World
 from bert.env import ConfigError, env
 from bert.kernels import lamb as lamb_kernel
-from bert.optim import adam, apex, lamb
+from bert.optim import adam, apex, apex_distributed, lamb
+from bert.optim.apex_distributed import DistributedLamb
 from bert.optim.flat import FlatLamb, FlatRule, Piecewise, Shard
 from bert.optim.replicated import Replicated
 from bert.optim.rule import Pieces, Rule
 from bert.optim.sharded import Sharded
 
-Optimizer = Replicated | Sharded
+Optimizer = Replicated | Sharded | DistributedLamb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Config:
     optimizer: str = env(
         "OPTIMIZER",
         "lamb",
-        choices=("lamb", "apex_lamb", "adamw", "adam"),
+        choices=("lamb", "apex_lamb", "apex_distributed_lamb", "adamw", "adam"),
         doc="optimizer; the closed division prescribes LAMB, ours or that of NVIDIA's apex, where it is installed",
     )
     sharded: bool | None = env(
@@ -41,12 +42,14 @@ class Config:
     lamb: lamb.Config = field(default_factory=lamb.Config)
     adam: adam.Config = field(default_factory=adam.Config)
 
-    def check(self, device: torch.device) -> None:
-        """Raises ConfigError for an optimizer that cannot run on ``device``, or not as it is set."""
+    def check(self, device: torch.device, dtype: torch.dtype, world_size: int) -> None:
+        """Raises ConfigError for an optimizer that cannot train weights of ``dtype`` on so many of ``device``."""
         if self.is_apex:
             if self.sharded:
                 raise ConfigError(f"OPTIMIZER={self.optimizer} with SHARD_OPTIMIZER=1: leave SHARD_OPTIMIZER unset")
             apex.check(self.optimizer, device)
+        if self.optimizer == apex_distributed.NAME:
+            apex_distributed.check(dtype, world_size)
 
     @property
     def is_apex(self) -> bool:
@@ -110,6 +113,12 @@ def build(
     fused: bool,
 ) -> Optimizer:
     """The optimizer of ``model``, on its device. ``stages``, ``masters`` and ``accumulate`` as in Sharded."""
+    if config.optimizer == apex_distributed.NAME:
+        return DistributedLamb(
+            model, model.named_parameters(), config.lamb, world,
+            clip=config.clip, max_grad_norm=config.max_grad_norm, masters=masters,
+            node_size=min(world.size, torch.cuda.device_count() or world.size),
+        )  # fmt: skip
     if not config.is_sharded(world.device):
         return Replicated(model.named_parameters(), config.rule, masters)
     return Sharded(

@@ -1,6 +1,6 @@
 """LAMB by NVIDIA's apex, where it is installed (the NGC images have it); nothing else needs it.
 
-``OPTIMIZER=apex_lamb``: apex.optimizers.FusedMixedPrecisionLamb on the fp32 masters of every rank, its learning rate,
+``OPTIMIZER=apex_lamb`` is apex.optimizers.FusedMixedPrecisionLamb on the fp32 masters of every rank, its learning rate,
 step count and overflow flag on the device, so that it runs in a CUDA graph. Clipping and the sum over the ranks stay
 ours: apex gets the gradient's factor as the inverse of a loss scale, and a bound that no norm reaches.
 """
@@ -18,7 +18,10 @@ from bert.env import ConfigError
 from bert.optim import lamb
 from bert.optim.rule import Pieces, is_decayed
 
-CLASSES = {"apex_lamb": ("apex.optimizers", "FusedMixedPrecisionLamb")}
+CLASSES = {
+    "apex_lamb": ("apex.optimizers", "FusedMixedPrecisionLamb"),
+    "apex_distributed_lamb": ("apex.contrib.optimizers.distributed_fused_lamb", "DistributedFusedLAMB"),
+}
 
 
 def load(name: str) -> Any:
@@ -42,6 +45,16 @@ def check(name: str, device: torch.device) -> None:
     load(name)
 
 
+def decay_groups(names: Sequence[str], tensors: Sequence[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    """PyTorch's groups of parameters: those that are decayed, and biases and LayerNorm, which are not."""
+    found = []
+    for decayed in (True, False):
+        chosen = [tensor for name, tensor in zip(names, tensors, strict=True) if is_decayed(name) == decayed]
+        if chosen:
+            found.append({"params": chosen, "weight_decay": weight_decay if decayed else 0.0})
+    return found
+
+
 class ApexRule:
     """LambRule's update, by apex, over whole parameters."""
 
@@ -50,15 +63,8 @@ class ApexRule:
         self.num_steps = torch.zeros((), dtype=torch.int64, device=pieces.device)
         self.no_overflow = torch.zeros(1, dtype=torch.float32, device=pieces.device)
         self.grad_scale: Tensor | float = 1.0
-        groups = [
-            {
-                "params": [p for p, n in zip(pieces.masters, pieces.names, strict=True) if is_decayed(n) == decayed],
-                "weight_decay": config.weight_decay if decayed else 0.0,
-            }
-            for decayed in (True, False)
-        ]
         self.optimizer = load("apex_lamb")(
-            [group for group in groups if group["params"]],
+            decay_groups(pieces.names, pieces.masters, config.weight_decay),
             lr=0.0,
             bias_correction=True,
             betas=(config.beta1, config.beta2),

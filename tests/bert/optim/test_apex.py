@@ -113,8 +113,8 @@ def test_without_apex_or_with_another_package_of_that_name_one_line_says_what_to
 def test_apex_needs_a_gpu_and_whole_parameters(monkeypatch):
     double.install(monkeypatch)
     with pytest.raises(ConfigError, match="needs a GPU"):
-        optim.Config(optimizer="apex_lamb").check(torch.device("cpu"))
+        optim.Config(optimizer="apex_lamb").check(torch.device("cpu"), torch.bfloat16, 1)
     with pytest.raises(ConfigError, match="leave SHARD_OPTIMIZER unset"):
-        optim.Config(optimizer="apex_lamb", sharded=True).check(torch.device("cuda"))
-    optim.Config(optimizer="apex_lamb").check(torch.device("cuda"))
+        optim.Config(optimizer="apex_lamb", sharded=True).check(torch.device("cuda"), torch.bfloat16, 1)
+    optim.Config(optimizer="apex_lamb").check(torch.device("cuda"), torch.bfloat16, 1)
     assert optim.Config(optimizer="apex_lamb").hyperparameters() == optim.Config().hyperparameters()
