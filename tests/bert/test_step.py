@@ -16,6 +16,8 @@ from bert.env import ConfigError
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
 from bert.precision import Config as PrecisionConfig
+from bert.precision import LossScaler
+from bert.schedule import learning_rate
 from bert.step import build_step
 
 
@@ -108,6 +110,28 @@ def test_fp8_refuses_sizes_that_no_hardware_takes(tiny):
     model, _ = _step(tiny)
     with pytest.raises(ConfigError, match="fp8 takes multiples of 16, and bert_config has hidden_size=24, intermedi"):
         model.bert.encoder.use_fp8("delayed", torch.device("cuda"))
+
+
+def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_device(prepared, monkeypatch):
+    from bert.config import Config
+    from bert.env import from_env
+    from bert.train import Steps
+
+    config = from_env(Config, prepared | {"PRECISION": "fp16"})
+    scaler = LossScaler(config.precision, torch.float16)
+    steps = Steps(config, scaler, 0, 0, torch.device("cpu"))
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor"))
+    rates = []
+    with _Watch() as watch:
+        for finite in (True, False, True):
+            rates.append(steps.begin())
+            scaler.update(torch.tensor(finite))
+    assert watch.waiting <= {"aten.lift_fresh.default"}  # of the test's own tensors
+    expected = [learning_rate(step, config.schedule) for step in (1, 2, 2)]
+    assert [float(rate) for rate in rates] == pytest.approx(expected)
+    assert steps.done == 3
+    assert not steps.settle()
+    assert steps.done == 2
 
 
 def test_overflow_is_no_sample_trained_on(tiny, make_records, batch_of):
