@@ -51,6 +51,13 @@ def check_not_source(target: Path, source: Path) -> None:
         raise DataError(f"{target} is the source, and would be written over; give another target")
 
 
+def named_folder(text: str) -> Path:
+    """argparse type: a folder; an empty name (a variable of the shell that is not set) would be the current one."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty; is a variable not set?")
+    return Path(text)
+
+
 def positive(text: str) -> int:
     """argparse type: an integer from 1."""
     if not text.strip().isdecimal() or int(text) < 1:

@@ -30,6 +30,12 @@ _LARGEST_PUBLIC_TEXT = 32_851_144
 _OTHER_DOWNLOADS_BYTES = 5_500_000_000 + 4_035_000_000 + 1_350_000_000
 
 
+_SIGNATURES = {
+    b"\x1f\x8b": "gzip", b"BZh91AY&": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\3\4": "zip",
+    b"\x89HDF\r\n\x1a\n": "HDF5",
+}  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
     """The files of a download folder."""
@@ -63,19 +69,42 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
             f"no text {folder}/part-XXXXX-of-XXXXX; download the data, or make it of your own text with "
             f"python -m input_preprocessing.corpus --outputdir {download.parent} --input FILE"
         )
-    wanted = [f"part-{i:05d}-of-{len(texts):05d}" for i in range(len(texts))]
-    odd = sorted(set(wanted) ^ {path.name for path in texts})
-    if odd:
-        raise DataError(f"{folder} is incomplete or mixed, see {odd[0]}; it needs {wanted[0]} to {wanted[-1]} only")
+    _check_set(folder, [path.name for path in texts])
     found = [path for path in (folder / "eval.txt", download / "eval.txt") if path.is_file()]
     if not found:
         raise DataError(f"no evaluation text {folder}/eval.txt; download it or see input_preprocessing.corpus")
+    for path in (*texts, found[0]):
+        _check_is_text(path)
+    if not found[0].stat().st_size:
+        raise DataError(f"{found[0]} is empty; copy the evaluation text again")
     places = [phase1, download, folder]
     vocab = vocab_file or next((p / "vocab.txt" for p in places if (p / "vocab.txt").is_file()), None)
     if vocab is None:
         raise DataError(f"no vocab.txt in {phase1} or {download}; put it there or give --vocab-file")
     config = next((p / "bert_config.json" for p in places if (p / "bert_config.json").is_file()), None)
     return Inputs(texts=tuple(texts), eval_text=found[0], vocab=vocab, others=(config,) if config else ())
+
+
+def _check_set(folder: Path, names: list[str]) -> None:
+    """Checks that the part files of these names are all of one set."""
+    totals = sorted({name.rpartition("-of-")[2] for name in names})
+    if len(totals) > 1:
+        raise DataError(f"{folder} is mixed: it has parts of {' and of '.join(totals)}; move those of one set away")
+    count = int(totals[0]) if totals[0].isdecimal() else len(names)
+    wanted = {f"part-{i:05d}-of-{count:05d}" for i in range(count)}
+    if missing := sorted(wanted - set(names)):
+        raise DataError(f"{folder} is incomplete: {len(missing)} of {count} parts are missing, see {missing[0]}")
+    if odd := sorted(set(names) - wanted):
+        raise DataError(f"{folder}: {odd[0]} is no part of this set of {count}; move it away")
+
+
+def _check_is_text(path: Path) -> None:
+    """Checks that a file is not compressed or of HDF5, which would read as text with most bytes dropped."""
+    with open(path, "rb") as file:
+        start = file.read(8)
+    kind = next((kind for signature, kind in _SIGNATURES.items() if start.startswith(signature)), None)
+    if kind:
+        raise DataError(f"{path} is no text but {kind}; unpack it, or copy the text again")
 
 
 def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> None:

@@ -30,7 +30,7 @@ from pathlib import Path
 from bert.data.format import DataError, atomic_file, open_records
 
 from . import bins, download, evalset, manifest, vocabulary, wikipedia
-from .cli import add_jobs, human_time, lock_folder, part_of, positive, run, stage_parser
+from .cli import add_jobs, human_time, lock_folder, named_folder, part_of, positive, run, stage_parser
 from .convert_checkpoint import convert
 from .deal import check_target, num_shards
 from .inputs import Inputs, check_config, check_needs, find_inputs, needs_of, public_needs
@@ -307,12 +307,12 @@ def prepare(options: argparse.Namespace) -> None:
 def make_parser() -> argparse.ArgumentParser:
     """The command line's options."""
     parser = stage_parser("prepare", __doc__)
-    parser.add_argument("--outputdir", type=Path, required=True, help="folder of the data set")
+    parser.add_argument("--outputdir", type=named_folder, required=True, help="folder of the data set")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--packed-data", action="store_true", help="make packed rows (default: shuffled sequences)")
     kind.add_argument("--binned-data", action="store_true", help="make bins of sequences of similar length")
     parser.add_argument("--skip-download", action="store_true", help="use what is in DOWNLOADDIR")
-    parser.add_argument("--downloaddir", type=Path, help="folder of the input files (default: OUTPUTDIR/download)")
+    parser.add_argument("--downloaddir", type=named_folder, help="of the input files (default: OUTPUTDIR/download)")
     parser.add_argument("--mirror", help="URL or folder to download from (default: the benchmark's public places)")
     parser.add_argument("--shards", type=positive, help="shards to write (default: by size, at most 4320)")
     parser.add_argument("--vocab-file", type=Path, help="(default: vocab.txt in OUTPUTDIR/phase1 or DOWNLOADDIR)")

@@ -67,3 +67,24 @@ def test_the_need_is_told_and_checked_before_anything_is_downloaded(
     told = capsys.readouterr().err
     assert "13.2 GB of text in 501 files" in told
     assert "after a download of 24.1 GB" in told
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--outputdir", "", "the name is empty; is a variable not set"),
+        ("--shards", "x", "'x' is no whole number from 1"),
+        ("--jobs", "0", "'0' is no whole number from 1"),
+        ("--part", "3/3", "'3/3' is no part"),
+        ("--part", "1", "'1' is no part"),
+        ("--edges", "abc", "is not a list of growing lengths"),
+    ],
+)
+def test_a_wrong_value_is_told_with_the_option(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
+) -> None:
+    with pytest.raises(SystemExit):
+        prepare.make_parser().parse_args(["--outputdir", "data", option, value])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {option}: " in last
+    assert message in last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import gzip
 import os
 import random
 import shutil
@@ -161,8 +162,19 @@ def test_dumps_without_text_are_made_into_text_first(
 
 BAD = {
     "no text": (lambda d: shutil.rmtree(d / "download" / "results4"), "no text"),
-    "a part missing": (lambda d: (d / "download/results4/part-00001-of-00003").unlink(), "incomplete"),
-    "two sets mixed": (lambda d: (d / "download/results4/part-00000-of-00009").touch(), "incomplete or mixed"),
+    "a part missing": (lambda d: (d / "download/results4/part-00001-of-00003").unlink(),
+                       "incomplete: 1 of 3 parts are missing, see part-00001-of-00003"),
+    "two sets mixed": (lambda d: (d / "download/results4/part-00000-of-00009").touch(), "mixed: .* 00003 and of 00009"),
+    "a part too many": (lambda d: (d / "download/results4/part-00003-of-00003").touch(), "00003-of-00003 is no part"),
+    "a part still packed": (
+        lambda d: (d / "download/results4/part-00001-of-00003").write_bytes(gzip.compress(b"A text.")),
+        "part-00001-of-00003 is no text but gzip",
+    ),
+    "records for text": (
+        lambda d: (d / "download/results4/eval.txt").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(90)),
+        "eval.txt is no text but HDF5",
+    ),
+    "evaluation text of no bytes": (lambda d: (d / "download/results4/eval.txt").write_text(""), "eval.txt is empty"),
     "no evaluation text": (lambda d: (d / "download/results4/eval.txt").unlink(), "evaluation text"),
     "no vocabulary": (lambda d: (d / "download/vocab.txt").unlink(), "vocab.txt"),
     "wrong vocabulary": (lambda d: (d / "download/vocab.txt").write_text("a\nb\n"), "no BERT vocabulary"),
