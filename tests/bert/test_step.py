@@ -52,6 +52,14 @@ def test_overflow_skips_the_step_halves_the_scale_and_says_so(shard, tiny, make_
     assert not torch.equal(model.bert.pooler.dense.weight, before["bert.pooler.dense.weight"])
 
 
+def test_gradient_clipped_by_nan_leaves_nothing_behind(tiny, make_records, batch_of):
+    _, step = _step(tiny, "fp16", shard=True)
+    batch = batch_of(make_records(3), range(4))
+    assert step([batch], 0.01).finite
+    step.optimizer.scale_gradients(torch.tensor(float("nan")))  # CLIP=before, a rank that overflowed
+    assert step([batch], 0.01).finite
+
+
 class _Watch(TorchDispatchMode):
     """Counts operators, and those that wait for the device or copy from the host: a graph can hold neither."""
 

@@ -298,6 +298,21 @@ def test_fp16_looks_for_its_loss_scale_and_then_takes_every_step(prepared, run_b
     assert "steps in a row after step 0: lower LR or INIT_LOSS_SCALE" in finished.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("clip", "shard"), [("after", "1"), ("before", "0"), ("before", "1")])
+def test_fp16_ranks_skip_the_same_batches(clip, shard, prepared, run_bert, tmp_path):
+    environment = prepared | {
+        "PRECISION": "fp16", "INIT_LOSS_SCALE": str(2.0**35), "CHECKPOINT_DIR": str(tmp_path / "c"), "CLIP": clip,
+        "CHECKPOINT_EVERY_STEPS": "4", "EVAL_ITER_START_SAMPLES": "48", "EVAL_ITER_SAMPLES": "48",
+        "SHARD_OPTIMIZER": shard,
+    }  # fmt: skip
+    finished = run_bert(environment, ranks=2)
+    assert finished.returncode == 3, finished.stderr
+    state = _state(tmp_path / "c")
+    assert state["step"] == state["optimizer"]["num_steps"] == 8
+    assert state["batches"] == 8 + state["scaler"]["num_skipped_steps"] > 13
+
+
 OVERFLOWING = {1, 2, 5, 8, 9, 12}
 
 

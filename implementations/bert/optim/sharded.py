@@ -164,8 +164,11 @@ class Sharded:
 
     @torch.no_grad()
     def scale_gradients(self, factor: Tensor) -> None:
-        """Multiplies this rank's own gradient."""
-        self.gradients.mul_(factor.to(self.gradients.dtype))
+        """Multiplies this rank's own gradient; not by nan, which is in the gradient already.
+
+        It would stay in the zeros between the parameters, which no later gradient overwrites.
+        """
+        self.gradients.mul_(torch.where(torch.isfinite(factor), factor, 1.0).to(self.gradients.dtype))
 
     def finish_reduction(self) -> None:
         """Waits until this rank's shard of the averaged gradient is there; on a GPU the stream waits, not the host."""
