@@ -112,7 +112,14 @@ def write_pytorch(path: Path, tensors: Tensors) -> None:
             import torch
 
             made = {id(array): torch.from_numpy(np.require(array, requirements="W")) for array in arrays.values()}
-            torch.save({"model": {name: made[id(array)] for name, array in arrays.items()}}, partial)  # tied ones once
+            state = {name: made[id(array)] for name, array in arrays.items()}  # tied ones are stored once
+            try:
+                with open(partial, "wb") as file:
+                    torch.save({"model": state}, file)
+            except RuntimeError as error:  # what PyTorch makes of a write that failed; it does not tell the reason
+                raise DataError(
+                    f"cannot write {path}: a write failed; check space and permissions, run again"
+                ) from error
 
 
 def convert(

@@ -182,3 +182,9 @@ def test_a_checkpoint_is_found_by_prefix_file_or_folder(tmp_path: Path) -> None:
         assert prefix_of(path) == PREFIX
     with pytest.raises(DataError, match="0 checkpoints"):
         prefix_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+def test_a_target_in_a_folder_that_is_not_there_is_told(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=rf"cannot write .*none/{name}: No such file or directory"):
+        convert(PREFIX, tmp_path / "none" / name, "mlperf")

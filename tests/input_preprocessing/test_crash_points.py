@@ -157,6 +157,10 @@ STAGES: dict[str, Stage] = {
         lambda d: None,
         lambda d: convert_checkpoint.convert(CHECKPOINT, d / "out.safetensors", "huggingface"),
     ),
+    "convert_checkpoint to .pt": (
+        lambda d: None,
+        lambda d: convert_checkpoint.convert(CHECKPOINT, d / "out.pt", "mlperf"),
+    ),
 }
 
 
