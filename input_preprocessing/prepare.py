@@ -106,7 +106,15 @@ class Job:
             made = manifest.read(self.manifest)
         except DataError:
             return False
-        return made.recipe == self.recipe() and all((self.outputdir / name).is_file() for name in made.files)
+        return made.recipe == self.recipe() and all(_is_whole(self.outputdir / name) for name in made.files)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the file is there and, of records, not cut short."""
+    try:
+        return path.is_file() and (path.suffix != ".hdf5" or bool(open_records(path)))
+    except DataError:
+        return False
 
 
 def _make_instances(task: tuple[Path, Path, Vocabulary, SamplingConfig]) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from bert.data.format import DataError, write_records
 from input_preprocessing import bins, evalset, pack, prepare, shuffle
 
 from ..bert.data.samples import METADATA, make_records, write_nvidia
-from .conftest import prepare_options
+from .conftest import prepare_options, prepared_digests
 
 
 def contents_of(folder: Path) -> dict[str, str]:
@@ -75,6 +75,15 @@ def test_a_preparation_sees_shards_of_others_before_it_begins(fresh: Path, kind:
         prepare.prepare(prepare_options(fresh, kind))
     assert contents_of(fresh / folder) == before
     assert not list(fresh.glob("work/*"))
+
+
+def test_a_finished_folder_with_a_shard_cut_short_is_mended(packed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(packed, folder)
+    shard = sorted(folder.glob("packed_data/part_*"))[1]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+    assert prepared_digests(folder) == prepared_digests(packed)
 
 
 def test_edges_are_checked_before_a_preparation_begins(fresh: Path) -> None:
