@@ -13,6 +13,7 @@ from bert.data.format import DataError
 
 from .cli import human_bytes, human_time
 from .deal import SEQUENCES_PER_GROUP
+from .instances import check_is_text
 from .sampling import SamplingConfig
 from .vocabulary import Vocabulary
 
@@ -28,12 +29,6 @@ PUBLIC_TEXT_BYTES = 13_200_000_000
 _PUBLIC_TEXT_FILES = 501
 _LARGEST_PUBLIC_TEXT = 32_851_144
 _OTHER_DOWNLOADS_BYTES = 5_500_000_000 + 4_035_000_000 + 1_350_000_000
-
-
-_SIGNATURES = {
-    b"\x1f\x8b": "gzip", b"BZh91AY&": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\3\4": "zip",
-    b"\x89HDF\r\n\x1a\n": "HDF5",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +69,8 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
     if not found:
         raise DataError(f"no evaluation text {folder}/eval.txt; download it or see input_preprocessing.corpus")
     for path in (*texts, found[0]):
-        _check_is_text(path)
+        with open(path, "rb") as file:
+            check_is_text(path, file.read(8))
     if not found[0].stat().st_size:
         raise DataError(f"{found[0]} is empty; copy the evaluation text again")
     places = [phase1, download, folder]
@@ -96,15 +92,6 @@ def _check_set(folder: Path, names: list[str]) -> None:
         raise DataError(f"{folder} is incomplete: {len(missing)} of {count} parts are missing, see {missing[0]}")
     if odd := sorted(set(names) - wanted):
         raise DataError(f"{folder}: {odd[0]} is no part of this set of {count}; move it away")
-
-
-def _check_is_text(path: Path) -> None:
-    """Checks that a file is not compressed or of HDF5, which would read as text with most bytes dropped."""
-    with open(path, "rb") as file:
-        start = file.read(8)
-    kind = next((kind for signature, kind in _SIGNATURES.items() if start.startswith(signature)), None)
-    if kind:
-        raise DataError(f"{path} is no text but {kind}; unpack it, or copy the text again")
 
 
 def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> None:

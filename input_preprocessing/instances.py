@@ -16,11 +16,16 @@ from pathlib import Path
 from bert.data.format import DataError, Metadata, Records, write_records
 
 from . import vocabulary
-from .cli import run, stage_parser
+from .cli import check_not_source, run, stage_parser
 from .sampling import SamplingConfig, make_instances
 from .tfrecord import write_tfrecord
 from .tokenization import tokenize
 from .vocabulary import Vocabulary
+
+_SIGNATURES = {
+    b"\x1f\x8b": "gzip", b"BZh91AY&": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\3\4": "zip",
+    b"\x89HDF\r\n\x1a\n": "HDF5",
+}  # fmt: skip
 
 
 def write_instances(source: Path, target: Path, words: Vocabulary, config: SamplingConfig) -> tuple[int, Metadata]:
@@ -43,6 +48,7 @@ def instances_of(source: Path, words: Vocabulary, config: SamplingConfig) -> tup
         data = source.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read the text {source}: {error.strerror}; check the path") from error
+    check_is_text(source, data)
     md5 = hashlib.md5(data).hexdigest()
     text = tokenize(data, words)
     del data
@@ -55,6 +61,13 @@ def instances_of(source: Path, words: Vocabulary, config: SamplingConfig) -> tup
         source=((source.name, md5), ("sampling", sampling_digest(config))),
     )
     return records, metadata
+
+
+def check_is_text(path: Path, start: bytes) -> None:
+    """Raises DataError where a file with this start would read as text with most of its bytes dropped."""
+    kind = next((kind for signature, kind in _SIGNATURES.items() if start.startswith(signature)), None)
+    if kind:
+        raise DataError(f"{path} is no text but {kind}; unpack it, or copy the text again")
 
 
 def sampling_digest(config: SamplingConfig) -> str:
@@ -77,6 +90,7 @@ def sampling_config(options: argparse.Namespace) -> SamplingConfig:
 
 
 def _main(options: argparse.Namespace) -> None:
+    check_not_source(options.output_file, options.input_file)
     words, config = vocabulary.load(options.vocab_file), sampling_config(options)
     records, metadata = instances_of(options.input_file, words, config)
     if options.format == "tfrecord":

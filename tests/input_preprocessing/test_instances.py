@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 import subprocess
 import sys
@@ -191,8 +192,12 @@ def test_the_command_refuses_bad_input_in_one_line(tmp_path: Path, monkeypatch: 
     vocab.write_text("\n".join(WORDS), encoding="utf-8")
     text.write_bytes(b"the cat\n\nab\n")
     bad.write_text("cat\n")
+    packed = tmp_path / "text.gz"
+    packed.write_bytes(gzip.compress(text.read_bytes()))
     for option, value, message in (
         ("--input-file", tmp_path / "none", "cannot read the text"),
+        ("--input-file", packed, "is no text but gzip"),
+        ("--output-file", text, "is the source"),
         ("--vocab-file", bad, "no BERT vocabulary"),
         ("--output-file", tmp_path / "no" / "out.hdf5", "cannot write"),
         ("--dupe-factor", 0, "--dupe-factor is 0"),
@@ -203,3 +208,4 @@ def test_the_command_refuses_bad_input_in_one_line(tmp_path: Path, monkeypatch: 
             instances.main()
         assert "\n" not in str(caught.value.code)
     assert not list(tmp_path.glob("*new.hdf5*"))
+    assert text.read_bytes() == b"the cat\n\nab\n"
