@@ -92,7 +92,7 @@ def plan_deal(
         DataError: no sources, no sequences, or files that do not belong together.
     """
     opened = [open_records(path) for path in sources]
-    sizes = [len(_chosen(records, lengths)) if lengths else records.num_sequences for records, _ in opened]
+    sizes = [_size(records, lengths) for records, _ in opened]
     if not sum(sizes):
         what = f"sequences of {lengths[0] + 1} to {lengths[1]} tokens" if lengths else "sequences to work on"
         raise DataError(f"no {what} in {sources[0].parent if sources else 'the source folder'}")
@@ -129,6 +129,15 @@ def _chosen(records: Records, lengths: tuple[int, int]) -> Integers:
     """Indices of the sequences of more than lengths[0] and at most lengths[1] tokens."""
     sizes = records.sequence_lengths
     return np.flatnonzero((sizes > lengths[0]) & (sizes <= lengths[1]))
+
+
+def _size(records: Records, lengths: tuple[int, int] | None) -> int:
+    """Number of sequences of these lengths."""
+    if lengths is None:
+        return records.num_sequences
+    size = len(_chosen(records, lengths))
+    records.release()
+    return size
 
 
 def num_shards(num_sequences: int, wanted: int | None) -> int:
@@ -194,8 +203,13 @@ def read_group(deal: Deal, group: int) -> Records:
     sources = _open_all(deal.sources, deal.metadata.source[0][1])
     runs = zip(sources, deal.run_offsets[:, group], deal.run_offsets[:, group + 1], strict=True)
     if deal.lengths is None:
-        return concatenate([_run(records, int(start), int(end)) for records, start, end in runs])
-    return concatenate([records.select(_chosen(records, deal.lengths)[start:end]) for records, start, end in runs])
+        group_records = concatenate([_run(records, int(start), int(end)) for records, start, end in runs])
+    else:
+        chosen = [records.select(_chosen(records, deal.lengths)[start:end]) for records, start, end in runs]
+        group_records = concatenate(chosen)
+    for records in sources:
+        records.release()  # or a worker would come to hold all sources, group by group
+    return group_records
 
 
 def _make_group(task: tuple[Deal, int, Arrange]) -> list[str]:

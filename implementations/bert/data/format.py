@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -88,6 +89,13 @@ class Records:
         """The same sequences, packed in the rows given (None: unpacked)."""
         rows = None if row_offsets is None else np.asarray(row_offsets, dtype=np.int64)
         return dataclasses.replace(self, row_offsets=rows)
+
+    def release(self) -> None:
+        """Lets go of the memory of a mapped file that was read; what is read again comes from the file again."""
+        for field in dataclasses.fields(self):
+            memory = getattr(getattr(self, field.name), "base", None)
+            if isinstance(memory, mmap.mmap):
+                memory.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True, kw_only=True)

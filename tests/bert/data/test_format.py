@@ -45,6 +45,26 @@ def test_readers_map_the_file_and_copy_nothing(tmp_path: Path) -> None:
         records.input_ids[0] = 1
 
 
+def resident_file_bytes() -> int:
+    """Bytes of mapped files that this process holds in memory."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile"))
+    return int(line.split()[1]) * 1024
+
+
+def test_a_released_file_takes_no_memory_and_reads_as_before(tmp_path: Path) -> None:
+    written = make_records(40).select(np.arange(200_000) % 40)
+    write_records(tmp_path / "a.hdf5", written, METADATA)
+    records, _ = open_records(tmp_path / "a.hdf5")
+    before = resident_file_bytes()
+    assert_equal(records, written)
+    size = (tmp_path / "a.hdf5").stat().st_size
+    assert resident_file_bytes() - before > size / 2
+    records.release()
+    assert resident_file_bytes() - before < size / 10
+    assert_equal(records, written)
+    written.release()  # nothing is mapped
+
+
 def test_selection_and_concatenation_keep_each_sequence(tmp_path: Path) -> None:
     records = make_records(9)
     chosen = records.select([8, 0, 8])
