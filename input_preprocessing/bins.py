@@ -11,7 +11,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from bert.data.format import DataError, add_multiset_digests, open_records
+from bert.data.digests import add_multiset_digests
+from bert.data.format import DataError, open_records
 from bert.data.index import NAME as INDEX
 
 from .cli import run, stage_parser

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from bert.data.digests import add_multiset_digests
 from bert.data.format import (
     DataError,
     Metadata,
     Records,
-    add_multiset_digests,
     concatenate,
     open_records,
     write_records,
@@ -203,13 +203,11 @@ def read_group(deal: Deal, group: int) -> Records:
     sources = _open_all(deal.sources, deal.metadata.source[0][1])
     runs = zip(sources, deal.run_offsets[:, group], deal.run_offsets[:, group + 1], strict=True)
     if deal.lengths is None:
-        group_records = concatenate([_run(records, int(start), int(end)) for records, start, end in runs])
+        parts = [_run(records, int(start), int(end)) for records, start, end in runs]
     else:
-        chosen = [records.select(_chosen(records, deal.lengths)[start:end]) for records, start, end in runs]
-        group_records = concatenate(chosen)
-    for records in sources:
-        records.release()  # or a worker would come to hold all sources, group by group
-    return group_records
+        parts = [records.select(_chosen(records, deal.lengths)[start:end]) for records, start, end in runs]
+    # Else a worker would come to hold all sources, group by group.
+    return concatenate(parts, lambda number: sources[number].release())
 
 
 def _make_group(task: tuple[Deal, int, Arrange]) -> list[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bert.data.format import Records, add_multiset_digests, open_records
+from bert.data.digests import add_multiset_digests
+from bert.data.format import Records, open_records
 
 from .audit import TELLING_MASKS, Audit, Hashes
 from .download import TEXT_MD5

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert.data.format import DataError, add_multiset_digests, multiset_digest, write_records
+from bert.data.digests import add_multiset_digests
+from bert.data.format import DataError, multiset_digest, write_records
 from input_preprocessing import bins, deal
 
 from ..bert.data.samples import METADATA, make_records

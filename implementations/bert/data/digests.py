@@ -7,6 +7,7 @@ sequence, so it is compiled here; without numba, hashlib does it.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,11 @@ def sum_of_hashes(
     message = np.zeros(-(-largest // _BLOCK) * _BLOCK, dtype=np.int16)
     low, high = _sum(heads, input_ids, positions, labels, offsets, masked_offsets, message, message.view(np.uint64))
     return int(low) + (int(high) << 64)
+
+
+def add_multiset_digests(digests: Sequence[str]) -> str:
+    """Multiset digest of the union of the files that have these."""
+    return f"{sum(int(digest, 16) for digest in digests) % (1 << 128):032x}"
 
 
 def _interpreted_sum(

@@ -15,7 +15,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,19 +133,26 @@ def _gather(values: Array, offsets: Array, indices: Array) -> tuple[Array, Array
     return np.take(values, where), new_offsets
 
 
-def concatenate(parts: Sequence[Records]) -> Records:
-    """All sequences (and rows, where every part is packed) one after the other."""
+def concatenate(parts: Sequence[Records], copied: Callable[[int], None] = lambda part: None) -> Records:
+    """All sequences (and rows, where every part is packed) one after the other. Tells which part has been copied."""
     packed = bool(parts) and all(part.row_offsets is not None for part in parts)
-
-    def flat(name: str) -> Array:
-        return np.concatenate([np.zeros(0, _DTYPES[name]), *(getattr(part, name) for part in parts)])
-
-    def offsets(name: str) -> Array:
-        sizes = [np.zeros(1, np.int64), *(np.diff(getattr(part, name)) for part in parts)]
-        return np.cumsum(np.concatenate(sizes))
-
     names = [name for name in _DTYPES if name != "row_offsets" or packed]
-    return Records(**{name: offsets(name) if name.endswith("_offsets") else flat(name) for name in names})
+    joined: dict[str, Array] = {}
+    for name in names:
+        if name.endswith("_offsets"):
+            sizes = [np.zeros(1, np.int64), *(np.diff(getattr(part, name)) for part in parts)]
+            joined[name] = np.cumsum(np.concatenate(sizes))
+        else:
+            joined[name] = np.empty(sum(len(getattr(part, name)) for part in parts), _DTYPES[name])
+    flat = [name for name in names if not name.endswith("_offsets")]
+    ends = dict.fromkeys(flat, 0)
+    for number, part in enumerate(parts):
+        for name in flat:
+            values = getattr(part, name)
+            joined[name][ends[name] : ends[name] + len(values)] = values
+            ends[name] += len(values)
+        copied(number)
+    return Records(**joined)
 
 
 def _arrays(records: Records) -> dict[str, Array]:
@@ -167,7 +174,7 @@ def multiset_digest(records: Records) -> str:
     """Order-free digest (hex) of the sequences: the sum modulo 2^128 of a 128-bit hash of each.
 
     A shuffle or a packing keeps it; a lost, doubled or changed sequence alters it. Digests of several files add up
-    (`add_multiset_digests`).
+    (digests.add_multiset_digests).
     """
     heads = [records.sequence_lengths, np.diff(records.masked_lm_offsets)]
     heads += [records.segment_b_start, records.next_sentence_labels]
@@ -177,11 +184,6 @@ def multiset_digest(records: Records) -> str:
         *(np.ascontiguousarray(a) for a in (records.sequence_offsets, records.masked_lm_offsets)),
     )
     return f"{total:032x}"
-
-
-def add_multiset_digests(digests: Sequence[str]) -> str:
-    """Multiset digest of the union of the files that have these."""
-    return f"{sum(int(digest, 16) for digest in digests) % (1 << 128):032x}"
 
 
 @contextmanager

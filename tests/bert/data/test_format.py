@@ -10,9 +10,9 @@ import h5py
 import numpy as np
 import pytest
 
+from bert.data.digests import add_multiset_digests
 from bert.data.format import (
     DataError,
-    add_multiset_digests,
     concatenate,
     multiset_digest,
     open_records,
