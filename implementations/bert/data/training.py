@@ -1,10 +1,11 @@
-"""Training data of one rank: the micro-batches of each step, prepared one step ahead on a thread."""
+"""Training data of one rank: the micro-batches of each step, prepared some steps ahead on a thread."""
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from bert.data.sampler import Sampler
 from bert.data.shards import Shards, list_bins, list_shards
 from bert.data.synthetic import SyntheticShards
 from bert.env import ConfigError, env
+
+_STEPS_AT_ONCE = 4  # to wake a thread can take as long as to prepare a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,15 +137,30 @@ class TrainingData:
         self.batching = make_batching(source, sampler, config)
         self.vocab_size, self.finish = vocab_size, finish
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="data")
-        self._step = first_step
-        self._pending: Future[list[Batch]] = self._executor.submit(self.batches, first_step)
+        self._ready: deque[list[Batch] | Exception] = deque()
+        self._pending = self._executor.submit(self._prepare, range(first_step, first_step + 1))
+        self._next = first_step + 1
 
     def next_step(self) -> list[Batch]:
         """Micro-batches of the next step, on the CPU. Raises DataError for records that cannot be used."""
-        batches = self._pending.result()
-        self._step += 1
-        self._pending = self._executor.submit(self.batches, self._step)
+        if not self._ready:
+            self._ready.extend(self._pending.result())
+            self._pending = self._executor.submit(self._prepare, range(self._next, self._next + _STEPS_AT_ONCE))
+            self._next += _STEPS_AT_ONCE
+        batches = self._ready.popleft()
+        if isinstance(batches, Exception):
+            raise batches
         return batches
+
+    def _prepare(self, steps: range) -> list[list[Batch] | Exception]:
+        """The batches of some steps, up to one that cannot be made: that is told when it is that step's turn."""
+        prepared: list[list[Batch] | Exception] = []
+        for step in steps:
+            try:
+                prepared.append(self.batches(step))
+            except Exception as error:
+                return [*prepared, error]
+        return prepared
 
     def close(self) -> None:
         """Stops the thread."""

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from bert.data.format import DataError
 from bert.data.sampler import Sampler
 from bert.data.training import Config, TrainingData
 
@@ -53,3 +54,23 @@ def test_an_epoch_of_batches_is_every_sequence_once(make_records, packed):
     assert total - rows < 4
     if not packed:
         assert len(seen) == rows
+
+
+@pytest.mark.parametrize("bad", [1, 2, 4, 9])
+def test_a_step_that_cannot_be_made_is_told_at_its_turn(make_records, bad):
+    def finish(batch):
+        made.append(batch)
+        if len(made) == bad:
+            raise DataError("a damaged file")
+        return batch
+
+    made: list = []
+    files = _Files([make_records(40, False, 1)])
+    config = Config(batch_size=2, gradient_steps=1, packed=False, max_seq_length=48)
+    sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
+    data = TrainingData(files, sampler, config, vocab_size=211, first_step=1, finish=finish)
+    steps = [data.next_step()[0] for _ in range(bad - 1)]
+    with pytest.raises(DataError, match="damaged"):
+        data.next_step()
+    data.close()
+    assert [id(batch) for batch in steps] == [id(batch) for batch in made[: bad - 1]]
