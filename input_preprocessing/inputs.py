@@ -19,7 +19,7 @@ from .vocabulary import Vocabulary
 
 # Measured with the benchmark's options; for the estimates only.
 _RECORD_BYTES_PER_TEXT_BYTE = 0.9  # for each time the text is duplicated
-_TEXT_BYTES_PER_SECOND = 1.5e6  # all steps, one process, dupe_factor 10
+_TEXT_BYTES_PER_SECOND = 2.5e6  # all steps, one process, dupe_factor 10
 _PROCESS_BYTES = 200e6
 _BYTES_PER_TEXT_BYTE = 15  # of the text file under work, to make its instances
 _GROUP_BYTES = SEQUENCES_PER_GROUP * 700  # records of a group, which a packing worker holds twice
