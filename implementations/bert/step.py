@@ -25,15 +25,18 @@ from bert.precision import LossScaler, cast_with_masters
 
 
 class StepResult(NamedTuple):
-    """Mean losses of this rank's micro-batches, and whether the gradient was finite (bool); 0-d, on the device.
+    """Mean losses of this rank's micro-batches, whether the gradient was finite (bool), its norm; 0-d, on the device.
 
-    In fp8 all that was cast must have been finite too: inf, cut off to the largest number, would not show in it.
+    The norm is that of the ranks' average before it is clipped; with CLIP=before on several ranks, of this rank's own
+    gradient, in fp16 of the clipped average. In fp8 all that was cast must have been finite too: inf, cut off to the
+    largest number, would not show in it.
     With loss scaling (fp16) a step whose gradient is not finite leaves the weights as they were; else it spoils them.
     """
 
     mlm_loss: Tensor
     nsp_loss: Tensor
     finite: Tensor
+    norm: Tensor
 
 
 class TrainingStep(Protocol):
@@ -211,12 +214,13 @@ class Step:
             for total, loss in zip(totals, losses, strict=True):
                 total.add_(loss.detach(), alpha=1 / len(batches))
         norm, grad_scale = self.gradients.finish(self.scaler.scale)
+        unscaled = norm / self.scaler.scale
         finite = torch.isfinite(norm)
         self.optimizer.step(self.lr, grad_scale, finite if self.scaler.enabled else None)
         self.scaler.update(finite)
         if self.fp8 is not None:
             finite = finite & self.fp8.update(self.world)
-        return StepResult(totals[0], totals[1], finite)
+        return StepResult(totals[0], totals[1], finite, unscaled)
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor on the device that a step changes."""

@@ -52,6 +52,23 @@ def test_overflow_skips_the_step_halves_the_scale_and_says_so(shard, tiny, make_
     assert not torch.equal(model.bert.pooler.dense.weight, before["bert.pooler.dense.weight"])
 
 
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_norm_is_of_the_gradient_before_it_is_clipped_and_without_the_loss_scale(
+    shard, precision, tiny, make_records, batch_of
+):
+    model, step = _step(tiny, precision, shard, max_grad_norm=1e-3)
+    model.eval()
+    batch = batch_of(make_records(3), range(4))
+    norm = step([batch], 0.0).norm
+    plain, _ = _step(tiny)
+    plain.eval()
+    losses = plain(batch)
+    (losses.mlm + losses.nsp).backward()
+    expected = torch.stack([p.grad.norm() for p in plain.parameters()]).norm()
+    torch.testing.assert_close(norm, expected, rtol=1e-5 if precision == "fp32" else 2e-2, atol=0)
+
+
 def test_gradient_clipped_by_nan_leaves_nothing_behind(tiny, make_records, batch_of):
     _, step = _step(tiny, "fp16", shard=True)
     batch = batch_of(make_records(3), range(4))
