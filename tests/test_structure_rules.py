@@ -1,0 +1,256 @@
+"""Each rule of the structure finds what breaks it: small source trees with one fault each, and the same without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from . import structure
+
+LAYERS = [{"low"}, {"room"}, {"high"}]
+SOUND = {
+    "__init__": "",
+    "low": "import math",
+    "room.__init__": "",
+    "room.a": "from pack.low import thing\nfrom .b import other",
+    "room.b": "from .. import low",
+    "high": "import pack.room.a\nfrom pack import room",
+}
+
+
+def tree(folder: Path, **changed: str) -> dict[str, structure.Module]:
+    """Modules of the package ``pack``: the sound one, with other text for some modules (``__`` in a name for a dot)."""
+    for name, text in {**SOUND, **{name.replace("__", "."): text for name, text in changed.items()}}.items():
+        path = folder / "pack" / Path(*name.replace(".init.", ".__init__").split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return structure.modules_of(folder / "pack")
+
+
+def test_a_sound_tree_breaks_no_rule(tmp_path):
+    modules = tree(tmp_path)
+    assert set(modules) == {"pack", "pack.low", "pack.room", "pack.room.a", "pack.room.b", "pack.high"}
+    assert structure.upward_imports(modules, LAYERS) == []
+    assert structure.circles(modules) == []
+    assert structure.foreign_imports(modules, {"torch"}, {}) == []
+    assert structure.environment_readers(modules, ()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pack.high",
+        "import pack.high as h",
+        "from pack import high",
+        "from pack.high import thing",
+        "from pack.high import *",
+        "from . import high",
+        "from .high import thing",
+        "def f():\n    from pack.high import thing",
+        "def f():\n    from .high import thing",
+        "class A:\n    def f(self):\n        import pack.high",
+        "try:\n    from . import high\nexcept ImportError:\n    high = None",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .high import Thing",
+        "import importlib\nhigh = importlib.import_module('pack.high')",
+        "from importlib import import_module\nhigh = import_module('.high', __package__)",
+        "high = __import__('pack.high')",
+    ],
+)
+def test_an_import_of_a_higher_layer_is_found_however_it_is_written(tmp_path, text):
+    (problem,) = structure.upward_imports(tree(tmp_path, low=text), LAYERS)
+    assert problem.startswith("pack.low:")
+    assert "imports pack.high" in problem
+
+
+@pytest.mark.parametrize("text", ["from ..high import thing", "from .. import high"])
+def test_an_upward_import_out_of_a_room_is_found(tmp_path, text):
+    (problem,) = structure.upward_imports(tree(tmp_path, room__b=text), LAYERS)
+    assert problem == "pack.room.b:1 imports pack.high, a layer above it"
+
+
+def test_an_upward_import_of_a_rooms_own_init_is_found(tmp_path):
+    (tmp_path / "pack/room").mkdir(parents=True)
+    modules = tree(tmp_path)
+    (tmp_path / "pack/room/__init__.py").write_text("from ..high import thing")
+    modules = structure.modules_of(tmp_path / "pack")
+    assert structure.upward_imports(modules, LAYERS) == ["pack.room:1 imports pack.high, a layer above it"]
+
+
+def test_the_longest_name_of_the_table_counts(tmp_path):
+    layers = [{"low", "room.b"}, {"room"}, {"high"}]
+    assert structure.upward_imports(tree(tmp_path), layers) == []
+    (problem,) = structure.upward_imports(tree(tmp_path, room__b="from . import a"), layers)
+    assert problem == "pack.room.b:1 imports pack.room.a, a layer above it"
+
+
+def test_a_module_without_a_layer_and_a_layer_without_a_module_are_found(tmp_path):
+    assert structure.upward_imports(tree(tmp_path, new=""), LAYERS) == [
+        "pack.new belongs to no layer: add it to LAYERS"
+    ]
+    ghost = structure.upward_imports(tree(tmp_path), [*LAYERS, {"new", "gone"}])
+    assert ghost == ["LAYERS names gone, which does not exist"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "members"),
+    [
+        ({"room__b": "from .a import thing"}, "pack.room.a, pack.room.b"),  # within a layer
+        ({"room__b": "def f():\n    from . import a"}, "pack.room.a, pack.room.b"),  # put off until called
+        ({"low": "from .room.a import thing"}, "pack.low, pack.room.a, pack.room.b"),  # of three
+        ({"low": "from .room import b"}, "pack.low, pack.room.b"),
+    ],
+)
+def test_a_circle_is_found(tmp_path, changed, members):
+    assert structure.circles(tree(tmp_path, **changed)) == [f"a circle of imports: {members}"]
+
+
+def test_a_circle_through_the_package_that_holds_a_module_is_found(tmp_path):
+    tree(tmp_path, room__a="", room__b="", low="from .room.a import thing")
+    (tmp_path / "pack/room/__init__.py").write_text("from .. import low")  # runs when room.a is imported
+    modules = structure.modules_of(tmp_path / "pack")
+    assert structure.circles(modules) == ["a circle of imports: pack.low, pack.room"]
+
+
+def test_a_known_circle_is_allowed_and_must_go_from_the_list_when_it_is_gone(tmp_path):
+    known = [frozenset({"pack.room.a", "pack.room.b"})]
+    assert structure.circles(tree(tmp_path, room__b="from .a import thing"), known) == []
+    assert structure.circles(tree(tmp_path, room__b=""), known) == ["no longer a circle: pack.room.a, pack.room.b"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch",
+        "import torch.nn as nn",
+        "from torch import nn",
+        "from torch.nn import functional",
+        "def f():\n    import torch",
+        "import importlib\nimportlib.import_module('torch.nn')",
+    ],
+)
+def test_an_import_of_a_forbidden_package_is_found_but_where_it_is_allowed(tmp_path, text):
+    modules = tree(tmp_path, low=text)
+    (problem,) = structure.foreign_imports(modules, {"torch"}, {"torch": ["pack.high"]})
+    assert problem.startswith("pack.low:")
+    assert structure.foreign_imports(modules, {"torch"}, {"torch": ["pack.low"]}) == []
+
+
+def test_only_the_parts_of_a_forbidden_package_that_are_allowed_pass(tmp_path):
+    allowed = {"bert.data.format": [""]}
+    modules = tree(
+        tmp_path, low="from bert.data import format\nfrom bert.data.format import Reader\nimport torchvision"
+    )
+    assert structure.foreign_imports(modules, {"bert", "torch"}, allowed) == []
+    modules = tree(tmp_path, low="from bert.data import format, batch\nimport bert\nfrom bert.data import formatter")
+    found = [problem.split(" imports ")[1] for problem in structure.foreign_imports(modules, {"bert"}, allowed)]
+    assert found == ["bert.data.batch", "bert", "bert.data.formatter"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\nos.environ['LR']",
+        "import os as system\nsystem.environ.get('LR')",
+        "import os.path\nos.getenv('LR')",
+        "import os\nos.environb",
+        "import os\nos.putenv('LR', '1')",
+        "from os import environ",
+        "from os import environ as settings",
+        "from os import path, getenv",
+        "from os import *",
+        "def f():\n    import os as o\n    return o.getenv('LR')",
+        "import os\ngetattr(os, 'environ')",
+        "import importlib\nimportlib.import_module('os').environ",
+        "__import__('os').environ",
+    ],
+)
+def test_a_look_at_the_environment_is_found_however_it_is_written(tmp_path, text):
+    modules = tree(tmp_path, low=text)
+    (problem,) = structure.environment_readers(modules, {"pack.high"})
+    assert problem.startswith("pack.low:")
+    assert structure.environment_readers(modules, {"pack.low"}) == []
+
+
+def test_other_uses_of_os_and_of_the_word_are_no_look_at_the_environment(tmp_path):
+    lines = [
+        "import os",
+        "import os.path as p",
+        "from os import path",
+        "os.replace('a', 'b')",
+        "self.environ",
+        "p.environ",
+    ]
+    assert structure.environment_readers(tree(tmp_path, low="\n".join(lines)), ()) == []
+
+
+def test_long_files_and_functions_are_found(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text("def f():\n" + "    pass\n" * 4 + "class A:\n    async def g(self):\n" + "        pass\n" * 5)
+    assert structure.too_long(path, 12, 6) == []
+    assert structure.too_long(path, 12, 5) == [f"{path}: g has 6 lines, at most 5"]
+    assert structure.too_long(path, 11, 6) == [f"{path}: 12 lines, at most 11"]
+    assert len(structure.too_long(path, 11, 4)) == 3
+
+
+def test_missing_docstrings_are_found(tmp_path):
+    path = tmp_path / "a.py"
+    for text in ("def f(): ...", "async def f(): ...", "class f: ..."):
+        path.write_text(f'"""What."""\n{text}\n')
+        assert structure.undocumented(path) == [f"{path}: f has no docstring"]
+    path.write_text('def f():\n    """What."""\ndef _g(): ...\n')
+    assert structure.undocumented(path) == [f"{path}: no docstring"]
+
+
+def test_large_files_and_binaries_are_found(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * 100_000)
+    assert structure.unfit_for_the_tree(path, is_test=False) == []
+    assert structure.unfit_for_the_tree(path, is_test=True)
+    path.write_bytes(b"x" * 1_000_000)
+    assert structure.unfit_for_the_tree(path, is_test=False)
+    path.write_bytes(b"\0")
+    assert structure.unfit_for_the_tree(path, is_test=False) == [f"{path} is binary"]
+    assert structure.unfit_for_the_tree(path, is_test=True) == []
+
+
+PAGE = """
+| variable | default |
+|---|---|
+| `LR` | `0.1` |
+| `SEED`, `STEPS` | unset |
+
+| folder | holds |
+|---|---|
+| `docs` | `a \\| b` |
+
+| variable | default |
+|:--|:-:|
+| `TRIAL` | `0` |
+"""
+
+
+def test_tables_are_read_by_the_first_cell_of_their_header():
+    assert structure.tables(PAGE, "variable") == [["`LR`", "`0.1`"], ["`SEED`, `STEPS`", "unset"], ["`TRIAL`", "`0`"]]
+    assert structure.tables(PAGE, "folder") == [["`docs`", "`a \\| b`"]]
+    assert structure.tables(PAGE, "command") == []
+
+
+@pytest.mark.parametrize(
+    ("expected", "problem"),
+    [
+        ({"LR": None, "SEED": None, "STEPS": None}, "TRIAL: in the table, but nothing has this name"),
+        ({"LR": None, "SEED": None, "STEPS": None, "TRIAL": None, "NEXP": None}, "NEXP: not in the table"),
+        ({"LR": ["`LR`", "`0.2`"], "SEED": None, "STEPS": None, "TRIAL": None}, "LR: the table says"),
+    ],
+)
+def test_ghost_rows_missing_rows_and_wrong_rows_are_found(expected, problem):
+    (found,) = structure.table_problems(structure.tables(PAGE, "variable"), expected)
+    assert found.startswith(problem)
+
+
+def test_a_sound_table_has_no_problem_and_a_doubled_row_is_found():
+    rows = structure.tables(PAGE, "variable")
+    expected = {"LR": ["`LR`", "`0.1`"], "SEED": None, "STEPS": None, "TRIAL": None}
+    assert structure.table_problems(rows, expected) == []
+    assert structure.table_problems([*rows, rows[0]], expected) == ["LR: twice in the table"]
