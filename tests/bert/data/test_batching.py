@@ -105,6 +105,26 @@ def test_an_epoch_of_bins_ends_with_the_bin_that_runs_out_first(make_records):
     assert {pair for pair in second if pair[0] == 0} == {(0, number) for number in range(10)}
 
 
+def test_each_bin_is_shuffled_in_an_order_of_its_own(make_records):
+    source = Files([make_records(30, packed=False, seed=3) for _ in range(3)])  # as many rows in each
+    batching = batching_of(source, config(batching="bins", batch_size=3, gradient_steps=1, bin_counts="1:1:1"))
+    epoch = [pairs(batching.step(step)[0]) for step in range(1, 31)]
+    orders = [tuple(number for step in epoch for file, number in step if file == bin_) for bin_ in range(3)]
+    assert all(sorted(order) == list(range(30)) for order in orders)
+    assert len(set(orders)) == 3
+
+
+def test_exchange_deals_the_longest_first_and_every_second_round_backwards(bins):
+    dealt = [batching_of(bins, config(exchange_group=2), rank, world=2).step(3) for rank in range(2)]
+    hands = [[lengths(bins, dealt[rank][micro]) for rank in range(2)] for micro in range(2)]
+    hands = [hands[micro][rank] for micro in range(2) for rank in range(2)]  # in the order they are dealt to
+    deck = sorted(np.concatenate(hands).tolist(), reverse=True)
+    expected = [[deck[0], deck[7], deck[8], deck[15]], [deck[1], deck[6], deck[9], deck[14]]]
+    expected += [[deck[2], deck[5], deck[10], deck[13]], [deck[3], deck[4], deck[11], deck[12]]]
+    assert [hand.tolist() for hand in hands] == expected
+    assert len(set(deck)) > 8  # else any deal would do
+
+
 def test_exchange_deals_the_same_sequences_evenly(bins):
     plain = [batching_of(bins, config(), rank, world=4) for rank in range(4)]
     dealt = [batching_of(bins, config(exchange_group=4), rank, world=4) for rank in range(4)]
