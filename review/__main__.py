@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from review.findings import ReviewError
+from review.logs.findings import ReviewError
+from review.logs.output import print_json
 
 _Commands = Any  # argparse has no public name for what add_subparsers returns
 
@@ -93,21 +92,22 @@ def _common(command: argparse.ArgumentParser) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from review.score import load_results
+    from review.results.score import load_results
 
     results = [result for target in arguments.target for result in load_results(target, arguments.ruleset)]
     if arguments.json:
         print_json([result.as_dict() for result in results])
         return 0
-    from review.show import console, show
+    from review.results.display import console
+    from review.show import show
 
     show(results, console())
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from review.check import check
-    from review.check_text import print_checked, status
+    from review.verdict.checking import check
+    from review.verdict.text import print_checked, status
 
     with status() as progress:
         checked = [one for target in arguments.target for one in check(target, arguments.ruleset, progress)]
@@ -120,10 +120,10 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from review.check import check
-    from review.check_text import status
-    from review.report import write_report
-    from review.score import load_results
+    from review.report.page import write_report
+    from review.results.score import load_results
+    from review.verdict.checking import check
+    from review.verdict.text import status
 
     results = [result for target in arguments.target for result in load_results(target, arguments.ruleset)]
     with status() as progress:
@@ -138,7 +138,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from review.compare import as_dict, print_comparison
-    from review.score import load_results
+    from review.results.score import load_results
 
     results = [result for target in arguments.target for result in load_results(target, arguments.ruleset)]
     if arguments.json:
@@ -160,8 +160,8 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 def _system(arguments: argparse.Namespace) -> int:
-    from review import system
-    from review.system_probe import Machine
+    from review.submission import system
+    from review.submission.system_probe import Machine
 
     output: Path = arguments.output
     if output.exists() and not arguments.update:
@@ -184,8 +184,8 @@ def _system(arguments: argparse.Namespace) -> int:
 
 
 def _package(arguments: argparse.Namespace) -> int:
-    from review.check_text import print_checked, status
-    from review.package import Request, package
+    from review.submission.package import Request, package
+    from review.verdict.text import print_checked, status
 
     request = Request(
         runs=arguments.runs,
@@ -208,20 +208,6 @@ def _package(arguments: argparse.Namespace) -> int:
         print_checked(made.checked)
         print("\n".join(str(path) for path in made.files) or "nothing written")
     return 0 if made.passed else 1
-
-
-def print_json(value: Any) -> None:
-    """Prints strict JSON: numbers that JSON does not have become null."""
-    print(json.dumps(strict(value), indent=2, default=str))
-
-
-def strict(value: Any) -> Any:
-    """The value with null for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {str(key): strict(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [strict(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def main(argv: list[str] | None = None) -> int:

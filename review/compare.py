@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from review.findings import ReviewError
-from review.mllog import text
-from review.run import HYPERPARAMETERS, Run
-from review.score import Result
-from review.show import console, labelled, rate_format, subtitle
-from review.stats import Mean, Ratio, ratio, trimmed_mean
+from review.logs.findings import ReviewError
+from review.logs.mllog import text
+from review.results.display import console, labelled, rate_format, subtitle
+from review.results.run import HYPERPARAMETERS, Run
+from review.results.score import Result
+from review.rulebook.stats import Mean, Ratio, ratio, trimmed_mean
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from review.findings import ERROR, Finding
-from review.mllog import text
-from review.run import Run
-from review.score import REQUIRED_RUNS, Result
+from review.logs.findings import ERROR, Finding
+from review.logs.mllog import text
+from review.results.display import labelled, rate_format, subtitle
+from review.results.run import Run
+from review.results.score import REQUIRED_RUNS, Result
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,17 +33,6 @@ _COLUMNS = (
     ("compliance", False, 0),
 )
 _GAP = 3  # between columns of the table
-_PIPED_WIDTH = 200
-_LABEL_WIDTH = 12
-
-
-def console(width: int | None = None) -> Console:
-    """A console on stdout; wide where stdout is no terminal, so that nothing is cut off in a file."""
-    from rich.console import Console
-
-    if width is None and not sys.stdout.isatty():
-        width = _PIPED_WIDTH
-    return Console(width=width, highlight=False)
 
 
 def show(results: Sequence[Result], out: Console) -> None:
@@ -69,29 +58,10 @@ def _show_one(result: Result, out: Console) -> None:
         out.print(labelled("fails", f"{file}: {reason}", "red"), soft_wrap=True)
 
 
-def labelled(label: str, line: str, style: str = "") -> Text:
-    """A line beneath a table: a dim label in a column of its own, then the text."""
-    from rich.text import Text
-
-    return Text.assemble((f"  {label:<{_LABEL_WIDTH}}", "dim"), (line, style))
-
-
 def reasons(result: Result) -> list[tuple[str, str]]:
     """(file, first reason) of every run that does not count."""
     failing = [(text(run.path.name), first_reason(run.findings)) for run in result.runs if not run.compliant]
     return failing + [(f"failed_{number}.txt", text(reason)) for number, reason in result.crashes.items()]
-
-
-def subtitle(result: Result) -> str:
-    """Submitter, platform, division, batch size and accelerators, as far as known."""
-    parts = [part for part in (result.organization, result.platform, result.division) if part]
-    if result.batch_size is not None:
-        parts.append(f"batch {result.batch_size:g}")
-    if result.accelerators:
-        parts.append(f"{result.accelerators} accelerator{'s' if result.accelerators > 1 else ''}")
-    elif result.processes:
-        parts.append(f"{result.processes} process{'es' if result.processes > 1 else ''}")
-    return ", ".join(parts)
 
 
 def _table(result: Result, width: int) -> tuple[Table, bool]:
@@ -156,11 +126,6 @@ def _row(run: Run, result: Result, with_reason: bool) -> list[Text]:
         Text(_format(share, ".1f")),
         verdict,
     ]
-
-
-def rate_format(rate: float | None) -> str:
-    """Three or more digits of a rate."""
-    return ",.0f" if rate is None or rate >= 100 else ".3g" if rate < 10 else ".1f"
 
 
 def _seed(run: Run) -> str:

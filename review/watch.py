@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -11,14 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from review import tree
-from review.compliance import DEFAULT_RULESET
-from review.findings import ReviewError
-from review.mllog import parse_log, text
-from review.plots import target_of
-from review.progress import Progress, duration, margin
-from review.run import Run
-from review.score import Result
+from review.logs import tree
+from review.logs.findings import ReviewError
+from review.logs.mllog import parse_log, text
+from review.logs.output import print_json
+from review.results.display import console, duration
+from review.results.run import Run
+from review.results.score import Result
+from review.results.standing import Standing, margin
+from review.rulebook.compliance import DEFAULT_RULESET
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -60,12 +60,12 @@ class Follower:
         self._seen: tuple[int, float] | None = None
         self._run: Run | None = None
 
-    def poll(self, now_ms: float) -> Progress:
+    def poll(self, now_ms: float) -> Standing:
         """The state by the whole lines of the log. Raises ReviewError where the log is gone."""
         run = self._read()
         result = Result(self.path.parent, (run,), {}, self.ruleset)
-        target = target_of(result) if self.target is None else self.target
-        return Progress(result, now_ms, target)
+        target = result.target if self.target is None else self.target
+        return Standing(result, now_ms, target)
 
     def _read(self) -> Run:
         try:
@@ -105,12 +105,12 @@ def follow(
     interval: float,
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Progress]:
+) -> Iterator[Standing]:
     """The state every ``interval`` seconds until the run has ended."""
     while True:
-        progress = follower.poll(1000 * clock())
-        yield progress
-        if progress.done or follower.broken() is not None:
+        standing = follower.poll(1000 * clock())
+        yield standing
+        if standing.done or follower.broken() is not None:
             return
         sleep(interval)
 
@@ -118,88 +118,84 @@ def follow(
 def watch(follower: Follower, interval: float, as_json: bool, once: bool) -> int:
     """Shows the run until it ends: 0 if it reached the target (or is under way, with ``once``), else 1."""
     states = follow(follower, interval)
-    progress = next(states)
+    standing = next(states)
     if once:
-        _print(progress, as_json)
+        _print(standing, as_json)
     elif as_json or not sys.stdout.isatty():
-        progress = _print_changes(progress, states, as_json)
+        standing = _print_changes(standing, states, as_json)
     else:
-        progress = _draw_live(progress, states)
+        standing = _draw_live(standing, states)
     reason = follower.broken()
     if reason is not None:
         print(f"review: the trial broke: {text(reason)}", file=sys.stderr)
         return 1
-    return 0 if progress.run.converged or not progress.done else 1
+    return 0 if standing.run.converged or not standing.done else 1
 
 
-def _print(progress: Progress, as_json: bool) -> None:
+def _print(standing: Standing, as_json: bool) -> None:
     if as_json:
-        from review.__main__ import strict
-
-        print(json.dumps(strict(progress.as_dict()), default=str), flush=True)
+        print_json(standing.as_dict(), indent=None)
     else:
-        print(progress.line(), flush=True)
+        print(standing.line(), flush=True)
 
 
-def _print_changes(progress: Progress, states: Iterator[Progress], as_json: bool) -> Progress:
+def _print_changes(standing: Standing, states: Iterator[Standing], as_json: bool) -> Standing:
     """One line for each new evaluation and phase."""
     shown = None
     while True:
-        key = (len(progress.run.evaluations), progress.stalled, progress.phase)
+        key = (len(standing.run.evaluations), standing.stalled, standing.phase)
         if key != shown:
-            _print(progress, as_json)
+            _print(standing, as_json)
             shown = key
         following = next(states, None)
         if following is None:
-            return progress
-        progress = following
+            return standing
+        standing = following
 
 
-def _draw_live(progress: Progress, states: Iterator[Progress]) -> Progress:
+def _draw_live(standing: Standing, states: Iterator[Standing]) -> Standing:
     from rich.live import Live
 
-    from review.show import console
-
     out = console()
-    with Live(render(progress, out), console=out, auto_refresh=False) as live:
-        for progress in states:
-            live.update(render(progress, out), refresh=True)
-    return progress
+    with Live(render(standing, out), console=out, auto_refresh=False) as live:
+        for standing in states:
+            live.update(render(standing, out), refresh=True)
+    return standing
 
 
-def render(progress: Progress, out: Console) -> RenderableType:
+def render(standing: Standing, out: Console) -> RenderableType:
     """What a terminal shows: a bar, and the figures beneath it."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    run, share = progress.run, progress.share
+    run, share = standing.run, standing.share
     accuracies = [evaluation.accuracy for evaluation in run.evaluations]
     grid = Table.grid(padding=(0, 2))
     rows = {
-        "accuracy": f"{accuracies[-1]:.4f} of {progress.target:g}, evaluation {len(accuracies)}" if accuracies else "-",
-        "samples": _samples(progress),
-        "speed": f"{progress.rate:,.0f} sequences/s" if progress.rate else "-",
-        "time": duration(progress.elapsed) if progress.elapsed is not None else "-",
-        "to go": duration(progress.eta) if progress.eta is not None else "-",
-        "RCP margin": margin(progress.rcp_margin) if progress.rcp_margin else "-",
+        "accuracy": f"{accuracies[-1]:.4f} of {standing.target:g}, evaluation {len(accuracies)}" if accuracies else "-",
+        "samples": _samples(standing),
+        "speed": f"{standing.rate:,.0f} sequences/s" if standing.rate else "-",
+        "time": duration(standing.elapsed) if standing.elapsed is not None else "-",
+        "to go": duration(standing.eta) if standing.eta is not None else "-",
+        "RCP margin": margin(standing.rcp_margin) if standing.rcp_margin else "-",
     }
     for label, cell in rows.items():
         grid.add_row(Text(f"  {label}", "dim"), Text(cell))
-    if progress.stalled and progress.silent is not None:
-        grid.add_row(Text("  stalled", "bold yellow"), Text(f"no new line for {duration(progress.silent)}", "yellow"))
-    head = Text.assemble((text(str(run.path)), "bold"), "  ", (progress.phase, "green" if run.converged else "cyan"))
+    if standing.stalled and standing.silent is not None:
+        grid.add_row(Text("  stalled", "bold yellow"), Text(f"no new line for {duration(standing.silent)}", "yellow"))
+    head = Text.assemble((text(str(run.path)), "bold"), "  ", (standing.phase, "green" if run.converged else "cyan"))
     bar = ProgressBar(total=1.0, completed=share or 0.0, width=max(10, min(60, out.width - 10)))
     percent = Table.grid(padding=(0, 1))
     percent.add_row(Text(" "), bar, Text("-" if share is None else f"{100 * share:.0f}%"))
     return Group(head, percent, grid)
 
 
-def _samples(progress: Progress) -> str:
-    if progress.samples is None:
+def _samples(standing: Standing) -> str:
+    if standing.samples is None:
         return "-"
-    if progress.projection is None or progress.done:
-        return f"{progress.samples:,.0f}"
-    projected, error = progress.projection
-    return f"{progress.samples:,.0f} of about {projected:,.0f} +- {error:,.0f}"
+    if standing.projection is None or standing.done:
+        return f"{standing.samples:,.0f}"
+    projected, error = standing.projection
+    return f"{standing.samples:,.0f} of about {projected:,.0f} +- {error:,.0f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bert import check
-from review import rcp
+from review.rulebook import rcp
 
 
 @pytest.mark.parametrize("batch_size", [64, 256, 448, 449, 768, 1536, 3072, 4608, 6144, 8192, 13888, 16384])

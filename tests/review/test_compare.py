@@ -9,8 +9,8 @@ import pytest
 
 from review.__main__ import main
 from review.compare import compare
-from review.findings import ReviewError
-from review.score import load_results
+from review.logs.findings import ReviewError
+from review.results.score import load_results
 
 
 def results(*folders):

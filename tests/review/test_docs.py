@@ -64,7 +64,7 @@ def squeezed(line: str) -> str:
 
 
 def test_every_source_of_findings_is_explained(page):
-    from review.check import _OFFICIAL
+    from review.verdict.checking import _OFFICIAL
 
     for source in (*_OFFICIAL, "rules"):
         assert re.search(rf"^\| [\w, ]*\b{source}\b", page, re.MULTILINE), source

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from review.__main__ import main
-from review.score import load_results
+from review.results.score import load_results
 from review.show import show
 
 WIDTHS = [40, 80, 120, 160, 200]

@@ -8,11 +8,12 @@ import math
 import pytest
 
 from review.__main__ import main
-from review.findings import ReviewError
-from review.mllog import Log
-from review.progress import Progress, curve_share, duration
-from review.run import Run, load_run
-from review.score import Result, load_results
+from review.logs.findings import ReviewError
+from review.logs.mllog import Log
+from review.results.display import duration
+from review.results.run import Run, load_run
+from review.results.score import Result, load_results
+from review.results.standing import Standing, curve_share
 from review.watch import Follower, find_log, follow, render
 
 
@@ -78,19 +79,19 @@ def test_samples_advance_between_evaluations_with_the_clock(writer):
     at = next(i for i, line in enumerate(lines) if line["key"] == "eval_accuracy") + 1
     run = written(lines[:at])
     now = lines[at - 1]["time_ms"]
-    early, late, much_later = (Progress(single(run), now + seconds * 1000) for seconds in (0, 6.25, 59))
+    early, late, much_later = (Standing(single(run), now + seconds * 1000) for seconds in (0, 6.25, 59))
     assert early.samples == 150_000
     assert late.samples == pytest.approx(150_000 + 75_000, rel=0.01)
     assert much_later.samples == 300_000  # no evaluation was logged, so no more than one interval
     assert not much_later.stalled
-    assert Progress(single(run), now + 61_000).stalled
-    assert Progress(single(run), now - 5_000).samples == 150_000  # a clock that is behind
+    assert Standing(single(run), now + 61_000).stalled
+    assert Standing(single(run), now - 5_000).samples == 150_000  # a clock that is behind
 
 
 def written(lines):
     from pathlib import Path
 
-    from review.mllog import parse_log
+    from review.logs.mllog import parse_log
 
     return Run(parse_log(Path("result_0.txt"), "".join(f":::MLLOG {json.dumps(x)}\n" for x in lines).encode()))
 
@@ -117,7 +118,7 @@ def test_projections_of_published_runs_are_near_what_came(real_folders, part, er
     misses = []
     for run in [run for folder in real_folders for result in load_results(folder) for run in result.runs]:
         half, now = cut(run, max(2, int(part * len(run.evaluations))))
-        misses.append(Progress(single(half), now).projection[0] / run.samples - 1)
+        misses.append(Standing(single(half), now).projection[0] / run.samples - 1)
     assert math.sqrt(sum(miss * miss for miss in misses) / len(misses)) < error
 
 
@@ -143,7 +144,7 @@ def test_projections_of_other_rounds_are_within_what_is_documented(batch, error,
         header.append({"time_ms": 1.75e12 + samples, "key": "eval_accuracy", "value": value, "metadata": {}})
         header[-1]["metadata"]["epoch_num"] = samples
         if samples >= 0.6 * total:
-            projected, standard_error = Progress(single(written(header)), 1.75e12).projection
+            projected, standard_error = Standing(single(written(header)), 1.75e12).projection
             assert abs(projected / total - 1) < error
             assert abs(projected - total) < 2.5 * standard_error
 
@@ -151,9 +152,9 @@ def test_projections_of_other_rounds_are_within_what_is_documented(batch, error,
 def test_the_time_to_go_comes_true_where_the_projection_does(writer, real_folders):
     run = load_run(real_folders[0] / "result_3.txt")
     half, now = cut(run, 12)
-    progress = Progress(single(half), now)
+    standing = Standing(single(half), now)
     left = (run.run_stop.time_ms - now) / 1000
-    assert progress.eta == pytest.approx(left, rel=0.35)
+    assert standing.eta == pytest.approx(left, rel=0.35)
 
 
 def test_another_target_is_projected_by_the_last_accuracies():
@@ -163,10 +164,10 @@ def test_another_target_is_projected_by_the_last_accuracies():
     lines = [line(0, "run_start")]
     for i in range(1, 5):  # accuracy is 0.01 log2(samples)
         lines.append(line(i, "eval_accuracy", 0.01 * math.log2(100 * 2**i), epoch_num=100 * 2**i))
-    progress = Progress(single(written(lines)), 1e12 + 4000, target=0.01 * math.log2(6400))
-    assert progress.projection[0] == pytest.approx(6400)
-    assert progress.projection[1] == pytest.approx(0, abs=1)
-    assert Progress(single(written(lines[:2])), 1e12, target=0.1).projection is None
+    standing = Standing(single(written(lines)), 1e12 + 4000, target=0.01 * math.log2(6400))
+    assert standing.projection[0] == pytest.approx(6400)
+    assert standing.projection[1] == pytest.approx(0, abs=1)
+    assert Standing(single(written(lines[:2])), 1e12, target=0.1).projection is None
 
 
 def test_half_written_lines_are_left_for_the_next_look(tmp_path, writer):
@@ -174,9 +175,9 @@ def test_half_written_lines_are_left_for_the_next_look(tmp_path, writer):
     data = path.read_bytes()
     path.write_bytes(data[:-20])
     follower = Follower(path)
-    progress = follower.poll(0)
-    assert not progress.done
-    assert not progress.run.log.errors
+    standing = follower.poll(0)
+    assert not standing.done
+    assert not standing.run.log.errors
     path.write_bytes(data)
     assert follower.poll(0).done
 

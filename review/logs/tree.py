@@ -1,0 +1,135 @@
+"""Finds result folders, the system description and the accelerator count that belong to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from review.logs.findings import ReviewError
+from review.logs.mllog import number
+
+RESULT_NAME = re.compile(r"result_.*\.txt")
+
+
+def natural_order(path: Path) -> list[Any]:
+    """Sorts result_2 before result_10."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def result_files(folder: Path) -> list[Path]:
+    """The result_*.txt of a folder, the pattern of the official tools. Raises ReviewError."""
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise ReviewError(f"{folder}: {error.strerror}") from None
+    found = [folder / name for name in names if RESULT_NAME.fullmatch(name) and not (folder / name).is_dir()]
+    return sorted(found, key=natural_order)
+
+
+def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
+    """(folder, logs) of everything to review at or below a path. Raises ReviewError where there is nothing.
+
+    A file is one log; a folder with result_*.txt is one result; of any other folder, every one below is. The
+    running_N folders of this repository's launcher hold a trial that is not done yet, and are left out.
+    """
+    if target.is_file():
+        return [(target.parent, [target])]
+    if not target.is_dir():
+        raise ReviewError(f"{target}: no such file or folder")
+    found = []
+    for name, folders, files in os.walk(target, onerror=_unreadable):
+        folders[:] = sorted(folder for folder in folders if not folder.startswith((".", "running_")))
+        if any(RESULT_NAME.fullmatch(file) for file in files) or any(_crash_number(file) is not None for file in files):
+            found.append((Path(name), result_files(Path(name))))
+    if not found:
+        raise ReviewError(f"{target}: no result_*.txt here or below; name a log, or the folder that holds the logs")
+    return found
+
+
+def _unreadable(error: OSError) -> None:
+    raise ReviewError(f"{error.filename}: {error.strerror}")
+
+
+def _crash_number(name: str) -> int | None:
+    match = re.fullmatch(r"(?:failed|error)_(\d+)\.txt", name)
+    return int(match[1]) if match else None
+
+
+def crashes(folder: Path) -> dict[int, str]:
+    """Trial number to the reason of every trial that left no result: failed_N.txt, its reason in error_N.txt."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return {}
+    numbers = sorted({found for name in names if (found := _crash_number(name)) is not None})
+    return {i: _reason(folder / f"error_{i}.txt") for i in numbers if f"result_{i}.txt" not in names}
+
+
+def _reason(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[0][:300] if lines else "crashed without a reason; see its failed_ and output_ files"
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None where there is no readable one."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def system_file(folder: Path) -> Path | None:
+    """systems/SYSTEM.json of ORG/results/SYSTEM/BENCHMARK; None where the folder does not lie in such a tree."""
+    folder = folder.resolve()
+    if len(folder.parents) < 3 or folder.parents[1].name != "results":
+        return None
+    return folder.parents[2] / "systems" / f"{folder.parent.name}.json"
+
+
+def organization(folder: Path) -> Path | None:
+    """ORG of ORG/results/SYSTEM/BENCHMARK, by its systems folder or the name bert; None outside such a tree."""
+    system = system_file(folder)
+    if system is None or not (system.parent.is_dir() or folder.resolve().name == "bert"):
+        return None
+    return system.parent.parent
+
+
+def count_accelerators(folder: Path, rank_starts: int) -> int | None:
+    """Accelerators of a result: by its system description, its run's files, or one init_start for each rank."""
+    system = system_file(folder)
+    content = read_json(system) if system else None
+    if content:
+        nodes, each = _integer(content.get("number_of_nodes")), _integer(content.get("accelerators_per_node"))
+        if nodes and each:
+            return nodes * each
+    ranks, has_gpus = _world(folder)
+    if ranks and has_gpus:
+        return ranks
+    return rank_starts if rank_starts > 1 else None
+
+
+def count_processes(folder: Path) -> int | None:
+    """Processes of a run of this repository without a GPU."""
+    ranks, has_gpus = _world(folder)
+    return None if has_gpus else ranks
+
+
+def _world(folder: Path) -> tuple[int | None, bool]:
+    """Ranks of a run of this repository, by its config.json, and whether its environment.json names GPUs."""
+    world = (read_json(folder / "config.json") or {}).get("dist")
+    ranks = _integer(world.get("world_size")) if isinstance(world, dict) else None
+    return ranks, bool((read_json(folder / "environment.json") or {}).get("gpus"))
+
+
+def _integer(value: Any) -> int | None:
+    if isinstance(value, str) and value.strip().isdigit():
+        return int(value)
+    found = number(value)
+    return int(found) if found is not None and found == int(found) else None

@@ -1,0 +1,128 @@
+"""What a chart is made of, in data units; ``svg`` and ``png`` draw it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Unit = Literal["samples", "minutes", "accuracy", "rate", "loss"]
+Role = Literal["target", "reference", "minimum", "own"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """A linear axis from ``low`` to ``high``; one without width is widened."""
+
+    label: str
+    unit: Unit
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        least = 1e-9 * max(abs(self.low), abs(self.high), 1e-3)
+        if self.high - self.low < least:
+            object.__setattr__(self, "high", self.low + least)
+
+    def ticks(self, count: int) -> list[float]:
+        """At most about ``count`` round values within the axis."""
+        rough = (self.high - self.low) / max(count, 1)
+        power = 10 ** math.floor(math.log10(rough))
+        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+        first = math.ceil(self.low / step - 1e-9)
+        return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+    def text(self, value: float) -> str:
+        """A tick's label."""
+        return format_value(value, self.unit)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """A point of a line, and what to say of it."""
+
+    x: float
+    y: float
+    tip: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One run's curve. ``run`` counts from 0; ``counted``: it is part of the score."""
+
+    run: int
+    name: str
+    points: tuple[Point, ...]
+    counted: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """A reference line across the chart: horizontal in a LineChart, vertical in a BarChart."""
+
+    value: float
+    label: str
+    role: Role
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """A stretch of a bar."""
+
+    start: float
+    stop: float
+    part: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """A row of a BarChart: stretches, or a dot. ``run`` is None for a row that is no run."""
+
+    run: int | None
+    name: str
+    note: str
+    tip: str
+    counted: bool = True
+    segments: tuple[Segment, ...] = ()
+    dot: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineChart:
+    """Curves over an x axis. ``alt`` says in words what there is to see."""
+
+    key: str
+    title: str
+    alt: str
+    x: Axis
+    y: Axis
+    lines: tuple[Line, ...]
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BarChart:
+    """One row a run. ``parts`` names the stretches of the bars; ``band`` is shaded from low to high."""
+
+    key: str
+    title: str
+    alt: str
+    x: Axis
+    bars: tuple[Bar, ...]
+    parts: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    band: tuple[float, float] | None = None
+
+
+Chart = LineChart | BarChart
+
+
+def format_value(value: float, unit: Unit) -> str:
+    """A tick's label in its unit: 1.5M samples, 0.72, 11,800."""
+    if unit == "samples":
+        for limit, suffix in ((1e6, "M"), (1e3, "k")):
+            if abs(value) >= limit:
+                return f"{value / limit:g}{suffix}"
+    if unit == "rate":
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
+    return f"{round(value, 6):,g}"

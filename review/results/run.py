@@ -1,0 +1,259 @@
+"""One run: what its log says, in samples, seconds and sequences per second."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from review.logs.findings import ERROR, Finding
+from review.logs.mllog import Event, Log, number, read_log, text
+from review.rulebook.compliance import DEFAULT_RULESET, check_compliance
+from review.rulebook.rcp_reading import NO_BATCH_SIZE, Reading, read_rcp
+
+TARGET_ACCURACY = 0.720
+OPTIMIZATION = (  # what decides how a run converges
+    "global_batch_size",
+    "gradient_accumulation_steps",
+    "opt_base_learning_rate",
+    "opt_learning_rate_training_steps",
+    "opt_learning_rate_warmup_steps",
+    "num_warmup_steps",
+    "start_warmup_step",
+    "opt_lamb_beta_1",
+    "opt_lamb_beta_2",
+    "opt_lamb_weight_decay_rate",
+    "opt_lamb_epsilon",
+    "opt_epsilon",
+    "opt_lamb_learning_rate_decay_poly_power",
+    "max_sequence_length",
+    "max_predictions_per_seq",
+)
+HYPERPARAMETERS = (*OPTIMIZATION, "d_batch_size", "opt_name")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """One evaluation. ``samples`` trained so far, None where the log does not count samples; times in ms."""
+
+    samples: float | None
+    accuracy: float
+    time_ms: float
+    start_ms: float | None = None
+    stop_ms: float | None = None
+    line: int = 0
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took; None where the log has no eval_start and eval_stop."""
+        if self.start_ms is None or self.stop_ms is None or self.stop_ms < self.start_ms:
+            return None
+        return (self.stop_ms - self.start_ms) / 1000
+
+
+@dataclass(frozen=True)
+class Run:
+    """The facts of one log. Everything that the log may lack is None."""
+
+    log: Log
+    ruleset: str = DEFAULT_RULESET
+
+    @property
+    def path(self) -> Path:
+        """The log's file."""
+        return self.log.path
+
+    @property
+    def name(self) -> str:
+        """What tables and charts call it: its file."""
+        return text(self.path.name)
+
+    @functools.cached_property
+    def findings(self) -> list[Finding]:
+        """The compliance rules it breaks."""
+        return check_compliance(self.log, self.ruleset)
+
+    @functools.cached_property
+    def compliant(self) -> bool:
+        """The verdict of the compliance checker."""
+        return not any(finding.severity == ERROR for finding in self.findings)
+
+    @functools.cached_property
+    def run_start(self) -> Event | None:
+        """The run_start that the official score counts: the last before the first run_stop."""
+        return self._clock[0]
+
+    @functools.cached_property
+    def run_stop(self) -> Event | None:
+        """The run_stop that the official score counts."""
+        return self._clock[1]
+
+    @functools.cached_property
+    def _clock(self) -> tuple[Event | None, Event | None]:
+        start = stop = None
+        for event in self.log.events:
+            if event.key == "run_start":
+                start = event
+            elif event.key == "run_stop":
+                stop = event
+            if start is not None and stop is not None:
+                break
+        return start, stop
+
+    @functools.cached_property
+    def status(self) -> str:
+        """success, aborted, whatever run_stop says, or incomplete; empty for a file without events."""
+        if not self.log.events:
+            return "empty"
+        stops = self.log.all("run_stop")
+        if not stops:
+            return "incomplete"
+        metadata = stops[-1].metadata
+        status = metadata.get("status") if isinstance(metadata, dict) else None
+        return status if isinstance(status, str) and status else "no status"
+
+    @functools.cached_property
+    def minutes(self) -> float | None:
+        """The clock of the score: run_start to run_stop."""
+        if self.run_start is None or self.run_stop is None:
+            return None
+        return number((self.run_stop.time_ms - self.run_start.time_ms) / 60 / 1000)
+
+    @functools.cached_property
+    def init_seconds(self) -> float | None:
+        """First init_start to the last init_stop, or to run_start."""
+        starts, stop = self.log.all("init_start"), self.log.first("init_stop") or self.run_start
+        if not starts or stop is None:
+            return None
+        return number((stop.time_ms - min(event.time_ms for event in starts)) / 1000)
+
+    @functools.cached_property
+    def batch_size(self) -> float | None:
+        """global_batch_size: sequences of one step over all ranks; of several the last, as in the RCP checker."""
+        size = self.rcp_reading.batch_size
+        return None if size == NO_BATCH_SIZE else number(size)
+
+    @functools.cached_property
+    def seeds(self) -> list[Any]:
+        """Every logged seed."""
+        return [event.value for event in self.log.all("seed")]
+
+    @functools.cached_property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The logged hyper-parameters."""
+        return {key: event.value for key in HYPERPARAMETERS if (event := self.log.first(key)) is not None}
+
+    @functools.cached_property
+    def counts_samples(self) -> bool:
+        """Whether epoch_num counts samples, as BERT's rules say, and not epochs as some logs have it."""
+        counts = [found for event in self.log.all("eval_accuracy") if (found := event.meta("epoch_num")) is not None]
+        return bool(counts) and max(counts) >= max(self.batch_size or 0, 2)
+
+    def _samples(self, event: Event) -> float | None:
+        if self.counts_samples:
+            return event.meta("epoch_num")
+        found = event.meta("samples_count", "samples")
+        if found is None and self.batch_size and (steps := event.meta("step_num", "step")) is not None:
+            found = steps * self.batch_size
+        return found
+
+    @functools.cached_property
+    def evaluations(self) -> list[Evaluation]:
+        """Every evaluation up to run_stop, in the order of the log."""
+        found: list[Evaluation] = []
+        start: float | None = None
+        stop: float | None = None
+        for event in self.log.events:
+            if event.key == "eval_start":
+                start, stop = event.time_ms, None
+            elif event.key == "eval_stop":
+                stop = event.time_ms
+            elif event.key == "eval_accuracy" and (accuracy := number(event.value)) is not None:
+                found.append(
+                    Evaluation(
+                        samples=self._samples(event),
+                        accuracy=accuracy,
+                        time_ms=event.time_ms,
+                        start_ms=start,
+                        stop_ms=stop if stop is not None or start is None else event.time_ms,
+                        line=event.line,
+                    )
+                )
+                start = stop = None
+            elif event.key == "run_stop":
+                break
+        return found
+
+    @functools.cached_property
+    def converged(self) -> bool:
+        """Whether run_stop says success, which is what the RCP checker goes by."""
+        return self.status == "success"
+
+    @functools.cached_property
+    def rcp_reading(self) -> Reading:
+        """What the RCP checker takes from the log."""
+        return read_rcp(self.log)
+
+    @functools.cached_property
+    def samples(self) -> float | None:
+        """Samples trained at the last evaluation; train_samples where evaluations do not count them."""
+        counted = [evaluation.samples for evaluation in self.evaluations if evaluation.samples is not None]
+        if counted:
+            return counted[-1]
+        trained = number(self.log.value("train_samples"))
+        return trained if trained and self.run_stop is not None else None
+
+    @property
+    def first_accuracy(self) -> float | None:
+        """Of the first evaluation."""
+        return self.evaluations[0].accuracy if self.evaluations else None
+
+    @property
+    def final_accuracy(self) -> float | None:
+        """Of the last evaluation."""
+        return self.evaluations[-1].accuracy if self.evaluations else None
+
+    @functools.cached_property
+    def sequences_per_second(self) -> float | None:
+        """Samples over the whole clock, evaluations included."""
+        if not self.samples or not self.minutes or self.minutes <= 0:
+            return None
+        return self.samples / (self.minutes * 60)
+
+    @functools.cached_property
+    def evaluation_share(self) -> float | None:
+        """Part of the clock that evaluations take; None where the log does not time them."""
+        seconds = [evaluation.seconds for evaluation in self.evaluations]
+        if not seconds or None in seconds or not self.minutes or self.minutes <= 0:
+            return None
+        return sum(value for value in seconds if value is not None) / (self.minutes * 60)
+
+    @functools.cached_property
+    def throughput(self) -> list[tuple[float, float]]:
+        """(samples, sequences/s) of each span: tracked_stats where logged, else from the evaluation times."""
+        logged = []
+        for event in self.log.all("tracked_stats"):
+            value = number(event.value.get("throughput")) if isinstance(event.value, dict) else None
+            samples = event.meta("epoch_num", "samples_count")
+            if value is not None and samples is not None:
+                logged.append((samples, value))
+        return logged or self._spans()
+
+    def _spans(self) -> list[tuple[float, float]]:
+        spans = []
+        samples: float = 0
+        time_ms = self.run_start.time_ms if self.run_start else None
+        for evaluation in self.evaluations:
+            end = evaluation.start_ms if evaluation.start_ms is not None else evaluation.time_ms
+            if evaluation.samples is not None:
+                if time_ms is not None and end > time_ms and evaluation.samples > samples:
+                    spans.append((evaluation.samples, (evaluation.samples - samples) / (end - time_ms) * 1000))
+                samples = evaluation.samples
+            time_ms = evaluation.stop_ms if evaluation.stop_ms is not None else evaluation.time_ms
+        return spans
+
+
+def load_run(path: Path, ruleset: str = DEFAULT_RULESET) -> Run:
+    """Reads a log. Raises OSError."""
+    return Run(read_log(path), ruleset)

@@ -1,0 +1,297 @@
+"""The result of a folder of runs: the olympic score, the RCP verdict and what makes them official or not."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from review.logs import tree
+from review.logs.findings import Finding, ReviewError
+from review.logs.mllog import number, text
+from review.results.run import TARGET_ACCURACY, Run, load_run
+from review.results.seeds import check_seeds
+from review.rulebook import rcp
+from review.rulebook.compliance import DEFAULT_RULESET, rulesets
+
+REQUIRED_RUNS = 10
+_NOT_CONVERGED = 1e9  # samples of a run that did not converge, in the official RCP test
+
+
+@dataclass(frozen=True)
+class Result:
+    """The runs of one folder, judged as the official tools judge them."""
+
+    folder: Path
+    runs: tuple[Run, ...]
+    crashes: dict[int, str] = field(default_factory=dict)
+    ruleset: str = DEFAULT_RULESET
+
+    @functools.cached_property
+    def division(self) -> str | None:
+        """closed or open, by the first log that says so."""
+        return self._first("submission_division")
+
+    @functools.cached_property
+    def organization(self) -> str | None:
+        """The submitter."""
+        return self._first("submission_org")
+
+    @functools.cached_property
+    def platform(self) -> str | None:
+        """The system, as logged."""
+        return self._first("submission_platform")
+
+    def _first(self, key: str) -> str | None:
+        for run in self.runs:
+            event = run.log.first(key)
+            if event is not None and event.value not in (None, ""):
+                return text(event.value)
+        return None
+
+    @functools.cached_property
+    def name(self) -> str:
+        """What to call it: the system's folder in an MLCommons tree, else the folder."""
+        folder = self.folder.resolve()
+        return folder.parent.name if tree.system_file(self.folder) else folder.name
+
+    @functools.cached_property
+    def target(self) -> float:
+        """The accuracy that ends a run: 0.720, or in the open division what the run's config.json says."""
+        if self.division == "open":
+            evaluate = (tree.read_json(self.folder / "config.json") or {}).get("evaluate")
+            target = number(evaluate.get("target")) if isinstance(evaluate, dict) else None
+            if target is not None and 0 < target < 1:
+                return target
+        return TARGET_ACCURACY
+
+    @functools.cached_property
+    def batch_size(self) -> float | None:
+        """The common global batch size; None where the logs differ or lack it."""
+        sizes = {run.batch_size for run in self.runs}
+        return next(iter(sizes)) if len(sizes) == 1 else None
+
+    @functools.cached_property
+    def accelerators(self) -> int | None:
+        """How many accelerators the runs used."""
+        starts = max((len(run.log.all("init_start")) for run in self.runs), default=0)
+        return tree.count_accelerators(self.folder, starts)
+
+    @functools.cached_property
+    def processes(self) -> int | None:
+        """Processes of a run without accelerators."""
+        return tree.count_processes(self.folder)
+
+    @functools.cached_property
+    def counted(self) -> list[Run]:
+        """Compliant runs with a time, fastest first: what the score is made of, before best and worst are dropped."""
+        timed = [run for run in self.runs if run.compliant and run.minutes is not None]
+        return sorted(timed, key=lambda run: run.minutes or 0.0)
+
+    @functools.cached_property
+    def failed_runs(self) -> int:
+        """Runs that break the rules or have no time. One may: it is the slowest that the olympic score drops."""
+        return len(self.runs) - len(self.counted)
+
+    @functools.cached_property
+    def dropped(self) -> dict[Path, str]:
+        """Which runs the score leaves out, and why: best, worst or failed."""
+        out = {run.path: "failed" for run in self.runs if run not in self.counted}
+        if self.olympic_minutes is not None:
+            out[self.counted[0].path] = "best"
+            if self.failed_runs == 0:
+                out[self.counted[-1].path] = "worst"
+        return out
+
+    @functools.cached_property
+    def olympic_minutes(self) -> float | None:
+        """Mean minutes without best and worst; None with fewer than three runs or more than one failed."""
+        if self.failed_runs > 1:
+            return None
+        minutes = [run.minutes for run in self.counted if run.minutes is not None]
+        kept = minutes[1 : len(minutes) - (1 - self.failed_runs)]
+        return math.fsum(kept) / len(kept) if kept else None
+
+    @functools.cached_property
+    def median_minutes(self) -> float | None:
+        """Median of every compliant run."""
+        minutes = [run.minutes for run in self.counted if run.minutes is not None]
+        return statistics.median(minutes) if minutes else None
+
+    @functools.cached_property
+    def mean_samples(self) -> float | None:
+        """The samples that the RCP test takes: olympic mean, one run that did not converge counts as the slowest."""
+        if self._rcp_obstacle or len(self.runs) < 3:
+            return None
+        return rcp.olympic_mean(self._rcp_samples)
+
+    @functools.cached_property
+    def _rcp_samples(self) -> list[float]:
+        samples = [run.rcp_reading.samples for run in self.runs]
+        return [_NOT_CONVERGED if value is None else value for value in samples]
+
+    @functools.cached_property
+    def _rcp_obstacle(self) -> str | None:
+        readings = [run.rcp_reading for run in self.runs]
+        for run, reading in zip(self.runs, readings, strict=True):
+            if reading.crash:
+                return f"the RCP checker crashes on {text(run.path.name)}: {reading.crash}"
+        if any(reading.benchmark != readings[0].benchmark for reading in readings):
+            return "submission_benchmark is missing or differs between the logs"
+        if self.batch_size is None:
+            return "global_batch_size is missing, not a number, or differs between the logs"
+        if sum(reading.samples is None for reading in readings) > 1:
+            return "more than one run did not converge"
+        return None
+
+    @functools.cached_property
+    def rcp_test(self) -> rcp.Verdict | None:
+        """The RCP test; None where it does not apply: open division, a round without it, or too few runs."""
+        if self.division != "closed" or not rcp.has_points(self.ruleset):
+            return None
+        if self._rcp_obstacle:
+            return rcp.Verdict(passed=False, reason=self._rcp_obstacle, scaling_factor=1.0, point=self.rcp_point)
+        if self.mean_samples is None or self.batch_size is None:
+            return None
+        return rcp.judge(self.batch_size, self.mean_samples, self.ruleset)
+
+    @functools.cached_property
+    def rcp_point(self) -> rcp.Rcp | None:
+        """The reference point of the batch size, closed division only."""
+        if self.division != "closed" or self.batch_size is None or not rcp.has_points(self.ruleset):
+            return None
+        return rcp.find(self.batch_size, self.ruleset)[0]
+
+    @functools.cached_property
+    def seed_findings(self) -> list[Finding]:
+        """What the seed checker finds; nothing outside the closed division."""
+        return check_seeds(self.runs) if self.division == "closed" else []
+
+    @functools.cached_property
+    def scaling_factor(self) -> float:
+        """What the time is multiplied by where the runs converged faster than the reference mean."""
+        return self.rcp_test.scaling_factor if self.rcp_test and self.rcp_test.passed else 1.0
+
+    @functools.cached_property
+    def score(self) -> float | None:
+        """The score in minutes: olympic mean times the scaling factor."""
+        return None if self.olympic_minutes is None else self.olympic_minutes * self.scaling_factor
+
+    @functools.cached_property
+    def obstacles(self) -> list[str]:
+        """Why the score is not official; none where it is."""
+        reasons = []
+        if len(self.runs) != REQUIRED_RUNS:
+            reasons.append(f"{len(self.runs)} of {REQUIRED_RUNS} runs")
+        if self.failed_runs > 1:
+            reasons.append(f"{self.failed_runs} runs fail, one may")
+        if self.division is None:
+            reasons.append("no submission_division")
+        for run in self.runs:
+            crash = next((finding for finding in run.findings if finding.crash), None)
+            if crash is not None:
+                reasons.append(f"the compliance checker crashes on {text(run.path.name)}: {crash.message}")
+        if self.rcp_test is not None and not self.rcp_test.passed:
+            point, mean = self.rcp_test.point, self.mean_samples
+            why = self.rcp_test.reason
+            if point is not None and mean is not None:
+                why = f"mean of {mean:,.0f} samples, minimum {point.minimum:,.0f}"
+            reasons.append(f"RCP test failed: {why}")
+        if self.seed_findings:
+            first = self.seed_findings[0]
+            more = f" (+{len(self.seed_findings) - 1} more)" if len(self.seed_findings) > 1 else ""
+            place = "" if first.file is None else f" of {text(first.file.name)}"
+            reasons.append(f"seed{place} {first.message}{more}")
+        return reasons
+
+    @functools.cached_property
+    def other_ruleset(self) -> str | None:
+        """The newest ruleset that a run complies with, where no run complies with this one: of an earlier round."""
+        run = next((run for run in self.runs if run.run_stop is not None), None)
+        if run is None or any(run.compliant for run in self.runs):
+            return None
+        others = [ruleset for ruleset in reversed(rulesets()) if ruleset != self.ruleset]
+        return next((ruleset for ruleset in others if Run(run.log, ruleset).compliant), None)
+
+    @property
+    def official(self) -> bool:
+        """Whether the score would stand as submitted."""
+        return not self.obstacles and self.score is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        point = self.rcp_point
+        return {
+            "folder": str(self.folder),
+            "name": self.name,
+            "organization": self.organization,
+            "platform": self.platform,
+            "division": self.division,
+            "ruleset": self.ruleset,
+            "complies_with_other_ruleset": self.other_ruleset,
+            "global_batch_size": self.batch_size,
+            "accelerators": self.accelerators,
+            "processes_without_accelerator": self.processes,
+            "runs": [run_dict(run, self.accelerators, self.dropped.get(run.path)) for run in self.runs],
+            "crashed": {str(number): reason for number, reason in self.crashes.items()},
+            "olympic_minutes": self.olympic_minutes,
+            "median_minutes": self.median_minutes,
+            "mean_samples": self.mean_samples,
+            "rcp": None
+            if point is None
+            else {
+                "passed": self.rcp_test.passed if self.rcp_test else None,
+                "reason": self.rcp_test.reason if self.rcp_test else None,
+                "mean": point.mean,
+                "std": point.std,
+                "minimum": point.minimum,
+                "margin": None if self.mean_samples is None else self.mean_samples - point.minimum,
+            },
+            "scaling_factor": self.scaling_factor,
+            "score_minutes": self.score,
+            "official": self.official,
+            "obstacles": self.obstacles,
+        }
+
+
+def run_dict(run: Run, accelerators: int | None, dropped: str | None) -> dict[str, Any]:
+    """One run for JSON."""
+    rate = run.sequences_per_second
+    return {
+        "file": str(run.path),
+        "seed": run.seeds[0] if run.seeds else None,
+        "status": run.status,
+        "init_seconds": run.init_seconds,
+        "minutes": run.minutes,
+        "evaluations": len(run.evaluations),
+        "samples": run.samples,
+        "first_accuracy": run.first_accuracy,
+        "final_accuracy": run.final_accuracy,
+        "sequences_per_second": rate,
+        "sequences_per_second_per_accelerator": rate / accelerators if rate and accelerators else None,
+        "evaluation_share": run.evaluation_share,
+        "compliant": run.compliant,
+        "findings": [finding.as_dict() for finding in run.findings],
+        "dropped": dropped,
+    }
+
+
+def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET) -> Result:
+    """Reads the logs of a folder. Raises ReviewError for one that cannot be read."""
+    runs = []
+    for path in files:
+        try:
+            runs.append(load_run(path, ruleset))
+        except OSError as error:
+            raise ReviewError(f"{path}: {error.strerror}") from None
+    return Result(folder, tuple(runs), tree.crashes(folder) if len(files) != 1 or files[0].parent == folder else {})
+
+
+def load_results(target: Path, ruleset: str = DEFAULT_RULESET) -> list[Result]:
+    """Every result at or below a path. Raises ReviewError."""
+    single = target.is_file()
+    results = [load_result(folder, files, ruleset) for folder, files in tree.find_results(target)]
+    return [Result(result.folder, result.runs, {} if single else result.crashes, ruleset) for result in results]

@@ -1,0 +1,271 @@
+"""Where a run stands: how far it is, when it will reach the target, and whether the RCP test will believe it.
+
+Samples to the target are projected from two sources, weighted by the inverse of their variances. One is the RCP mean.
+The other is the accuracy of the last two evaluations: it rises on a curve of one shape over the share of the samples
+that a run needs in all (CURVE). Of the 20 runs that the curve is made of, each projected half-way, at 60, 70 and 90%
+of the run, the errors are 13, 10, 6 and 4% (root mean square). Single published runs of other rounds with batches of
+448 and 3,072 are met as well; at 6,912, where the curve rises later, a run is overestimated by 10 to 20%.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from review.logs.mllog import Event, number, text
+from review.results.display import duration
+from review.results.run import TARGET_ACCURACY, Run
+from review.results.score import Result
+
+# (share of the samples to the target, accuracy): medians of the 20 runs of two published results of round 5.0.
+CURVE = (
+    (0.10, 0.3966),
+    (0.15, 0.4452),
+    (0.20, 0.5472),
+    (0.25, 0.6544),
+    (0.30, 0.7015),
+    (0.35, 0.7079),
+    (0.40, 0.7105),
+    (0.45, 0.7125),
+    (0.50, 0.7136),
+    (0.55, 0.7146),
+    (0.60, 0.7155),
+    (0.65, 0.7163),
+    (0.70, 0.7170),
+    (0.75, 0.7177),
+    (0.80, 0.7181),
+    (0.85, 0.7187),
+    (0.90, 0.7192),
+    (0.95, 0.7197),
+    (1.00, 0.7201),
+)
+# (share, relative standard error of a projection by the curve there), larger than on the curve's own runs.
+_CURVE_ERRORS = ((0.3, 1.0), (0.4, 0.4), (0.5, 0.22), (0.6, 0.14), (0.7, 0.10), (0.8, 0.07), (0.9, 0.05), (1.0, 0.04))
+_RCP_ERROR = 0.17  # relative standard error of the RCP mean as the projection of one run
+_FITTED = 4  # evaluations that the projection to another target is fitted to
+_STALLED_SECONDS = 60.0
+
+
+def curve_share(accuracy: float) -> float:
+    """The share of its samples at which a run to 0.720 has this accuracy, by interpolation; 0 below the curve."""
+    if accuracy < CURVE[0][1]:
+        return 0.0
+    return _interpolate([(value, share) for share, value in CURVE], accuracy)
+
+
+def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Linear between the points, constant outside."""
+    for (low, start), (high, end) in itertools.pairwise(points):
+        if x <= high:
+            return start + (end - start) * (max(x, low) - low) / (high - low)
+    return points[-1][1]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A run at ``now_ms``, a Unix time in milliseconds. What cannot be known yet is None."""
+
+    result: Result
+    now_ms: float
+    target: float = TARGET_ACCURACY
+
+    @property
+    def run(self) -> Run:
+        """The one run of the result."""
+        return self.result.runs[0]
+
+    @functools.cached_property
+    def last(self) -> Event | None:
+        """The latest event."""
+        return self.run.log.events[-1] if self.run.log.events else None
+
+    @functools.cached_property
+    def phase(self) -> str:
+        """starting, initialising, training, evaluating, finishing, or how the run ended: success, aborted, ..."""
+        if self.run.run_stop is not None:
+            return self.run.status
+        if self.run.run_start is None:
+            return "initialising" if self.last else "starting"
+        if self.reached:
+            return "finishing"
+        latest = next((e for e in reversed(self.run.log.events) if e.key in ("eval_start", "eval_stop")), None)
+        return "evaluating" if latest is not None and latest.key == "eval_start" else "training"
+
+    @property
+    def reached(self) -> bool:
+        """Whether the last evaluation reached the target."""
+        return bool(self.run.evaluations) and self.run.evaluations[-1].accuracy >= self.target
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has ended."""
+        return self.run.run_stop is not None
+
+    @functools.cached_property
+    def elapsed(self) -> float | None:
+        """Seconds since run_start."""
+        if self.run.run_start is None:
+            return None
+        end = self.run.run_stop.time_ms if self.run.run_stop else max(self.now_ms, self.run.run_start.time_ms)
+        return number((end - self.run.run_start.time_ms) / 1000)
+
+    @functools.cached_property
+    def silent(self) -> float | None:
+        """Seconds since the last event of a run that has not ended."""
+        silent = None if self.done or self.last is None else number((self.now_ms - self.last.time_ms) / 1000)
+        return None if silent is None else max(0.0, silent)
+
+    @functools.cached_property
+    def stalled(self) -> bool:
+        """Whether the log is silent for longer than thrice the longest silence so far, and for a minute."""
+        times = [event.time_ms for event in self.run.log.events]
+        longest = max((b - a for a, b in itertools.pairwise(times)), default=0.0) / 1000
+        return self.silent is not None and self.silent > max(_STALLED_SECONDS, 3 * longest)
+
+    @functools.cached_property
+    def rate(self) -> float | None:
+        """Samples a second while training: the last measured span."""
+        spans = self.run.throughput
+        return spans[-1][1] if spans else None
+
+    @functools.cached_property
+    def interval(self) -> float | None:
+        """Samples between evaluations."""
+        counts = [e.samples for e in self.run.evaluations if e.samples]
+        return counts[-1] / len(counts) if counts else None
+
+    @functools.cached_property
+    def samples(self) -> float | None:
+        """Samples trained by now: of the last event that counts them, and what the rate adds since."""
+        if self.done:
+            return self.run.samples
+        counted = [e.samples for e in self.run.evaluations if e.samples is not None]
+        since = self.run.run_start.time_ms if self.run.run_start else 0.0
+        for event in self.run.log.events:
+            if event.key == "tracked_stats" and self.run.counts_samples:
+                counted.append(event.meta("epoch_num", "samples_count") or 0.0)
+            if event.key in ("tracked_stats", "eval_stop", "eval_accuracy"):
+                since = max(since, event.time_ms)  # training goes on from here
+        if not counted:
+            return 0.0 if self.run.run_start else None
+        if self.rate is None or self.phase != "training":
+            return max(counted)
+        ahead = max(0.0, (self.now_ms - since) / 1000) * self.rate
+        return max(counted) + min(ahead, self.interval or math.inf)  # the next evaluation would have been logged
+
+    @functools.cached_property
+    def projection(self) -> tuple[float, float] | None:
+        """(samples to the target, their standard error), by the accuracies so far and the RCP mean."""
+        if self.reached and self.run.samples:
+            return self.run.samples, 0.0
+        counted = [(e.samples, e.accuracy) for e in self.run.evaluations if e.samples]
+        if self.target != TARGET_ACCURACY:
+            return _extrapolate(counted[-_FITTED:], self.target)
+        guesses = [] if self.result.rcp_point is None else [(self.result.rcp_point.mean, _RCP_ERROR)]
+        shares = [(samples, curve_share(accuracy)) for samples, accuracy in counted[-2:]]
+        if shares and all(share > 0 for _, share in shares):
+            by_curve = sum(samples / share for samples, share in shares) / len(shares)
+            guesses.append((by_curve, _interpolate(_CURVE_ERRORS, shares[-1][1])))
+        if not guesses:
+            return None
+        weight = sum(error**-2 for _, error in guesses)
+        projected = math.exp(sum(math.log(guess) * error**-2 for guess, error in guesses) / weight)
+        return max(projected, self.samples or 0.0), projected * weight**-0.5
+
+    @functools.cached_property
+    def share(self) -> float | None:
+        """Share of the run that is done, by samples."""
+        if self.done:
+            return 1.0
+        if self.projection is None or self.samples is None or self.projection[0] <= 0:
+            return None
+        return min(1.0, self.samples / self.projection[0])
+
+    @functools.cached_property
+    def eta(self) -> float | None:
+        """Seconds to the evaluation that will reach the target, evaluations on the way included."""
+        if self.done or self.stalled or self.projection is None or self.samples is None or not self.rate:
+            return None
+        end = self.projection[0]
+        if self.interval:
+            end = self.interval * math.ceil(end / self.interval - 1e-9)  # runs end at evaluations
+        left = max(0.0, end - self.samples)
+        times = [seconds for e in self.run.evaluations if (seconds := e.seconds) is not None]
+        evaluation = sum(times) / len(times) if times else 0.0
+        return left / self.rate + (math.ceil(left / self.interval) if self.interval else 0) * evaluation
+
+    @functools.cached_property
+    def rcp_margin(self) -> tuple[float, float] | None:
+        """(projected samples above the smallest mean that the RCP test accepts, standard error)."""
+        if self.result.rcp_point is None or self.projection is None:
+            return None
+        return self.projection[0] - self.result.rcp_point.minimum, self.projection[1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        last = self.run.evaluations[-1] if self.run.evaluations else None
+        return {
+            "file": str(self.run.path),
+            "phase": self.phase,
+            "done": self.done,
+            "stalled": self.stalled,
+            "elapsed_seconds": self.elapsed,
+            "samples": self.samples,
+            "sequences_per_second": self.rate,
+            "evaluations": len(self.run.evaluations),
+            "accuracy": last.accuracy if last else None,
+            "target": self.target,
+            "projected_samples": self.projection[0] if self.projection else None,
+            "projected_samples_error": self.projection[1] if self.projection else None,
+            "share": self.share,
+            "eta_seconds": self.eta,
+            "rcp_margin_samples": self.rcp_margin[0] if self.rcp_margin else None,
+        }
+
+    def line(self) -> str:
+        """All of it in one line of text."""
+        last = self.run.evaluations[-1] if self.run.evaluations else None
+        parts = [self.phase]
+        if self.samples is not None:
+            parts.append(f"{self.samples:,.0f} samples")
+        if last is not None:
+            parts.append(f"accuracy {last.accuracy:.4f} of {self.target:g}")
+        if self.rate:
+            parts.append(f"{self.rate:,.0f} sequences/s")
+        if self.elapsed is not None:
+            parts.append(f"{duration(self.elapsed)} elapsed")
+        if self.eta is not None and self.projection is not None:
+            parts.append(f"{duration(self.eta)} to go")
+        if self.rcp_margin is not None:
+            parts.append(f"RCP margin {margin(self.rcp_margin)}")
+        if self.stalled and self.silent is not None:
+            parts.append(f"no new line for {duration(self.silent)}")
+        return text(", ".join(parts))
+
+
+def margin(value: tuple[float, float]) -> str:
+    """A margin in samples with its error."""
+    error = f" +- {value[1]:,.0f}" if value[1] else ""
+    return f"{value[0]:+,.0f}{error} samples"
+
+
+def _extrapolate(counted: list[tuple[float, float]], target: float) -> tuple[float, float] | None:
+    """Where a straight line through accuracy over log samples meets the target; None where it does not rise."""
+    if len(counted) < 2:
+        return None
+    x, y = [math.log(samples) for samples, _ in counted], [accuracy for _, accuracy in counted]
+    center, middle = math.fsum(x) / len(x), math.fsum(y) / len(y)
+    spread = math.fsum((value - center) ** 2 for value in x)
+    rise = math.fsum((a - center) * (b - middle) for a, b in zip(x, y, strict=True))
+    if spread <= 0 or rise <= 0:
+        return None
+    exponent = center + (target - middle) * spread / rise
+    if exponent > 50:  # beyond any run
+        return None
+    projected = max(math.exp(exponent), counted[-1][0])
+    residual = math.fsum((b - middle - rise / spread * (a - center)) ** 2 for a, b in zip(x, y, strict=True))
+    return projected, projected * math.sqrt(residual / len(x)) * spread / rise

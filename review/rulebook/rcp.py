@@ -1,0 +1,171 @@
+"""Reference convergence points (RCP): how many samples a run of a batch size must at least take to be believed.
+
+Follows the official RCP checker: olympic mean of the reference runs, standard deviation of all of them, the smallest
+mean that a one-sided two-sample t-test at 5% does not reject, points that converge slower than their neighbours'
+interpolation pruned, other batch sizes interpolated. The data are the rcps_bert.json of the mlperf_logging package.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from review.logs.findings import ReviewError
+from review.rulebook.compliance import DEFAULT_RULESET, package_folder
+from review.rulebook.stats import t_quantile
+
+RUNS = 10  # of a submission
+_ALPHA = 0.05
+_TOLERANCE = 1e-4  # samples; of the official bisection
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rcp:
+    """A reference point. ``mean``, ``std`` and ``minimum`` are samples; ``minimum`` is the smallest accepted mean."""
+
+    batch_size: int
+    mean: float
+    std: float
+    minimum: float
+    runs: tuple[int, ...] = ()  # samples of each reference run; none for an interpolated point
+    hyperparameters: dict[str, Any] | None = None
+    interpolated_from: tuple[int, int] | None = None
+
+    @property
+    def max_speedup(self) -> float:
+        """How much faster than the reference a submission may converge."""
+        return self.mean / self.minimum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """The RCP test of a mean number of samples."""
+
+    passed: bool
+    reason: str
+    scaling_factor: float
+    point: Rcp | None
+
+    def margin(self, mean: float) -> float | None:
+        """Samples above the smallest accepted mean."""
+        return None if self.point is None else mean - self.point.minimum
+
+
+def olympic_mean(values: Sequence[float]) -> float:
+    """Mean without the smallest and the largest value. Raises ValueError for fewer than three."""
+    if len(values) < 3:
+        raise ValueError("an olympic mean needs at least three values")
+    kept = sorted(values)[1:-1]
+    return math.fsum(kept) / len(kept)
+
+
+def minimum_mean(mean: float, std: float, reference_runs: int) -> float:
+    """The smallest mean of a submission's eight counted runs that the t-test accepts.
+
+    Args: mean, std: of the reference, samples. reference_runs: how many the test counts.
+    """
+    if std == 0:
+        return mean
+    counted = RUNS - 2
+    t = t_quantile(1 - _ALPHA, reference_runs + counted - 2)
+    threshold = mean - t * std * math.sqrt(1 / reference_runs + 1 / counted)
+    low, high = 0.0, mean  # the same bisection as the official one, so that the last digits agree
+    middle = (low + high) / 2
+    while high - low > _TOLERANCE:
+        low, high = (low, middle) if middle > threshold else (middle, high)
+        middle = (low + high) / 2
+    return middle
+
+
+def _path(ruleset: str) -> Path:
+    return package_folder() / "rcp_checker" / f"training_{ruleset}" / "rcps_bert.json"
+
+
+def has_points(ruleset: str) -> bool:
+    """Whether a ruleset has reference points for BERT; the first ones did not."""
+    return _path(ruleset).is_file()
+
+
+@functools.cache
+def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
+    """Every reference point, by batch size. Raises ReviewError."""
+    try:
+        records = json.loads(_path(ruleset).read_text(encoding="utf-8"))
+    except OSError:
+        raise ReviewError(f"mlperf_logging has no BERT reference points for ruleset {ruleset}") from None
+    found = []
+    for record in records.values():
+        runs = sorted(record["Epochs to converge"])
+        mean, center = olympic_mean(runs), math.fsum(runs) / len(runs)
+        std = math.sqrt(math.fsum((value - center) ** 2 for value in runs) / len(runs))
+        found.append(
+            Rcp(
+                batch_size=record["BS"],
+                mean=mean,
+                std=std,
+                minimum=minimum_mean(mean, std, len(runs) - 2),
+                runs=tuple(runs),
+                hyperparameters=record["Hyperparams"],
+            )
+        )
+    return tuple(sorted(found, key=lambda point: point.batch_size))
+
+
+@functools.cache
+def pruned(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
+    """The points that submissions are held to."""
+    every = points(ruleset)
+    fastest = min(every, key=lambda point: point.mean)
+    kept = [point for point in every if point.batch_size >= fastest.batch_size]
+    i = 1
+    while i < len(kept) - 1:
+        if kept[i].mean > _interpolate(kept[i].batch_size, kept[i - 1], kept[i + 1]).mean:
+            del kept[i]
+        else:
+            i += 1
+    return tuple(kept)
+
+
+def _interpolate(batch_size: int, low: Rcp, high: Rcp) -> Rcp:
+    share = (batch_size - low.batch_size) / (high.batch_size - low.batch_size)
+    mean = low.mean + share * (high.mean - low.mean)
+    std = low.std + share * (high.std - low.std)
+    return Rcp(
+        batch_size=batch_size,
+        mean=mean,
+        std=std,
+        minimum=minimum_mean(mean, std, 2 * RUNS),
+        interpolated_from=(low.batch_size, high.batch_size),
+    )
+
+
+def find(batch_size: float, ruleset: str = DEFAULT_RULESET) -> tuple[Rcp | None, str]:
+    """The point that a batch size is held to, and how it was found; None above the largest batch size."""
+    kept = pruned(ruleset)
+    for point in kept:
+        if point.batch_size == batch_size:
+            return point, "RCP found"
+    lower = [point for point in kept if point.batch_size < batch_size]
+    higher = [point for point in kept if point.batch_size > batch_size]
+    if lower and higher:
+        return _interpolate(int(batch_size), lower[-1], higher[0]), "RCP Interpolation"
+    if higher:
+        return higher[0], "RCP not found but slower convergence on smaller batch size"
+    return None, f"Missing RCP, please submit RCP with BS = {batch_size:g}"
+
+
+def judge(batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET) -> Verdict:
+    """The RCP test of a mean number of samples to the target."""
+    point, reason = find(batch_size, ruleset)
+    if point is None:
+        return Verdict(passed=False, reason=reason, scaling_factor=1.0, point=None)
+    factor = max(1.0, point.mean / mean_samples) if mean_samples > 0 else 1.0
+    passed = mean_samples >= point.mean / point.max_speedup
+    if not passed and reason.startswith("RCP not found"):
+        reason = f"Missing RCP, please submit RCP with BS = {batch_size:g}"
+    return Verdict(passed=passed, reason=reason, scaling_factor=factor, point=point)

@@ -1,0 +1,1 @@
+"""What is handed in: the system description and the package."""

@@ -1,0 +1,130 @@
+"""The code that a result ran: the commit that the run's environment.json names, out of this repository."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from review.logs.findings import ReviewError
+from review.logs.mllog import text
+from review.logs.tree import read_json
+from review.verdict.submission_rules import SCRIPTS
+
+_TIMEOUT = 120  # seconds for one git command
+
+
+@dataclass(frozen=True)
+class Code:
+    """A commit of a repository, and the path of the system's config in it."""
+
+    repository: Path
+    commit: str
+    config: str
+
+    def read(self, path: str) -> str:
+        """A file of the commit. Raises ReviewError."""
+        return _git(self.repository, "show", f"{self.commit}:{path}").decode("utf-8", "replace")
+
+    def extract(self, folder: Path) -> None:
+        """Writes the files of the commit, but those whose name starts with a dot: the official checker wants none.
+
+        Raises ReviewError for a commit without the scripts that the rules ask for, and OSError.
+        """
+        data = _git(self.repository, "archive", "--format=tar", self.commit)
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            members = [member for member in tar.getmembers() if not _hidden(member.name)]
+            missing = sorted(set(SCRIPTS) - {member.name for member in members})
+            if missing:
+                raise ReviewError(f"commit {self.commit} lacks {', '.join(missing)}, which a submission brings along")
+            for member in members:
+                _write_member(tar, member, folder)
+
+
+def _hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in PurePosixPath(name).parts)
+
+
+def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    path = folder / member.name
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+    elif member.issym():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(member.linkname)
+    elif (file := tar.extractfile(member)) is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.read())
+        os.chmod(path, 0o755 if member.mode & 0o100 else 0o644)
+
+
+def find_code(repository: Path, runs: Path, commit: str | None, config: str | None) -> Code:
+    """The code of a run.
+
+    Args: runs: its folder, with environment.json and config.json. commit, config: instead of what they say.
+    Raises ReviewError where they do not say it, or the repository does not have it.
+    """
+    wanted = commit or _recorded_commit(repository, runs)
+    try:
+        full = _git(repository, "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}").decode().strip()
+    except ReviewError:
+        raise ReviewError(
+            f"{repository} has no commit {text(wanted)}: fetch it, or name another with --commit"
+        ) from None
+    files = _git(repository, "ls-tree", "-r", "--name-only", "-z", full).decode("utf-8", "replace").split("\0")
+    return Code(repository, full, _config(files, runs, config))
+
+
+def _recorded_commit(repository: Path, runs: Path) -> str:
+    commit = (read_json(runs / "environment.json") or {}).get("git_commit")
+    if not isinstance(commit, str) or not commit:
+        raise ReviewError(f"{runs / 'environment.json'} names no commit that ran: name it with --commit")
+    if commit.endswith("-dirty"):
+        raise ReviewError(
+            f"the code that ran is {text(commit)}, in no commit: commit it and run again, or name with --commit the "
+            "one that holds it"
+        )
+    # As `git describe --always` writes it: the commit, behind the last tag where there is one, or a tag alone.
+    described = re.fullmatch(r"(?:.+-\d+-g)?([0-9a-f]{7,64})", commit)
+    if described:
+        return described[1]
+    if commit not in _git(repository, "tag", "--list").decode("utf-8", "replace").split("\n"):
+        raise ReviewError(
+            f"{runs / 'environment.json'}: git_commit {text(commit)!r} is no commit: name it with --commit"
+        )
+    return f"refs/tags/{commit}"
+
+
+def _config(files: list[str], runs: Path, config: str | None) -> str:
+    """configs/config_SYSTEM.sh: by name, or by the system that the run's config.json names."""
+    if config is not None:
+        name = config if config in files else f"configs/{Path(config).name}"
+        if name not in files:
+            raise ReviewError(f"--config {config}: the commit that ran has no such file")
+        return name
+    mlperf = (read_json(runs / "config.json") or {}).get("mlperf")
+    system = mlperf.get("system") if isinstance(mlperf, dict) else None
+    name = f"configs/config_{system}.sh"
+    if not isinstance(system, str) or name not in files:
+        raise ReviewError(
+            f"{runs / 'config.json'} does not say which config ran: name it with --config configs/FILE.sh"
+        )
+    return name
+
+
+def _git(repository: Path, *arguments: str) -> bytes:
+    command = ["git", "-C", str(repository), *arguments]
+    try:
+        ran = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, check=True, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise ReviewError("git is not installed: the package holds the code of a commit") from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise ReviewError(f"git {arguments[0]} in {repository}: {text(lines[0]) if lines else 'failed'}") from None
+    except subprocess.TimeoutExpired:
+        raise ReviewError(f"git {arguments[0]} in {repository} takes over {_TIMEOUT} s") from None
+    return ran.stdout

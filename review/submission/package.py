@@ -1,0 +1,242 @@
+"""`package`: the tree that MLCommons takes, checked by the official tools, as a folder and as a tar file.
+
+ORG/results/SYSTEM/bert/result_0..9.txt, ORG/systems/SYSTEM.json and ORG/benchmarks/bert/implementations/NAME/ with the
+code of the commit that ran (submission_rules, "Directory structure"). It appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from review.logs.findings import Finding, ReviewError
+from review.logs.mllog import text
+from review.logs.tree import read_json
+from review.results.score import Result, load_results
+from review.rulebook import official
+from review.rulebook.compliance import DEFAULT_RULESET
+from review.submission.code import Code, find_code
+from review.submission.system import read_fields
+from review.submission.text import organization_readme, system_readme
+from review.verdict import submission_rules
+from review.verdict.checking import Checked, check
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to package: the arguments of the command."""
+
+    runs: Path
+    organization: str
+    system: str
+    output: Path
+    description: Path
+    repository: Path
+    implementation: str = "pytorch"
+    commit: str | None = None
+    config: str | None = None
+    add: bool = False
+    ruleset: str = DEFAULT_RULESET
+
+
+@dataclass(frozen=True)
+class Package:
+    """What was made: its checks, and the files where it passed them."""
+
+    checked: tuple[Checked, ...]
+    files: tuple[Path, ...]
+    digest: str | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the official checkers and ours accept it."""
+        return all(one.passed() for one in self.checked)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "passed": self.passed,
+            "files": [str(path) for path in self.files],
+            "sha256": self.digest,
+            "checked": [one.as_dict() for one in self.checked],
+        }
+
+
+def package(request: Request, progress: Callable[[str], None] = lambda _: None) -> Package:
+    """Builds, checks and writes the package; writes nothing where a check fails. Raises ReviewError."""
+    _check_names(request)
+    output = request.output.absolute()
+    if output.exists() and not request.add:
+        raise ReviewError(f"{request.output} exists: --add puts this system into it, or name another folder")
+    if request.add and not (output / request.organization).is_dir():
+        raise ReviewError(f"{request.output}: no package of {request.organization} to add to; leave out --add")
+    result = _result(request)
+    description = _description(request)
+    code = find_code(request.repository, result.folder, request.commit, request.config)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
+            whole = Path(folder) / "whole"
+            root = whole / request.organization
+            if request.add:
+                shutil.copytree(output / request.organization, root, symlinks=True)
+            progress("copying results and code")
+            _build(request, result, description, code, root)
+            progress("official checkers")
+            checked = tuple(_verify(request, root, progress))
+            if not all(one.passed() for one in checked):
+                return Package(_renamed(checked, root, output / request.organization), (), None)
+            digest = _archive(root, whole / f"{request.organization}.tar.gz")
+            os.chmod(whole, 0o755)
+            _replace(whole, output, Path(folder) / "old")
+    except OSError as error:
+        raise ReviewError(f"{error.filename or output}: {error.strerror}") from None
+    names = (request.organization, f"{request.organization}.tar.gz", f"{request.organization}.tar.gz.sha256")
+    return Package(_renamed(checked, root, output / names[0]), tuple(output / name for name in names), digest)
+
+
+def _check_names(request: Request) -> None:
+    for option, name in (
+        ("--org", request.organization),
+        ("--system", request.system),
+        ("--implementation", request.implementation),
+    ):
+        if not _NAME.fullmatch(name):
+            raise ReviewError(f"{option} {name!r}: letters, digits and ._+- only, it becomes a folder's name")
+
+
+def _result(request: Request) -> Result:
+    results = load_results(request.runs, request.ruleset)
+    if len(results) != 1 or request.runs.is_file():
+        raise ReviewError(f"{request.runs}: name the one folder that holds the result_*.txt of {request.system}")
+    if not results[0].runs:
+        raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
+    return results[0]
+
+
+def _description(request: Request) -> dict[str, Any]:
+    path = request.description
+    if not path.exists():
+        raise ReviewError(f"{path}: no such file; write it on the system: python -m review system -o {path}")
+    fields = read_fields(path)
+    if fields.get("submitter") != request.organization:
+        said = text(fields.get("submitter", ""))
+        raise ReviewError(f"{path}: submitter is {said!r}, --org {request.organization!r}: correct the wrong one")
+    return fields
+
+
+def _build(request: Request, result: Result, description: dict[str, Any], code: Code, root: Path) -> None:
+    """Writes the tree. Raises ReviewError, OSError."""
+    results = root / "results" / request.system / submission_rules.BENCHMARK
+    if results.exists():
+        raise ReviewError(f"{request.output} already holds results of {request.system}: name another --system")
+    results.mkdir(parents=True)
+    for index, run in enumerate(result.runs):
+        shutil.copyfile(run.path, results / f"result_{index}.txt")
+    if (result.folder / "power").is_dir():
+        shutil.copytree(result.folder / "power", results / "power")
+    implementation = root / "benchmarks" / submission_rules.BENCHMARK / "implementations" / request.implementation
+    name = f"{request.system}_{request.implementation}.json"
+    if implementation.exists():
+        _same_commit(implementation, request, code)
+    else:
+        code.extract(implementation)
+    facts = {
+        "system": request.system,
+        "implementation": request.implementation,
+        "commit": code.commit,
+        "config": code.config,
+        "environment": read_json(result.folder / "environment.json"),
+        "settings": read_json(result.folder / "config.json"),
+    }
+    _write(implementation / name, json.dumps(facts, indent=2) + "\n")
+    readme = system_readme(request.system, request.organization, result, description, code)
+    _write(implementation / f"README-{request.system}.md", readme)
+    _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+    systems = sorted(path.stem for path in (root / "systems").glob("*.json"))
+    _write(root / "README.md", organization_readme(request.organization, systems, root))
+    if (implementation / "LICENSE").is_file():
+        shutil.copyfile(implementation / "LICENSE", root / "LICENSE.md")
+
+
+def _same_commit(implementation: Path, request: Request, code: Code) -> None:
+    for path in sorted(implementation.glob(f"*_{request.implementation}.json")):
+        commit = (read_json(path) or {}).get("commit")
+        if commit != code.commit:
+            raise ReviewError(
+                f"{request.implementation} in {request.output} is commit {text(commit)}, this result ran "
+                f"{code.commit}: give it an --implementation of its own"
+            )
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+
+
+def _verify(request: Request, root: Path, progress: Callable[[str], None]) -> list[Checked]:
+    """Lets the official package checker write scaling.json, then checks everything."""
+    folder = root / "results" / request.system / submission_rules.BENCHMARK
+    for result in load_results(folder, request.ruleset):
+        with tempfile.TemporaryDirectory(prefix="review-package-") as scratch:
+            copy = submission_rules.stage(result, root, Path(scratch))
+            official.check_package(copy, request.ruleset)
+            scaling = copy / folder.relative_to(root) / "scaling.json"
+            if scaling.is_file():
+                shutil.copyfile(scaling, folder / "scaling.json")
+    return check(root, request.ruleset, progress)
+
+
+def _renamed(checked: tuple[Checked, ...], old: Path, new: Path) -> tuple[Checked, ...]:
+    """The checks with the places of the finished package."""
+
+    def moved(path: Path) -> Path:
+        return new / path.relative_to(old) if path.is_relative_to(old) else path
+
+    def finding_moved(finding: Finding) -> Finding:
+        message = finding.message.replace(str(old), str(new))
+        return replace(finding, message=message, file=moved(finding.file) if finding.file else None)
+
+    return tuple(
+        replace(one, path=moved(one.path), findings=tuple(map(finding_moved, one.findings))) for one in checked
+    )
+
+
+def _archive(root: Path, path: Path) -> str:
+    """Writes path and path.sha256, the same bytes for the same tree; returns the SHA-256."""
+
+    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid = member.gid = member.mtime = 0
+        member.uname = member.gname = "root"
+        member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+        return member
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for member in [root, *sorted(root.rglob("*"))]:
+            tar.add(member, member.relative_to(root.parent), recursive=False, filter=plain)
+    compressed = gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0)
+    path.write_bytes(compressed)
+    digest = hashlib.sha256(compressed).hexdigest()
+    _write(path.with_name(path.name + ".sha256"), f"{digest}  {path.name}\n")
+    return digest
+
+
+def _replace(new: Path, output: Path, old: Path) -> None:
+    """Moves the finished package into place; the one it replaces goes last."""
+    if output.exists():
+        os.rename(output, old)
+    os.rename(new, output)

@@ -1,0 +1,220 @@
+"""`system`: writes systems/NAME.json, the description of the system that every result needs.
+
+A field's value comes from the first of: --set FIELD=VALUE, the answers file, the file that is updated, the files of a
+run (--run), this machine, and, on a terminal, the user. What nobody knows stays blank where the rules allow a blank to
+be submitted, and is named; counts never do, since the official tools crash on them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from review.logs.findings import ERROR, Finding, ReviewError
+from review.logs.mllog import text
+from review.logs.output import write_whole
+from review.logs.tree import read_json
+from review.rulebook import official
+from review.rulebook.compliance import DEFAULT_RULESET
+from review.rulebook.description import DIVISIONS, FIELDS, STATUSES, check_description
+from review.submission.system_probe import Machine, probe
+
+# What no probe can know, in the order of asking: (field, what to write, the value where the user has none).
+QUESTIONS = (
+    ("submitter", "name of your organisation, as in the logs", ""),
+    ("status", f"one of: {'; '.join(STATUSES)}", STATUSES[0]),
+    ("system_name", "product name of the system, such as DGX H100", ""),
+    ("number_of_nodes", "nodes of one run", "1"),
+    ("host_networking_topology", 'how nodes are wired, such as "fat tree"; "N/A" for one node', ""),
+    ("host_memory_configuration", "modules of a node, such as 32x 64 GB DDR5-4800", ""),
+    ("cooling", "air, liquid, ...", ""),
+    ("accelerator_interconnect_topology", "such as NVSwitch", ""),
+    ("hw_notes", "anything else on the hardware", ""),
+    ("sw_notes", "anything else on the software", ""),
+)
+_DEFAULTS = {
+    "division": "closed",
+    "status": STATUSES[0],
+    "number_of_nodes": "1",
+    "host_processors_per_node": "1",
+    "accelerators_per_node": "0",
+}
+_COUNTS = ("number_of_nodes", "accelerators_per_node")
+_NO_ACCELERATOR = {name: "N/A" for name in FIELDS if name.startswith("accelerator_")}
+
+
+@dataclass(frozen=True)
+class Description:
+    """The fields of a system, and where each value comes from."""
+
+    fields: dict[str, Any]
+    sources: dict[str, str]
+
+    @property
+    def blanks(self) -> list[str]:
+        """The fields without a value that the submission rules want one for."""
+        return [name for name, wanted in FIELDS.items() if wanted and self.fields[name] in ("", {})]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"fields": self.fields, "sources": self.sources}
+
+
+def describe(
+    given: Sequence[tuple[str, Mapping[str, Any]]],
+    machine: Machine,
+    ask: Callable[[str, str, str], str] | None = None,
+) -> Description:
+    """Fills in the description.
+
+    Args: given: (source, fields), the first source that has a field counts. machine: what is probed for the rest.
+    ask: asks the user for (field, question, default); None where nobody is there.
+    """
+    layers = [*given, ("this machine", probe(machine))]
+    fields: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name in FIELDS:
+        for source, values in layers:
+            if values.get(name) not in (None, "", {}):
+                fields[name], sources[name] = _value(name, values[name]), source
+                break
+    if ask is not None:
+        for name, question, default in QUESTIONS:
+            if name not in fields and (answer := ask(name, question, default)):
+                fields[name], sources[name] = answer, "asked"
+    last = [("default", _DEFAULTS)]
+    if fields.get("accelerators_per_node") == "0":
+        last.append(("no accelerator", _NO_ACCELERATOR))
+    for source, values in last:
+        for name in values.keys() - fields.keys():
+            fields[name], sources[name] = values[name], source
+    if isinstance(fields.get("other_software_stack"), dict):
+        fields["other_software_stack"] = _value("other_software_stack", _stack(layers))
+    own = {name: value for _, values in reversed(given) for name, value in values.items() if name not in FIELDS}
+    return Description({name: fields.get(name, "") for name in FIELDS} | own, sources)
+
+
+def _value(name: str, value: Any) -> Any:
+    """A value as the description has it: strings, but for the software stack, which may be an object of strings."""
+    if name == "other_software_stack" and isinstance(value, Mapping):
+        return {text(key): text(entry) for key, entry in value.items() if entry not in (None, "")}
+    return value if isinstance(value, str) else text(value)
+
+
+def _stack(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The software of every source that lists it as an object; the first source that has a version counts."""
+    merged: dict[str, Any] = {}
+    for _, values in reversed(layers):
+        stack = values.get("other_software_stack")
+        merged |= stack if isinstance(stack, Mapping) else {}
+    return merged
+
+
+def from_run(folder: Path) -> dict[str, Any]:
+    """What environment.json and config.json of a run say. Raises ReviewError."""
+    environment = read_json(folder / "environment.json")
+    if environment is None:
+        raise ReviewError(f"{folder / 'environment.json'}: no such file, or not JSON; name a folder of results/")
+    packages = environment.get("packages")
+    packages = packages if isinstance(packages, dict) else {}
+    gpus = environment.get("gpus")
+    mlperf = (read_json(folder / "config.json") or {}).get("mlperf")
+    mlperf = mlperf if isinstance(mlperf, dict) else {}
+    stack = {f"{name}_version": environment.get(name) for name in ("cuda", "cudnn", "nccl", "python")}
+    stack |= {f"{name}_version": packages[name] for name in packages if name != "torch"}
+    stack["kernel_version"] = environment.get("platform")
+    found: dict[str, Any] = {
+        "submitter": None if mlperf.get("organization") == "unknown" else mlperf.get("organization"),
+        "division": mlperf.get("division"),
+        "number_of_nodes": mlperf.get("num_nodes"),
+        "framework": f"PyTorch {packages['torch']}" if packages.get("torch") else None,
+        "other_software_stack": {name: value for name, value in stack.items() if value},
+    }
+    if isinstance(gpus, list) and gpus:
+        found |= {"accelerators_per_node": str(len(gpus)), "accelerator_model_name": text(gpus[0])}
+    return found
+
+
+def read_answers(path: Path) -> dict[str, Any]:
+    """Fields from a JSON file. Raises ReviewError for one that is not an object of known fields."""
+    return known(read_fields(path), str(path))
+
+
+def read_fields(path: Path) -> dict[str, Any]:
+    """A JSON object, whatever its fields: submitters add their own. Raises ReviewError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReviewError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ReviewError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ReviewError(f'{path}: is not a JSON object; write {{"cooling": "air", ...}}')
+    return content
+
+
+def known(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields, if every one is known. Raises ReviewError."""
+    unknown = [name for name in fields if name not in FIELDS]
+    if unknown:
+        raise ReviewError(f"{where}: no field {text(unknown[0])!r}; the fields are {', '.join(FIELDS)}")
+    return dict(fields)
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, str]:
+    """FIELD=VALUE arguments. Raises ReviewError."""
+    pairs = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise ReviewError(f"--set {setting}: expected FIELD=VALUE, such as --set cooling=air")
+        pairs[name.strip()] = value.strip()
+    return known(pairs, "--set")
+
+
+def ask_user(name: str, question: str, default: str) -> str:
+    """Asks on the terminal, on stderr, so that stdout stays JSON."""
+    print(f"{name}: {question}{f' [{default}]' if default else ''}", file=sys.stderr)
+    print("> ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    return answer.strip() or default
+
+
+def check(description: Description, name: str, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
+    """Checks with our rules and with the official checker. Raises ReviewError for a description that cannot stand."""
+    for count in _COUNTS:
+        if not str(description.fields[count]).isdigit():
+            raise ReviewError(f"{count} is {description.fields[count]!r}: write a whole number, such as 8")
+    if description.fields["division"] not in DIVISIONS:
+        raise ReviewError(f"division is {description.fields['division']!r}: write {' or '.join(DIVISIONS)}")
+    with tempfile.TemporaryDirectory(prefix="review-system-") as folder:
+        path = Path(folder) / name
+        path.write_bytes(content(description))
+        findings = check_description(path, ruleset)
+        errors = [finding for finding in findings if finding.severity == ERROR]
+        if errors:
+            raise ReviewError(f"{errors[0].key} {errors[0].message}: {errors[0].hint}")
+        outcome = official.check_system(path, ruleset)
+        if not outcome.passed:
+            raise ReviewError(f"the official checker rejects it: {outcome.crash or '; '.join(outcome.messages)}")
+    return findings
+
+
+def content(description: Description) -> bytes:
+    """The file's content."""
+    return (json.dumps(description.fields, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
+
+
+def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) -> None:
+    """Checks and writes the file whole or not at all. Raises ReviewError."""
+    if path.suffix != ".json":
+        raise ReviewError(f"{path}: the name ends in .json, such as systems/DGXH100.json")
+    if any(character.isspace() for character in path.name) or path.name.startswith("."):
+        raise ReviewError(f"{path}: the official checkers want no space in the name and no dot before it")
+    check(description, path.name, ruleset)
+    write_whole(path, content(description))

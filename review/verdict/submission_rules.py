@@ -1,0 +1,161 @@
+"""What the official tools let through of a submission's folders: names, scripts, stray files, stale scores.
+
+The tree is ORG/systems/SYSTEM.json, ORG/results/SYSTEM/bert/result_0..9.txt and
+ORG/benchmarks/bert/implementations/NAME/ (submission_rules, "Directory structure").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+from review.logs import tree
+from review.logs.findings import ERROR, NOTE, WARNING, Finding
+from review.logs.mllog import number
+from review.results.score import Result
+from review.rulebook.description import FIELDS, STATUSES
+
+BENCHMARK = "bert"
+SCRIPTS = ("README.md", "setup.sh", "init_datasets.sh", "verify_dataset.sh", "run_and_time.sh")
+PARAMETERS = "package_checker_params"
+_BYPASSES = ("rcp-bypass", "seed-checker-bypass")
+
+
+def _finding(severity: str, message: str, file: Path, rule: str, hint: str, key: str | None = None) -> Finding:
+    return Finding(severity=severity, message=message, source="rules", file=file, key=key, rule=rule, hint=hint)
+
+
+def check_folder(result: Result) -> list[Finding]:
+    """The folder of a result within its submission."""
+    found = _check_name(result.folder) + _check_strays(result.folder)
+    found += _check_parameters(result.folder) + _check_parameters(result.folder.parent)
+    found += _check_scaling(result)
+    system = tree.system_file(result.folder)
+    content = tree.read_json(system) if system else None
+    if system is not None and content is not None:
+        if result.division is not None and content.get("division") in ("closed", "open"):
+            logged = result.division
+            if content["division"] != logged:
+                rule, hint = "the logs and the system description name one division", "correct the wrong one"
+                message = f"is {content['division']!r}, in the logs {logged!r}"
+                found.append(_finding(ERROR, message, system, rule, hint, "division"))
+        submitter = content.get("submitter")
+        logged_submitter = (result.organization or "").casefold()
+        if isinstance(submitter, str) and logged_submitter not in ("", submitter.casefold()):
+            rule, hint = "the logs and the system description name one submitter", "correct the wrong one"
+            message = f"is {submitter!r}, in the logs {result.organization!r}"
+            found.append(_finding(WARNING, message, system, rule, hint, "submitter"))
+    return found
+
+
+def _check_name(folder: Path) -> list[Finding]:
+    name = folder.resolve().name
+    if name == BENCHMARK:
+        return []
+    rule = f"results lie in results/SYSTEM/{BENCHMARK}; the official tools skip other names and still say success"
+    return [_finding(ERROR, f"is named {name!r}", folder, rule, f"rename it to {BENCHMARK}")]
+
+
+def _check_strays(folder: Path) -> list[Finding]:
+    expected = {path.name for path in tree.result_files(folder)} | {"scaling.json", PARAMETERS, "power"}
+    strays = sorted(name for name in os.listdir(folder) if name not in expected and not name.startswith("."))
+    if not strays:
+        return []
+    shown = ", ".join(strays[:5]) + (f" and {len(strays) - 5} more" if len(strays) > 5 else "")
+    rule = "a result folder holds result_*.txt, scaling.json and power/"
+    return [_finding(WARNING, f"also holds {shown}", folder, rule, "move them out, or rename logs to result_N.txt")]
+
+
+def _check_parameters(folder: Path) -> list[Finding]:
+    path = folder / PARAMETERS
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        name = line.strip()
+        if name in _BYPASSES and line != name:
+            rule = "the official package checker compares whole lines, newline included"
+            hint = f"write it without a newline: printf %s {name}"
+            found.append(_finding(WARNING, f"asks for {name} without effect", path, rule, hint))
+        elif name in _BYPASSES:
+            rule = "a bypass passes the upload; the review committee still has to accept the result"
+            found.append(_finding(NOTE, f"asks for {name}", path, rule, "have the reason ready"))
+    return found
+
+
+def _check_scaling(result: Result) -> list[Finding]:
+    path = result.folder / "scaling.json"
+    if not path.exists():
+        return []
+    factor = number((tree.read_json(path) or {}).get("scaling_factor"))
+    if factor is not None and math.isclose(factor, result.scaling_factor, rel_tol=1e-9):
+        return []
+    said = (
+        "has no scaling_factor" if factor is None else f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}"
+    )
+    rule = "the official summarizer multiplies the time by what it finds here"
+    return [_finding(WARNING, said, path, rule, "delete it; the package checker writes it anew", "scaling_factor")]
+
+
+def check_organization(root: Path) -> list[Finding]:
+    """What a submission has beside its results."""
+    found = []
+    rule = "a submission brings its code and how to run it"
+    for name in ("README.md", "LICENSE.md"):
+        if not (root / name).is_file() and not (root / name.removesuffix(".md")).is_file():
+            found.append(_finding(NOTE, "is missing", root / name, "customary in every submission", "add it"))
+    implementations = root / "benchmarks" / BENCHMARK / "implementations"
+    folders = sorted(path for path in implementations.glob("*") if path.is_dir())
+    if not folders:
+        hint = "put the code there, or build the submission with `python -m review package`"
+        found.append(_finding(WARNING, "holds no implementation", implementations, rule, hint))
+    for folder in folders:
+        for name in SCRIPTS:
+            if not (folder / name).is_file():
+                hint = "add it, or build the submission with `python -m review package`"
+                found.append(_finding(WARNING, "is missing", folder / name, rule, hint))
+    for path in sorted((root / "systems").glob("*.json")):
+        if not (root / "results" / path.stem).is_dir():
+            hint = "add the results, or remove the description"
+            found.append(_finding(NOTE, "describes a system without results", path, "each system has results", hint))
+    return found
+
+
+def stage(result: Result, root: Path | None, into: Path) -> Path:
+    """Copies one result, as a submission of its own, for the official checkers to write into.
+
+    Without a tree around it (root None) the result gets a description that says only its division.
+    Returns the copied ORG folder. Raises OSError.
+    """
+    source = result.folder.resolve()
+    organization = into / (root.name if root else "organization")
+    system = source.parent.name if root else "system"
+    target = organization / "results" / system / (source.name if root else BENCHMARK)
+    target.mkdir(parents=True)
+    (organization / "systems").mkdir()
+    for run in result.runs:
+        _copy(run.path, target / run.path.name)
+    if root is None:
+        fields = blank_description(result.division or "closed")
+        (organization / "systems" / f"{system}.json").write_text(json.dumps(fields), encoding="utf-8")
+        return organization
+    for path in (source / PARAMETERS, source.parent / PARAMETERS, root / "systems" / f"{system}.json"):
+        if path.is_file():
+            _copy(path, organization / path.relative_to(root))
+    for path in (source / "power").rglob("*.txt") if (source / "power").is_dir() else ():
+        _copy(path, organization / path.relative_to(root))
+    return organization
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(source.read_bytes())
+
+
+def blank_description(division: str) -> dict[str, str]:
+    """A system description that passes and says nothing but the division."""
+    return {**dict.fromkeys(FIELDS, ""), "division": division, "status": STATUSES[0]}

@@ -1,0 +1,340 @@
+"""The results page is self-contained, valid, complete and safe to open, whatever the logs hold."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from review.__main__ import main
+from review.report.page import build_page, write_report
+from review.report.svg import SIZES
+from review.results.score import load_results
+from review.verdict.checking import check
+
+VOID = {"meta", "br", "wbr", "link", "img", "input", "hr"}
+SELF_CLOSING = {"line", "circle", "rect", "polyline"}  # as inline SVG writes them
+LOADS = {"src", "srcset", "data", "action", "poster", "background", "formaction", "xlink:href"}
+
+
+class Page(HTMLParser):
+    """Parses strictly: every element is closed in its place, every id unique; collects what tests ask for."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.style = ""
+        self.feed(page)
+        self.close()
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), f"<{tag}> has an attribute twice: {names}"
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        assert tag in SELF_CLOSING, f"<{tag}/>"
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag, f"</{tag}> is out of place"
+
+    def handle_data(self, data):
+        if "style" in self.open:
+            self.style += data
+        else:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+def page_of(target: Path, with_check: bool = False) -> Page:
+    """The parsed page of a target."""
+    return Page(build_page(load_results(target), check(target) if with_check else ()))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory, make_submission):
+    """The page of a valid submission, with what `check` says."""
+    return page_of(make_submission(tmp_path_factory.mktemp("report") / "EXAMPLE"), with_check=True)
+
+
+def test_the_page_refers_to_nothing_outside_itself(page):
+    for tag, attributes in page.elements:
+        assert tag not in {"script", "link", "img", "iframe", "object", "embed", "base", "form"}, tag
+        assert not LOADS & attributes.keys(), (tag, attributes)
+        if "href" in attributes:
+            assert attributes["href"].startswith("#"), attributes
+    for loader in ("url(", "@import", "@font-face", "image-set"):
+        assert loader not in page.style
+    assert "default-src 'none'" in str(page.elements)
+
+
+def test_the_same_logs_make_the_same_page(submission):
+    assert build_page(load_results(submission)) == build_page(load_results(submission))
+
+
+def test_ids_are_unique_and_every_reference_has_its_target(page):
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for _, attributes in page.elements:
+        for reference in (attributes.get("href"), attributes.get("aria-labelledby")):
+            if reference:
+                assert reference.removeprefix("#") in ids
+        clip = re.fullmatch(r"url\(#(.*)\)", attributes.get("clip-path") or "")
+        assert clip is None or clip[1] in ids
+
+
+def test_every_run_appears_in_the_table_the_charts_and_the_excerpts(page):
+    for index in range(10):
+        assert page.text.count(f"result_{index}.txt") >= 4
+    rows = [attributes for tag, attributes in page.elements if tag == "tr" and "data-run" in attributes]
+    assert [row["data-run"] for row in rows] == [str(i) for i in range(10)]
+    series = [a for tag, a in page.elements if tag == "g" and "series" in (a.get("class") or "")]
+    assert {a["data-run"] for a in series} == {str(i) for i in range(10)}
+
+
+def test_the_verdict_leads_and_equals_the_score(page, submission):
+    (result,) = load_results(submission)
+    assert result.official
+    assert f"Official score: {result.score:.4f} minutes" in page.text
+    assert page.text.index("Official score") < page.text.index("Compliant runs")
+    assert f"{result.rcp_point.minimum:,.0f}" in page.text
+    assert "package_checker passes" in page.text
+
+
+def test_every_chart_is_drawn_in_every_width_and_says_in_words_what_it_shows(page):
+    drawings = [attributes for tag, attributes in page.elements if tag == "svg"]
+    assert len(drawings) == 5 * len(SIZES)
+    assert {drawing["class"] for drawing in drawings} == {size.name for size in SIZES}
+    for drawing in drawings:
+        assert drawing["role"] == "img"
+        assert len(drawing["aria-label"]) > 40
+
+
+def test_drawings_stay_within_their_frame(page):
+    """No number is nan, and no mark lies outside its drawing but what the clip path cuts off."""
+    width = height = 0.0
+    clipped = 0
+    for tag, attributes in page.elements:
+        if tag == "svg":
+            _, _, width, height = map(float, attributes["viewbox"].split())
+        for name, limit in (("x1", width), ("x2", width), ("y1", height), ("y2", height)):
+            if tag == "line":
+                assert -1 <= float(attributes[name]) <= limit + 1, attributes
+        if tag == "circle" and not 0 <= float(attributes["cy"]) <= height:
+            clipped += 1
+        assert "nan" not in (attributes.get("points") or "")
+    assert clipped <= 10 * len(SIZES)  # one point a run below the last stretch
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb (WCAG 2)."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first: str, second: str) -> float:
+    """Contrast ratio of two colours (WCAG 2)."""
+    bright, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_text_and_lines_stand_out_in_both_themes(page):
+    themes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})\b", block)) for block in page.style.split(":root")[1:3]]
+    light, dark = themes[0], themes[0] | themes[1]
+    assert light["bg"] != dark["bg"]
+    for theme in (light, dark):
+        for name in ("text", "muted", "link", "good", "bad", "warn"):
+            assert contrast(theme[name], theme["panel"]) >= 4.5, name
+        for name in ("text", "muted", "link"):
+            assert contrast(theme[name], theme["bg"]) >= 4.5, name
+        for name in ("good", "bad", "warn"):
+            assert contrast(theme[name], theme[f"{name}-bg"]) >= 4.5, name
+        for name in [f"run-{i}" for i in range(10)] + ["training", "evaluation", "initialisation"]:
+            assert contrast(theme[name], theme["panel"]) >= 3, name
+
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{7*7}}"
+
+
+def test_hostile_strings_are_shown_and_never_markup(tmp_path, writer):
+    name = "result_<img src=x onerror=alert(1)>{{7*7}}.txt"
+    log = writer(division=HOSTILE)
+    log.change("submission_org", value=HOSTILE)
+    log.change("submission_platform", value={"a": [HOSTILE]})
+    log.change("opt_name", value=HOSTILE)
+    log.change("seed", value=HOSTILE)
+    log.change("run_stop", metadata={"status": HOSTILE})
+    log.write(tmp_path / "run" / name)
+    (tmp_path / "run" / "error_7.txt").write_text(HOSTILE)
+    (tmp_path / "run" / "failed_7.txt").write_text("")
+    (tmp_path / "run" / "config.json").write_text(json.dumps({HOSTILE: {HOSTILE: HOSTILE}, "list": [HOSTILE]}))
+    (tmp_path / "run" / "environment.json").write_text(json.dumps({"gpus": [HOSTILE] * 2, "packages": {HOSTILE: 1}}))
+    page = page_of(tmp_path / "run", with_check=True)
+    for tag, attributes in page.elements:
+        assert tag not in {"script", "img"}
+        assert not any(attribute.startswith("on") for attribute in attributes), attributes
+    assert "<script>alert(1)</script>" in page.text
+    assert "{{7*7}}" in page.text
+
+
+def test_the_runs_own_files_are_shown(tmp_path, writer):
+    writer(division="open").write(tmp_path / "result_0.txt")
+    environment = {"host": "node7", "gpus": ["H100"] * 8, "packages": {"torch": "2.13.0"}, "git_commit": "abc123"}
+    (tmp_path / "environment.json").write_text(json.dumps(environment))
+    (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"target": 0.6}, "optim": {"lamb": {"eps": 1e-6}}}))
+    text = page_of(tmp_path).text
+    for wanted in ("node7", "8x H100", "2.13.0", "abc123", "target 0.600", "Lamb eps"):
+        assert wanted in text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda log: log.drop("eval_accuracy"),
+        lambda log: log.drop("run_start"),
+        lambda log: log.drop("run_stop"),
+        lambda log: log.drop("global_batch_size"),
+        lambda log: log.change("eval_accuracy", value="high"),
+        lambda log: log.change("eval_accuracy", value=0.5),
+        lambda log: log.change("eval_accuracy", metadata={}),
+        lambda log: log.change("tracked_stats", value={"throughput": -1, "loss": "x"}),
+        lambda log: log.change("run_stop", time_ms=0),
+        lambda log: log.change("run_start", time_ms=10**30),
+        lambda log: log.change("init_start", time_ms=-(10**15)),
+        lambda log: log.change("eval_start", time_ms=5),
+        lambda log: log.change("eval_accuracy", value=1e308),
+        lambda log: log.change("eval_accuracy", value=-1),
+        lambda log: log.change("eval_accuracy", metadata={"epoch_num": 1e308}),
+        lambda log: log.change("tracked_stats", value={"throughput": 1e308, "loss": -1e308}),
+        lambda log: log.change("tracked_stats", value={"throughput": 1e-320, "loss": 0}),
+        lambda log: log.change("opt_base_learning_rate", value=10**400),
+        lambda log: log.drop(*{line["key"] for line in log.lines}),
+    ],
+)
+def test_a_page_is_made_of_every_broken_log(tmp_path, writer, damage):
+    log = writer()
+    damage(log)
+    log.write(tmp_path / "result_0.txt")
+    writer(seed=2).write(tmp_path / "result_1.txt")
+    page = page_of(tmp_path)
+    assert "result_0.txt" in page.text
+    assert "Not official yet" in page.text or "Does not count" in page.text
+
+
+def test_an_excerpt_of_a_log_full_of_errors_stays_short(tmp_path, writer):
+    path = writer().write(tmp_path / "result_0.txt")
+    with path.open("a") as log:
+        log.write(":::MLLOG {broken\n" * 5000)
+    page = page_of(tmp_path)
+    shown = page.text.count("{broken")
+    assert 30 < shown < 100
+    assert "more such lines" in page.text
+
+
+def test_runs_that_fail_and_crash_are_named_with_their_reason(tmp_path, writer):
+    writer(target=0.5).change("run_stop", metadata={"status": "aborted", "file": "x", "lineno": 1}).write(
+        tmp_path / "result_0.txt"
+    )
+    writer(seed=2).drop("seed", "cache_clear").write(tmp_path / "result_1.txt")
+    (tmp_path / "failed_2.txt").write_text("")
+    (tmp_path / "error_2.txt").write_text("the loss is nan at step 7")
+    page = page_of(tmp_path, with_check=True)
+    for wanted in ("aborted", "cache_clear", "the loss is nan at step 7", "Does not count", "package_checker fails"):
+        assert wanted in page.text
+
+
+def test_report_writes_whole_files_and_says_which(tmp_path, submission, capsys):
+    output, png = tmp_path / "out" / "page.html", tmp_path / "png"
+    assert main(["report", str(submission / "result_0.txt"), "-o", str(output), "--png", str(png), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["passed"] is True
+    written = sorted([*output.parent.iterdir(), *png.iterdir()])
+    assert sorted(Path(name) for name in said["files"]) == written
+    names = {path.stem for path in png.iterdir()}
+    assert names == {"accuracy", "samples", "time", "throughput"}
+    for path in png.iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG\r\n"), path
+
+
+def test_two_results_share_a_page_and_a_folder_of_charts(tmp_path, writer):
+    for name in ("A", "B"):
+        writer(evaluations=3).write(tmp_path / name / "run" / "result_0.txt")
+    files = write_report(load_results(tmp_path), (), tmp_path / "page.html", tmp_path / "png")
+    assert len(set(files)) == 1 + 2 * 4, "results of one name must not overwrite each other's charts"
+    page = Page((tmp_path / "page.html").read_text())
+    assert "2 results" in page.text
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("output", ["", "file.txt/page.html"])
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path, submission, capsys, output):
+    (tmp_path / "file.txt").write_text("")
+    assert main(["report", str(submission / "result_0.txt"), "-o", str(tmp_path / output)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("review: error: ")
+    assert error.count("\n") == 1
+
+
+def test_pages_of_published_results(real_folders):
+    for folder in real_folders:
+        page = page_of(folder)
+        assert "Official score" in page.text
+
+
+PROBE = """<!doctype html><title>waiting</title><iframe id=f src="{page}" width={width} height=900></iframe><script>
+const frame = document.getElementById("f");
+frame.onload = () => {{
+  const page = frame.contentDocument, style = frame.contentWindow.getComputedStyle(page.body);
+  const shown = [...page.querySelectorAll("svg")].filter((svg) => svg.getBoundingClientRect().width > 0);
+  document.title = JSON.stringify({{
+    overflow: page.documentElement.scrollWidth - page.documentElement.clientWidth,
+    background: style.backgroundColor,
+    shown: [...new Set(shown.map((svg) => svg.getAttribute("class")))],
+    charts: shown.length,
+    smallest: Math.min(...shown.map((svg) => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width)),
+  }});
+}};
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "size"), [(390, "narrow"), (800, "medium"), (1280, "wide")])
+def test_a_browser_lays_the_page_out_for_phone_tablet_and_desk(tmp_path, submission, width, size, theme):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    write_report(load_results(submission), check(submission), tmp_path / "page.html")
+    probe = tmp_path / "probe.html"
+    probe.write_text(PROBE.format(page="page.html", width=width))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+    options += ["--disable-background-networking", "--disable-component-update", "--allow-file-access-from-files"]
+    options += [f"--blink-settings=preferredColorScheme={0 if theme == 'dark' else 1}"]
+    options += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1000", "--virtual-time-budget=10000"]
+    ran = subprocess.run([browser, *options, "--dump-dom", str(probe)], capture_output=True, text=True, timeout=120)
+    found = re.search(r"<title>(\{.*?\})</title>", ran.stdout)
+    assert found, ran.stderr[-500:]
+    measured = json.loads(found[1])
+    assert measured["overflow"] <= 0, "the page must not scroll sideways; its tables do"
+    assert measured["shown"] == [size]
+    assert measured["charts"] == 5
+    assert measured["smallest"] > 0.85, "text of 12 px would be too small to read"
+    channels = [int(channel) for channel in re.findall(r"\d+", measured["background"])[:3]]
+    assert (max(channels) < 60) == (theme == "dark")

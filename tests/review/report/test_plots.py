@@ -1,0 +1,192 @@
+"""Charts show the numbers of the logs: nothing invented, nothing left out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from review.report.chart import Axis, format_value
+from review.report.plots import (
+    EVALUATION,
+    INITIALISATION,
+    TRAINING,
+    accuracy_chart,
+    charts,
+    close_to_target_chart,
+    loss_chart,
+    samples_chart,
+    throughput_chart,
+    time_chart,
+)
+from review.report.png import RUNS, draw
+from review.results.score import load_results
+
+
+def result_of(folder):
+    """The one result below a folder."""
+    (result,) = load_results(folder)
+    return result
+
+
+@given(low=st.floats(-1e9, 1e9), width=st.floats(1e-6, 1e9), count=st.integers(2, 10))
+@settings(max_examples=200, deadline=None)
+def test_ticks_are_round_even_and_within_the_axis(low, width, count):
+    axis = Axis(label="", unit="minutes", low=low, high=low + width)
+    ticks = axis.ticks(count)
+    slack = 1e-6 * max(abs(axis.low), abs(axis.high), axis.high - axis.low)
+    assert all(axis.low - slack <= tick <= axis.high + slack for tick in ticks)
+    assert len(ticks) <= count + 2
+    steps = [second - first for first, second in itertools.pairwise(ticks)]
+    assert all(math.isclose(step, steps[0], rel_tol=1e-3, abs_tol=slack) for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [
+        (0, "samples", "0"),
+        (500_000, "samples", "500k"),
+        (1_500_000, "samples", "1.5M"),
+        (0.72, "accuracy", "0.72"),
+        (0.1 + 0.2, "accuracy", "0.3"),
+        (11800.0, "rate", "11,800"),
+        (2.5, "minutes", "2.5"),
+        (1250.0, "minutes", "1,250"),
+    ],
+)
+def test_ticks_are_labelled_in_their_unit(value, unit, shown):
+    assert format_value(value, unit) == shown
+
+
+def test_every_evaluation_is_a_point_and_the_target_a_line(submission):
+    result = result_of(submission)
+    chart = accuracy_chart(result)
+    assert [line.run for line in chart.lines] == list(range(10))
+    for line, run in zip(chart.lines, result.runs, strict=True):
+        assert [(p.x, p.y) for p in line.points] == [(e.samples, e.accuracy) for e in run.evaluations]
+        assert line.counted == (run.path not in result.dropped)
+    assert [mark.value for mark in chart.marks] == [0.720]
+    assert chart.y.low < 0.4
+    assert chart.y.high > 0.7203
+
+
+def test_the_open_division_has_the_target_of_its_own_run(tmp_path, writer):
+    writer(division="open", target=0.11).write(tmp_path / "result_0.txt")
+    assert accuracy_chart(result_of(tmp_path)).marks[0].value == 0.720
+    (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"target": 0.1}}))
+    assert accuracy_chart(result_of(tmp_path)).marks[0].value == 0.1
+    (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"target": "0.1"}}))
+    assert accuracy_chart(result_of(tmp_path)).marks[0].value == 0.720
+
+
+def test_a_closed_run_has_no_target_of_its_own(tmp_path, writer):
+    writer().write(tmp_path / "result_0.txt")
+    (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"target": 0.1}}))
+    assert accuracy_chart(result_of(tmp_path)).marks[0].value == 0.720
+
+
+def test_accuracy_is_drawn_over_time_where_no_samples_are_logged(tmp_path, writer):
+    writer().change("eval_accuracy", metadata={"epoch_num": 1}).write(tmp_path / "result_0.txt")
+    result = result_of(tmp_path)
+    chart = accuracy_chart(result)
+    assert chart.x.unit == "minutes"
+    assert len(chart.lines[0].points) == 17
+
+
+def test_the_last_stretch_starts_where_a_run_comes_close(submission):
+    chart = close_to_target_chart(result_of(submission))
+    assert chart.y.low == pytest.approx(0.70)
+    for line in chart.lines:
+        assert line.points[0].y < 0.70 <= line.points[1].y, "one point before, so that the line enters the picture"
+
+
+def test_samples_stand_against_the_reference(submission):
+    result = result_of(submission)
+    chart = samples_chart(result)
+    assert [bar.dot for bar in chart.bars] == [run.samples for run in result.runs]
+    values = {mark.role: mark.value for mark in chart.marks}
+    point = result.rcp_point
+    assert values == {"minimum": point.minimum, "reference": point.mean, "own": result.mean_samples}
+    assert chart.band == (point.minimum, point.mean)
+    assert all(chart.x.low < value < chart.x.high for value in [*values.values(), *(bar.dot for bar in chart.bars)])
+
+
+def test_the_timeline_tiles_the_clock(submission):
+    result = result_of(submission)
+    chart = time_chart(result)
+    assert chart.parts == (INITIALISATION, TRAINING, EVALUATION)
+    for bar, run in zip(chart.bars, result.runs, strict=True):
+        assert bar.segments[0].start == pytest.approx(-run.init_seconds / 60)
+        for before, after in zip(bar.segments, bar.segments[1:], strict=False):
+            assert before.stop == after.start
+        assert bar.segments[-1].stop == pytest.approx(run.minutes)
+        evaluations = sum(s.stop - s.start for s in bar.segments if s.part == EVALUATION)
+        assert evaluations / run.minutes == pytest.approx(run.evaluation_share)
+    assert chart.marks[0].value == result.olympic_minutes
+
+
+def test_evaluations_out_of_order_leave_the_clock_tiled(tmp_path, writer):
+    log = writer()
+    starts = [line for line in log.lines if line["key"] == "eval_start"]
+    starts[3]["time_ms"] = starts[9]["time_ms"]
+    starts[5]["time_ms"] = 1
+    log.write(tmp_path / "result_0.txt")
+    (bar,) = time_chart(result_of(tmp_path)).bars
+    clock = [segment for segment in bar.segments if segment.part != INITIALISATION]
+    assert clock[0].start == 0
+    for before, after in itertools.pairwise(clock):
+        assert before.stop == after.start
+
+
+def test_throughput_is_what_was_logged_at_the_time_it_was_reached(tmp_path, writer):
+    writer(seconds_per_evaluation=15).write(tmp_path / "result_0.txt")
+    (line,) = throughput_chart(result_of(tmp_path)).lines
+    assert {point.y for point in line.points} == {10_000}
+    assert [round(point.x, 2) for point in line.points[:2]] == [0.25, round((15 + 0.6 + 15) / 60, 2)]
+
+
+def test_throughput_follows_from_evaluations_where_none_was_logged(tmp_path, writer):
+    writer(seconds_per_evaluation=15).drop("tracked_stats").write(tmp_path / "result_0.txt")
+    (line,) = throughput_chart(result_of(tmp_path)).lines
+    assert len(line.points) == 17
+    assert all(point.y == pytest.approx(10_000, rel=1e-3) for point in line.points)
+
+
+def test_noise_is_not_blown_up_to_the_height_of_the_chart(tmp_path, writer):
+    writer().write(tmp_path / "result_0.txt")
+    chart = throughput_chart(result_of(tmp_path))
+    assert chart.y.high - chart.y.low > 0.1 * 12_000
+
+
+def test_the_loss_is_drawn_where_it_is_logged(tmp_path, writer):
+    log = writer()
+    log.write(tmp_path / "result_0.txt")
+    assert loss_chart(result_of(tmp_path)) is None
+    for index, line in enumerate(line for line in log.lines if line["key"] == "tracked_stats"):
+        line["value"] = {"throughput": 1000.0, "loss": 8.0 - 0.1 * index}
+    log.write(tmp_path / "result_0.txt")
+    (line,) = loss_chart(result_of(tmp_path)).lines
+    assert [round(point.y, 1) for point in line.points[:3]] == [8.0, 7.9, 7.8]
+
+
+def test_a_folder_without_a_usable_log_has_no_chart(tmp_path):
+    (tmp_path / "result_0.txt").write_text("killed\n")
+    assert charts(result_of(tmp_path)) == []
+
+
+def test_a_picture_takes_any_name(tmp_path, writer):
+    writer().write(tmp_path / "result_$x^{2$_長い名前.txt")
+    chart = accuracy_chart(result_of(tmp_path))
+    picture = draw(chart, r"system $\frac{1}{$ _ 名前")
+    assert picture.startswith(b"\x89PNG")
+    assert (int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")) == (1920, 1080)
+
+
+def test_pictures_have_the_colours_of_the_page(repository):
+    css = (repository / "review" / "report" / "templates" / "report.css").read_text()
+    light = css.split("@media screen")[0]
+    assert all(f"--run-{index}: {colour}" in light for index, colour in enumerate(RUNS))

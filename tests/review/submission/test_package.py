@@ -1,0 +1,293 @@
+"""A package is what MLCommons takes: official checkers pass, the code is the commit that ran, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from review.__main__ import main
+from review.logs.findings import ReviewError
+from review.results.score import load_results
+from review.rulebook import official
+from review.submission import package as package_module
+from review.submission.code import find_code
+from review.submission.package import Request, package
+from review.verdict.submission_rules import SCRIPTS
+
+CONFIG = "configs/config_BOX_1x8x48x1_pack.sh"
+FILES = {
+    **{name: f"content of {name}\n" for name in SCRIPTS},
+    CONFIG: "export DGXNGPU=8\n",
+    "LICENSE": "Apache\n",
+    "run.sub": "echo\n",
+    "implementations/bert/train.py": "pass\n",
+    ".gitignore": "results\n",
+    ".ci/run": "make test\n",
+    "implementations/.hidden/x": "x\n",
+}
+RUN_BY = ("setup.sh", "run_and_time.sh")  # executable
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Runs git with an identity of its own."""
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit_all(folder: Path) -> str:
+    """Commits every file; returns the commit."""
+    git(folder, "add", "-A", "-f")
+    git(folder, "commit", "-q", "-m", "a commit")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def request_(tmp_path, submission):
+    """A request that passes: ten runs of the one commit of a small repository."""
+    repository = tmp_path / "repository"
+    for name, content in FILES.items():
+        path = repository / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    for name in RUN_BY:
+        (repository / name).chmod(0o755)
+    git(tmp_path, "init", "-q", str(repository))
+    commit = commit_all(repository)
+    runs = tmp_path / "runs" / "box_20260101"
+    shutil.copytree(submission, runs)
+    (runs / "environment.json").write_text(json.dumps({"git_commit": commit, "packages": {"torch": "2.13.0"}}))
+    (runs / "config.json").write_text(json.dumps({"mlperf": {"system": "BOX_1x8x48x1_pack"}}))
+    return Request(
+        runs=runs,
+        organization="EXAMPLE",
+        system="BOX",
+        output=tmp_path / "out" / "package",
+        description=submission.parents[2] / "systems" / "dgx.json",
+        repository=repository,
+    )
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file's content by its name."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_official_tools_accept_the_package_and_give_our_score(request_, tmp_path):
+    made = package(request_)
+    assert made.passed
+    root = request_.output / "EXAMPLE"
+    before = tree(root)
+    assert official.check_repository(root).passed
+    shutil.copytree(root, tmp_path / "copy" / "EXAMPLE")  # the official checkers write into what they check
+    assert official.check_package(tmp_path / "copy" / "EXAMPLE", "5.0.0").passed
+    assert tree(tmp_path / "copy" / "EXAMPLE") == before, "scaling.json is there already, and right"
+    (result,) = load_results(root / "results" / "BOX" / "bert")
+    assert result.scaling_factor > 1
+    assert official.summarize(root, "5.0.0")["BOX"] == pytest.approx(result.score, rel=1e-9)
+    readme = (root / "README.md").read_text()
+    assert f"| BOX | 8 | {result.score:.4f} | 10 |" in readme
+
+
+def test_logs_are_copied_byte_for_byte_and_numbered_from_zero(request_):
+    for index in reversed(range(10)):  # some submitters count from 1
+        (request_.runs / f"result_{index}.txt").rename(request_.runs / f"result_{index + 1}.txt")
+    assert package(request_).passed
+    results = request_.output / "EXAMPLE" / "results" / "BOX" / "bert"
+    for index in range(10):
+        copied = (results / f"result_{index}.txt").read_bytes()
+        assert copied == (request_.runs / f"result_{index + 1}.txt").read_bytes()
+    assert {path.name for path in results.iterdir()} == {f"result_{i}.txt" for i in range(10)} | {"scaling.json"}
+
+
+def test_the_code_is_that_of_the_commit_that_ran(request_):
+    (request_.repository / "run.sub").write_text("changed after the runs\n")
+    (request_.repository / "setup.sh").unlink()
+    commit_all(request_.repository)
+    (request_.repository / "run.sub").write_text("not even committed\n")
+    assert package(request_).passed
+    code = request_.output / "EXAMPLE" / "benchmarks" / "bert" / "implementations" / "pytorch"
+    for name, content in FILES.items():
+        hidden = any(part.startswith(".") for part in Path(name).parts)
+        assert (code / name).exists() != hidden, name
+        assert hidden or (code / name).read_text() == content
+    for name in (*SCRIPTS, "run.sub"):
+        assert bool((code / name).stat().st_mode & 0o100) == (name in RUN_BY), name
+    facts = json.loads((code / "BOX_pytorch.json").read_text())
+    assert facts["config"] == CONFIG
+    assert facts["environment"]["packages"] == {"torch": "2.13.0"}
+    readme = (code / "README-BOX.md").read_text()
+    for wanted in (facts["commit"], f"source {CONFIG}", "export DGXNGPU=8", "opt_base_learning_rate", "H100"):
+        assert wanted in readme
+
+
+def test_the_archive_holds_the_folder_and_its_checksum_holds(request_, tmp_path):
+    made = package(request_)
+    folder, archive, checksum = made.files
+    assert checksum.read_text() == f"{made.digest}  {archive.name}\n"
+    assert hashlib.sha256(archive.read_bytes()).hexdigest() == made.digest
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            assert member.name.split("/")[0] == "EXAMPLE"
+            assert (member.uid, member.gid, member.mtime) == (0, 0, 0)
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    assert tree(tmp_path / "unpacked" / "EXAMPLE") == tree(folder)
+    again = package(replace(request_, output=tmp_path / "again"))
+    assert again.digest == made.digest, "the same input makes the same archive"
+
+
+def test_what_fails_a_check_is_not_written(request_, writer):
+    writer(seed=99).drop("cache_clear").write(request_.runs / "result_0.txt")
+    writer(seed=98, target=0.7).write(request_.runs / "result_1.txt")
+    made = package(request_)
+    assert not made.passed
+    assert not made.files
+    assert not request_.output.exists()
+    assert list(request_.output.parent.iterdir()) == [], "no temporary folder stays behind"
+    said = " ".join(finding.message for one in made.checked for finding in one.findings)
+    assert "0.720" in said or "target" in said
+    places = [str(finding.file) for one in made.checked for finding in one.findings if finding.file]
+    assert all(place.startswith(str(request_.output)) for place in places), "no names of temporary folders"
+
+
+def test_a_second_system_joins_the_package(request_):
+    assert package(request_).passed
+    first = tree(request_.output / "EXAMPLE")
+    assert package(replace(request_, system="BOX2", add=True)).passed
+    both = tree(request_.output / "EXAMPLE")
+    assert {name for name in both if name.startswith("results/")} == {
+        f"results/{system}/bert/{file}"
+        for system in ("BOX", "BOX2")
+        for file in [*(f"result_{i}.txt" for i in range(10)), "scaling.json"]
+    }
+    changed = {name for name in first if both[name] != first[name]}
+    assert changed == {"README.md"}
+    assert "| BOX2 |" in both["README.md"].decode()
+    assert [path.name for path in request_.output.parent.iterdir()] == [request_.output.name]
+
+
+def test_a_system_of_another_commit_needs_an_implementation_of_its_own(request_):
+    assert package(request_).passed
+    (request_.repository / "run.sub").write_text("echo 2\n")
+    other = replace(request_, system="BOX2", add=True, commit=commit_all(request_.repository))
+    before = tree(request_.output)
+    with pytest.raises(ReviewError, match="--implementation"):
+        package(other)
+    assert tree(request_.output) == before
+    assert package(replace(other, implementation="pytorch2")).passed
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_a_full_disk_leaves_what_was_there(request_, monkeypatch, add):
+    if add:
+        assert package(request_).passed
+        request_ = replace(request_, system="BOX2", add=True)
+    before = tree(request_.output) if add else None
+
+    def full(root, path):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(package_module, "_archive", full)
+    with pytest.raises(ReviewError, match="No space left"):
+        package(request_)
+    assert (tree(request_.output) if request_.output.exists() else None) == before
+    assert len(list(request_.output.parent.iterdir())) == int(add)
+
+
+def environment(git_commit):
+    """A change of what the run says of its commit."""
+    return lambda r: (r.runs / "environment.json").write_text(json.dumps({"git_commit": git_commit}))
+
+
+@pytest.mark.parametrize(
+    ("change", "fields", "says"),
+    [
+        (None, {"organization": "a b"}, "--org"),
+        (None, {"organization": "../x"}, "--org"),
+        (None, {"system": ".hidden"}, "--system"),
+        (None, {"implementation": ""}, "--implementation"),
+        (None, {"organization": "OTHER"}, "submitter is 'EXAMPLE'"),
+        (None, {"description": Path("none.json")}, "python -m review system"),
+        (None, {"commit": "0" * 40}, "no commit"),
+        (None, {"commit": "--output=x"}, "no commit"),
+        (None, {"config": "configs/none.sh"}, "--config"),
+        (None, {"add": True}, "to add to"),
+        (lambda r: (r.runs / "environment.json").unlink(), {}, "--commit"),
+        (environment("0123abc-dirty"), {}, "in no commit"),
+        (environment("main"), {}, "is no commit"),
+        (environment("f" * 40), {}, "no commit"),
+        (lambda r: (r.runs / "config.json").unlink(), {}, "--config"),
+        (lambda r: r.output.mkdir(parents=True), {}, "exists"),
+        (lambda r: shutil.copytree(r.runs, r.runs / "more"), {}, "name the one folder"),
+        (lambda r: r.output.parent.write_text(""), {}, "out"),
+        (lambda r: shutil.rmtree(r.repository / ".git"), {}, "commit"),
+    ],
+)
+def test_wrong_input_is_one_line_and_writes_nothing(request_, tmp_path, change, fields, says):
+    if change:
+        change(request_)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ReviewError) as error:
+        package(replace(request_, **fields))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_commit_may_be_named_as_git_describe_does(request_):
+    commit = git(request_.repository, "rev-parse", "HEAD")
+    for change in (environment(commit), environment(f"v1.0-rc1-12-g{commit}")):
+        change(request_)
+        assert find_code(request_.repository, request_.runs, None, None).commit == commit
+    environment("v1.0")(request_)
+    with pytest.raises(ReviewError, match="is no commit"):
+        find_code(request_.repository, request_.runs, None, None)
+    git(request_.repository, "tag", "-a", "-m", "a tag", "v1.0")
+    assert find_code(request_.repository, request_.runs, None, None).commit == commit
+
+
+def test_a_commit_without_the_scripts_of_the_rules_is_refused(request_):
+    (request_.repository / "verify_dataset.sh").unlink()
+    with pytest.raises(ReviewError, match=r"lacks verify_dataset\.sh"):
+        package(replace(request_, commit=commit_all(request_.repository)))
+
+
+def test_the_command_packages_this_repository(request_, repository, tmp_path, capsys):
+    if subprocess.run(["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, check=False).returncode:
+        pytest.skip("not a git checkout")
+    arguments = ["package", str(request_.runs), "--org", "EXAMPLE", "--system", "BOX", "-o", str(request_.output)]
+    arguments += ["--description", str(request_.description), "--json"]
+    config = next((repository / "configs").glob("config_*x*.sh")).name
+    assert main([*arguments, "--commit", "HEAD", "--config", config]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"] is True
+    code = request_.output / "EXAMPLE" / "benchmarks" / "bert" / "implementations" / "pytorch"
+    assert {*SCRIPTS, "run.sub", "configs", "input_preprocessing"} <= {path.name for path in code.iterdir()}
+    (request_.runs / "result_9.txt").unlink()
+    shutil.rmtree(request_.output)
+    assert main([*arguments, "--commit", "HEAD", "--config", config]) == 1
+    assert json.loads(capsys.readouterr().out)["files"] == []
+    assert not request_.output.exists()
+
+
+def test_published_results_make_a_package(request_, real_folders):
+    for folder in real_folders:
+        root = folder.parents[2]
+        description = root / "systems" / f"{folder.parent.name}.json"
+        request = replace(
+            request_,
+            runs=folder,
+            organization=root.name,
+            system="BOX",
+            description=description,
+            output=request_.output / root.name,
+            commit="HEAD",
+            config=CONFIG,
+        )
+        assert package(request).passed

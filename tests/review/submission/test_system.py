@@ -1,0 +1,279 @@
+"""A system description holds what the machine says, never a blank that official tools crash on, and passes them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from review.__main__ import main
+from review.logs.findings import ReviewError
+from review.rulebook import official
+from review.rulebook.description import FIELDS
+from review.submission import system
+from review.submission.system_probe import Machine, probe
+
+LSCPU = """\
+CPU(s):                    224
+Vendor ID:                 GenuineIntel
+Model name:                Intel(R) Xeon(R) Platinum 8480C
+Thread(s) per core:        2
+Core(s) per socket:        56
+Socket(s):                 2
+CPU max MHz:               3800.0000
+L1d cache:                 5.3 MiB (112 instances)
+L1i cache:                 3.5 MiB (112 instances)
+L2 cache:                  224 MiB (112 instances)
+L3 cache:                  210 MiB (2 instances)
+"""
+MODULE = """
+Handle 0x0020, DMI type 17, 92 bytes
+Memory Device
+\tTotal Width: 80 bits
+\tSize: 64 GB
+\tForm Factor: DIMM
+\tType: DDR5
+\tSpeed: 4800 MT/s
+\tConfigured Memory Speed: 4400 MT/s
+"""
+EMPTY_SLOT = "\nHandle 0x0021, DMI type 17, 92 bytes\nMemory Device\n\tSize: No Module Installed\n\tType: Unknown\n"
+GPU = "NVIDIA H100 80GB HBM3, 81559, 1980, 5, 16, 550.54.15\n"
+DISKS: list[dict[str, Any]] = [
+    *({"name": f"nvme{i}n1", "type": "disk", "size": 3840755982336, "rota": False, "tran": "nvme"} for i in range(8)),
+    {"name": "sda", "type": "disk", "size": "16000900661248", "rota": "1", "tran": "sas"},
+    {"name": "loop0", "type": "loop", "size": 5, "rota": False, "tran": None},
+    {"name": "zram0", "type": "disk", "size": 0, "rota": False, "tran": None},
+]
+LINKS = "".join(
+    f"GPU {i}: NVIDIA H100 80GB HBM3 (UUID: GPU-{i})\n" + "".join(f"\t Link {n}: 26.562 GB/s\n" for n in range(18))
+    for i in range(8)
+)
+TOPOLOGY = "\t\x1b[4mGPU0\tGPU1\tNIC0\x1b[0m\n" + "".join(
+    f"GPU{i}\t" + "\t".join(" X " if i == j else "NV18" for j in range(8)) + "\tPXB\t0-55\n" for i in range(8)
+)
+DGX_COMMANDS = {
+    "lscpu": LSCPU,
+    "dmidecode": MODULE * 32 + EMPTY_SLOT,
+    "lsblk": json.dumps({"blockdevices": DISKS}),
+    "nvidia-smi --query-gpu": GPU * 8,
+    "nvidia-smi nvlink": LINKS,
+    "nvidia-smi topo": TOPOLOGY,
+    "uname": "Linux 5.15.0-1042-nvidia\n",
+    "python3": "Python 3.12.3\n",
+}
+DGX_FILES = {
+    "/sys/class/dmi/id/sys_vendor": "NVIDIA",
+    "/sys/class/dmi/id/product_name": "DGXH100",
+    "/etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 22.04.4 LTS"\n',
+    "/proc/meminfo": "MemTotal:       2113453236 kB\n",
+}
+for index in range(10):
+    DGX_FILES[f"/sys/class/infiniband/mlx5_{index}/ports/1/rate"] = "400 Gb/sec (4X NDR)"
+    DGX_FILES[f"/sys/class/infiniband/mlx5_{index}/ports/1/link_layer"] = "InfiniBand"
+    DGX_FILES[f"/sys/class/infiniband/mlx5_{index}/ports/1/state"] = "4: ACTIVE" if index < 8 else "1: DOWN"
+
+
+class Fake(Machine):
+    """A machine of given commands, files, environment and packages."""
+
+    def __init__(self, commands=(), files=(), environment=(), packages=()):
+        self.commands, self.files = dict(commands), dict(files)
+        self.environment, self.packages = dict(environment), dict(packages)
+
+    def run(self, *command):
+        line = " ".join(command)
+        return next((output for start, output in self.commands.items() if line.startswith(start)), "")
+
+    def read(self, path):
+        return self.files.get(path, "")
+
+    def paths(self, folder, pattern):
+        return sorted(path for path in self.files if path.startswith(folder) and Path(path).match(pattern))
+
+    def version(self, package):
+        return self.packages.get(package, "")
+
+
+NGC = {"NVIDIA_PYTORCH_VERSION": "25.04", "CUDA_VERSION": "12.9.0.036", "NCCL_VERSION": "2.26.3"}
+DGX = Fake(DGX_COMMANDS, DGX_FILES, NGC, {"transformer-engine": "2.2.0"})
+
+
+def test_a_dgx_is_described_in_full():
+    found = probe(DGX)
+    assert found == {
+        "system_name": "NVIDIA DGXH100",
+        "host_processor_model_name": "Intel(R) Xeon(R) Platinum 8480C",
+        "host_processors_per_node": "2",
+        "host_processor_interconnect": "UPI",
+        "host_processor_core_count": "56",
+        "host_processor_vcpu_count": "112",
+        "host_processor_caches": "L1d 5.3 MiB (112 instances), L1i 3.5 MiB (112 instances), "
+        "L2 224 MiB (112 instances), L3 210 MiB (2 instances)",
+        "host_processor_frequency": "3.80 GHz max",
+        "host_memory_capacity": "2 TB",
+        "host_memory_configuration": "32x 64 GB DDR5-4400",
+        "host_storage_type": "NVMe SSD, SAS HDD",
+        "host_storage_capacity": "8x 3.84 TB NVMe SSD, 1x 16 TB SAS HDD",
+        "host_networking": "8x InfiniBand 400 Gb/s",
+        "accelerators_per_node": "8",
+        "accelerator_model_name": "NVIDIA H100 80GB HBM3",
+        "accelerator_memory_capacity": "81559 MiB",
+        "accelerator_memory_configuration": "HBM3",
+        "accelerator_frequency": "1980 MHz max",
+        "accelerator_host_interconnect": "PCIe Gen5 x16",
+        "accelerator_interconnect": "NVLink, 18 links, 956 GB/s",
+        "accelerator_interconnect_topology": "NVLink between all pairs",
+        "framework": "NVIDIA PyTorch Release 25.04",
+        "other_software_stack": {
+            "cuda_version": "12.9.0.036",
+            "nccl_version": "2.26.3",
+            "transformer_engine_version": "2.2.0",
+            "python_version": "3.12.3",
+            "kernel_version": "Linux 5.15.0-1042-nvidia",
+            "nvidia_kernel_driver": "550.54.15",
+        },
+        "operating_system": "Ubuntu 22.04.4 LTS",
+    }
+
+
+def test_without_dmidecode_the_kernel_says_how_much_memory_there_is():
+    found = probe(Fake({**DGX_COMMANDS, "dmidecode": ""}, DGX_FILES))
+    assert found["host_memory_capacity"] == "1.97 TB"
+    assert "host_memory_configuration" not in found
+
+
+@pytest.mark.parametrize("garbage", ["", "error\n", "\0\1", "a,b\n" * 3, "{}", "[1]", '{"blockdevices": [3]}', ":\n::"])
+def test_probes_survive_whatever_commands_print(tmp_path, garbage):
+    machine = Fake(dict.fromkeys(DGX_COMMANDS, garbage), dict.fromkeys(DGX_FILES, garbage))
+    described = system.describe([], machine)
+    assert described.fields.keys() == FIELDS.keys()
+    system.write(described, tmp_path / "x.json")
+
+
+def test_a_machine_that_says_nothing_has_no_blank_that_crashes_the_official_summarizer(tmp_path):
+    described = system.describe([], Fake())
+    path = tmp_path / "systems" / "silent.json"
+    system.write(described, path)
+    fields = json.loads(path.read_text())
+    assert int(fields["number_of_nodes"]) * int(fields["accelerators_per_node"]) == 0
+    assert fields["accelerator_model_name"] == "N/A"
+    assert official.check_system(path, "5.0.0").passed
+    assert {"cooling", "submitter", "framework"} <= set(described.blanks)
+
+
+def test_this_very_machine_is_described_and_passes(tmp_path, capsys):
+    path = tmp_path / "here.json"
+    assert main(["system", "-o", str(path), "--no-input", "--set", "submitter=EXAMPLE", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    fields = json.loads(path.read_text())
+    assert said["fields"] == fields
+    assert fields["host_processor_model_name"]
+    assert fields["operating_system"]
+    assert official.check_system(path, "5.0.0").passed
+
+
+def test_the_first_source_that_knows_a_field_counts():
+    given = [("--set", {"cooling": "liquid"}), ("file", {"cooling": "air", "number_of_nodes": 4, "hw_notes": ""})]
+    described = system.describe(given, DGX)
+    assert described.fields["cooling"] == "liquid"
+    assert described.fields["number_of_nodes"] == "4", "values are strings"
+    assert described.sources["cooling"] == "--set"
+    assert described.sources["accelerators_per_node"] == "this machine"
+    assert described.sources["division"] == "default"
+
+
+def test_a_run_tells_the_versions_that_ran(tmp_path):
+    environment = {
+        "gpus": ["NVIDIA H200"] * 4,
+        "cuda": "13.0",
+        "cudnn": 91900,
+        "python": "3.12.1",
+        "packages": {"torch": "2.13.0", "numpy": "2.4.6"},
+    }
+    mlperf = {"division": "closed", "organization": "EXAMPLE", "num_nodes": 2}
+    (tmp_path / "environment.json").write_text(json.dumps(environment))
+    (tmp_path / "config.json").write_text(json.dumps({"mlperf": mlperf}))
+    fields = system.describe([("run", system.from_run(tmp_path))], DGX).fields
+    assert fields["framework"] == "PyTorch 2.13.0"
+    assert fields["submitter"] == "EXAMPLE"
+    assert (fields["number_of_nodes"], fields["accelerators_per_node"]) == ("2", "4")
+    stack = fields["other_software_stack"]
+    assert stack["cuda_version"] == "13.0", "what ran counts before what this machine has"
+    assert stack["cudnn_version"] == "91900"
+    assert stack["nccl_version"] == "2.26.3"
+
+
+def test_the_user_is_asked_only_for_what_nobody_knows(monkeypatch, capsys):
+    asked = []
+
+    def ask(name, question, default):
+        asked.append(name)
+        return "air" if name == "cooling" else default
+
+    described = system.describe([("--set", {"submitter": "EXAMPLE"})], DGX, ask)
+    assert described.fields["cooling"] == "air"
+    assert not {"submitter", "system_name", "host_memory_configuration"} & set(asked)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\nliquid\n"))
+    assert system.ask_user("status", "which", "Preview") == "Preview"
+    assert system.ask_user("cooling", "how", "") == "liquid"
+    assert capsys.readouterr().out == "", "questions go to stderr"
+
+
+def test_update_fills_blanks_and_keeps_the_rest(tmp_path, capsys):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"cooling": "", "system_name": "Box", "framework_name": "ours"}))
+    arguments = ["system", "-o", str(path), "--no-input", "--set", "cooling=air"]
+    assert main(arguments) == 2
+    assert "--update" in capsys.readouterr().err
+    assert main([*arguments, "--update"]) == 0
+    fields = json.loads(path.read_text())
+    assert (fields["cooling"], fields["system_name"], fields["framework_name"]) == ("air", "Box", "ours")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--set", "cooling"], "FIELD=VALUE"),
+        (["--set", "colling=air"], "no field 'colling'"),
+        (["--set", "number_of_nodes=two"], "number_of_nodes"),
+        (["--set", "division=Closed"], "closed or open"),
+        (["--set", "status=shipping"], "status"),
+        (["--answers", "{folder}/none.json"], "No such file"),
+        (["--answers", "{folder}/list.json"], "not a JSON object"),
+        (["--answers", "{folder}/broken.json"], "not JSON"),
+        (["--run", "{folder}"], "environment.json"),
+        (["-o", "{folder}/a b.json"], "no space"),
+        (["-o", "{folder}/a.txt"], ".json"),
+        (["-o", "{folder}/list.json/x.json"], "list.json"),
+    ],
+)
+def test_wrong_input_is_one_line_and_writes_nothing(tmp_path, capsys, arguments, says):
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "broken.json").write_text("{")
+    before = sorted(tmp_path.rglob("*"))
+    arguments = [argument.format(folder=tmp_path) for argument in arguments]
+    assert main(["system", "-o", str(tmp_path / "x.json"), "--no-input", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("review: error: ")
+    assert error.count("\n") == 1
+    assert says in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_machine_without_the_commands_is_no_error():
+    machine = Machine()
+    assert machine.run("no-such-command-at-all") == ""
+    assert machine.run("false") == ""
+    assert machine.read("/no/such/file") == ""
+    assert machine.version("no-such-package") == ""
+    with pytest.raises(ReviewError, match="--set x"):
+        system.parse_settings(["x"])
+
+
+def test_the_answers_to_fill_in_are_known_fields_and_blank_ones_are_no_answer(repository):
+    answers = system.read_answers(repository / "systems" / "answers.json")
+    assert {name for name, wanted in FIELDS.items() if wanted} - set(probe(DGX)) <= set(answers) | {"number_of_nodes"}
+    assert system.describe([("file", answers)], DGX).fields["system_name"] == "NVIDIA DGXH100"
