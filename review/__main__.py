@@ -42,6 +42,10 @@ def parser() -> argparse.ArgumentParser:
     watch.add_argument("--once", action="store_true", help="print where the run stands, and end")
     _common(watch)
     watch.set_defaults(run=_watch)
+    reference = commands.add_parser("rcp", help="the reference convergence point that a batch size is held to")
+    reference.add_argument("batch_size", type=int, help="global batch size, in sequences")
+    _common(reference)
+    reference.set_defaults(run=_rcp)
     _add_report(commands)
     _add_system(commands)
     _add_package(commands)
@@ -157,6 +161,20 @@ def _watch(arguments: argparse.Namespace) -> int:
         raise ReviewError(f"--accuracy {arguments.accuracy}: a number between 0 and 1 expected")
     follower = Follower(find_log(arguments.target), arguments.ruleset, arguments.accuracy)
     return watch(follower, arguments.interval, arguments.json, arguments.once)
+
+
+def _rcp(arguments: argparse.Namespace) -> int:
+    from review.rulebook import rcp
+
+    if arguments.batch_size < 1:
+        raise ReviewError(f"batch size {arguments.batch_size}: a positive integer expected")
+    point, reason = rcp.find(arguments.batch_size, arguments.ruleset)
+    if arguments.json:
+        known = {} if point is None else {"mean": point.mean, "std": point.std, "minimum": point.minimum}
+        print_json({"batch_size": arguments.batch_size, "reason": reason, **known})
+    else:
+        print(reason if point is None else point.describe(arguments.batch_size))
+    return 0 if point else 1
 
 
 def _system(arguments: argparse.Namespace) -> int:

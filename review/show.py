@@ -186,10 +186,7 @@ def _rcp_lines(result: Result) -> list[tuple[str, str, str]]:
         return [("RCP", f"not tested in the {result.division} division", "dim")] if result.division else []
     if point is None:
         return [("RCP", result.rcp_test.reason, "red")] if result.rcp_test else []
-    how = "exact" if point.interpolated_from is None else "between {:,} and {:,}".format(*point.interpolated_from)
-    if result.batch_size is not None and point.batch_size != result.batch_size:
-        how = f"of batch {point.batch_size:,}, the smallest with one"
-    lines = [("RCP", f"mean {point.mean:,.0f}, minimum {point.minimum:,.0f} samples ({how})", "")]
+    lines = [("RCP", point.describe(result.batch_size), "")]
     mean = result.mean_samples
     if mean is not None:
         margin = mean - point.minimum

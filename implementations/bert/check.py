@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-import math
-from collections.abc import Mapping
-from pathlib import Path
 
 import torch
-from scipy.special import stdtrit
 
-from bert import checkpoint, env, kernel_choice, mlperf
+from bert import checkpoint, env, kernel_choice
 from bert.config import Config
 from bert.data.format import DataError
 from bert.data.sampler import Sampler
@@ -22,9 +17,6 @@ from bert.dist import World, pick_device
 from bert.evaluate import Evaluator
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
-
-RULESET = "5.0.0"  # the last one with BERT
-SUBMITTED_RUNS, COUNTED_RUNS = 10, 8  # the fastest and the slowest do not count
 
 
 def report(config: Config) -> str:
@@ -42,7 +34,8 @@ def report(config: Config) -> str:
     )
     rows.append(("steps", f"at most {config.max_steps} ({config.max_steps * config.global_batch_size:,} samples)"))
     rows.append(("evaluation", _evaluation(config)))
-    rows.append(("convergence", convergence(config.global_batch_size, reference_runs())))
+    if config.mlperf.division == "closed":
+        rows.append(("convergence", f"the reference's: python -m review rcp {config.global_batch_size}"))
     rows.append(("data", _data(config)))
     rows.append(("weights", str(config.checkpoint.init_checkpoint or "random")))
     width = max(len(name) for name, _ in rows)
@@ -52,66 +45,6 @@ def report(config: Config) -> str:
 def rule_interval(global_batch_size: int) -> int:
     """Training samples between evaluations by MLPerf's rule: 0.05 (230.23 GBS + 3,000,000) down to 25,000s."""
     return int(0.05 * (230.23 * global_batch_size + 3_000_000) / 25_000) * 25_000
-
-
-def convergence(global_batch_size: int, runs: Mapping[int, list[float]]) -> str:
-    """The reference convergence point (RCP) of a batch size in words: the mean samples to the target, and the fewest.
-
-    Args: runs: samples to the target of each reference run, by batch size. As in the official RCP checker, points
-    slower than their neighbours' interpolation do not count, and other batch sizes are interpolated.
-    """
-    points = _pruned({size: _moments(samples) for size, samples in runs.items()})
-    sizes = sorted(points)
-    below = max((size for size in sizes if size <= global_batch_size), default=sizes[0])
-    above = min((size for size in sizes if size >= global_batch_size), default=None)
-    if above is None:
-        return f"no RCP above batch size {sizes[-1]:,}: a closed submission must bring reference runs of its own"
-    if global_batch_size <= below:
-        point, counted, origin = points[above], len(runs[above]) - 2, f"the RCP of batch size {above:,}"
-    else:
-        point, counted = _interpolate(points, global_batch_size, below, above), 2 * SUBMITTED_RUNS
-        origin = f"the RCPs of batch sizes {below:,} and {above:,}, interpolated"
-    least = fewest_samples(*point, counted)
-    return f"{point[0]:,.0f} samples to the target by {origin}; a submission's mean is at least {least:,.0f}"
-
-
-def fewest_samples(mean: float, std: float, counted_runs: int) -> float:
-    """Smallest mean of a submission's eight counted runs that a one-sided t-test at 5% does not tell from the RCP's."""
-    t = float(stdtrit(counted_runs + COUNTED_RUNS - 2, 0.95))
-    return mean - t * std * math.sqrt(1 / counted_runs + 1 / COUNTED_RUNS)
-
-
-def reference_runs(ruleset: str = RULESET) -> dict[int, list[float]]:
-    """Samples to the target of each reference run, by batch size, from the table of the mlperf-logging package."""
-    table = Path(mlperf.constants.__file__).parents[1] / "rcp_checker" / f"training_{ruleset}" / "rcps_bert.json"
-    records = json.loads(table.read_text(encoding="utf-8")).values()
-    return {record["BS"]: record["Epochs to converge"] for record in records}
-
-
-def _moments(runs: list[float]) -> tuple[float, float]:
-    """Mean without the fastest and slowest run, and standard deviation of all."""
-    kept, center = sorted(runs)[1:-1], math.fsum(runs) / len(runs)
-    return math.fsum(kept) / len(kept), math.sqrt(math.fsum((run - center) ** 2 for run in runs) / len(runs))
-
-
-def _interpolate(points: Mapping[int, tuple[float, float]], size: int, below: int, above: int) -> tuple[float, float]:
-    share = (size - below) / (above - below)
-    mean, std = (low + share * (high - low) for low, high in zip(points[below], points[above], strict=True))
-    return mean, std
-
-
-def _pruned(points: dict[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:
-    """Without the sizes below the fastest one, and those slower than the line between their neighbours."""
-    fastest = min(points, key=lambda size: points[size][0])
-    sizes = [size for size in sorted(points) if size >= fastest]
-    i = 1
-    while i < len(sizes) - 1:
-        below, size, above = sizes[i - 1 : i + 2]
-        if points[size][0] > _interpolate(points, size, below, above)[0]:
-            del sizes[i]
-        else:
-            i += 1
-    return {size: points[size] for size in sizes}
 
 
 def variable_table() -> str:

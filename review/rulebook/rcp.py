@@ -36,6 +36,13 @@ class Rcp:
     hyperparameters: dict[str, Any] | None = None
     interpolated_from: tuple[int, int] | None = None
 
+    def describe(self, batch_size: float | None = None) -> str:
+        """What the test demands in words, and whence. ``batch_size``: of the runs that are held to this point."""
+        how = "exact" if self.interpolated_from is None else "between {:,} and {:,}".format(*self.interpolated_from)
+        if batch_size is not None and self.batch_size != batch_size:
+            how = f"of batch {self.batch_size:,}, the smallest with one"
+        return f"mean {self.mean:,.0f}, minimum {self.minimum:,.0f} samples ({how})"
+
     @property
     def max_speedup(self) -> float:
         """How much faster than the reference a submission may converge."""

@@ -45,7 +45,7 @@ def test_the_output_shown_is_what_the_commands_print_on_published_results(page, 
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     shown = blocks(page)
-    assert [command.split()[0] for command, _ in shown] == ["show", "check", "compare"]
+    assert [command.split()[0] for command, _ in shown] == ["show", "check", "compare", "rcp"]
     for command, lines in shown:
         arguments = [sys.executable, "-m", "review", *command.split()]
         environment = {**os.environ, "PYTHONPATH": str(repository), "PYTHONIOENCODING": "utf-8"}
