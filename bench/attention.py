@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.data.synthetic import wikipedia_like_lengths
-from bert.kernels import attention, jit
+from bert.kernels import attention
+from bert.kernels.forward_pass import ForwardPass
 
 HEADS, HEAD_SIZE, LENGTH = 16, 64, 512
 NUM_SETS = 2
@@ -30,8 +31,7 @@ def calls(run: attention.Attention, inputs: list[Tensor], offsets: Tensor, dropo
     upstream = torch.randn_like(inputs[0][:, 0])
 
     def forward(number: int) -> Tensor:
-        jit.new_pass(offsets.device)
-        return run(inputs[number % len(inputs)], offsets, LENGTH, dropout)
+        return run(inputs[number % len(inputs)], ForwardPass(offsets, LENGTH), dropout)
 
     def both(number: int) -> object:
         return torch.autograd.grad(forward(number), inputs[number % len(inputs)], upstream)

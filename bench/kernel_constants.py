@@ -32,10 +32,10 @@ from bert.kernels import (
     fp8_cases,
     fp8_cast,
     fp8_feed_forward,
-    jit,
     lamb,
 )
 from bert.kernels.cases import Draw
+from bert.kernels.forward_pass import ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD
 
 
@@ -64,8 +64,7 @@ def attention_call(tokens: int, device: torch.device, backward: bool) -> gpu.Cal
     upstream = torch.randn_like(qkv[:, 0])
 
     def run(_: int) -> object:
-        jit.new_pass(device)
-        context = attention_triton.attention(qkv, offsets, 512, 0.1)
+        context = attention_triton.attention(qkv, ForwardPass(offsets, 512), 0.1)
         return torch.autograd.grad(context, qkv, upstream) if backward else context
 
     return run

@@ -20,10 +20,11 @@ import result
 import torch
 from torch import Tensor
 
-from bert.kernels import OPERATIONS, fp8_cases, fp8_cast, fp8_feed_forward, jit
+from bert.kernels import OPERATIONS, fp8_cases, fp8_cast, fp8_feed_forward
 from bert.kernels import bias_gelu as bias_gelu_kernel
 from bert.kernels import dropout_add_layer_norm as norm_kernel
 from bert.kernels.cases import Draw
+from bert.kernels.dropout import DropoutSites
 from bert.kernels.fp8 import BACKWARD, FORWARD
 
 HIDDEN, FEED_FORWARD, VOCABULARY, POSITIONS = 1024, 4096, 30_528, 512
@@ -36,7 +37,8 @@ Arguments = tuple[Any, ...]
 def dropout_add_layer_norm(draw: Draw, tokens: int) -> Arguments:
     """Its arguments."""
     x, residual = draw.normal(tokens, HIDDEN), draw.normal(tokens, HIDDEN)
-    return x, draw.normal(HIDDEN), residual, draw.normal(HIDDEN), draw.normal(HIDDEN), 1e-12, DROPOUT
+    vectors = draw.normal(HIDDEN), draw.normal(HIDDEN)
+    return x, draw.normal(HIDDEN), residual, *vectors, 1e-12, DROPOUT, DropoutSites(draw.device)
 
 
 def bias_gelu(draw: Draw, tokens: int) -> Arguments:
@@ -50,7 +52,8 @@ def embeddings(draw: Draw, tokens: int) -> Arguments:
     ids[draw.integers(100, tokens) < 12] = 103
     places = torch.arange(tokens, dtype=torch.int32, device=ids.device) % POSITIONS
     tables = draw.normal(VOCABULARY, HIDDEN), draw.normal(POSITIONS, HIDDEN), draw.normal(2, HIDDEN)
-    return ids, draw.integers(2, tokens), places, *tables, draw.normal(HIDDEN), draw.normal(HIDDEN), 1e-12, DROPOUT
+    vectors = draw.normal(HIDDEN), draw.normal(HIDDEN)
+    return ids, draw.integers(2, tokens), places, *tables, *vectors, 1e-12, DROPOUT, DropoutSites(draw.device)
 
 
 # Least bytes a token, forward and backward, in bf16.
@@ -68,12 +71,16 @@ def half(value: Any) -> Any:
     return value
 
 
+def of_a_new_pass(arguments: Arguments) -> Arguments:
+    """The arguments with dropout that draws a seed of its own."""
+    return tuple(DropoutSites(a.device) if isinstance(a, DropoutSites) else a for a in arguments)
+
+
 def calls(function: Callable[..., Any], sets: list[Arguments], upstream: Tensor) -> dict[str, gpu.Call]:
     """Forward alone, and forward with backward."""
 
     def forward(number: int) -> Any:
-        jit.new_pass(upstream.device)
-        return function(*sets[number % len(sets)])
+        return function(*of_a_new_pass(sets[number % len(sets)]))
 
     def both(number: int) -> object:
         leaves = [a for a in sets[number % len(sets)] if isinstance(a, Tensor) and a.requires_grad]
@@ -117,9 +124,11 @@ def measure_fp8(tokens: int, repeats: int, ceiling: float, device: torch.device)
     narrow = [fp8_cast.cast_transpose(arguments[0].detach(), forward)[0] for arguments in norms]
 
     def of(number: int) -> int:
-        if number % NUM_SETS == 0:
-            jit.new_pass(device)
         return number % NUM_SETS
+
+    def norm_with_cast(number: int) -> object:
+        operands = norm_kernel.Operands(*norms[of(number)][:5])
+        return norm_kernel.fused_with_cast(operands, 1e-12, DROPOUT, DropoutSites(device), forward)
 
     def separate_backward(number: int) -> object:
         leaves = inner[of(number)].detach().requires_grad_(), bias.detach().requires_grad_()
@@ -143,10 +152,10 @@ def measure_fp8(tokens: int, repeats: int, ceiling: float, device: torch.device)
         "gelu forward+backward, separate cast": (separate_backward, 14 * FEED_FORWARD),
         "gelu forward+backward, cast inside": (inside_backward, 10 * FEED_FORWARD),
         "norm, separate cast": (
-            lambda n: fp8_cast.cast_transpose(norm_kernel.fused(*norms[of(n)])[0].detach(), forward),
+            lambda n: fp8_cast.cast_transpose(norm_kernel.fused(*of_a_new_pass(norms[of(n)]))[0].detach(), forward),
             10 * HIDDEN,
         ),
-        "norm, cast inside": (lambda n: norm_kernel.fused_with_cast(*norms[of(n)], forward), 7 * HIDDEN),
+        "norm, cast inside": (norm_with_cast, 7 * HIDDEN),
         "transpose": (lambda n: fp8_cast.transpose(narrow[of(n)]), 2 * HIDDEN),
     }
     calls_in_turns = {name: call for name, (call, _) in functions.items()}

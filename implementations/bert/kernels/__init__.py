@@ -6,17 +6,24 @@ nothing falls back silently afterwards.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bert.env import ConfigError, env
-from bert.kernels import attention, bias_gelu, cross_entropy, dropout_add_layer_norm, embeddings, fp8_cast, jit, lamb
+from bert.kernels import (
+    attention,
+    bias_gelu,
+    cross_entropy,
+    dropout_add_layer_norm,
+    embeddings,
+    fp8_cast,
+    lamb,
+    triton_support,
+)
 
 # What the model calls; the optimizer's update (lamb) and where fp8 casts are done are chosen by the same variable.
 OPERATIONS: dict[str, ModuleType] = {
@@ -51,9 +58,8 @@ class Config:
             raise ConfigError(f"FUSED names {', '.join(unknown)}: known are all, none, auto, {known}")
         missing = sorted(wanted - supported)
         if missing:
-            raise ConfigError(
-                f"FUSED asks for {', '.join(missing)}, but {jit.missing(device)}: set FUSED=auto or FUSED=none"
-            )
+            reason = triton_support.missing(device)
+            raise ConfigError(f"FUSED asks for {', '.join(missing)}, but {reason}: set FUSED=auto or FUSED=none")
         for name in wanted & NEEDED.keys():
             if absent := [other for other in NEEDED[name] if other not in wanted]:
                 raise ConfigError(f"FUSED={name} works inside of {' and '.join(absent)}: name that too, or not {name}")
@@ -63,7 +69,7 @@ class Config:
         """What ``--check`` says of the kernels: which are fused, which are not, and why none is."""
         fused = self.names(device)
         if not fused:
-            reason = "FUSED=none" if self.fused == "none" else jit.missing(device)
+            reason = "FUSED=none" if self.fused == "none" else triton_support.missing(device)
             return f"plain PyTorch ({reason})"
         plain = [name for name in FUSABLE if name not in fused]
         text = f"Triton for {', '.join(name for name in FUSABLE if name in fused)}"
@@ -92,16 +98,4 @@ def select(config: Config, device: torch.device) -> Kernels:
         raise ConfigError(f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}")
     fused = config.names(device)
     bound = {name: module.fused if name in fused else module.reference for name, module in OPERATIONS.items()}
-    bound["embeddings"] = _first_of_a_pass(bound["embeddings"])
     return Kernels(attention=attention.BACKENDS[name], fp8_cast="fp8_cast" in fused, **bound)
-
-
-def _first_of_a_pass(embeddings: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Every forward pass begins with the embeddings: there, the fused kernels' dropout gets a new seed."""
-
-    @functools.wraps(embeddings)
-    def begin(input_ids: Tensor, *arguments: Any) -> Tensor:
-        jit.new_pass(input_ids.device)
-        return embeddings(input_ids, *arguments)
-
-    return begin

@@ -1,7 +1,7 @@
 """Self-attention over a packed batch: every sequence attends to itself alone. One signature, several backends.
 
-A backend maps qkv [T, 3, N, H], cu_seqlens int32 [S+1], max_seqlen and the dropout probability to the context
-[T, N, H]. What it leaves at tokens past cu_seqlens[-1] is undefined; batches for a graph have none (graph.py).
+A backend maps qkv [T, 3, N, H], the forward pass (its sequences) and the dropout probability to the context [T, N, H].
+What it leaves at tokens past cu_seqlens[-1] is undefined; batches for a graph have none (graph.py).
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from torch import Tensor
 
 from bert.env import ConfigError
 from bert.kernels import attention_aten, attention_choice, attention_packages, attention_triton
+from bert.kernels.forward_pass import ForwardPass
 
-Attention = Callable[[Tensor, Tensor, int, float], Tensor]
+Attention = attention_choice.Attention
 
 
-def sdpa_loop(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
+def sdpa_loop(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """One scaled_dot_product_attention a sequence: the oracle, and the fastest on a CPU (no masked-out work)."""
-    offsets = cu_seqlens.tolist()
+    offsets = forward_pass.cu_seqlens.tolist()
     query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1)  # three times (1, N, T, H)
     contexts = [
         F.scaled_dot_product_attention(

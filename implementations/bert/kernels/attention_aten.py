@@ -9,17 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bert.kernels.forward_pass import ForwardPass
+
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 CUDNN_VARLEN_SINCE = (2, 14)
 
 
-def cudnn(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
+def cudnn(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """cuDNN's fused attention."""
     _require_low_precision(qkv, "cudnn")
     # Contiguous: cuDNN's offsets into the gradients are computed from the strides of the inputs.
     query, key, value = (part.contiguous() for part in qkv.unbind(1))
+    offsets, longest = forward_pass.cu_seqlens, forward_pass.max_seqlen
     outputs = torch.ops.aten._cudnn_attention_forward(
-        query, key, value, None, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, True, dropout, False, False
+        query, key, value, None, offsets, offsets, longest, longest, True, dropout, False, False
     )
     context: Tensor = outputs[0]
     return context
@@ -38,12 +41,13 @@ def cudnn_missing(device: torch.device) -> str | None:
     return None if torch.backends.cudnn.is_available() else "this PyTorch has no cuDNN"
 
 
-def flash(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
+def flash(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """FlashAttention-2 as built into PyTorch."""
     _require_low_precision(qkv, "flash")
     query, key, value = qkv.unbind(1)
+    offsets, longest = forward_pass.cu_seqlens, forward_pass.max_seqlen
     outputs = torch.ops.aten._flash_attention_forward(
-        query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout, False, False
+        query, key, value, offsets, offsets, longest, longest, dropout, False, False
     )
     context: Tensor = outputs[0]
     return context

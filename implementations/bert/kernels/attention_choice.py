@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Attention = Callable[[Tensor, Tensor, int, float], Tensor]
+from bert.kernels.forward_pass import ForwardPass
+
+Attention = Callable[[Tensor, ForwardPass, float], Tensor]
 
 LENGTHS = (512, 384, 128, 256, 200, 56, 512, 97, 415, 333, 179)  # 3,072 tokens: full, even and odd ones
 NUM_HEADS, HEAD_SIZE, MAX_LENGTH, DROPOUT = 16, 64, 512, 0.1
@@ -58,14 +60,14 @@ def fastest(results: list[Trial]) -> str | None:
 def disagreement(run: Attention, oracle: Attention, device: torch.device) -> str:
     """How the backend's context or gradient differs from the oracle's in fp32, without dropout; empty: not."""
     generator = torch.Generator(device).manual_seed(0)
-    cu_seqlens = offsets(1, device)
+    forward_pass = ForwardPass(offsets(1, device), MAX_LENGTH)
     shape = (sum(LENGTHS), 3, NUM_HEADS, HEAD_SIZE)
     qkv = torch.randn(shape, generator=generator, device=device).bfloat16().requires_grad_()
     gradient = torch.randn(shape[0], *shape[2:], generator=generator, device=device).bfloat16()
-    context = run(qkv, cu_seqlens, MAX_LENGTH, 0.0)
+    context = run(qkv, forward_pass, 0.0)
     context.backward(gradient)
     exact = qkv.detach().float().requires_grad_()
-    expected = oracle(exact, cu_seqlens, MAX_LENGTH, 0.0)
+    expected = oracle(exact, forward_pass, 0.0)
     expected.backward(gradient.float())
     assert qkv.grad is not None
     assert exact.grad is not None
@@ -83,19 +85,19 @@ def _time(run: Attention, device: torch.device) -> float:
     qkv = torch.randn(tokens, 3, NUM_HEADS, HEAD_SIZE, device=device, dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn(tokens, NUM_HEADS, HEAD_SIZE, device=device, dtype=torch.bfloat16)
 
-    def both_passes() -> None:
-        torch.autograd.grad(run(qkv, cu_seqlens, MAX_LENGTH, DROPOUT), qkv, gradient)
+    def both_passes(count: int) -> None:
+        forward_pass = ForwardPass(cu_seqlens, MAX_LENGTH)  # one for all, as for the layers of a model
+        for _ in range(count):
+            torch.autograd.grad(run(qkv, forward_pass, DROPOUT), qkv, gradient)
 
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        for _ in range(3):
-            both_passes()
+        both_passes(3)
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        for _ in range(NUM_TIMED):
-            both_passes()
+        both_passes(NUM_TIMED)
     graph.replay()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert.kernels.forward_pass import ForwardPass
+
 
 def package_missing(module: str, capability: tuple[int, int]) -> Callable[[torch.device], str | None]:
     """``attention.Backend.missing`` of a package's module that needs a compute capability."""
@@ -32,45 +34,46 @@ def package_missing(module: str, capability: tuple[int, int]) -> Callable[[torch
     return missing
 
 
-def flash_attn_2(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
+def flash_attn_2(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """The flash-attn package, version 2."""
     run = importlib.import_module("flash_attn").flash_attn_varlen_qkvpacked_func
-    context: Tensor = run(qkv, cu_seqlens, max_seqlen, dropout_p=dropout)
+    context: Tensor = run(qkv, forward_pass.cu_seqlens, forward_pass.max_seqlen, dropout_p=dropout)
     return context
 
 
-def flash_attn_3(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
+def flash_attn_3(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """FlashAttention-3 (the hopper folder of flash-attention); no dropout."""
     assert not dropout
     run = importlib.import_module("flash_attn_interface").flash_attn_varlen_func
-    return _first(run(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen))
+    offsets, longest = forward_pass.cu_seqlens, forward_pass.max_seqlen
+    return _first(run(*qkv.unbind(1), offsets, offsets, longest, longest))
 
 
-def flash_attn_4(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
+def flash_attn_4(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """FlashAttention-4 (the flash-attn-4 package); no dropout."""
     assert not dropout
     run = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
     return _first(
         run(
             *qkv.unbind(1),
-            cu_seqlens_q=cu_seqlens,
-            cu_seqlens_k=cu_seqlens,
-            max_seqlen_q=max_seqlen,
-            max_seqlen_k=max_seqlen,
+            cu_seqlens_q=forward_pass.cu_seqlens,
+            cu_seqlens_k=forward_pass.cu_seqlens,
+            max_seqlen_q=forward_pass.max_seqlen,
+            max_seqlen_k=forward_pass.max_seqlen,
         )
     )
 
 
-def transformer_engine(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
+def transformer_engine(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """TransformerEngine's choice among its fused attentions."""
     _, _, num_heads, head_size = qkv.shape
     module = _transformer_engine_module(num_heads, head_size, dropout)
     context: Tensor = module(
         *qkv.unbind(1),
-        cu_seqlens_q=cu_seqlens,
-        cu_seqlens_kv=cu_seqlens,
-        max_seqlen_q=max_seqlen,
-        max_seqlen_kv=max_seqlen,
+        cu_seqlens_q=forward_pass.cu_seqlens,
+        cu_seqlens_kv=forward_pass.cu_seqlens,
+        max_seqlen_q=forward_pass.max_seqlen,
+        max_seqlen_kv=forward_pass.max_seqlen,
     )
     return context.view(-1, num_heads, head_size)
 

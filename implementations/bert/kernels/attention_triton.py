@@ -22,8 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.kernels import jit as jit_module
-from bert.kernels.jit import Dropout, constexpr, jit, keep_mask, load_keys, next_power_of_2, row_keys, store_keys, tl
+from bert.kernels import triton_support
+from bert.kernels.dropout import Dropout, keep_mask, load_keys, row_keys, store_keys
+from bert.kernels.forward_pass import ForwardPass
+from bert.kernels.triton_support import constexpr, jit, next_power_of_2, tl
 
 LOG2_E = 1.4426950408889634
 
@@ -262,8 +264,9 @@ def _key_gradient(
         _store_tile(target + 2 * hidden, place, length, stride, v_gradient, width, block)
 
 
-def _tiles(cu_seqlens: Tensor, num_tokens: int, rows: int) -> Tensor:
+def _tiles(forward_pass: ForwardPass, num_tokens: int, rows: int) -> Tensor:
     """The tiles of so many rows, int32 [capacity, 4]; made once a forward pass."""
+    cu_seqlens = forward_pass.cu_seqlens
 
     def make() -> Tensor:
         num_sequences = cu_seqlens.numel() - 1
@@ -274,26 +277,26 @@ def _tiles(cu_seqlens: Tensor, num_tokens: int, rows: int) -> Tensor:
         )
         return tiles
 
-    return jit_module.once_a_pass(cu_seqlens, (num_tokens, rows), make)
+    return forward_pass.once(("attention tiles", num_tokens, rows), make)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cu_seqlens: Tensor, drop: Dropout) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, forward_pass: ForwardPass, drop: Dropout) -> Tensor:
         qkv = qkv.contiguous()
         num_tokens, _, num_heads, width = qkv.shape
         context = torch.empty(num_tokens, num_heads, width, dtype=qkv.dtype, device=qkv.device)
         log_sums = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=qkv.device)
         keys = drop.new_keys(num_heads, num_tokens)
         blocks = FORWARD
-        tiles = _tiles(cu_seqlens, num_tokens, blocks.queries)
+        tiles = _tiles(forward_pass, num_tokens, blocks.queries)
         _forward[(len(tiles), num_heads)](
             qkv, tiles, context, log_sums, keys, drop.seed, drop.site, drop.scale, LOG2_E / math.sqrt(width),
             num_tokens, num_heads, drop.threshold, width, max(16, next_power_of_2(width)), blocks.queries, blocks.keys,
             num_warps=blocks.num_warps, num_stages=blocks.num_stages,
         )  # fmt: skip
-        query_tiles = _tiles(cu_seqlens, num_tokens, QUERY_GRADIENT.queries)
-        key_tiles = _tiles(cu_seqlens, num_tokens, KEY_GRADIENT.keys)
+        query_tiles = _tiles(forward_pass, num_tokens, QUERY_GRADIENT.queries)
+        key_tiles = _tiles(forward_pass, num_tokens, KEY_GRADIENT.keys)
         ctx.save_for_backward(qkv, query_tiles, key_tiles, context, log_sums, keys)
         ctx.drop = drop
         return context
@@ -320,14 +323,14 @@ class _Attention(torch.autograd.Function):
         return qkv_gradient, None, None
 
 
-def attention(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float) -> Tensor:
-    """qkv [T, 3, N, H], cu_seqlens int32 [S+1] -> context [T, N, H]; max_seqlen is not needed, sequences may be longer.
+def attention(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
+    """qkv [T, 3, N, H] -> context [T, N, H]. Sequences may be longer than max_seqlen.
 
     Zero (context and gradient) at tokens past cu_seqlens[-1]. bf16 and fp16 use the tensor cores, fp32 does not.
     """
-    return _Attention.apply(qkv, cu_seqlens, jit_module.dropout_site(qkv.device, dropout))
+    return _Attention.apply(qkv, forward_pass, forward_pass.sites.next(dropout))
 
 
 def missing(device: torch.device) -> str | None:
     """Why these kernels cannot run on a device, in a few words; None where they can."""
-    return jit_module.missing(device)
+    return triton_support.missing(device)

@@ -19,9 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels import jit as jit_module
+from bert.kernels import triton_support
+from bert.kernels.arithmetic import exp2, reciprocal
 from bert.kernels.cases import Case, Draw, each_dtype, large
-from bert.kernels.jit import constexpr, exp2, jit, reciprocal, tl
+from bert.kernels.reductions import column_sums
+from bert.kernels.triton_support import constexpr, jit, tl
 
 
 def reference(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
@@ -120,13 +122,13 @@ class _BiasGelu(torch.autograd.Function):
         num_rows = x.numel() // width
         num_columns = -(-width // BLOCK)
         num_tiles = -(-num_rows // BLOCK_ROWS)
-        programs = -(-jit_module.num_programs(x.device, PROGRAMS_PER_SM, num_columns * num_tiles) // num_columns)
+        programs = -(-triton_support.num_programs(x.device, PROGRAMS_PER_SM, num_columns * num_tiles) // num_columns)
         partials = torch.empty(programs, width, dtype=torch.float32, device=x.device)
         x_gradient = torch.empty_like(x)
         _backward[(num_columns, programs)](
             gradient, x, bias, x_gradient, partials, num_rows, width, ctx.tanh, BLOCK_ROWS, BLOCK, num_warps=NUM_WARPS
         )
-        return x_gradient, jit_module.column_sums(partials, bias.dtype), None
+        return x_gradient, column_sums(partials, bias.dtype), None
 
 
 def fused(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
@@ -136,4 +138,4 @@ def fused(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
 
 def supported(device: torch.device) -> bool:
     """True where the fused kernel runs."""
-    return jit_module.supported(device)
+    return triton_support.supported(device)

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels import jit as jit_module
+from bert.kernels import triton_support
 from bert.kernels.cases import Case, Draw, each_dtype, large
-from bert.kernels.jit import constexpr, jit, tl
+from bert.kernels.triton_support import constexpr, jit, tl
 
 IGNORE = -100
 
@@ -135,4 +135,4 @@ def fused(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
 
 def supported(device: torch.device) -> bool:
     """True where the fused kernel runs."""
-    return jit_module.supported(device)
+    return triton_support.supported(device)

@@ -17,34 +17,35 @@ they write what a separate cast would.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels import jit as jit_module
+from bert.kernels import triton_support
 from bert.kernels.cases import Case, Draw, each_dtype, large
+from bert.kernels.dropout import Dropout, DropoutSites, keep_mask, load_keys, row_keys, store_keys
 from bert.kernels.fp8 import Target
 from bert.kernels.fp8_cast import bits, by_eights, magnitude_bits, to_fp8
-from bert.kernels.jit import (
-    Dropout,
-    constexpr,
-    dropout_site,
-    jit,
-    keep_mask,
-    load_keys,
-    next_power_of_2,
-    row_keys,
-    store_keys,
-    tl,
-)
+from bert.kernels.reductions import column_sums
+from bert.kernels.triton_support import constexpr, jit, next_power_of_2, tl
 
 
 def reference(
-    x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, eps: float, dropout: float
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    dropout: float,
+    sites: DropoutSites,
 ) -> tuple[Tensor, Tensor]:
-    """x, residual [T, D]; bias, weight, norm_bias [D]. Returns the same [T, D] twice."""
+    """x, residual [T, D]; bias, weight, norm_bias [D]. Returns the same [T, D] twice.
+
+    Dropout is PyTorch's own; only the fused kernel takes a site.
+    """
     x = x + bias
     if dropout:
         x = F.dropout(x, dropout)
@@ -56,7 +57,7 @@ def _case(rows: int, width: int, dropout: float = 0.0) -> Callable[[Draw], tuple
     def build(draw: Draw) -> tuple[Any, ...]:
         x, residual = draw.normal(rows, width), draw.normal(rows, width)
         bias, weight, norm_bias = draw.normal(width), draw.normal(width), draw.normal(width)
-        return x, bias, residual, weight, norm_bias, 1e-12, dropout
+        return x, bias, residual, weight, norm_bias, 1e-12, dropout, DropoutSites(draw.device)
 
     return build
 
@@ -170,61 +171,77 @@ BLOCK_ROWS_BACKWARD, NUM_WARPS_BACKWARD, PROGRAMS_PER_SM = 2, 4, 4
 MAX_REGISTERS, FITTING_WIDTH = 128, 1024
 
 
-def _cast_arguments(target: Target | None) -> tuple[Tensor | None, Tensor | None, float]:
-    return (None, None, 0.0) if target is None else (target.scale, bits(target.largest), target.maximum)
+class Operands(NamedTuple):
+    """The tensors of the operation, or their gradients: x, residual [T, D]; bias, weight, norm_bias [D]."""
+
+    x: Tensor
+    bias: Tensor
+    residual: Tensor
+    weight: Tensor
+    norm_bias: Tensor
+
+
+class Saved(NamedTuple):
+    """What the backward kernel takes of the forward one's call: x, residual [T, D], bias, weight [D]; of each row
+    mean and 1 / standard deviation, fp32 [T], and the dropout's keys [T, 2]."""
+
+    x: Tensor
+    bias: Tensor
+    residual: Tensor
+    weight: Tensor
+    mean: Tensor
+    rstd: Tensor
+    keys: Tensor | None
+
+
+def _cast_arguments(target: Target | None) -> dict[str, Any]:
+    if target is None:
+        return {"cast_scale": None, "largest": None, "maximum": 0.0}
+    return {"cast_scale": target.scale, "largest": bits(target.largest), "maximum": target.maximum}
 
 
 def start_forward(
-    x: Tensor,
-    bias: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    drop: Dropout,
-    target: Target | None,
-) -> tuple[Tensor, Tensor | None, tuple[Any, ...]]:
+    operands: Operands, eps: float, drop: Dropout, target: Target | None
+) -> tuple[Tensor, Tensor | None, Saved]:
     """Starts the kernel: result, the same in fp8 where there is a target, and what ``start_backward`` needs."""
-    x, residual = x.contiguous(), residual.contiguous()
+    x, residual = operands.x.contiguous(), operands.residual.contiguous()
     num_rows, width = x.shape
     output = torch.empty_like(x)
     cast = None if target is None else torch.empty_like(x, dtype=target.dtype)
     mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=x.device)
     keys = drop.new_keys(num_rows)
-    scale, largest, maximum = _cast_arguments(target)
-    block_rows = BLOCK_ROWS_FORWARD
-    _forward[(-(-num_rows // block_rows),)](
-        x, bias, residual, weight, norm_bias, output, cast, scale, largest, mean, rstd, keys, drop.seed, drop.site,
-        drop.scale, num_rows, width, eps, maximum, drop.threshold, block_rows, next_power_of_2(width),
+    _forward[(-(-num_rows // BLOCK_ROWS_FORWARD),)](
+        x=x, bias=operands.bias, residual=residual, weight=operands.weight, norm_bias=operands.norm_bias,
+        output=output, cast=cast, **_cast_arguments(target), mean_out=mean, rstd_out=rstd, keys_out=keys,
+        seed=drop.seed, site=drop.site, scale=drop.scale, threshold=drop.threshold,
+        num_rows=num_rows, width=width, eps=eps, block_rows=BLOCK_ROWS_FORWARD, block=next_power_of_2(width),
         num_warps=NUM_WARPS_FORWARD,
     )  # fmt: skip
-    return output, cast, (x, bias, residual, weight, mean, rstd, keys)
+    return output, cast, Saved(x, operands.bias, residual, operands.weight, mean, rstd, keys)
 
 
-def start_backward(
-    saved: tuple[Any, ...], drop: Dropout, gradients: Sequence[Tensor | None], target: Target | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def start_backward(saved: Saved, drop: Dropout, gradients: Sequence[Tensor | None], target: Target | None) -> Operands:
     """Starts the kernel on what ``start_forward`` left and the gradients of the result, one or two.
 
-    Gradients of x (in fp8 where there is a target), bias, residual, weight and norm_bias.
+    Returns the gradients of the operands; that of x in fp8 where there is a target.
     """
-    x, bias, residual, weight, mean, rstd, keys = saved
+    x = saved.x
     given = [gradient.contiguous() for gradient in gradients if gradient is not None]
     num_rows, width = x.shape
-    block_rows = BLOCK_ROWS_BACKWARD
-    num_programs = jit_module.num_programs(x.device, PROGRAMS_PER_SM, -(-num_rows // block_rows))
+    num_programs = triton_support.num_programs(x.device, PROGRAMS_PER_SM, -(-num_rows // BLOCK_ROWS_BACKWARD))
     partials = torch.empty(num_programs, 3, width, dtype=torch.float32, device=x.device)
     x_gradient = torch.empty_like(x, dtype=x.dtype if target is None else target.dtype)
-    residual_gradient = torch.empty_like(residual)
-    scale, largest, maximum = _cast_arguments(target)
+    residual_gradient = torch.empty_like(saved.residual)
     _backward[(num_programs,)](
-        given[0], given[-1], x, bias, residual, weight, mean, rstd, keys, x_gradient, scale, largest,
-        residual_gradient, partials, drop.scale, num_rows, width, maximum, len(given) == 2, drop.threshold,
-        block_rows, next_power_of_2(width), num_warps=NUM_WARPS_BACKWARD,
-        maxnreg=MAX_REGISTERS if width <= FITTING_WIDTH else None,
+        gradient_1=given[0], gradient_2=given[-1], both=len(given) == 2,
+        x=x, bias=saved.bias, residual=saved.residual, weight=saved.weight, mean_in=saved.mean, rstd_in=saved.rstd,
+        keys=saved.keys, scale=drop.scale, threshold=drop.threshold,
+        x_gradient=x_gradient, residual_gradient=residual_gradient, partials=partials, **_cast_arguments(target),
+        num_rows=num_rows, width=width, block_rows=BLOCK_ROWS_BACKWARD, block=next_power_of_2(width),
+        num_warps=NUM_WARPS_BACKWARD, maxnreg=MAX_REGISTERS if width <= FITTING_WIDTH else None,
     )  # fmt: skip
-    bias_gradient, weight_gradient, norm_bias_gradient = jit_module.column_sums(partials, weight.dtype)
-    return x_gradient, bias_gradient, residual_gradient, weight_gradient, norm_bias_gradient
+    bias_gradient, weight_gradient, norm_bias_gradient = column_sums(partials, saved.weight.dtype)
+    return Operands(x_gradient, bias_gradient, residual_gradient, weight_gradient, norm_bias_gradient)
 
 
 def same_memory(x: Tensor) -> Tensor:
@@ -242,12 +259,12 @@ class _DropoutAddLayerNorm(torch.autograd.Function):
         weight: Tensor,
         norm_bias: Tensor,
         eps: float,
-        p: float,
+        drop: Dropout,
         target: Target | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        ctx.drop = dropout_site(x.device, p)
-        output, cast, saved = start_forward(x, bias, residual, weight, norm_bias, eps, ctx.drop, target)
+        output, cast, saved = start_forward(Operands(x, bias, residual, weight, norm_bias), eps, drop, target)
         ctx.save_for_backward(*saved)
+        ctx.drop = drop
         ctx.set_materialize_grads(False)
         if cast is not None:
             ctx.mark_non_differentiable(cast)
@@ -255,18 +272,10 @@ class _DropoutAddLayerNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return *start_backward(ctx.saved_tensors, ctx.drop, gradients[:2], None), None, None, None
+        return *start_backward(Saved(*ctx.saved_tensors), ctx.drop, gradients[:2], None), None, None, None
 
 
 def fused(
-    x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, eps: float, dropout: float
-) -> tuple[Tensor, Tensor]:
-    """``reference`` in one kernel each way; dropout by jit.Dropout."""
-    y, again, _ = _DropoutAddLayerNorm.apply(x, bias, residual, weight, norm_bias, eps, dropout, None)
-    return y, again
-
-
-def fused_with_cast(
     x: Tensor,
     bias: Tensor,
     residual: Tensor,
@@ -274,12 +283,20 @@ def fused_with_cast(
     norm_bias: Tensor,
     eps: float,
     dropout: float,
-    target: Target,
+    sites: DropoutSites,
+) -> tuple[Tensor, Tensor]:
+    """``reference`` in one kernel each way; dropout of the next of ``sites``."""
+    y, again, _ = _DropoutAddLayerNorm.apply(x, bias, residual, weight, norm_bias, eps, sites.next(dropout), None)
+    return y, again
+
+
+def fused_with_cast(
+    operands: Operands, eps: float, dropout: float, sites: DropoutSites, target: Target
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``fused``, and the result in fp8 [T, D] (no gradient)."""
-    return _DropoutAddLayerNorm.apply(x, bias, residual, weight, norm_bias, eps, dropout, target)
+    return _DropoutAddLayerNorm.apply(*operands, eps, sites.next(dropout), target)
 
 
 def supported(device: torch.device) -> bool:
     """True where the fused kernel runs."""
-    return jit_module.supported(device)
+    return triton_support.supported(device)

@@ -14,10 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels import jit as jit_module
+from bert.kernels import triton_support
 from bert.kernels.cases import Case, Draw, each_dtype, large
-from bert.kernels.jit import constexpr, jit, keep_mask, load_keys, next_power_of_2, row_keys, store_keys, tl
+from bert.kernels.dropout import DropoutSites, keep_mask, load_keys, row_keys, store_keys
+from bert.kernels.reductions import column_sums
 from bert.kernels.scatter import sum_by_index
+from bert.kernels.triton_support import constexpr, jit, next_power_of_2, tl
 
 
 def reference(
@@ -31,11 +33,12 @@ def reference(
     bias: Tensor,
     eps: float,
     dropout: float,
+    sites: DropoutSites,
 ) -> Tensor:
     """Embedded tokens.
 
     input_ids, segment_ids (0 or 1), position_ids: int [T]; word [V, D], position [P, D], segment [2 or more, D];
-    weight, bias [D]. Returns [T, D].
+    weight, bias [D]. Returns [T, D]. Dropout is PyTorch's own; only the fused kernel takes a site.
     """
     x = F.embedding(input_ids, word) + F.embedding(position_ids, position) + F.embedding(segment_ids, segment)
     x = F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
@@ -50,7 +53,8 @@ def _case(tokens: int, vocab_size: int, positions: int, width: int, frequent: fl
         ids[draw.integers(1000, tokens) < 1000 * frequent] = vocab_size // 2
         place = torch.arange(tokens, dtype=torch.int32, device=ids.device) % positions
         tables = draw.normal(vocab_size, width), draw.normal(positions, width), draw.normal(2, width)
-        return ids, draw.integers(2, tokens), place, *tables, draw.normal(width), draw.normal(width), 1e-12, 0.0
+        sites = DropoutSites(draw.device)
+        return ids, draw.integers(2, tokens), place, *tables, draw.normal(width), draw.normal(width), 1e-12, 0.0, sites
 
     return build
 
@@ -156,9 +160,9 @@ BLOCK_ROWS, NUM_WARPS, PROGRAMS_PER_SM = 2, 4, 3
 class _Embeddings(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        input_ids, segment_ids, position_ids, word, position, segment, weight, bias, eps, dropout = arguments
+        input_ids, segment_ids, position_ids, word, position, segment, weight, bias, eps, dropout, sites = arguments
         num_rows, width = input_ids.numel(), word.shape[1]
-        drop = jit_module.dropout_site(word.device, dropout)
+        drop = sites.next(dropout)
         output = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
         mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=word.device)
         keys = drop.new_keys(num_rows)
@@ -175,7 +179,7 @@ class _Embeddings(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd, keys = ctx.saved_tensors
         num_rows, width = gradient.shape
-        num_programs = jit_module.num_programs(word.device, PROGRAMS_PER_SM, -(-num_rows // BLOCK_ROWS))
+        num_programs = triton_support.num_programs(word.device, PROGRAMS_PER_SM, -(-num_rows // BLOCK_ROWS))
         partials = torch.empty(num_programs, 4, width, dtype=torch.float32, device=word.device)
         x_gradient = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
         _backward[(num_programs,)](
@@ -183,13 +187,13 @@ class _Embeddings(torch.autograd.Function):
             keys, x_gradient, partials, ctx.drop.scale, num_rows, width, ctx.drop.threshold, BLOCK_ROWS,
             next_power_of_2(width), num_warps=NUM_WARPS,
         )  # fmt: skip
-        sums = jit_module.column_sums(partials, weight.dtype)
+        sums = column_sums(partials, weight.dtype)
         segment_gradient = torch.zeros_like(segment)
         segment_gradient[:2] = sums[2:]
         word_gradient = sum_by_index(x_gradient, input_ids, word.shape[0])
         position_gradient = sum_by_index(x_gradient, position_ids, position.shape[0])
         tables = (word_gradient, position_gradient, segment_gradient)
-        return None, None, None, *tables, sums[0], sums[1], None, None
+        return None, None, None, *tables, sums[0], sums[1], None, None, None
 
 
 def fused(
@@ -203,11 +207,13 @@ def fused(
     bias: Tensor,
     eps: float,
     dropout: float,
+    sites: DropoutSites,
 ) -> Tensor:
-    """``reference`` in one kernel forward; dropout by jit.Dropout."""
-    return _Embeddings.apply(input_ids, segment_ids, position_ids, word, position, segment, weight, bias, eps, dropout)
+    """``reference`` in one kernel forward; dropout of the next of ``sites``."""
+    tables = (word, position, segment)
+    return _Embeddings.apply(input_ids, segment_ids, position_ids, *tables, weight, bias, eps, dropout, sites)
 
 
 def supported(device: torch.device) -> bool:
     """True where the fused kernel runs."""
-    return jit_module.supported(device)
+    return triton_support.supported(device)

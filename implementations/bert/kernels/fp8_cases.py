@@ -7,11 +7,13 @@ from torch import Tensor
 
 from bert.dist import Config as DistConfig
 from bert.dist import World
-from bert.kernels import bias_gelu, dropout_add_layer_norm, jit
+from bert.kernels import bias_gelu, dropout_add_layer_norm
 from bert.kernels.cases import Draw
+from bert.kernels.dropout import DropoutSites
+from bert.kernels.dropout_add_layer_norm import Operands
 from bert.kernels.fp8 import BACKWARD, FORWARD, INPUT, Scaling, Target
 from bert.kernels.fp8_cast import cast_transpose, transpose
-from bert.kernels.fp8_feed_forward import Settings, feed_forward
+from bert.kernels.fp8_feed_forward import Settings, Weights, feed_forward
 from bert.kernels.fp8_linear import Fp8Linear
 
 LARGE = (12_288, 1024, 4096)  # tokens, hidden and feed-forward width of 24 rows of BERT-large
@@ -111,20 +113,22 @@ class _Chain:
         first, second, following = (Fp8Linear(scaling, number) for number in range(3))
         leaf, eps = self.leaves, 1e-12
         torch.manual_seed(2)
-        jit.new_pass(self.device)
-        begin = (leaf["x"], leaf["bias"], leaf["residual"], leaf["norm_weight"], leaf["norm_bias"], eps, self.dropout)
+        sites = DropoutSites(self.device)
+        begin = Operands(leaf["x"], leaf["bias"], leaf["residual"], leaf["norm_weight"], leaf["norm_bias"])
         end = (leaf["bias_2"], leaf["norm_weight_2"], leaf["norm_bias_2"])
         y8: Tensor | None = None
         if in_kernels:
-            h, residual, h8 = dropout_add_layer_norm.fused_with_cast(*begin, first.target(INPUT))
-            settings = Settings(first, second, self.approximate, eps, self.dropout, following.target(INPUT))
-            weights = leaf["weight_1"], leaf["bias_1"], leaf["weight_2"]
-            y, again, y8 = feed_forward(h, h8, residual, *weights, *end, settings)
+            h, residual, h8 = dropout_add_layer_norm.fused_with_cast(
+                begin, eps, self.dropout, sites, first.target(INPUT)
+            )
+            settings = Settings(first, second, self.approximate, eps, self.dropout, sites, following.target(INPUT))
+            weights = Weights(leaf["weight_1"], leaf["bias_1"], leaf["weight_2"], *end)
+            y, again, y8 = feed_forward(h, h8, residual, weights, settings)
         else:
-            h, residual = dropout_add_layer_norm.fused(*begin)
+            h, residual = dropout_add_layer_norm.fused(*begin, eps, self.dropout, sites)
             inner = bias_gelu.fused(first(h, leaf["weight_1"], None), leaf["bias_1"], self.approximate)
             projected = second(inner, leaf["weight_2"], None)
-            y, again = dropout_add_layer_norm.fused(projected, end[0], residual, *end[1:], eps, self.dropout)
+            y, again = dropout_add_layer_norm.fused(projected, end[0], residual, *end[1:], eps, self.dropout, sites)
         qkv = following(y, leaf["weight_3"], leaf["bias_3"], y8)
         gradients = torch.autograd.grad([qkv, again], list(leaf.values()), self.upstream)
         found = {f"gradient of {name}": gradient for name, gradient in zip(leaf, gradients, strict=True)}

@@ -14,9 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bert.kernels import jit as jit_module
+from bert.kernels import triton_support
 from bert.kernels.fp8 import ROW_MULTIPLE, Target
-from bert.kernels.jit import constexpr, jit, tl
+from bert.kernels.reductions import column_sums as sum_partials
+from bert.kernels.triton_support import constexpr, jit, tl
 
 # Tiles of 128 x 64: 128-byte lines of what is read and of the transposed fp8, 64-byte halves of the fp8 in row order;
 # 32 elements a thread, at 80 registers three programs of eight warps a multiprocessor, 48 KB in flight.
@@ -125,7 +126,7 @@ def cast_transpose(x: Tensor, target: Target, column_sums: bool = False) -> tupl
     R and C are multiples of 16, which the product wants too.
     Reads 2 bytes an element (bf16) and writes 1 + 1; raises ``target.largest`` to max |x|.
     """
-    if not jit_module.supported(x.device):
+    if not triton_support.supported(x.device):
         torch.maximum(target.largest, x.abs().amax().float(), out=target.largest)
         cast = (x.float() * target.scale).clamp(-target.maximum, target.maximum).to(target.dtype)
         return cast, cast.t().contiguous(), x.sum(0) if column_sums else None
@@ -139,12 +140,12 @@ def cast_transpose(x: Tensor, target: Target, column_sums: bool = False) -> tupl
         x, cast, transposed, partials, target.scale, bits(target.largest), num_rows, num_columns, target.maximum,
         BLOCK_ROWS, BLOCK, num_warps=NUM_WARPS,
     )  # fmt: skip
-    return cast, transposed, None if partials is None else jit_module.column_sums(partials, x.dtype)
+    return cast, transposed, None if partials is None else sum_partials(partials, x.dtype)
 
 
 def transpose(x: Tensor) -> Tensor:
     """fp8 [R, C] -> [C, R], R and C multiples of 16: reads one byte an element and writes one."""
-    if not jit_module.supported(x.device):
+    if not triton_support.supported(x.device):
         return x.t().contiguous()
     num_rows, num_columns = x.shape
     output = torch.empty(num_columns, num_rows, dtype=x.dtype, device=x.device)
@@ -158,4 +159,4 @@ def transpose(x: Tensor) -> Tensor:
 
 def supported(device: torch.device) -> bool:
     """True where kernels can cast what they have computed."""
-    return jit_module.supported(device)
+    return triton_support.supported(device)

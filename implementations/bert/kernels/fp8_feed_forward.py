@@ -34,12 +34,14 @@ from torch import Tensor
 
 from bert.kernels import dropout_add_layer_norm as norm_kernels
 from bert.kernels import fp8_cast
-from bert.kernels import jit as jit_module
+from bert.kernels.arithmetic import rounded
 from bert.kernels.bias_gelu import _value_and_slope
+from bert.kernels.dropout import DropoutSites
 from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Target, product
 from bert.kernels.fp8_cast import bits, cast_transpose, store_both_orders, transpose
 from bert.kernels.fp8_linear import Fp8Linear
-from bert.kernels.jit import constexpr, dropout_site, jit, rounded, tl
+from bert.kernels.reductions import column_sums
+from bert.kernels.triton_support import constexpr, jit, tl
 
 
 @jit
@@ -104,17 +106,18 @@ def gelu_backward_cast(
         gradient, x, bias, cast, transposed, partials, target.scale, bits(target.largest), num_rows, width,
         approximate == "tanh", target.maximum, fp8_cast.BLOCK_ROWS, fp8_cast.BLOCK, num_warps=fp8_cast.NUM_WARPS,
     )  # fmt: skip
-    return cast, transposed, jit_module.column_sums(partials, bias.dtype)
+    return cast, transposed, column_sums(partials, bias.dtype)
 
 
 class Settings(NamedTuple):
-    """What is no tensor: both products, GELU's form, LayerNorm's eps, the dropout, and what takes the result in fp8."""
+    """What is no operand: both products, GELU's form, LayerNorm's eps, dropout, and what takes the result in fp8."""
 
     first: Fp8Linear
     second: Fp8Linear
     approximate: str
     eps: float
     dropout: float
+    sites: DropoutSites
     following: Target | None
 
 
@@ -141,10 +144,9 @@ class _FeedForward(torch.autograd.Function):
         inner = product(x8, w1.t(), x_inverse, w1_target.inverse, None, x.dtype, fast=True)  # (T, F)
         a8, a8_t = gelu_cast(inner, bias_1, settings.approximate, a_target)
         projected = product(a8, w2.t(), a_target.inverse, w2_target.inverse, None, x.dtype, fast=True)  # (T, D)
-        ctx.drop = dropout_site(x.device, settings.dropout)
-        output, cast, saved = norm_kernels.start_forward(
-            projected, bias_2, residual, norm_weight, norm_bias, settings.eps, ctx.drop, settings.following
-        )
+        ctx.drop = settings.sites.next(settings.dropout)
+        operands = norm_kernels.Operands(projected, bias_2, residual, norm_weight, norm_bias)
+        output, cast, saved = norm_kernels.start_forward(operands, settings.eps, ctx.drop, settings.following)
         inverses = (x_inverse, w1_target.inverse, a_target.inverse, w2_target.inverse)
         ctx.save_for_backward(x8, inner, bias_1, a8_t, w1_t, w2_t, *inverses, *saved)
         ctx.settings = settings
@@ -159,7 +161,7 @@ class _FeedForward(torch.autograd.Function):
         settings, dtype = ctx.settings, inner.dtype
         target = settings.second.target(GRADIENT)
         g8, bias_2, residual, norm_weight, norm_bias = norm_kernels.start_backward(
-            tuple(saved), ctx.drop, gradients[:2], target
+            norm_kernels.Saved(*saved), ctx.drop, gradients[:2], target
         )
         g_inverse = target.inverse
         weight_2 = product(transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, fast=False)
@@ -171,22 +173,22 @@ class _FeedForward(torch.autograd.Function):
         return x, None, residual, weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias, None
 
 
+class Weights(NamedTuple):
+    """Both products' weights [F, D], [D, F] and biases [F], [D], and LayerNorm's two [D]."""
+
+    weight_1: Tensor
+    bias_1: Tensor
+    weight_2: Tensor
+    bias_2: Tensor
+    norm_weight: Tensor
+    norm_bias: Tensor
+
+
 def feed_forward(
-    x: Tensor,
-    x8: Tensor,
-    residual: Tensor,
-    weight_1: Tensor,
-    bias_1: Tensor,
-    weight_2: Tensor,
-    bias_2: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    settings: Settings,
+    x: Tensor, x8: Tensor, residual: Tensor, weights: Weights, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """x and residual [T, D] (the same numbers, see dropout_add_layer_norm), x8 [T, D]: x in fp8 for the first product.
 
-    weight_1 [F, D], weight_2 [D, F]. Returns the result [T, D] twice, and in fp8 where something takes it.
+    Returns the result [T, D] twice, and in fp8 where something takes it.
     """
-    return _FeedForward.apply(
-        x, x8, residual, weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias, settings
-    )  # fmt: skip
+    return _FeedForward.apply(x, x8, residual, *weights, settings)

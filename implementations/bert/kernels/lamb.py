@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bert.kernels import jit as jit_module
-from bert.kernels.jit import constexpr, jit, tl
+from bert.kernels import triton_support
+from bert.kernels.triton_support import constexpr, jit, tl
 
 ALIGNMENT = 64  # elements: 128 bytes in bf16, so that every access is whole cache lines
 CHUNK = 16384  # elements a program works on; a multiple of BLOCK
@@ -324,4 +324,4 @@ fused = Passes(squared_norm=_fused_squared_norm, moments=_fused_moments, update=
 
 def supported(device: torch.device) -> bool:
     """True where the fused kernels run."""
-    return jit_module.supported(device)
+    return triton_support.supported(device)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bert.kernels.jit import constexpr, jit, tl
+from bert.kernels.triton_support import constexpr, jit, tl
 
 CHUNK, GROUP, BLOCK, NUM_WARPS = 16, 16, 256, 4
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bert.data.batch import Batch
 from bert.kernels import Kernels
 from bert.kernels.cross_entropy import IGNORE
+from bert.kernels.forward_pass import ForwardPass
 from bert.model.config import BertConfig
 from bert.model.embeddings import BertEmbeddings
 from bert.model.encoder import Encoder
@@ -42,7 +43,8 @@ class BertModel(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states [T, D]."""
-        return self.encoder(self.embeddings(batch), batch.cu_seqlens, batch.max_seqlen)
+        forward_pass = ForwardPass(batch.cu_seqlens, batch.max_seqlen)
+        return self.encoder(self.embeddings(batch, forward_pass), forward_pass)
 
 
 class BertForPreTraining(nn.Module):

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from bert.data.batch import Batch
 from bert.kernels import Kernels
+from bert.kernels.forward_pass import ForwardPass
 from bert.model.config import BertConfig
 
 
@@ -21,7 +22,7 @@ class BertEmbeddings(nn.Module):
         self.dropout = config.hidden_dropout_prob
         self.kernel = kernels.embeddings
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, forward_pass: ForwardPass) -> Tensor:
         """Embeds a batch: [T, D]."""
         return self.kernel(
             batch.input_ids,
@@ -34,4 +35,5 @@ class BertEmbeddings(nn.Module):
             self.LayerNorm.bias,
             self.LayerNorm.eps,
             self.dropout if self.training else 0.0,
+            forward_pass.sites,
         )

@@ -6,16 +6,31 @@ F feed-forward width, N heads, H head width.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert.env import ConfigError
 from bert.kernels import Kernels, fp8_feed_forward
-from bert.kernels.dropout_add_layer_norm import fused_with_cast
+from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
+from bert.kernels.forward_pass import ForwardPass
 from bert.kernels.fp8 import INPUT, ROW_MULTIPLE, Scaling, Target
 from bert.kernels.fp8_linear import Fp8Linear
 from bert.model.config import BertConfig
+
+
+class Hidden(NamedTuple):
+    """Hidden states between two halves of a layer: x [T, D] for the product that comes next.
+
+    residual: the same numbers for the residual connection around it, see dropout_add_layer_norm; x8: x in fp8, where
+    the kernel that computed it has cast it too.
+    """
+
+    x: Tensor
+    residual: Tensor
+    x8: Tensor | None
 
 
 def project(
@@ -44,14 +59,15 @@ class SelfAttention(nn.Module):
         self.attention = kernels.attention
         self.fp8: Fp8Linear | None = None
 
-    def forward(self, x: Tensor, x8: Tensor | None, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        """x [T, D], and in fp8 where it is there -> context [T, D]."""
+    def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Tensor:
+        """Context [T, D]."""
         # Three parameters, because LAMB's trust ratio is per tensor; one GEMM, because it is faster.
         weight = torch.cat([self.query.weight, self.key.weight, self.value.weight])  # (3D, D)
         bias = torch.cat([self.query.bias, self.key.bias, self.value.bias])
-        qkv = project(self, x, weight, bias, x8).view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)
-        context = self.attention(qkv, cu_seqlens, max_seqlen, self.dropout if self.training else 0.0)
-        return context.reshape(x.shape)
+        qkv = project(self, hidden.x, weight, bias, hidden.x8)  # (T, 3D)
+        qkv = qkv.view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)
+        context = self.attention(qkv, forward_pass, self.dropout if self.training else 0.0)
+        return context.reshape(hidden.x.shape)
 
 
 class Residual(nn.Module):
@@ -72,17 +88,16 @@ class Residual(nn.Module):
             return None
         return self.following.target(INPUT)
 
-    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x [T, in], residual [T, D] -> the result [T, D] for what comes next, and again as the next residual.
-
-        Third, the result in fp8 where the next product takes it so.
-        """
+    def forward(self, x: Tensor, residual: Tensor, forward_pass: ForwardPass) -> Hidden:
+        """x [T, in], residual [T, D] -> [T, D]; in fp8 too where the next product takes it so."""
         projected = project(self, x, self.dense.weight, None)  # the bias is added by the kernel
         norm = self.LayerNorm
         dropout = self.dropout if self.training else 0.0
-        operands = (projected, self.dense.bias, residual, norm.weight, norm.bias, norm.eps, dropout)
+        operands = Operands(projected, self.dense.bias, residual, norm.weight, norm.bias)
         target = self.target(len(x))
-        return (*self.kernel(*operands), None) if target is None else fused_with_cast(*operands, target)
+        if target is None:
+            return Hidden(*self.kernel(*operands, norm.eps, dropout, forward_pass.sites), None)
+        return Hidden(*fused_with_cast(operands, norm.eps, dropout, forward_pass.sites, target))
 
 
 class Attention(nn.Module):
@@ -93,11 +108,9 @@ class Attention(nn.Module):
         self.self = SelfAttention(config, kernels)
         self.output = Residual(config, kernels, config.hidden_size)
 
-    def forward(
-        self, x: Tensor, residual: Tensor, x8: Tensor | None, cu_seqlens: Tensor, max_seqlen: int
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x, residual [T, D], x in fp8 or None -> the result, likewise."""
-        return self.output(self.self(x, x8, cu_seqlens, max_seqlen), residual)
+    def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Hidden:
+        """[T, D] -> [T, D]."""
+        return self.output(self.self(hidden, forward_pass), hidden.residual, forward_pass)
 
 
 class Intermediate(nn.Module):
@@ -124,16 +137,14 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(config, kernels)
         self.output = Residual(config, kernels, config.intermediate_size)
 
-    def forward(
-        self, x: Tensor, residual: Tensor, x8: Tensor | None, cu_seqlens: Tensor, max_seqlen: int
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x, residual [T, D]: the last layer's result, twice, and in fp8 or None -> this layer's, likewise."""
-        x, residual, x8 = self.attention(x, residual, x8, cu_seqlens, max_seqlen)
-        if x8 is None:
-            return self.output(self.intermediate(x), residual)
-        return self._fp8_feed_forward(x, residual, x8)
+    def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Hidden:
+        """The last layer's result [T, D] -> this layer's."""
+        hidden = self.attention(hidden, forward_pass)
+        if hidden.x8 is None:
+            return self.output(self.intermediate(hidden.x), hidden.residual, forward_pass)
+        return self._fp8_feed_forward(hidden.x, hidden.x8, hidden.residual, forward_pass)
 
-    def _fp8_feed_forward(self, x: Tensor, residual: Tensor, x8: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _fp8_feed_forward(self, x: Tensor, x8: Tensor, residual: Tensor, forward_pass: ForwardPass) -> Hidden:
         first, second = self.intermediate, self.output
         assert first.fp8 is not None
         assert second.fp8 is not None
@@ -143,12 +154,14 @@ class Layer(nn.Module):
             approximate=first.approximation,
             eps=second.LayerNorm.eps,
             dropout=second.dropout,
+            sites=forward_pass.sites,
             following=second.target(len(x)),
         )
-        return fp8_feed_forward.feed_forward(
-            x, x8, residual, first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias,
-            second.LayerNorm.weight, second.LayerNorm.bias, settings,
+        weights = fp8_feed_forward.Weights(
+            first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias,
+            second.LayerNorm.weight, second.LayerNorm.bias,
         )  # fmt: skip
+        return Hidden(*fp8_feed_forward.feed_forward(x, x8, residual, weights, settings))
 
 
 class Encoder(nn.Module):
@@ -181,9 +194,9 @@ class Encoder(nn.Module):
                 layer.attention.output.following = layer.intermediate.fp8
                 layer.output.following = next_layer.attention.self.fp8 if next_layer is not None else None
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
+    def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
         """x [T, D] -> [T, D]."""
-        residual, x8 = x, None
+        hidden = Hidden(x, x, None)
         for layer in self.layer:
-            x, residual, x8 = layer(x, residual, x8, cu_seqlens, max_seqlen)
-        return x
+            hidden = layer(hidden, forward_pass)
+        return hidden.x

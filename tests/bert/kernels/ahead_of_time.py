@@ -24,8 +24,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from bert.kernels import OPERATIONS, attention_triton, fp8, fp8_feed_forward, jit, lamb
-from bert.kernels.dropout_add_layer_norm import fused_with_cast
+from bert.kernels import OPERATIONS, attention_triton, fp8, fp8_feed_forward, lamb, triton_support
+from bert.kernels.dropout import DropoutSites
+from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
+from bert.kernels.forward_pass import ForwardPass
 from bert.kernels.fp8_linear import Fp8Linear
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -76,7 +78,8 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
                 yield name, functools.partial(_forward_and_backward, module.fused, *arguments)
     qkv = torch.empty(12_288, 3, 16, 64, dtype=torch.bfloat16, device=META, requires_grad=True)
     cu_seqlens = torch.empty(97, dtype=torch.int32, device=META)
-    yield "attention", functools.partial(_forward_and_backward, attention_triton.attention, qkv, cu_seqlens, 512, 0.1)
+    arguments = qkv, ForwardPass(cu_seqlens, 512), 0.1
+    yield "attention", functools.partial(_forward_and_backward, attention_triton.attention, *arguments)
     yield "lamb", _lamb
     yield "fp8", _fp8_layer
 
@@ -108,14 +111,11 @@ def _fp8_layer() -> None:
     scaling.calibrated = True
     qkv, first, second = (Fp8Linear(scaling, number) for number in range(3))
     vectors = [half(width) for _ in range(3)]
-    x, residual, x8 = fused_with_cast(
-        half(tokens, width), vectors[0], half(tokens, width), *vectors[1:], 1e-12, 0.1, first.target(fp8.INPUT)
-    )
-    settings = fp8_feed_forward.Settings(
-        first=first, second=second, approximate="none", eps=1e-12, dropout=0.1, following=qkv.target(fp8.INPUT)
-    )
-    weights = half(inner, width), half(inner), half(width, inner)
-    x, residual, x8 = fp8_feed_forward.feed_forward(x, x8, residual, *weights, *vectors, settings)
+    operands, sites = Operands(half(tokens, width), vectors[0], half(tokens, width), *vectors[1:]), DropoutSites(META)
+    x, residual, x8 = fused_with_cast(operands, 1e-12, 0.1, sites, first.target(fp8.INPUT))
+    settings = fp8_feed_forward.Settings(first, second, "none", 1e-12, 0.1, sites, qkv.target(fp8.INPUT))
+    weights = fp8_feed_forward.Weights(half(inner, width), half(inner), half(width, inner), *vectors)
+    x, residual, x8 = fp8_feed_forward.feed_forward(x, x8, residual, weights, settings)
     y = qkv(x, half(3 * width, width), half(3 * width), x8)
     torch.autograd.backward([y, residual], [torch.empty_like(y), torch.empty_like(residual)])
 
@@ -125,17 +125,18 @@ def record(only: str) -> dict[str, Launch]:
     launches: dict[str, Launch] = {}
     operation = ""
 
-    def launch(function: JITFunction, *args: Any, grid: Any, warmup: bool, **options: int) -> None:
+    def launch(function: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        options = {name: named.pop(name) for name in named.keys() - {p.name for p in function.params}}
+        args = function.signature.bind(*positional, **named).args
         assert all(0 < size < 2**16 or axis == 0 for axis, size in enumerate(grid)), grid
         constants = "".join(f"-{a}" for a, p in zip(args, function.params, strict=True) if p.is_constexpr)
         launches.setdefault(f"{operation}:{function.__name__}{constants}", (source_of(function, args), options))
 
     JITFunction.run = launch  # type: ignore[method-assign]
-    with jit.interpreted():
+    with triton_support.interpreted():
         for name, run in calls():
             if only in name:
                 operation = name
-                jit.new_pass(META)
                 run()
     return launches
 

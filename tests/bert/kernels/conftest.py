@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bert.kernels import jit
+from bert.kernels import triton_support
 
 
 def _teach_the_interpreter_bf16_products() -> None:
@@ -18,8 +18,8 @@ def _teach_the_interpreter_bf16_products() -> None:
     plain = builder.create_dot
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        if a.dtype.scalar == jit.tl.bfloat16:
-            a, b = (self.cast_impl(operand, jit.tl.float32) for operand in (a, b))
+        if a.dtype.scalar == triton_support.tl.bfloat16:
+            a, b = (self.cast_impl(operand, triton_support.tl.float32) for operand in (a, b))
         return plain(self, a, b, *rest)
 
     builder.create_dot = create_dot
@@ -29,10 +29,10 @@ def _teach_the_interpreter_to_round_to_fp8() -> None:
     """Triton's interpreter loses a carry into the exponent (127 becomes 64) and makes numbers of what is none."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     plain = interpreter._convert_float
-    formats = {jit.tl.float8e4nv: torch.float8_e4m3fn, jit.tl.float8e5: torch.float8_e5m2}
+    formats = {triton_support.tl.float8e4nv: torch.float8_e4m3fn, triton_support.tl.float8e5: torch.float8_e5m2}
 
     def convert(numbers: Any, source: Any, destination: Any, rounding: Any) -> Any:
-        if source == jit.tl.float32 and destination in formats:
+        if source == triton_support.tl.float32 and destination in formats:
             floats = torch.from_numpy(numbers.view("float32").copy())
             return floats.to(formats[destination]).view(torch.uint8).numpy()
         return plain(numbers, source, destination, rounding)
@@ -40,7 +40,7 @@ def _teach_the_interpreter_to_round_to_fp8() -> None:
     interpreter._convert_float = convert
 
 
-if jit.triton is not None and not torch.cuda.is_available():
+if triton_support.triton is not None and not torch.cuda.is_available():
     _teach_the_interpreter_bf16_products()
     _teach_the_interpreter_to_round_to_fp8()
 
@@ -48,18 +48,18 @@ if jit.triton is not None and not torch.cuda.is_available():
 @pytest.fixture
 def device() -> Iterator[torch.device]:
     """Where the Triton kernels run; skips where Triton is not installed."""
-    if jit.triton is None:
+    if triton_support.triton is None:
         pytest.skip("Triton is not installed")
     if torch.cuda.is_available():
         yield torch.device("cuda")
         return
-    with jit.interpreted():
+    with triton_support.interpreted():
         yield torch.device("cpu")
 
 
 @pytest.fixture
 def gpu() -> torch.device:
     """A GPU; skips where there is none."""
-    if jit.triton is None or not torch.cuda.is_available():
+    if triton_support.triton is None or not torch.cuda.is_available():
         pytest.skip("no GPU")
     return torch.device("cuda")

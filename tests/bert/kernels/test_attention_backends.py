@@ -9,6 +9,7 @@ import torch
 
 from bert.env import ConfigError
 from bert.kernels import attention, attention_choice
+from bert.kernels.forward_pass import ForwardPass
 
 CPU = torch.device("cpu")
 ON_GPU = [name for name in attention.BACKENDS if name != "sdpa_loop"]
@@ -59,8 +60,9 @@ def test_a_candidate_that_fails_or_is_slower_is_not_chosen():
 
 
 def test_a_wrong_backend_is_told_from_a_right_one():
-    def leaks(qkv, cu_seqlens, max_seqlen, dropout):  # attends across sequences
-        return attention.sdpa_loop(qkv, cu_seqlens[[0, -1]], max_seqlen, dropout)
+    def leaks(qkv, forward_pass, dropout):  # attends across sequences
+        whole = ForwardPass(forward_pass.cu_seqlens[[0, -1]], forward_pass.max_seqlen)
+        return attention.sdpa_loop(qkv, whole, dropout)
 
     assert attention_choice.disagreement(attention.sdpa_loop, attention.sdpa_loop, CPU) == ""
     assert "context differs" in attention_choice.disagreement(leaks, attention.sdpa_loop, CPU)
@@ -89,7 +91,7 @@ def test_dropout_keeps_the_mean_and_repeats_with_the_seed(name, gpu):
     draws = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        draws.append(run(qkv, cu_seqlens, 512, 0.1).float())
+        draws.append(run(qkv, ForwardPass(cu_seqlens, 512), 0.1).float())
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
     assert draws[0].mean().item() == pytest.approx(1.0, abs=2e-3)

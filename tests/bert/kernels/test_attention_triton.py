@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert.kernels import attention_triton, jit
+from bert.kernels import attention_triton
 from bert.kernels.attention import sdpa_loop
-from bert.kernels.jit import Dropout
+from bert.kernels.dropout import Dropout
+from bert.kernels.forward_pass import ForwardPass
 
 from . import philox
 
@@ -55,6 +56,12 @@ def _dropped(qkv: Tensor, cu_seqlens: Tensor, drop: Dropout) -> Tensor:
     return torch.cat(contexts)
 
 
+def _expected(exact: Tensor, cu_seqlens: Tensor, drop: Dropout) -> Tensor:
+    return (
+        sdpa_loop(exact, ForwardPass(cu_seqlens, 512), 0.0) if drop.seed is None else _dropped(exact, cu_seqlens, drop)
+    )
+
+
 def _assert_close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
     error = (ours.double() - theirs).abs().max().item() / max(1.0, theirs.abs().max().item())
     assert error < tolerance, error
@@ -67,12 +74,10 @@ def test_context_and_gradients_equal_the_definition(device, small_tiles, dtype, 
     qkv, upstream, cu_seqlens = _inputs(device, dtype)
     exact = qkv.detach().double().requires_grad_()
     torch.manual_seed(4)
-    jit.new_pass(device)
-    drop = jit.dropout_site(device, dropout)
+    drop = ForwardPass(cu_seqlens, MAX_SEQLEN).sites.next(dropout)
     torch.manual_seed(4)
-    jit.new_pass(device)
-    context = attention_triton.attention(qkv, cu_seqlens, MAX_SEQLEN, dropout)
-    expected = _dropped(exact, cu_seqlens, drop) if dropout else sdpa_loop(exact, cu_seqlens, MAX_SEQLEN, 0.0)
+    context = attention_triton.attention(qkv, ForwardPass(cu_seqlens, MAX_SEQLEN), dropout)
+    expected = _expected(exact, cu_seqlens, drop)
     context.backward(upstream)
     expected.backward(upstream.double())
     _assert_close(context, expected, tolerance)
@@ -85,8 +90,10 @@ def test_context_and_gradients_equal_the_definition(device, small_tiles, dtype, 
 def test_any_head_width_is_padded_to_a_power_of_two(device, small_tiles):
     qkv, _, cu_seqlens = _inputs(device, torch.float32, head_size=24, lengths=[19, 3], padding=0)
     exact = qkv.detach().double().requires_grad_()
-    context = attention_triton.attention(qkv, cu_seqlens, 19, 0.0)
-    expected = sdpa_loop(exact, cu_seqlens, 19, 0.0)
+    forward_pass = ForwardPass(cu_seqlens, 19)
+    context, expected = (
+        run(x, forward_pass, 0.0) for run, x in ((attention_triton.attention, qkv), (sdpa_loop, exact))
+    )
     context.square().sum().backward()
     expected.square().sum().backward()
     _assert_close(context, expected, 2e-5)
@@ -99,8 +106,10 @@ def test_large_scores_stay_finite(device, small_tiles):
     with torch.no_grad():
         qkv[:, 1] *= 1000
     exact = qkv.detach().double().requires_grad_()
-    context = attention_triton.attention(qkv, cu_seqlens, 21, 0.0)
-    expected = sdpa_loop(exact, cu_seqlens, 21, 0.0)
+    forward_pass = ForwardPass(cu_seqlens, 21)
+    context, expected = (
+        run(x, forward_pass, 0.0) for run, x in ((attention_triton.attention, qkv), (sdpa_loop, exact))
+    )
     context.sum().backward()
     expected.sum().backward()
     _assert_close(context, expected, 1e-3)
@@ -113,8 +122,9 @@ def test_tiles_follow_offsets_that_change_in_place(device, small_tiles):
     with torch.no_grad():
         for offsets in ([0, 9, 13, 21], [0, 2, 20, 21], [0, 0, 21, 21]):
             cu_seqlens.copy_(torch.tensor(offsets))
-            context = attention_triton.attention(qkv, cu_seqlens, 21, 0.0)
-            _assert_close(context, sdpa_loop(qkv.double(), cu_seqlens, 21, 0.0), 2e-5)
+            forward_pass = ForwardPass(cu_seqlens, 21)
+            context = attention_triton.attention(qkv, forward_pass, 0.0)
+            _assert_close(context, sdpa_loop(qkv.double(), forward_pass, 0.0), 2e-5)
 
 
 @pytest.mark.gpu
@@ -126,17 +136,14 @@ def test_context_and_gradients_at_real_size(gpu, dropout):
     results = []
     for _ in range(2):
         torch.manual_seed(4)
-        jit.new_pass(gpu)
         qkv.grad = None
-        context = attention_triton.attention(qkv, cu_seqlens, 512, dropout)
+        context = attention_triton.attention(qkv, ForwardPass(cu_seqlens, 512), dropout)
         context.backward(upstream)
         results.append((context.detach(), qkv.grad))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
     torch.manual_seed(4)
-    jit.new_pass(gpu)
-    drop = jit.dropout_site(gpu, dropout)
-    expected = _dropped(exact, cu_seqlens, drop) if dropout else sdpa_loop(exact, cu_seqlens, 512, 0.0)
+    expected = _expected(exact, cu_seqlens, ForwardPass(cu_seqlens, 512).sites.next(dropout))
     expected.backward(upstream.double())
     _assert_close(results[0][0], expected, 2e-2)
     _assert_close(results[0][1], exact.grad, 2e-2)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bert.kernels import jit
+from bert.kernels import triton_support
 
 SCRIPT = Path(__file__).with_name("ahead_of_time.py")
 BODIES = ("_forward", "_backward", "_query_gradient", "_key_gradient", "_moments", "_update", "_squared_sums",
@@ -20,7 +20,7 @@ BODIES = ("_forward", "_backward", "_query_gradient", "_key_gradient", "_moments
 
 def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
     """What ahead_of_time.py prints for one target; compiled anew."""
-    if jit.triton is None:
+    if triton_support.triton is None:
         pytest.skip("Triton is not installed")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(folder)}

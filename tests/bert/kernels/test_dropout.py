@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bert.kernels import OPERATIONS, jit
+from bert.kernels import OPERATIONS
+from bert.kernels.dropout import Dropout, DropoutSites
 from bert.kernels.dropout_add_layer_norm import fused
 
 from . import philox
@@ -24,13 +25,11 @@ def test_philox_gives_the_published_vectors():
 
 
 @pytest.fixture
-def drop(device) -> jit.Dropout:
-    """The dropout that the next fused call will draw: same generator state, same site."""
+def drop(device) -> Dropout:
+    """The dropout that the first call of the next pass will draw: same generator state, same site."""
     torch.manual_seed(11)
-    jit.new_pass(device)
-    expected = jit.dropout_site(device, P)
+    expected = DropoutSites(device).next(P)
     torch.manual_seed(11)
-    jit.new_pass(device)
     return expected
 
 
@@ -42,7 +41,7 @@ def test_layer_norm_drops_the_documented_elements_forward_and_backward(device, d
     assert mask.float().mean().item() == pytest.approx(1 - P, abs=0.05)
     x, bias, residual, weight, norm_bias = theirs
     expected = F.layer_norm(residual + (x + bias) * mask * drop.scale, (WIDTH,), weight, norm_bias, 1e-12)
-    result, _ = fused(*ours, 1e-12, P)
+    result, _ = fused(*ours, 1e-12, P, DropoutSites(device))
     upstream = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(2)).to(device)
     result.backward(upstream)
     expected.backward(upstream.double())
@@ -57,8 +56,8 @@ def test_embeddings_drop_the_documented_elements_forward_and_backward(device, dr
     exact = [table.detach().double().requires_grad_() for table in tables]
     num_rows, width = len(ids), tables[0].shape[1]
     mask = philox.keep(drop, np.arange(num_rows), width).to(device)
-    expected = module.reference(ids, segments, places, *exact, 1e-12, 0.0) * mask * drop.scale
-    result = module.fused(ids, segments, places, *tables, 1e-12, P)
+    expected = module.reference(ids, segments, places, *exact, 1e-12, 0.0, DropoutSites(device)) * mask * drop.scale
+    result = module.fused(ids, segments, places, *tables, 1e-12, P, DropoutSites(device))
     upstream = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(2)).to(device)
     result.backward(upstream)
     expected.backward(upstream.double())
@@ -73,8 +72,7 @@ def test_every_replay_of_a_graph_drops_other_elements_and_a_seed_repeats_them(gp
     zeros, ones = torch.zeros(1024, device=gpu), torch.ones(1024, device=gpu)
 
     def one_pass() -> torch.Tensor:
-        jit.new_pass(gpu)
-        return fused(x, zeros, zeros.expand(64, 1024), ones, zeros, 1e-12, P)[0]
+        return fused(x, zeros, zeros.expand(64, 1024), ones, zeros, 1e-12, P, DropoutSites(gpu))[0]
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -100,8 +98,8 @@ def test_the_generator_fixes_every_mask_of_a_pass_and_sites_differ(device):
 
     def one_pass(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(seed)
-        jit.new_pass(device)
-        return [fused(*arguments, 1e-12, P)[0] for _ in range(2)]
+        sites = DropoutSites(device)
+        return [fused(*arguments, 1e-12, P, sites)[0] for _ in range(2)]
 
     first, again, other = one_pass(1), one_pass(1), one_pass(2)
     assert torch.equal(first[0], again[0])
@@ -110,12 +108,29 @@ def test_the_generator_fixes_every_mask_of_a_pass_and_sites_differ(device):
     assert not torch.equal(first[0], other[0])
 
 
+def test_a_part_of_a_pass_that_is_run_again_from_its_site_has_the_same_masks(device):
+    """What recomputation of activations does."""
+    arguments = OPERATIONS["dropout_add_layer_norm"].CASES[0].arguments(device)[:5]
+    sites = DropoutSites(device)
+
+    def part() -> list[torch.Tensor]:
+        return [fused(*arguments, 1e-12, P, sites)[0] for _ in range(2)]
+
+    part()
+    begin = sites.num_sites
+    first, end = part(), sites.num_sites
+    sites.num_sites = begin
+    assert all(torch.equal(a, b) for a, b in zip(first, part(), strict=True))
+    assert sites.num_sites == end == 4
+
+
 def test_no_dropout_takes_no_random_numbers(device):
     arguments = OPERATIONS["dropout_add_layer_norm"].CASES[0].arguments(device)[:5]
-    jit.new_pass(device)
     state = torch.cuda.get_rng_state if device.type == "cuda" else torch.get_rng_state
     before = state()
-    fused(*arguments, 1e-12, 0.0)
+    sites = DropoutSites(device)
+    fused(*arguments, 1e-12, 0.0, sites)
+    assert sites.num_sites == 0
     assert torch.equal(state(), before)
 
 
@@ -125,7 +140,7 @@ def test_masks_are_fair_and_neighbours_independent(probability):
     seed = torch.tensor([0x1234_5678_9ABC_DEF])
     num_rows, num_columns = 1024, 1024
     masks = [
-        philox.keep(jit.Dropout(seed, site, round(probability * 2**32), 1.0), np.arange(num_rows), num_columns)
+        philox.keep(Dropout(seed, site, round(probability * 2**32), 1.0), np.arange(num_rows), num_columns)
         for site in (0, 1)
     ]
     kept = masks[0].double() - (1 - probability)

@@ -9,7 +9,9 @@ from bert import kernels
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.env import ConfigError
-from bert.kernels import dropout_add_layer_norm, fp8_cases, fp8_cast, fp8_feed_forward, jit
+from bert.kernels import dropout_add_layer_norm, fp8_cases, fp8_cast, fp8_feed_forward, triton_support
+from bert.kernels.dropout import DropoutSites
+from bert.kernels.forward_pass import ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD
 from bert.kernels.fp8_cases import new_target
 from bert.model.config import BertConfig
@@ -60,8 +62,7 @@ def _run(encoder, device, tokens=16, factor=1e-3):
     upstream = (factor * torch.randn(tokens, 32, generator=generator)).to(device, torch.bfloat16)
     cu_seqlens = torch.tensor([0, 5, tokens], dtype=torch.int32, device=device)
     torch.manual_seed(3)
-    jit.new_pass(device)
-    y = encoder(x, cu_seqlens, 16)
+    y = encoder(x, ForwardPass(cu_seqlens, 16))
     y.backward(upstream)
     gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
     seen = encoder.fp8_scaling.largest.clone()
@@ -117,7 +118,7 @@ def test_where_kernels_cannot_cast_the_casts_are_separate(why, scales, device, m
     for mine, other in zip(encoder.modules(), plain.modules(), strict=True):
         if hasattr(mine, "kernel"):
             mine.kernel = other.kernel
-    monkeypatch.setattr(jit, "supported", lambda device: False)
+    monkeypatch.setattr(triton_support, "supported", lambda device: False)
     encoder.train(why != "evaluation")
     _, calls = _watched(encoder, device, monkeypatch, tokens=13 if why.startswith("rows") else 16)
     assert calls == 0
@@ -140,15 +141,15 @@ def test_every_kernel_that_casts_lets_nan_through(device):
     x, gradient, weight = (torch.ones(shape, dtype=torch.bfloat16, device=device) for shape in ((16, 32),) * 2 + (32,))
     poisoned = x.clone()
     poisoned[3, 5] = float("nan")
-    drop = jit.dropout_site(device, 0.0)
+    drop = DropoutSites(device).next(0.0)
     targets = [new_target(dtype, 1.0, device) for dtype in (FORWARD, BACKWARD, FORWARD, BACKWARD)]
     casts = [
         fp8_feed_forward.gelu_cast(poisoned, weight, "none", targets[0])[0],
         fp8_feed_forward.gelu_backward_cast(poisoned, x, weight, "none", targets[1])[0],
     ]
     norm = dropout_add_layer_norm
-    _, cast, saved = norm.start_forward(poisoned, weight, x, weight, weight, 1e-12, drop, targets[2])
-    casts += [cast, norm.start_backward(saved, drop, [gradient], targets[3])[0]]
+    _, cast, saved = norm.start_forward(norm.Operands(poisoned, weight, x, weight, weight), 1e-12, drop, targets[2])
+    casts += [cast, norm.start_backward(saved, drop, [gradient], targets[3]).x]
     for number, (cast, target) in enumerate(zip(casts, targets, strict=True)):
         nan = cast.float().isnan()
         assert nan[3, 5], number

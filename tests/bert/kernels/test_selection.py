@@ -8,7 +8,7 @@ import torch
 from bert import check
 from bert.config import Config as RunConfig
 from bert.env import ConfigError, from_env
-from bert.kernels import FUSABLE, OPERATIONS, Config, jit, select
+from bert.kernels import FUSABLE, OPERATIONS, Config, select
 
 CPU = torch.device("cpu")
 
@@ -18,7 +18,7 @@ def test_auto_and_none_are_the_references_on_a_cpu():
         assert Config(fused=value).names(CPU) == set()
         bound = select(Config(fused=value), CPU)
         for name, module in OPERATIONS.items():
-            assert getattr(getattr(bound, name), "__wrapped__", getattr(bound, name)) is module.reference
+            assert getattr(bound, name) is module.reference
     assert Config().describe(CPU) == "plain PyTorch (the device is a CPU)"
 
 
@@ -48,38 +48,3 @@ def test_check_names_what_is_used(prepared):
     assert "kernels       plain PyTorch (the device is a CPU)" in report.splitlines()
     with pytest.raises(ConfigError, match="FUSED asks for lamb, but the device is a CPU"):
         check.report(from_env(RunConfig, prepared | {"FUSED": "lamb"}))
-
-
-def test_a_forward_pass_draws_one_seed_and_every_pass_another(device, monkeypatch):
-    """Whichever operations are fused: the embeddings' wrapper begins the pass."""
-    monkeypatch.setattr(OPERATIONS["embeddings"], "reference", lambda input_ids: input_ids)
-    bound = select(Config(fused="none", attention="sdpa_loop"), device)
-    seeds = []
-    for _ in range(2):
-        bound.embeddings(torch.zeros(1, device=device))
-        sites = [jit.dropout_site(device, 0.1) for _ in range(3)]
-        assert [drop.site for drop in sites] == [0, 1, 2]
-        assert sites[0].seed is sites[2].seed
-        seeds.append(int(sites[0].seed.item()))
-    assert seeds[0] != seeds[1]
-
-
-def test_what_is_made_once_a_pass_is_made_anew_when_its_source_changes():
-    source, made = torch.zeros(2), []
-
-    def make() -> torch.Tensor:
-        made.append(source.clone())
-        return made[-1]
-
-    def get(key: int = 0) -> torch.Tensor:
-        return jit.once_a_pass(source, key, make)
-
-    jit.new_pass(CPU)
-    assert get() is get()
-    assert get(1) is not get()
-    source.add_(1)
-    assert torch.equal(get(), source)
-    assert len(made) == 3
-    jit.new_pass(CPU)
-    get()
-    assert len(made) == 4

@@ -1,0 +1,44 @@
+"""Arithmetic of fp32 within the kernels, in fewer instructions than the compiler takes for it."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from bert.kernels.triton_support import NATIVE, constexpr, jit, tl
+
+
+@jit
+def exp2(x):
+    """2^x of fp32 to 2^-22, in one instruction; Triton's takes three more for results that are subnormal, 0 here."""
+    if NATIVE:
+        y = tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )  # fmt: skip
+    else:
+        y = tl.exp2(x)
+    return y
+
+
+@jit
+def reciprocal(x):
+    """1 / x of fp32 to its last bit, in one instruction; a division takes seven. 0 where the result is subnormal."""
+    if NATIVE:
+        y = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )  # fmt: skip
+    else:
+        y = 1.0 / x
+    return y
+
+
+@jit
+def rounded(x, dtype: constexpr):
+    """fp32 -> fp32 by way of ``dtype``: what a number would be once it is written and read again."""
+    if NATIVE and dtype == tl.bfloat16:
+        # Two at a time, on the pipe of the additions; conversions one by one would queue with exp2 and reciprocal.
+        y = tl.inline_asm_elementwise(
+            "{ .reg .b32 both; cvt.rn.bf16x2.f32 both, $3, $2; shl.b32 $0, both, 16; and.b32 $1, both, 0xffff0000; }",
+            "=r,=r,f,f", [x], dtype=tl.int32, is_pure=True, pack=2,
+        ).to(tl.float32, bitcast=True)  # fmt: skip
+    else:
+        y = x.to(dtype).to(tl.float32)
+    return y

@@ -1,0 +1,31 @@
+"""Sums over the rows that programs have left: always in the same order, so that results repeat bit for bit."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bert.kernels.triton_support import constexpr, jit, tl
+
+
+@jit
+def _column_sums(partials, output, num_rows, num_columns, block_rows: constexpr, block_columns: constexpr):
+    column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)
+    row = tl.arange(0, block_rows)
+    total = tl.zeros([block_rows, block_columns], tl.float32)
+    for begin in range(0, num_rows, block_rows):
+        inside = (begin + row < num_rows)[:, None] & (column < num_columns)[None, :]
+        pointers = partials + (begin + row).to(tl.int64)[:, None] * num_columns + column[None, :]
+        total += tl.load(pointers, mask=inside, other=0.0)
+    tl.store(output + column, tl.sum(total, axis=0).to(output.dtype.element_ty), mask=column < num_columns)
+
+
+def column_sums(partials: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sums fp32 [P, ...] over its first dimension in a fixed order, in one launch. Returns [...] of ``dtype``."""
+    num_rows, num_columns = partials.shape[0], partials[0].numel()
+    output = torch.empty(partials.shape[1:], dtype=dtype, device=partials.device)
+    block_rows, block_columns = 32, 32
+    grid = (-(-num_columns // block_columns),)
+    _column_sums[grid](partials, output, num_rows, num_columns, block_rows, block_columns)
+    return output

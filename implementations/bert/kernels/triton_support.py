@@ -1,0 +1,97 @@
+"""Triton where it can be used: the decorator of kernels, where they run, and the sizes of their grids.
+
+Triton is optional. It is imported where PyTorch sees a GPU, or where it has been imported already: the tests import it
+in interpreter mode (TRITON_INTERPRET=1), and compile kernels for a GPU that is not there.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+triton: Any = None
+tl: Any = None
+if torch.cuda.is_available() or "triton" in sys.modules:
+    with suppress(ImportError):
+        triton = importlib.import_module("triton")
+        tl = importlib.import_module("triton.language")
+# Annotates the compile-time constants of a kernel. Triton's interpreter knows them by this very name.
+if TYPE_CHECKING:
+    constexpr = Any
+else:
+    constexpr = getattr(tl, "constexpr", None)
+
+_interpreted = False
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """triton.jit, or the bare function where there is no Triton; it is never called there.
+
+    Integers that change from call to call (``site``) are kept out of Triton's specialisation, which would compile anew.
+    """
+    if triton is None:
+        return function
+    changing = [name for name in ("site",) if name in inspect.signature(function).parameters]
+    return triton.jit(function, do_not_specialize=changing)
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Lets CPU tensors count as supported while inside: for tests, under Triton's interpreter. Never for a run."""
+    global _interpreted
+    _interpreted = True
+    try:
+        yield
+    finally:
+        _interpreted = False
+
+
+def missing(device: torch.device) -> str | None:
+    """Why the Triton kernels cannot run on a device, in a few words; None where they can."""
+    if device.type != "cuda" and not _interpreted:
+        return f"the device is a {device.type.upper()}"
+    if triton is None:
+        return "Triton is not installed"
+    if device.type == "cuda" and torch.version.cuda is None:
+        return "the GPU is not NVIDIA's"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return "the GPU is older than compute capability 8.0"
+    return None
+
+
+def supported(device: torch.device) -> bool:
+    """True where the Triton kernels run: NVIDIA GPUs from compute capability 8.0 on, with Triton installed."""
+    return missing(device) is None
+
+
+@functools.cache
+def _multiprocessors(index: int | None) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def num_programs(device: torch.device, per_multiprocessor: int, num_tiles: int) -> int:
+    """Grid of a persistent kernel: some programs a multiprocessor, and no more than there are tiles."""
+    multiprocessors = _multiprocessors(device.index) if device.type == "cuda" else 1
+    return max(1, min(multiprocessors * per_multiprocessor, num_tiles))
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+@jit
+def _probe():
+    pass
+
+
+# False in Triton's interpreter, which knows no assembly.
+NATIVE = constexpr(isinstance(_probe, triton.runtime.JITFunction)) if triton is not None else False
