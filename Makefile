@@ -2,52 +2,57 @@
 SHELL := /bin/bash
 CORPUS ?=
 DEMO_DIR ?= demo
-RUN := .venv/.run-ready
-DEV := .venv/.dev-ready
+VENV ?= .venv
+RUN := $(VENV)/.run-ready
+DEV := $(VENV)/.dev-ready
 REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/setup_venv.sh
 
-.PHONY: help setup demo test test-slow test-slurm lint format doctor clean
+.PHONY: help setup demo test test-pythons test-slow test-slurm test-gpu lint format doctor clean
 
 help:
 	@sed -n 's/^## //p' Makefile
 
-## make setup             a virtual environment in .venv with all that a run needs
+## make setup             a virtual environment in VENV (.venv) with all that a run needs; PYTHON=python3.12 chooses
 setup: $(RUN)
 
 $(RUN): $(REQUIREMENTS)
-	@./launch/setup_venv.sh .venv run
+	@./launch/setup_venv.sh $(VENV) run
 
 $(DEV): $(REQUIREMENTS)
-	@./launch/setup_venv.sh .venv dev
+	@./launch/setup_venv.sh $(VENV) dev
 
 ## make demo [CORPUS=F]   prepare a text, train a small BERT on 2 processes, show the results
 demo: $(RUN)
-	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(CURDIR)/.venv/bin/python" ./launch/demo.sh
+	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/demo.sh
 
 ## make test              lint and the CPU tests, under 10 minutes on 2 cores
 test: $(DEV) lint
-	@.venv/bin/python -m pytest -n 2 --dist worksteal -m 'not gpu and not slurm and not slow'
+	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'not gpu and not slurm and not slow'
+
+## make test-pythons      make test with every Python from 3.10 to 3.13 found here: PATH's, pyenv's, the system's
+test-pythons:
+	@./launch/test_pythons.sh
 
 ## make test-slow         the tests marked slow
 test-slow: $(DEV)
-	@.venv/bin/python -m pytest -n 2 --dist worksteal -m 'slow and not gpu and not slurm'
+	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'slow and not gpu and not slurm'
 
 ## make test-slurm        run.sub on a real Slurm of two node daemons on this machine (root, Debian packages)
 test-slurm: $(DEV)
-	@.venv/bin/python -m pytest -m slurm tests/launch tests/input_preprocessing
+	@$(VENV)/bin/python -m pytest -m slurm tests/launch tests/input_preprocessing
 
 ## make test-gpu          the tests marked gpu, on a machine with an NVIDIA GPU
 test-gpu: $(DEV)
-	@.venv/bin/python -m pytest -m gpu
+	@$(VENV)/bin/python -m pytest -m gpu
 
 ## make lint              ruff, mypy, shellcheck and shfmt
 lint: $(DEV)
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
-	@./launch/lint_shell.sh .venv/bin
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
+	@./launch/lint_shell.sh $(VENV)/bin
 
 ## make format            apply ruff's and shfmt's formatting
 format: $(DEV)
-	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
+	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
 
 ## make doctor            is this machine ready for run.sub?
 doctor: $(RUN)
@@ -55,4 +60,4 @@ doctor: $(RUN)
 
 ## make clean             remove the demo's files and the environment
 clean:
-	rm -rf .venv $(DEMO_DIR) .cache
+	rm -rf $(VENV) $(DEMO_DIR) .cache

@@ -16,6 +16,8 @@ import torch
 
 from bert.env import env
 
+_PACKAGES = ("triton", "numpy", "h5py", "mlperf-logging")  # besides torch, whose metadata lack the build (+cu130)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -75,7 +77,7 @@ def environment() -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in ("torch", "triton", "numpy", "h5py", "mlperf-logging")},
+        "packages": {"torch": torch.__version__, **{name: _version(name) for name in _PACKAGES}},
         "git_commit": _git_commit(),
     }
 

@@ -9,10 +9,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bert.data.format import Records, concatenate, verify_records
 from input_preprocessing import corpus, prepare
+
+
+def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:
+    """Documents of sentences of made-up words, the same for ever: Python's own documentation changes with Python.
+
+    Frequent and rare words, short and long sentences, and documents of 2 to 70 sentences, as in prose.
+    """
+    generator = np.random.default_rng(seed)
+    syllables = [
+        a + b + c for a in ("b", "d", "k", "l", "m", "r", "st", "tr", "v") for b in "aeio" for c in ("", "n", "s")
+    ]
+    words = ["".join(generator.choice(syllables, generator.integers(1, 4))) for _ in range(1200)]
+    documents = []
+    for length in np.clip(generator.lognormal(2.6, 0.9, count), 2, 70).astype(int):
+        sentences = []
+        for size in generator.integers(3, 28, length):
+            picked = [words[i] for i in (len(words) ** generator.random(size)).astype(int) - 1]
+            if size > 12:
+                picked[size // 2] += generator.choice([",", ";", " -", "'s", " (7)"])
+            sentences.append(" ".join(picked).capitalize() + generator.choice([".", ".", ".", "?", "!"]))
+        documents.append(sentences)
+    return documents
 
 
 def prepare_options(folder: Path, *more: str) -> argparse.Namespace:
@@ -39,10 +62,10 @@ def all_records(folder: Path) -> Records:
 
 @pytest.fixture(scope="session")
 def downloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with a small corpus (the start of Python's own documentation), ready to prepare."""
+    """A data folder with a small corpus of made-up text, ready to prepare."""
     folder = tmp_path_factory.mktemp("data")
     text = tmp_path_factory.mktemp("text") / "text"
-    corpus.write_text(text, corpus.pydoc_documents()[:60])
+    corpus.write_text(text, made_up_documents(60))
     options = ["--input", str(text), "--outputdir", str(folder), "--num-files", "3", "--vocab-size", "800"]
     subprocess.run([sys.executable, "-m", "input_preprocessing.corpus", *options], check=True)
     return folder

@@ -89,8 +89,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "other counts": (lambda d: edit_manifest(d, tokens=5), "counts", "5 were prepared"),
     "rows of more sequences": (
         lambda d: edit_manifest(d, recipe={**manifest.read(d / "prepared-packed.json").recipe,
-                                           "max_sequences_per_row": 2}),
-        "rows", "at most 2",
+                                           "max_sequences_per_row": 1}),
+        "rows", "at most 1",
     ),
     "no [CLS]": (
         lambda d: rewrite(d, SHARD, edit(input_ids=lambda r: set_at(r.input_ids, 0, 7))),

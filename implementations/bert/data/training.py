@@ -172,6 +172,7 @@ class TrainingData:
 
     def _make(self, chosen: Chosen) -> Batch:
         files = chosen.files
+        places: list[np.ndarray]
         if (files == files[0]).all():  # as nearly always
             numbers, places = [int(files[0])], [np.arange(len(files))]
         else:

@@ -1,0 +1,78 @@
+"""launch/test_pythons.sh: every supported Python once, each in an environment of its own; one failure fails all."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+VERSION = platform.python_version()
+
+
+def program(path, text):
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def run(repository, tmp_path):
+    """Runs the script with a make that writes its arguments down and fails where they hold the word given."""
+
+    def run(*arguments, fails="nothing"):
+        tools = tmp_path / "tools"
+        tools.mkdir(exist_ok=True)
+        record = f'echo "PYTHON=${{PYTHON:-}} $*" >>{tmp_path}/calls; [[ "$*" != *{fails}* ]]'
+        program(tools / "make", record)
+        environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": "python-of-the-launcher"}
+        script = repository / "launch" / "test_pythons.sh"
+        done = subprocess.run([script, *map(str, arguments)], env=environment, capture_output=True, text=True)
+        calls = tmp_path / "calls"
+        return done.returncode, done.stdout.splitlines(), done.stderr, calls.read_text() if calls.exists() else ""
+
+    return run
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A Python that says it is 3.10.99."""
+    return program(tmp_path / "python3.10", f"echo 3.10.99 {tmp_path}/python3.10")
+
+
+def test_every_version_is_listed_once_and_what_is_no_supported_python_is_left_out(run, other, tmp_path):
+    old = program(tmp_path / "python3.9", "exit 0")  # prints nothing: not supported
+    shim = program(tmp_path / "python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127")
+    status, lines, _, calls = run("--list", sys.executable, old, shim, sys.executable, tmp_path / "none", other)
+    assert status == 0
+    assert [line.split()[0] for line in lines] == ["3.10.99", VERSION]
+    assert lines[1].split()[1] == os.path.realpath(sys._base_executable)
+    assert calls == ""
+
+
+def test_each_python_is_tested_in_an_environment_of_its_own(run, other):
+    status, lines, _, calls = run(sys.executable, other)
+    assert status == 0
+    folder = ".cache/pythons/3.10.99"
+    first, second, *rest = calls.splitlines()
+    assert first == f"PYTHON={other} VENV={folder} {folder}/.dev-ready"
+    assert second == f"PYTHON= VENV={folder} test"  # the launch scripts under test read PYTHON
+    assert [f"VENV=.cache/pythons/{VERSION}" in line for line in rest] == [True, True]
+    assert [line.split()[:3] for line in lines[-2:]] == [["test_pythons:", "3.10.99", "passed"],
+                                                         ["test_pythons:", VERSION, "passed"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", ["3.10.99/.dev-ready", "3.10.99*test"])
+def test_one_failure_fails_all_but_the_others_are_tested(run, other, fails):
+    status, lines, _, calls = run(sys.executable, other, fails=fails)
+    assert status == 1
+    assert [line.split()[2] for line in lines[-2:]] == ["FAILED", "passed"]
+    assert f"VENV=.cache/pythons/{VERSION} test" in calls
+
+
+def test_no_supported_python_is_an_error(run, tmp_path):
+    status, _, error, _ = run(tmp_path / "none")
+    assert status == 2
+    assert "no Python 3.10 to 3.13 found" in error
