@@ -20,7 +20,7 @@ from common import device, emit, machine
 
 from bert import kernels, optim
 from bert.data.batch import Batch, Capacity, make_batch
-from bert.data.format import Records
+from bert.data.records import Records
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.graph import GraphedStep, graph_capacity, static_batch

@@ -20,13 +20,13 @@ from pathlib import Path
 import corpus
 import result
 
-from input_preprocessing import vocabulary
-from input_preprocessing.instances import write_instances
-from input_preprocessing.sampling import SamplingConfig
+from input_preprocessing.instances.make import write_instances
+from input_preprocessing.instances.sampling import SamplingConfig
+from input_preprocessing.text import vocabulary
 
 _REFERENCE = 0.12e6  # bytes of text a second a core
 _SHARD_BYTES = 27_000_000
-sys.path.insert(0, str(result.ROOT / "tests" / "input_preprocessing"))
+sys.path.insert(0, str(result.ROOT / "tests" / "input_preprocessing" / "instances"))
 import oracle  # noqa: E402
 
 

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import result
 
-from bert.data.format import Metadata, Records, write_records
+from bert.data.format import write_records
 from bert.data.index import NAME as INDEX
 from bert.data.index import write_index
+from bert.data.records import Metadata, Records
 from bert.data.sampler import Sampler
 from bert.data.shards import list_shards
 from bert.data.synthetic import synthetic_records

@@ -9,7 +9,7 @@ import torch
 
 from bert import checkpoint, env, kernel_choice
 from bert.config import Config
-from bert.data.format import DataError
+from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.shards import Shards
 from bert.data.training import make_batching, open_source

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bert.data.batch import Batch, Capacity, make_batch
-from bert.data.format import DataError, Records, concatenate
+from bert.data.records import DataError, Records, concatenate
 from bert.data.shards import Shards, list_shards
 from bert.data.synthetic import synthetic_records
 from bert.dist import World

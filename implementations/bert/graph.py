@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bert.data.batch import Batch, Capacity
-from bert.data.format import DataError
+from bert.data.records import DataError
 from bert.env import env
 from bert.step import Step, StepResult
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from bert import checkpoint, kernel_choice, resume, rundir
 from bert.config import Config
 from bert.data.batch import Batch, make_batch
-from bert.data.format import DataError
+from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.synthetic import synthetic_records
 from bert.data.training import TrainingData, open_source, row_sequences

@@ -18,7 +18,8 @@ import torch
 
 from bert import kernels
 from bert.data.batch import Batch, make_batch
-from bert.data.format import Metadata, Records, write_records
+from bert.data.format import write_records
+from bert.data.records import Metadata, Records
 from bert.data.synthetic import synthetic_records
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bert import graph, kernels, optim
 from bert.data.batch import Capacity, make_batch
-from bert.data.format import DataError
+from bert.data.records import DataError
 from bert.data.synthetic import synthetic_records
 from bert.dist import Config as DistConfig
 from bert.dist import World

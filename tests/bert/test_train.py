@@ -17,7 +17,8 @@ import torch
 
 from bert import train
 from bert.config import Config
-from bert.data.format import Records, open_records, write_records
+from bert.data.format import open_records, write_records
+from bert.data.records import Records
 from bert.dist import World
 from bert.env import from_env
 from bert.mlperf import MlperfLog

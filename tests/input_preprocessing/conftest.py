@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert.data.format import Records, concatenate, verify_records
-from input_preprocessing import corpus, prepare
+from bert.data.format import verify_records
+from bert.data.records import Records, concatenate
+from input_preprocessing.dataset import prepare
+from input_preprocessing.text import corpus
 
 
 def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from bert.data.format import DataError, multiset_digest, open_records
-from input_preprocessing import prepare, verify
+from bert.data.format import multiset_digest, open_records
+from bert.data.records import DataError
+from input_preprocessing.dataset import prepare
+from input_preprocessing.verify import verdict as verify
 
 from .conftest import all_records, prepare_options, prepared_digests
 from .test_crash_points import STAGES, contents, make_source
@@ -123,7 +125,9 @@ def test_a_read_only_folder_is_told(public_folder: Path, name: str) -> None:
             os.setresuid(65534, 65534, 65534)
 
     if name == "convert_checkpoint":
-        make = shutil.copytree(Path(__file__).with_name("tf1_checkpoint"), public_folder / "tf1", dirs_exist_ok=True)
+        make = shutil.copytree(
+            Path(__file__).parent / "checkpoints" / "tf1_checkpoint", public_folder / "tf1", dirs_exist_ok=True
+        )
         before = contents(public_folder)
     message = in_a_process(become_nobody, run, public_folder)
     assert message.startswith("DataError: cannot write "), message

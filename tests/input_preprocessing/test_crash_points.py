@@ -21,24 +21,17 @@ from typing import Any
 import pytest
 
 from bert.data.format import write_records
-from input_preprocessing import (
-    bins,
-    convert_checkpoint,
-    download,
-    evalset,
-    import_records,
-    instances,
-    pack,
-    prepare,
-    shuffle,
-    vocabulary,
-)
-from input_preprocessing.sampling import SamplingConfig
+from input_preprocessing.checkpoints import convert as convert_checkpoint
+from input_preprocessing.dataset import download, prepare
+from input_preprocessing.instances import make as instances
+from input_preprocessing.instances.sampling import SamplingConfig
+from input_preprocessing.records import bins, evalset, import_records, pack, shuffle
+from input_preprocessing.text import vocabulary
 
 from ..bert.data.samples import METADATA, make_records
 from .conftest import prepare_options
 
-CHECKPOINT = Path(__file__).with_name("tf1_checkpoint") / "model.ckpt-28252"
+CHECKPOINT = Path(__file__).parent / "checkpoints" / "tf1_checkpoint" / "model.ckpt-28252"
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
 ENDED, FAILED = -1, -2

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bert.data.format import DataError, write_records
-from input_preprocessing import bins, evalset, pack, prepare, shuffle
+from bert.data.format import write_records
+from bert.data.records import DataError
+from input_preprocessing.dataset import prepare
+from input_preprocessing.records import bins, evalset, pack, shuffle
 
 from ..bert.data.samples import METADATA, make_records, write_nvidia
 from .conftest import prepare_options, prepared_digests

@@ -250,7 +250,8 @@ def test_containers_of_the_image_run_on_every_machine(machines):
 @pytest.mark.slow
 def test_two_machines_really_train_together(repository, checkout, tmp_path):
     """The trainer, torchrun and gloo; only ssh is a stand-in."""
-    from bert.data.format import Metadata, write_records
+    from bert.data.format import write_records
+    from bert.data.records import Metadata
     from bert.data.synthetic import synthetic_records
 
     metadata = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert.data.format import Metadata, write_records
+from bert.data.format import write_records
+from bert.data.records import Metadata
 from bert.data.synthetic import synthetic_records
 
 pytestmark = pytest.mark.slurm

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bert.data.compiled import array, compiled_for, scalar
-from bert.data.format import DataError, Records
+from bert.data.records import DataError, Records
 from bert.kernels.cross_entropy import IGNORE
 
 _BEGIN, _MASKED_BEGIN, _SEGMENT_B, _NEXT_SENTENCE = range(4)  # rows of heads: one column a sequence

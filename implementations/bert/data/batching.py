@@ -13,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from bert.data.format import DataError, Records
 from bert.data.online import OnlinePacker
+from bert.data.records import DataError, Records
 from bert.data.sampler import Sampler
 
 _ROWS_AT_ONCE = 4096  # of an online packing that is replayed up to the step of a resumed run

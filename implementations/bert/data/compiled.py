@@ -48,12 +48,17 @@ def scalar(dtype: str) -> Any:
     return dtype if numba is None else getattr(numba.types, dtype)
 
 
+def named(tuple_class: Any, *fields: Any) -> Any:
+    """Type of a NamedTuple whose fields have these types."""
+    return tuple_class if numba is None else numba.types.NamedTuple(fields, tuple_class)
+
+
 def _compile(function: Function, signature: Any) -> Function:
     if numba is None:
         return function
     machine_code: Function
     users_folder = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = users_folder or _cache_folder(Path(function.__code__.co_filename).parent)
+    numba.config.CACHE_DIR = users_folder or _cache_folder(_package_folder(function))
     try:
         machine_code = numba.njit(signature, cache=True, nogil=True)(function)
     except RuntimeError:  # no folder to cache in
@@ -63,12 +68,21 @@ def _compile(function: Function, signature: Any) -> Function:
     return machine_code
 
 
+def _package_folder(function: Function) -> Path:
+    """Folder of the outermost package that the function's module belongs to, or of a module that stands alone."""
+    folder = Path(function.__code__.co_filename).parent
+    while (folder.parent / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
 @lru_cache
 def _cache_folder(sources: Path) -> str:
-    """Folder of the machine code made of these sources.
+    """Folder of the machine code made of the package's files that have compiled functions.
 
     numba compares the function's own file only, and would go on using what it compiled into a caller before a function
     of another file was changed.
     """
-    digest = hashlib.md5(b"".join(path.read_bytes() for path in sorted(sources.glob("*.py"))))
+    texts = (path.read_bytes() for path in sorted(sources.rglob("*.py")))
+    digest = hashlib.md5(b"".join(text for text in texts if b"compiled" in text))
     return str(sources / "__pycache__" / f"numba-{digest.hexdigest()[:12]}")

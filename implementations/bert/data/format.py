@@ -13,152 +13,27 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
+from . import nvidia_format
 from .digests import sum_of_hashes
+from .records import DTYPES, Array, DataError, Metadata, Records
 
 FORMAT = "bert-records"
 VERSION = 1
 
-Array = npt.NDArray[Any]
-
-
-class DataError(ValueError):
-    """Prepared or user-given data that cannot be used; one line: what, where, what to do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Records:
-    """Tokenised and masked sequences, with rows when they are packed.
-
-    Offsets of tokens and masked tokens are absolute in their flat arrays; masked_lm_positions and segment_b_start count
-    from the first token of their sequence. next_sentence_labels: 1 = segment B is a random text.
-    """
-
-    input_ids: Array  # int16 (tokens,)
-    sequence_offsets: Array  # int64 (N + 1,)
-    segment_b_start: Array  # int16 (N,)
-    masked_lm_positions: Array  # int16 (M,)
-    masked_lm_ids: Array  # int16 (M,)
-    masked_lm_offsets: Array  # int64 (N + 1,)
-    next_sentence_labels: Array  # int8 (N,)
-    row_offsets: Array | None = None  # int64 (R + 1,)
-
-    @property
-    def num_sequences(self) -> int:
-        """N."""
-        return len(self.next_sentence_labels)
-
-    @property
-    def num_rows(self) -> int:
-        """R; every sequence is a row of its own where nothing is packed."""
-        return self.num_sequences if self.row_offsets is None else len(self.row_offsets) - 1
-
-    @property
-    def sequence_lengths(self) -> Array:
-        """Tokens of each sequence, int64 (N,)."""
-        return np.diff(self.sequence_offsets)
-
-    def select(self, indices: npt.ArrayLike) -> Records:
-        """The sequences `indices` in that order, unpacked, copied."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        input_ids, sequence_offsets = _gather(self.input_ids, self.sequence_offsets, chosen)
-        positions, masked_lm_offsets = _gather(self.masked_lm_positions, self.masked_lm_offsets, chosen)
-        masked_lm_ids, _ = _gather(self.masked_lm_ids, self.masked_lm_offsets, chosen)
-        return Records(
-            input_ids=input_ids,
-            sequence_offsets=sequence_offsets,
-            segment_b_start=self.segment_b_start[chosen],
-            masked_lm_positions=positions,
-            masked_lm_ids=masked_lm_ids,
-            masked_lm_offsets=masked_lm_offsets,
-            next_sentence_labels=self.next_sentence_labels[chosen],
-        )
-
-    def with_rows(self, row_offsets: npt.ArrayLike | None) -> Records:
-        """The same sequences, packed in the rows given (None: unpacked)."""
-        rows = None if row_offsets is None else np.asarray(row_offsets, dtype=np.int64)
-        return dataclasses.replace(self, row_offsets=rows)
-
-    def release(self) -> None:
-        """Lets go of the memory of a mapped file that was read; what is read again comes from the file again."""
-        for field in dataclasses.fields(self):
-            memory = getattr(getattr(self, field.name), "base", None)
-            if isinstance(memory, mmap.mmap):
-                memory.madvise(mmap.MADV_DONTNEED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metadata:
-    """What made the records, and the digests that prove them; the digests are filled in on writing."""
-
-    max_seq_length: int
-    vocab_md5: str
-    random_seed: int
-    dupe_factor: int
-    source: tuple[tuple[str, str], ...] = ()  # (name, md5) of what the records were made from
-    content_digest: str = ""
-    multiset_digest: str = ""
-
-
-_DTYPES: dict[str, Any] = {
-    "input_ids": np.int16,
-    "sequence_offsets": np.int64,
-    "segment_b_start": np.int16,
-    "masked_lm_positions": np.int16,
-    "masked_lm_ids": np.int16,
-    "masked_lm_offsets": np.int64,
-    "next_sentence_labels": np.int8,
-    "row_offsets": np.int64,
-}
-
-
-def _gather(values: Array, offsets: Array, indices: Array) -> tuple[Array, Array]:
-    """The ragged rows `indices` of (values, offsets), as flat values and their own offsets."""
-    starts = offsets[indices]
-    lengths = offsets[indices + 1] - starts
-    new_offsets = np.zeros(len(indices) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=new_offsets[1:])
-    where = np.arange(new_offsets[-1], dtype=np.int64) + np.repeat(starts - new_offsets[:-1], lengths)
-    return np.take(values, where), new_offsets
-
-
-def concatenate(parts: Sequence[Records], copied: Callable[[int], None] = lambda part: None) -> Records:
-    """All sequences (and rows, where every part is packed) one after the other. Tells which part has been copied."""
-    packed = bool(parts) and all(part.row_offsets is not None for part in parts)
-    names = [name for name in _DTYPES if name != "row_offsets" or packed]
-    joined: dict[str, Array] = {}
-    for name in names:
-        if name.endswith("_offsets"):
-            sizes = [np.zeros(1, np.int64), *(np.diff(getattr(part, name)) for part in parts)]
-            joined[name] = np.cumsum(np.concatenate(sizes))
-        else:
-            joined[name] = np.empty(sum(len(getattr(part, name)) for part in parts), _DTYPES[name])
-    flat = [name for name in names if not name.endswith("_offsets")]
-    ends = dict.fromkeys(flat, 0)
-    for number, part in enumerate(parts):
-        for name in flat:
-            values = getattr(part, name)
-            joined[name][ends[name] : ends[name] + len(values)] = values
-            ends[name] += len(values)
-        copied(number)
-    return Records(**joined)
-
 
 def _arrays(records: Records) -> dict[str, Array]:
     """Datasets of the file, in the order they are written and digested."""
-    named = {name: getattr(records, name) for name in _DTYPES}
-    return {name: np.ascontiguousarray(a, dtype=_DTYPES[name]) for name, a in named.items() if a is not None}
+    named = {name: getattr(records, name) for name in DTYPES}
+    return {name: np.ascontiguousarray(a, dtype=DTYPES[name]) for name, a in named.items() if a is not None}
 
 
 def content_digest(records: Records) -> str:
@@ -290,8 +165,8 @@ def _map(file: h5py.File, path: Path, name: str) -> Array:
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
         raise DataError(f"{path} has no dataset {name}; prepare it again")
-    if dataset.ndim != 1 or dataset.dtype != _DTYPES[name]:
-        wanted = np.dtype(_DTYPES[name]).name
+    if dataset.ndim != 1 or dataset.dtype != DTYPES[name]:
+        wanted = np.dtype(DTYPES[name]).name
         raise DataError(
             f"{path}: dataset {name} is {dataset.dtype} of {dataset.ndim} dimensions, expected one of {wanted}"
         )
@@ -335,11 +210,9 @@ def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
         with h5py.File(path, "r") as file:
             if file.attrs.get("format") == FORMAT:
                 metadata = _read_metadata(path, file.attrs)
-                names = [name for name in _DTYPES if name != "row_offsets" or name in file]
+                names = [name for name in DTYPES if name != "row_offsets" or name in file]
                 records = Records(**{name: _map(file, path, name) for name in names})
             else:
-                from . import nvidia_format
-
                 records, metadata = nvidia_format.read(path, file)
     except OSError as error:
         raise DataError(f"{path} cannot be read as HDF5 ({_reason(error)}); copy or prepare it again") from error

@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from .format import Array, DataError, Metadata, Records
+from .records import Array, DataError, Metadata, Records
 
 _COMMON = {"input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels"}
 _PACKED = _COMMON | {"packed_input_len", "packed_masked_lm_len"}

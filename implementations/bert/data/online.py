@@ -10,17 +10,47 @@ leaves itself the middling ones. Deterministic: rows depend on the order of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from bert.data.compiled import array, compiled_for, scalar
-from bert.data.format import DataError
+from bert.data.compiled import array, compiled_for, named, scalar
 from bert.data.packing import Integers
+from bert.data.records import DataError
 
 _NEXT, _OLDER, _NEWER, _FILE, _SEQUENCE, _LENGTH = range(6)  # columns of a node; NEXT: of its length, or free
 _HEAD, _TAIL, _COUNT = range(3)  # columns of a length's queue
-_OLDEST, _NEWEST, _FREE, _TAKEN = range(4)  # entries of the state: nodes, and sequences read of the piece at hand
+_OLDEST, _NEWEST, _FREE = range(3)  # entries of the ends: nodes, -1 for none
+
+
+class _Buffer(NamedTuple):
+    """The waiting sequences: in the order of their coming, and a queue of each length."""
+
+    nodes: Integers  # [buffer size, 6] a waiting sequence each, or free
+    queues: Integers  # [max_tokens + 1, 3] by length
+    ends: Integers  # [3] of the order of coming, and of the free nodes
+
+
+class _Piece(NamedTuple):
+    """Sequences of one file, to go into the buffer in this order."""
+
+    file: int
+    sequences: Integers
+    lengths: Integers
+    taken: Integers  # [1] how many have gone
+
+
+class _Rows(NamedTuple):
+    """Rows as they are made: sequences [offsets[r], offsets[r + 1]) of `chosen` are row r."""
+
+    chosen: Integers  # [S, 2] file, and number in it
+    offsets: Integers
+
+
 _NUMBER, _INT64, _MATRIX = scalar("int64"), array("int64"), array("int64", ndim=2)
+_BUFFER = named(_Buffer, _MATRIX, _MATRIX, _INT64)
+_PIECE = named(_Piece, _NUMBER, _INT64, _INT64, _INT64)
+_ROWS = named(_Rows, _MATRIX, _INT64)
 
 
 class OnlinePacker:
@@ -37,30 +67,26 @@ class OnlinePacker:
         """stream: (file, sequences in it) after another; lengths_of(file, sequences): their tokens."""
         self.stream, self.lengths_of = stream, lengths_of
         self.max_tokens, self.max_sequences = max_tokens, max_sequences
-        self._file = 0
-        self._sequences: Integers = np.zeros(0, np.int64)
-        self._lengths: Integers = np.zeros(0, np.int64)
-        self._nodes = np.full((buffer_size, 6), -1, dtype=np.int64)
-        self._nodes[:, _NEXT] = np.arange(1, buffer_size + 1)  # the free list
-        self._nodes[-1, _NEXT] = -1
-        self._queues = np.full((max_tokens + 1, 3), -1, dtype=np.int64)
-        self._queues[:, _COUNT] = 0
-        self._state = np.array([-1, -1, 0, 0], dtype=np.int64)
+        nothing = np.zeros(0, np.int64)
+        self._piece = _Piece(0, nothing, nothing, np.zeros(1, np.int64))
+        nodes = np.full((buffer_size, 6), -1, dtype=np.int64)
+        nodes[:, _NEXT] = np.arange(1, buffer_size + 1)  # the free list
+        nodes[-1, _NEXT] = -1
+        queues = np.full((max_tokens + 1, 3), -1, dtype=np.int64)
+        queues[:, _COUNT] = 0
+        self._buffer = _Buffer(nodes, queues, np.array([-1, -1, 0], dtype=np.int64))
 
     def rows(self, num_rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The next rows: file and number in it of every sequence [S], and row offsets [num_rows + 1]."""
         chosen = np.empty((num_rows * self.max_sequences, 2), dtype=np.int64)
-        offsets = np.zeros(num_rows + 1, dtype=np.int64)
-        limits = np.array([self.max_tokens, self.max_sequences, num_rows], dtype=np.int64)
+        rows = _Rows(chosen, np.zeros(num_rows + 1, dtype=np.int64))
         done = 0
         while done < num_rows:
-            done = _pack_rows(
-                self._nodes, self._queues, self._state, limits, self._file, self._sequences, self._lengths,
-                done, chosen, offsets,
-            )  # fmt: skip
+            done = _pack_rows(self._buffer, self._piece, rows, done, self.max_tokens, self.max_sequences)
             if done < num_rows:
                 self._next_piece()
-        return chosen[: offsets[-1], 0], chosen[: offsets[-1], 1], offsets
+        end = rows.offsets[-1]
+        return chosen[:end, 0], chosen[:end, 1], rows.offsets
 
     def _next_piece(self) -> None:
         file, sequences = next(self.stream)
@@ -70,27 +96,26 @@ class OnlinePacker:
                 f"training file {file}: sequences of {lengths.min()} to {lengths.max()} tokens do not fit rows of "
                 f"{self.max_tokens}; verify the data, or set MAX_SEQ_LENGTH"
             )
-        self._file, self._state[_TAKEN] = file, 0
-        self._sequences = np.ascontiguousarray(sequences, dtype=np.int64)
-        self._lengths = np.ascontiguousarray(lengths, dtype=np.int64)
+        numbers = np.ascontiguousarray(sequences, dtype=np.int64)
+        self._piece = _Piece(file, numbers, np.ascontiguousarray(lengths, dtype=np.int64), np.zeros(1, np.int64))
 
 
 @compiled_for(_MATRIX, _MATRIX, _INT64, _NUMBER, _NUMBER, _NUMBER)
-def _insert(nodes, queues, state, file, sequence, length):  # type: ignore[no-untyped-def]
+def _insert(nodes, queues, ends, file, sequence, length):  # type: ignore[no-untyped-def]
     """Puts a sequence into the buffer, as the newest."""
-    node = state[_FREE]
-    state[_FREE] = nodes[node, _NEXT]
+    node = ends[_FREE]
+    ends[_FREE] = nodes[node, _NEXT]
     nodes[node, _NEXT] = -1
-    nodes[node, _OLDER] = state[_NEWEST]
+    nodes[node, _OLDER] = ends[_NEWEST]
     nodes[node, _NEWER] = -1
     nodes[node, _FILE] = file
     nodes[node, _SEQUENCE] = sequence
     nodes[node, _LENGTH] = length
-    if state[_NEWEST] >= 0:
-        nodes[state[_NEWEST], _NEWER] = node
+    if ends[_NEWEST] >= 0:
+        nodes[ends[_NEWEST], _NEWER] = node
     else:
-        state[_OLDEST] = node
-    state[_NEWEST] = node
+        ends[_OLDEST] = node
+    ends[_NEWEST] = node
     if queues[length, _COUNT]:
         nodes[queues[length, _TAIL], _NEXT] = node
     else:
@@ -100,7 +125,7 @@ def _insert(nodes, queues, state, file, sequence, length):  # type: ignore[no-un
 
 
 @compiled_for(_MATRIX, _MATRIX, _INT64, _NUMBER)
-def _remove(nodes, queues, state, length):  # type: ignore[no-untyped-def]
+def _remove(nodes, queues, ends, length):  # type: ignore[no-untyped-def]
     """Takes the oldest sequence of a length out of the buffer; its node."""
     node = queues[length, _HEAD]
     queues[length, _HEAD] = nodes[node, _NEXT]
@@ -109,58 +134,78 @@ def _remove(nodes, queues, state, length):  # type: ignore[no-untyped-def]
     if older >= 0:
         nodes[older, _NEWER] = newer
     else:
-        state[_OLDEST] = newer
+        ends[_OLDEST] = newer
     if newer >= 0:
         nodes[newer, _OLDER] = older
     else:
-        state[_NEWEST] = older
-    nodes[node, _NEXT] = state[_FREE]
-    state[_FREE] = node
+        ends[_NEWEST] = older
+    nodes[node, _NEXT] = ends[_FREE]
+    ends[_FREE] = node
     return node
+
+
+@compiled_for(_MATRIX, _NUMBER)
+def _of_two(queues, space):  # type: ignore[no-untyped-def]
+    """The longer of two waiting sequences that fill the space exactly, as alike as there are; 0: there are none."""
+    for short in range(space // 2, 0, -1):
+        long = space - short
+        if queues[short, _COUNT] > (short == long) and queues[long, _COUNT]:
+            return long
+    return 0
+
+
+@compiled_for(_MATRIX, _NUMBER)
+def _of_three(queues, space):  # type: ignore[no-untyped-def]
+    """The longest of three waiting sequences that fill the space exactly, the longest there is; 0: there are none."""
+    for first in range(space - 2, (space - 1) // 3, -1):
+        if not queues[first, _COUNT]:
+            continue
+        rest = space - first
+        for second in range(min(first, rest - 1), (rest - 1) // 2, -1):
+            third = rest - second
+            needed_of_third = 1 + (third == first) + (third == second)
+            if queues[second, _COUNT] > (second == first) and queues[third, _COUNT] >= needed_of_third:
+                return first
+    return 0
 
 
 @compiled_for(_MATRIX, _NUMBER, _NUMBER)
 def _next_length(queues, space, slots):  # type: ignore[no-untyped-def]
-    """Length to put into a row with `space` tokens and `slots` sequences left: the longest of an exact fill, else the
-    longest that fits; 0 where none does."""
+    """Length to put into a row with `space` tokens and `slots` sequences left: the longest of an exact fill by as few
+    as can be, else the longest that fits; 0 where none does."""
     if queues[space, _COUNT]:
         return space
     if slots >= 2:
-        for short in range(space // 2, 0, -1):
-            long = space - short
-            if queues[short, _COUNT] > (short == long) and queues[long, _COUNT]:
-                return long
+        length = _of_two(queues, space)
+        if length:
+            return length
     if slots >= 3:
-        for first in range(space - 2, (space - 1) // 3, -1):
-            if queues[first, _COUNT]:
-                rest = space - first
-                for second in range(min(first, rest - 1), (rest - 1) // 2, -1):
-                    third = rest - second
-                    if (
-                        queues[second, _COUNT] > (second == first)
-                        and queues[third, _COUNT] > (third == first) + (third == second)
-                    ):  # fmt: skip
-                        return first
+        length = _of_three(queues, space)
+        if length:
+            return length
     length = space
     while length and not queues[length, _COUNT]:
         length -= 1
     return length
 
 
-@compiled_for(_MATRIX, _MATRIX, _INT64, _INT64, _NUMBER, _INT64, _INT64, _NUMBER, _MATRIX, _INT64)
-def _pack_rows(nodes, queues, state, limits, file, sequences, lengths, done, chosen, offsets):  # type: ignore[no-untyped-def]
+@compiled_for(_BUFFER, _PIECE, _ROWS, _NUMBER, _NUMBER, _NUMBER)
+def _pack_rows(buffer, piece, rows, done, max_tokens, max_sequences):  # type: ignore[no-untyped-def]
     """Makes rows from `done` on until there are enough or the buffer is short of sequences; how many there are then."""
-    max_tokens, max_sequences, num_rows = limits
-    while done < num_rows:
-        while state[_FREE] >= 0 and state[_TAKEN] < sequences.size:
-            _insert(nodes, queues, state, file, sequences[state[_TAKEN]], lengths[state[_TAKEN]])
-            state[_TAKEN] += 1
-        if state[_FREE] >= 0:
+    # Tuples are opened here, once: numba counts references each time an array is taken out of one.
+    nodes, queues, ends = buffer
+    file, sequences, lengths, taken = piece
+    chosen, offsets = rows
+    while done < offsets.size - 1:
+        while ends[_FREE] >= 0 and taken[0] < sequences.size:
+            _insert(nodes, queues, ends, file, sequences[taken[0]], lengths[taken[0]])
+            taken[0] += 1
+        if ends[_FREE] >= 0:
             return done
         end, space, slots = offsets[done], max_tokens, max_sequences
-        length = nodes[state[_OLDEST], _LENGTH]
+        length = nodes[ends[_OLDEST], _LENGTH]
         while length:
-            node = _remove(nodes, queues, state, length)
+            node = _remove(nodes, queues, ends, length)
             chosen[end, 0] = nodes[node, _FILE]
             chosen[end, 1] = nodes[node, _SEQUENCE]
             end += 1

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from bert.data.format import DataError
+from bert.data.records import DataError
 
 Pieces = list[tuple[int, np.ndarray]]  # (file, rows in it), in order
 

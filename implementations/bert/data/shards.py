@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from bert.data.format import DataError, Metadata, Records, open_records
+from bert.data.format import open_records
 from bert.data.index import NAME as INDEX
 from bert.data.index import Entry, count_rows, read_index
+from bert.data.records import DataError, Metadata, Records
 
 _SUFFIXES = {"", ".hdf5", ".hdf", ".h5"}  # NVIDIA's packed parts have no suffix, its shuffled ones .hdf
 _MOST_OPEN = 128  # bins and exchange read from many files in turn

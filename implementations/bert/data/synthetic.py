@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from bert.data.format import Records
 from bert.data.packing import pack
+from bert.data.records import Records
 
 _NUM_ROWS, _NUM_BINS = 16_384, 4
 _FEW_ROWS = 512  # best fit packs them as well as the linear program does, and without scipy: benchmarks take no more

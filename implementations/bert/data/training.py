@@ -23,7 +23,7 @@ from bert.data.batching import (
     bin_counts,
 )
 from bert.data.batching import row_sequences as row_sequences
-from bert.data.format import DataError
+from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.shards import Shards, list_bins, list_shards
 from bert.data.synthetic import SyntheticShards

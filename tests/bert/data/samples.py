@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from bert.data.format import Metadata, Records
+from bert.data.records import Metadata, Records
 
 METADATA = Metadata(
     max_seq_length=64, vocab_md5="ab" * 16, random_seed=12345, dupe_factor=2, source=(("part-0", "cd" * 16),)

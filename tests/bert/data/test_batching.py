@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bert.data.format import DataError
+from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.synthetic import SyntheticShards
 from bert.data.training import Config, TrainingData, make_batching

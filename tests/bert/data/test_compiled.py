@@ -18,3 +18,19 @@ def test_a_changed_helper_in_another_file_is_compiled_anew(tmp_path, repository)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout == f"{factor + 1}\n"
     assert len(list((tmp_path / "__pycache__").glob("numba-*"))) == 2
+
+
+def test_a_changed_helper_in_another_room_of_the_package_is_compiled_anew(tmp_path, repository):
+    head = "from bert.data.compiled import compiled\n"
+    package = tmp_path / "package"
+    for folder in (package, package / "low", package / "high"):
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    caller = f"{head}from package.low.helper import helper\n@compiled\ndef caller(x):\n    return helper(x) + 1\n"
+    (package / "high" / "caller.py").write_text(caller + "print(caller(1))\n")
+    environment = {"PYTHONPATH": f"{repository / 'implementations'}:{tmp_path}"}
+    for factor in (10, 20):
+        (package / "low" / "helper.py").write_text(f"{head}@compiled\ndef helper(x):\n    return {factor} * x\n")
+        command = [sys.executable, "-B", "-m", "package.high.caller"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{factor + 1}\n"

@@ -11,15 +11,9 @@ import numpy as np
 import pytest
 
 from bert.data.digests import add_multiset_digests
-from bert.data.format import (
-    DataError,
-    concatenate,
-    multiset_digest,
-    open_records,
-    verify_records,
-    write_records,
-)
+from bert.data.format import multiset_digest, open_records, verify_records, write_records
 from bert.data.index import count_rows
+from bert.data.records import DataError, concatenate
 
 from .samples import METADATA, assert_equal, make_records, ragged, write_nvidia
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert.data.format import DataError
 from bert.data.online import OnlinePacker
+from bert.data.records import DataError
 from bert.data.synthetic import wikipedia_like_lengths
 
 

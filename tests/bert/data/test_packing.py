@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert.data.format import DataError
 from bert.data.packing import pack, plan
+from bert.data.records import DataError
 from bert.data.synthetic import wikipedia_like_lengths
 
 

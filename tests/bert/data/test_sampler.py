@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert.data.format import DataError
+from bert.data.records import DataError
 from bert.data.sampler import Sampler
 
 

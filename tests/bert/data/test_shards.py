@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from bert.data import index, shards
-from bert.data.format import DataError, Metadata, write_records
+from bert.data.format import write_records
 from bert.data.index import write_index
+from bert.data.records import DataError, Metadata
 from bert.data.shards import Shards, list_bins, list_shards
 
 METADATA = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)

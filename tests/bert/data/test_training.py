@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from bert.data.format import DataError
+from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.training import Config, TrainingData
 

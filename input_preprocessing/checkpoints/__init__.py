@@ -1,0 +1,1 @@
+"""Checkpoints of TensorFlow and PyTorch, converted to one another."""

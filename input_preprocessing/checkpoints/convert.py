@@ -1,0 +1,191 @@
+"""Converts BERT checkpoints: TensorFlow 1 and 2 (model.ckpt-28252) to PyTorch and safetensors, and between their names.
+
+The source is a TensorFlow checkpoint (its prefix, one of its files or its folder), a .pt or a .safetensors file; the
+target's suffix decides its kind. Every parameter is accounted for, by name and shape; optimizer slots are left out.
+TensorFlow is not needed.
+  .pt           {"model": state dict}, MLPerf's names (--names mlperf), the vocabulary padded to a multiple of 8
+  .safetensors  the same tensors (--names huggingface for transformers' BertForPreTraining)
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bert.data.format import atomic_file
+from bert.data.records import DataError
+from input_preprocessing.checkpoints.names import (
+    Shape,
+    Tensors,
+    check_complete,
+    check_config,
+    from_pytorch,
+    from_tf1,
+    left_out_as,
+    resize_vocabulary,
+    to_huggingface,
+    to_mlperf,
+)
+from input_preprocessing.checkpoints.tf2_names import from_tf2, unused_poolers
+from input_preprocessing.stage.cli import positive, run, stage_parser
+from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, Bundle, prefix_of
+
+NAMES = {"mlperf": to_mlperf, "huggingface": to_huggingface}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A checkpoint's parameters under Hugging Face's names, without tied entries."""
+
+    tensors: Tensors
+    left_out: Counter[str]  # how many variables of each other kind
+    heads: int | None = None  # attention heads, where the checkpoint tells
+
+
+def read_tensorflow(prefix: Path) -> Source:
+    """Reads a TensorFlow 1 or 2 checkpoint; every variable in it is taken or counted as left out.
+
+    Raises:
+        DataError: unreadable, damaged, or with variables (TensorFlow 2) that are not BERT's.
+    """
+    bundle = Bundle(prefix)
+    others = {name: what for name in bundle.entries if (what := left_out_as(name))}
+    wanted = [name for name in bundle.entries if name not in others]
+    if OBJECT_GRAPH not in bundle.entries:
+        tensors = {}
+        for name in wanted:
+            name, tensor = from_tf1(name, bundle.read(name))
+            tensors[name] = np.asarray(tensor, order="C")  # a view would keep what it was made of
+        return Source(tensors=tensors, left_out=Counter(others.values()))
+    known = bundle.object_names()
+    names = {key: known.get(key, "") for key in wanted}
+    others |= dict.fromkeys(unused_poolers(names), "unused pooler")
+    names = {key: full_name for key, full_name in names.items() if key not in others}
+    tensors, heads = from_tf2(names, bundle.read, str(prefix))
+    return Source(tensors=tensors, left_out=Counter(others.values()), heads=heads)
+
+
+def read_pytorch(path: Path) -> Tensors:
+    """Tensors of a .pt (only tensors are unpickled) or .safetensors file, under Hugging Face's names.
+
+    Raises:
+        DataError: unreadable, or something other than a state dict.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.numpy import load_file
+
+            return from_pytorch(load_file(path))
+        import torch
+
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        state = loaded.get("model", loaded)
+        return from_pytorch({name: tensor.float().numpy() for name, tensor in state.items()})
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}; check --source") from error
+    except (RuntimeError, pickle.UnpicklingError, AttributeError, EOFError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path} is no readable state dict ({reason}); copy or convert it again") from error
+    except Exception as error:
+        if type(error).__module__.startswith("safetensors"):
+            raise DataError(f"{path} is no safetensors file ({error}); copy or convert it again") from error
+        raise
+
+
+def write_pytorch(path: Path, tensors: Tensors) -> None:
+    """Writes {"model": tensors} (.pt) or the tensors (.safetensors), whole or not at all."""
+    arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    with atomic_file(path) as partial:
+        if path.suffix == ".safetensors":
+            from safetensors.numpy import save  # save_file leaves a file of its own behind when it is killed
+
+            partial.write_bytes(save(arrays, metadata={"format": "pt"}))
+        else:
+            import torch
+
+            made = {id(array): torch.from_numpy(np.require(array, requirements="W")) for array in arrays.values()}
+            state = {name: made[id(array)] for name, array in arrays.items()}  # tied ones are stored once
+            try:
+                with open(partial, "wb") as file:
+                    torch.save({"model": state}, file)
+            except RuntimeError as error:  # what PyTorch makes of a write that failed; it does not tell the reason
+                raise DataError(
+                    f"cannot write {path}: a write failed; check space and permissions, run again"
+                ) from error
+
+
+def convert(
+    source: Path,
+    target: Path,
+    names: str,
+    multiple: int = 8,
+    vocab_size: int | None = None,
+    bert_config: Path | None = None,
+) -> tuple[Shape, Counter[str]]:
+    """Converts; returns the model's sizes and how many variables of each kind were left out.
+
+    Args:
+        source: TensorFlow prefix or folder, .pt or .safetensors file.
+        target: .pt or .safetensors file.
+        names: a key of NAMES.
+        multiple: the vocabulary is padded to.
+        vocab_size: rows of the vocabulary to keep, before padding; None: all.
+        bert_config: bert_config.json that the sizes must be those of.
+
+    Raises:
+        DataError: unreadable source, parameters missing or left over, sizes of another model, or unwritable target.
+    """
+    if target.suffix not in (".pt", ".safetensors"):
+        raise DataError(f"{target}: the target must end in .pt or .safetensors")
+    if source.suffix in (".pt", ".pth", ".bin", ".safetensors"):
+        read = Source(tensors=read_pytorch(source), left_out=Counter())
+    else:
+        read = read_tensorflow(prefix_of(source))
+    shape = check_complete(read.tensors, str(source))
+    size = vocab_size or shape.vocabulary
+    if size > shape.vocabulary:
+        raise DataError(f"--vocab-size {size}: {source} has {shape.vocabulary} words only")
+    if bert_config:
+        check_config(replace(shape, vocabulary=size), read.heads, bert_config)
+    tensors = resize_vocabulary(read.tensors, size + -size % multiple)
+    write_pytorch(target, NAMES[names](tensors))
+    return check_complete(tensors, str(target)), read.left_out
+
+
+def _main(options: argparse.Namespace) -> None:
+    shape, left_out = convert(
+        options.source,
+        options.target,
+        options.names,
+        multiple=options.pad_vocab_to,
+        vocab_size=options.vocab_size,
+        bert_config=options.bert_config,
+    )
+    others = ", ".join(f"{what} ({number})" for what, number in sorted(left_out.items()))
+    print(
+        f"{options.target}: {shape.layers} layers, {shape.hidden} wide, {shape.vocabulary} words, "
+        f"{len(shape.parameters())} parameters; left out: {others or 'nothing'}",
+        file=sys.stderr,
+    )
+
+
+def main() -> None:
+    """Command line."""
+    parser = stage_parser("convert_checkpoint", __doc__)
+    parser.add_argument("--source", type=Path, required=True, help="TensorFlow prefix or folder, .pt or .safetensors")
+    parser.add_argument("--target", type=Path, required=True, help=".pt or .safetensors")
+    parser.add_argument("--names", choices=sorted(NAMES), default="mlperf", help="(default %(default)s)")
+    parser.add_argument(
+        "--pad-vocab-to", type=positive, default=8, help="multiple to pad the vocabulary to (default %(default)s)"
+    )
+    parser.add_argument("--vocab-size", type=positive, help="words to keep, e.g. 30522 (default: all in the source)")
+    parser.add_argument("--bert-config", type=Path, help="bert_config.json that the checkpoint must fit")
+    run(parser, _main)

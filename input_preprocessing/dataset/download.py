@@ -1,0 +1,286 @@
+"""Downloads the benchmark's public files to OUTPUTDIR/download, resuming what was begun, and verifies them.
+
+Files: bert_config.json, vocab.txt, the TensorFlow 1 checkpoint model.ckpt-28252 and the Wikipedia text, which is
+unpacked to results4/. Sources: MLCommons' storage, then Google Drive; or --mirror, a URL or a folder that holds the
+files. A file counts as downloaded when its md5 is right; where no source answers, the message tells what to put where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import shutil
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert.data.records import DataError
+from input_preprocessing.stage.cli import human_bytes, run, stage_parser
+from input_preprocessing.stage.manifest import md5_of
+from input_preprocessing.stage.parallel import Progress
+
+MLCOMMONS = "https://training.mlcommons-storage.org/metadata"
+_DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
+_ATTEMPTS = 6
+RETRY_SECONDS = 1.0  # before the second attempt; doubles with each
+_TIMEOUT = 60.0
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class PublicFile:
+    """One file of the benchmark; an md5 of '' is not published as a whole: its contents are checked after unpacking."""
+
+    name: str
+    md5: str
+    size: int  # bytes; 0 = not published
+    drive_id: str
+    dataset: str  # MLCommons' metadata file that lists it
+
+
+FILES = (
+    PublicFile(
+        "bert_config.json", "7f59165e21b7d566db610ff6756c926b", 314,
+        "1fbGClQMi2CoMv7fwrwTC5YYPooQBdcFW", "bert-input-files",
+    ),
+    PublicFile(
+        "vocab.txt", "64800d5d8528ce344256daf115d4965e", 231_508,
+        "1USK108J6hMM_d27xCHi738qBL8_BT1u1", "bert-input-files",
+    ),
+    PublicFile(
+        "model.ckpt-28252.index", "f97de3ae180eb8d479555c939d50d048", 17_371,
+        "1Q47V3K3jFRkbJ2zGCrKkKk-n0fvMZsa0", "bert-input-files",
+    ),
+    PublicFile(
+        "model.ckpt-28252.data-00000-of-00001", "50797acd537880bfb5a7ade80d976129", 4_034_713_312,
+        "1chiTBljF0Eh1U5pKs6ureVHgSbtU8OG_", "bert-input-files",
+    ),
+    PublicFile(
+        "results_text.tar.gz", "", 0,
+        "14xV2OUGSQDG_yDBrmbSdcDC-QGeqpfs_", "bert-preprocessed-wikipedia-dataset",
+    ),
+)  # fmt: skip
+
+# md5 of some of the 500 parts and of eval.txt; the archive's own list, where it carries one, is checked as well.
+NUM_PARTS = 500
+TEXT_MD5 = {
+    "part-00000-of-00500": "a64a7c31eff5cd38ae6d94f7a6229dab",
+    "part-00001-of-00500": "549a9ed4f805257245bec936563abfd0",
+    "part-00002-of-00500": "1a1366ddfc03aef9d41ce552ee247abf",
+    "part-00497-of-00500": "66835aa75d4855f2e678e8f3d73812e9",
+    "part-00498-of-00500": "e6d68a7632e9f4aa1a94128cce556dc9",
+    "part-00499-of-00500": "b3b087ad24e3770d879a351664cebc5a",
+    "eval.txt": "2a220f790517261547b1b45ed3ada07a",
+}
+
+
+class SourceError(Exception):
+    """A source does not have the file, or does not answer."""
+
+
+def fetch_url(url: str, partial: Path, label: str) -> None:
+    """Fetches `url` to `partial`, going on where an earlier attempt, or run, stopped.
+
+    Raises:
+        SourceError: the server lacks the file, answers with a web page, or fails six times without progress.
+    """
+    failures = 0
+    while failures < _ATTEMPTS:
+        before = partial.stat().st_size if partial.exists() else 0
+        try:
+            if _fetch_rest(url, partial, before, label):
+                return
+            reason = "connection closed early"
+        except urllib.error.HTTPError as error:
+            if error.code == 416 and before:  # nothing beyond what is here
+                return
+            if error.code < 500 and error.code not in (408, 429):
+                raise SourceError(f"{url} answers {error.code} {error.reason}") from error
+            reason = f"{error.code} {error.reason}"
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+        after = partial.stat().st_size if partial.exists() else 0
+        failures = 0 if after > before else failures + 1
+        if failures:
+            time.sleep(min(30.0, RETRY_SECONDS * 2 ** (failures - 1)))
+    raise SourceError(f"{url}: {reason}, {_ATTEMPTS} times")
+
+
+def _fetch_rest(url: str, partial: Path, have: int, label: str) -> bool:
+    """Appends what the server sends from byte `have` on; False when it sends less than it announced."""
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
+        if response.headers.get_content_type() == "text/html":
+            raise SourceError(f"{url.split('&id=')[0]} answers with a web page (over its quota, or a login is needed)")
+        resumed = response.status == 206
+        announced = response.headers.get("Content-Length")
+        expected = int(announced) if announced else None
+        start = have if resumed else 0
+        progress = Progress(label, float(start + expected) if expected else 0.0)
+        progress.done = float(start)
+        received = 0
+        with open(partial, "ab" if resumed else "wb") as file:
+            while chunk := response.read(_CHUNK):
+                file.write(chunk)
+                received += len(chunk)
+                progress.advance(len(chunk))
+        progress.close()
+    return expected is None or received == expected
+
+
+def _copy(source: Path, partial: Path) -> None:
+    if not source.is_file():
+        raise SourceError(f"no {source}")
+    shutil.copyfile(source, partial)
+
+
+Fetch = Callable[[Path], None]
+
+
+def sources_of(file: PublicFile, mirror: str | None) -> Iterator[Fetch]:
+    """Ways to fetch the file, in the order to try them; each writes to the path it is given."""
+    label = file.name[:24]
+    if mirror:
+        if "://" in mirror:
+            yield lambda partial: fetch_url(f"{mirror.rstrip('/')}/{file.name}", partial, label)
+        else:
+            yield lambda partial: _copy(Path(mirror) / file.name, partial)
+        return
+    yield lambda partial: fetch_url(_mlcommons_url(file), partial, label)
+    yield lambda partial: fetch_url(_DRIVE + file.drive_id, partial, label)
+
+
+def _mlcommons_url(file: PublicFile) -> str:
+    """Address of the file in MLCommons' storage: BASE.uri holds the folder's address, BASE.md5 lists its files."""
+    base = f"{MLCOMMONS}/{file.dataset}"
+    try:
+        with urllib.request.urlopen(f"{base}.uri", timeout=_TIMEOUT) as response:
+            folder = response.read(10_000).decode().strip()
+        with urllib.request.urlopen(f"{base}.md5", timeout=_TIMEOUT) as response:
+            listing = response.read(10_000_000).decode()
+    except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+        raise SourceError(f"{base}.uri: {getattr(error, 'reason', error)}") from error
+    for line in listing.splitlines():
+        md5, _, name = line.partition(" ")
+        path = name.strip().lstrip("*").removeprefix("./")
+        if md5 == file.md5 or path.rpartition("/")[2] == file.name:
+            return f"{folder.rstrip('/')}/{urllib.parse.quote(path)}"
+    raise SourceError(f"{base}.md5 does not list {file.name}")
+
+
+def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
+    """The file, verified, in `folder`; fetched unless it is there.
+
+    Raises:
+        DataError: another file of that name is there, or no source gave the right one.
+    """
+    target = folder / file.name
+    if target.is_file():
+        if not file.md5 or md5_of(target) == file.md5:
+            return target
+        raise DataError(f"{target} is not the benchmark's (md5 is not {file.md5}); remove it, or use --skip-download")
+    partial = folder / f".{file.name}.partial"
+    reasons = []
+    for fetch in sources_of(file, mirror):
+        # What an earlier run left may be the beginning of something else: then the source gets a second chance.
+        for _ in range(2 if partial.exists() else 1):
+            try:
+                fetch(partial)
+            except SourceError as error:
+                reasons.append(str(error))
+                break
+            found = md5_of(partial)
+            if not file.md5 or found == file.md5:
+                os.replace(partial, target)
+                return target
+            partial.unlink()
+            reasons.append(f"a source gave wrong bytes (md5 {found})")
+    what = f"{human_bytes(file.size)}, " * bool(file.size) + (f"md5 {file.md5}" if file.md5 else "13 GB of text within")
+    raise DataError(f"cannot download {file.name} ({what}): {'; '.join(reasons)}; put it at {target} and run again")
+
+
+def unpack_text(archive: Path, folder: Path) -> None:
+    """Unpacks results_text.tar.gz to `folder` (results4), whole or not at all, and checks it.
+
+    Raises:
+        DataError: damaged archive, missing parts or wrong md5.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    progress = Progress("unpack text", float(archive.stat().st_size))
+    try:
+        with open(archive, "rb") as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
+            for member in tar:
+                content = tar.extractfile(member)
+                if member.isfile() and content is not None:
+                    with open(partial / Path(member.name).name, "wb") as file:
+                        shutil.copyfileobj(content, file, _CHUNK)
+                progress.done = float(raw.tell())
+                progress.refresh()
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DataError(f"cannot unpack {archive}: {error}; remove it and download it again") from error
+    finally:
+        progress.close()
+    check_text(partial)
+    os.replace(partial, folder)
+
+
+def check_text(folder: Path) -> None:
+    """Checks the 500 parts and eval.txt against the md5 known, and the list in the archive if there is one.
+
+    Raises:
+        DataError: a file is missing or has the wrong md5.
+    """
+    wanted = {f"part-{i:05d}-of-{NUM_PARTS:05d}": "" for i in range(NUM_PARTS)} | TEXT_MD5
+    for listing in [*folder.glob("*.md5"), *folder.glob("*md5*.txt")]:
+        for line in listing.read_text("utf-8", "ignore").splitlines():
+            md5, _, name = line.partition(" ")
+            if len(md5) == 32 and (name := Path(name.strip().lstrip("*")).name) in wanted:
+                wanted[name] = wanted[name] or md5
+    progress = Progress("check text", float(len(wanted)))
+    for name, md5 in wanted.items():
+        path = folder / name
+        if not path.is_file():
+            raise DataError(f"the text lacks {name}; download results_text.tar.gz again")
+        if md5 and md5_of(path) != md5:
+            raise DataError(f"{name} of the text has the wrong md5 (not {md5}); download results_text.tar.gz again")
+        progress.advance(1)
+    progress.close()
+
+
+def download(folder: Path, mirror: str | None = None) -> None:
+    """All files, verified, in `folder`, the text unpacked to results4; the archive is removed then.
+
+    Raises:
+        DataError: a file cannot be had or is wrong.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = folder / "results4"
+    for file in FILES:
+        if file.name == "results_text.tar.gz":
+            if not text.is_dir():
+                unpack_text(fetch_file(file, folder, mirror), text)
+            (folder / file.name).unlink(missing_ok=True)
+        else:
+            fetch_file(file, folder, mirror)
+
+
+def _main(options: argparse.Namespace) -> None:
+    download(options.outputdir / "download", options.mirror)
+    print(f"{options.outputdir / 'download'}: complete and verified", file=sys.stderr)
+
+
+def main() -> None:
+    """Command line."""
+    parser = stage_parser("download", __doc__)
+    parser.add_argument("--outputdir", type=Path, required=True, help="folder of the data set")
+    parser.add_argument("--mirror", help="URL or folder that holds the files under their names")
+    run(parser, _main)

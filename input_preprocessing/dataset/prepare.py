@@ -1,0 +1,354 @@
+"""Prepares the data set: from the benchmark's public files, or your own text, to records that train.
+
+Steps: download (unless --skip-download: then the files are already in DOWNLOADDIR), instances (tokenise, pair, mask) of
+every text shard and of eval.txt, evaluation set, packed rows, shuffled or binned sequences. Where DOWNLOADDIR/wiki has
+Wikipedia dumps (*.xml.bz2) and there is no text yet, the text is first made of them. Writes to OUTPUTDIR:
+  packed_data/part_XXXXX_of_XXXXX.hdf5              with --packed-data
+  hdf5/bins/{128,256,384,512}/part_...              with --binned-data
+  hdf5/training-SHARDS/part_XXXXX_of_XXXXX.hdf5     without either
+  eval/part_eval_10k.hdf5
+  phase1/                                           vocab.txt, bert_config.json, model.ckpt-28252.pt where it is known
+  prepared-{packed,binned,unpacked}.json            what was made, and of what
+Work files are under OUTPUTDIR/work until the end. Stop it at any moment, kill -9 included, and run it again: finished
+files are kept, and the result is byte for byte that of an uninterrupted run, whatever --jobs.
+
+On a cluster, prepare_data.sub runs it with --only start, then with --only instances and --only shards on every node,
+each with its own --part, and at last without, which finds all that finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert.data.format import atomic_file, open_records
+from bert.data.records import DataError
+from input_preprocessing.checkpoints.convert import convert
+from input_preprocessing.dataset import download
+from input_preprocessing.dataset.inputs import Inputs, check_config, check_needs, find_inputs, needs_of, public_needs
+from input_preprocessing.instances.make import add_sampling_options, sampling_config, sampling_digest, write_instances
+from input_preprocessing.instances.sampling import SamplingConfig
+from input_preprocessing.records import bins, evalset
+from input_preprocessing.records.deal import check_target, num_shards
+from input_preprocessing.records.pack import pack_records
+from input_preprocessing.records.shuffle import shuffle_records
+from input_preprocessing.stage import manifest
+from input_preprocessing.stage.cli import (
+    add_jobs,
+    human_time,
+    lock_folder,
+    named_folder,
+    part_of,
+    positive,
+    run,
+    stage_parser,
+)
+from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.text import vocabulary
+from input_preprocessing.text.vocabulary import Vocabulary
+from input_preprocessing.wiki import wikipedia
+
+CHECKPOINT = "model.ckpt-28252"
+_OUTPUTS = ("work", "packed_data", "hdf5", "eval")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One preparation: its options, what it reads and where it writes."""
+
+    options: argparse.Namespace
+    config: SamplingConfig
+    inputs: Inputs
+    words: Vocabulary
+
+    @property
+    def outputdir(self) -> Path:
+        """Folder of the data set."""
+        path: Path = self.options.outputdir
+        return path
+
+    @property
+    def instances(self) -> Path:
+        """Folder of the instances of each text file."""
+        return self.outputdir / "work" / "instances"
+
+    @property
+    def eval_instances(self) -> Path:
+        """Instances of the evaluation text."""
+        return self.outputdir / "work" / "eval" / "eval_all.hdf5"
+
+    @property
+    def kind(self) -> str:
+        """'packed', 'binned' or 'unpacked'."""
+        return "packed" if self.options.packed_data else "binned" if self.options.binned_data else "unpacked"
+
+    @property
+    def manifest(self) -> Path:
+        """File that tells that, and how, the data set was finished."""
+        return self.outputdir / f"prepared-{self.kind}.json"
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Most tokens of each bin, of binned data."""
+        return bins.edges_for(self.config.max_seq_length, self.options.edges) if self.kind == "binned" else ()
+
+    def recipe(self) -> dict[str, object]:
+        """All that decides the result, as far as it can be told without reading the text."""
+        texts = (*self.inputs.texts, self.inputs.eval_text)
+        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in texts]
+        return {
+            "texts": hashlib.md5(repr(stats).encode()).hexdigest(),
+            "vocab_md5": self.words.md5,
+            **dataclasses.asdict(self.config),
+            "kind": self.kind,
+            "shards": self.options.shards,
+            "max_sequences_per_row": self.options.max_sequences_per_row if self.kind == "packed" else 1,
+            "edges": list(self.edges),
+            "num_eval_samples": self.options.num_eval_samples,
+        }
+
+    def is_finished(self) -> bool:
+        """Whether an earlier run made all this, and the files are still there."""
+        try:
+            made = manifest.read(self.manifest)
+        except DataError:
+            return False
+        return made.recipe == self.recipe() and all(_is_whole(self.outputdir / name) for name in made.files)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the file is there and, of records, not cut short."""
+    try:
+        return path.is_file() and (path.suffix != ".hdf5" or bool(open_records(path)))
+    except DataError:
+        return False
+
+
+def _make_instances(task: tuple[Path, Path, Vocabulary, SamplingConfig]) -> tuple[int, str]:
+    """Writes the instances of a text unless they are there already; their number and the text's md5."""
+    source, target, words, config = task
+    try:
+        records, metadata = open_records(target)
+        md5 = manifest.md5_of(source)
+        made_of = (source.name, md5), ("sampling", sampling_digest(config))
+        if metadata.source == made_of and metadata.vocab_md5 == words.md5:
+            return records.num_sequences, md5
+    except DataError:
+        pass
+    count, metadata = write_instances(source, target, words, config)
+    return count, metadata.source[0][1]
+
+
+def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[int, dict[str, str]]:
+    """Instances of every text; the number of those to train on, and the md5 of each text.
+
+    Args:
+        job: the preparation.
+        part: (i, n) makes those of every n-th text from the i-th on only.
+
+    Raises:
+        DataError: the text holds nothing.
+    """
+    targets = [job.instances / f"{path.name}.hdf5" for path in job.inputs.texts] + [job.eval_instances]
+    for folder in (job.instances, job.eval_instances.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    for stale in set(job.instances.glob("*.hdf5")) - set(targets):
+        stale.unlink(missing_ok=True)
+    texts = [*job.inputs.texts, job.inputs.eval_text][part[0] :: part[1]]
+    chosen = zip(texts, targets[part[0] :: part[1]], strict=True)
+    tasks = [(text, target, job.words, job.config) for text, target in chosen]
+    weights = [path.stat().st_size for path in texts]
+    made = run_tasks("instances", _make_instances, tasks, jobs=job.options.jobs, weights=weights)
+    total = sum(count for text, (count, _) in zip(texts, made, strict=True) if text != job.inputs.eval_text)
+    if not total and part[1] == 1:
+        raise DataError(f"the text in {job.inputs.texts[0].parent} holds no words; check the part files")
+    return total, {text.name: md5 for text, (_, md5) in zip(texts, made, strict=True)}
+
+
+def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path, str]:
+    """Packed, binned or shuffled shards of all instances; their folder and their multiset digest.
+
+    Raises:
+        DataError: instances are missing, or too few for the shards wanted.
+    """
+    sources = [job.instances / f"{path.name}.hdf5" for path in job.inputs.texts]
+    missing = [path for path in sources if not path.is_file()]
+    if missing:
+        raise DataError(f"{missing[0]} is missing; run --only instances for every part first")
+    options, seed, jobs = job.options, job.config.random_seed, job.options.jobs
+    if job.kind == "binned":
+        target = job.outputdir / "hdf5" / "bins"
+        digest = bins.bin_records(
+            job.instances, target, edges=job.edges, shards=options.shards, seed=seed, jobs=jobs, part=part
+        )
+        return target, digest
+    shards = num_shards(sum(open_records(path)[0].num_sequences for path in sources), options.shards)
+    if job.kind == "unpacked":
+        target = job.outputdir / "hdf5" / f"training-{shards}"
+        return target, shuffle_records(job.instances, target, shards=shards, seed=seed, jobs=jobs, part=part)
+    target, rows = job.outputdir / "packed_data", options.max_sequences_per_row
+    digest = pack_records(
+        job.instances, target, shards=shards, seed=seed, max_sequences_per_row=rows, jobs=jobs, part=part
+    )
+    return target, digest
+
+
+def fill_phase1(job: Job) -> list[Path]:
+    """Vocabulary and model sizes as they are, the checkpoint converted; the files."""
+    phase1 = job.outputdir / "phase1"
+    phase1.mkdir(exist_ok=True)
+    targets = []
+    for path in (job.inputs.vocab, *job.inputs.others):
+        target = phase1 / ("vocab.txt" if path == job.inputs.vocab else path.name)
+        if path.resolve() != target.resolve():
+            with atomic_file(target) as partial:
+                shutil.copyfile(path, partial)
+        targets.append(target)
+    converted = phase1 / f"{CHECKPOINT}.pt"
+    checkpoint = _find_checkpoint(_download_folder(job.options))
+    if checkpoint and _is_newer(Path(f"{checkpoint}.index"), converted):
+        print(f"converting {checkpoint} to {converted}", file=sys.stderr)
+        convert(checkpoint, converted, "mlperf", bert_config=next(iter(job.inputs.others), None))
+    return [*targets, converted] if converted.is_file() else targets
+
+
+def _find_checkpoint(folder: Path) -> Path | None:
+    """The TensorFlow checkpoint's prefix; MLCommons' folders of them are looked into as well."""
+    places = (folder, folder / "tf1_ckpt", folder / "tf2_ckpt")
+    return next((place / CHECKPOINT for place in places if (place / f"{CHECKPOINT}.index").is_file()), None)
+
+
+def _is_newer(source: Path, target: Path) -> bool:
+    return not target.is_file() or source.stat().st_mtime_ns > target.stat().st_mtime_ns
+
+
+def refresh_phase1(job: Job) -> None:
+    """Converts a checkpoint that came, or was replaced, after the data set was finished."""
+    made = manifest.read(job.manifest)
+    files = {str(path.relative_to(job.outputdir)): manifest.digest_of(path) for path in fill_phase1(job)}
+    if files.items() - made.files.items():
+        manifest.write(job.manifest, dataclasses.replace(made, files={**made.files, **files}))
+
+
+def _download_folder(options: argparse.Namespace) -> Path:
+    return options.downloaddir or options.outputdir / "download"
+
+
+def start(options: argparse.Namespace) -> Job | None:
+    """Downloads, checks all that can be checked and announces what it will take; None: all was made before.
+
+    Raises:
+        DataError: an input is missing or wrong, or the disk is too small.
+    """
+    config = sampling_config(options)
+    outputdir: Path = options.outputdir
+    folder = _download_folder(options)
+    if options.only in (None, "start") and wikipedia.text_is_wanted(folder):
+        wikipedia.make_text(folder, outputdir / "work" / "wiki", jobs=options.jobs)
+    if not options.skip_download:
+        if not (folder / "results4").is_dir():
+            outputdir.mkdir(parents=True, exist_ok=True)
+            check_needs(public_needs(config, options.jobs), outputdir, "download", *_OUTPUTS)
+        download.download(folder, options.mirror)
+    inputs = find_inputs(folder, outputdir / "phase1", options.vocab_file)
+    job = Job(options=options, config=config, inputs=inputs, words=vocabulary.load(inputs.vocab))
+    check_config(inputs, job.words, config)
+    if job.is_finished():
+        if options.only in (None, "start"):
+            refresh_phase1(job)
+        print(f"{outputdir} is prepared already ({job.manifest.name}); nothing to do", file=sys.stderr)
+        return None
+    if options.only in (None, "start"):
+        outputdir.mkdir(parents=True, exist_ok=True)
+        _check_targets(job)
+        check_needs(needs_of(inputs.sizes, config, options.jobs, options.part[1]), outputdir, *_OUTPUTS)
+        job.manifest.unlink(missing_ok=True)
+    return job
+
+
+def _check_targets(job: Job) -> None:
+    """Checks, before hours of work, that no files of others are where the shards will be, and the bins' lengths.
+
+    Raises:
+        DataError: there are, or the lengths do not suit.
+    """
+    unpacked = f"hdf5/training-{job.options.shards or '*'}"
+    folders = {"packed": ["packed_data"], "unpacked": [unpacked], "binned": [f"hdf5/bins/{edge}" for edge in job.edges]}
+    for folder in (path for pattern in folders[job.kind] for path in job.outputdir.glob(pattern)):
+        check_target(folder)
+
+
+def finish(job: Job) -> None:
+    """Makes all that is not there yet, checks the whole and writes the manifest."""
+    started = time.monotonic()
+    options = job.options
+    others = fill_phase1(job)
+    _, texts = make_all_instances(job)
+    eval_file = job.outputdir / "eval" / "part_eval_10k.hdf5"
+    eval_file.parent.mkdir(exist_ok=True)
+    picked = evalset.pick_samples(job.eval_instances, eval_file, options.num_eval_samples)
+    print(evalset.report(eval_file, picked, options.num_eval_samples), file=sys.stderr)
+    target, digest = make_training_files(job)
+    made = manifest.summarise(
+        job.outputdir,
+        sorted(target.rglob("part_*.hdf5")),
+        [*others, eval_file],
+        eval_samples=picked,
+        multiset_digest=digest,
+        texts=texts,
+        recipe=job.recipe(),
+    )
+    manifest.write(job.manifest, made)
+    print(f"{target}: {made.text}; done in {human_time(time.monotonic() - started)}", file=sys.stderr)
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Runs all steps, or the one of --only."""
+    whole = options.only in (None, "start")
+    with lock_folder(options.outputdir, exclusive=whole):
+        job = start(options)
+        if job and options.only == "start":
+            fill_phase1(job)
+        elif job and options.only == "instances":
+            make_all_instances(job, options.part)
+        elif job and options.only == "shards":
+            make_training_files(job, options.part)
+        elif job:
+            finish(job)
+        if options.only is None:
+            shutil.rmtree(options.outputdir / "work", ignore_errors=True)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line's options."""
+    parser = stage_parser("prepare", __doc__)
+    parser.add_argument("--outputdir", type=named_folder, required=True, help="folder of the data set")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--packed-data", action="store_true", help="make packed rows (default: shuffled sequences)")
+    kind.add_argument("--binned-data", action="store_true", help="make bins of sequences of similar length")
+    parser.add_argument("--skip-download", action="store_true", help="use what is in DOWNLOADDIR")
+    parser.add_argument("--downloaddir", type=named_folder, help="of the input files (default: OUTPUTDIR/download)")
+    parser.add_argument("--mirror", help="URL or folder to download from (default: the benchmark's public places)")
+    parser.add_argument("--shards", type=positive, help="shards to write (default: by size, at most 4320)")
+    parser.add_argument("--vocab-file", type=Path, help="(default: vocab.txt in OUTPUTDIR/phase1 or DOWNLOADDIR)")
+    parser.add_argument(
+        "--max-sequences-per-row", type=positive, default=3, help="of packed data (default %(default)s)"
+    )
+    bins.add_edges(parser)
+    parser.add_argument("--num-eval-samples", type=positive, default=evalset.NUM_SAMPLES, help="(default %(default)s)")
+    parser.add_argument("--only", choices=("start", "instances", "shards"), help="one step, on one of many nodes")
+    parser.add_argument("--part", type=part_of, default=(0, 1), help="I/N: this node's number, from 0, of N")
+    add_sampling_options(parser)
+    add_jobs(parser)
+    return parser
+
+
+def main() -> None:
+    """Command line."""
+    run(make_parser(), prepare)

@@ -1,0 +1,1 @@
+"""Tokens to training instances, bit for bit the reference's."""

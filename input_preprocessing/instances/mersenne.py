@@ -1,0 +1,139 @@
+"""CPython's random.Random in compiled code: the Mersenne Twister MT19937 and what the random module draws from it.
+
+A state is uint32 (END,): the 624 words, the index of the next number, and the numbers that the words stand for
+("tempered"), made for all of them at once, which vector instructions do. Loops keep the index in a register:
+
+    at = np.int64(state[INDEX])
+    ...
+        if at > ENOUGH:
+            at = refill(state, at)
+        bits, at = next_bits(state, at)
+    ...
+    state[INDEX] = np.uint32(at)
+
+The call of refill stands in the loop itself: within a function of its own, numba counts references at every number.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import numpy.typing as npt
+
+from bert.data.compiled import compiled
+
+_N, _M = 624, 397
+_AHEAD = 4  # numbers that are there after a refill at ENOUGH, without another look
+INDEX, _NUMBERS = _N, _N + 1 + _AHEAD
+END = _NUMBERS + _N  # the index where no number is left
+ENOUGH = END - _AHEAD
+
+
+def initial_state(seed: int) -> npt.NDArray[np.uint32]:
+    """State of random.Random(seed)."""
+    words = random.Random(seed).getstate()[1]
+    assert words[_N] == _N  # a new generator has drawn from none of its words
+    state = np.zeros(END, dtype=np.uint32)
+    state[:_N], state[INDEX] = words[:_N], END
+    return state
+
+
+@compiled
+def _mixed(word, following, distant):  # type: ignore[no-untyped-def]
+    y = (word & np.uint32(0x80000000)) | (following & np.uint32(0x7FFFFFFF))
+    odd = np.uint32(0) - (y & np.uint32(1))  # all ones where the last bit is one
+    return distant ^ (y >> np.uint32(1)) ^ (odd & np.uint32(0x9908B0DF))
+
+
+@compiled
+def refill(state, at):  # type: ignore[no-untyped-def]
+    """Makes 624 more numbers and puts those left, `_AHEAD` at the most, before them; returns the index of the next."""
+    left = END - at
+    for k in range(left):
+        state[_NUMBERS - left + k] = state[at + k]
+    for k in range(_N - _M):
+        state[k] = _mixed(state[k], state[k + 1], state[k + _M])
+    for k in range(_N - _M, _N - 1):
+        state[k] = _mixed(state[k], state[k + 1], state[k + _M - _N])
+    state[_N - 1] = _mixed(state[_N - 1], state[0], state[_M - 1])
+    for k in range(_N):
+        y = state[k]
+        y ^= y >> np.uint32(11)
+        y ^= (y << np.uint32(7)) & np.uint32(0x9D2C5680)
+        y ^= (y << np.uint32(15)) & np.uint32(0xEFC60000)
+        state[_NUMBERS + k] = y ^ (y >> np.uint32(18))
+    return _NUMBERS - left
+
+
+@compiled
+def next_bits(state, at):  # type: ignore[no-untyped-def]
+    """The 53 bits of random(), which is that number / 2^53, of the next two numbers; and the index after them."""
+    high = np.int64(state[at] >> np.uint32(5))
+    low = np.int64(state[at + 1] >> np.uint32(6))
+    return (high << 26) | low, at + 2
+
+
+@compiled
+def next_float(state):  # type: ignore[no-untyped-def]
+    """random(): 53 bits, in [0, 1)."""
+    at = np.int64(state[INDEX])
+    if at > ENOUGH:
+        at = refill(state, at)
+    bits, at = next_bits(state, at)
+    state[INDEX] = np.uint32(at)
+    return np.float64(bits) * (1.0 / 9007199254740992.0)
+
+
+@compiled
+def next_below(state, limit):  # type: ignore[no-untyped-def]
+    """randrange(limit), limit from 1 to 2^32 - 1: as many bits as the limit has, drawn until below it."""
+    bits = 0
+    while (limit >> bits) > 0:
+        bits += 1
+    shift = np.uint32(32 - bits)
+    at = np.int64(state[INDEX])
+    value = np.int64(limit)
+    while value >= limit:
+        if at == END:
+            at = refill(state, at)
+        value = np.int64(state[at] >> shift)
+        at += 1
+    state[INDEX] = np.uint32(at)
+    return value
+
+
+@compiled
+def shuffle(state, values):  # type: ignore[no-untyped-def]
+    """shuffle(values) in place."""
+    shuffle_with(state, values, np.empty(values.size, dtype=np.int64))
+
+
+@compiled
+def shuffle_with(state, values, partners):  # type: ignore[no-untyped-def]
+    """shuffle(values) in place; `partners` has room for as many numbers.
+
+    First all draws, then all swaps. A number that is too large is drawn in vain: what it wrote is written over by the
+    next. Branches on random numbers, which the processor cannot foresee, would cost more than all the rest.
+    """
+    i = values.size - 1
+    at = np.int64(state[INDEX])
+    while i > 0:
+        bits = 0
+        while ((i + 1) >> bits) > 0:
+            bits += 1
+        shift = np.uint32(32 - bits)
+        last = max((1 << (bits - 1)) - 1, 1)  # down to here, as many bits are drawn
+        while i >= last:
+            if at == END:
+                at = refill(state, at)
+            j = np.int64(state[at] >> shift)
+            at += 1
+            partners[i] = j
+            i -= np.int64(j <= i)
+    state[INDEX] = np.uint32(at)
+    for i in range(values.size - 1, 0, -1):
+        j = partners[i]
+        value = values[i]
+        values[i] = values[j]
+        values[j] = value

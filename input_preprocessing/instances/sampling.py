@@ -1,0 +1,284 @@
+"""Training instances from tokenised documents: sentence pairs, masks and their order, compiled.
+
+Draws from one Mersenne Twister in exactly the order of the reference (create_pretraining_data.py of
+google-research/bert as amended by MLCommons), hence the same instances bit for bit. A pair is two contiguous runs of
+tokens (whole segments of one document each, then cut at both ends): only its ends are kept until the order is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bert.data.compiled import compiled
+from bert.data.records import DataError, Records
+from input_preprocessing.instances.mersenne import (
+    ENOUGH,
+    INDEX,
+    initial_state,
+    next_below,
+    next_bits,
+    next_float,
+    refill,
+    shuffle,
+    shuffle_with,
+)
+from input_preprocessing.text.tokenization import TokenizedText
+from input_preprocessing.text.vocabulary import Vocabulary
+
+_HALF, _FOUR_FIFTHS = 1 << 52, int(0.8 * 2**53)  # random() < 0.8 says of its bits that they are below that: both exact
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """Options of the reference, under its names.
+
+    Raises:
+        DataError: a value out of range.
+    """
+
+    max_seq_length: int = 512
+    max_predictions_per_seq: int = 76
+    masked_lm_prob: float = 0.15
+    short_seq_prob: float = 0.1
+    random_seed: int = 12345
+    dupe_factor: int = 10
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("max_seq_length", 5, 32767),
+            ("max_predictions_per_seq", 1, 32767),
+            ("masked_lm_prob", 0, 1),
+            ("short_seq_prob", 0, 1),
+            ("dupe_factor", 1, 1000),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise DataError(f"--{name.replace('_', '-')} is {value}; give a value from {low} to {high}")
+
+
+def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: SamplingConfig) -> Records:
+    """All instances of one text file, in the reference's order; none where the text has no token."""
+    lengths = np.arange(config.max_seq_length + 1)
+    num_predictions = np.array(
+        [min(config.max_predictions_per_seq, max(1, round(int(n) * config.masked_lm_prob))) for n in lengths],
+        dtype=np.int64,
+    )
+    special = np.array([vocabulary.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")], dtype=np.int16)
+    state = initial_state(config.random_seed)
+    pairs, masked_offsets, masked = _sample(
+        state, text.tokens, text.segment_offsets, text.document_offsets, special, len(vocabulary),
+        config.max_seq_length, config.short_seq_prob, config.dupe_factor, num_predictions,
+    )  # fmt: skip
+    order = np.arange(len(pairs))
+    shuffle(state, order)
+    return _assemble(text.tokens, special, pairs, masked_offsets, masked, order)
+
+
+def _assemble(
+    tokens: npt.NDArray[np.int16],
+    special: npt.NDArray[np.int16],
+    pairs: npt.NDArray[np.int64],
+    masked_offsets: npt.NDArray[np.int64],
+    masked: npt.NDArray[np.int32],
+    order: npt.NDArray[np.int64],
+) -> Records:
+    """Records of the pairs in the order given."""
+    chosen = pairs[order]
+    lengths_a = chosen[:, 1] - chosen[:, 0]
+    lengths = lengths_a + chosen[:, 3] - chosen[:, 2] + 3
+    sequence_offsets = np.concatenate([[0], np.cumsum(lengths)])
+    new_masked_offsets = np.concatenate([[0], np.cumsum(np.diff(masked_offsets)[order])])
+    input_ids = np.empty(sequence_offsets[-1], dtype=np.int16)
+    positions = np.empty(new_masked_offsets[-1], dtype=np.int16)
+    labels = np.empty(new_masked_offsets[-1], dtype=np.int16)
+    _write_sequences(tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels)
+    return Records(
+        input_ids=input_ids,
+        sequence_offsets=sequence_offsets,
+        segment_b_start=(lengths_a + 2).astype(np.int16),
+        masked_lm_positions=positions,
+        masked_lm_ids=labels,
+        masked_lm_offsets=new_masked_offsets,
+        next_sentence_labels=chosen[:, 4].astype(np.int8),
+    )
+
+
+@compiled
+def _write_sequences(tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels):  # type: ignore[no-untyped-def]
+    at = 0
+    masked_at = 0
+    for i in order:
+        start = at
+        input_ids[at] = special[0]
+        at += 1
+        for side in range(2):
+            begin = pairs[i, 2 * side]
+            length = pairs[i, 2 * side + 1] - begin
+            input_ids[at : at + length] = tokens[begin : begin + length]
+            at += length
+            input_ids[at] = special[1]
+            at += 1
+        for j in range(masked_offsets[i], masked_offsets[i + 1]):
+            position = masked[j] & 0xFFFF
+            positions[masked_at] = position
+            labels[masked_at] = input_ids[start + position]
+            input_ids[start + position] = masked[j] >> 16
+            masked_at += 1
+
+
+@compiled
+def _truncate(state, pair, max_num_tokens):  # type: ignore[no-untyped-def]
+    """Cuts the longer run, at its front or its end, until both fit."""
+    length_a = pair[1] - pair[0]
+    length_b = pair[3] - pair[2]
+    at = np.int64(state[INDEX])
+    while length_a + length_b > max_num_tokens:
+        if at > ENOUGH:
+            at = refill(state, at)
+        bits, at = next_bits(state, at)
+        front = np.int64(bits < _HALF)  # a number, not a branch that cannot be foreseen
+        longer_a = np.int64(length_a > length_b)
+        side = 2 - 2 * longer_a
+        pair[side] += front
+        pair[side + 1] -= 1 - front
+        length_a -= longer_a
+        length_b -= 1 - longer_a
+    state[INDEX] = np.uint32(at)
+
+
+@compiled
+def _mask(state, tokens, pair, mask, vocabulary_size, count, candidates, partners, replaced, masked, end):  # type: ignore[no-untyped-def]
+    """Masks `count` positions at most; appends position + new id * 2^16 by position and returns the new end.
+
+    `masked` must have room for one more a token of the sequence: what is not masked is written too, then written over.
+    """
+    length_a = pair[1] - pair[0]
+    num_candidates = length_a + pair[3] - pair[2]  # text holds neither [CLS] nor [SEP]: the tokenizer splits them
+    for i in range(length_a):
+        candidates[i] = i + 1
+    for i in range(length_a, num_candidates):
+        candidates[i] = i + 2
+    shuffle_with(state, candidates[:num_candidates], partners)
+    replaced[: num_candidates + 2] = -1
+    at = np.int64(state[INDEX])
+    for i in range(min(count, num_candidates)):
+        position = candidates[i]
+        new = mask
+        if at > ENOUGH:  # four numbers are the most that are drawn here
+            at = refill(state, at)
+        bits, at = next_bits(state, at)
+        if bits >= _FOUR_FIFTHS:
+            bits, at = next_bits(state, at)
+            if bits < _HALF:
+                source = pair[0] + position - 1 if position <= length_a else pair[2] + position - length_a - 2
+                new = np.int64(tokens[source])
+            else:
+                state[INDEX] = np.uint32(at)
+                new = next_below(state, vocabulary_size)
+                at = np.int64(state[INDEX])
+        replaced[position] = (new << 16) | position
+    state[INDEX] = np.uint32(at)
+    for i in range(1, num_candidates + 2):
+        masked[end] = replaced[i]
+        end += np.int64(replaced[i] >= 0)
+    return end
+
+
+@compiled
+def _random_run(state, segment_offsets, document_offsets, order, document_index, target, pair):  # type: ignore[no-untyped-def]
+    """Fills pair[2:4] with whole segments of another document (ten tries), from a random one on, up to the target."""
+    other = 0
+    for _ in range(10):
+        other = next_below(state, order.size)
+        if other != document_index:
+            break
+    first = document_offsets[order[other]]
+    last = document_offsets[order[other] + 1]
+    segment = first + next_below(state, last - first)
+    pair[2] = segment_offsets[segment]
+    while segment < last:
+        segment += 1
+        pair[3] = segment_offsets[segment]
+        if pair[3] - pair[2] >= target:
+            break
+
+
+@compiled
+def _grown(array):  # type: ignore[no-untyped-def]
+    """The rows of the array, with room for twice as many."""
+    larger = np.empty((2 * array.shape[0], *array.shape[1:]), dtype=array.dtype)
+    larger[: array.shape[0]] = array
+    return larger
+
+
+@compiled
+def _next_pair(  # type: ignore[no-untyped-def]
+    state, segment_offsets, document_offsets, order, document_index, start, target, pair
+):
+    """Makes the pair whose chunk starts at segment `start`; returns the segment after those it used."""
+    last = document_offsets[order[document_index] + 1]
+    end = start + 1
+    while end < last and segment_offsets[end] - segment_offsets[start] < target:
+        end += 1
+    chunk = end - start
+    middle = start + 1
+    if chunk >= 2:
+        middle = start + 1 + next_below(state, chunk - 1)
+    pair[0] = segment_offsets[start]
+    pair[1] = segment_offsets[middle]
+    if chunk == 1 or next_float(state) < 0.5:
+        pair[4] = 1
+        target_b = target - (pair[1] - pair[0])
+        _random_run(state, segment_offsets, document_offsets, order, document_index, target_b, pair)
+        return middle  # the unused segments go back
+    pair[4] = 0
+    pair[2] = segment_offsets[middle]
+    pair[3] = segment_offsets[end]
+    return end
+
+
+@compiled
+def _sample(  # type: ignore[no-untyped-def]
+    state, tokens, segment_offsets, document_offsets, special, vocabulary_size,
+    max_seq_length, short_seq_prob, dupe_factor, num_predictions,
+):  # fmt: skip
+    """All pairs in the order they are drawn: (N, 5) ends and label, masked offsets (N + 1,), masks (M,)."""
+    order = np.arange(document_offsets.size - 1)
+    shuffle(state, order)
+    max_num_tokens = max_seq_length - 3
+    pairs = np.empty((max(16, dupe_factor * tokens.size // max_num_tokens), 5), dtype=np.int64)
+    masked_offsets = np.zeros(pairs.shape[0] + 1, dtype=np.int64)
+    masked = np.empty(max(max_seq_length, dupe_factor * tokens.size // 6), dtype=np.int32)
+    candidates = np.empty(max_seq_length, dtype=np.int32)
+    partners = np.empty(max_seq_length, dtype=np.int64)
+    replaced = np.empty(max_seq_length, dtype=np.int32)
+    mask = np.int64(special[2])
+    count = 0
+    at = 0
+    for _ in range(dupe_factor):
+        for document_index in range(order.size):
+            target = max_num_tokens
+            if next_float(state) < short_seq_prob:
+                target = 2 + next_below(state, max_num_tokens - 1)
+            start = document_offsets[order[document_index]]
+            last = document_offsets[order[document_index] + 1]
+            while start < last:
+                if count + 1 >= pairs.shape[0]:
+                    pairs = _grown(pairs)
+                    masked_offsets = _grown(masked_offsets)
+                if at + max_seq_length > masked.shape[0]:
+                    masked = _grown(masked)
+                pair = pairs[count]
+                start = _next_pair(state, segment_offsets, document_offsets, order, document_index, start, target, pair)
+                _truncate(state, pair, max_num_tokens)
+                length = pair[1] - pair[0] + pair[3] - pair[2] + 3
+                at = _mask(
+                    state, tokens, pair, mask, vocabulary_size, num_predictions[length],
+                    candidates, partners, replaced, masked, at,
+                )  # fmt: skip
+                count += 1
+                masked_offsets[count] = at
+    return pairs[:count], masked_offsets[: count + 1], masked[:at]

@@ -1,0 +1,115 @@
+"""Turns files of training instances that others made into record files, one for one, checked.
+
+Takes the reference's TFRecord files (checksums verified) and NVIDIA's HDF5 shards: fixed-length, variable-length and
+packed, whose rows are kept. The kind is told by the file's contents. Finished files are kept on a second run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+from bert.data.format import check_contents, open_records, write_records
+from bert.data.records import DataError, Metadata, Records
+from input_preprocessing.stage.cli import add_jobs, human_bytes, run, stage_parser
+from input_preprocessing.stage.manifest import md5_of
+from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.tensorflow_files.tfrecord import read_tfrecord
+from input_preprocessing.text import vocabulary
+from input_preprocessing.text.vocabulary import Vocabulary
+
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_SUFFIXES = (".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords")
+_NOT_RECORDS = (".lst", ".json", ".txt", ".md5", ".chk")
+
+
+def read_foreign(path: Path) -> tuple[Records, Metadata]:
+    """Sequences (and rows, where they are packed) of a TFRecord or HDF5 file.
+
+    Raises:
+        DataError: unreadable, damaged or of another kind.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(_HDF5_SIGNATURE))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; check --source") from error
+    if not start:
+        raise DataError(f"{path} is empty; copy it again")
+    return open_records(path) if start == _HDF5_SIGNATURE else read_tfrecord(path)
+
+
+def import_file(task: tuple[Path, Path, Vocabulary | None]) -> tuple[int, int]:
+    """Writes the record file of a foreign one, unless it is there; its numbers of sequences and rows.
+
+    Raises:
+        DataError: unreadable source, tokens that the vocabulary lacks, or unwritable target.
+    """
+    source, target, words = task
+    origin, vocab_md5 = ((source.name, md5_of(source)),), words.md5 if words else ""
+    try:
+        records, metadata = open_records(target)
+        if metadata.source == origin and metadata.vocab_md5 == vocab_md5:
+            return records.num_sequences, records.num_rows
+    except DataError:
+        pass
+    records, metadata = read_foreign(source)
+    metadata = dataclasses.replace(metadata, source=origin, vocab_md5=vocab_md5)
+    check_contents(source, records, metadata)
+    largest = max(records.input_ids.max(initial=0), records.masked_lm_ids.max(initial=0))
+    if words and largest >= len(words):
+        raise DataError(f"{source} has token {largest}, the vocabulary has {len(words)}; give the one it was made with")
+    write_records(target, records, metadata)
+    return records.num_sequences, records.num_rows
+
+
+def plan_files(source: Path, target: Path) -> list[tuple[Path, Path]]:
+    """Each source file and the record file to make of it.
+
+    Raises:
+        DataError: there are none, or two would make the same.
+    """
+    files = [source]
+    if source.is_dir():
+        files = sorted(
+            path
+            for path in source.iterdir()
+            if path.is_file() and not path.name.startswith(".") and path.suffix not in _NOT_RECORDS
+        )
+    if not files:
+        raise DataError(f"no files in {source}; check --source")
+    planned: dict[Path, Path] = {}
+    for path in files:
+        made = target / f"{path.stem if path.suffix in _SUFFIXES else path.name}.hdf5"
+        if made in planned:
+            raise DataError(f"{path} and {planned[made]} would both become {made}; move one of them")
+        if made.resolve() == path.resolve():
+            raise DataError(f"{made} would be written over; give another --target")
+        planned[made] = path
+    return [(path, made) for made, path in planned.items()]
+
+
+def _main(options: argparse.Namespace) -> None:
+    words = vocabulary.load(options.vocab_file) if options.vocab_file else None
+    files = plan_files(options.source, options.target)
+    options.target.mkdir(parents=True, exist_ok=True)
+    weights = [path.stat().st_size if path.exists() else 0 for path, _ in files]
+    tasks = [(path, made, words) for path, made in files]
+    counts = run_tasks("import", import_file, tasks, jobs=options.jobs, weights=weights)
+    sequences, rows = (sum(count[i] for count in counts) for i in range(2))
+    size = human_bytes(sum(made.stat().st_size for _, made in files))
+    print(f"{options.target}: {sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}", file=sys.stderr)
+
+
+def main() -> None:
+    """Command line."""
+    parser = stage_parser("import_records", __doc__)
+    parser.add_argument("--source", type=Path, required=True, help="file, or folder of files")
+    parser.add_argument("--target", type=Path, required=True, help="folder for the record files")
+    parser.add_argument(
+        "--vocab-file", type=Path, help="vocab.txt they were made with: tokens are checked, and its md5 is recorded"
+    )
+    add_jobs(parser)
+    run(parser, _main)

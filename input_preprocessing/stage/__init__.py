@@ -1,0 +1,1 @@
+"""What every stage shares: command line, worker processes, output folders, manifest."""

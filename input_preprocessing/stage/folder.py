@@ -1,0 +1,97 @@
+"""The output folder of a stage that makes many files: what was made of what, so that a second run goes on.
+
+``stage.json`` holds the recipe (all that decides the content) and, once the stage has ended, its files with their
+sizes. Files made to another recipe are removed before any new one is written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert.data.format import atomic_file
+from bert.data.records import DataError
+
+NAME = "stage.json"
+
+
+class StageFolder:
+    """A folder to which one stage writes files of some name patterns."""
+
+    def __init__(self, folder: Path, stage: str, patterns: Sequence[str], recipe: dict[str, Any]) -> None:
+        """Prepares the folder: keeps finished files of the same recipe, removes this stage's others.
+
+        Raises:
+            DataError: there are files of these names that this stage did not make.
+        """
+        self.folder, self.stage = folder, stage
+        self.patterns, self.recipe = patterns, json.loads(json.dumps(recipe))
+        folder.mkdir(parents=True, exist_ok=True)
+        made = _read(folder)
+        present = [path for pattern in patterns for path in folder.glob(pattern)]
+        if made.get("stage") != stage and present:
+            raise DataError(f"{present[0]} was not made by {stage}; move it away, or give another --target")
+        if made.get("recipe") == self.recipe:
+            changed = _changed(folder, made)
+            self.finished = changed is not None and not changed
+            stale = [folder / name for name in changed or []]
+        else:
+            self.finished = False
+            stale = present
+            self._write(None, None)  # what is half removed belongs to no recipe
+        for path in stale:
+            path.unlink(missing_ok=True)
+        if not self.finished:
+            self._write(self.recipe, None)
+
+    def finish(self, names: list[str]) -> None:
+        """Removes files that are none of these, and notes the stage as ended."""
+        for pattern in self.patterns:
+            for path in [*self.folder.glob(pattern), *self.folder.glob(f".{pattern}.partial")]:
+                if path.name not in names:
+                    path.unlink()
+        self._write(self.recipe, {name: (self.folder / name).stat().st_size for name in names})
+        self.finished = True
+
+    def _write(self, recipe: dict[str, Any] | None, files: dict[str, int] | None) -> None:
+        with atomic_file(self.folder / NAME) as partial:
+            text = json.dumps({"stage": self.stage, "recipe": recipe, "files": files}, indent=1)
+            partial.write_text(text + "\n", encoding="utf-8")
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a stage has ended here and all its files are as it left them."""
+    return _changed(folder, _read(folder)) == []
+
+
+def finished_files(folder: Path, stage: str) -> list[Path]:
+    """The files of a stage that has ended, by name.
+
+    Raises:
+        DataError: it has not, or a file was lost or changed in size.
+    """
+    made, command = _read(folder), f"python -m input_preprocessing.{stage}"
+    changed = _changed(folder, made)
+    if made.get("stage") != stage or changed is None:
+        raise DataError(f"{folder} holds no finished output of {stage}; run {command} first")
+    if changed:
+        raise DataError(f"{folder / changed[0]} is lost or was changed; run {command} again")
+    return [folder / name for name in made["files"]]
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        made = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        return made if isinstance(made, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _changed(folder: Path, made: dict[str, Any]) -> list[str] | None:
+    """Names of files that are not there with the size noted; None where the stage has not ended."""
+    if made.get("files") is None:
+        return None
+    present = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    return [name for name, size in made["files"].items() if present.get(name) != size]

@@ -1,0 +1,114 @@
+"""prepared-*.json: what a preparation made, of what, and the digests by which `verify` knows it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert.data.format import atomic_file, open_records
+from bert.data.records import DataError
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A data set, as it was when it was finished."""
+
+    text: str  # for people
+    sequences: int
+    rows: int
+    tokens: int
+    eval_samples: int
+    multiset_digest: str  # of the training instances, which the shards hold exactly
+    texts: dict[str, str]  # md5 of each text file
+    recipe: dict[str, object]  # all options that decide the result
+    files: dict[str, str]  # digest_of each file, by its path in the folder
+
+    @property
+    def records(self) -> list[str]:
+        """Training files."""
+        return [name for name in self.files if name.endswith(".hdf5") and not name.startswith("eval/")]
+
+
+def digest_of(path: Path) -> str:
+    """Content digest that a record file carries, md5 of any other."""
+    if path.suffix == ".hdf5":
+        return open_records(path)[1].content_digest
+    return md5_of(path)
+
+
+def md5_of(path: Path) -> str:
+    """md5 of a file's contents.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    digest = hashlib.md5()
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; check that it is there and readable") from error
+    return digest.hexdigest()
+
+
+def summarise(
+    outputdir: Path,
+    shards: Sequence[Path],
+    others: Sequence[Path],
+    *,
+    eval_samples: int,
+    multiset_digest: str,
+    texts: dict[str, str],
+    recipe: dict[str, object],
+) -> Manifest:
+    """The manifest of finished files, all under `outputdir`."""
+    sequences = rows = tokens = capacity = 0
+    files = {str(path.relative_to(outputdir)): digest_of(path) for path in others}
+    for path in shards:
+        records, metadata = open_records(path)
+        sequences += records.num_sequences
+        rows += records.num_rows
+        tokens += len(records.input_ids)
+        capacity += records.num_rows * metadata.max_seq_length
+        files[str(path.relative_to(outputdir))] = metadata.content_digest
+    return Manifest(
+        text=f"{sequences:,} sequences in {rows:,} rows, {tokens / capacity:.2%} full, {len(shards)} shards",
+        sequences=sequences,
+        rows=rows,
+        tokens=tokens,
+        eval_samples=eval_samples,
+        multiset_digest=multiset_digest,
+        texts=texts,
+        recipe=recipe,
+        files=files,
+    )
+
+
+def write(path: Path, manifest: Manifest) -> None:
+    """Writes the file, whole or not at all."""
+    with atomic_file(path) as partial:
+        partial.write_text(json.dumps(dataclasses.asdict(manifest), indent=1) + "\n")
+
+
+def read(path: Path) -> Manifest:
+    """Reads the file.
+
+    Raises:
+        DataError: unreadable, damaged, or of another version.
+    """
+    try:
+        manifest = Manifest(**json.loads(path.read_text()))
+        if not isinstance(manifest.files, dict) or not isinstance(manifest.recipe, dict):
+            raise TypeError("files and recipe are no tables")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} is damaged or of another version ({error}); prepare the data again") from error
+    return manifest

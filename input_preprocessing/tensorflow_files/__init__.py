@@ -1,0 +1,1 @@
+"""TensorFlow's files, read and written without TensorFlow."""

@@ -1,0 +1,207 @@
+"""Reads TensorFlow checkpoints (the V2 "tensor bundle") without TensorFlow.
+
+PREFIX.index is a sorted table of key -> BundleEntryProto in LevelDB's block format, plain or compressed by Snappy;
+PREFIX.data-SSSSS-of-NNNNN are the tensors' raw little-endian bytes. Block, record and tensor checksums are all checked.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bert.data.records import DataError
+from input_preprocessing.tensorflow_files.crc32c import crc32c, masked
+from input_preprocessing.tensorflow_files.protobuf import fields, read_varint
+from input_preprocessing.tensorflow_files.snappy import decompress
+
+_MAGIC = 0xDB4775248B80FB57
+_FOOTER = 48
+_DTYPES: dict[int, Any] = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64, 14: "bfloat16", 19: np.float16}
+_STRING = 7
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies."""
+
+    dtype: int
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+    crc: int
+    sliced: bool
+
+
+class Bundle:
+    """An open checkpoint.
+
+    Raises:
+        DataError: missing, damaged or of an unknown kind.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        self.prefix = prefix
+        index = Path(f"{prefix}.index")
+        try:
+            data = index.read_bytes()
+        except OSError as error:
+            raise DataError(f"cannot read {index}: {error.strerror}; give the path without .index") from error
+        try:
+            table = dict(_read_table(data))
+            shards = dict(fields(table.pop(b""))).get(1, 1)
+            self.num_shards = shards if isinstance(shards, int) else 1
+            self.entries = {str(key, "utf-8"): _parse_entry(value) for key, value in table.items()}
+        except (ValueError, KeyError, struct.error, UnicodeDecodeError) as error:
+            raise DataError(f"{index} is no intact TensorFlow checkpoint index ({error}); copy it again") from error
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """A tensor, as float32 when it is a bfloat16 one.
+
+        Raises:
+            DataError: missing or damaged data file, or a kind of tensor that BERT checkpoints do not have.
+        """
+        entry = self.entries[name]
+        if entry.sliced or entry.dtype not in _DTYPES:
+            kind = "is split into slices" if entry.sliced else f"has data type number {entry.dtype}"
+            raise DataError(f"{self.prefix}: tensor {name} {kind}, which is not supported")
+        raw = self.read_bytes(name)
+        if _DTYPES[entry.dtype] == "bfloat16":
+            array = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            array = raw.view(np.dtype(_DTYPES[entry.dtype]).newbyteorder("<"))
+        if array.size != int(np.prod(entry.shape)):
+            raise DataError(f"{self.prefix}: tensor {name} has {array.size} elements for shape {list(entry.shape)}")
+        return array.reshape(entry.shape)
+
+    def read_bytes(self, name: str) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes, checked.
+
+        Raises:
+            DataError: missing or damaged data file.
+        """
+        entry = self.entries[name]
+        path = Path(f"{self.prefix}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
+        try:
+            with open(path, "rb") as file:
+                file.seek(entry.offset)
+                raw = np.fromfile(file, dtype=np.uint8, count=entry.size)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}; put it beside {self.prefix}.index") from error
+        if raw.size != entry.size:
+            raise DataError(f"{path} is too short for tensor {name}; copy it again")
+        covered = raw if entry.dtype != _STRING else _lengths_expanded(raw.tobytes())
+        if masked(crc32c(covered)) != entry.crc:
+            raise DataError(f"{path}: checksum of tensor {name} is wrong; copy the file again")
+        return raw
+
+    def object_names(self) -> dict[str, str]:
+        """Checkpoint key -> variable's own name, of a TensorFlow 2 checkpoint; empty for a TensorFlow 1 one.
+
+        Raises:
+            DataError: the graph is damaged.
+        """
+        if OBJECT_GRAPH not in self.entries:
+            return {}
+        raw = self.read_bytes(OBJECT_GRAPH).tobytes()
+        names = {}
+        try:
+            length, at = read_varint(raw, 0)
+            for number, node in fields(raw[at + 4 : at + 4 + length]):  # a checksum of the lengths stands between
+                if number != 1 or not isinstance(node, bytes):
+                    continue
+                for kind, attribute in fields(node):
+                    if kind == 2 and isinstance(attribute, bytes):
+                        parts = dict(fields(attribute))  # 2 full_name, 3 checkpoint_key
+                        names[_text(parts.get(3))] = _text(parts.get(2))
+        except ValueError as error:
+            raise DataError(f"{self.prefix}: the object graph is damaged ({error}); copy it again") from error
+        return names
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else ""
+
+
+def _lengths_expanded(raw: bytes) -> bytes:
+    """What the checksum of a scalar string covers: its length in four bytes, their checksum, and its bytes."""
+    try:
+        length, at = read_varint(raw, 0)
+        return struct.pack("<I", length) + raw[at:]
+    except (ValueError, struct.error):
+        return b""  # damaged: no checksum is that of nothing
+
+
+def _parse_entry(data: bytes) -> Entry:
+    values: dict[int, Any] = {}
+    shape: list[int] = []
+    for number, value in fields(data):
+        if number == 2 and isinstance(value, bytes):
+            sizes = [dict(fields(dim)).get(1, 0) for n, dim in fields(value) if n == 2 and isinstance(dim, bytes)]
+            shape = [size for size in sizes if isinstance(size, int)]
+        values[number] = value
+    get = values.get
+    return Entry(get(1, 0), tuple(shape), get(3, 0), get(4, 0), get(5, 0), get(6, 0), 7 in values)
+
+
+def _read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """All records of the table, in order of their keys."""
+    if len(data) < _FOOTER or struct.unpack("<Q", data[-8:])[0] != _MAGIC:
+        raise ValueError("wrong magic number")
+    footer = data[-_FOOTER:]
+    _, at = read_varint(footer, 0)
+    _, at = read_varint(footer, at)
+    for _, handle in _read_block(data, *_handle(footer, at)):
+        yield from _read_block(data, *_handle(handle, 0))
+
+
+def _handle(data: bytes, at: int) -> tuple[int, int]:
+    offset, at = read_varint(data, at)
+    return offset, read_varint(data, at)[0]
+
+
+def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Records of a block: each key shares a prefix with the one before."""
+    block, trailer = data[offset : offset + size], data[offset + size : offset + size + 5]
+    if len(trailer) != 5 or size < 4:
+        raise ValueError("truncated block")
+    if masked(crc32c(block + trailer[:1])) != struct.unpack("<I", trailer[1:])[0]:
+        raise ValueError("wrong block checksum")
+    if trailer[0] not in (0, 1):
+        raise ValueError(f"unknown compression {trailer[0]}")
+    if trailer[0] == 1:
+        block = decompress(block)
+    end = len(block) - 4 - 4 * struct.unpack("<I", block[-4:])[0]
+    at = 0
+    key = b""
+    while at < end:
+        shared, at = read_varint(block, at)
+        fresh, at = read_varint(block, at)
+        length, at = read_varint(block, at)
+        if shared > len(key) or at + fresh + length > end:
+            raise ValueError("damaged record")
+        key = key[:shared] + block[at : at + fresh]
+        yield key, block[at + fresh : at + fresh + length]
+        at += fresh + length
+
+
+def prefix_of(path: Path) -> Path:
+    """The checkpoint's prefix, given as such, as one of its files, or as its folder.
+
+    Raises:
+        DataError: the folder holds none or several.
+    """
+    if path.is_dir():
+        found = sorted(path.glob("*.index"))
+        if len(found) != 1:
+            raise DataError(f"{path} holds {len(found)} checkpoints (*.index); name one")
+        path = found[0]
+    return Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", str(path)))

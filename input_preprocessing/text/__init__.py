@@ -1,0 +1,1 @@
+"""Text to tokens: sentences, vocabulary, WordPiece; corpora of any text."""

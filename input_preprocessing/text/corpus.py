@@ -1,0 +1,170 @@
+"""Makes a corpus for `prepare_data.sh` of any text: shards of sentences, evaluation text, vocabulary, model size.
+
+Writes to OUTPUTDIR/download: results4/part-XXXXX-of-XXXXX and results4/eval.txt (one sentence a line, a blank line
+between documents; the evaluation text is every n-th document and not in the shards), vocab.txt (a WordPiece vocabulary
+trained on the shards, unless one is given) and bert_config.json of a small BERT with that vocabulary.
+
+The input may have one sentence a line and a blank line between documents, or be plain prose; which of the two is
+detected and told, --layout decides. `--input pydoc` is the language reference that comes with Python (PSF licence):
+real English prose that needs no download.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tokenizers import BertWordPieceTokenizer
+
+from bert.data.format import atomic_file
+from bert.data.records import DataError
+from input_preprocessing.stage.cli import human_bytes, positive, run, stage_parser
+from input_preprocessing.text import vocabulary
+from input_preprocessing.text.sentences import LAYOUTS, Document, detect_layout, documents_of
+from input_preprocessing.text.tokenization import normalise
+
+SHARD_BYTES = 250_000
+MOST_SHARDS = 500
+
+
+def pydoc_documents() -> list[Document]:
+    """Documents of Python's own language reference, a topic each."""
+    from pydoc_data.topics import topics
+
+    return [document for name in sorted(topics) for document in documents_of(topics[name], "prose")]
+
+
+def read_documents(source: str, layout: str) -> tuple[list[Document], str]:
+    """Documents of a text file (or 'pydoc') and the layout it was read in.
+
+    Raises:
+        DataError: unreadable, or fewer than four documents.
+    """
+    if source == "pydoc":
+        return pydoc_documents(), "prose"
+    try:
+        text = Path(source).read_bytes().decode("utf-8", "ignore")
+    except OSError as error:
+        raise DataError(f"cannot read the text {source}: {error.strerror}; check --input") from error
+    found = detect_layout(text) if layout == "auto" else layout
+    documents = documents_of(text, found)
+    if len(documents) < 4:
+        hint = "put a blank line between documents" if found == "sentences" else "two blank lines between documents"
+        raise DataError(f"{source} has {len(documents)} documents (read as {found}), too few; {hint} or give more text")
+    return documents, found
+
+
+def split_documents(documents: list[Document], eval_share: float) -> tuple[list[Document], list[Document]]:
+    """Training and evaluation documents: every n-th is for evaluation."""
+    step = max(2, round(1 / eval_share))
+    held_out = [document for i, document in enumerate(documents) if i % step == step // 2]
+    return [document for i, document in enumerate(documents) if i % step != step // 2], held_out
+
+
+def write_text(path: Path, documents: list[Document]) -> None:
+    """One sentence a line, a blank line after each document."""
+    with atomic_file(path) as partial:
+        partial.write_text("".join("\n".join(document) + "\n\n" for document in documents), encoding="utf-8")
+
+
+def write_shards(folder: Path, documents: list[Document], num_files: int | None) -> list[Path]:
+    """Writes the documents in turn to part files, which all get about the same number; two documents each at least."""
+    size = sum(len(sentence) + 1 for document in documents for sentence in document)
+    count = min(num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1), len(documents) // 2) or 1
+    for old in folder.glob("part-*"):
+        old.unlink()
+    paths = [folder / f"part-{i:05d}-of-{count:05d}" for i in range(count)]
+    for i, path in enumerate(paths):
+        write_text(path, documents[i::count])
+    return paths
+
+
+def train_vocabulary(paths: list[Path], size: int, target: Path) -> None:
+    """Trains an uncased WordPiece vocabulary of at most `size` tokens.
+
+    Which of two equally frequent pairs is merged first hangs on the order in which the trainer meets the characters,
+    which is random; naming them all beforehand makes the vocabulary the same every time.
+    """
+    lines = [line for path in paths for line in normalise(path.read_text("utf-8")).split("\n")]
+    characters = Counter("".join(lines).replace(" ", ""))
+    common = sorted(character for character, _ in characters.most_common(size // 8))
+    named = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *common, *(f"##{character}" for character in common)]
+    tokenizer = BertWordPieceTokenizer(lowercase=True)
+    tokenizer.train_from_iterator(
+        lines, vocab_size=size, min_frequency=2, limit_alphabet=len(common), special_tokens=named, show_progress=False
+    )
+    words = tokenizer.get_vocab()
+    with atomic_file(target) as partial:
+        partial.write_text("".join(f"{word}\n" for word in sorted(words, key=words.__getitem__)), encoding="utf-8")
+
+
+def bert_config(vocab_size: int, layers: int, hidden_size: int, max_seq_length: int) -> dict[str, object]:
+    """A bert_config.json with BERT's proportions: heads of 64, feed-forward four times as wide."""
+    return {
+        "attention_probs_dropout_prob": 0.1,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "hidden_size": hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": 4 * hidden_size,
+        "max_position_embeddings": max_seq_length,
+        "num_attention_heads": hidden_size // 64,
+        "num_hidden_layers": layers,
+        "type_vocab_size": 2,
+        "vocab_size": vocab_size,
+    }
+
+
+def _main(options: argparse.Namespace) -> None:
+    if options.hidden_size % 64:
+        raise DataError(f"--hidden-size {options.hidden_size} is no multiple of 64 (the width of an attention head)")
+    documents, layout = read_documents(options.input, options.layout)
+    train, held_out = split_documents(documents, options.eval_share)
+    download = options.outputdir / "download"
+    text = download / "results4"
+    text.mkdir(parents=True, exist_ok=True)
+    shards = write_shards(text, train, options.num_files)
+    write_text(text / "eval.txt", held_out)
+    if options.vocab_file:
+        vocabulary.load(options.vocab_file)
+        shutil.copyfile(options.vocab_file, download / "vocab.txt")
+    else:
+        train_vocabulary(shards, options.vocab_size, download / "vocab.txt")
+    words = vocabulary.load(download / "vocab.txt")
+    config = bert_config(len(words), options.layers, options.hidden_size, options.max_seq_length)
+    with atomic_file(download / "bert_config.json") as partial:
+        partial.write_text(json.dumps(config, indent=2) + "\n")
+    how = "one sentence a line" if layout == "sentences" else "prose, cut into sentences"
+    size = sum(path.stat().st_size for path in shards)
+    print(
+        f"{options.input}: read as {how}; {len(train)} documents ({human_bytes(size)}) in {len(shards)} files, "
+        f"{len(held_out)} for evaluation, {len(words)} tokens in the vocabulary",
+        file=sys.stderr,
+    )
+
+
+def main() -> None:
+    """Command line."""
+    parser = stage_parser("corpus", __doc__)
+    parser.add_argument("--input", required=True, help="text file, or 'pydoc'")
+    parser.add_argument("--outputdir", type=Path, required=True, help="where prepare_data.sh will look")
+    parser.add_argument("--layout", choices=("auto", *LAYOUTS), default="auto", help="(default %(default)s)")
+    parser.add_argument("--vocab-file", type=Path, help="a vocab.txt to use (default: train one)")
+    parser.add_argument("--vocab-size", type=positive, default=8192, help="of the trained one (default %(default)s)")
+    parser.add_argument("--num-files", type=positive, help="part files (default: one per 250 kB, at most 500)")
+    parser.add_argument("--eval-share", type=_share, default=0.05, help="of the documents (default %(default)s)")
+    parser.add_argument("--layers", type=positive, default=4, help="of bert_config.json (default %(default)s)")
+    parser.add_argument("--hidden-size", type=positive, default=256, help="of bert_config.json (default %(default)s)")
+    parser.add_argument("--max-seq-length", type=positive, default=512, help="(default %(default)s)")
+    run(parser, _main)
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 0.5:
+        raise argparse.ArgumentTypeError(f"{value} is not above 0 and at most 0.5")
+    return value

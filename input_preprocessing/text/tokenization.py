@@ -1,0 +1,270 @@
+"""BERT's uncased tokenizer, compiled: text to token ids of segments and documents.
+
+Equal to the reference's BasicTokenizer + WordpieceTokenizer on any bytes. Words of printable ASCII go to the compiled
+loop as they are; words with other bytes are first normalised here, as Unicode 11.0 has it. The loop lower-cases ASCII,
+splits on space and ASCII punctuation and walks the vocabulary's trie, longest match first.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bert.data.compiled import compiled
+from input_preprocessing.text import unicode11
+from input_preprocessing.text.vocabulary import NODE_MASK, TOKEN_BITS, TOKEN_MASK, Vocabulary, slot_of
+
+MAX_CHARACTERS_PER_WORD = 200
+
+# Byte classes of the compiled loop.
+_LETTER, _SPACE, _PUNCTUATION, _NEWLINE, _NOT_BLANK = range(5)
+_MARKER = "\x01"  # stands for a word of which no token remains
+_BLOCK = 1 << 16
+_CONTROLS = bytes(b for b in [*range(32), 127] if b not in b"\t\n\r")
+_CJK = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """Documents of segments of tokens, flat."""
+
+    tokens: npt.NDArray[np.int16]
+    segment_offsets: npt.NDArray[np.int64]  # segment s is tokens [o[s], o[s + 1])
+    document_offsets: npt.NDArray[np.int64]  # document d is segments [o[d], o[d + 1])
+
+
+class _CleanTable(dict[int, "str | None"]):
+    """str.translate table of the first pass: drop control characters, make spaces plain, set CJK ideographs apart.
+
+    Characters newer than Unicode 11.0 that lower() or normalize() would change become lone surrogates, which no decoded
+    text holds and which both leave alone; `shielded` tells which stands for what.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shielded: dict[int, str] = {}
+
+    def __missing__(self, code: int) -> str | None:
+        char = chr(code)
+        category = unicode11.category(code)
+        value: str | None = char
+        if char == "\n":
+            value = char  # our own separator: lines hold none
+        elif char in "\t\r" or category == "Zs":
+            value = " "
+        elif code in (0, 0xFFFD) or category in ("Cc", "Cf"):
+            value = None
+        elif any(first <= code <= last for first, last in _CJK):
+            value = f" {char} "
+        elif unicode11.needs_shield(code):
+            shield = 0xD800 + len(self.shielded)
+            assert shield <= 0xDFFF
+            self.shielded[shield] = char
+            value = chr(shield)
+        elif code in unicode11.REPLACED:
+            value = unicode11.REPLACED[code]
+        elif char.isspace():
+            value = " "  # U+2028, U+2029: str.split() of the reference breaks there
+        self[code] = value
+        return value
+
+
+class _SplitTable(dict[int, "str | None"]):
+    """str.translate table of the last pass: drop combining marks, set punctuation apart, take shields away."""
+
+    def __init__(self, shielded: dict[int, str]) -> None:
+        super().__init__()
+        self.shielded = shielded
+
+    def __missing__(self, code: int) -> str | None:
+        char = self.shielded.get(code, chr(code))
+        category = unicode11.category(ord(char))
+        value: str | None = char
+        if category == "Mn":
+            value = None
+        elif ord(char) >= 128 and category.startswith("P"):
+            value = f" {char} "  # ASCII punctuation is left to the compiled loop
+        elif char != "\n" and char.isspace():
+            value = " "
+        self[code] = value
+        return value
+
+
+_CLEAN = _CleanTable()
+_SPLIT = _SplitTable(_CLEAN.shielded)
+
+
+def normalise(text: str) -> str:
+    """The text lower-cased, without accents and control characters, non-ASCII punctuation set apart; keeps newlines.
+
+    A whole text gives the same as word by word: nothing here looks beyond a space (final sigma, canonical order).
+    """
+    return unicodedata.normalize("NFD", text.translate(_CLEAN).lower()).translate(_SPLIT)
+
+
+def prepare(data: bytes) -> bytes:
+    """The bytes of a text file as the compiled loop takes them: UTF-8, normalised where it is not plain ASCII.
+
+    What stands between two spaces or ends of line is normalised on its own, once however often it occurs.
+    """
+    data = data.replace(b"\r", b"")  # as TensorFlow's line reader does
+    spans = _odd_words(np.frombuffer(data, dtype=np.uint8), _IS_ODD)
+    if not len(spans):
+        return data
+    blocks = np.split(spans, range(_BLOCK, len(spans), _BLOCK))  # Python's lists of all of them would take gigabytes
+    originals = list(dict.fromkeys(data[start:end] for block in blocks for start, end in block.tolist()))
+    decoded = [original.decode("utf-8", "ignore") for original in originals]
+    normalised = {}
+    for original, text, word in zip(originals, decoded, normalise("\n".join(decoded)).split("\n"), strict=True):
+        # What held something still holds something, so that its line does not end the document.
+        normalised[original] = _MARKER.encode() if text.strip() and not word.strip(" ") else word.encode()
+    parts = []
+    at = 0
+    for block in blocks:
+        pieces: list[bytes] = []
+        for start, end in block.tolist():
+            pieces += data[at:start], normalised[data[start:end]]
+            at = end
+        parts.append(b"".join(pieces))
+    return b"".join([*parts, data[at:]])
+
+
+@compiled
+def _odd_words(text, is_odd):  # type: ignore[no-untyped-def]
+    """Start and end, (N, 2), of every run of bytes between spaces and ends of line that holds an odd byte."""
+    spans = np.empty((16, 2), dtype=np.int64)
+    count = 0
+    i = 0
+    while i < text.size:
+        if not is_odd[text[i]]:
+            i += 1
+            continue
+        start = i
+        while start > 0 and text[start - 1] != 32 and text[start - 1] != 10:
+            start -= 1
+        while i < text.size and text[i] != 32 and text[i] != 10:
+            i += 1
+        if count == spans.shape[0]:
+            larger = np.empty((2 * count, 2), dtype=np.int64)
+            larger[:count] = spans
+            spans = larger
+        spans[count, 0] = start
+        spans[count, 1] = i
+        count += 1
+    return spans[:count]
+
+
+def tokenize(data: bytes, vocabulary: Vocabulary) -> TokenizedText:
+    """Token ids of a text file: a line is a segment, a blank line ends a document; empty ones are left out."""
+    text = np.frombuffer(prepare(data), dtype=np.uint8)
+    tokens = np.empty(text.size, dtype=np.int16)  # a token takes a byte at least
+    num_lines = int(np.count_nonzero(text == ord("\n"))) + 1
+    segment_offsets = np.zeros(num_lines + 1, dtype=np.int64)
+    document_offsets = np.zeros(num_lines + 1, dtype=np.int64)
+    counts = _tokenize(
+        text, _BYTE_CLASS, vocabulary.trie.entries, vocabulary.ids["[UNK]"], tokens, segment_offsets, document_offsets
+    )
+    num_tokens, num_segments, num_documents = counts
+    return TokenizedText(
+        tokens[:num_tokens].copy(), segment_offsets[: num_segments + 1], document_offsets[: num_documents + 1]
+    )
+
+
+def _byte_classes() -> npt.NDArray[np.uint8]:
+    classes = np.full(256, _LETTER, dtype=np.uint8)
+    classes[[ord(" "), ord("\t")]] = _SPACE
+    classes[33:48] = classes[58:65] = classes[91:97] = classes[123:127] = _PUNCTUATION
+    classes[ord("\n")] = _NEWLINE
+    classes[ord(_MARKER)] = _NOT_BLANK
+    return classes
+
+
+_BYTE_CLASS = _byte_classes()
+_IS_ODD = np.array([byte > 127 or byte in _CONTROLS for byte in range(256)])
+
+
+@compiled
+def _split_word(text, start, end, entries, unknown, tokens, num_tokens):  # type: ignore[no-untyped-def]
+    """Appends the pieces of the word text[start:end], or `unknown` when it cannot be split; returns the new count."""
+    first = num_tokens
+    i = start
+    root = 0
+    while i < end:
+        node = root
+        best = 0
+        best_end = i
+        for j in range(i, end):
+            byte = text[j]
+            if 65 <= byte <= 90:
+                byte += 32
+            entry = entries[slot_of(entries, (np.int64(node) << 8) | np.int64(byte))]
+            if entry == -1:
+                break
+            node = (entry >> TOKEN_BITS) & NODE_MASK
+            token = entry & TOKEN_MASK
+            if token > 0:
+                best = token
+                best_end = j + 1
+        if best == 0:
+            tokens[first] = unknown
+            return first + 1
+        tokens[num_tokens] = best - 1
+        num_tokens += 1
+        i = best_end
+        root = 1
+    return num_tokens
+
+
+@compiled
+def _tokenize(  # type: ignore[no-untyped-def]
+    text, byte_class, entries, unknown, tokens, segment_offsets, document_offsets
+):
+    num_tokens = num_segments = num_documents = 0
+    blank = True
+    i = 0
+    size = text.size
+    while i <= size:
+        kind = byte_class[text[i]] if i < size else _NEWLINE
+        if kind == _NEWLINE:
+            if num_tokens > segment_offsets[num_segments]:
+                num_segments += 1
+                segment_offsets[num_segments] = num_tokens
+            if (blank or i == size) and num_segments > document_offsets[num_documents]:
+                num_documents += 1
+                document_offsets[num_documents] = num_segments
+            blank = True
+            i += 1
+        elif kind == _SPACE:
+            i += 1
+        elif kind == _NOT_BLANK:
+            blank = False
+            i += 1
+        else:
+            blank = False
+            start = i
+            characters = 0
+            i += 1
+            if kind == _LETTER:
+                characters = 1
+                while i < size and byte_class[text[i]] == _LETTER:
+                    if text[i] & 0xC0 != 0x80:  # not a UTF-8 continuation byte
+                        characters += 1
+                    i += 1
+            if characters > MAX_CHARACTERS_PER_WORD:
+                tokens[num_tokens] = unknown
+                num_tokens += 1
+            else:
+                num_tokens = _split_word(text, start, i, entries, unknown, tokens, num_tokens)
+    return num_tokens, num_segments, num_documents

@@ -1,0 +1,120 @@
+"""The WordPiece vocabulary: token ids, and the trie that the tokenizer walks."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from bert.data.compiled import compiled
+from bert.data.records import DataError
+
+SPECIAL_TOKENS = ("[UNK]", "[CLS]", "[SEP]", "[MASK]")
+LARGEST_VOCABULARY = 32768  # ids are stored as int16
+NODE_BITS, TOKEN_BITS = 19, 16  # of a trie's entry
+NODE_MASK, TOKEN_MASK = (1 << NODE_BITS) - 1, (1 << TOKEN_BITS) - 1
+_EDGE_SHIFT = NODE_BITS + TOKEN_BITS
+_MULTIPLIER = 0x9E3779B97F4A7C1
+
+
+@dataclass(frozen=True)
+class Trie:
+    """Byte trie as an open-addressing hash table. Node 0 starts a word, node 1 continues one ("##").
+
+    An entry is an edge: the node it leaves and its byte (`edge`) above NODE_BITS + TOKEN_BITS, the node it leads to,
+    and one more than the token that ends there, 0 where none does. One number, hence one cache line a byte of text.
+    """
+
+    entries: npt.NDArray[np.int64]  # -1 where empty; a power of two long
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens in the order of their first line, which is their id."""
+
+    tokens: tuple[str, ...]
+    md5: str  # of the file
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """Id of each token."""
+        return {token: i for i, token in enumerate(self.tokens)}
+
+    @cached_property
+    def trie(self) -> Trie:
+        """The trie of all tokens."""
+        encoded = [token.encode() for token in self.tokens]
+        data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+        ends = np.cumsum([len(token) for token in encoded], dtype=np.int64)
+        size = 1 << int(2 * len(data)).bit_length()
+        num_nodes = _insert_tokens(data, ends, np.full(size, -1, dtype=np.int64))
+        if num_nodes > 1 << NODE_BITS:
+            raise DataError(f"the vocabulary's tokens are {len(data):,} bytes; {1 << NODE_BITS:,} are the most")
+        entries = np.full(1 << int(2 * num_nodes).bit_length(), -1, dtype=np.int64)
+        _insert_tokens(data, ends, entries)
+        return Trie(entries)
+
+
+def load(path: str | Path) -> Vocabulary:
+    """Reads a vocab.txt: one token a line, surrounding space dropped, a repeated token keeps its first id.
+
+    Raises:
+        DataError: unreadable, over 32,768 tokens, or without [UNK], [CLS], [SEP] or [MASK].
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read the vocabulary {path}: {error.strerror}; check --vocab-file") from error
+    lines = data.replace(b"\r", b"").split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    tokens = tuple(dict.fromkeys(line.decode("utf-8", "ignore").strip() for line in lines))
+    missing = [token for token in SPECIAL_TOKENS if token not in tokens]
+    if missing:
+        raise DataError(f"{path} is no BERT vocabulary: it lacks {', '.join(missing)}; give a WordPiece vocab.txt")
+    if len(tokens) > LARGEST_VOCABULARY:
+        raise DataError(f"{path} has {len(tokens)} tokens, more than the {LARGEST_VOCABULARY} that records can hold")
+    return Vocabulary(tokens, hashlib.md5(data).hexdigest())
+
+
+@compiled
+def slot_of(entries, edge):  # type: ignore[no-untyped-def]
+    """Slot of the edge in the hash table, or the empty slot where it belongs."""
+    mask = entries.size - 1
+    slot = ((edge * _MULTIPLIER) >> 20) & mask
+    while entries[slot] >> _EDGE_SHIFT != edge and entries[slot] != -1:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@compiled
+def _insert_tokens(data, ends, entries):  # type: ignore[no-untyped-def]
+    """Fills the table; returns the number of nodes."""
+    num_nodes = 2
+    start = 0
+    for token in range(ends.size):
+        end = ends[token]
+        node = 0
+        i = start
+        if end - start > 2 and data[start] == 35 and data[start + 1] == 35:  # "##x" continues a word
+            node = 1
+            i = start + 2
+        slot = 0
+        for j in range(i, end):
+            edge = (np.int64(node) << 8) | np.int64(data[j])
+            slot = slot_of(entries, edge)
+            if entries[slot] == -1:
+                entries[slot] = (edge << _EDGE_SHIFT) | (num_nodes << TOKEN_BITS)
+                num_nodes += 1
+            node = (entries[slot] >> TOKEN_BITS) & NODE_MASK
+        if end > start:
+            entries[slot] |= token + 1
+        start = end
+    return num_nodes

@@ -1,0 +1,1 @@
+"""Whether a prepared data set is what it should be."""

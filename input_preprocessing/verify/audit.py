@@ -1,0 +1,205 @@
+"""What one record file holds, sequence by sequence: are tokens, masks and labels as the instance maker leaves them?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from bert.data.compiled import compiled
+from bert.data.format import verify_records
+from bert.data.records import Metadata, Records
+from input_preprocessing.text.vocabulary import Vocabulary
+
+Hashes = npt.NDArray[np.uint64]
+
+# Two sequences of one text with that many masked tokens (80 tokens at 15%) do not come out alike by chance.
+TELLING_MASKS = 12
+
+_FAULTS = (
+    "",
+    "does not start with [CLS]",
+    "has no [SEP] before segment B",
+    "does not end with [SEP]",
+    "has a mask on [CLS] or [SEP]",
+    "has a special token as a label",
+    "has a [MASK] where nothing is masked",
+    "has another number of masked tokens than its length asks for",
+    "has a token id outside of the vocabulary",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the sequences are held against."""
+
+    special: tuple[int, ...]  # ids of [CLS], [SEP], [MASK] and, where there is one, [PAD]
+    vocab_size: int
+    num_masked: tuple[int, ...] = ()  # masked tokens of a sequence, by its length; empty: not known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Counts and digests of one file whose every sequence is sound."""
+
+    path: Path
+    metadata: Metadata
+    sequences: int
+    rows: int
+    capacity: int  # tokens that the rows could hold
+    tokens: int
+    masked: int
+    replaced: tuple[int, int]  # masked tokens that became [MASK], and that were kept
+    random_next: int
+    most_per_row: int
+    fault: str  # of the first sequence that is not sound
+    hashes: Hashes  # of each sequence with TELLING_MASKS
+    seen: int  # those whose original text is among the hashes given
+
+
+def rules_of(words: Vocabulary, recipe: dict[str, object] | None) -> Rules:
+    """Rules of a vocabulary and of a preparation's options, where they are known."""
+    names = ("[CLS]", "[SEP]", "[MASK]", "[PAD]")
+    special = tuple(words.ids[name] for name in names if name in words.ids)
+    if not recipe:
+        return Rules(special=special, vocab_size=len(words))
+    longest, most = int(str(recipe["max_seq_length"])), int(str(recipe["max_predictions_per_seq"]))
+    share = float(str(recipe["masked_lm_prob"]))
+    counts = tuple(min(most, max(1, round(n * share)), max(0, n - 3)) for n in range(longest + 1))
+    return Rules(special=special, vocab_size=len(words), num_masked=counts)
+
+
+def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
+    """Reads a whole file, checks digests and every sequence.
+
+    Args:
+        path: a record file, of ours or NVIDIA's.
+        rules: what to hold it against; a broken one is told in `fault`.
+        known: sorted hashes of original texts to look for.
+
+    Raises:
+        DataError: unreadable, out of range, or a digest does not match.
+    """
+    records, metadata = verify_records(path)
+    hashes = np.zeros(records.num_sequences, dtype=np.uint64)
+    originals = np.zeros(records.num_sequences, dtype=np.uint64)
+    counts = np.zeros(2, dtype=np.int64)
+    num_masked = np.array(rules.num_masked or [-1] * (metadata.max_seq_length + 1), dtype=np.int64)
+    fault, where = _check(
+        records.input_ids, records.sequence_offsets, records.segment_b_start, records.masked_lm_positions,
+        records.masked_lm_ids, records.masked_lm_offsets, records.next_sentence_labels,
+        np.array(rules.special), rules.vocab_size, num_masked, counts, hashes, originals,
+    )  # fmt: skip
+    telling = np.diff(records.masked_lm_offsets) >= TELLING_MASKS
+    seen = 0 if known is None else int(np.isin(originals[telling], known).sum())
+    return Audit(
+        path=path,
+        metadata=metadata,
+        sequences=records.num_sequences,
+        rows=records.num_rows,
+        capacity=records.num_rows * metadata.max_seq_length,
+        tokens=len(records.input_ids),
+        masked=len(records.masked_lm_ids),
+        replaced=(int(counts[0]), int(counts[1])),
+        random_next=int(np.count_nonzero(records.next_sentence_labels)),
+        most_per_row=1 if records.row_offsets is None else int(np.diff(records.row_offsets).max(initial=0)),
+        fault=f"sequence {where} {_FAULTS[fault]}" if fault else "",
+        hashes=hashes[telling],
+        seen=seen,
+    )
+
+
+def original_hashes(records: Records) -> Hashes:
+    """Hashes of the texts, masks undone, of the sequences with TELLING_MASKS; sorted."""
+    ids = np.array(records.input_ids)
+    counts = np.diff(records.masked_lm_offsets)
+    ids[np.repeat(records.sequence_offsets[:-1], counts) + records.masked_lm_positions] = records.masked_lm_ids
+    hashes = np.zeros(records.num_sequences, dtype=np.uint64)
+    _hash_rows(ids, records.sequence_offsets, hashes)
+    return np.unique(hashes[counts >= TELLING_MASKS])
+
+
+@compiled
+def _mix(state, value):  # type: ignore[no-untyped-def]
+    """One step of a 64-bit hash (the finaliser of splitmix64)."""
+    z = state + np.uint64(0x9E3779B97F4A7C15) * (np.uint64(value) + np.uint64(1))
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@compiled
+def _hash_rows(ids, offsets, hashes):  # type: ignore[no-untyped-def]
+    for i in range(hashes.size):
+        state = np.uint64(offsets[i + 1] - offsets[i])
+        for j in range(offsets[i], offsets[i + 1]):
+            state = _mix(state, ids[j])
+        hashes[i] = state
+
+
+@compiled
+def _fault_of(ids, start, end, b_start, positions, labels, first, last, special, vocab_size, wanted):  # type: ignore[no-untyped-def]
+    """Number of the first rule that the sequence breaks; 0: none."""
+    if ids[start] != special[0]:
+        return 1
+    if b_start < 1 or ids[start + b_start - 1] != special[1]:
+        return 2
+    if ids[end - 1] != special[1]:
+        return 3
+    at = first
+    for j in range(start, end):
+        if ids[j] >= vocab_size:
+            return 8
+        if at < last and positions[at] == j - start:
+            if j == start or j == end - 1 or j - start == b_start - 1:
+                return 4
+            for k in range(special.size):
+                if labels[at] == special[k]:
+                    return 5
+            if labels[at] >= vocab_size:
+                return 8
+            at += 1
+        elif ids[j] == special[2]:
+            return 6
+    if wanted >= 0 and last - first != wanted:
+        return 7
+    return 0
+
+
+@compiled
+def _check(  # type: ignore[no-untyped-def]
+    ids, offsets, b_starts, positions, labels, masked_offsets, next_labels,
+    special, vocab_size, num_masked, counts, hashes, originals,
+):  # fmt: skip
+    """Counts, and hashes of each sequence as it is and with its masks undone; (fault, sequence) of the first fault."""
+    first_fault = 0
+    where = -1
+    for i in range(hashes.size):
+        start, end = offsets[i], offsets[i + 1]
+        at, last = masked_offsets[i], masked_offsets[i + 1]
+        if first_fault == 0:
+            length = end - start
+            wanted = num_masked[length] if length < num_masked.size else -1
+            fault = _fault_of(
+                ids, start, end, b_starts[i], positions, labels, at, last, special, vocab_size, wanted
+            )  # fmt: skip
+            if fault:
+                first_fault = fault
+                where = i
+        state = np.uint64(end - start)
+        original = state
+        for j in range(start, end):
+            token = ids[j]
+            state = _mix(state, token)
+            if at < last and positions[at] == j - start:
+                state = _mix(state, labels[at])
+                counts[0] += token == special[2]
+                counts[1] += token == labels[at]
+                token = labels[at]
+                at += 1
+            original = _mix(original, token)
+        hashes[i] = _mix(state, np.int64(b_starts[i]) * 2 + next_labels[i])
+        originals[i] = original
+    return first_fault, where

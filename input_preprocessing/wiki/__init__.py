@@ -1,0 +1,1 @@
+"""Wikipedia's dumps to text: extract, clean, split."""

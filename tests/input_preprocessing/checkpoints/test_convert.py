@@ -1,0 +1,190 @@
+"""TensorFlow checkpoints convert without TensorFlow, exactly; damage and misfits are told by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bert.data.records import DataError
+from input_preprocessing.checkpoints import names
+from input_preprocessing.checkpoints.convert import convert, read_pytorch, read_tensorflow
+from input_preprocessing.tensorflow_files.bundle import Bundle, prefix_of
+from input_preprocessing.tensorflow_files.crc32c import crc32c, masked
+
+SAVED = Path(__file__).parent / "tf1_checkpoint"
+PREFIX = SAVED / "model.ckpt-28252"
+CONFIG = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 32,
+          "vocab_size": 29, "max_position_embeddings": 16}  # fmt: skip
+
+
+@pytest.fixture
+def values() -> dict[str, np.ndarray]:
+    """The variables as they were before TensorFlow saved them."""
+    with np.load(SAVED / "values.npz") as saved:
+        return {name.replace("|", "/"): saved[name] for name in saved}
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    for path in SAVED.glob("model*"):
+        shutil.copy(path, tmp_path)
+    return tmp_path / "model.ckpt-28252"
+
+
+def test_crc32c_has_its_published_check_value() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(b"") == 0
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert masked(crc32c(b"foo")) != crc32c(b"foo")
+
+
+def test_every_tensor_of_a_tensorflow_checkpoint_reads_as_it_was_saved(values: dict[str, np.ndarray]) -> None:
+    bundle = Bundle(PREFIX)
+    for name, value in values.items():
+        assert np.array_equal(bundle.read(name), value), name
+    assert bundle.read("global_step") == 28252
+    assert len(bundle.entries) == 3 * len(values) + 1
+
+
+def test_conversion_accounts_for_every_variable(tmp_path: Path, values: dict[str, np.ndarray]) -> None:
+    shape, left_out = convert(PREFIX, tmp_path / "a.pt", "mlperf")
+    assert (shape.layers, shape.hidden, shape.feed_forward, shape.vocabulary, shape.positions) == (2, 8, 32, 32, 16)
+    assert left_out == {"optimizer": 2 * len(values), "counters": 1}
+    state = torch.load(tmp_path / "a.pt", weights_only=True)["model"]
+    assert len(state) == len(values) + 1  # the decoder's weight is the word embeddings
+    kernel = values["bert/encoder/layer_1/intermediate/dense/kernel"]
+    assert np.array_equal(state["bert.encoder.layer.1.intermediate.dense_act.weight"], kernel.T)
+    words = values["bert/embeddings/word_embeddings"]
+    for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"):
+        assert np.array_equal(state[name][:29], words)
+        assert state[name].shape == (32, 8)
+        assert not state[name][29:].any()
+    assert np.array_equal(state["cls.seq_relationship.weight"], values["cls/seq_relationship/output_weights"])
+    assert np.array_equal(state["cls.predictions.transform.LayerNorm.bias"],
+                          values["cls/predictions/transform/LayerNorm/beta"])  # fmt: skip
+
+
+def test_all_kinds_of_file_hold_the_same_tensors(tmp_path: Path) -> None:
+    original = read_tensorflow(PREFIX).tensors
+    source = PREFIX
+    for number, (suffix, spelling) in enumerate(
+        [(".pt", "mlperf"), (".safetensors", "huggingface"), (".pt", "huggingface"), (".safetensors", "mlperf")]
+    ):
+        target = tmp_path / f"{number}{suffix}"
+        convert(source, target, spelling, vocab_size=29, multiple=1 if number % 2 else 8)
+        source = target
+    found = read_pytorch(source)
+    assert found.keys() == original.keys()
+    for name, value in original.items():
+        assert np.array_equal(found[name], value), name
+
+
+def test_hugging_faces_model_takes_the_converted_file(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    convert(PREFIX, tmp_path / "a.safetensors", "huggingface", multiple=1)
+    config = transformers.BertConfig(vocab_size=29, hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
+                                     intermediate_size=32, max_position_embeddings=16)  # fmt: skip
+    model = transformers.BertForPreTraining(config)
+    tensors = names.to_huggingface(read_pytorch(tmp_path / "a.safetensors"))
+    result = model.load_state_dict({name: torch.from_numpy(t.copy()) for name, t in tensors.items()}, strict=False)
+    assert not result.unexpected_keys
+    assert not [name for name in result.missing_keys if "position_ids" not in name]
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("at", [0, 100, 2000, -60, -3])
+def test_a_changed_byte_of_the_index_is_found(copied: Path, at: int) -> None:
+    flip(Path(f"{copied}.index"), at)
+    with pytest.raises(DataError, match="index"):
+        read_tensorflow(copied)
+
+
+def test_a_changed_short_or_missing_data_file_is_found(copied: Path) -> None:
+    data = Path(f"{copied}.data-00000-of-00001")
+    flip(data, Bundle(copied).entries["bert/pooler/dense/kernel"].offset + 40)
+    with pytest.raises(DataError, match="checksum of tensor"):
+        read_tensorflow(copied)
+    data.write_bytes(data.read_bytes()[:1000])
+    with pytest.raises(DataError, match="too short"):
+        read_tensorflow(copied)
+    data.unlink()
+    with pytest.raises(DataError, match="cannot read"):
+        read_tensorflow(copied)
+
+
+def test_missing_unknown_and_misshapen_parameters_are_all_named(tmp_path: Path) -> None:
+    tensors = read_tensorflow(PREFIX).tensors
+    del tensors["bert.pooler.dense.bias"]
+    tensors["bert.extra"] = np.zeros(3)
+    tensors["cls.seq_relationship.bias"] = np.zeros(3)
+    with pytest.raises(DataError, match=r"bert\.extra is unknown.*pooler\.dense\.bias is missing.*\(3,\), not \(2,\)"):
+        names.check_complete(tensors, "a.pt")
+    torch.save({"model": {"x": torch.zeros(2)}}, tmp_path / "a.pt")
+    with pytest.raises(DataError, match="no BERT"):
+        convert(tmp_path / "a.pt", tmp_path / "b.pt", "mlperf")
+    assert not (tmp_path / "b.pt").exists()
+
+
+@pytest.mark.parametrize("name", ["bad.pt", "bad.safetensors", "none.pt", "none.safetensors", "none.ckpt"])
+def test_an_unreadable_source_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    if name.startswith("bad"):
+        (tmp_path / name).write_bytes(b"not a checkpoint at all")
+    with pytest.raises(DataError, match=name.split(".")[0]) as caught:
+        convert(tmp_path / name, tmp_path / "out.pt", "mlperf")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_decoder_that_is_not_tied_is_refused(tmp_path: Path) -> None:
+    tensors = names.to_mlperf(read_tensorflow(PREFIX).tensors)
+    tensors[names.DECODER] = tensors[names.DECODER] + 1
+    torch.save({"model": {name: torch.from_numpy(t.copy()) for name, t in tensors.items()}}, tmp_path / "a.pt")
+    with pytest.raises(DataError, match="ties the two"):
+        convert(tmp_path / "a.pt", tmp_path / "b.pt", "mlperf")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_hidden_layers": 3}, "num_hidden_layers 3, not 2"),
+        ({"hidden_size": 16, "vocab_size": 30}, "hidden_size 16, not 8, vocab_size 30, not 29"),
+        ({"vocab_size": None}, "no BERT configuration"),
+    ],
+)
+def test_a_checkpoint_of_another_model_than_bert_config_is_refused(
+    tmp_path: Path, changed: dict[str, int | None], message: str
+) -> None:
+    (tmp_path / "fits.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "other.json").write_text(json.dumps(CONFIG | changed))
+    convert(PREFIX, tmp_path / "a.pt", "mlperf", bert_config=tmp_path / "fits.json")
+    convert(tmp_path / "a.pt", tmp_path / "b.pt", "mlperf", vocab_size=29, bert_config=tmp_path / "fits.json")
+    with pytest.raises(DataError, match=message):
+        convert(PREFIX, tmp_path / "c.pt", "mlperf", bert_config=tmp_path / "other.json")
+    assert not (tmp_path / "c.pt").exists()
+
+
+def test_more_words_than_the_checkpoint_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"--vocab-size 30: .* has 29 words only"):
+        convert(PREFIX, tmp_path / "a.pt", "mlperf", vocab_size=30)
+
+
+def test_a_checkpoint_is_found_by_prefix_file_or_folder(tmp_path: Path) -> None:
+    for path in (PREFIX, Path(f"{PREFIX}.index"), Path(f"{PREFIX}.data-00000-of-00001"), SAVED):
+        assert prefix_of(path) == PREFIX
+    with pytest.raises(DataError, match="0 checkpoints"):
+        prefix_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+def test_a_target_in_a_folder_that_is_not_there_is_told(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=rf"cannot write .*none/{name}: No such file or directory"):
+        convert(PREFIX, tmp_path / "none" / name, "mlperf")

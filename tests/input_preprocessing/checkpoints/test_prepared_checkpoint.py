@@ -1,0 +1,59 @@
+"""The checkpoint beside prepared data: converted when there, if late or replaced too; refused when it misfits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bert.data.records import DataError
+from input_preprocessing.dataset import prepare
+from input_preprocessing.verify import verdict as verify
+from input_preprocessing.verify.verdict import failures
+
+from ..conftest import prepare_options
+from .bundle_writer import write_bert
+
+
+def options_of(folder: Path) -> object:
+    return prepare_options(folder, "--packed-data", "--shards", "2")
+
+
+@pytest.fixture
+def config(fresh: Path) -> dict[str, int]:
+    """The bert_config.json of `fresh`, made that of a tiny model."""
+    path = fresh / "download" / "bert_config.json"
+    tiny = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1}
+    merged: dict[str, int] = json.loads(path.read_text()) | tiny
+    path.write_text(json.dumps(merged))
+    return merged
+
+
+def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(fresh: Path, config: dict[str, int]) -> None:
+    prepare.prepare(options_of(fresh))
+    shards = {path: path.stat().st_mtime_ns for path in fresh.glob("packed_data/*.hdf5")}
+    converted = fresh / "phase1" / "model.ckpt-28252.pt"
+    assert shards
+    assert not converted.exists()
+    seen = []
+    for number, place in enumerate(("tf2_ckpt", "tf2_ckpt", ".")):
+        (fresh / "download" / place).mkdir(exist_ok=True)
+        write_bert(fresh / "download" / place / "model.ckpt-28252", config, seed=number)
+        prepare.prepare(options_of(fresh))
+        seen.append(torch.load(converted, weights_only=True)["model"]["bert.pooler.dense_act.weight"].sum().item())
+        stamp = converted.stat().st_mtime_ns
+        assert not failures(verify.verify(fresh, jobs=1))
+        prepare.prepare(options_of(fresh))
+        assert converted.stat().st_mtime_ns == stamp
+    assert len(set(seen)) == 3
+    assert shards == {path: path.stat().st_mtime_ns for path in fresh.glob("packed_data/*.hdf5")}
+
+
+def test_a_checkpoint_of_another_model_stops_before_hours_of_work(fresh: Path, config: dict[str, int]) -> None:
+    write_bert(fresh / "download" / "model.ckpt-28252", config | {"num_hidden_layers": 2}, seed=0)
+    with pytest.raises(DataError, match="num_hidden_layers 1, not 2"):
+        prepare.prepare(options_of(fresh))
+    assert not list(fresh.glob("work/instances/*"))
+    assert not (fresh / "phase1" / "model.ckpt-28252.pt").exists()

@@ -1,0 +1,227 @@
+"""Preparation: the same bytes for any number of jobs and after any interruption, and nothing lost on the way."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bert.data.format
+from bert.data.format import multiset_digest, open_records
+from bert.data.index import Entry, read_index
+from bert.data.records import DataError
+from input_preprocessing.dataset import prepare
+from input_preprocessing.records import deal, evalset, pack, shuffle
+from input_preprocessing.wiki import wikipedia
+
+from ..conftest import all_records, prepare_options, prepared_digests
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def copy_of(downloaded: Path, tmp_path: Path, name: str = "data") -> Path:
+    shutil.copytree(downloaded, tmp_path / name)
+    return tmp_path / name
+
+
+def test_packed_and_shuffled_data_are_permutations_of_the_instances(packed: Path, downloaded: Path,
+                                                                    tmp_path: Path) -> None:  # fmt: skip
+    folder = copy_of(downloaded, tmp_path)
+    prepare.prepare(prepare_options(folder, "--shards", "5"))
+    unpacked = all_records(folder / "hdf5" / "training-5")
+    rows = all_records(packed / "packed_data")
+    assert multiset_digest(unpacked) == multiset_digest(rows)
+    assert rows.num_rows < unpacked.num_sequences == rows.num_sequences
+    assert rows.row_offsets is not None
+    assert np.diff(rows.row_offsets).max() <= 3
+    assert not (folder / "work").exists()
+    sizes = [open_records(path)[0].num_sequences for path in sorted((folder / "hdf5" / "training-5").glob("part_*"))]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_any_number_of_jobs_gives_the_same_bytes(packed: Path, downloaded: Path, tmp_path: Path) -> None:
+    folder = copy_of(downloaded, tmp_path)
+    script = REPOSITORY / "input_preprocessing" / "prepare_data.sh"
+    line = ["--outputdir", folder, "--skip-download", "--packed-data", "--shards", 4, "--dupe-factor", 2]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    command = [str(part) for part in (script, *line, "--max-seq-length", 64, "--jobs", 3)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert prepared_digests(folder) == prepared_digests(packed)
+    assert "packed_data" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_kill_9_at_a_random_moment_changes_nothing(packed: Path, downloaded: Path, tmp_path: Path, seed: int) -> None:
+    folder = copy_of(downloaded, tmp_path)
+    line = [sys.executable, "-m", "input_preprocessing.prepare", "--outputdir", str(folder), "--skip-download"]
+    line += ["--packed-data", "--shards", "4", "--dupe-factor", "2", "--max-seq-length", "64", "--jobs", "2"]
+    for _ in range(3):
+        process = subprocess.Popen(line, stderr=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(random.Random(seed).uniform(0.3, 3.0))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert prepared_digests(folder) == prepared_digests(packed)
+
+
+def test_a_second_run_repeats_nothing_and_a_changed_option_redoes_all(
+    packed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(packed, folder)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
+    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+    assert "nothing to do" in capsys.readouterr().err
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
+    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "3"))
+    assert len(list((folder / "packed_data").glob("part_*"))) == 3
+    text = folder / "download" / "results4" / "part-00000-of-00003"
+    text.write_text(text.read_text() + "\nOne more document.\n\n")
+    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "3"))
+    assert multiset_digest(all_records(folder / "packed_data")) != multiset_digest(all_records(packed / "packed_data"))
+
+
+def test_a_lost_or_changed_shard_is_made_again(packed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(packed, folder)
+    lost = folder / "packed_data" / "part_00001_of_00004.hdf5"
+    lost.unlink()
+    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+    assert prepared_digests(folder) == prepared_digests(packed)
+
+
+def test_the_evaluation_set_is_picked_as_the_benchmark_does(tmp_path: Path, packed: Path) -> None:
+    source = packed / "packed_data" / "part_00000_of_00004.hdf5"
+    records, metadata = open_records(source)
+    bert.data.format.write_records(tmp_path / "all.hdf5", records.with_rows(None), metadata)
+    count = records.num_sequences
+    assert evalset.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5", 30) == 30
+    chosen = open_records(tmp_path / "some.hdf5")[0]
+    expected = records.select([int(i * (count / 30)) for i in range(30)])
+    assert np.array_equal(chosen.input_ids, expected.input_ids)
+    assert evalset.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5") == count
+
+
+def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in (packed / "packed_data").glob("part_*"):
+        records, metadata = open_records(path)
+        bert.data.format.write_records(source / path.name, records.with_rows(None), metadata)
+    total = multiset_digest(all_records(packed / "packed_data"))
+    plan = deal.plan_deal
+    monkeypatch.setattr(shuffle, "plan_deal", lambda *a, **k: plan(*a, **k, group_size=100))
+    monkeypatch.setattr(pack, "plan_deal", lambda *a, **k: plan(*a, **k, group_size=100))
+    shuffle.shuffle_records(source, tmp_path / "a", shards=7, seed=1, jobs=1)
+    pack.pack_records(source, tmp_path / "b", shards=7, seed=1, max_sequences_per_row=2, jobs=1)
+    shuffle.shuffle_records(source, tmp_path / "c", shards=7, seed=2, jobs=1)
+    orders = [all_records(tmp_path / name) for name in "abc"]
+    assert {multiset_digest(records) for records in orders} == {total}
+    assert not np.array_equal(orders[0].input_ids, orders[2].input_ids)
+    assert orders[1].row_offsets is not None
+    assert np.diff(orders[1].row_offsets).max() == 2
+
+
+def test_both_phases_are_prepared_from_one_download(packed: Path, downloaded: Path, tmp_path: Path) -> None:
+    for phase, length in (("phase-1", "32"), ("phase-2", "64")):
+        line = ["--downloaddir", str(downloaded / "download"), "--max-seq-length", length, "--shards", "4"]
+        prepare.prepare(prepare_options(tmp_path / phase, "--packed-data", *line))
+    assert all_records(tmp_path / "phase-1" / "packed_data").sequence_lengths.max() == 32
+    assert prepared_digests(tmp_path / "phase-2") == prepared_digests(packed)
+
+
+def test_dumps_without_text_are_made_into_text_first(
+    fresh: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fresh / "download" / "results4").rename(tmp_path / "text")
+
+    def make_text(folder: Path, work: Path, jobs: int) -> None:
+        shutil.copytree(tmp_path / "text", folder / "results4")
+
+    monkeypatch.setattr(wikipedia, "make_text", make_text)
+    (fresh / "download" / "wiki").mkdir()
+    with pytest.raises(DataError, match="no text"):
+        prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "4"))
+    (fresh / "download" / "wiki" / "enwiki-20200101-pages-articles.xml.bz2").write_bytes(bz2.compress(b"<mediawiki/>"))
+    with pytest.raises(DataError, match="no text"):
+        prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "4", "--only", "instances"))
+    prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "4"))
+    assert prepared_digests(fresh) == prepared_digests(packed)
+
+
+BAD = {
+    "no text": (lambda d: shutil.rmtree(d / "download" / "results4"), "no text"),
+    "a part missing": (lambda d: (d / "download/results4/part-00001-of-00003").unlink(),
+                       "incomplete: 1 of 3 parts are missing, see part-00001-of-00003"),
+    "two sets mixed": (lambda d: (d / "download/results4/part-00000-of-00009").touch(), "mixed: .* 00003 and of 00009"),
+    "a part too many": (lambda d: (d / "download/results4/part-00003-of-00003").touch(), "00003-of-00003 is no part"),
+    "a part still packed": (
+        lambda d: (d / "download/results4/part-00001-of-00003").write_bytes(gzip.compress(b"A text.")),
+        "part-00001-of-00003 is no text but gzip",
+    ),
+    "records for text": (
+        lambda d: (d / "download/results4/eval.txt").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(90)),
+        "eval.txt is no text but HDF5",
+    ),
+    "evaluation text of no bytes": (lambda d: (d / "download/results4/eval.txt").write_text(""), "eval.txt is empty"),
+    "no evaluation text": (lambda d: (d / "download/results4/eval.txt").unlink(), "evaluation text"),
+    "no vocabulary": (lambda d: (d / "download/vocab.txt").unlink(), "vocab.txt"),
+    "wrong vocabulary": (lambda d: (d / "download/vocab.txt").write_text("a\nb\n"), "no BERT vocabulary"),
+    "no configuration": (lambda d: (d / "download/bert_config.json").write_text("{}"), "no BERT configuration"),
+    "small model": (
+        lambda d: (d / "download/bert_config.json").write_text('{"vocab_size":9,"max_position_embeddings":64}'),
+        "vocab_size 9",
+    ),
+    "empty evaluation text": (lambda d: (d / "download/results4/eval.txt").write_text("\n"), "evaluation text"),
+    "blank text": (lambda d: [p.write_text("\n \n") for p in (d / "download/results4").glob("part*")], "no words"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_stops_with_one_line_and_makes_no_data(downloaded: Path, tmp_path: Path, case: str) -> None:
+    folder = copy_of(downloaded, tmp_path)
+    damage, message = BAD[case]
+    damage(folder)
+    with pytest.raises(DataError, match=message) as caught:
+        prepare.prepare(prepare_options(folder, "--packed-data"))
+    assert "\n" not in str(caught.value)
+    assert not (folder / "packed_data").exists()
+    assert not (folder / "prepared-packed.json").exists()
+
+
+def test_a_small_disk_stops_it_before_it_starts(downloaded: Path, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    folder = copy_of(downloaded, tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 10_000_000))
+    with pytest.raises(DataError, match=r"10\.0 MB free"):
+        prepare.prepare(prepare_options(folder, "--packed-data"))
+    assert not (folder / "work").exists()
+
+
+def test_too_many_shards_are_refused(downloaded: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="too few for 4000 shards"):
+        prepare.prepare(prepare_options(copy_of(downloaded, tmp_path), "--packed-data", "--shards", "4000"))
+
+
+def test_shards_come_with_an_index_of_what_they_hold(packed: Path) -> None:
+    folder = packed / "packed_data"
+    files = sorted(folder.glob("part_*"))
+    entries = read_index(folder)
+    assert sorted(entries) == [path.name for path in files]
+    for path in files:
+        records, metadata = open_records(path)
+        assert entries[path.name] == Entry(records.num_rows, metadata.content_digest)

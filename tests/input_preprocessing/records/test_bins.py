@@ -1,0 +1,91 @@
+"""Bins hold the sequences of their lengths, all of them once, each bin shuffled on its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert.data.digests import add_multiset_digests
+from bert.data.format import multiset_digest, write_records
+from bert.data.records import DataError
+from input_preprocessing.records import bins, deal
+
+from ...bert.data.samples import METADATA, make_records
+from ..conftest import all_records
+
+EDGES = (16, 32, 48, 64)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Four files of sequences of 5 to 64 tokens."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for i in range(4):
+        write_records(folder / f"part-{i}.hdf5", make_records(300, seed=i), METADATA)
+    return folder
+
+
+def make(source: Path, name: str, *, edges: tuple[int, ...] = EDGES, seed: int = 1, **how: int) -> Path:
+    target = source.parent / name
+    bins.bin_records(source, target, edges=edges, shards=3, seed=seed, jobs=how.get("jobs", 1))
+    return target
+
+
+def test_each_bin_holds_the_sequences_of_its_lengths(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = deal.plan_deal
+    monkeypatch.setattr(bins, "plan_deal", lambda *a, **k: plan(*a, **k, group_size=100))
+    target = make(source, "bins")
+    assert sorted(path.name for path in target.iterdir()) == ["16", "32", "48", "64"]
+    for low, high in zip((0, *EDGES), EDGES, strict=False):
+        lengths = all_records(target / str(high)).sequence_lengths
+        assert low < lengths.min() <= lengths.max() <= high
+    found = [multiset_digest(all_records(target / str(edge))) for edge in EDGES]
+    wanted = [multiset_digest(make_records(300, seed=i)) for i in range(4)]
+    assert add_multiset_digests(found) == add_multiset_digests(wanted)
+
+
+def test_the_order_within_a_bin_hangs_on_the_seed_alone(source: Path) -> None:
+    first, again, other = make(source, "a"), make(source, "b", jobs=2), make(source, "c", seed=2)
+    for edge in EDGES:
+        ids = [all_records(folder / str(edge)).input_ids for folder in (first, again, other)]
+        assert np.array_equal(ids[0], ids[1])
+        assert not np.array_equal(ids[0], ids[2])
+
+
+def test_a_bin_of_few_sequences_makes_one_shard(source: Path) -> None:
+    target = source.parent / "few"
+    for shards in (1, None):
+        bins.bin_records(source, target, edges=(6, 64), shards=shards, seed=1, jobs=1)
+        assert len(list((target / "6").glob("*.hdf5"))) == 1
+
+
+def test_edges_that_leave_sequences_out_or_a_bin_empty_are_refused(source: Path) -> None:
+    for edges in ((16, 32), (64, 128), (16, 64, 65)):
+        with pytest.raises(DataError, match="does not suit sequences of up to 64 tokens"):
+            make(source, "a", edges=edges)
+    assert not (source.parent / "a").exists()
+    with pytest.raises(DataError, match="no sequences of 1 to 4 tokens"):
+        make(source, "b", edges=(4, 64))
+    for text in ("32,16", "0,16", "16,16", "16,x", ""):
+        with pytest.raises(Exception, match="growing lengths"):
+            bins.parse_edges(text)
+
+
+def test_bins_are_quarters_of_the_longest_sequence_by_default(source: Path) -> None:
+    target = source.parent / "quarters"
+    bins.bin_records(source, target, edges=None, shards=1, seed=1, jobs=1)
+    assert sorted(path.name for path in target.iterdir()) == ["16", "32", "48", "64"]
+    assert bins.edges_for(512, None) == (128, 256, 384, 512)
+
+
+def test_bins_of_earlier_edges_are_removed_but_no_file_of_others(source: Path) -> None:
+    target = make(source, "bins", edges=(32, 64))
+    (target / "32" / "notes.txt").touch()
+    make(source, "bins", edges=(16, 64))
+    assert sorted(path.name for path in target.rglob("*") if not path.name.startswith("part_")) == [
+        "16", "32", "64", "index.json", "index.json", "notes.txt",
+    ]  # fmt: skip
+    assert [path.name for path in (target / "32").iterdir()] == ["notes.txt"]

@@ -1,0 +1,101 @@
+"""Files that others made become records of the same sequences; what is wrong with one is told in a line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert.data.format import multiset_digest, open_records, verify_records
+from bert.data.records import DataError
+from input_preprocessing.records.import_records import import_file, plan_files
+from input_preprocessing.tensorflow_files.tfrecord import write_tfrecord
+from input_preprocessing.text.vocabulary import Vocabulary
+
+from ...bert.data.samples import assert_equal, make_records, write_nvidia
+
+WORDS = Vocabulary(tuple(map(str, range(30522))), "ef" * 16)
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "input_preprocessing.import_records", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "fixed", "variable", "packed"])
+def test_a_foreign_file_becomes_records_of_the_same_sequences(tmp_path: Path, kind: str) -> None:
+    records = make_records(13)
+    if kind == "packed":
+        records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
+    if kind == "tfrecord":
+        write_tfrecord(tmp_path / "a", records, 64, 20)
+    else:
+        write_nvidia(tmp_path / "a", records, kind)
+    assert import_file((tmp_path / "a", tmp_path / "b.hdf5", WORDS)) == (13, 6 if kind == "packed" else 13)
+    found, metadata = verify_records(tmp_path / "b.hdf5")
+    assert_equal(found, records)
+    assert metadata.vocab_md5 == WORDS.md5
+    before = (tmp_path / "b.hdf5").stat().st_mtime_ns
+    import_file((tmp_path / "a", tmp_path / "b.hdf5", WORDS))
+    assert (tmp_path / "b.hdf5").stat().st_mtime_ns == before, "finished work is kept"
+
+
+def test_a_changed_source_or_vocabulary_is_imported_again(tmp_path: Path) -> None:
+    write_tfrecord(tmp_path / "a", make_records(3), 64, 20)
+    import_file((tmp_path / "a", tmp_path / "b.hdf5", None))
+    other = make_records(4, seed=1)
+    write_tfrecord(tmp_path / "a", other, 64, 20)
+    assert import_file((tmp_path / "a", tmp_path / "b.hdf5", None)) == (4, 4)
+    assert open_records(tmp_path / "b.hdf5")[1].multiset_digest == multiset_digest(other)
+    import_file((tmp_path / "a", tmp_path / "b.hdf5", WORDS))
+    assert open_records(tmp_path / "b.hdf5")[1].vocab_md5 == WORDS.md5
+
+
+def test_the_command_imports_a_folder_of_shards_under_their_names(tmp_path: Path) -> None:
+    source = tmp_path / "packed_data"
+    source.mkdir()
+    parts = [make_records(9, seed=i).with_rows([0, 3, 5, 6, 9]) for i in range(3)]
+    for i, records in enumerate(parts):
+        write_nvidia(source / f"part_{i:05d}", records, "packed")
+        (source / f"shard_list_{i:05d}.lst").write_text("[]")
+    done = command("--source", source, "--target", tmp_path / "out", "--jobs", 1)
+    assert done.returncode == 0, done.stderr
+    assert "27 sequences in 12 rows, 3 files" in done.stderr
+    made = sorted((tmp_path / "out").iterdir())
+    assert [path.name for path in made] == [f"part_{i:05d}.hdf5" for i in range(3)]
+    for path, records in zip(made, parts, strict=True):
+        assert_equal(open_records(path)[0], records)
+
+
+def test_bad_sources_are_told_in_one_line_and_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no records at all, but long enough for a header")
+    (tmp_path / "empty").touch()
+    write_tfrecord(tmp_path / "good", make_records(3), 64, 20)
+    few = Vocabulary(("a", "b"), "00")
+    for source, words, message in (
+        ("text", None, "no TFRecord file"),
+        ("empty", None, "is empty"),
+        ("good", few, "the vocabulary has 2"),
+        ("nothing", None, "cannot read"),
+    ):
+        with pytest.raises(DataError, match=message):
+            import_file((tmp_path / source, tmp_path / "out.hdf5", words))
+    assert not list(tmp_path.glob("*out*"))
+    done = command("--source", tmp_path / "text", "--target", tmp_path / "made", "--jobs", 1)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+def test_files_that_would_collide_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.hdf").touch()
+    (tmp_path / "a.tfrecord").touch()
+    with pytest.raises(DataError, match="would both become"):
+        plan_files(tmp_path, tmp_path / "out")
+    (tmp_path / "a.hdf").unlink()
+    (tmp_path / "a.tfrecord").rename(tmp_path / "a.hdf5")
+    with pytest.raises(DataError, match="written over"):
+        plan_files(tmp_path, tmp_path)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="no files"):
+        plan_files(tmp_path / "none", tmp_path)

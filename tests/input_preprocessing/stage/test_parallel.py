@@ -1,0 +1,130 @@
+"""Workers give their results in the order of the tasks, errors reach the user, and the time left is told."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bert.data.records import DataError
+from input_preprocessing.stage import parallel
+from input_preprocessing.stage.parallel import Progress, run_tasks
+
+
+def square(task: int) -> int:
+    if task == 13:
+        raise DataError("thirteen")
+    if task == 99:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task * task
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_results_come_in_the_order_of_the_tasks_whatever_their_weights(jobs: int) -> None:
+    tasks = [5, 1, 4, 2]
+    assert run_tasks("x", square, tasks, jobs=jobs, weights=[1, 2, 3, 4]) == [25, 1, 16, 4]
+    assert run_tasks("x", square, [], jobs=jobs) == []
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_error_of_a_task_is_raised(jobs: int) -> None:
+    with pytest.raises(DataError, match="thirteen"):
+        run_tasks("x", square, [1, 13, 2], jobs=jobs)
+
+
+def test_a_worker_that_is_killed_is_told() -> None:
+    with pytest.raises(
+        DataError, match=r"a worker was killed, perhaps for memory; run again with fewer --jobs \(now 2\)"
+    ):
+        run_tasks("x", square, [1, 99, 2], jobs=2)
+
+
+def wait_for_ever(folder: str) -> None:
+    (Path(folder) / str(os.getpid())).touch()
+    threading.Event().wait()
+
+
+def is_running(pid: int) -> bool:
+    """A zombie, which only waits for its parent to ask after it, is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    line = f"run_tasks('x', wait_for_ever, [{str(tmp_path)!r}] * 2, jobs=2)"
+    script = tmp_path / "main.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_parallel import run_tasks, wait_for_ever\n"
+        f"if __name__ == '__main__':\n    {line}\n"
+    )
+    parent = subprocess.Popen([sys.executable, script])
+    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
+    parent.kill()
+    parent.wait()
+    workers = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
+    wait_until(lambda: not any(is_running(pid) for pid in workers))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(parallel.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_progress_tells_the_share_done_and_the_time_left(clock: list[float]) -> None:
+    log = io.StringIO()
+    progress = Progress("pack", 8.0, log)
+    for seconds, done in ((1, 1), (30, 1), (60, 2), (61, 0), (240, 4)):
+        clock[0] = 100.0 + seconds
+        progress.advance(done)
+    progress.close()
+    assert log.getvalue().splitlines() == [
+        f"{'pack':<24}  25%  0:30  1:30 left",
+        f"{'pack':<24}  50%  1:00  1:00 left",
+        f"{'pack':<24} 100%  4:00",
+    ]
+
+
+def test_a_quick_step_shows_no_progress(clock: list[float]) -> None:
+    log = io.StringIO()
+    progress = Progress("pack", 2.0, log)
+    clock[0] += 1.0
+    progress.advance(2)
+    progress.close()
+    assert not log.getvalue()
+
+
+def test_a_terminal_gets_one_line_that_moves(clock: list[float]) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    progress = Progress("pack", 4.0, screen)
+    for _ in range(4):
+        clock[0] += 1.0
+        progress.advance(1)
+    progress.close()
+    assert screen.getvalue().count("\n") == 1
+    assert screen.getvalue().count("\r") >= 4
+    assert " 100%" in screen.getvalue().rsplit("\r", 1)[1]

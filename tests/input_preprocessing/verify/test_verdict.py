@@ -1,0 +1,232 @@
+"""Verification holds on what was prepared, and tells every kind of damage by the check that it breaks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert.data.format import open_records, write_records
+from bert.data.records import DataError, Records, concatenate
+from input_preprocessing.dataset import prepare
+from input_preprocessing.stage import manifest
+from input_preprocessing.verify import audit, checks
+from input_preprocessing.verify import verdict as verify
+
+from ..conftest import prepare_options
+
+SHARD = "packed_data/part_00001_of_00004.hdf5"
+OTHER = "packed_data/part_00002_of_00004.hdf5"
+EVALUATION = "eval/part_eval_10k.hdf5"
+
+
+def rewrite(folder: Path, name: str, change: Callable[[Records], Records]) -> None:
+    """Changes the records of a file and has its digests, and the manifest's of it, say so."""
+    records, metadata = open_records(folder / name)
+    copy = dataclasses.replace(records, **{f.name: np.array(getattr(records, f.name))
+                                           for f in dataclasses.fields(Records)})  # fmt: skip
+    written = write_records(folder / name, change(copy), metadata)
+    path = folder / "prepared-packed.json"
+    made = manifest.read(path)
+    manifest.write(path, dataclasses.replace(made, files={**made.files, name: written.content_digest}))
+
+
+def one_sequence_twice(records: Records) -> Records:
+    """One of two sequences of the same length is lost, the other is there twice."""
+    lengths = records.sequence_lengths.tolist()
+    lost = next(i for i, length in enumerate(lengths) if length in lengths[:i])
+    chosen = [lengths.index(lengths[lost]) if i == lost else i for i in range(len(lengths))]
+    return records.select(chosen).with_rows(records.row_offsets)
+
+
+def edit(**values: Callable[[Records], np.ndarray]) -> Callable[[Records], Records]:
+    return lambda records: dataclasses.replace(records, **{name: f(records) for name, f in values.items()})
+
+
+def set_at(array: np.ndarray, index: int | np.ndarray, value: int) -> np.ndarray:
+    array[index] = value
+    return array
+
+
+def edit_manifest(folder: Path, **changes: object) -> None:
+    path = folder / "prepared-packed.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def swap(folder: Path) -> None:
+    (folder / SHARD).rename(folder / "x")
+    (folder / OTHER).rename(folder / SHARD)
+    (folder / "x").rename(folder / OTHER)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def evaluate_on_training_data(folder: Path) -> None:
+    training, _ = open_records(folder / SHARD)
+    long = np.flatnonzero(np.diff(training.masked_lm_offsets) >= 9)
+    count = json.loads((folder / "prepared-packed.json").read_text())["eval_samples"]
+    rewrite(folder, EVALUATION, lambda _: training.select(np.resize(long, count)))
+
+
+MASK = 4  # ids of the trained vocabulary: [PAD] [UNK] [CLS] [SEP] [MASK]
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "a shard is missing": (lambda d: (d / SHARD).unlink(), "files", "1 of 7 are missing"),
+    "a shard too many": (lambda d: shutil.copy(d / SHARD, d / "packed_data" / "part_9.hdf5"), "files", "1 more"),
+    "two shards swapped": (swap, "contents", "2 of 5 files are not the ones prepared"),
+    "a shard there twice": (lambda d: shutil.copy(d / SHARD, d / OTHER), "contents", "not the ones prepared"),
+    "a bit flipped": (lambda d: flip(d / SHARD), "contents", "not sound"),
+    "a shard cut short": (lambda d: (d / SHARD).write_bytes((d / SHARD).read_bytes()[:5000]), "contents", "not sound"),
+    "another vocabulary": (lambda d: (d / "phase1/vocab.txt").open("a").write("x\n"), "model files", "vocab.txt"),
+    "a sequence lost, one doubled": (lambda d: rewrite(d, SHARD, one_sequence_twice), "coverage", "permutation"),
+    "other counts": (lambda d: edit_manifest(d, tokens=5), "counts", "5 were prepared"),
+    "rows of more sequences": (
+        lambda d: edit_manifest(d, recipe={**manifest.read(d / "prepared-packed.json").recipe,
+                                           "max_sequences_per_row": 1}),
+        "rows", "at most 1",
+    ),
+    "no [CLS]": (
+        lambda d: rewrite(d, SHARD, edit(input_ids=lambda r: set_at(r.input_ids, 0, 7))),
+        "labels", "sequence 0 does not start with [CLS]",
+    ),
+    "no last [SEP]": (
+        lambda d: rewrite(d, SHARD, edit(input_ids=lambda r: set_at(r.input_ids, r.sequence_offsets[6] - 1, 7))),
+        "labels", "sequence 5 does not end with [SEP]",
+    ),
+    "segment B starts elsewhere": (
+        lambda d: rewrite(d, SHARD, edit(segment_b_start=lambda r: set_at(r.segment_b_start, 3, 1))),
+        "labels", "no [SEP] before segment B",
+    ),
+    "a special label": (
+        lambda d: rewrite(d, SHARD, edit(masked_lm_ids=lambda r: set_at(r.masked_lm_ids, 0, MASK))),
+        "labels", "special token as a label",
+    ),
+    "a mask without a label": (
+        lambda d: rewrite(d, SHARD, edit(input_ids=lambda r: set_at(
+            r.input_ids, next(i for i in range(2, 60) if i not in r.masked_lm_positions[: r.masked_lm_offsets[1]]
+                              and r.input_ids[i] > MASK), MASK))),
+        "labels", "[MASK] where nothing is masked",
+    ),
+    "a token beyond the vocabulary": (
+        lambda d: rewrite(d, SHARD, edit(masked_lm_ids=lambda r: set_at(r.masked_lm_ids, 0, 30000))),
+        "labels", "outside of the vocabulary",
+    ),
+    "nothing but masks": (
+        lambda d: rewrite(d, SHARD, edit(input_ids=lambda r: set_at(
+            r.input_ids, np.repeat(r.sequence_offsets[:-1], np.diff(r.masked_lm_offsets)) + r.masked_lm_positions,
+            MASK))),
+        "masks", "expected 80%",
+    ),
+    "an evaluation sample lost": (
+        lambda d: rewrite(d, EVALUATION, lambda r: r.select(np.arange(1, r.num_sequences))),
+        "evaluation", "were prepared",
+    ),
+    "evaluation on training data": (evaluate_on_training_data, "held out", "have the text"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def telling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes sequences of 60 tokens, the longest of the test's, as long enough to tell."""
+    for module in (checks, audit):
+        monkeypatch.setattr(module, "TELLING_MASKS", 9)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_fails_the_check_that_is_there_for_it(packed: Path, tmp_path: Path, telling: None, damage: str) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(packed, folder)
+    change, name, message = DAMAGE[damage]
+    change(folder)
+    (checks,) = verify.verify(folder, jobs=1).values()
+    failed = {check.name: check.detail for check in checks if check.holds is False}
+    assert message in failed[name], failed
+
+
+def test_what_was_prepared_is_valid_for_every_kind(packed: Path, tmp_path: Path, telling: None) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(packed, folder)
+    prepare.prepare(prepare_options(folder, "--binned-data", "--edges", "32,64"))
+    prepare.prepare(prepare_options(folder, "--shards", "2"))
+    found = verify.verify(folder, jobs=1)
+    assert set(found) == {"packed", "binned", "unpacked"}
+    assert not verify.failures(found)
+    once = {check.detail for checks in found.values() for check in checks if check.name == "coverage"}
+    assert len(once) == 1, "the same instances, however they are arranged"
+
+
+def test_a_text_file_that_is_a_copy_of_another_is_found(fresh: Path, telling: None) -> None:
+    texts = fresh / "download" / "results4"
+    shutil.copy(texts / "part-00000-of-00003", texts / "part-00002-of-00003")
+    prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "2"))
+    failed = verify.failures(verify.verify(fresh, jobs=1))
+    assert len(failed) == 1
+    assert "there twice" in failed[0]
+
+
+def test_the_published_digest_is_that_of_lists_as_text() -> None:
+    ids = np.array([101, 7, 102, 101, 9, 9, 102], dtype=np.int16)
+    empty = np.zeros(0, dtype=np.int16)
+    records = Records(
+        input_ids=ids, sequence_offsets=np.array([0, 3, 7]), segment_b_start=empty, masked_lm_positions=empty,
+        masked_lm_ids=empty, masked_lm_offsets=np.zeros(3, np.int64), next_sentence_labels=np.zeros(2, np.int8),
+    )  # fmt: skip
+    # echo -n '[101, 7, 102]' | md5sum, and so on; then of "['...', '...']"
+    assert checks.published_digest(records) == "e4812af44a7458295207d5d48a5aad58"
+
+
+def command(*arguments: object, script: str | None = None) -> subprocess.CompletedProcess[str]:
+    line = [script] if script else [sys.executable, "-m", "input_preprocessing.verify"]
+    return subprocess.run([*line, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_the_command_prints_a_table_and_one_verdict(packed: Path, tmp_path: Path, repository: Path) -> None:
+    done = command(packed, "--jobs", 1, script=str(repository / "verify_dataset.sh"))
+    assert done.returncode == 0, done.stderr
+    assert "coverage" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"{packed}: valid: packed, all 14 checks hold"
+    folder = tmp_path / "data"
+    shutil.copytree(packed, folder)
+    (folder / SHARD).unlink()
+    done = command(folder, "--json", "--jobs", 1)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["valid"] is False
+    last = done.stderr.splitlines()[-1]
+    assert "NOT VALID: 3 of 14 checks failed; packed: files: 1 of 7 are missing" in last
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_of_records_alone_is_checked_as_far_as_it_can_be(packed: Path, tmp_path: Path) -> None:
+    for path in (packed / "packed_data").glob("part_*"):
+        shutil.copy(path, tmp_path)
+    with pytest.raises(DataError, match="--vocab-file"):
+        verify.verify(tmp_path, jobs=1)
+    found = verify.verify(tmp_path, jobs=1, vocab_file=packed / "phase1" / "vocab.txt")
+    assert not verify.failures(found)
+    assert ": sound: " in verify.verdict(tmp_path, found)
+    (tmp_path / "part_x.hdf5").write_text("no records")
+    assert "1 of 5" in verify.failures(verify.verify(tmp_path, jobs=1, vocab_file=packed / "phase1/vocab.txt"))[0]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="neither"):
+        verify.verify(tmp_path / "empty", jobs=1)
+
+
+def test_concatenated_shards_audit_like_the_parts(packed: Path, tmp_path: Path, telling: None) -> None:
+    parts = [open_records(path) for path in sorted((packed / "packed_data").glob("part_*"))]
+    write_records(tmp_path / "all.hdf5", concatenate([records for records, _ in parts]), parts[0][1])
+    words = packed / "phase1" / "vocab.txt"
+    (whole,), (pieces,) = (
+        verify.verify(p, jobs=1, vocab_file=words).values() for p in (tmp_path, packed / "packed_data")
+    )
+    assert [c.detail for c in whole[2:]] == [c.detail for c in pieces[2:]]

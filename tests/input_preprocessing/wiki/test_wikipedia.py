@@ -1,0 +1,326 @@
+"""A dump becomes text: every article once, whatever its streams, the jobs and the interruptions."""
+
+from __future__ import annotations
+
+import bz2
+import hashlib
+import itertools
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert.data.records import DataError
+from input_preprocessing.dataset import prepare
+from input_preprocessing.stage.folder import StageFolder
+from input_preprocessing.wiki import wikipedia
+from input_preprocessing.wiki.clean import clean
+from input_preprocessing.wiki.dumps import PageReader, parse_page
+from input_preprocessing.wiki.extract import extract, find_dumps, read_pages, write_pages
+from input_preprocessing.wiki.split import cut, split
+
+from ..conftest import prepare_options
+
+pytest.importorskip("mwparserfromhell")
+pytest.importorskip("nupunkt")
+
+HEADER = "<mediawiki><siteinfo><sitename>Wikipedia</sitename></siteinfo>\n"
+
+
+def page(number: int, text: str, namespace: int = 0, redirect: bool = False) -> str:
+    target = '<redirect title="Elsewhere" />' if redirect else ""
+    return (
+        f"<page>\n<title>Title &amp; {number}</title>\n<ns>{namespace}</ns>\n<id>{number}</id>\n{target}"
+        f'<revision><id>{number + 9}</id><text xml:space="preserve">{escape(text)}</text></revision>\n</page>\n'
+    )
+
+
+def article(number: int) -> str:
+    """Wikitext of two to five sentences, each with the article's number in words of letters."""
+    name = "".join(chr(97 + int(digit)) for digit in str(number))
+    body = " ".join(
+        f"Sentence {name} {chr(97 + i)} of an [[x|article]] stands <page>here</page>." for i in range(2 + number % 4)
+    )
+    return f"{{{{Infobox|{number}}}}}\n{body}\n\n== Part ==\n* a list\nOne more about {name} with é and 漢字.\n"
+
+
+@pytest.fixture(scope="module")
+def xml() -> bytes:
+    pages = []
+    for number in range(1, 61):
+        pages.append(page(number, article(number), namespace=1 if number % 7 == 0 else 0, redirect=number % 11 == 0))
+    return (HEADER + "".join(pages) + "</mediawiki>").encode()
+
+
+ARTICLES = [number for number in range(1, 61) if number % 7 and number % 11]
+
+
+def streams(data: bytes, cuts: list[int]) -> bytes:
+    """The data as bzip2 streams, cut at these places."""
+    bounds = [0, *sorted(cuts), len(data)]
+    return b"".join(bz2.compress(data[a:b]) for a, b in itertools.pairwise(bounds) if b > a)
+
+
+@pytest.fixture
+def dump(tmp_path: Path, xml: bytes) -> Path:
+    """A multistream dump, of which streams end anywhere, tags included."""
+    generator = random.Random(3)
+    cuts = [len(HEADER), *(generator.randrange(len(xml)) for _ in range(9)), xml.index(b"<page>", 2000) + 3]
+    folder = tmp_path / "download" / "wiki"
+    folder.mkdir(parents=True)
+    path = folder / "enwiki-20200101-pages-articles-multistream.xml.bz2"
+    path.write_bytes(streams(xml, cuts))
+    return path
+
+
+def numbers(folder: Path) -> list[int]:
+    return [found.number for path in sorted(folder.glob("pages-*")) for found in read_pages(path)]
+
+
+@given(st.lists(st.integers(1, 5999), max_size=12), st.integers(200, 4000))
+@settings(max_examples=40, deadline=None)
+def test_every_page_is_in_exactly_one_range(tmp_path_factory, cuts, step):
+    data = (HEADER + "".join(page(number, article(number)) for number in range(20)) + "</mediawiki>").encode()
+    path = tmp_path_factory.mktemp("dump") / "a.bz2"
+    path.write_bytes(streams(data, [cut for cut in cuts if cut < len(data)]))
+    size = path.stat().st_size
+    found = [xml for begin in range(0, size, step) for xml in PageReader(path, begin, begin + step)]
+    assert [parse_page(xml, path).number for xml in found] == list(range(20))
+    assert list(PageReader(path)) == found
+
+
+@pytest.mark.parametrize("chunk_bytes", [700, 10**7])
+def test_articles_come_out_once_and_in_order(dump, tmp_path, chunk_bytes):
+    extract([dump], tmp_path / "pages", jobs=1, chunk_bytes=chunk_bytes)
+    assert numbers(tmp_path / "pages") == ARTICLES
+    first = next(read_pages(tmp_path / "pages" / "pages-00000.jsonl.gz"))
+    assert (first.title, first.text) == ("Title & 1", article(1))
+
+
+def test_a_dump_of_one_stream_gives_the_same_articles(tmp_path, xml):
+    path = tmp_path / "enwiki-pages-articles.xml.bz2"
+    path.write_bytes(bz2.compress(xml))
+    assert extract([path], tmp_path / "pages", jobs=1, chunk_bytes=600) > 2
+    assert numbers(tmp_path / "pages") == ARTICLES
+
+
+def test_parts_of_a_dump_are_taken_in_the_order_of_their_numbers(tmp_path):
+    for part, number in (("articles10.xml-p9", 9), ("articles2.xml-p3", 3), ("articles1.xml-p1", 1)):
+        data = (HEADER + page(number, article(number)) + "</mediawiki>").encode()
+        (tmp_path / f"enwiki-pages-{part}.xml.bz2").write_bytes(streams(data, [len(HEADER)]))
+    extract(find_dumps(tmp_path), tmp_path / "pages", jobs=1)
+    assert numbers(tmp_path / "pages") == [1, 3, 9]
+
+
+def outcome(download: Path) -> dict[str, str]:
+    """md5 of every file of text."""
+    return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in (download / "results4").iterdir()}
+
+
+@pytest.fixture
+def made(dump: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setattr(extract, "__kwdefaults__", {"chunk_bytes": 2000})
+    download, work = dump.parents[1], dump.parents[2] / "work"
+    assert wikipedia.text_is_wanted(download)
+    wikipedia.make_text(download, work, jobs=1, shards=4)
+    assert not wikipedia.text_is_wanted(download)
+    assert not work.exists()
+    return outcome(download)
+
+
+def test_text_holds_every_article_once_in_shards_or_evaluation(made, dump):
+    folder = dump.parent.parent / "results4"
+    parts = [path.read_text("utf-8") for path in sorted(folder.glob("part-*-of-00004"))]
+    held_out = (folder / "eval.txt").read_text("utf-8")
+    documents = [document for text in [*parts, held_out] for document in text.split("\n\n") if document]
+    assert len(documents) == len(ARTICLES)
+    assert {len(document.split("\n")) for document in documents} == {3, 4, 5, 6}
+    assert len(set(documents)) == len(documents)
+    assert len([document for document in held_out.split("\n\n") if document]) == int(len(ARTICLES) * 0.05)
+    sizes = [len(part.encode()) for part in parts]
+    assert max(sizes) - min(sizes) < 2 * max(len(document.encode()) for document in documents)
+    names = ["".join(chr(97 + int(digit)) for digit in str(number)) for number in ARTICLES]
+    order = [name for part in parts for name in re.findall(r"about (\w+)", part)]
+    assert order == [name for name in names if f"about {name} " not in held_out]
+
+
+def test_jobs_do_not_matter(made, tmp_path, dump):
+    other = tmp_path / "other"
+    pages, text = tmp_path / "pages", tmp_path / "text"
+    extract([dump], pages, jobs=2, chunk_bytes=2000)
+    clean(pages, text, jobs=2)
+    split(text, other, jobs=2, shards=4)
+    found = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in other.iterdir()}
+    assert found == made
+
+
+class Killed(BaseException):
+    """Stands for kill -9."""
+
+
+def test_killed_at_any_file_it_goes_on_to_the_same_bytes(made, dump, tmp_path, monkeypatch):
+    rename, unlink = os.replace, Path.unlink
+    for crash_at in range(1, 200):
+        download, work = tmp_path / f"again{crash_at}", tmp_path / f"work{crash_at}"
+        (download / "wiki").mkdir(parents=True)
+        (download / "wiki" / dump.name).symlink_to(dump)
+        calls = 0
+
+        def crash(source: Path, target: Path, crash_at: int = crash_at) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == crash_at and crash_at % 2:
+                raise Killed
+            rename(source, target)
+            if calls == crash_at:
+                raise Killed
+
+        def keep_partial(path: Path, missing_ok: bool = False) -> None:
+            if not path.name.endswith(".partial"):
+                unlink(path, missing_ok)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", crash)
+            patched.setattr(Path, "unlink", keep_partial)
+            try:
+                wikipedia.make_text(download, work, jobs=1, shards=4)
+                break
+            except Killed:
+                pass
+        wikipedia.make_text(download, work, jobs=1, shards=4)
+        assert outcome(download) == made
+    assert crash_at > 12
+
+
+def test_finished_work_is_not_repeated_and_other_options_redo_it(dump, tmp_path):
+    pages, text, shards = tmp_path / "pages", tmp_path / "text", tmp_path / "shards"
+    for _ in range(2):
+        extract([dump], pages, jobs=1, chunk_bytes=900)
+        clean(pages, text, jobs=1)
+        split(text, shards, jobs=1, shards=4)
+    before = {path: path.stat().st_mtime_ns for folder in (pages, text, shards) for path in folder.iterdir()}
+    extract([dump], pages, jobs=1, chunk_bytes=900)
+    clean(pages, text, jobs=1)
+    split(text, shards, jobs=1, shards=4)
+    assert before == {path: path.stat().st_mtime_ns for folder in (pages, text, shards) for path in folder.iterdir()}
+    split(text, shards, jobs=1, shards=3)
+    assert sorted(path.name for path in shards.glob("part-*")) == [f"part-{i:05d}-of-00003" for i in range(3)]
+    assert clean(pages, text, jobs=1, min_sentences=5)[1] == len(list(pages.glob("pages-*")))
+    assert all(
+        document.count("\n") >= 4 for path in text.glob("text-*") for document in path.read_text().split("\n\n")[:-1]
+    )
+
+
+def test_preparation_starts_from_a_dump_where_there_is_no_text(dump, tmp_path):
+    outputdir = tmp_path / "data"
+    download = outputdir / "download"
+    (download / "wiki").mkdir(parents=True)
+    (download / "wiki" / dump.name).symlink_to(dump)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.", "##a", "##n", "sentence"]
+    (download / "vocab.txt").write_text("\n".join(words) + "\n")
+    for _ in range(2):
+        prepare.prepare(prepare_options(outputdir, "--packed-data", "--shards", "2"))
+    assert len(list((outputdir / "packed_data").glob("part_*"))) == 2
+    assert not (outputdir / "work").exists()
+
+
+def damaged(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "cut off":
+        del data[-40:]
+    elif how == "damaged":
+        data[len(data) // 2] ^= 255
+    elif how == "no bzip2":
+        data[:3] = b"PK\x03"
+    elif how == "middle of a page":
+        whole = bz2.decompress(bytes(data))
+        data = bytearray(streams(whole[: whole.rindex(b"</page>")], [500]))
+    elif how == "no XML":
+        data = bytearray(streams(bz2.decompress(bytes(data)).replace(b"</title>", b"</titl>"), [500]))
+    else:
+        data = bytearray(streams((HEADER + page(1, "x", namespace=4) + "</mediawiki>").encode(), [70]))
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["cut off", "damaged", "no bzip2", "middle of a page", "no XML", "no article"])
+def test_a_damaged_dump_is_one_clear_line(dump, tmp_path, how):
+    damaged(dump, how)
+    with pytest.raises(DataError, match=how) as caught:
+        extract([dump], tmp_path / "pages", jobs=1)
+    assert "\n" not in str(caught.value)
+    assert dump.name in str(caught.value)
+
+
+def test_stages_out_of_order_or_on_foreign_files_are_refused(dump, tmp_path):
+    with pytest.raises(DataError, match=r"no finished output of extract; run python -m input_preprocessing\.extract"):
+        clean(tmp_path, tmp_path / "text", jobs=1)
+    with pytest.raises(DataError, match="cannot read the dump"):
+        extract([tmp_path / "none.xml.bz2"], tmp_path / "pages", jobs=1)
+    extract([dump], tmp_path / "pages", jobs=1, chunk_bytes=900)
+    clean(tmp_path / "pages", tmp_path / "text", jobs=1)
+    with pytest.raises(DataError, match="too few for 500 shards; use --shards 22"):
+        split(tmp_path / "text", tmp_path / "shards", jobs=1, shards=500)
+    (tmp_path / "shards").mkdir(exist_ok=True)
+    (tmp_path / "shards" / "part-00000-of-00500").write_text("the benchmark's own\n\n")
+    with pytest.raises(DataError, match="was not made by split"):
+        split(tmp_path / "text", tmp_path / "shards", jobs=1, shards=4)
+    assert (tmp_path / "shards" / "part-00000-of-00500").read_text() == "the benchmark's own\n\n"
+    (tmp_path / "text" / "text-00001.txt").write_text("cut")
+    with pytest.raises(DataError, match=r"text-00001\.txt is lost or was changed"):
+        split(tmp_path / "text", tmp_path / "other", jobs=1, shards=4)
+    clean(tmp_path / "pages", tmp_path / "text", jobs=1)
+    split(tmp_path / "text", tmp_path / "other", jobs=1, shards=4)
+
+
+def test_pages_of_a_damaged_file_are_an_error(tmp_path):
+    path = tmp_path / "pages-00000.jsonl.gz"
+    write_pages(path, [])
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(DataError, match="damaged"):
+        list(read_pages(path))
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.data())
+@settings(deadline=None)
+def test_runs_of_documents_keep_order_and_are_never_empty(sizes, data):
+    count = data.draw(st.integers(1, len(sizes)))
+    ends = np.cumsum(sizes)
+    documents = np.stack([np.zeros(len(sizes), np.int64), ends - sizes, ends], axis=1)
+    runs = cut(documents, count)
+    assert len(runs) == count
+    assert min(len(run) for run in runs) >= 1
+    assert np.array_equal(np.concatenate(runs), documents)
+
+
+def test_the_folder_of_a_stage_drops_files_of_another_recipe_only(tmp_path):
+    first = StageFolder(tmp_path, "clean", ["text-*"], {"a": 1})
+    (tmp_path / "text-1").write_text("x")
+    first.finish(["text-1"])
+    assert StageFolder(tmp_path, "clean", ["text-*"], {"a": 1}).finished
+    (tmp_path / "mine").write_text("x")
+    assert not StageFolder(tmp_path, "clean", ["text-*"], {"a": 2}).finished
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "stage.json"]
+
+
+def test_the_command_lines_run_one_after_the_other(dump, tmp_path):
+    def run(stage: str, *options: object) -> str:
+        command = [sys.executable, "-m", f"input_preprocessing.{stage}", *map(str, options), "--jobs", "1"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    run("extract", "--source", dump, "--target", tmp_path / "p")
+    run("clean", "--source", tmp_path / "p", "--target", tmp_path / "t")
+    assert "for evaluation" in run("split", "--source", tmp_path / "t", "--target", tmp_path / "s", "--shards", "2")
+    command = [sys.executable, "-m", "input_preprocessing.clean", "--source", str(tmp_path), "--target", str(tmp_path)]
+    failed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert len(failed.stderr.splitlines()) == 1

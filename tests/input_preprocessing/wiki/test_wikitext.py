@@ -1,0 +1,143 @@
+"""Wiki mark-up becomes the sentences a reader sees; nothing of templates, tables, references or lists is left."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from bert.data.records import DataError
+from input_preprocessing.wiki import wikitext
+from input_preprocessing.wiki.wikitext import paragraphs_of, require, sentences_of
+
+pytest.importorskip("mwparserfromhell")
+pytest.importorskip("nupunkt")
+
+NASTY = """{{Short description|never shown}}
+{{Infobox person
+| name = Foo | birth = {{birth date|1900|1|2}} | known = [[a|b]]
+| nested = {{d|{{e|f=[[g]]}}}}
+}}
+[[File:x.jpg|thumb|A [[caption|label]] with [[File:y.png|10px]] inside it. It has sentences.]]
+'''Foo Bar''' ({{IPA|f}}; {{lang-grc|x}}; born [[1 January]] 1900<ref name=x>{{cite|url=http://a.b}}
+</ref>) was an [[United States|American]] [[writer]]<ref name="x" /> of J. K. Rowling, e.g. of the U.S.&nbsp;Navy<!--
+a comment over lines -->. He ran {{convert|10|km|mi}} &amp; said: "No. 5 is alive." Then he left.
+
+== Life ==
+{| class="wikitable"
+|-
+| a || b {{c}} || A sentence in a table.
+|
+{| class="nested"
+| deeper. It goes on.
+|}
+|}
+* item one is a sentence.
+** item [[two]].
+# numbered.
+; term : definition.
+: An indented remark.
+He was born in St. Louis on Jan. 5, 1900. Dr. Smith knew him. See [http://x.y the site]. E = mc<sup>2</sup>.
+<gallery>
+File:a.jpg|some text that is long enough to be a sentence.
+</gallery><math>\\frac{x}{2}</math>
+<blockquote>To be, or not to be.</blockquote>
+<ul><li>An item in HTML.</li></ul>
+A line with an unclosed {{template and more words here.
+
+Another [[link with ''italics'']] and '''''both'''''. __NOTOC__ Done ( , ) now .
+=== Sub ===
+Sub text stays here. <syntaxhighlight lang="c">int main() { return 0; }</syntaxhighlight>
+== References ==
+{{reflist}}
+Text among the references is left out.
+=== Deeper ===
+So is this.
+== Legacy ==
+Back again here.
+[[Category:People]]
+[[de:Foo]] [[:Category:Shown because of the colon]]
+"""
+
+SEEN = [
+    "Foo Bar (born 1 January 1900) was an American writer of J. K. Rowling, e.g. of the U.S. Navy.",
+    'He ran 10 km & said: "No. 5 is alive."',
+    "Then he left.",
+    "He was born in St. Louis on Jan. 5, 1900.",
+    "Dr. Smith knew him.",
+    "See the site.",
+    "E = mc2.",
+    "To be, or not to be.",
+    "Another link with italics and both.",
+    "Done now.",
+    "Sub text stays here.",
+    "Back again here.",
+    "Category:Shown because of the colon",
+]
+
+
+def test_a_reader_sees_only_the_running_text():
+    assert sentences_of(NASTY) == SEEN
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("{{nowrap|30 June}} and {{lang|fr|vin de pays}}, {{circa|1850}}.", "30 June and vin de pays, c. 1850."),
+        ("The {{lang|de|'''Haus'''|extra=1}} {{unknown|x}}stands.", "The Haus stands."),
+        ("From 1914{{ndash}}18, {{as of|2010}} it was so.", "From 1914–18, as of 2010 it was so."),
+        ("A&ndash;B &lt;tag&gt; &#x41; is here.", "A–B <tag> A is here."),
+        ("It is {{{1|the default}}} of a template.", "It is the default of a template."),
+        ("One<br />two three four.", "One two three four."),
+        ("Odd \u200bspaces\u00a0and\ttabs\u200e are gone .", "Odd spaces and tabs are gone."),
+        ("He {{sic|hte}} said [[Foo (bar)|]] so [[Mexico|''Mexico'']].", None),
+        ("Bare http://a.b/c links vanish in it.", "Bare links vanish in it."),
+    ],
+)
+def test_inline_markup(markup, text):
+    if text is None:  # no fixed text: only no mark-up
+        assert not any(mark in " ".join(sentences_of(markup) or []) for mark in ("[[", "{{", "''", "|"))
+    else:
+        assert sentences_of(markup) == [text]
+
+
+@pytest.mark.parametrize(
+    "line", ["", "|", "|-", "{| class=x", "Short label", "12 34", "* item of a list.", "1984–1990."]
+)
+def test_lines_that_are_no_prose_are_left_out(line):
+    assert paragraphs_of(line) == []
+
+
+@pytest.mark.parametrize(
+    "hopeless",
+    [
+        "{{" * 3000,
+        "[[" * 3000,
+        "<div>" * 3000,
+        "'''" * 3000,
+        "{|" * 2000,
+        "<ref>" * 999,
+        "{{{" * 999 + "}}}",
+        "\x00\ud800",
+    ],
+)
+def test_hopeless_markup_costs_one_article_at_the_most(hopeless):
+    found = sentences_of(f"A good sentence before it.\n{hopeless}\n")
+    assert found is None or all("{{" not in sentence and "[[" not in sentence for sentence in found)
+
+
+def test_a_parser_that_fails_costs_its_article_only(monkeypatch):
+    def parse(_):
+        raise RecursionError
+
+    _, nodes, tokenize = wikitext._libraries()
+    monkeypatch.setattr(wikitext, "_libraries", lambda: (parse, nodes, tokenize))
+    assert sentences_of("Text.") is None
+
+
+@pytest.mark.parametrize("name", ["mwparserfromhell", "nupunkt"])
+def test_a_missing_library_is_named_in_one_line(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(DataError, match=rf"{name}.*not installed.*requirements/wiki.txt") as caught:
+        require()
+    assert "\n" not in str(caught.value)
