@@ -19,7 +19,15 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_SHELL_LINES = 400, 60, 100
 LAYERS: dict[str, list[set[str]]] = {
     "implementations/bert": [
         {"env", "dist"},
-        {"kernels", "data.records", "data.format", "data.nvidia_format", "data.packing", "data.digests", "data.compiled"},
+        {
+            "kernels",
+            "data.records",
+            "data.format",
+            "data.nvidia_format",
+            "data.packing",
+            "data.digests",
+            "data.compiled",
+        },
         {"model", "optim", "schedule", "precision", "data", "mlperf", "rundir"},
         {"step", "graph", "evaluate", "checkpoint"},
         {"config"},

@@ -1,0 +1,52 @@
+"""The names that users type keep working."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from input_preprocessing.commands import STAGES, overview
+
+# As documented and used for as long as the stages exist; a name may be added, none may go.
+NAMES = {
+    "bins", "clean", "convert_checkpoint", "corpus", "download", "evalset", "extract", "import_records", "instances",
+    "pack", "prepare", "shuffle", "split", "verify",
+}  # fmt: skip
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "100"}
+    line = [sys.executable, "-m", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_every_stage_answers_to_the_name_that_users_know() -> None:
+    assert set(STAGES) >= NAMES
+    with ThreadPoolExecutor(2) as pool:
+        answers = pool.map(lambda name: run(f"input_preprocessing.{name}", "--help"), STAGES)
+    for name, answer in zip(STAGES, answers, strict=True):
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout.startswith(f"usage: python -m input_preprocessing.{name} "), name
+        assert not answer.stderr
+
+
+def test_the_package_lists_its_stages() -> None:
+    answer = run("input_preprocessing")
+    assert answer.returncode == 0
+    assert answer.stdout == overview() + "\n"
+    lines = [line.split(None, 1) for line in answer.stdout.splitlines() if line.startswith("  ")]
+    assert [name for name, _ in lines] == list(STAGES)
+    assert run("input_preprocessing", "pack").returncode == 2
+
+
+def test_every_command_line_is_a_listed_stage(repository: Path) -> None:
+    root = repository / "input_preprocessing"
+    found = {}
+    for path in root.rglob("*.py"):
+        for name in re.findall(r'stage_parser\("(\w+)"', path.read_text(encoding="utf-8")):
+            found[name] = ".".join(path.relative_to(root).with_suffix("").parts)
+    assert found == {name: stage.module for name, stage in STAGES.items()}
