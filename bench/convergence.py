@@ -11,6 +11,7 @@ usage: python bench/convergence.py [--steps 300]
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,7 @@ class Variant:
     fused: str = "none"
     sharded: bool = False
     graph: bool = False
+    hidden_act: str = "gelu"
 
 
 def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
@@ -63,6 +65,7 @@ def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
         "bf16 against fp32": (bf16, Variant(sharded=True), 0.1),
         "fp8 against bf16": (Variant(precision="fp8", sharded=True), bf16, 0.15),
         "sharded against replicated": (Variant(sharded=True), Variant(), 0.1),
+        "GELU by tanh against erf": (Variant(), Variant(hidden_act="gelu_erf"), 0.1),
     }
     if on_gpu:
         fused = Variant(precision="bf16", fused="auto", sharded=True)
@@ -116,7 +119,7 @@ def curve(variant: Variant, data: list[Batch]) -> np.ndarray:
     choice = kernels.Config(
         fused=variant.fused, attention="sdpa_loop" if variant.precision == "fp32" or here.type == "cpu" else "auto"
     )
-    model = BertForPreTraining(MODEL, kernels.select(choice, here))
+    model = BertForPreTraining(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), kernels.select(choice, here))
     initialize(model, 0)
     model.to(here)
     fused_update = "lamb" in choice.names(here)

@@ -97,8 +97,8 @@ def fp8_call(tokens: int, device: torch.device, what: str) -> gpu.Call:
     forward, backward = (fp8_cases.new_target(dtype, 50.0, device) for dtype in (FORWARD, BACKWARD))
     narrow = fp8_cast.cast_transpose(wide[:, :1024].contiguous(), forward)[0]
     return {
-        "gelu": lambda _: fp8_feed_forward.gelu_cast(wide, bias, "none", forward),
-        "gelu backward": lambda _: fp8_feed_forward.gelu_backward_cast(upstream, wide, bias, "none", backward),
+        "gelu": lambda _: fp8_feed_forward.gelu_cast(wide, bias, "tanh", forward),
+        "gelu backward": lambda _: fp8_feed_forward.gelu_backward_cast(upstream, wide, bias, "tanh", backward),
         "cast": lambda _: fp8_cast.cast_transpose(wide, forward),
         "transpose": lambda _: fp8_cast.transpose(narrow),
     }[what]

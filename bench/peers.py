@@ -69,7 +69,7 @@ def build(
 ) -> Callable[[int], object]:
     """step(n): a step on the n-th batch, with AdamW and clipping; on a GPU in bf16 with the fused AdamW."""
     shape = {name: getattr(config, name) for name in vars(config) if name != "hidden_act"}
-    theirs = transformers.BertConfig(**shape, hidden_act="gelu", attn_implementation="sdpa")
+    theirs = transformers.BertConfig(**shape, hidden_act=config.hugging_face_hidden_act, attn_implementation="sdpa")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = transformers.BertForPreTraining(theirs).to(device, dtype).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")

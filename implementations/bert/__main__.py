@@ -6,6 +6,7 @@ Exit status: 0 the target was reached, 1 the run crashed, 2 bad input, 3 the run
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 import traceback
@@ -72,7 +73,8 @@ def _train(config: Config) -> int:
     log = MlperfLog(config.mlperf, is_main, path)
     log.init_start()
     if is_main:
-        rundir.write_description(config.run, config)
+        model = dataclasses.asdict(config.model) | {"gelu_form": config.model.gelu_form}
+        rundir.write_description(config.run, config, {"model": model})
     with World(config.dist) as world:
         reached = train(config, world, log)
     if reached:

@@ -23,7 +23,8 @@ def report(config: Config) -> str:
     """The settings and what follows from them. Raises ConfigError or DataError for what would stop the run."""
     rows = [("system", f"{config.mlperf.num_nodes} x {config.mlperf.system}, {config.dist.world_size} ranks")]
     model = _model(config)
-    rows.append(("model", f"{sum(p.numel() for p in model.parameters()):,} parameters, {config.bert_config_path}"))
+    num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
+    rows.append(("model", f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}"))
     rows.append(("kernels", config.kernels.describe(pick_device(config.dist))))
     alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
     rows.append(("attention", kernel_choice.choose(config, alone)[1]))

@@ -34,12 +34,13 @@ def write_text(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def write_description(config: Config, tree: Any) -> None:
-    """Writes config.json (every setting of the run) and environment.json (machine and software)."""
+def write_description(config: Config, tree: Any, derived: dict[str, Any]) -> None:
+    """Writes config.json (every setting of the run, and what follows from them) and environment.json (the machine)."""
     if config.run_dir is None:
         return
+    settings = dataclasses.asdict(tree) | derived
     config.run_dir.mkdir(parents=True, exist_ok=True)
-    write_text(config.run_dir / "config.json", json.dumps(dataclasses.asdict(tree), indent=2, default=str) + "\n")
+    write_text(config.run_dir / "config.json", json.dumps(settings, indent=2, default=str) + "\n")
     write_text(config.run_dir / "environment.json", json.dumps(environment(), indent=2) + "\n")
 
 

@@ -25,6 +25,7 @@ def test_the_check_says_what_would_run(prepared, run_bert):
     assert "convergence" not in said, "reference points are the closed division's"
     assert said["data"].startswith("3 files in ")
     assert said["attention"] == "sdpa_loop (the device is a CPU)"
+    assert "GELU in its tanh form" in said["model"]
 
 
 def test_the_check_builds_the_batches_of_the_run(prepared, run_bert):

@@ -57,6 +57,7 @@ def test_weights_of_every_supported_form_load(tiny, make_model, tmp_path, form):
         safetensors.torch.save_file(state, path)
     else:
         settings = {name: getattr(tiny, name) for name in tiny.__dataclass_fields__}
+        settings["hidden_act"] = tiny.hugging_face_hidden_act
         hugging_face = transformers.BertForPreTraining(transformers.BertConfig(**settings))
         hugging_face.load_state_dict(_unpadded(state, tiny.vocab_size), strict=False)
         hugging_face.tie_weights()

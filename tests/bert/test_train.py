@@ -273,6 +273,7 @@ def test_run_folder_describes_the_run(prepared, run_bert):
     folder = Path(prepared["RUN_DIR"])
     config = json.loads((folder / "config.json").read_text())
     assert config["schedule"]["lr"] == 0.05
+    assert config["model"]["gelu_form"] == "tanh"
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__
     assert (environment["attention"], environment["fused"]) == ("sdpa_loop", [])

@@ -1,4 +1,4 @@
-"""GELU(x + bias), exact (erf) or by the tanh formula.
+"""GELU(x + bias), by the tanh formula, which is the benchmark's, or exact (erf).
 
 Fused, each pass reads its inputs and writes its result once; the backward pass recomputes x + bias and sums the bias'
 gradient over rows as it goes, always in the same order.
@@ -39,8 +39,8 @@ CASES: list[Case] = [
     *each_dtype("exact", _case(13, 97, "none")),
     *each_dtype("exact_far_out", _case(7, 31, "none", spread=8.0)),
     *each_dtype("tanh", _case(37, 301, "tanh", spread=4.0)),
-    large("24_rows_of_bert_large", _case(12_288, 4096, "none"), "the bias' gradient sums 12,288 rows in fp32"),
-    large("48_rows_of_bert_large_tanh", _case(24_576, 4096, "tanh"), "the bias' gradient sums 24,576 rows in fp32"),
+    large("24_rows_of_bert_large_exact", _case(12_288, 4096, "none"), "the bias' gradient sums 12,288 rows in fp32"),
+    large("48_rows_of_bert_large", _case(24_576, 4096, "tanh"), "the bias' gradient sums 24,576 rows in fp32"),
 ]
 
 

@@ -66,7 +66,7 @@ def relative_difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def differences(
-    device: torch.device, tokens: int, width: int, inner: int, approximate: str = "none", dropout: float = 0.1
+    device: torch.device, tokens: int, width: int, inner: int, approximate: str = "tanh", dropout: float = 0.1
 ) -> dict[str, float]:
     """Relative differences between the casts in kernels and separate ones, by name: results, gradients, magnitudes.
 

@@ -9,7 +9,15 @@ from typing import Any
 
 from bert.env import ConfigError
 
-GELU_APPROXIMATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_tanh": "tanh"}
+# By Google's words, whose "gelu" is the tanh form (google-research/bert, modeling.py). Hugging Face's "gelu" is erf's.
+GELU_APPROXIMATIONS = {
+    "gelu": "tanh",
+    "gelu_new": "tanh",
+    "gelu_pytorch_tanh": "tanh",
+    "gelu_tanh": "tanh",
+    "gelu_erf": "none",
+}
+_HUGGING_FACE_ERF = ("gelu", "gelu_python")
 _SMALLEST = {
     "vocab_size": 1,
     "hidden_size": 1,
@@ -19,11 +27,34 @@ _SMALLEST = {
     "max_position_embeddings": 1,
     "type_vocab_size": 2,
 }
+# Keys of published configs that change nothing here: of tokens, of what is returned, of other heads and of saving.
+_HARMLESS = {
+    "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
+    "chunk_size_feed_forward", "classifier_dropout", "cross_attention_hidden_size", "directionality", "dtype",
+    "eos_token_id", "finetuning_task", "gradient_checkpointing", "id2label", "label2id", "language", "name",
+    "num_labels", "output_all_encoded_layers", "output_attentions", "output_hidden_states", "output_past",
+    "pad_token_id", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
+    "pooler_type", "problem_type", "return_dict", "sep_token_id", "task_specific_params", "tokenizer_class",
+    "torch_dtype", "torchscript", "transformers_version", "use_bfloat16", "use_cache",
+}  # fmt: skip
+# Keys that change the model, with the only value that is this one.
+_ONLY = {
+    "model_type": "bert",
+    "position_embedding_type": "absolute",
+    "tie_word_embeddings": True,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "add_cross_attention": False,
+    "pruned_heads": {},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig:
-    """Sizes and rates of one model, under the names of bert_config.json. The defaults are BERT-large, uncased."""
+    """Sizes and rates of one model, under the names of bert_config.json. The defaults are BERT-large, uncased.
+
+    hidden_act is Google's word: "gelu" is the tanh form.
+    """
 
     vocab_size: int = 30522
     hidden_size: int = 1024
@@ -68,12 +99,25 @@ class BertConfig:
 
     @property
     def gelu_approximation(self) -> str:
-        """The ``approximate`` argument of GELU: "none" (erf) or "tanh"."""
+        """The ``approximate`` argument of PyTorch's GELU: "none" (erf) or "tanh"."""
         return GELU_APPROXIMATIONS[self.hidden_act]
+
+    @property
+    def gelu_form(self) -> str:
+        """The form of GELU in words, for people: "tanh" or "erf"."""
+        return "tanh" if self.gelu_approximation == "tanh" else "erf"
+
+    @property
+    def hugging_face_hidden_act(self) -> str:
+        """What a Hugging Face config.json calls this GELU."""
+        return "gelu_new" if self.gelu_approximation == "tanh" else "gelu"
 
     @classmethod
     def from_json(cls, path: Path) -> BertConfig:
-        """Reads bert_config.json (Google's or Hugging Face's). Raises ConfigError naming the file and the key."""
+        """Reads Google's bert_config.json, or a Hugging Face config.json, which is known by its ``model_type``.
+
+        Raises ConfigError naming the file and the key, also for keys that might change the model and are not known.
+        """
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -82,9 +126,18 @@ class BertConfig:
             raise ConfigError(f"BERT_CONFIG={path}: not JSON ({error})") from None
         if not isinstance(values, dict):
             raise ConfigError(f"BERT_CONFIG={path}: expected a JSON object")
-        if values.get("position_embedding_type", "absolute") != "absolute":
-            raise ConfigError(f"BERT_CONFIG={path}: position_embedding_type must be absolute")
+        for key, only in _ONLY.items():
+            if values.get(key, only) not in (only, None):
+                raise ConfigError(f"BERT_CONFIG={path}: {key}={values[key]!r}: only {only!r} is this model")
+        unknown = sorted(values.keys() - cls.__dataclass_fields__.keys() - _HARMLESS - _ONLY.keys())
+        if unknown:
+            raise ConfigError(
+                f"BERT_CONFIG={path}: unknown key {', '.join(unknown)}, which may change the model: remove it if not"
+            )
         missing = [key for key in ("vocab_size", "hidden_size", "num_hidden_layers") if key not in values]
         if missing:
             raise ConfigError(f"BERT_CONFIG={path}: {', '.join(missing)} missing: is this a bert_config.json?")
-        return cls(**{key: value for key, value in values.items() if key in cls.__dataclass_fields__})
+        settings = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
+        if "model_type" in values and settings.get("hidden_act", "gelu") in _HUGGING_FACE_ERF:
+            settings["hidden_act"] = "gelu_erf"
+        return cls(**settings)

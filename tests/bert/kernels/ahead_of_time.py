@@ -113,7 +113,7 @@ def _fp8_layer() -> None:
     vectors = [half(width) for _ in range(3)]
     operands, sites = Operands(half(tokens, width), vectors[0], half(tokens, width), *vectors[1:]), DropoutSites(META)
     x, residual, x8 = fused_with_cast(operands, 1e-12, 0.1, sites, first.target(fp8.INPUT))
-    settings = fp8_feed_forward.Settings(first, second, "none", 1e-12, 0.1, sites, qkv.target(fp8.INPUT))
+    settings = fp8_feed_forward.Settings(first, second, "tanh", 1e-12, 0.1, sites, qkv.target(fp8.INPUT))
     weights = fp8_feed_forward.Weights(half(inner, width), half(inner), half(width, inner), *vectors)
     x, residual, x8 = fp8_feed_forward.feed_forward(x, x8, residual, weights, settings)
     y = qkv(x, half(3 * width, width), half(3 * width), x8)

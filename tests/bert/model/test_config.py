@@ -1,0 +1,97 @@
+"""bert_config.json of Google and config.json of Hugging Face: the same model, or one line that says what is not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+from bert.env import ConfigError
+from bert.model.config import BertConfig
+
+GOOGLE = {
+    "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 64,
+    "initializer_range": 0.02, "intermediate_size": 256, "max_position_embeddings": 512, "num_attention_heads": 4,
+    "num_hidden_layers": 2, "type_vocab_size": 2, "vocab_size": 97,
+}  # fmt: skip
+
+
+@pytest.fixture
+def read(tmp_path):
+    def from_values(**values) -> BertConfig:
+        path = tmp_path / "bert_config.json"
+        path.write_text(json.dumps(values))
+        return BertConfig.from_json(path)
+
+    return from_values
+
+
+@pytest.mark.parametrize(
+    ("word", "google", "hugging_face"),
+    [
+        ("gelu", "tanh", "erf"),
+        ("gelu_new", "tanh", "tanh"),
+        ("gelu_pytorch_tanh", "tanh", "tanh"),
+        ("gelu_erf", "erf", "erf"),
+        (None, "tanh", "erf"),
+    ],
+)
+def test_the_form_of_gelu_is_what_the_word_means_where_it_was_written(word, google, hugging_face, read):
+    values = {**GOOGLE, "hidden_act": word} if word else {k: v for k, v in GOOGLE.items() if k != "hidden_act"}
+    assert read(**values).gelu_form == google
+    assert read(**values, model_type="bert").gelu_form == hugging_face
+
+
+def test_googles_gelu_is_the_formula_of_its_modeling_py(read):
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), in fp64."""
+    x = torch.linspace(-8, 8, 1001, dtype=torch.float64)
+    expected = 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+    config = read(**GOOGLE)
+    torch.testing.assert_close(F.gelu(x, approximate=config.gelu_approximation), expected, atol=1e-14, rtol=0)
+    erf = F.gelu(x, approximate=read(**GOOGLE, model_type="bert").gelu_approximation)
+    assert (erf - expected).abs().max().item() == pytest.approx(4.73e-4, rel=0.01)
+
+
+@pytest.mark.parametrize("word", ["gelu", "gelu_erf"])
+def test_the_name_for_hugging_face_means_the_same_there(word, read):
+    config = read(**{**GOOGLE, "hidden_act": word})
+    theirs = transformers.activations.ACT2FN[config.hugging_face_hidden_act]
+    x = torch.linspace(-5, 5, 101, dtype=torch.float64)
+    torch.testing.assert_close(theirs(x), F.gelu(x, approximate=config.gelu_approximation), atol=1e-12, rtol=0)
+    again = read(**{**GOOGLE, "hidden_act": config.hugging_face_hidden_act, "model_type": "bert"})
+    assert again.gelu_form == config.gelu_form
+
+
+def test_a_config_that_hugging_face_writes_is_read(tmp_path):
+    written = transformers.BertConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+    written.architectures = ["BertForPreTraining"]
+    written.save_pretrained(tmp_path)
+    config = BertConfig.from_json(tmp_path / "config.json")
+    assert (config.hidden_size, config.num_hidden_layers, config.gelu_form) == (64, 2, "erf")
+    full = tmp_path / "full.json"
+    full.write_text(json.dumps(written.to_dict()))
+    assert BertConfig.from_json(full) == config
+
+
+def test_keys_of_other_heads_and_of_tokens_are_harmless(read):
+    extra = {"directionality": "bidi", "pooler_type": "first_token_transform", "pad_token_id": 0, "use_cache": True}
+    assert read(**GOOGLE, **extra) == read(**GOOGLE)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("embedding_size", 32, "unknown key embedding_size, which may change the model"),
+        ("num_hidden_layer", 3, "unknown key num_hidden_layer"),
+        ("position_embedding_type", "relative_key", "position_embedding_type='relative_key': only 'absolute'"),
+        ("tie_word_embeddings", False, "tie_word_embeddings=False: only True"),
+        ("is_decoder", True, "is_decoder=True: only False"),
+        ("model_type", "roberta", "model_type='roberta': only 'bert'"),
+    ],
+)
+def test_a_key_that_changes_the_model_is_an_error(key, value, message, read):
+    with pytest.raises(ConfigError, match=message):
+        read(**GOOGLE, **{key: value})
