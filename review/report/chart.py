@@ -1,4 +1,4 @@
-"""What a chart is made of, in data units; ``svg`` and ``png`` draw it."""
+"""What a chart is made of, in data units; ``svg`` draws it."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One run's curve. ``run`` counts from 0; ``counted``: it is part of the score."""
+    """One run's curve. ``run`` counts from 0; ``counted``: it is part of the score; ``note``: why it is not."""
 
     run: int
     name: str
     points: tuple[Point, ...]
     counted: bool
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +116,33 @@ class BarChart:
 
 
 Chart = LineChart | BarChart
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A line of a legend: of a run, or of what else is shaded (``swatch``, the classes of its sample)."""
+
+    label: str
+    run: int | None = None
+    counted: bool = True
+    swatch: str = ""
+
+
+def legend(chart: Chart) -> list[Entry]:
+    """What the colours of a chart mean."""
+    if isinstance(chart, LineChart):
+        return [
+            Entry(label=f"{line.name}{line.note and ', '}{line.note}", run=line.run, counted=line.counted)
+            for line in chart.lines
+        ]
+    entries = [Entry(label=part, swatch=f"part {part}") for part in chart.parts]
+    if chart.band:
+        label = "between RCP minimum and RCP mean: accepted, with the time scaled up"
+        entries.append(Entry(label=label, swatch="band"))
+    if any(not bar.counted for bar in chart.bars):
+        label = "lighter: left out of the score" if chart.parts else "hollow: left out of the score"
+        entries.append(Entry(label=label))
+    return entries
 
 
 def format_value(value: float, unit: Unit) -> str:

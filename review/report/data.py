@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from review.logs.findings import ERROR, WARNING
+from review.logs.findings import ERROR, WARNING, Finding
 from review.logs.mllog import number, text
 from review.report.plots import UNCONVERGED
 from review.report.svg import COLOURS
@@ -42,32 +42,37 @@ COLUMNS: tuple[tuple[str, bool], ...] = (
 
 def verdict(result: Result, checked: Checked | None) -> dict[str, Any]:
     """The page's first line: does the result count, and why not. ``checked``: what `check` found, where it ran."""
-    accepted = checked is None or checked.passed()
-    if result.official and accepted:
-        assert result.score is not None
+    if result.official and (checked is None or checked.passed()):
         division = "" if result.division == "closed" else f" in the {text(result.division)} division"
         headline = f"Official score{division}: {result.score:.4f} minutes"
         return {"state": "good", "headline": headline, "detail": _score_detail(result), "reasons": []}
     errors = [] if checked is None else [finding for finding in checked.findings if finding.severity == ERROR]
     failed = any(finding.source != "runs" for finding in errors) or result.failed_runs > 1
-    detail = "There is no olympic score yet."
-    if result.score is not None:
-        detail = f"As they stand, the runs would score {result.score:.4f} minutes."
-    elif result.median_minutes is not None:
-        runs = "compliant run is" if len(result.counted) == 1 else f"{len(result.counted)} compliant runs is"
-        detail = f"The median of the {runs} {result.median_minutes:.4f} minutes."
-    reasons = [text(reason) for reason in result.obstacles]
-    broken = [group for group in groups(errors) if group[0].source not in ("runs", "rcp")]
-    base = result.folder if checked is None else checked.path
-    reasons += [subject(group, base) for group in broken[:MOST_REASONS]]
-    if len(broken) > MOST_REASONS:
-        reasons.append(f"and {len(broken) - MOST_REASONS} more reasons, see the findings")
     return {
         "state": "bad" if failed else "warn",
         "headline": "Does not count" if failed else "Not official yet",
-        "detail": detail,
-        "reasons": reasons,
+        "detail": _unofficial_detail(result),
+        "reasons": [text(reason) for reason in result.obstacles] + _error_reasons(result, checked, errors),
     }
+
+
+def _unofficial_detail(result: Result) -> str:
+    if result.score is not None:
+        return f"As they stand, the runs would score {result.score:.4f} minutes."
+    if result.median_minutes is not None:
+        runs = "compliant run is" if len(result.counted) == 1 else f"{len(result.counted)} compliant runs is"
+        return f"The median of the {runs} {result.median_minutes:.4f} minutes."
+    return "There is no olympic score yet."
+
+
+def _error_reasons(result: Result, checked: Checked | None, errors: Sequence[Finding]) -> list[str]:
+    """The first broken rules; too few runs and the RCP test are among the result's obstacles already."""
+    broken = [group for group in groups(errors) if group[0].source not in ("runs", "rcp")]
+    base = result.folder if checked is None else checked.path
+    reasons = [subject(group, base) for group in broken[:MOST_REASONS]]
+    if len(broken) > MOST_REASONS:
+        reasons.append(f"and {len(broken) - MOST_REASONS} more reasons, see the findings")
+    return reasons
 
 
 def _score_detail(result: Result) -> str:

@@ -12,7 +12,7 @@ from review.logs.findings import ReviewError
 from review.logs.mllog import text
 from review.logs.output import write_whole
 from review.report import data
-from review.report.chart import BarChart, Chart
+from review.report.chart import Chart, Entry, legend
 from review.report.plots import charts
 from review.report.svg import COLOURS, draw
 from review.report.system import facts
@@ -65,7 +65,7 @@ def _findings(checked: Checked) -> dict[str, Any]:
 
 
 def _result(result: Result, checked: Checked | None, identifier: str) -> dict[str, Any]:
-    figures = [_chart(chart, result, f"{identifier}-{chart.key}") for chart in charts(result)]
+    figures = [_chart(chart, f"{identifier}-{chart.key}") for chart in charts(result)]
     hyperparameters, described = data.hyperparameters(result), facts(result)
     have = [
         ("runs", "Runs", True),
@@ -96,7 +96,7 @@ def _result(result: Result, checked: Checked | None, identifier: str) -> dict[st
     }
 
 
-def _chart(chart: Chart, result: Result, identifier: str) -> dict[str, Any]:
+def _chart(chart: Chart, identifier: str) -> dict[str, Any]:
     from markupsafe import Markup
 
     return {
@@ -104,29 +104,18 @@ def _chart(chart: Chart, result: Result, identifier: str) -> dict[str, Any]:
         "title": chart.title,
         "alt": chart.alt,
         "svg": Markup(draw(chart, identifier)),  # draw() escapes what it quotes
-        "legend": _legend(chart, result),
+        "legend": [_entry(entry) for entry in legend(chart)],
     }
 
 
-def _legend(chart: Chart, result: Result) -> list[dict[str, Any]]:
-    if isinstance(chart, BarChart):
-        entries: list[dict[str, Any]] = [
-            {"run": None, "style": "", "swatch": f"part {part}", "label": part} for part in chart.parts
-        ]
-        if chart.band:
-            label = "between RCP minimum and RCP mean: accepted, with the time scaled up"
-            entries.append({"run": None, "style": "", "swatch": "band", "label": label})
-        if any(not bar.counted for bar in chart.bars):
-            label = "lighter: left out of the score" if chart.parts else "hollow: left out of the score"
-            entries.append({"run": None, "style": "", "swatch": "none", "label": label})
-        return entries
-    entries = []
-    for line in chart.lines:
-        why = result.dropped.get(result.runs[line.run].path)
-        label = line.name + {"best": ", fastest", "worst": ", slowest", None: ""}.get(why, f", {why}")
-        style = f"run-{line.run % COLOURS}{'' if line.counted else ' dropped'}"
-        entries.append({"run": line.run, "style": style, "swatch": "", "label": label})
-    return entries
+def _entry(entry: Entry) -> dict[str, Any]:
+    style = "" if entry.run is None else f"run-{entry.run % COLOURS}{'' if entry.counted else ' dropped'}"
+    return {
+        "run": entry.run,
+        "style": style,
+        "swatch": entry.swatch or ("none" if entry.run is None else ""),
+        "label": entry.label,
+    }
 
 
 def write_report(

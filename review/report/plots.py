@@ -65,7 +65,9 @@ def _accuracy_lines(result: Result, by_samples: bool) -> tuple[Line, ...]:
 
 def _line(result: Result, index: int, points: Iterable[Point]) -> Line:
     run = result.runs[index]
-    return Line(run=index, name=run.name, points=tuple(points), counted=run.path not in result.dropped)
+    why = result.dropped.get(run.path, "")
+    note = {"best": "fastest", "worst": "slowest"}.get(why, why)
+    return Line(run=index, name=run.name, points=tuple(points), counted=not why, note=note)
 
 
 def _samples_axis(result: Result) -> bool:
@@ -120,7 +122,7 @@ def close_to_target_chart(result: Result) -> LineChart | None:
     close = [point for line in lines for point in line.points if point.y >= low]
     if len(close) < 2 or len({point.x for point in close}) < 2 or not any(line.points[0].y < low for line in lines):
         return None
-    left = min(point.x for point in close)
+    left = min(_entry(line.points, low) for line in lines)
     width = max(point.x for point in close) - left
     high = max(max(point.y for point in close), target)
     return LineChart(
@@ -132,6 +134,14 @@ def close_to_target_chart(result: Result) -> LineChart | None:
         lines=lines,
         marks=(Mark(value=target, label=f"target {target:.3f}", role="target"),),
     )
+
+
+def _entry(points: Sequence[Point], low: float) -> float:
+    """Where a curve that goes on above ``low`` rises above it, by interpolation."""
+    first, second = points[0], points[min(1, len(points) - 1)]
+    if first.y >= low or second.y <= first.y:
+        return first.x
+    return first.x + (low - first.y) / (second.y - first.y) * (second.x - first.x)
 
 
 def _count(things: Sequence[object]) -> str:
@@ -189,38 +199,54 @@ def _samples_alt(result: Result, values: Sequence[float]) -> str:
 
 def time_chart(result: Result) -> BarChart | None:
     """What each run spent its time on: initialisation left of run_start, then training and evaluations as they came."""
-    bars = []
-    for index, run in enumerate(result.runs):
-        segments = _segments(run)
-        if segments and run.minutes is not None:
-            share = "" if run.evaluation_share is None else f", {run.evaluation_share:.1%} of it evaluations"
-            init = "" if run.init_seconds is None else f", initialisation {run.init_seconds:,.1f} s"
-            tip = f"{run.name}: {run.minutes:,.4f} min{share}{init}"
-            note, counted = f"{run.minutes:,.2f} min", run.path not in result.dropped
-            bars.append(Bar(run=index, name=run.name, note=note, tip=tip, counted=counted, segments=tuple(segments)))
+    bars = tuple(bar for index in range(len(result.runs)) if (bar := _time_bar(result, index)) is not None)
     if not bars:
         return None
-    low = min(segment.start for bar in bars for segment in bar.segments)
-    high = max(segment.stop for bar in bars for segment in bar.segments)
-    marks: tuple[Mark, ...] = ()
-    if result.olympic_minutes is not None and len(result.runs) == REQUIRED_RUNS:
-        label = f"olympic mean {result.olympic_minutes:.4f} min"
-        marks = (Mark(value=result.olympic_minutes, label=label, role="own"),)
-    used = {segment.part for bar in bars for segment in bar.segments}
-    minutes = [run.minutes for run in result.runs if run.minutes is not None]
-    shares = [run.evaluation_share for run in result.runs if run.evaluation_share is not None]
-    alt = f"Timeline of {_count(bars)}: between {min(minutes):,.2f} and {max(minutes):,.2f} minutes from run_start."
-    if shares:
-        alt += f" Evaluations take {min(shares):.1%} to {max(shares):.1%} of it."
+    segments = [segment for bar in bars for segment in bar.segments]
+    used = {segment.part for segment in segments}
     return BarChart(
         key="time",
         title="Where the time goes",
-        alt=alt,
-        x=Axis(label="minutes since run_start", unit="minutes", low=low, high=high),
-        bars=tuple(bars),
+        alt=_time_alt(result, bars),
+        x=Axis(
+            label="minutes since run_start",
+            unit="minutes",
+            low=min(segment.start for segment in segments),
+            high=max(segment.stop for segment in segments),
+        ),
+        bars=bars,
         parts=tuple(part for part in (INITIALISATION, TRAINING, EVALUATION) if part in used),
-        marks=marks,
+        marks=_time_mark(result),
     )
+
+
+def _time_bar(result: Result, index: int) -> Bar | None:
+    run = result.runs[index]
+    segments = _segments(run)
+    if not segments or run.minutes is None:
+        return None
+    tip = f"{run.name}: {run.minutes:,.4f} min"
+    if run.evaluation_share is not None:
+        tip += f", {run.evaluation_share:.1%} of it evaluations"
+    if run.init_seconds is not None:
+        tip += f", initialisation {run.init_seconds:,.1f} s"
+    counted = run.path not in result.dropped
+    note = f"{run.minutes:,.2f} min"
+    return Bar(run=index, name=run.name, note=note, tip=tip, counted=counted, segments=tuple(segments))
+
+
+def _time_mark(result: Result) -> tuple[Mark, ...]:
+    """The mean that the score is made of, once there are enough runs for one."""
+    if result.olympic_minutes is None or len(result.runs) != REQUIRED_RUNS:
+        return ()
+    return (Mark(value=result.olympic_minutes, label=f"olympic mean {result.olympic_minutes:.4f} min", role="own"),)
+
+
+def _time_alt(result: Result, bars: Sequence[Bar]) -> str:
+    minutes = [run.minutes for run in result.runs if run.minutes is not None]
+    shares = [run.evaluation_share for run in result.runs if run.evaluation_share is not None]
+    alt = f"Timeline of {_count(bars)}: between {min(minutes):,.2f} and {max(minutes):,.2f} minutes from run_start."
+    return alt + (f" Evaluations take {min(shares):.1%} to {max(shares):.1%} of it." if shares else "")
 
 
 def _segments(run: Run) -> list[Segment]:

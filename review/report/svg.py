@@ -1,6 +1,7 @@
-"""Draws charts as inline SVG whose colours are the page's CSS variables, so that they follow light and dark.
+"""Draws charts as SVG whose looks are those of chart.css: inline in the page, and as a picture of its own.
 
-Every chart is drawn in three widths with text of the same size; CSS shows the one that fits the screen.
+On the page the colours are CSS variables, so that they follow light and dark, and every chart is drawn in three widths
+with text of the same size; CSS shows the one that fits the screen. A picture has a title and a legend drawn in.
 """
 
 from __future__ import annotations
@@ -9,21 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from review.report.chart import Axis, Bar, BarChart, Chart, LineChart, Mark
+from review.report.chart import Axis, Bar, BarChart, Chart, Entry, LineChart, Mark, legend
 
 COLOURS = 10  # --run-0 to --run-9 in report.css
 _CHARACTER = 7.2  # width to leave for a character of the 12 px text; that of the widest of the fonts
-_ROW, _MARK_ROW = 26, 17
+_MARK_ROW, _LEAST_ROW, _MOST_ROW = 17, 14, 44
+PICTURE = (960, 540)
+_MARGIN = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """A drawing's width and a LineChart's height, in CSS pixels; ``ticks`` on the x axis."""
+    """A drawing's width, a LineChart's height, a BarChart's height of a row, in CSS pixels; ``ticks`` on the x axis."""
 
     name: str
     width: int
     height: int
     ticks: int
+    row: int = 26
 
 
 SIZES = (
@@ -60,12 +64,51 @@ def draw(chart: Chart, identifier: str) -> str:
 
 
 def _draw_one(chart: Chart, size: Size, identifier: str) -> str:
+    height, body = _draw_body(chart, size, identifier)
+    box = f'viewBox="0 0 {size.width} {height:.0f}"'
+    head = f'<svg class="{size.name}" role="img" {box} aria-label="{escape(chart.alt)}">'
+    return "\n".join([head, *body, "</svg>"])
+
+
+def _draw_body(chart: Chart, size: Size, identifier: str) -> tuple[float, list[str]]:
+    """Height and elements of a chart."""
     return _line_chart(chart, size, identifier) if isinstance(chart, LineChart) else _bar_chart(chart, size)
 
 
-def _svg(size: Size, height: float, alt: str, body: Sequence[str]) -> str:
-    head = f'<svg class="{size.name}" role="img" viewBox="0 0 {size.width} {height:.0f}" aria-label="{escape(alt)}">'
-    return "\n".join([head, *body, "</svg>"])
+def draw_picture(chart: Chart, subject: str) -> str:
+    """An SVG file of 960 x 540 with the title, the name of what is shown and the legend."""
+    entries = legend(chart)
+    beside = isinstance(chart, LineChart)  # a row a run; the rows of bars are named already
+    column = min(max((_width(entry.label) for entry in entries), default=0) + 36, 280) if beside else 0
+    below = 0 if beside or not entries else 24
+    width, room = PICTURE[0] - 2 * _MARGIN - column, PICTURE[1] - 3 * _MARGIN - below - 16
+    rows = 1 if isinstance(chart, LineChart) else len(chart.bars)
+    row = min(max(int((room - 60 - _MARK_ROW * len(chart.marks)) / rows), _LEAST_ROW), _MOST_ROW)
+    size = Size(name="picture", width=int(width), height=int(room), ticks=8, row=row)
+    height, body = _draw_body(chart, size, "picture")
+    scale = min(1.0, room / height)  # a result of very many runs
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{PICTURE[0]}" height="{PICTURE[1]}">'
+    parts = [head, _text(_MARGIN, _MARGIN + 8, f"{chart.title}  ·  {subject[:60]}", style="title")]
+    parts.append(f'<g transform="translate({_MARGIN} {2 * _MARGIN + 8}) scale({scale:.4f})">')
+    parts += [*body, "</g>"]
+    x: float
+    y: float
+    x, y = (PICTURE[0] - _MARGIN - column + 16, 2 * _MARGIN + 30) if beside else (_MARGIN, PICTURE[1] - _MARGIN)
+    step = min(18.0, room / max(len(entries), 1))
+    for entry in entries:
+        parts.append(_legend_entry(entry, x, y))
+        x, y = (x, y + step) if beside else (x + _width(entry.label) + 30, y)
+    return "\n".join([*parts, "</svg>"])
+
+
+def _legend_entry(entry: Entry, x: float, y: float) -> str:
+    if entry.run is not None:
+        mark = f'<polyline points="{x:.1f},{y - 4:.1f} {x + 20:.1f},{y - 4:.1f}"/>'
+        mark = f'<g class="series run-{entry.run % COLOURS}{"" if entry.counted else " dropped"}">{mark}</g>'
+    else:
+        mark = f'<rect class="{entry.swatch}" x="{x:.1f}" y="{y - 10:.1f}" width="12" height="12"/>'
+        mark = mark if entry.swatch else ""
+    return mark + _text(x + (26 if entry.run is not None else 18 if mark else 0), y, entry.label)
 
 
 def _text(x: float, y: float, content: str, anchor: str = "start", style: str = "") -> str:
@@ -93,7 +136,7 @@ def _x_axis(frame: _Frame, size: Size) -> list[str]:
     return parts
 
 
-def _line_chart(chart: LineChart, size: Size, identifier: str) -> str:
+def _line_chart(chart: LineChart, size: Size, identifier: str) -> tuple[float, list[str]]:
     ticks = chart.y.ticks(5)
     labels = [chart.y.text(value) for value in ticks]
     frame = _Frame(
@@ -126,7 +169,7 @@ def _line_chart(chart: LineChart, size: Size, identifier: str) -> str:
     body += [
         _text(frame.left + 6, frame.y(mark.value) - 6, mark.label, style=f"note {mark.role}") for mark in chart.marks
     ]
-    return _svg(size, size.height, chart.alt, body)
+    return size.height, body
 
 
 def _curve(run: int, counted: bool, points: Sequence[tuple[float, float, str]], size: Size) -> str:
@@ -141,11 +184,11 @@ def _curve(run: int, counted: bool, points: Sequence[tuple[float, float, str]], 
     return "".join(parts)
 
 
-def _bar_chart(chart: BarChart, size: Size) -> str:
+def _bar_chart(chart: BarChart, size: Size) -> tuple[float, list[str]]:
     names = max(_width(bar.name) for bar in chart.bars) + 8
     notes = max(_width(bar.note) for bar in chart.bars) + 10
     stacked = size.name == "narrow"  # names above their rows, where there is no room beside them
-    row = _ROW + (14 if stacked else 0)
+    row = size.row + (14 if stacked else 0)
     top = 8 + _MARK_ROW * len(chart.marks)
     frame = _Frame(
         left=4 if stacked else names,
@@ -166,11 +209,11 @@ def _bar_chart(chart: BarChart, size: Size) -> str:
     ]
     body += _x_axis(frame, size)
     for index, bar in enumerate(chart.bars):
-        body.append(_bar(bar, frame, frame.top + row * index + (14 if stacked else 0)))
+        body.append(_bar(bar, frame, frame.top + row * index + (14 if stacked else 0) + size.row / 2))
     body += _vertical_marks(chart.marks, frame, size)
     for index, bar in enumerate(chart.bars):
-        body.append(_bar_text(bar, frame, frame.top + row * index, stacked))
-    return _svg(size, frame.bottom + 44, chart.alt, body)
+        body.append(_bar_text(bar, frame, frame.top + row * index + (0 if stacked else size.row / 2), stacked))
+    return frame.bottom + 44, body
 
 
 def _group(bar: Bar) -> str:
@@ -179,8 +222,7 @@ def _group(bar: Bar) -> str:
     return f'<g class="bar{colour}{"" if bar.counted else " dropped"}"{data}><title>{escape(bar.tip)}</title>'
 
 
-def _bar(bar: Bar, frame: _Frame, top: float) -> str:
-    middle = top + _ROW / 2
+def _bar(bar: Bar, frame: _Frame, middle: float) -> str:
     parts = [_group(bar)]
     for segment in bar.segments:
         left, right = frame.x(segment.start), frame.x(segment.stop)
@@ -194,15 +236,14 @@ def _bar(bar: Bar, frame: _Frame, top: float) -> str:
     return "".join([*parts, "</g>"])
 
 
-def _bar_text(bar: Bar, frame: _Frame, top: float, stacked: bool) -> str:
-    """Name and note of a row, over everything else; ``stacked``: above the row instead of beside it."""
+def _bar_text(bar: Bar, frame: _Frame, y: float, stacked: bool) -> str:
+    """Name and note of a row, over everything else: beside its middle y, or ``stacked`` below y, its upper edge."""
     if stacked:
-        name = _text(frame.left, top + 12, bar.name, style="tick")
-        note = _text(frame.right, top + 12, bar.note, "end", "note")
+        name = _text(frame.left, y + 12, bar.name, style="tick")
+        note = _text(frame.right, y + 12, bar.note, "end", "note")
     else:
-        y = top + _ROW / 2 + 4
-        name = _text(frame.left - 8, y, bar.name, "end", "tick")
-        note = _text(frame.right + 8, y, bar.note, style="note")
+        name = _text(frame.left - 8, y + 4, bar.name, "end", "tick")
+        note = _text(frame.right + 8, y + 4, bar.note, style="note")
     return "".join([_group(bar), name, note, "</g>"])
 
 

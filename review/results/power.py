@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import bisect
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from review.logs.findings import ReviewError
 from review.logs.mllog import TOKEN, read_log
+from review.logs.output import write_whole
 
 Sample = tuple[float, float]  # time in ms since 1970, watts
 
@@ -72,7 +73,7 @@ def _event(key: str, value: Any, time_ms: float, kind: str, metadata: dict[str, 
 
 
 def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[str]:
-    """Writes the files of one run, all or none; returns a line a node. Raises PowerError, OSError."""
+    """Writes the files of one run; returns a line for each node. Raises PowerError, ReviewError, OSError."""
     log = read_log(result)
     start, stop = log.first("run_start"), log.first("sustained_training_stop") or log.first("run_stop")
     if start is None or stop is None:
@@ -89,11 +90,8 @@ def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[
             raise PowerError(f"{path}: {error}") from None
         texts.append("".join(f"{line}\n" for line in lines(path.stem, source, found, start.time_ms, efficiency)))
         told.append(f"{path.stem}: {_mean(found, start.time_ms):.0f} W ({source}, {len(found)} readings)")
-    output.mkdir(parents=True, exist_ok=True)
     for number, text in enumerate(texts):
-        temporary = output / f".node_{number}.{os.getpid()}"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, output / f"node_{number}.txt")
+        write_whole(output / f"node_{number}.txt", text.encode("utf-8"))
     return told
 
 
@@ -119,7 +117,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         told = write(options.samples, options.result, options.output, options.efficiency)
-    except (PowerError, OSError) as error:
+    except (PowerError, ReviewError, OSError) as error:
         print(f"power: error: {error}", file=sys.stderr)
         return 1
     print("\n".join(told))

@@ -23,7 +23,7 @@ def bench(repository, monkeypatch):
 # What the one command must do without: found by no import, as if it were not installed.
 WITHOUT = """
 from importlib.machinery import PathFinder
-absent = {"scipy", "numba", "mlperf_logging", "rich", "matplotlib", "jinja2", "pytest", "hypothesis"}
+absent = {"scipy", "numba", "mlperf_logging", "rich", "resvg_py", "jinja2", "pytest", "hypothesis"}
 find = PathFinder.find_spec.__func__
 PathFinder.find_spec = classmethod(lambda cls, name, *rest: None if name in absent else find(cls, name, *rest))
 """

@@ -100,7 +100,11 @@ def copy_scripts(repository: Path, root: Path) -> None:
         (root / package).mkdir(parents=True)
         (root / package / "__init__.py").touch()
         (root / package / "__main__.py").write_text(text)
-    for name in ("results/__init__.py", "results/power.py", "logs/__init__.py", "logs/mllog.py"):
+    for name in (
+        "results/__init__.py",
+        "results/power.py",
+        *(f"logs/{n}.py" for n in ("__init__", "findings", "mllog", "output")),
+    ):
         (root / "review" / name).parent.mkdir(exist_ok=True)
         shutil.copy(repository / "review" / name, root / "review" / name)
 

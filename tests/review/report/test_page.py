@@ -259,6 +259,7 @@ def test_runs_that_fail_and_crash_are_named_with_their_reason(tmp_path, writer):
         assert wanted in page.text
 
 
+@pytest.mark.usefixtures("font")
 def test_report_writes_whole_files_and_says_which(tmp_path, submission, capsys):
     output, png = tmp_path / "out" / "page.html", tmp_path / "png"
     assert main(["report", str(submission / "result_0.txt"), "-o", str(output), "--png", str(png), "--json"]) == 0
@@ -272,6 +273,7 @@ def test_report_writes_whole_files_and_says_which(tmp_path, submission, capsys):
         assert path.read_bytes().startswith(b"\x89PNG\r\n"), path
 
 
+@pytest.mark.usefixtures("font")
 def test_two_results_share_a_page_and_a_folder_of_charts(tmp_path, writer):
     for name in ("A", "B"):
         writer(evaluations=3).write(tmp_path / name / "run" / "result_0.txt")

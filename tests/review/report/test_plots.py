@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from review.logs.findings import ReviewError
+from review.report import png
 from review.report.chart import Axis, format_value
 from review.report.plots import (
     EVALUATION,
@@ -23,7 +27,7 @@ from review.report.plots import (
     throughput_chart,
     time_chart,
 )
-from review.report.png import RUNS, draw
+from review.report.png import draw, style_sheet
 from review.results.score import load_results
 
 
@@ -178,6 +182,7 @@ def test_a_folder_without_a_usable_log_has_no_chart(tmp_path):
     assert charts(result_of(tmp_path)) == []
 
 
+@pytest.mark.usefixtures("font")
 def test_a_picture_takes_any_name(tmp_path, writer):
     writer().write(tmp_path / "result_$x^{2$_長い名前.txt")
     chart = accuracy_chart(result_of(tmp_path))
@@ -186,7 +191,57 @@ def test_a_picture_takes_any_name(tmp_path, writer):
     assert (int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")) == (1920, 1080)
 
 
-def test_pictures_have_the_colours_of_the_page(repository):
-    css = (repository / "review" / "report" / "templates" / "report.css").read_text()
-    light = css.split("@media screen")[0]
-    assert all(f"--run-{index}: {colour}" in light for index, colour in enumerate(RUNS))
+def test_pictures_have_the_colours_of_the_page():
+    css = style_sheet()
+    assert "var(" not in css
+    assert ".run-0 { color: #0b63c4; }" in css
+    assert re.search(r"\.part\.evaluation { fill: #d9730d; }", css)
+
+
+def pixels(picture):
+    """Red, green and blue of every pixel of a PNG."""
+    from PIL import Image
+
+    return Image.open(io.BytesIO(picture)).convert("RGB")
+
+
+@pytest.mark.usefixtures("font")
+def test_a_picture_shows_what_the_page_shows(submission):
+    result = result_of(submission)
+    colours = {chart.key: pixels(draw(chart, "dgx")).getcolors(1 << 21) for chart in charts(result)}
+    found = {key: {colour for _, colour in entries} for key, entries in colours.items()}
+    for key, expected in {
+        "accuracy": ["#0b63c4", "#4d7c0f", "#a9211a"],  # the first and the last run, the target
+        "samples": ["#0b63c4", "#a9211a"],
+        "time": ["#2f76c4", "#d9730d", "#8a94a0"],
+    }.items():
+        for colour in expected:
+            assert tuple(bytes.fromhex(colour[1:])) in found[key], (key, colour)
+
+
+def test_a_picture_without_a_font_is_refused(monkeypatch, submission):
+    pytest.importorskip("resvg_py")
+    monkeypatch.setattr(png, "_FONTS", ("No Such Font",))
+    png._font.cache_clear()
+    with pytest.raises(ReviewError, match="need a font"):
+        draw(accuracy_chart(result_of(submission)), "dgx")
+    png._font.cache_clear()
+
+
+@pytest.mark.usefixtures("font")
+def test_a_picture_of_very_many_runs_keeps_its_size(tmp_path, writer):
+    for index in range(60):
+        writer(seed=index, evaluations=1).write(tmp_path / f"result_{index}.txt")
+    picture = draw(samples_chart(result_of(tmp_path)), "many")
+    assert (int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")) == (1920, 1080)
+
+
+def test_the_last_stretch_of_few_evaluations_starts_left_of_where_the_curve_enters(tmp_path, writer):
+    log = writer(evaluations=3, interval=1_000_000)
+    accuracies = [line for line in log.lines if line["key"] == "eval_accuracy"]
+    for line, value in zip(accuracies, (0.4, 0.71, 0.7203), strict=True):
+        line["value"] = value
+    log.write(tmp_path / "result_0.txt")
+    chart = close_to_target_chart(result_of(tmp_path))
+    crossing = 1_000_000 + (0.70 - 0.4) / (0.71 - 0.4) * 1_000_000
+    assert chart.x.low < crossing < chart.x.low + 0.1 * (chart.x.high - chart.x.low)

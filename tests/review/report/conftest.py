@@ -1,0 +1,17 @@
+"""What tests of pictures need."""
+
+from __future__ import annotations
+
+import pytest
+
+from review.logs.findings import ReviewError
+from review.report import png
+
+
+@pytest.fixture
+def font() -> None:
+    """Skips where this machine has no font to draw with."""
+    try:
+        png._font()
+    except ReviewError as error:
+        pytest.skip(str(error))
