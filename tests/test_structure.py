@@ -28,11 +28,13 @@ LAYERS: dict[str, list[set[str]]] = {
             "data.digests",
             "data.compiled",
         },
-        {"model", "optim", "schedule", "precision", "data", "mlperf", "rundir"},
-        {"step", "graph", "evaluate", "checkpoint"},
+        {"model", "optim", "schedule", "precision", "data", "mlperf", "rundir", "agenda", "stop"},
+        {"step", "graph", "evaluate", "checkpoint", "observers"},
+        {"steps", "progress", "warm_up"},
+        {"train"},  # the loop: below the settings of any task
         {"config"},
         {"resume", "kernel_choice"},
-        {"train", "check", "allreduce"},
+        {"pretraining", "check", "allreduce"},
         {"__main__"},
     ],
     "input_preprocessing": [

@@ -16,10 +16,12 @@ import torch
 
 from bert import check, rundir
 from bert.config import Config
+from bert.data.records import DataError
 from bert.dist import HangError, World, pick_device
 from bert.env import ConfigError, from_env
 from bert.mlperf import MlperfLog
-from bert.train import USER_ERRORS, TrainingError, train
+from bert.pretraining import pretrain
+from bert.stop import TrainingError
 
 SUCCESS, CRASHED, BAD_INPUT, NOT_REACHED = 0, 1, 2, 3
 
@@ -44,7 +46,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
             print(check.report(config))
             return SUCCESS
         return _train(config)
-    except USER_ERRORS as error:
+    except (ConfigError, DataError) as error:
         return _fail(run, str(error), BAD_INPUT)
     except (TrainingError, HangError) as error:
         return _fail(run, str(error), CRASHED)
@@ -76,8 +78,8 @@ def _train(config: Config) -> int:
         model = dataclasses.asdict(config.model) | {"gelu_form": config.model.gelu_form}
         rundir.write_description(config.run, config, {"model": model})
     with World(config.dist) as world:
-        reached = train(config, world, log)
-    if reached:
+        ending = pretrain(config, world, log)
+    if ending.reached:
         return SUCCESS
     reason = f"the target accuracy {config.evaluate.target} was not reached in {config.max_steps} steps"
     return _fail(config.run, reason, NOT_REACHED) if is_main else NOT_REACHED

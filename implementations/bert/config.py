@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bert import checkpoint, dist, evaluate, graph, kernels, mlperf, optim, precision, rundir, schedule
+from bert import checkpoint, dist, evaluate, graph, kernels, mlperf, observers, optim, precision, rundir, schedule
 from bert.data import training
 from bert.env import ConfigError, env
 from bert.kernels import attention
@@ -47,12 +47,14 @@ class Config:
     checkpoint: checkpoint.Config = field(default_factory=checkpoint.Config)
     mlperf: mlperf.Config = field(default_factory=mlperf.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
+    observers: observers.Config = field(default_factory=observers.Config)
 
     def check(self) -> None:
         """Raises ConfigError for settings that contradict each other, before anything starts."""
         self.dist.check()
         self.schedule.check()
         self.checkpoint.check()
+        self.observers.check(self.run)
         self._check_device()
         if self.data.max_seq_length > self.model.max_position_embeddings:
             raise ConfigError(

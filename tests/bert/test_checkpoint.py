@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import safetensors.torch
 import torch
@@ -127,3 +130,22 @@ def test_a_failed_write_leaves_the_older_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(config, 2, {"step": 2})
     assert checkpoint.newest(config) == {"step": 1}
+
+
+def test_a_checkpoint_reaches_the_disk_before_it_gets_its_name_and_the_name_after_that(tmp_path, monkeypatch):
+    order, fsync, replace = [], os.fsync, os.replace
+
+    def synced(descriptor):
+        target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        order.append(("fsync", target.name))
+        fsync(descriptor)
+
+    def named(source, target):
+        order.append(("replace", Path(target).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", named)
+    checkpoint.save(Config(directory=tmp_path, resume=True), 7, {"step": 7})
+    name = "step_0000000007.pt"
+    assert order == [("fsync", f".{name}.partial"), ("replace", name), ("fsync", tmp_path.name)]

@@ -140,11 +140,11 @@ def test_fp8_refuses_sizes_that_no_hardware_takes(tiny):
 def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_device(prepared, monkeypatch):
     from bert.config import Config
     from bert.env import from_env
-    from bert.train import Steps
+    from bert.steps import Steps
 
     config = from_env(Config, prepared | {"PRECISION": "fp16"})
     scaler = LossScaler(config.precision, torch.float16)
-    steps = Steps(config, scaler, 0, 0, torch.device("cpu"))
+    steps = Steps(lambda step: learning_rate(step, config.schedule), config.max_steps, scaler)
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor"))
     rates = []
     with _Watch() as watch:
@@ -160,11 +160,14 @@ def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_
 
 
 def test_overflow_is_no_sample_trained_on(tiny, make_records, batch_of):
-    from bert.train import Progress
+    from bert.progress import Progress
 
     model, step = _step(tiny, "fp16")
     batch = batch_of(make_records(3), range(4))
-    progress = Progress(None, World(DistConfig(device="cpu")), None, 0, 100)
+    progress = Progress(
+        World(DistConfig(device="cpu")), last=9, rate=lambda step: 0.01, epochs=lambda *_: 0.0, skips_overflows=True,
+        samples=100,
+    )  # fmt: skip
     progress.add(step([batch, batch], 0.01), [batch, batch])
     assert progress.samples() == 108
     model.bert.pooler.dense.bias.register_hook(lambda gradient: gradient * float("nan"))

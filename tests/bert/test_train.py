@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from bert import train
+from bert import pretraining
 from bert.config import Config
 from bert.data.format import open_records, write_records
 from bert.data.records import Records
@@ -320,7 +320,7 @@ OVERFLOWING = {1, 2, 5, 8, 9, 12}
 
 def _train_with_overflows(environment, monkeypatch, overflow):
     """Trains in this process with a loss scale; batches of OVERFLOWING overflow, or are left out of the data."""
-    take, build, rates, count = train.TrainingData.next_step, train.build, [], iter(range(1, 99))
+    take, build, rates, count = pretraining.TrainingData.next_step, pretraining.build, [], iter(range(1, 99))
     number = 0
 
     def next_step(data):
@@ -348,12 +348,12 @@ def _train_with_overflows(environment, monkeypatch, overflow):
 
     trained = []
     with monkeypatch.context() as patch:
-        patch.setattr(train.TrainingData, "next_step", next_step)
-        patch.setattr(train, "build", poisoned)
+        patch.setattr(pretraining.TrainingData, "next_step", next_step)
+        patch.setattr(pretraining, "build", poisoned)
         config = from_env(Config, environment)
         log = MlperfLog(config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt"))
         with World(config.dist) as world:
-            assert not train.train(config, world, log)
+            assert not pretraining.pretrain(config, world, log).reached
     said = [
         (event["key"], event["value"] if event["key"] != "tracked_stats" else None, event["metadata"].get("epoch_num"))
         for event in _result(environment)

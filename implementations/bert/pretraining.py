@@ -1,0 +1,245 @@
+"""Pretraining as MLPerf times it: initialise, start the clock, train to the target accuracy, stop the clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bert import checkpoint, kernel_choice, observers, resume, rundir
+from bert.agenda import Agenda
+from bert.config import Config
+from bert.data.batch import Batch, make_batch
+from bert.data.sampler import Sampler
+from bert.data.synthetic import synthetic_records
+from bert.data.training import TrainingData, open_source, row_sequences
+from bert.dist import World
+from bert.evaluate import EvaluationGraph, Evaluator
+from bert.graph import graph_capacity, static_batch
+from bert.kernels import select
+from bert.mlperf import MlperfLog
+from bert.model.bert import BertForPreTraining
+from bert.model.init import initialize
+from bert.observers import Observer
+from bert.progress import Progress
+from bert.schedule import learning_rate
+from bert.step import Step, TrainingStep, build_step
+from bert.steps import Steps
+from bert.stop import Ending
+from bert.train import Parts, step_seed, train
+from bert.warm_up import ready
+
+
+def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
+    """Runs to the end and says why it ended. Every rank calls it with the same settings."""
+    saved = checkpoint.newest(config.checkpoint)
+    seed = world.broadcast_int(resume.pick_seed(config, saved))
+    log.submission()
+    log.hyperparameters(config.hyperparameters(seed))
+    config = settle_kernels(config, world)
+    model, step = build(config, world, seed)
+    log.weights(name for name, _ in model.named_parameters())
+    done, done_batches, done_samples = resume.restore(config, step, seed, saved)
+    take_step, evaluation_graph = prepare(config, model, step, world)
+    watchers = watch(config, world, log, seed, done)
+    world.barrier()
+    log.run_start()  # the data set is first touched after this
+    started = time.monotonic()
+
+    source = open_source(config.data, model.config.vocab_size)
+    row_counts = source.row_counts()
+    resume.check_data(config, saved, row_counts)
+    sampler = Sampler(row_counts, config.data.rows_per_step, seed, world.rank, world.size)
+    data = TrainingData(
+        source, sampler, config.data, model.config.vocab_size, done_batches + 1, finisher(config, world)
+    )
+    rate = partial(learning_rate, config=config.schedule)
+    steps = Steps(rate, config.max_steps, step.scaler, done, done_batches)
+    progress = Progress(
+        world, last=config.max_steps, rate=rate, epochs=epochs(config, int(row_counts.sum())),
+        skips_overflows=step.scaler.enabled, observers=watchers, done=done, samples=done_samples,
+    )  # fmt: skip
+    evaluation = Evaluation(config, world, log, model, step, source.vocab_md5, evaluation_graph, watchers)
+
+    def save(step_number: int, batches: int, samples: int) -> None:
+        place = {"step": step_number, "batches": batches, "samples": samples, "row_counts": row_counts.tolist()}
+        resume.save(config, step, world, seed, place)
+
+    parts = Parts(
+        data=data, take_step=take_step, steps=steps, agenda=agenda(config), progress=progress,
+        seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run, save=save,
+    )  # fmt: skip
+    try:
+        ending = train(parts)
+        log.run_stop(progress.samples(), config.evaluate.num_examples, ending.reached)
+        progress.summary(ending)
+        if config.sustained_minutes:
+            sustain(take_step, data, world, log, until=started + 60 * config.sustained_minutes)
+    finally:
+        data.close()
+    return ending
+
+
+def agenda(config: Config) -> Agenda:
+    """When reports, evaluations and checkpoints are due."""
+    first = {0} if config.evaluate.initial else set()
+    return Agenda(
+        last=config.max_steps,
+        report_every=config.log_every_steps,
+        evaluations=config.evaluation_steps | first,
+        checkpoint_every=config.checkpoint.every_steps,
+    )
+
+
+def epochs(config: Config, num_rows: int) -> Callable[[int, int], float]:
+    """(batches, samples) trained on -> passes over the data. Rows packed while training are not rows of the files."""
+    if config.data.batching == "online":
+        return lambda batches, samples: samples / num_rows
+    rows_per_step = config.data.rows_per_step * config.dist.world_size
+    return lambda batches, samples: batches * rows_per_step / num_rows
+
+
+class LogStats:
+    """Writes each report to the MLPerf log."""
+
+    def __init__(self, log: MlperfLog) -> None:
+        self.log = log
+
+    def write(self, kind: str, values: Mapping[str, Any]) -> None:
+        """See Observer."""
+        if kind == "train":
+            losses = {name: value for name, value in values.items() if name.endswith("loss")}
+            self.log.stats(
+                values["samples"], {"throughput": values["sequences_per_second"], **losses, "lr": values["lr"]}
+            )
+
+
+def watch(config: Config, world: World, log: MlperfLog, seed: int, first_step: int) -> list[Observer]:
+    """Who is given the figures of this rank."""
+    watchers: list[Observer] = [LogStats(log)]
+    if world.is_main:
+        settings = config.hyperparameters(seed)
+        watchers += observers.build(config.observers, config.run, settings, first_step)
+    return watchers
+
+
+def sustain(take_step: TrainingStep, data: TrainingData, world: World, log: MlperfLog, until: float) -> None:
+    """Steps on with a learning rate of 0, the same work for a power meter, until the clock of every rank is past."""
+    while world.any(time.monotonic() < until):
+        for _ in range(10):  # the question of the time is a collective that waits for the device
+            take_step(data.next_step(), 0.0)
+    log.sustained_stop()
+
+
+def settle_kernels(config: Config, world: World) -> Config:
+    """With the attention backend named; says which, and leaves it in the run's folder. A collective."""
+    choice, words = kernel_choice.choose(config, world)
+    if world.is_main:
+        if world.device.type == "cuda":
+            print(f"attention: {words}", file=sys.stderr, flush=True)
+        fused = sorted(choice.names(world.device))
+        rundir.add_to_environment(config.run, {"attention": choice.attention, "fused": fused})
+    return dataclasses.replace(config, kernels=choice)
+
+
+def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, Step]:
+    """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit.
+
+    ``config``: with the attention backend named.
+    """
+    model = BertForPreTraining(config.model, select(config.kernels, world.device))
+    if config.checkpoint.init_checkpoint is not None:
+        checkpoint.load_weights(model, config.checkpoint.init_checkpoint)
+    else:
+        initialize(model, seed)
+    model.to(world.device)
+    step = build_step(
+        model,
+        config.precision,
+        config.optim,
+        world,
+        accumulate=config.data.gradient_steps > 1,
+        fused_update="lamb" in config.kernels.names(world.device),
+    )
+    return model, step
+
+
+def finisher(config: Config, world: World) -> Callable[[Batch], Batch]:
+    """What the data thread does with a batch: fills it up for a graph, pins its memory where a GPU will copy it."""
+    capacity = graph_capacity(config.data.capacity, config.data.batch_size)
+
+    def finish(batch: Batch) -> Batch:
+        if config.uses_graph:
+            batch = static_batch(batch, capacity)
+        return batch.pin_memory() if world.device.type == "cuda" else batch
+
+    return finish
+
+
+def prepare(
+    config: Config, model: BertForPreTraining, step: Step, world: World
+) -> tuple[TrainingStep, EvaluationGraph | None]:
+    """Before the clock: all that the first step and the first evaluation would otherwise wait for."""
+    rehearse = config.warm_up if config.warm_up is not None else world.device.type == "cuda"
+    take_step = ready(step, lambda: made_up_step(config, world), graph=config.uses_graph, rehearse=rehearse)
+    if not config.uses_graph:
+        return take_step, None
+    return take_step, EvaluationGraph(config.evaluate, config.data.max_seq_length, model, world.device)
+
+
+def made_up_step(config: Config, world: World) -> list[Batch]:
+    """Micro-batches of one step, as the data thread gives them."""
+    size = config.data.batch_size
+    records = synthetic_records(size, config.data.max_seq_length, config.model.vocab_size, config.data.packed, seed=0)
+    rows = np.arange(min(size, records.num_rows))
+    batch = make_batch(records, row_sequences(records, rows), config.data.max_seq_length)
+    return [finisher(config, world)(batch)] * config.data.gradient_steps
+
+
+class Evaluation:
+    """Evaluates, logs, and says whether the target is reached. The data set is opened at the first one."""
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        log: MlperfLog,
+        model: BertForPreTraining,
+        step: Step,
+        vocab_md5: str,
+        graph: EvaluationGraph | None,
+        watchers: Sequence[Observer],
+    ) -> None:
+        self.config, self.world, self.log, self.model, self.step = config, world, log, model, step
+        self.vocab_md5, self.graph, self.watchers = vocab_md5, graph, watchers
+        self.evaluator: Evaluator | None = None
+
+    def run(self, step: int, samples: int) -> bool:
+        """One evaluation after ``step``, of ``samples`` trained samples. A collective."""
+        self.step.optimizer.gather()
+        begin = time.monotonic()
+        self.log.eval_start(samples)
+        if self.evaluator is None:
+            length, vocab_size = self.config.data.max_seq_length, self.model.config.vocab_size
+            self.evaluator = Evaluator(self.config.evaluate, length, vocab_size, self.vocab_md5, self.world, self.graph)
+        result = self.evaluator(self.model)
+        self.log.eval_stop(samples, result.accuracy)
+        seconds = time.monotonic() - begin
+        reached = result.accuracy >= self.config.evaluate.target
+        if self.world.is_main:
+            outcome = "reached" if reached else f"{self.config.evaluate.target:.4f}"
+            print(
+                f"evaluation at step {step}, {samples:,} samples: accuracy {result.accuracy:.5f} (target {outcome}), "
+                f"loss {result.mlm_loss:.4f}, {seconds:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+        figures = {"accuracy": result.accuracy, "mlm_loss": result.mlm_loss, "seconds": seconds}
+        for watcher in self.watchers:
+            watcher.write("evaluation", {"step": step, "samples": samples, **figures})
+        return reached

@@ -1,0 +1,28 @@
+"""What runs before the clock, on made-up batches, and is undone: steps that compile kernels, and graphs' recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bert.data.batch import Batch
+from bert.graph import GraphedStep, preserved
+from bert.step import Step, TrainingStep
+
+
+def ready(step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, rehearse: bool) -> TrainingStep:
+    """The step as the loop will call it: recorded as a CUDA graph, or itself, with ``rehearse`` after a trial.
+
+    Kernels, allocator and communicators are then ready. Weights, moments, step count, scales and random states are
+    bit for bit what they were. examples: micro-batches of one step, as the data source gives them.
+    """
+    if graph:
+        return GraphedStep(step, examples())
+    if rehearse:
+        calibrated = step.calibrated
+        with preserved(step.state_tensors(), step.world.device):
+            for _ in range(1 if calibrated else 2):  # the first fp8 step measures; others run other kernels
+                step(examples(), 0.0)
+            step.optimizer.gather()
+        step.optimizer.zero_grad()
+        step.calibrated = calibrated
+    return step
