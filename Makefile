@@ -7,7 +7,7 @@ RUN := $(VENV)/.run-ready
 DEV := $(VENV)/.dev-ready
 REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/setup_venv.sh
 
-.PHONY: help setup demo test test-pythons test-slow test-slurm test-gpu lint format doctor clean
+.PHONY: help setup demo test test-pythons test-slow test-slurm test-gpu lint format variables configs doctor clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -53,6 +53,14 @@ lint: $(DEV)
 ## make format            apply ruff's and shfmt's formatting
 format: $(DEV)
 	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
+
+## make variables         write docs/variables.md anew from launch/variables.txt and the declarations in the code
+variables:
+	@./launch/variables_page.sh
+
+## make configs [A=.. B=..]   all configs in a table, or what differs between two of them
+configs:
+	@./launch/configs.sh $(A) $(B)
 
 ## make doctor            is this machine ready for run.sub?
 doctor: $(RUN)

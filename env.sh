@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
 # This site: where data, weights, results and the container image are, and how Slurm is asked. Exports only.
-# Edit the values below, or export them before; `source env.sh` and `source configs/config_*.sh` go in either order.
+# Edit the values below, or export your own: what you export wins over this file and over a config, before or after
+# sourcing them. `source env.sh` and `source configs/config_*.sh` go in either order.
+# shellcheck source=launch/exports.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/launch/exports.sh"
+exports::begin SITE
 
 # Data and weights, as input_preprocessing/prepare_data.sh lays them out.
 export DATADIR=${DATADIR:-/data/bert}
@@ -21,4 +25,5 @@ export CONT=${CONT:-}
 # export GPU_GRES=gpu:h100        # GPUs with a type; none where they are no gres
 # export SLURM_MPI_TYPE=pmix      # ranks need none
 # export RESERVED_CPUS=84-95      # CPUs of WekaIO or the system, where Slurm does not keep them away itself
-# launch/doctor.sh tells what is missing; docs/launch.md has every variable.
+# launch/doctor.sh says what is missing; docs/variables.md has every variable.
+exports::record SITE

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # NEXP timed trials on this machine, in the current Python environment: no container, no Slurm.
 #   source env.sh; source configs/config_<SYSTEM>_....sh; ./run_local.sh
-# PYTHON=/path/to/python chooses the interpreter. RUN_NAME=<folder of an earlier run> continues it.
+# PYTHON=/path/to/python chooses the interpreter; without it, an active environment with PyTorch, or else .venv (make setup).
+# RUN_NAME=<folder of an earlier run> continues it.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
@@ -12,9 +13,13 @@ done
 
 runner::prepare() {
   ((DGXNNODES == 1)) || log::die "DGXNNODES=$DGXNNODES: run_local.sh runs on one machine; use run.sub or run_multinode.sh"
-  command -v "$PYTHON" >/dev/null || log::die "PYTHON=$PYTHON: no such interpreter"
-  "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null ||
-    log::die "PYTHON=$PYTHON: it has no torch; activate the environment, or run make setup"
+  command -v "$PYTHON" >/dev/null || log::die "PYTHON=$PYTHON: no such interpreter: make setup, or give the path of one"
+  local_python::has_torch "$PYTHON" ||
+    log::die "PYTHON=$PYTHON: it has no torch: make setup, or activate the environment that has it"
+}
+
+local_python::has_torch() {
+  "$1" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null
 }
 
 runner::everywhere() { "$@"; }
@@ -33,5 +38,8 @@ runner::trial() {
 
 runner::cleanup() { :; }
 
+if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]] && ! local_python::has_torch python; then
+  export PYTHON=$REPO_DIR/.venv/bin/python
+fi
 variables::load
 trial::main

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # A100 80 GB: 1 node, 1 GPU, 48 packed rows a GPU x 8 accumulated, global batch 768 sequences.
 # CLIP=before clips the gradient of a GPU's whole share of the batch: fewer GPUs clip less noisy gradients than 8 do.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=1 BATCHSIZE=48 GRADIENT_STEPS=8
 export WALLTIME_RUNANDTIME=190
 # shellcheck source=configs/global_batch_768.sh

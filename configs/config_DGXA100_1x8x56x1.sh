@@ -2,6 +2,8 @@
 # DGX A100 80 GB: 1 node, 8 GPUs, 56 sequences a GPU, global batch 448 sequences.
 # Hyper-parameters: NVIDIA, v1.1 to v2.1, and the reference's at this batch size.
 # EXCHANGE_GROUP deals the sequences of a step by length, so that all GPUs get as many tokens.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=8
 export PACKED=0 PACKING_FACTOR=1 BATCHSIZE=56 GRADIENT_STEPS=1 EXCHANGE_GROUP=8
 export LR=0.000425 MAX_STEPS=6700 WARMUP_STEPS=0 START_WARMUP_STEP=0

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # DGX A100: 512 nodes of 8 GPUs, 2 packed rows a GPU, global batch 16,384 sequences.
 # Hyper-parameters: NVIDIA, v2.1.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=512 DGXNGPU=8
 export PACKED=1 PACKING_FACTOR=2 BATCHSIZE=2 GRADIENT_STEPS=1 EXCHANGE_GROUP=1
 export LR=0.0033 MAX_STEPS=470 WARMUP_STEPS=290 START_WARMUP_STEP=-100

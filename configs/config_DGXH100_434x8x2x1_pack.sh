@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # DGX H100: 434 nodes of 8 GPUs, 2 packed rows a GPU, global batch 13,888 sequences.
 # Hyper-parameters: NVIDIA, v3.1 to v4.1.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=434 DGXNGPU=8
 export PACKED=1 PACKING_FACTOR=2 BATCHSIZE=2 GRADIENT_STEPS=1 EXCHANGE_GROUP=1
 export LR=0.0036 MAX_STEPS=480 WARMUP_STEPS=290 START_WARMUP_STEP=-100

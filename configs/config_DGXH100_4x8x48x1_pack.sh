@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # DGX H100: 4 nodes of 8 GPUs, 48 packed rows a GPU, global batch 3,072 sequences.
 # Hyper-parameters: NVIDIA, v2.1.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=4 DGXNGPU=8
 export PACKED=1 PACKING_FACTOR=2 BATCHSIZE=48 GRADIENT_STEPS=1 EXCHANGE_GROUP=1
 export LR=0.002711 MAX_STEPS=1040 WARMUP_STEPS=0 START_WARMUP_STEP=0

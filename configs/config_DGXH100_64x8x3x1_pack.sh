@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # DGX H100: 64 nodes of 8 GPUs, 3 packed rows a GPU, global batch 3,072 sequences.
 # Hyper-parameters: NVIDIA, v3.0.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=64 DGXNGPU=8
 export PACKED=1 PACKING_FACTOR=2 BATCHSIZE=3 GRADIENT_STEPS=1 EXCHANGE_GROUP=1
 export LR=0.002 MAX_STEPS=1024 WARMUP_STEPS=10000 START_WARMUP_STEP=-9500

@@ -2,6 +2,8 @@
 # DGX H100: 8 nodes of 8 GPUs, 36 packed rows a GPU, global batch 4,608 sequences.
 # Hyper-parameters: NVIDIA, v3.1.
 # The warm-up is a flat rate for 330 steps, then the decay as if it had run from step 0: the rate drops to half.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=8 DGXNGPU=8
 export PACKED=1 PACKING_FACTOR=2 BATCHSIZE=36 GRADIENT_STEPS=1 EXCHANGE_GROUP=1
 export LR=0.00301 MAX_STEPS=740 WARMUP_STEPS=200330 START_WARMUP_STEP=-200000

@@ -3,6 +3,8 @@
 # Hyper-parameters: NVIDIA, v3.0 to v4.1.
 # The warm-up is a flat rate for 330 steps, then the decay as if it had run from step 0: the rate drops to half.
 # EXCHANGE_GROUP deals the sequences of a step by length, so that all GPUs get as many tokens.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=8 DGXNGPU=8
 export PACKED=0 PACKING_FACTOR=1 BATCHSIZE=72 GRADIENT_STEPS=1 EXCHANGE_GROUP=64
 export LR=0.00258 MAX_STEPS=700 WARMUP_STEPS=200330 START_WARMUP_STEP=-200000

@@ -2,6 +2,8 @@
 # GB200 NVL72: 128 nodes of 4 GPUs, 8 packed rows a GPU, global batch 8,192 sequences.
 # Hyper-parameters: NVIDIA, v5.0.
 # START_WARMUP_STEP lies further back than WARMUP_STEPS reaches: no warm-up, the decay from step 1.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=128 DGXNGPU=4
 export PACKED=1 PACKING_FACTOR=2 BATCHSIZE=8 GRADIENT_STEPS=1 EXCHANGE_GROUP=1
 export LR=0.00344 MAX_STEPS=600 WARMUP_STEPS=170200 START_WARMUP_STEP=-200000

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # H200 141 GB: 1 node, 2 GPUs, 96 packed rows a GPU x 2 accumulated, global batch 768 sequences.
 # CLIP=before clips the gradient of a GPU's whole share of the batch: fewer GPUs clip less noisy gradients than 8 do.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=2 BATCHSIZE=96 GRADIENT_STEPS=2
 export WALLTIME_RUNANDTIME=45
 # shellcheck source=configs/global_batch_768.sh

@@ -3,6 +3,8 @@
 # Open division: Adam. Data in four bins of length (prepare_data.sh --binned-data), with a fixed count of each in a
 # batch, and dealt by length within a node: DATADIR_PHASE2 is the folder hdf5/bins.
 # Unlike Samsung's rule, which jumps up by 14% where warm-up ends, the rate here falls onto the line of the decay.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export SUBMISSION_DIVISION=open
 export DGXNNODES=128 DGXNGPU=8
 export PACKED=0 PACKING_FACTOR=1 BATCHSIZE=16 GRADIENT_STEPS=1 BATCHING=bins BIN_COUNTS=6:3:2:5 EXCHANGE_GROUP=8

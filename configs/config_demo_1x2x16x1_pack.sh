@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # make demo: a small BERT on 2 processes of any machine. Open division, since its target is its own.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=2 DEVICE=auto
 export SUBMISSION_DIVISION=open INIT_CHECKPOINT='' CLEAR_CACHES=0
 export PACKED=1 PACKING_FACTOR=1 BATCHSIZE=16 GRADIENT_STEPS=1 MAX_SEQ_LENGTH=128

@@ -8,6 +8,12 @@ DATADIR=${DEMO_DIR:-demo}
 mkdir -p "$DATADIR"
 DATADIR=$(cd "$DATADIR" && pwd)
 export PYTHON DATADIR LOGDIR=$DATADIR/results
+# shellcheck disable=SC2034 # for the files sourced here
+readonly REPO_DIR=$PWD
+for part in log variables; do
+  # shellcheck source=/dev/null
+  source "launch/$part.sh"
+done
 
 step() { printf '\n== %s\n' "$*" >&2; }
 
@@ -16,6 +22,7 @@ fail() {
   exit 2
 }
 
+variables::check_names
 [[ $CORPUS == pydoc || -r $CORPUS ]] || fail "CORPUS=$CORPUS: no such readable file"
 
 step "1/3  text: $CORPUS"
@@ -31,10 +38,27 @@ step '3/3  training: NEXP timed runs, as run.sub starts them on a cluster'
 source env.sh
 # shellcheck source=configs/config_demo_1x2x16x1_pack.sh
 source configs/config_demo_1x2x16x1_pack.sh
-NUM_EVAL_EXAMPLES=$("$PYTHON" -c 'import json, sys; print(json.load(open(sys.argv[1]))["eval_samples"])' \
-  "$DATADIR/prepared-packed.json")
+# What this text and this machine ask of the config; what you export yourself stands.
+demo::set() { if exports::recorded CONFIG "$1=${!1}"; then export "$1=$2"; fi; }
+demo::set NUM_EVAL_EXAMPLES "$("$PYTHON" -c 'import json, sys; print(json.load(open(sys.argv[1]))["eval_samples"])' \
+  "$DATADIR/prepared-packed.json")"
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
 # A GPU takes one process; without any, the two processes share the CPUs.
-if ((gpus == 1)); then export DGXNGPU=1 GRADIENT_STEPS=2; fi
-export NUM_EVAL_EXAMPLES NEXP=${NEXP:-2} OMP_NUM_THREADS=1
-./run_local.sh
+if ((gpus == 1)); then
+  demo::set DGXNGPU 1
+  demo::set GRADIENT_STEPS 2
+fi
+export NEXP=${NEXP:-2} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} RUN_NAME=${RUN_NAME:-demo_$(date +%Y%m%d-%H%M%S)}
+status=0
+./run_local.sh || status=$?
+readonly RESULTS=${LOGDIR@Q}/${RUN_NAME@Q}
+cat >&2 <<NEXT
+
+What to do next:
+  source .venv/bin/activate
+  python -m review show $RESULTS                         # the table above, again
+  python -m review watch $RESULTS --once                 # what a live run looks like
+  python -m review report $RESULTS -o report.html        # one page with charts
+  LR=0.02 make demo                                      # with a setting of your own; python -m bert --variables
+NEXT
+exit "$status"

@@ -2,7 +2,7 @@
 # Is this site ready for the run scripts? A table of pass, warn, fail and skip, each failure with the command that cures it.
 #   source env.sh; source configs/config_<SYSTEM>_....sh; launch/doctor.sh
 # Without a config, what depends on one is skipped.
-# usage: doctor.sh [slurm] [container] [ssh] [machine] [gpu] [data] [verify]     all but verify when none is named
+# usage: doctor.sh [help] [slurm] [container] [ssh] [machine] [gpu] [data] [verify]     all but verify when none is named
 # On the compute nodes: srun --nodes=2 --ntasks-per-node=1 launch/doctor.sh machine gpu data
 # Exit status: 0 when nothing failed, 1 when something did, 2 for wrong usage.
 set -uo pipefail
@@ -56,6 +56,9 @@ doctor::existing() {
   echo "$folder"
 }
 
+# In a subshell, which a complaint ends.
+doctor::names_check() (variables::check_names)
+
 doctor::has_config() { [[ -n ${DGXSYSTEM:-} && -n ${DGXNGPU:-} ]]; }
 
 # The row of a check that needs a config, where none was sourced.
@@ -65,6 +68,10 @@ doctor::main() {
   local group
   local -a chosen=("$@")
   ((${#chosen[@]})) || chosen=("${GROUPS_ALL[@]}")
+  if [[ " ${chosen[*]} " == *' help '* || " ${chosen[*]} " == *' --help '* || " ${chosen[*]} " == *' -h '* ]]; then
+    sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    return
+  fi
   for group in "${chosen[@]}"; do
     [[ " ${GROUPS_ALL[*]} verify " == *" $group "* ]] || log::die "$group: expected one of ${GROUPS_ALL[*]} verify"
   done
@@ -73,6 +80,7 @@ doctor::main() {
   if [[ -z ${EVALDIR:-} ]]; then source "$REPO_DIR/env.sh"; fi
   if doctor::has_config; then variables::load; fi
   : "${PYTHON:=python}" "${DGXNNODES:=1}"
+  doctor::same_check variables 'no exported name looks misspelt' doctor::names_check
   printf ' %s\n' "$(uname -n)${DGXSYSTEM:+, $DGXSYSTEM}"
   for group in "${chosen[@]}"; do
     # shellcheck source=/dev/null

@@ -9,8 +9,10 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 readonly REPO_DIR
-# shellcheck source=launch/log.sh
-source "$REPO_DIR/launch/log.sh"
+for part in log variables; do
+  # shellcheck source=/dev/null
+  source "$REPO_DIR/launch/$part.sh"
+done
 declare -a configs=() axes=() combinations=('')
 local_runs=0 dry=0
 
@@ -20,6 +22,10 @@ sweep::arguments() {
     case $word in
       --local) local_runs=1 ;;
       --dry-run) dry=1 ;;
+      -h | --help)
+        sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        exit
+        ;;
       -*) log::die "sweep: $word: unknown option; expected --local, --dry-run, configs and NAME=VALUE,VALUE" ;;
       *=*) axes+=("$word") ;;
       *) [[ -r $word ]] || log::die "sweep: $word: no such config" && configs+=("$word") ;;
@@ -58,16 +64,14 @@ sweep::start() {
   local -a settings
   local setting name
   read -ra settings <<<"$2"
-  for setting in "${settings[@]}"; do export "${setting?}"; done # before, for what the config derives
-  # shellcheck source=/dev/null
-  source "$config"
   for setting in "${settings[@]}"; do
     name=${setting%%=*}
-    # shellcheck source=/dev/null
-    (unset "$name" && source "$config" && [[ -v $name ]]) || grep -qws -- "$name" "$REPO_DIR"/{README.md,docs/launch.md} ||
-      log::die "sweep: $name: neither the config nor the documentation knows this variable"
+    grep -qE "^$name( |$)" "$REPO_DIR/launch/variables.txt" || log::die "sweep: $name: no such variable; docs/variables.md lists them"
     export "${setting?}"
   done
+  # The settings win over the config, which need not say so for each run.
+  # shellcheck source=/dev/null
+  source "$config" 2>/dev/null
   RUN_NAME=$DGXSYSTEM${2:+_${2//[ \/]/_}}
   export RUN_NAME=${RUN_NAME//=/-}
   if ((dry)); then
@@ -81,6 +85,7 @@ sweep::start() {
 
 sweep::arguments "$@"
 sweep::combine
+variables::check_names
 export LOGDIR=${LOGDIR:-results}/sweep_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}
 status=0
 for config in "${configs[@]}"; do

@@ -8,7 +8,20 @@ variables::default() {
   export "${name?}"
 }
 
+# Stops for exported names that nobody reads and that look meant for a run (BATCHSZIE). Any Python from 3.8 on can tell; a
+# node without one leaves it to the trainer's own check, in the container and before the first trial.
+variables::check_names() {
+  local python said status
+  for python in "${PYTHON:-python}" "$REPO_DIR/.venv/bin/python" python3; do
+    status=0
+    said=$(PYTHONPATH=$REPO_DIR/implementations "$python" -B -m bert.variables 2>&1) || status=$?
+    if ((status == 0)); then return; fi
+    if [[ $status == 2 && $said == 'run: error: '* ]]; then log::die "${said#run: error: }"; fi
+  done
+}
+
 variables::load() {
+  variables::check_names
   variables::default DGXNNODES 1
   variables::default NEXP 1
   variables::default LOGDIR results
@@ -37,7 +50,7 @@ variables::check() {
   [[ -n ${DGXSYSTEM:-} && -n ${DGXNGPU:-} ]] ||
     log::die 'DGXSYSTEM or DGXNGPU is not set: source configs/config_<SYSTEM>_....sh first'
   for name in DGXNNODES DGXNGPU NEXP NCCL_TEST_TIMEOUT; do
-    [[ ${!name} =~ ^[1-9][0-9]*$ ]] || log::die "$name='${!name}': expected a whole number, at least 1"
+    [[ ${!name} =~ ^[1-9][0-9]*$ ]] || log::die "$name='${!name}': expected an integer, at least 1"
   done
   variables::one_of CLEAR_CACHES 0 1 require
   variables::one_of CHECK_COMPLIANCE 0 1
@@ -51,7 +64,7 @@ variables::check() {
   [[ $NCCL_TEST_MIN_GBPS =~ ^[0-9]*[.]?[0-9]+$ ]] || log::die "NCCL_TEST_MIN_GBPS='$NCCL_TEST_MIN_GBPS': expected a number"
   [[ $PROFILE_RANKS =~ ^[0-9]+(,[0-9]+)*$ ]] || log::die "PROFILE_RANKS='$PROFILE_RANKS': expected ranks joined by commas"
   variables::one_of BINDING numa exclusive none
-  [[ ! ${SEED:-} || $SEED =~ ^[0-9]+$ ]] || log::die "SEED='$SEED': expected a whole number, or nothing"
+  [[ ! ${SEED:-} || $SEED =~ ^[0-9]+$ ]] || log::die "SEED='$SEED': expected an integer, or nothing"
 }
 
 variables::one_of() {

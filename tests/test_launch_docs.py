@@ -1,4 +1,4 @@
-"""README.md lists the variables that the run scripts read, with defaults; docs/launch.md names only what is there."""
+"""The list of variables is what scripts and trainer read; docs/launch.md names only what is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bert import env
+from bert import env, variables
 from bert.config import Config
 
 # Set by Slurm, by ssh or by the launcher itself; or another place of a system's file, for tests.
@@ -33,13 +33,10 @@ def scripts() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def table() -> dict[str, str]:
-    """Default by variable, from the document."""
-    text = (Path(__file__).resolve().parents[1] / "README.md").read_text()
-    rows = re.findall(
-        r"^\| `([A-Z][A-Z0-9_]+)` \| (.*?) \| .+ \|$", text.partition("<!-- launch variables -->")[2], re.M
-    )
-    assert len(rows) == len(dict(rows)), "a variable stands there twice"
-    return dict(rows)
+    """Default by variable, of those that the list describes itself."""
+    declared = variables.declared()
+    entries = [entry for group in variables.groups().values() for entry in group]
+    return {entry.name: entry.default for entry in entries if declared.get(entry.name) != entry}
 
 
 def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
@@ -53,24 +50,35 @@ def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
     return found
 
 
-def test_every_variable_of_the_launcher_is_in_its_table_or_in_the_trainers(scripts, table):
+def test_every_variable_of_the_launcher_is_listed_or_is_the_trainers(scripts, table):
     trainer = {variable.name for _, variable, _, _ in env.variables(Config)}
     missing = set(read_from_environment(scripts)) - set(table) - trainer - NOT_FOR_USERS
-    assert not missing, f"README.md says nothing of {sorted(missing)}"
+    assert not missing, f"launch/variables.txt says nothing of {sorted(missing)}"
 
 
-def test_the_table_names_no_variable_that_nobody_reads(scripts, table):
-    text = "".join(scripts.values())
+def test_the_list_names_no_variable_that_nobody_reads(scripts, table):
+    text = "".join(text for name, text in scripts.items() if name != "launch/variables.txt")
     unread = {name for name in table if not re.search(rf"\b{name}\b", text)}
     assert not unread
 
 
-def test_the_defaults_of_the_table_are_those_of_the_scripts(scripts, table):
+def test_the_defaults_of_the_list_are_those_of_the_scripts(scripts, table):
     found = read_from_environment(scripts)
     for name, default in table.items():
-        value = default.strip("`")
-        if value not in ("unset", "required"):
-            assert value in found[name], f"{name}: the table says {value}, the scripts {found[name]}"
+        if default not in ("unset", "required"):
+            assert default in found[name], f"{name}: the list says {default}, the scripts {found[name]}"
+
+
+def test_every_setting_of_the_trainer_is_listed_once():
+    listed = [entry.name for entries in variables.groups().values() for entry in entries]
+    assert len(listed) == len(set(listed))
+    missing = {variable.name for _, variable, _, _ in env.variables(Config)} - set(listed)
+    assert not missing, f"add {sorted(missing)} to a group of launch/variables.txt, then run: make variables"
+
+
+def test_the_page_of_variables_is_up_to_date(repository):
+    page = (repository / "docs" / "variables.md").read_text(encoding="utf-8")
+    assert page == variables.markdown() + "\n", "run: make variables"
 
 
 def test_every_script_and_config_that_is_named_exists(repository):
@@ -84,7 +92,7 @@ def test_every_script_and_config_that_is_named_exists(repository):
 def test_every_message_in_the_list_is_one_that_a_script_says(repository, scripts):
     text = (repository / "docs" / "launch.md").read_text()
     messages = re.findall(r"^\| `(.*?)` \|", text.partition("## Messages")[2].partition("## Variables")[0], re.M)
-    sources = "\n".join(scripts.values()) + (repository / "implementations/bert/__main__.py").read_text()
+    sources = "\n".join(scripts.values()) + (repository / "implementations/bert/run.py").read_text()
     assert len(messages) > 10
     for message in messages:
         # What varies (a number, a name, a value) splits the message into parts that stand in the source.

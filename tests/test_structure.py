@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from bert import variables
+
 from . import structure
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_SHELL_LINES = 400, 60, 100
@@ -18,7 +20,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_SHELL_LINES = 400, 60, 100
 # Lowest first; a module imports its own layer or lower ones, and what is below a name belongs with it.
 LAYERS: dict[str, list[set[str]]] = {
     "implementations/bert": [
-        {"env", "dist"},
+        {"env", "variables", "dist"},
         {
             "kernels",
             "data.records",
@@ -35,6 +37,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"config"},
         {"resume", "kernel_choice"},
         {"pretraining", "check", "allreduce"},
+        {"run"},
         {"__main__"},
     ],
     "input_preprocessing": [
@@ -80,7 +83,7 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
     ),
     "review": ({"bert", "input_preprocessing", "torch"}, {}),
 }
-READ_THE_ENVIRONMENT = {"bert.env", "bert.__main__", "bert.allreduce"}  # both commands hand os.environ to env
+READ_THE_ENVIRONMENT = {"bert.env", "bert.variables", "bert.__main__", "bert.allreduce"}  # commands hand os.environ on
 
 
 @pytest.fixture(scope="module")
@@ -149,21 +152,11 @@ def test_the_tree_holds_no_large_file_and_no_binary_but_small_test_data(reposito
 
 
 def test_tables_of_variables_have_a_row_for_each_and_no_other(repository):
-    from bert.check import variable_table
-
-    trainer = {row[0].strip("`"): row for row in structure.tables(variable_table(), "variable")}
-    scripts = "".join(path.read_text(encoding="utf-8") for path in _tracked(repository, "*.sh", "*.sub"))
-    read = set(re.findall(r"\$\{?!?([A-Z][A-Z0-9_]+)", scripts)) | set(
-        re.findall(r"variables::default ([A-Z_]+)", scripts)
-    )
-    make = set(re.findall(r"^([A-Z_]+) \?=", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    listed = [entry.name for entries in variables.groups().values() for entry in entries]
     pages = [repository / "README.md", *(repository / "docs").glob("*.md")]
     rows = [row for page in pages for row in structure.tables(page.read_text(encoding="utf-8"), "variable")]
-    assert len(rows) > len(trainer) > 50
-    others: dict[str, None] = dict.fromkeys(
-        name for row in rows for name in structure.names(row) if name in read | make
-    )
-    _none(structure.table_problems(rows, {**others, **trainer}))
+    assert len(rows) > 100
+    _none(structure.table_problems(rows, dict.fromkeys(listed)))
 
 
 def test_other_tables_name_what_there_is(repository):

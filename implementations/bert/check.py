@@ -7,7 +7,7 @@ import hashlib
 
 import torch
 
-from bert import checkpoint, env, kernel_choice
+from bert import checkpoint, kernel_choice
 from bert.config import Config
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
@@ -46,22 +46,6 @@ def report(config: Config) -> str:
 def rule_interval(global_batch_size: int) -> int:
     """Training samples between evaluations by MLPerf's rule: 0.05 (230.23 GBS + 3,000,000) down to 25,000s."""
     return int(0.05 * (230.23 * global_batch_size + 3_000_000) / 25_000) * 25_000
-
-
-def variable_table() -> str:
-    """Every variable of ``python -m bert`` as a Markdown table."""
-    lines = ["| variable | default | meaning |", "|---|---|---|"]
-    for field, variable, kind, _ in env.variables(Config):
-        default = field.default
-        if default is dataclasses.MISSING:
-            shown = "required"
-        elif default is None or default == "":
-            shown = "unset"
-        else:
-            shown = f"`{int(default)}`" if kind is bool else f"`{default:g}`" if kind is float else f"`{default}`"
-        choices = f" ({', '.join(variable.choices)})" if variable.choices else ""
-        lines.append(f"| `{variable.name}` | {shown} | {variable.doc}{choices} |")
-    return "\n".join(lines)
 
 
 def _model(config: Config) -> BertForPreTraining:

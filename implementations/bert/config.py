@@ -24,7 +24,7 @@ class Config:
     phase1: Path | None = env("CHECKPOINTDIR_PHASE1", None, doc="folder of bert_config.json, vocab.txt and checkpoint")
     seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: from the system")
     max_samples: int = env(
-        "MAX_SAMPLES_TERMINATION", 14_000_000, at_least=1, doc="training samples at which to give up"
+        "MAX_SAMPLES_TERMINATION", 14_000_000, at_least=1, doc="stop after this many training samples"
     )
     log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
     sustained_minutes: float = env(
@@ -33,7 +33,7 @@ class Config:
     warm_up: bool | None = env(
         "WARMUP_RUN",
         None,
-        doc="1 runs a step before the clock and undoes it; unset: on GPUs. CUDA graphs always do",
+        doc="1 runs one untimed step before run_start, rolled back; unset: on GPUs. CUDA graphs always do",
     )
 
     dist: dist.Config = field(default_factory=dist.Config)
@@ -71,8 +71,8 @@ class Config:
             )
         if self.mlperf.division == "closed" and self.checkpoint.resume:
             raise ConfigError(
-                "RESUME=1: the log of a resumed run leaves out the time trained before, so it is none for the closed "
-                "division; set SUBMISSION_DIVISION=open"
+                "RESUME=1: the log of a resumed run leaves out the time trained before, so it is not allowed in the "
+                "closed division; set SUBMISSION_DIVISION=open"
             )
         if self.checkpoint.init_checkpoint is None and self.mlperf.division == "closed" and not self.data.synthetic:
             raise ConfigError(

@@ -27,7 +27,7 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 
 
 class ConfigError(ValueError):
-    """A setting that is missing, mistyped, out of range or at odds with another one. The message is for the user."""
+    """A setting that is missing, malformed, out of range or in conflict with another. The message is for the user."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,11 @@ class Variable:
     at_most: float | None = None
     above: float | None = None
     below: float | None = None
+
+    @property
+    def meaning(self) -> str:
+        """The documentation, with the choices."""
+        return f"{self.doc} ({', '.join(self.choices)})" if self.choices else self.doc
 
     def expectation(self, kind: type) -> str:
         """The sentence part that says what is accepted, such as ``an integer, at least 1``."""

@@ -89,7 +89,8 @@ CASES = {
 @pytest.mark.parametrize("check", [False, True], ids=["run", "check"])
 @pytest.mark.parametrize("case", CASES)
 def test_wrong_input_is_one_clear_line(prepared, case, check, capfd, monkeypatch):
-    from bert.__main__ import BAD_INPUT, main
+    from bert.__main__ import main
+    from bert.run import BAD_INPUT
 
     spoil, message = CASES[case]
     environment = prepared | {"EVAL_INITIAL": "1"}
@@ -114,7 +115,8 @@ def test_check_prints_what_would_run(prepared, run_bert):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_submission_that_sees_no_gpu_stops_instead_of_training_on_the_cpu(prepared, tmp_path, capfd):
-    from bert.__main__ import BAD_INPUT, _check_gpu, main
+    from bert.__main__ import main
+    from bert.run import BAD_INPUT, _check_gpu
 
     weights = tmp_path / "weights.pt"
     weights.write_bytes(b"")

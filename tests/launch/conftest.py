@@ -96,6 +96,8 @@ def copy_scripts(repository: Path, root: Path) -> None:
     (root / "implementations" / "bert").mkdir(parents=True)
     shutil.copy(FAKES / "bert.py", root / "implementations" / "bert" / "__main__.py")
     shutil.copy(FAKES / "allreduce.py", root / "implementations" / "bert" / "allreduce.py")
+    for name in ("env.py", "variables.py"):
+        shutil.copy(repository / "implementations" / "bert" / name, root / "implementations" / "bert" / name)
     for package, text in (("review", REVIEW), ("mlperf_logging/compliance_checker", COMPLIANCE), ("torch", "")):
         (root / package).mkdir(parents=True)
         (root / package / "__init__.py").touch()

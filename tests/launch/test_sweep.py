@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 CONFIG = "configs/config_P8000H100_1x8x48x1_pack.sh"
@@ -11,11 +9,6 @@ CONFIG = "configs/config_P8000H100_1x8x48x1_pack.sh"
 
 def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
-
-
-@pytest.fixture(autouse=True)
-def _documentation(checkout, repository) -> None:
-    shutil.copy(repository / "README.md", checkout.root / "README.md")
 
 
 def sweep(checkout, *arguments: str, **env: str):
@@ -70,7 +63,7 @@ def test_a_dry_run_starts_nothing(checkout):
         ((CONFIG, "lr=1"), "lr=1: lr is no name of a variable"),
         ((CONFIG, "LR:SEED=1"), "LR:SEED=1: '1': expected 2 value(s) joined by colons"),
         ((CONFIG, "'LR=$(id)'"), "LR=$(id): '$(id)': expected 1 value(s) joined by colons"),
-        ((CONFIG, "LRR=1"), "LRR: neither the config nor the documentation knows this variable"),
+        ((CONFIG, "LRR=1"), "LRR: no such variable; docs/variables.md lists them"),
         (("--fast", CONFIG), "--fast: unknown option"),
     ],
 )
@@ -80,3 +73,9 @@ def test_what_it_cannot_take_is_one_line(checkout, arguments, expected):
     assert done.returncode != 0
     assert f"run: error: sweep: {expected}" in done.stderr
     assert not checkout.calls("sbatch")
+
+
+def test_help_is_help(checkout):
+    done = sweep(checkout, "--help")
+    assert done.returncode == 0
+    assert "launch/sweep.sh [--local] [--dry-run] CONFIG" in done.stdout

@@ -1,0 +1,79 @@
+"""One rank of one run, from the environment to its exit status: checked (``--check``) or trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import traceback
+from collections.abc import Mapping
+
+import torch
+
+from bert import check, rundir, variables
+from bert.config import Config
+from bert.data.records import DataError
+from bert.dist import HangError, World, pick_device
+from bert.env import ConfigError, from_env
+from bert.mlperf import MlperfLog
+from bert.pretraining import pretrain
+from bert.stop import TrainingError
+
+SUCCESS, CRASHED, BAD_INPUT, NOT_REACHED = 0, 1, 2, 3
+
+
+def run(environ: Mapping[str, str], check_only: bool = False) -> int:
+    """Trains as ``environ`` says, or with ``check_only`` prints what would run; returns the exit status."""
+    run_config = rundir.Config()
+    try:
+        run_config = from_env(rundir.Config, environ)
+        variables.check_names(environ)
+        config = from_env(Config, environ)
+        config.check()
+        if check_only:
+            print(check.report(config))
+            return SUCCESS
+        return _train(config)
+    except (ConfigError, DataError) as error:
+        return _fail(run_config, str(error), BAD_INPUT)
+    except (TrainingError, HangError) as error:
+        return _fail(run_config, str(error), CRASHED)
+    except Exception as error:
+        traceback.print_exc()
+        return _fail(run_config, f"{type(error).__name__}: {error}"[:2000], CRASHED)
+
+
+def _check_gpu(config: Config) -> None:
+    """Raises ConfigError where a submission would quietly train on a CPU, weeks instead of minutes."""
+    unseen = config.dist.device == "auto" and pick_device(config.dist).type == "cpu"
+    if unseen and config.mlperf.division == "closed" and not config.data.synthetic:
+        reason = "PyTorch is built without CUDA"
+        if torch.backends.cuda.is_built():
+            try:
+                torch.cuda.init()
+            except Exception as error:  # the driver's own words
+                reason = str(error)
+        raise ConfigError(f"no GPU is seen ({reason}): fix the driver, or set DEVICE=cpu")
+
+
+def _train(config: Config) -> int:
+    _check_gpu(config)
+    is_main = config.dist.rank == 0
+    path = config.run.run_dir / f"result_{config.run.trial}.txt" if config.run.run_dir else None
+    log = MlperfLog(config.mlperf, is_main, path)
+    log.init_start()
+    if is_main:
+        model = dataclasses.asdict(config.model) | {"gelu_form": config.model.gelu_form}
+        rundir.write_description(config.run, config, {"model": model})
+    with World(config.dist) as world:
+        ending = pretrain(config, world, log)
+    if ending.reached:
+        return SUCCESS
+    reason = f"the target accuracy {config.evaluate.target} was not reached in {config.max_steps} steps"
+    return _fail(config.run, reason, NOT_REACHED) if is_main else NOT_REACHED
+
+
+def _fail(run: rundir.Config, reason: str, status: int) -> int:
+    reason = " ".join(reason.split())
+    rundir.write_error(run, reason)
+    print(f"bert: error: {reason}", file=sys.stderr, flush=True)
+    return status

@@ -1,0 +1,111 @@
+"""A name that looks misspelt stops every launch script; what you export wins over a config; configs switch cleanly."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+SCRIPTS = {
+    "local": "./run_local.sh",
+    "docker": "CONT=image ./run_with_docker.sh",
+    "ssh": "HOSTS=node1 ./run_multinode.sh",
+    "slurm": "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 ./run.sub",
+    "doctor": "launch/doctor.sh machine",
+    "sweep": "launch/sweep.sh --dry-run configs/config_demo_1x2x16x1_pack.sh",
+    "demo": "launch/demo.sh",
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("BATCHSZIE", "BATCHSIZE"), ("LEARNING_RATE", "LR"), ("FUSE", "FUSED"), ("DGXNODES", "DGXNNODES")],
+)
+def test_a_misspelt_name_stops_every_script_before_it_starts_anything(checkout, script, name, meant):
+    done = checkout.run(f"env {SCRIPTS[script]}", **{name: "4"})
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"run: error: {name}: did you mean {meant}?" in done.stderr
+    assert not checkout.ranks()
+    assert not checkout.logdir.exists()
+
+
+def test_a_node_without_a_python_leaves_the_names_to_the_trainers_check(checkout):
+    for name in ("python", "python3"):
+        checkout.stand_in(name, "exit 1")
+    done = subprocess.run(
+        ["bash", "-c", 'REPO_DIR=$PWD; source launch/log.sh; source launch/variables.sh; variables::check_names'],
+        cwd=checkout.root, env=checkout.env | {"BATCHSZIE": "8"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def sourced(checkout, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-euc", script],
+        cwd=checkout.root,
+        env={"PATH": "/usr/bin:/bin"} | env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+H100, DEMO, A100 = (
+    f"source configs/config_{name}.sh;"
+    for name in ("P8000H100_1x8x48x1_pack", "demo_1x2x16x1_pack", "DGXA100_1x8x56x1")
+)
+
+
+@pytest.mark.parametrize("order", [f"source env.sh; {H100}", f"{H100} source env.sh;"])
+def test_what_you_export_wins_over_a_config_and_it_says_so(checkout, order):
+    done = sourced(checkout, f"{order} echo $LR $BATCHSIZE $WALLTIME", LR="0.02", WALLTIME_RUNANDTIME="30")
+    assert done.stdout == "0.02 48 40\n"
+    assert "config: LR=0.02 is exported in this shell and stands; " in done.stderr
+    assert "config_P8000H100_1x8x48x1_pack.sh has '0.00096' (unset LR to take it)" in done.stderr
+    assert done.stderr.count("\n") == 2
+
+
+def test_what_you_export_after_a_config_stays_when_another_one_is_sourced(checkout):
+    done = sourced(checkout, f"{H100} export LR=0.02; {A100} echo $LR $BATCHSIZE; unset LR; {H100} echo $LR")
+    assert done.stdout == "0.02 56\n0.00096\n"
+
+
+def test_one_config_after_another_leaves_nothing_of_the_first(checkout):
+    """Also after one of the open division, which exports more names."""
+    show = "export -p | grep -v '_EXPORTS=' | sort"
+    alone = sourced(checkout, f"source env.sh; {H100} {show}")
+    after = sourced(checkout, f"source env.sh; {DEMO} {A100} {H100} {show}")
+    assert after.stdout == alone.stdout
+    assert after.stderr == alone.stderr == ""
+
+
+def test_what_you_export_wins_over_env_sh_and_an_edited_env_sh_over_its_former_self(checkout):
+    edit = "sed -i s,/data/bert,/elsewhere, env.sh; source env.sh; echo $DATADIR $EVALDIR;"
+    assert sourced(checkout, f"source env.sh; {edit}").stdout == "/elsewhere /elsewhere/eval\n"
+    done = sourced(checkout, "source env.sh; echo $DATADIR $EVALDIR", EVALDIR="/mine")
+    assert done.stdout == "/elsewhere /mine\n"
+
+
+def test_the_list_of_configs_and_the_difference_of_two(checkout):
+    table = sourced(checkout, "launch/configs.sh").stdout.splitlines()
+    assert table[0].split()[:3] == ["config", "nodes", "GPUs"]
+    assert len(table) == 1 + len(list((checkout.root / "configs").glob("config_*.sh")))
+    row = next(line.split() for line in table if line.startswith("DGXH100_4x8x48x1_pack"))
+    assert row[1:] == ["4", "8", "48", "x", "1", "packed", "3072", "0.002711", "1040", "closed"]
+    rows = sourced(checkout, "launch/configs.sh DGXH100_4x8 config_GB200_2x4x48x1_pack.sh").stdout.splitlines()[1:]
+    assert ["LR", "0.002711", "0.00096"] in [row.split() for row in rows]
+    assert not any(row.startswith("BATCHSIZE") for row in rows), "the same in both"
+    rows = sourced(checkout, "launch/configs.sh demo Samsung").stdout.splitlines()
+    assert ["OPTIMIZER", "-", "adamw"] in [row.split() for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [("nothing y", "nothing: 0 configs"), ("DGXH100 demo", "DGXH100: 7 configs"), ("demo", "expected no argument")],
+)
+def test_a_config_that_is_not_found_is_one_line(checkout, arguments, said):
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        sourced(checkout, f"launch/configs.sh {arguments}")
+    assert caught.value.returncode == 2
+    assert caught.value.stderr.startswith(f"configs: error: {said}")
