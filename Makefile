@@ -54,7 +54,7 @@ lint: $(DEV)
 format: $(DEV)
 	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
 
-## make variables         write docs/variables.md anew from launch/variables.txt and the declarations in the code
+## make variables         write docs/variables.md from launch/variables.txt and the declarations in the code
 variables:
 	@./launch/variables_page.sh
 

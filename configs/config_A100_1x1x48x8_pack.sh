@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A100 80 GB: 1 node, 1 GPU, 48 packed rows a GPU x 8 accumulated, global batch 768 sequences.
+# A100 80 GB: 1 node, 1 GPU, 48 packed rows per GPU x 8 accumulated, global batch 768 sequences.
 # CLIP=before clips the gradient of a GPU's whole share of the batch: fewer GPUs clip less noisy gradients than 8 do.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# DGX A100: 512 nodes of 8 GPUs, 2 packed rows a GPU, global batch 16,384 sequences.
+# DGX A100: 512 nodes of 8 GPUs, 2 packed rows per GPU, global batch 16,384 sequences.
 # Hyper-parameters: NVIDIA, v2.1.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"

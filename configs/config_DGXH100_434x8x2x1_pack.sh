@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# DGX H100: 434 nodes of 8 GPUs, 2 packed rows a GPU, global batch 13,888 sequences.
+# DGX H100: 434 nodes of 8 GPUs, 2 packed rows per GPU, global batch 13,888 sequences.
 # Hyper-parameters: NVIDIA, v3.1 to v4.1.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# DGX H100: 4 nodes of 8 GPUs, 48 packed rows a GPU, global batch 3,072 sequences.
+# DGX H100: 4 nodes of 8 GPUs, 48 packed rows per GPU, global batch 3,072 sequences.
 # Hyper-parameters: NVIDIA, v2.1.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# DGX H100: 96 nodes of 8 GPUs, 3 packed rows a GPU, global batch 4,608 sequences.
+# DGX H100: 96 nodes of 8 GPUs, 3 packed rows per GPU, global batch 4,608 sequences.
 # Hyper-parameters: NVIDIA, v3.0.
 # The warm-up is a flat rate for 330 steps, then the decay as if it had run from step 0: the rate drops to half.
 # shellcheck source=configs/begin.sh

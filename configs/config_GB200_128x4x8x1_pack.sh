@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# GB200 NVL72: 128 nodes of 4 GPUs, 8 packed rows a GPU, global batch 8,192 sequences.
+# GB200 NVL72: 128 nodes of 4 GPUs, 8 packed rows per GPU, global batch 8,192 sequences.
 # Hyper-parameters: NVIDIA, v5.0.
 # START_WARMUP_STEP lies further back than WARMUP_STEPS reaches: no warm-up, the decay from step 1.
 # shellcheck source=configs/begin.sh

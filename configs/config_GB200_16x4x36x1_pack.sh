@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# GB200 NVL72: 16 nodes of 4 GPUs, 36 packed rows a GPU, global batch 4,608 sequences.
+# GB200 NVL72: 16 nodes of 4 GPUs, 36 packed rows per GPU, global batch 4,608 sequences.
 # Hyper-parameters: NVIDIA, v5.0.
 # START_WARMUP_STEP lies further back than WARMUP_STEPS reaches: no warm-up, the decay from step 1.
 # shellcheck source=configs/begin.sh

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# H200 141 GB: 1 node, 4 GPUs, 96 packed rows a GPU, global batch 768 sequences.
+# H200 141 GB: 1 node, 4 GPUs, 96 packed rows per GPU, global batch 768 sequences.
 # CLIP=before clips the gradient of a GPU's whole share of the batch: fewer GPUs clip less noisy gradients than 8 do.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"

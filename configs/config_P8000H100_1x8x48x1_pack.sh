@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# P8000, 8 x H100 80 GB: 1 node, 8 GPUs, 48 packed rows a GPU, global batch 768 sequences.
+# P8000, 8 x H100 80 GB: 1 node, 8 GPUs, 48 packed rows per GPU, global batch 768 sequences.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=8 BATCHSIZE=48 GRADIENT_STEPS=1

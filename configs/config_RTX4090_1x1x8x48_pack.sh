@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# RTX 4090 or another GPU of 24 GB: 1 node, 1 GPU, 8 packed rows a GPU x 48 accumulated, global batch 768 sequences.
+# RTX 4090 or another GPU of 24 GB: 1 node, 1 GPU, 8 packed rows per GPU x 48 accumulated, global batch 768 sequences.
 # CLIP=before clips the gradient of a GPU's whole share of the batch: fewer GPUs clip less noisy gradients than 8 do.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Samsung's 1,024 A100 of v1.1: 128 nodes of 8 GPUs, 16 sequences a GPU, global batch 16,384 sequences.
+# Samsung's 1,024 A100 of v1.1: 128 nodes of 8 GPUs, 16 sequences per GPU, global batch 16,384 sequences.
 # Open division: Adam. Data in four bins of length (prepare_data.sh --binned-data), with a fixed count of each in a
-# batch, and dealt by length within a node: DATADIR_PHASE2 is the folder hdf5/bins.
+# batch, balanced by length within a node: DATADIR_PHASE2 is the folder hdf5/bins.
 # Unlike Samsung's rule, which jumps up by 14% where warm-up ends, the rate here falls onto the line of the decay.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"

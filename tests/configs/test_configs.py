@@ -22,6 +22,7 @@ NAME = re.compile(
 READ_ELSEWHERE = {
     "WALLTIME",  # the user's line: sbatch -t "$WALLTIME"
     "SBATCH_TIMELIMIT",  # sbatch
+    "CONFIG_EXPORTS",  # launch/exports.sh, when the next config is sourced
 }
 BERT_LARGE = {
     "vocab_size": 30522,
