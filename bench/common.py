@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "implementations"))  # a plain checkout will do
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from bert.data.batch import Batch, make_batch  # noqa: E402
+from bert.data.pretraining import PretrainingBatch, make_batch  # noqa: E402
 from bert.data.synthetic import synthetic_records  # noqa: E402
 from bert.model.config import BertConfig  # noqa: E402
 
@@ -37,7 +37,7 @@ def device() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def packed_batches(num_rows: int, count: int, config: BertConfig, seed: int = 0) -> list[Batch]:
+def packed_batches(num_rows: int, count: int, config: BertConfig, seed: int = 0) -> list[PretrainingBatch]:
     """``count`` batches of ``num_rows`` packed rows with Wikipedia's mix of lengths (synthetic), on the CPU."""
     length = config.max_position_embeddings
     records = synthetic_records(num_rows * count, length, config.vocab_size, packed=True, seed=seed)
@@ -47,7 +47,7 @@ def packed_batches(num_rows: int, count: int, config: BertConfig, seed: int = 0)
     return [make_batch(records, np.arange(begin, end), length) for begin, end in ranges]
 
 
-def model_flops(config: BertConfig, batch: Batch) -> float:
+def model_flops(config: BertConfig, batch: PretrainingBatch) -> float:
     """Floating-point operations of forward and backward on the real tokens: 2 a multiply-add, backward twice forward.
 
     Products only: encoder, attention (with each sequence's own length squared), masked-LM head on masked tokens with

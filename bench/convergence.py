@@ -20,8 +20,8 @@ import torch
 from common import device, emit, machine
 
 from bert import kernels, optim
-from bert.data.batch import Batch, Capacity, make_batch
 from bert.data.records import Records
+from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.graph import GraphedStep, graph_capacity, static_batch
@@ -104,16 +104,16 @@ def records(num_sequences: int, seed: int) -> Records:
     )
 
 
-def batches(steps: int) -> list[Batch]:
+def batches(steps: int) -> list[PretrainingBatch]:
     """One batch of ROWS rows a step, filled up to a fixed size."""
     data = records(2 * ROWS * steps, seed=1)
     tokens, sequences = ROWS * LENGTH, 3 * ROWS
-    room = graph_capacity(Capacity(tokens=tokens, sequences=sequences, masked=int(0.2 * tokens)), ROWS)
+    room = graph_capacity(PretrainingCapacity(tokens=tokens, sequences=sequences, masked=int(0.2 * tokens)), ROWS)
     chosen = np.arange(2 * ROWS * steps).reshape(steps, -1)
     return [static_batch(make_batch(data, sequences, LENGTH), room) for sequences in chosen]
 
 
-def curve(variant: Variant, data: list[Batch]) -> np.ndarray:
+def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
     """Mean loss of each window of WINDOW steps."""
     here = device()
     choice = kernels.Config(
@@ -125,7 +125,7 @@ def curve(variant: Variant, data: list[Batch]) -> np.ndarray:
     fused_update = "lamb" in choice.names(here)
     settings = optim.Config(sharded=variant.sharded)
     world = World(DistConfig(device=here.type))
-    precision = PrecisionConfig(precision=variant.precision)
+    precision = PrecisionConfig(precision=variant.precision).resolve(world.device)
     step: TrainingStep = build_step(model, precision, settings, world, accumulate=False, fused_update=fused_update)
     if here.type == "cuda":
         data = [batch.pin_memory() for batch in data]
@@ -136,7 +136,7 @@ def curve(variant: Variant, data: list[Batch]) -> np.ndarray:
         torch.manual_seed(number)
         lr = PEAK_LR * min(1.0, (number + 1) / 20) * (1 - number / len(data))
         result = step([batch], lr)
-        losses[number] = result.mlm_loss + result.nsp_loss
+        losses[number] = sum(result.losses)
     return losses.cpu().numpy().reshape(-1, WINDOW).mean(axis=1)
 
 

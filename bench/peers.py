@@ -9,14 +9,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from bert.data.batch import Batch
+from bert.data.pretraining import PretrainingBatch
 from bert.kernels.cross_entropy import IGNORE
 from bert.model.config import BertConfig
 
 Inputs = dict[str, Tensor]
 
 
-def rows_of(batch: Batch, length: int, packed: bool) -> list[list[tuple[int, int]]]:
+def rows_of(batch: PretrainingBatch, length: int, packed: bool) -> list[list[tuple[int, int]]]:
     """Sequences (begin, end) of each row: alone, or as many consecutive ones as fit."""
     rows: list[list[tuple[int, int]]] = []
     used = length
@@ -29,7 +29,7 @@ def rows_of(batch: Batch, length: int, packed: bool) -> list[list[tuple[int, int
     return rows
 
 
-def inputs_of(batch: Batch, length: int, packed: bool, device: torch.device) -> Inputs:
+def inputs_of(batch: PretrainingBatch, length: int, packed: bool, device: torch.device) -> Inputs:
     """The batch as BertForPreTraining takes it, rows filled up to ``length``.
 
     A packed row has a block-diagonal mask and positions that restart. The model pools the first token of a row only, so
@@ -65,7 +65,7 @@ def inputs_of(batch: Batch, length: int, packed: bool, device: torch.device) -> 
 
 
 def build(
-    config: BertConfig, batches: Sequence[Batch], device: torch.device, *, packed: bool, compiled: bool
+    config: BertConfig, batches: Sequence[PretrainingBatch], device: torch.device, *, packed: bool, compiled: bool
 ) -> Callable[[int], object]:
     """step(n): a step on the n-th batch, with AdamW and clipping; on a GPU in bf16 with the fused AdamW."""
     shape = {name: getattr(config, name) for name in vars(config) if name != "hidden_act"}

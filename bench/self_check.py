@@ -18,7 +18,7 @@ from train_step import Variant, build_ours, capacity
 from bert import kernels, optim
 from bert.dist import Config as DistConfig
 from bert.dist import World
-from bert.graph import GraphedStep, preserved, static_batch
+from bert.graph import GraphedStep, static_batch
 from bert.kernels import attention, attention_choice, fp8_cases, fp8_cast
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
@@ -94,7 +94,7 @@ def _small_step(precision: str) -> tuple[Step, list[Any]]:
     world = World(DistConfig(device=device().type))
     step = build_step(
         model,
-        PrecisionConfig(precision=precision),
+        PrecisionConfig(precision=precision).resolve(device()),
         optim.Config(sharded=True),
         world,
         accumulate=False,
@@ -126,16 +126,15 @@ def _graph_problem(precision: str) -> str:
     if device().type == "cuda":
         run = GraphedStep(other, batches[:1])
     else:
-        with preserved(other.state_tensors(), device()):
+        with other.undone():
             other(batches[:1], 1e-3)
-        other.calibrated = False if precision == "fp8" else other.calibrated
     if not all(torch.equal(a, b) for a, b in zip(before, other.state_tensors(), strict=True)):
         return "warming up changed the state"
     for number, batch in enumerate(batches):
         losses = []
         for step in (eager, run):
             torch.manual_seed(number)
-            losses.append(float(step([batch], 1e-3).mlm_loss))
+            losses.append(float(step([batch], 1e-3).losses.mlm))
         if not abs(losses[0] - losses[1]) <= 0.02:
             return f"step {number}: loss {losses[1]:.4f} from the graph, {losses[0]:.4f} without"
     return ""

@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from bert import kernels
-from bert.data.batch import Batch, make_batch
+from bert.data.pretraining import PretrainingBatch, make_batch
 from bert.data.synthetic import synthetic_records
 from bert.dist import Config as DistConfig
 from bert.dist import World
@@ -28,11 +28,8 @@ from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.optim import Config as OptimizerConfig
-from bert.optim.lamb import Config as LambConfig
-from bert.optim.lamb import Lamb
-from bert.precision import Config as PrecisionConfig
-from bert.precision import LossScaler
-from bert.step import Step
+from bert.precision import Precision
+from bert.step import build_step
 
 SHAPE = {
     "vocab_size": 30522,
@@ -43,17 +40,16 @@ SHAPE = {
 }
 
 
-def our_step(batch: Batch) -> Callable[[], object]:
+def our_step(batch: PretrainingBatch) -> Callable[[], object]:
     """One step of the trainer on the packed batch."""
     model = BertForPreTraining(BertConfig(**SHAPE), kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
     initialize(model, 0)
-    optimizer = Lamb(model.named_parameters(), LambConfig())
-    scaler = LossScaler(PrecisionConfig(), torch.float32)
-    step = Step(model, optimizer, OptimizerConfig(), scaler, World(DistConfig(device="cpu")))
+    world, precision = World(DistConfig(device="cpu")), Precision(dtype=torch.float32)
+    step = build_step(model, precision, OptimizerConfig(), world, accumulate=False, fused_update=False)
     return lambda: step([batch], 1e-4)
 
 
-def padded(batch: Batch, length: int) -> dict[str, torch.Tensor]:
+def padded(batch: PretrainingBatch, length: int) -> dict[str, torch.Tensor]:
     """The batch as Hugging Face takes it: one sequence a row, filled up to ``length``."""
     ends = batch.cu_seqlens.tolist()
     shape = (batch.num_sequences, length)
@@ -69,7 +65,7 @@ def padded(batch: Batch, length: int) -> dict[str, torch.Tensor]:
     return fields | {"labels": labels, "next_sentence_label": batch.next_sentence_labels}
 
 
-def their_step(batch: Batch, length: int, micro_batch: int) -> Callable[[], object]:
+def their_step(batch: PretrainingBatch, length: int, micro_batch: int) -> Callable[[], object]:
     """One step of BertForPreTraining with AdamW on the same sequences padded, in micro-batches that fit the cache."""
     model = transformers.BertForPreTraining(transformers.BertConfig(**SHAPE, attn_implementation="sdpa")).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

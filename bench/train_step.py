@@ -34,7 +34,7 @@ from common import (
 )
 
 from bert import kernels, optim
-from bert.data.batch import Batch, Capacity
+from bert.data.pretraining import PretrainingBatch, PretrainingCapacity
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.graph import GraphedStep, graph_capacity, static_batch
@@ -111,7 +111,7 @@ def without(name: str) -> str:
     return ",".join(other for other in kernels.FUSABLE if other != name and name not in kernels.NEEDED.get(other, ()))
 
 
-def build_ours(variant: Variant, config: BertConfig, batches: list[Batch]) -> OnBatch:
+def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBatch]) -> OnBatch:
     """step(n) of this trainer, as a run takes it: batches come from page-locked memory."""
     world = World(DistConfig(device=device().type))
     on_gpu = world.device.type == "cuda"
@@ -123,7 +123,9 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[Batch]) -> On
     model.to(world.device)
     fused_update = "lamb" in choice.names(world.device)
     precision = PrecisionConfig(precision=variant.precision if on_gpu or variant.precision == "fp8" else "fp32")
-    step: Any = build_step(model, precision, optim.Config(), world, accumulate=False, fused_update=fused_update)
+    step: Any = build_step(
+        model, precision.resolve(world.device), optim.Config(), world, accumulate=False, fused_update=fused_update
+    )
     if on_gpu:
         room = capacity(variant.rows, config.max_position_embeddings)
         batches = [(static_batch(b, room) if variant.graph else b).pin_memory() for b in batches]
@@ -137,13 +139,12 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[Batch]) -> On
     return on_batch
 
 
-def capacity(rows: int, length: int) -> Capacity:
+def capacity(rows: int, length: int) -> PretrainingCapacity:
     """As the trainer computes it for packed rows of at most 3 sequences."""
-    tokens, sequences = rows * length, 3 * rows
-    return graph_capacity(Capacity(tokens=tokens, sequences=sequences, masked=int(0.15 * tokens + 1.5 * rows)), rows)
+    return graph_capacity(PretrainingCapacity.of(rows * length, 3 * rows), rows)
 
 
-def prepare(variant: Variant, config: BertConfig, batches: list[Batch], figures: Figures) -> OnBatch | None:
+def prepare(variant: Variant, config: BertConfig, batches: list[PretrainingBatch], figures: Figures) -> OnBatch | None:
     """Builds and warms up; None, with the reason, where it cannot run."""
     begin, used = time.monotonic(), torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
     if torch.cuda.is_available():
@@ -203,7 +204,7 @@ def turn(run: OnBatch, steps: int) -> float:
 
 
 def line(
-    variant: Variant, figures: Figures, batches: list[Batch], config: BertConfig, ceiling: float
+    variant: Variant, figures: Figures, batches: list[PretrainingBatch], config: BertConfig, ceiling: float
 ) -> dict[str, Any]:
     """The figures of a variant; only the reason where there are none."""
     result: dict[str, Any] = {"variant": variant.name, "rows": variant.rows, "build_seconds": figures.build_seconds}

@@ -14,6 +14,7 @@ from bert.data import training
 from bert.env import ConfigError, env
 from bert.kernels import attention
 from bert.model.config import BertConfig
+from bert.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +83,13 @@ class Config:
 
     def _check_device(self) -> None:
         """Raises ConfigError for what this machine's device cannot do."""
-        device = dist.pick_device(self.dist)
+        device, dtype = self.device, self.numerics.dtype
         self.precision.check(device)
-        dtype, dropout = self.precision.dtype(device), self.model.attention_probs_dropout_prob
+        dropout = self.model.attention_probs_dropout_prob
         self.optim.check(device, dtype, self.dist.world_size)
         attention.check(self.kernels.attention, device, dropout, dtype, self.uses_graph)
         sharded = self.optim.is_sharded(device)
-        if self.data.gradient_steps > 1 and dtype in (torch.bfloat16, torch.float16) and not sharded:
+        if self.data.gradient_steps > 1 and self.numerics.is_low and not sharded:
             raise ConfigError(
                 f"GRADIENT_STEPS={self.data.gradient_steps} with SHARD_OPTIMIZER=0 or OPTIMIZER=apex_* would add up "
                 f"gradients in {str(dtype).removeprefix('torch.')}: set SHARD_OPTIMIZER=1, OPTIMIZER=lamb"
@@ -100,6 +101,16 @@ class Config:
         if self.graph.cuda_graph and not sharded and self.dist.world_size > 1:
             raise ConfigError("CUDA_GRAPH=1 on several GPUs needs OPTIMIZER=lamb, SHARD_OPTIMIZER=1: leave it unset")
 
+    @cached_property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return dist.pick_device(self.dist)
+
+    @cached_property
+    def numerics(self) -> Precision:
+        """The precision of the run on its device."""
+        return self.precision.resolve(self.device)
+
     @property
     def uses_graph(self) -> bool:
         """Whether steps and evaluation run as CUDA graphs: as CUDA_GRAPH says, or where it pays and works.
@@ -108,8 +119,7 @@ class Config:
         """
         if self.graph.cuda_graph is not None:
             return self.graph.cuda_graph
-        device = dist.pick_device(self.dist)
-        fp32 = self.precision.dtype(device) == torch.float32
+        device, fp32 = self.device, self.numerics.dtype == torch.float32
         works = self.kernels.attention != "sdpa_loop" and not (fp32 and self.kernels.attention == "auto")
         replicated = not self.optim.is_sharded(device) and self.dist.world_size > 1
         packed = self.data.packed or self.data.batching == "online"

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert.data.batch import Batch, Capacity, make_batch
 from bert.data.records import DataError, Records, concatenate
+from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.shards import Shards, list_shards
 from bert.data.synthetic import synthetic_records
 from bert.dist import World
@@ -86,7 +86,7 @@ class Evaluator:
         batches = [make_batch(records, sequences, max_seq_length) for sequences in chosen]
         if graph is not None:
             batches = [static_batch(batch, graph.capacity) for batch in batches]
-        self.batches: list[Batch] = [batch.to(world.device) for batch in batches]
+        self.batches: list[PretrainingBatch] = [batch.to(world.device) for batch in batches]
 
     @torch.no_grad()
     def __call__(self, model: BertForPreTraining) -> Result:
@@ -128,20 +128,19 @@ class EvaluationGraph:
             self.graph = record(lambda: self.counts.copy_(_count(model, self.batch)), stream)
         model.train(was_training)
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: PretrainingBatch) -> Tensor:
         """(correct, summed loss, masked tokens) of a batch at capacity, on the device; valid until the next call."""
         copy_batches([self.batch], [batch])
         self.graph.replay()
         return self.counts
 
 
-def evaluation_room(batch_size: int, max_seq_length: int) -> Capacity:
+def evaluation_room(batch_size: int, max_seq_length: int) -> PretrainingCapacity:
     """Sizes of an evaluation batch for a graph."""
-    tokens, sequences = batch_size * max_seq_length, 3 * batch_size
-    return Capacity(tokens=tokens, sequences=sequences, masked=int(0.15 * tokens + 0.5 * sequences))
+    return PretrainingCapacity.of(batch_size * max_seq_length, 3 * batch_size)
 
 
-def fill_batches(records: Records, sequences: np.ndarray, room: Capacity) -> list[np.ndarray]:
+def fill_batches(records: Records, sequences: np.ndarray, room: PretrainingCapacity) -> list[np.ndarray]:
     """The sequences in their order, cut wherever the next one would exceed the room."""
     lengths = records.sequence_lengths[sequences]
     masked = np.diff(records.masked_lm_offsets)[sequences]
@@ -157,7 +156,7 @@ def fill_batches(records: Records, sequences: np.ndarray, room: Capacity) -> lis
     return [*batches, sequences[begin:]] if len(sequences) else []
 
 
-def _count(model: BertForPreTraining, batch: Batch) -> Tensor:
+def _count(model: BertForPreTraining, batch: PretrainingBatch) -> Tensor:
     """(correct, summed loss, masked tokens) of a batch, fp64 (3,)."""
     logits, losses = model.scored(batch)
     valid = batch.masked_labels != IGNORE

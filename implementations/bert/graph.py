@@ -7,15 +7,14 @@ before still runs.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bert.data.batch import Batch, Capacity
+from bert.data.batch import AnyBatch, AnyCapacity, Batch, Capacity
 from bert.data.records import DataError
 from bert.env import env
 from bert.step import Step, StepResult
@@ -33,27 +32,12 @@ class Config:
     )
 
 
-@contextlib.contextmanager
-def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]:
-    """Afterwards the tensors and the random states are bit for bit what they were, in the same memory."""
-    before = [tensor.detach().clone() for tensor in tensors]
-    random_state = torch.get_rng_state()
-    device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    yield
-    with torch.no_grad():
-        for tensor, old in zip(tensors, before, strict=True):
-            tensor.copy_(old)
-    torch.set_rng_state(random_state)
-    if device_state is not None:
-        torch.cuda.set_rng_state(device_state, device)
-
-
-def graph_capacity(capacity: Capacity, num_rows: int) -> Capacity:
+def graph_capacity(capacity: AnyCapacity, num_rows: int) -> AnyCapacity:
     """Room for the padding tokens too: up to a row's length each, they are sequences of their own (static_batch)."""
     return dataclasses.replace(capacity, sequences=capacity.sequences + num_rows)
 
 
-def static_batch(batch: Batch, capacity: Capacity) -> Batch:
+def static_batch(batch: AnyBatch, capacity: Capacity) -> AnyBatch:
     """The batch filled up to ``capacity``, with every token in some sequence: losses and gradients stay what they were.
 
     Attention libraries leave the output of tokens outside of all sequences undefined, even nan. Raises DataError where
@@ -129,29 +113,25 @@ class GraphedStep:
         self.arrived = [torch.cuda.Event() for _ in range(NUM_STAGES)]
         self.consumed = [torch.cuda.Event() for _ in range(NUM_STAGES)]
         self.finished = [torch.cuda.Event() for _ in range(NUM_STAGES)]
-        self.recordings: dict[bool, Recording] = {}  # by whether the scales are known
+        self.recordings: dict[bool, Recording] = {}  # by whether the step measures fp8 scales
         self._capture()
 
     def _capture(self) -> None:
-        calibrated = self.step.calibrated
-        self.step.optimizer.gather()
-        with preserved(self.step.state_tensors(), self.device):
-            stream = torch.cuda.Stream(self.device)
+        stream = torch.cuda.Stream(self.device)
+        with self.step.undone():
             stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(stream):
                 for _ in range(NUM_WARM_UP_STEPS):
                     self.step.run(self.batches)
-                    self.step.calibrated = True
             torch.cuda.current_stream(self.device).wait_stream(stream)
+        with self.step.undone():
             earlier = None
-            for known in [True] if calibrated else [False, True]:
-                self.step.calibrated = known
-                earlier = self.recordings[known] = Recording(self.step, self.batches, stream, earlier)
+            while self.step.measures not in self.recordings:  # a step that measures is followed by one that does not
+                measures = self.step.measures
+                earlier = self.recordings[measures] = Recording(self.step, self.batches, stream, earlier)
             for recording in self.recordings.values():
                 self._start(recording)  # the first start of a graph is slow
-            self.step.optimizer.gather()
-            torch.cuda.synchronize(self.device)
-        self.step.calibrated = calibrated
+        torch.cuda.synchronize(self.device)
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches, which lie in page-locked memory. The result is valid until the next call."""
@@ -167,12 +147,11 @@ class GraphedStep:
         copy_batches(self.batches, self.stages[stage])
         self.consumed[stage].record(stream)
         self.step.lr.fill_(lr)
-        recording = self.recordings[self.step.calibrated]
+        recording = self.recordings[self.step.measures]
         self._start(recording)
-        self.step.calibrated = True
         self.finished[stage].record(stream)
         return recording.result
 
     def _start(self, recording: Recording) -> None:
         recording.graph.replay()
-        self.step.optimizer.mark_stale()  # what the step notes on the host, which a replay does not run
+        self.step.mark_replayed()

@@ -24,7 +24,7 @@ def choose(config: Config, world: World) -> tuple[kernels.Config, str]:
         return choice, f"{choice.attention} (ATTENTION)"
     if device.type != "cuda":
         name, words = "sdpa_loop", "sdpa_loop (the device is a CPU)"
-    elif config.precision.dtype(device) == torch.float32:
+    elif config.numerics.dtype == torch.float32:
         name, words = "sdpa_loop", "sdpa_loop (the others compute in bf16 or fp16)"
     else:
         name, words = _agreed(config, world)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bert.env import ConfigError, env
 
+LOW_PRECISION = (torch.float16, torch.bfloat16)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
@@ -36,11 +37,42 @@ class Config:
         if self.precision == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
             raise ConfigError("PRECISION=fp8 needs compute capability 8.9 (Ada, Hopper) or later: use bf16")
 
-    def dtype(self, device: torch.device) -> torch.dtype:
-        """The type of weights and activations on ``device``."""
-        if self.precision == "auto":
-            return torch.bfloat16 if device.type == "cuda" else torch.float32
-        return DTYPES[self.precision]
+    def resolve(self, device: torch.device) -> Precision:
+        """What these settings come to on ``device``: the one place where that is decided."""
+        name = self.precision
+        if name == "auto":
+            name = "bf16" if device.type == "cuda" else "fp32"
+        dtype = DTYPES[name]
+        return Precision(
+            dtype=dtype,
+            fp8_recipe=self.fp8_recipe if name == "fp8" else None,
+            init_loss_scale=self.init_loss_scale if dtype == torch.float16 else None,
+            growth_interval=self.growth_interval,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """The numeric precision of a run on its device.
+
+    dtype: of weights and activations; fp8_recipe: None without products in fp8; init_loss_scale: None without loss
+    scaling.
+    """
+
+    dtype: torch.dtype
+    fp8_recipe: str | None = None
+    init_loss_scale: float | None = None
+    growth_interval: int = 2000
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether a step whose gradient overflows is skipped, and tried again with a smaller loss scale."""
+        return self.init_loss_scale is not None
+
+    @property
+    def is_low(self) -> bool:
+        """Whether weights have fewer bits than the optimizer's masters."""
+        return self.dtype in LOW_PRECISION
 
 
 def cast_with_masters(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor] | None:
@@ -62,10 +94,11 @@ class LossScaler:
     All of it is on the device, so that nobody waits to learn whether a step overflowed.
     """
 
-    def __init__(self, config: Config, dtype: torch.dtype, device: torch.device | None = None) -> None:
-        self.enabled = dtype == torch.float16
-        self.scale = torch.tensor(config.init_loss_scale if self.enabled else 1.0, device=device)
-        self.growth_interval = config.growth_interval
+    def __init__(self, precision: Precision, device: torch.device | None = None) -> None:
+        first = precision.init_loss_scale
+        self.enabled = precision.scales_loss
+        self.scale = torch.tensor(1.0 if first is None else first, device=device)
+        self.growth_interval = precision.growth_interval
         self.num_good_steps = torch.zeros((), dtype=torch.int64, device=device)
         self.num_skipped_steps = torch.zeros((), dtype=torch.int64, device=device)
 

@@ -14,7 +14,7 @@ import numpy as np
 from bert import checkpoint, kernel_choice, observers, resume, rundir
 from bert.agenda import Agenda
 from bert.config import Config
-from bert.data.batch import Batch, make_batch
+from bert.data.pretraining import PretrainingBatch, make_batch
 from bert.data.sampler import Sampler
 from bert.data.synthetic import synthetic_records
 from bert.data.training import TrainingData, open_source, row_sequences
@@ -160,7 +160,7 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
     model.to(world.device)
     step = build_step(
         model,
-        config.precision,
+        config.numerics,
         config.optim,
         world,
         accumulate=config.data.gradient_steps > 1,
@@ -169,11 +169,11 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
     return model, step
 
 
-def finisher(config: Config, world: World) -> Callable[[Batch], Batch]:
+def finisher(config: Config, world: World) -> Callable[[PretrainingBatch], PretrainingBatch]:
     """What the data thread does with a batch: fills it up for a graph, pins its memory where a GPU will copy it."""
     capacity = graph_capacity(config.data.capacity, config.data.batch_size)
 
-    def finish(batch: Batch) -> Batch:
+    def finish(batch: PretrainingBatch) -> PretrainingBatch:
         if config.uses_graph:
             batch = static_batch(batch, capacity)
         return batch.pin_memory() if world.device.type == "cuda" else batch
@@ -192,7 +192,7 @@ def prepare(
     return take_step, EvaluationGraph(config.evaluate, config.data.max_seq_length, model, world.device)
 
 
-def made_up_step(config: Config, world: World) -> list[Batch]:
+def made_up_step(config: Config, world: World) -> list[PretrainingBatch]:
     """Micro-batches of one step, as the data thread gives them."""
     size = config.data.batch_size
     records = synthetic_records(size, config.data.max_seq_length, config.model.vocab_size, config.data.packed, seed=0)

@@ -15,6 +15,7 @@ import torch
 
 from bert.data.batch import Batch
 from bert.dist import World
+from bert.model.trainable import loss_names
 from bert.observers import Observer
 from bert.step import StepResult
 from bert.stop import Ending, TrainingError
@@ -85,11 +86,10 @@ class Progress:
     def add(self, result: StepResult, batches: Sequence[Batch]) -> None:
         """Adds a step; one whose gradient overflowed trained on nothing. Does not wait for the device."""
         if not self.names:
-            self.names = tuple(name.removesuffix("_loss") for name in result._fields if name.endswith("_loss"))
+            self.names = loss_names(result.losses)
             self.totals = torch.zeros(len(self.names) + 1, device=self.world.device)
-        losses = [getattr(result, f"{name}_loss") for name in self.names]
         norm = torch.where(result.finite, result.norm, 0).to(self.totals.dtype)
-        self.totals += torch.stack([*losses, norm])
+        self.totals += torch.stack([*result.losses, norm])
         self.span_steps += 1
         self.local_samples += result.finite * sum(batch.num_sequences for batch in batches)
         self.overflows += ~result.finite

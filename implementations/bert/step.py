@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -14,29 +16,29 @@ from torch.nn.parallel import DistributedDataParallel
 from bert import optim
 from bert.data.batch import Batch
 from bert.dist import World
-from bert.model.bert import BertForPreTraining
+from bert.kernels.fp8 import Scaling
+from bert.model.trainable import Trainable
 from bert.optim import Config as OptimizerConfig
 from bert.optim import Optimizer
 from bert.optim.apex_distributed import DistributedLamb
 from bert.optim.replicated import Replicated
 from bert.optim.sharded import Sharded
-from bert.precision import Config as PrecisionConfig
-from bert.precision import LossScaler, cast_with_masters
+from bert.precision import LossScaler, Precision, cast_with_masters
 
 
 class StepResult(NamedTuple):
-    """Mean losses of this rank's micro-batches, whether the gradient was finite (bool), its norm; 0-d, on the device.
+    """What a step found; 0-d, on the device.
 
-    The norm is that of the ranks' average before it is clipped; with CLIP=before on several ranks, of this rank's own
-    gradient, in fp16 of the clipped average. In fp8 all that was cast must have been finite too: inf, cut off to the
-    largest number, would not show in it.
-    With loss scaling (fp16) a step whose gradient is not finite leaves the weights as they were; else it spoils them.
+    losses: the task's NamedTuple, means of this rank's micro-batches. norm: that of the ranks' average gradient before
+    it is clipped; with CLIP=before on several ranks, of this rank's own gradient, in fp16 of the clipped average.
+    finite (bool): whether the gradient was; in fp8 all that was cast must have been finite too: inf, cut off to the
+    largest number, would not show in it. With loss scaling (fp16) a step whose gradient is not finite leaves the
+    weights as they were; else it spoils them.
     """
 
-    mlm_loss: Tensor
-    nsp_loss: Tensor
-    finite: Tensor
+    losses: tuple[Tensor, ...]
     norm: Tensor
+    finite: Tensor
 
 
 class TrainingStep(Protocol):
@@ -71,7 +73,7 @@ class ReplicatedGradients:
 
     def __init__(
         self,
-        model: BertForPreTraining,
+        model: Trainable,
         optimizer: Replicated,
         config: OptimizerConfig,
         world: World,
@@ -119,9 +121,7 @@ class ReplicatedGradients:
 class ShardedGradients:
     """Each rank ends up with its shard of the average: reduced during the backward pass (CLIP=after), or after it."""
 
-    def __init__(
-        self, model: BertForPreTraining, optimizer: Sharded, config: OptimizerConfig, find_overflow: bool
-    ) -> None:
+    def __init__(self, model: Trainable, optimizer: Sharded, config: OptimizerConfig, find_overflow: bool) -> None:
         self.forward: torch.nn.Module = model
         self.optimizer, self.find_overflow = optimizer, find_overflow
         self.clip, self.max_grad_norm = config.clip, config.max_grad_norm
@@ -146,8 +146,8 @@ class ShardedGradients:
 
 
 def build_step(
-    model: BertForPreTraining,
-    precision: PrecisionConfig,
+    model: Trainable,
+    precision: Precision,
     optimizer: OptimizerConfig,
     world: World,
     *,
@@ -158,12 +158,25 @@ def build_step(
 
     accumulate: of several micro-batches; fused_update: by the Triton kernels.
     """
-    dtype = precision.dtype(world.device)
-    masters = cast_with_masters(model, dtype)
-    if precision.precision == "fp8":
-        model.bert.encoder.use_fp8(precision.fp8_recipe, world.device)
+    masters = cast_with_masters(model, precision.dtype)
+    fp8 = model.use_fp8(precision.fp8_recipe, world.device) if precision.fp8_recipe is not None else None
     updater = optim.build(optimizer, model, model.stages(), masters, world, accumulate=accumulate, fused=fused_update)
-    return Step(model, updater, optimizer, LossScaler(precision, dtype, world.device), world)
+    return Step(model, updater, optimizer, LossScaler(precision, world.device), fp8, world)
+
+
+@contextlib.contextmanager
+def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]:
+    """Afterwards the tensors and the random states are bit for bit what they were, in the same memory."""
+    before = [tensor.detach().clone() for tensor in tensors]
+    random_state = torch.get_rng_state()
+    device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    yield
+    with torch.no_grad():
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old)
+    torch.set_rng_state(random_state)
+    if device_state is not None:
+        torch.cuda.set_rng_state(device_state, device)
 
 
 class Step:
@@ -176,15 +189,14 @@ class Step:
 
     def __init__(
         self,
-        model: BertForPreTraining,
+        model: Trainable,
         optimizer: Optimizer,
         config: OptimizerConfig,
         scaler: LossScaler,
+        fp8: Scaling | None,
         world: World,
     ) -> None:
-        self.optimizer, self.scaler, self.world = optimizer, scaler, world
-        self.fp8 = model.bert.encoder.fp8_scaling
-        self.calibrated = self.fp8 is None or self.fp8.calibrated
+        self.optimizer, self.scaler, self.fp8, self.world = optimizer, scaler, fp8, world
         self.lr = torch.zeros((), dtype=torch.float32, device=world.device)
         self.gradients: Gradients
         if isinstance(optimizer, DistributedLamb):
@@ -197,20 +209,17 @@ class Step:
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
         self.lr.fill_(lr)
-        result = self.run([batch.to(self.world.device) for batch in batches])
-        self.calibrated = True
-        return result
+        return self.run([batch.to(self.world.device) for batch in batches])
 
     def run(self, batches: Sequence[Batch]) -> StepResult:
         """The step on batches that are on the device, at the rate that is in ``lr``: what a CUDA graph captures."""
         self.optimizer.zero_grad()
-        if self.fp8 is not None:
-            self.fp8.calibrated = self.calibrated
-        totals = [torch.zeros((), device=self.world.device) for _ in range(2)]
+        totals: list[Tensor] = []
         for number, batch in enumerate(batches, start=1):
             with self.gradients.micro_batch(number == 1, number == len(batches)):
                 losses = self.gradients.forward(batch)
-                ((losses.mlm + losses.nsp) * (self.scaler.scale / len(batches))).backward()
+                (functools.reduce(operator.add, losses) * (self.scaler.scale / len(batches))).backward()
+            totals = totals or [torch.zeros((), device=self.world.device) for _ in losses]
             for total, loss in zip(totals, losses, strict=True):
                 total.add_(loss.detach(), alpha=1 / len(batches))
         norm, grad_scale = self.gradients.finish(self.scaler.scale)
@@ -220,7 +229,29 @@ class Step:
         self.scaler.update(finite)
         if self.fp8 is not None:
             finite = finite & self.fp8.update(self.world)
-        return StepResult(totals[0], totals[1], finite, unscaled)
+        return StepResult(losses._make(totals), unscaled, finite)
+
+    @property
+    def measures(self) -> bool:
+        """Whether the next step measures its fp8 scales first: other kernels than those of all later steps."""
+        return self.fp8 is not None and not self.fp8.calibrated
+
+    def mark_replayed(self) -> None:
+        """Notes what a step notes on the host, which a replayed graph does not run."""
+        self.optimizer.mark_stale()
+        if self.fp8 is not None:
+            self.fp8.mark_calibrated()
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Steps taken inside leave no trace: all state is afterwards bit for bit what it was. A collective."""
+        self.optimizer.gather()
+        calibrated = self.fp8 is not None and self.fp8.calibrated
+        with preserved(self.state_tensors(), self.world.device):
+            yield
+            self.optimizer.gather()
+        if self.fp8 is not None:
+            self.fp8.calibrated = calibrated
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor on the device that a step changes."""
@@ -231,7 +262,7 @@ class Step:
         """What a resumed run needs, by part. A collective."""
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
         if self.fp8 is not None:
-            state["fp8"] = {**self.fp8.state_dict(), "calibrated": self.calibrated}
+            state["fp8"] = self.fp8.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -240,4 +271,3 @@ class Step:
         self.scaler.load_state_dict(state["scaler"])
         if self.fp8 is not None and "fp8" in state:
             self.fp8.load_state_dict(state["fp8"])
-            self.calibrated = self.fp8.calibrated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bert.data.batch import Batch
-from bert.graph import GraphedStep, preserved
+from bert.graph import GraphedStep
 from bert.step import Step, TrainingStep
 
 
@@ -18,11 +18,8 @@ def ready(step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, r
     if graph:
         return GraphedStep(step, examples())
     if rehearse:
-        calibrated = step.calibrated
-        with preserved(step.state_tensors(), step.world.device):
-            for _ in range(1 if calibrated else 2):  # the first fp8 step measures; others run other kernels
+        with step.undone():
+            for _ in range(2 if step.measures else 1):
                 step(examples(), 0.0)
-            step.optimizer.gather()
         step.optimizer.zero_grad()
-        step.calibrated = calibrated
     return step

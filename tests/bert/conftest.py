@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from bert import kernels
-from bert.data.batch import Batch, make_batch
 from bert.data.format import write_records
+from bert.data.pretraining import PretrainingBatch, make_batch
 from bert.data.records import Metadata, Records
 from bert.data.synthetic import synthetic_records
 from bert.model.bert import BertForPreTraining
@@ -81,7 +81,7 @@ def make_records() -> Callable[..., Records]:
 
 
 @pytest.fixture
-def batch_of() -> Callable[..., Batch]:
+def batch_of() -> Callable[..., PretrainingBatch]:
     """batch(records, sequences)."""
     return lambda records, sequences: make_batch(records, np.asarray(sequences), LENGTH)
 

@@ -13,7 +13,7 @@ import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
 
 from bert import kernels, optim
-from bert.data.batch import make_batch
+from bert.data.pretraining import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.dist import Config as DistConfig
 from bert.dist import World
@@ -31,7 +31,7 @@ MODEL = BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, num_atten
 def _step(world, sharded):
     model = BertForPreTraining(MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
     initialize(model, 0)
-    precision, settings = PrecisionConfig(precision="fp8"), optim.Config(sharded=sharded)
+    precision, settings = PrecisionConfig(precision="fp8").resolve(world.device), optim.Config(sharded=sharded)
     return build_step(model, precision, settings, world, accumulate=False, fused_update=False)
 
 

@@ -27,8 +27,8 @@ def _choose(monkeypatch, trials, others_fail=False, uses_graph=True, first_rank_
         broadcast_int=lambda number: names.index(first_rank_takes) if first_rank_takes else number,
         any=lambda failed: failed or others_fail,
     )
-    precision = PrecisionConfig(precision=settings.pop("precision", "bf16"))
-    config = SimpleNamespace(kernels=kernels.Config(**settings), precision=precision, uses_graph=uses_graph)
+    precision = PrecisionConfig(precision=settings.pop("precision", "bf16")).resolve(CUDA)
+    config = SimpleNamespace(kernels=kernels.Config(**settings), numerics=precision, uses_graph=uses_graph)
     choice, words = kernel_choice.choose(config, world)
     return choice.attention, words
 

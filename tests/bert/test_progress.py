@@ -11,6 +11,7 @@ from bert import progress
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.progress import Progress
+from bert.model.bert import Losses
 from bert.step import StepResult
 from bert.stop import LAST_STEP, Ending, TrainingError
 
@@ -45,7 +46,8 @@ def _progress(seen, **settings):
 
 
 def _result(mlm=1.0, nsp=0.5, norm=2.0, finite=True):
-    return StepResult(*(torch.tensor(value) for value in (mlm, nsp, finite, norm)))
+    mlm, nsp, norm, finite = (torch.tensor(value) for value in (mlm, nsp, norm, finite))
+    return StepResult(Losses(mlm, nsp), norm, finite)
 
 
 BATCHES = [SimpleNamespace(num_sequences=3), SimpleNamespace(num_sequences=5)]

@@ -25,7 +25,7 @@ def _step(tiny, precision="fp32", shard=False, accumulate=False, dtype=torch.flo
     model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
     initialize(model, 0)
     model.to(dtype)
-    config = PrecisionConfig(precision=precision, init_loss_scale=1024.0)
+    config = PrecisionConfig(precision=precision, init_loss_scale=1024.0).resolve(torch.device("cpu"))
     world, settings = World(DistConfig(device="cpu")), optim.Config(sharded=shard, **settings)
     return model, build_step(model, config, settings, world, accumulate=accumulate, fused_update=False)
 
@@ -112,7 +112,8 @@ def test_nothing_in_a_step_waits_for_the_device(precision, shard, tiny, make_rec
     assert control.waiting == {"aten._local_scalar_dense.default"}
     for layer in model.bert.encoder.layer:
         layer.attention.self.attention = _attention_without_reading_the_lengths
-    step.calibrated = True
+    if precision == "fp8":
+        step.fp8.mark_calibrated()
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor"))
     with _Watch() as watch:
         step.run([batch, batch])
@@ -143,7 +144,7 @@ def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_
     from bert.steps import Steps
 
     config = from_env(Config, prepared | {"PRECISION": "fp16"})
-    scaler = LossScaler(config.precision, torch.float16)
+    scaler = LossScaler(config.numerics)
     steps = Steps(lambda step: learning_rate(step, config.schedule), config.max_steps, scaler)
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor"))
     rates = []

@@ -23,7 +23,7 @@ from bert.dist import World
 from bert.env import from_env
 from bert.mlperf import MlperfLog
 from bert.precision import Config as PrecisionConfig
-from bert.precision import LossScaler
+from bert.precision import LossScaler, Precision
 from bert.schedule import learning_rate
 
 
@@ -333,7 +333,7 @@ def _train_with_overflows(environment, monkeypatch, overflow):
     def poisoned(config, world, seed):
         # In fp32, where scaling by powers of two is exact.
         model, step = build(dataclasses.replace(config, precision=PrecisionConfig(precision="fp32")), world, seed)
-        step.scaler = LossScaler(PrecisionConfig(init_loss_scale=2.0**20), torch.float16)
+        step.scaler = LossScaler(Precision(dtype=torch.float16, init_loss_scale=2.0**20))
         step.gradients.find_overflow = True
         model.bert.pooler.dense.weight.register_hook(lambda g: g * float("inf") if number in OVERFLOWING else g)
         run = step.run

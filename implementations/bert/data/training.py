@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bert.data.batch import Batch, Capacity, gather_batch
 from bert.data.batching import (
     Batching,
     BinBatching,
@@ -24,6 +23,7 @@ from bert.data.batching import (
 )
 from bert.data.batching import row_sequences as row_sequences
 from bert.data.records import DataError
+from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, gather_batch
 from bert.data.sampler import Sampler
 from bert.data.shards import Shards, list_bins, list_shards
 from bert.data.synthetic import SyntheticShards
@@ -68,11 +68,10 @@ class Config:
             raise ConfigError("BATCHING=online fills rows already: set EXCHANGE_GROUP=1")
 
     @property
-    def capacity(self) -> Capacity:
+    def capacity(self) -> PretrainingCapacity:
         """Sizes that no micro-batch exceeds, where 15% of the tokens are masked as in the benchmark's data."""
         sequences = self.batch_size * (self.max_sequences_per_row if self.packed or self.batching == "online" else 1)
-        tokens = self.batch_size * self.max_seq_length
-        return Capacity(tokens=tokens, sequences=sequences, masked=int(0.15 * tokens + 0.5 * sequences))
+        return PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
 
     @property
     def rows_per_step(self) -> int:
@@ -130,18 +129,18 @@ class TrainingData:
         config: Config,
         vocab_size: int,
         first_step: int,
-        finish: Callable[[Batch], Batch],
+        finish: Callable[[PretrainingBatch], PretrainingBatch],
     ) -> None:
         """``finish`` is applied to each batch on the thread: pad to a capacity, pin memory."""
         self.source, self.config = source, config
         self.batching = make_batching(source, sampler, config)
         self.vocab_size, self.finish = vocab_size, finish
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="data")
-        self._ready: deque[list[Batch] | Exception] = deque()
+        self._ready: deque[list[PretrainingBatch] | Exception] = deque()
         self._pending = self._executor.submit(self._prepare, range(first_step, first_step + 1))
         self._next = first_step + 1
 
-    def next_step(self) -> list[Batch]:
+    def next_step(self) -> list[PretrainingBatch]:
         """Micro-batches of the next step, on the CPU. Raises DataError for records that cannot be used."""
         if not self._ready:
             self._ready.extend(self._pending.result())
@@ -152,9 +151,9 @@ class TrainingData:
             raise batches
         return batches
 
-    def _prepare(self, steps: range) -> list[list[Batch] | Exception]:
+    def _prepare(self, steps: range) -> list[list[PretrainingBatch] | Exception]:
         """The batches of some steps, up to one that cannot be made: that is told when it is that step's turn."""
-        prepared: list[list[Batch] | Exception] = []
+        prepared: list[list[PretrainingBatch] | Exception] = []
         for step in steps:
             try:
                 prepared.append(self.batches(step))
@@ -166,11 +165,11 @@ class TrainingData:
         """Stops the thread."""
         self._executor.shutdown(cancel_futures=True)
 
-    def batches(self, step: int) -> list[Batch]:
+    def batches(self, step: int) -> list[PretrainingBatch]:
         """Micro-batches of any step."""
         return [self.finish(self._make(chosen)) for chosen in self.batching.step(step)]
 
-    def _make(self, chosen: Chosen) -> Batch:
+    def _make(self, chosen: Chosen) -> PretrainingBatch:
         files = chosen.files
         places: list[np.ndarray]
         if (files == files[0]).all():  # as nearly always

@@ -46,7 +46,8 @@ class Target:
 class Scaling:
     """Scales of all fp8 products of a model, and the largest magnitudes seen in the step in progress.
 
-    scales, inverses, largest: fp32 [products, 3] on the device, by INPUT, WEIGHT and GRADIENT.
+    scales, inverses, largest: fp32 [products, 3] on the device, by INPUT, WEIGHT and GRADIENT. ``calibrated``: a step
+    has measured them. It is known on the host, because it decides which kernels the next step runs.
     """
 
     def __init__(self, recipe: str, num_products: int, device: torch.device) -> None:
@@ -94,7 +95,12 @@ class Scaling:
         self.scales.copy_(torch.where((seen > 0) & finite, self.maxima / seen, self.scales))
         self.inverses.copy_(1 / self.scales)
         self.largest.zero_()
+        self.mark_calibrated()
         return finite.all()
+
+    def mark_calibrated(self) -> None:
+        """Notes that a step has measured the scales, as a replayed graph cannot."""
+        self.calibrated = True
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor that a step changes."""

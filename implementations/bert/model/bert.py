@@ -9,13 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert.data.batch import Batch
+from bert.data.pretraining import PretrainingBatch
 from bert.kernels import Kernels
 from bert.kernels.cross_entropy import IGNORE
 from bert.kernels.forward_pass import ForwardPass
+from bert.kernels.fp8 import Scaling
 from bert.model.config import BertConfig
 from bert.model.embeddings import BertEmbeddings
 from bert.model.encoder import Encoder
 from bert.model.heads import Pooler, PretrainingHeads
+from bert.model.trainable import Trainable
 
 
 class Losses(NamedTuple):
@@ -47,7 +50,7 @@ class BertModel(nn.Module):
         return self.encoder(self.embeddings(batch, forward_pass), forward_pass)
 
 
-class BertForPreTraining(nn.Module):
+class BertForPreTraining(Trainable):
     """BERT with its masked-LM and next-sentence heads; forward gives the two losses."""
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
@@ -58,7 +61,7 @@ class BertForPreTraining(nn.Module):
         self.cls = PretrainingHeads(config, kernels)
 
     def stages(self) -> list[nn.Module]:
-        """Modules that together hold all parameters, in the order in which the forward pass calls them."""
+        """See Trainable."""
         return [
             self.bert.embeddings,
             *self.bert.encoder.layer,
@@ -67,7 +70,11 @@ class BertForPreTraining(nn.Module):
             self.cls.seq_relationship,
         ]
 
-    def _padded_logits(self, batch: Batch) -> Logits:
+    def use_fp8(self, recipe: str, device: torch.device) -> Scaling:
+        """See Trainable."""
+        return self.bert.encoder.use_fp8(recipe, device)
+
+    def _padded_logits(self, batch: PretrainingBatch) -> Logits:
         hidden = self.bert(batch)  # (T, D)
         masked = hidden.index_select(0, batch.masked_positions)  # (M, D)
         mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)
@@ -76,17 +83,17 @@ class BertForPreTraining(nn.Module):
         nsp = self.cls.seq_relationship(self.bert.pooler(hidden.index_select(0, first)))
         return Logits(mlm, nsp)
 
-    def logits(self, batch: Batch) -> Logits:
+    def logits(self, batch: PretrainingBatch) -> Logits:
         """Scores of a batch."""
         mlm, nsp = self._padded_logits(batch)
         return Logits(mlm[:, : self.config.vocab_size], nsp)
 
-    def scored(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def scored(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
         """Scores at the masked positions [M, V] and their losses [M]; without gradients."""
         mlm, _ = self._padded_logits(batch)
         return mlm[:, : self.config.vocab_size], self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
 
-    def forward(self, batch: Batch) -> Losses:
+    def forward(self, batch: PretrainingBatch) -> Losses:
         """Losses of a batch, in fp32 at least. Ignored labels (-100) pad the capacities and count for nothing."""
         mlm, nsp = self._padded_logits(batch)
         token_losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)  # (M,)

@@ -174,8 +174,10 @@ class Encoder(nn.Module):
         self.cast_in_kernels = kernels.fp8_cast
         self.fp8_scaling: Scaling | None = None
 
-    def use_fp8(self, recipe: str, device: torch.device) -> None:
+    def use_fp8(self, recipe: str, device: torch.device) -> Scaling:
         """Runs the QKV and feed-forward products in fp8; the output projection, too small to gain, stays as it is.
+
+        Returns their scales.
 
         Raises ConfigError for sizes that a GPU's fp8 products do not take.
         """
@@ -193,6 +195,7 @@ class Encoder(nn.Module):
             for layer, next_layer in zip(layers, [*layers[1:], None], strict=True):
                 layer.attention.output.following = layer.intermediate.fp8
                 layer.output.following = next_layer.attention.self.fp8 if next_layer is not None else None
+        return self.fp8_scaling
 
     def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
         """x [T, D] -> [T, D]."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bert import kernels
-from bert.data.batch import Capacity
+from bert.data.pretraining import PretrainingCapacity
 from bert.kernels import OPERATIONS
 from bert.model.bert import BertForPreTraining
 
@@ -24,7 +24,9 @@ def models(tiny, make_model, device) -> list[BertForPreTraining]:
 def test_fused_model_equals_the_reference_model(models, make_records, batch_of, device):
     records = make_records(2)
     batch = batch_of(records, np.arange(3))
-    capacity = Capacity(tokens=batch.num_tokens + 2, sequences=batch.num_sequences + 1, masked=batch.num_masked + 2)
+    capacity = PretrainingCapacity(
+        tokens=batch.num_tokens + 2, sequences=batch.num_sequences + 1, masked=batch.num_masked + 2
+    )
     batch = batch.pad_to(capacity).to(device)
     losses = []
     for model in models:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bert import kernels, optim
-from bert.data.batch import Capacity, make_batch
+from bert.data.pretraining import PretrainingCapacity, make_batch
 from bert.data.synthetic import synthetic_records
 from bert.dist import Config as DistConfig
 from bert.dist import World
@@ -28,7 +28,7 @@ NO_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_prob
 def _batch():
     records = synthetic_records(1, 16, 61, packed=True, seed=0)
     plain = make_batch(records, range(records.num_sequences), 16)
-    room = Capacity(tokens=24, sequences=plain.num_sequences, masked=plain.num_masked + 3)
+    room = PretrainingCapacity(tokens=24, sequences=plain.num_sequences, masked=plain.num_masked + 3)
     return static_batch(plain, graph_capacity(room, 1))
 
 
@@ -40,7 +40,8 @@ def _build(device, config, fused, precision="fp32"):
     # World on the CPU takes tensors on either device: one rank sends nothing.
     world = World(DistConfig(device=device.type))
     settings = optim.Config(sharded=True)
-    step = build_step(model, PrecisionConfig(precision=precision), settings, world, accumulate=True, fused_update=fused)
+    numerics = PrecisionConfig(precision=precision).resolve(world.device)
+    step = build_step(model, numerics, settings, world, accumulate=True, fused_update=fused)
     return model, step
 
 
@@ -69,7 +70,7 @@ def test_fused_step_with_dropout_repeats_with_the_seed(precision, device):
     for seed in (1, 1, 2):
         _, step = _build(device, CONFIG, True, precision)
         torch.manual_seed(seed)
-        losses.append([float(step([batch], 0.01).mlm_loss) for _ in range(1)])
+        losses.append([float(step([batch], 0.01).losses.mlm) for _ in range(1)])
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]
     assert all(loss == loss for loss in losses[0])

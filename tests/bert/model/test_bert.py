@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from bert.data.batch import Capacity
+from bert.data.pretraining import PretrainingCapacity
 
 
 def _gradients(model, batches, weights):
@@ -59,7 +59,9 @@ def test_padding_to_a_capacity_changes_no_loss_and_no_gradient(tiny, make_model,
     model = make_model(config)
     batch = batch_of(make_records(3), range(4))
     padded = batch.pad_to(
-        Capacity(tokens=batch.num_tokens + 13, sequences=batch.num_sequences + 5, masked=batch.num_masked + 11)
+        PretrainingCapacity(
+            tokens=batch.num_tokens + 13, sequences=batch.num_sequences + 5, masked=batch.num_masked + 11
+        )
     )
     loss, gradients = _gradients(model, [batch], [(1.0, 1.0)])
     padded_loss, padded_gradients = _gradients(model, [padded], [(1.0, 1.0)])
@@ -67,7 +69,7 @@ def test_padding_to_a_capacity_changes_no_loss_and_no_gradient(tiny, make_model,
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, padded_gradients[name], atol=1e-12, rtol=1e-12, msg=name)
     with pytest.raises(ValueError, match="exceeds"):
-        padded.pad_to(Capacity(tokens=1, sequences=1, masked=1))
+        padded.pad_to(PretrainingCapacity(tokens=1, sequences=1, masked=1))
 
 
 def _hugging_face(config, state):

@@ -88,7 +88,7 @@ def test_training_steps_with_apex_are_ours(tiny, make_records, batch_of, make_mo
         model = make_model(tiny, dtype=torch.float32).eval()
         settings = optim.Config(optimizer=name, max_grad_norm=0.5)
         world = World(DistConfig(device="cpu"))
-        precision = PrecisionConfig(precision="fp32")
+        precision = PrecisionConfig(precision="fp32").resolve(torch.device("cpu"))
         step = build_step(model, precision, settings, world, accumulate=False, fused_update=False)
         before = [tensor.clone() for tensor in step.state_tensors()]
         for lr in (0.01, 0.02):

@@ -39,7 +39,7 @@ def alone(tmp_path, monkeypatch):
 def _step(make_model, tiny, world, name, clip, scale=1024.0):
     model = make_model(tiny, dtype=torch.float32).eval()
     settings = optim.Config(optimizer=name, clip=clip, max_grad_norm=0.5)
-    precision = PrecisionConfig(precision="fp16", init_loss_scale=scale)
+    precision = PrecisionConfig(precision="fp16", init_loss_scale=scale).resolve(torch.device("cpu"))
     return model, build_step(model, precision, settings, world, accumulate=False, fused_update=False)
 
 

@@ -23,8 +23,7 @@ from bert.optim.flat import FlatLamb, Piecewise
 from bert.optim.lamb import Config, Lamb, LambRule
 from bert.optim.layout import ALIGNMENT, Layout
 from bert.optim.sharded import Sharded
-from bert.precision import Config as PrecisionConfig
-from bert.precision import LossScaler
+from bert.precision import LossScaler, Precision
 from bert.step import ShardedGradients, clip_coefficient
 
 SIZES = [(5, 67), (300,), (1,), (129, 3), (7, 11)]  # uneven: tensors that span shards, and shards without a tensor
@@ -266,7 +265,7 @@ def test_layout_gives_every_element_to_one_rank_once(sizes, num_ranks, bucket):
 
 
 def test_scale_of_the_loss_follows_overflows_on_the_device():
-    scaler = LossScaler(PrecisionConfig(init_loss_scale=8.0, growth_interval=2), torch.float16)
+    scaler = LossScaler(Precision(dtype=torch.float16, init_loss_scale=8.0, growth_interval=2))
     scales = []
     for finite in (True, False, True, True, False, False, False, False, False):
         scaler.update(torch.tensor(finite))

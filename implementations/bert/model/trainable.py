@@ -1,0 +1,37 @@
+"""What a training step trains: a model together with its task."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bert.env import ConfigError
+from bert.kernels.fp8 import Scaling
+
+
+class Trainable(nn.Module, ABC):
+    """A module whose forward pass gives the losses of its task's batch. Nothing else in training knows the task.
+
+    The batch is a subclass of data/batch.py's Batch with label fields of the task.
+    """
+
+    @abstractmethod
+    def stages(self) -> Sequence[nn.Module]:
+        """Modules that together hold all parameters, in the order in which the forward pass calls them."""
+
+    @abstractmethod
+    def forward(self, batch: Any) -> tuple[Tensor, ...]:
+        """A NamedTuple of mean losses (0-d, fp32 at least). Their sum is minimised; their names are reported."""
+
+    def use_fp8(self, recipe: str, device: torch.device) -> Scaling:
+        """Runs matrix products in fp8 from now on; their scales. Raises ConfigError where that cannot be."""
+        raise ConfigError(f"PRECISION=fp8: {type(self).__name__} has no products in fp8: use PRECISION=bf16")
+
+
+def loss_names(losses: tuple[Tensor, ...]) -> tuple[str, ...]:
+    """The names in a task's NamedTuple of losses."""
+    return losses._fields  # type: ignore[attr-defined]
