@@ -130,12 +130,11 @@ def _alone() -> World:
     return World(DistConfig(device="cpu"))
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize(("sharded", "micro_batches"), [(False, 1), (True, 2)], ids=["replicated", "accumulated"])
 def test_span_prediction_learns(sharded, micro_batches):
     world = _alone()
     _, step = _step(world, sharded=sharded, accumulate=micro_batches > 1)
-    _assert_learnt(_train(step, range(40), world, micro_batches))
+    _assert_learnt(_train(step, range(30), world, micro_batches))
 
 
 def test_span_prediction_resumes_from_a_checkpoint_exactly(tmp_path):
@@ -143,16 +142,16 @@ def test_span_prediction_resumes_from_a_checkpoint_exactly(tmp_path):
     whole, step = _step(world, sharded=True)
     _train(step, range(3), world)
     checkpoint.save(config, 3, step.state_dict())
+    saved = {name: parameter.detach().clone() for name, parameter in whole.named_parameters()}
     _train(step, range(3, 6), world)
     for sharded in (True, False):
         resumed, again = _step(world, sharded=sharded)
         again.load_state_dict(checkpoint.newest(config))
-        _train(again, range(3, 6), world)
-        for (name, a), b in zip(whole.named_parameters(), resumed.parameters(), strict=True):
-            if sharded:
-                assert torch.equal(a, b), name
-            elif not name.endswith("key.bias"):  # its true gradient is 0: rounding, normalised
-                torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
+        assert all(torch.equal(p, saved[name]) for name, p in resumed.named_parameters())
+    resumed, step = _step(world, sharded=True)
+    step.load_state_dict(checkpoint.newest(config))
+    _train(step, range(3, 6), world)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
 def test_fixed_sizes_fill_a_task_s_labels_with_their_own_padding():
