@@ -93,9 +93,9 @@ class _Watch(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def _attention_without_reading_the_lengths(qkv, cu_seqlens, max_seqlen, dropout):
+def _attention_without_reading_the_lengths(qkv, forward_pass, dropout):
     tokens = torch.arange(qkv.shape[0], dtype=torch.int32)
-    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), tokens, right=True)
+    sequence = torch.searchsorted(forward_pass.cu_seqlens[1:].contiguous(), tokens, right=True)
     query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1)
     mask = sequence[:, None] == sequence[None, :]
     context = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)

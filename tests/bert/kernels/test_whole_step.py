@@ -50,7 +50,7 @@ def test_fused_steps_and_evaluation_are_the_plain_ones(device):
     outcomes = []
     for fused in (False, True):
         model, step = _build(device, NO_DROPOUT, fused)
-        losses = [[float(x) for x in step([batch, batch], lr)[:2]] for lr in (0.01,)]
+        losses = [[float(x) for x in step([batch, batch], lr).losses] for lr in (0.01,)]
         model.eval()
         with torch.no_grad():
             counts = _count(model, batch.to(device)).tolist()
