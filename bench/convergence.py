@@ -20,8 +20,8 @@ import torch
 from common import device, emit, machine
 
 from bert import kernels, optim
-from bert.data.records import Records
 from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, make_batch
+from bert.data.records import Records
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.graph import GraphedStep, graph_capacity, static_batch

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert.data.records import DataError, Records, concatenate
 from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, make_batch
+from bert.data.records import DataError, Records, concatenate
 from bert.data.shards import Shards, list_shards
 from bert.data.synthetic import synthetic_records
 from bert.dist import World

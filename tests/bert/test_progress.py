@@ -10,8 +10,8 @@ import torch
 from bert import progress
 from bert.dist import Config as DistConfig
 from bert.dist import World
-from bert.progress import Progress
 from bert.model.bert import Losses
+from bert.progress import Progress
 from bert.step import StepResult
 from bert.stop import LAST_STEP, Ending, TrainingError
 

@@ -22,8 +22,8 @@ from bert.data.batching import (
     bin_counts,
 )
 from bert.data.batching import row_sequences as row_sequences
-from bert.data.records import DataError
 from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, gather_batch
+from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.shards import Shards, list_bins, list_shards
 from bert.data.synthetic import SyntheticShards
