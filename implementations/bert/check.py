@@ -7,7 +7,7 @@ import hashlib
 
 import torch
 
-from bert import checkpoint, kernel_choice
+from bert import checkpoint, kernel_choice, schedule
 from bert.config import Config
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
@@ -34,6 +34,7 @@ def report(config: Config) -> str:
         ("global batch", f"{config.global_batch_size} sequences = {batch} x packing factor {data.packing_factor}")
     )
     rows.append(("steps", f"at most {config.max_steps} ({config.max_steps * config.global_batch_size:,} samples)"))
+    rows.append(("learning rate", schedule.describe(config.schedule)))
     rows.append(("evaluation", _evaluation(config)))
     if config.mlperf.division == "closed":
         rows.append(("convergence", f"the reference's: python -m review rcp {config.global_batch_size}"))

@@ -21,6 +21,7 @@ def test_the_check_says_what_would_run(prepared, run_bert):
     said = {line.split("  ")[0]: line.partition("  ")[2].strip() for line in done.stdout.splitlines()}
     assert said["global batch"] == "6 sequences = 3 rows x 1 accumulated x 1 ranks x packing factor 2"
     assert said["steps"].startswith("at most 8 (48 samples)")
+    assert said["learning rate"].startswith("mlperf: 0.05 at step 1 (first), ")
     assert said["evaluation"] == "every 24 samples from 24, target 0.9", "the open division may choose its interval"
     assert "convergence" not in said, "reference points are the closed division's"
     assert said["data"].startswith("3 files in ")
