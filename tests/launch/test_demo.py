@@ -1,0 +1,87 @@
+"""make demo: your own settings reach its runs, and it ends with the commands to try next."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+# Stands in for the preparation: `python -m input_preprocessing...`, and what demo.sh asks Python about.
+PYTHON = """
+case "$*" in
+  *input_preprocessing*) exit 0 ;;
+  *eval_samples*) echo 321 ;;
+  *device_count*) echo "${GPUS:-0}" ;;
+  *) exec "$(dirname "$0")/python" "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def demo(checkout):
+    """demo(**environment) -> the finished launch/demo.sh."""
+    checkout.stand_in("demo_python", PYTHON)
+    prepare = checkout.root / "input_preprocessing" / "prepare_data.sh"
+    prepare.parent.mkdir()
+    prepare.write_text("#!/usr/bin/env bash\n")
+    prepare.chmod(0o755)
+    python = str(checkout.root.parent / "bin" / "demo_python")
+
+    def run(after: str = "unset DGXNGPU", **env: str):
+        env.setdefault("DEMO_DIR", str(checkout.root.parent / "demo"))
+        return checkout.run("launch/demo.sh", config="/dev/null", after=after, PYTHON=python, **env)
+
+    return run
+
+
+def test_it_ends_with_the_next_commands(demo, checkout):
+    done = demo(RUN_NAME="mine")
+    assert done.returncode == 0, done.stderr
+    assert [rank["LR"] for rank in checkout.ranks()] == ["0.01"] * 4
+    _, _, advice = done.stderr.partition("What to do next:")
+    folder = f"'{checkout.root.parent}/demo/results'/'mine'"
+    for command in ("show", "watch", "report"):
+        assert f"python -m review {command} {folder}" in advice
+
+
+def test_your_own_settings_reach_the_runs(demo, checkout):
+    done = demo("export DGXNGPU=1", LR="0.02", NEXP="1", NUM_EVAL_EXAMPLES="99")
+    assert done.returncode == 0, done.stderr
+    assert [(rank["LR"], rank["WORLD_SIZE"]) for rank in checkout.ranks()] == [("0.02", "1")]
+    assert (
+        "config: LR=0.02 is exported in this shell and stands; config_demo_1x2x16x1_pack.sh has '0.01'" in done.stderr
+    )
+    assert "NUM_EVAL_EXAMPLES=99 is exported" in done.stderr
+
+
+def test_one_gpu_takes_one_process(demo, checkout):
+    assert demo(GPUS="1", NEXP="1").returncode == 0
+    assert [rank["WORLD_SIZE"] for rank in checkout.ranks()] == ["1"]
+
+
+def test_a_site_and_a_config_sourced_before_do_not_reach_it(demo, checkout):
+    """The demo has data and settings of its own, whatever this shell has been used for."""
+    done = checkout.run(
+        "launch/demo.sh", after="unset DGXNGPU", NEXP="1", DEMO_DIR=str(checkout.root.parent / "demo"),
+        PYTHON=str(checkout.root.parent / "bin" / "demo_python"), LOOK_FOR="",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [rank["LR"] for rank in checkout.ranks()] == ["0.01"] * 2
+    assert "stands" not in done.stderr
+
+
+def test_run_local_takes_the_environment_of_the_checkout_where_the_current_python_has_no_torch(checkout):
+    venv = checkout.root / ".venv" / "bin"
+    venv.mkdir(parents=True)
+    shutil.move(checkout.root.parent / "bin" / "python", venv / "python")
+    checkout.stand_in("python", "exit 1")
+    done = checkout.run("./run_local.sh")
+    assert done.returncode == 0, done.stderr
+    assert len(checkout.ranks()) == 2
+
+
+def test_the_doctor_has_help(checkout):
+    for word in ("help", "--help", "-h"):
+        done = checkout.run(f"launch/doctor.sh {word}", config="/dev/null")
+        assert done.returncode == 0
+        assert "usage: doctor.sh [help] [slurm]" in done.stdout
