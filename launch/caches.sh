@@ -11,7 +11,7 @@ caches::drop() {
       ;;
     1)
       runner::drop_caches && return
-      log::warn "page caches not dropped ('$DROPCACHE_CMD' is not allowed here); the log will say so"
+      log::warn "page caches not dropped ('$DROPCACHE_CMD' is not allowed here): a closed run on GPUs will not start"
       return 1
       ;;
   esac

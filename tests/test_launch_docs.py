@@ -92,7 +92,10 @@ def test_every_script_and_config_that_is_named_exists(repository):
 def test_every_message_in_the_list_is_one_that_a_script_says(repository, scripts):
     text = (repository / "docs" / "launch.md").read_text()
     messages = re.findall(r"^\| `(.*?)` \|", text.partition("## Messages")[2].partition("## Variables")[0], re.M)
-    sources = "\n".join(scripts.values()) + (repository / "implementations/bert/run.py").read_text()
+    sources = "\n".join(scripts.values())
+    sources += "".join(
+        (repository / f"implementations/bert/{name}.py").read_text() for name in ("run", "closed_division")
+    )
     assert len(messages) > 10
     for message in messages:
         # What varies (a number, a name, a value) splits the message into parts that stand in the source.

@@ -35,18 +35,15 @@ def report(config: Config) -> str:
     )
     rows.append(("steps", f"at most {config.max_steps} ({config.max_steps * config.global_batch_size:,} samples)"))
     rows.append(("learning rate", schedule.describe(config.schedule)))
-    rows.append(("evaluation", _evaluation(config)))
+    evaluate = config.evaluate
+    when = f"every {evaluate.every_samples:,} samples from {evaluate.start_samples:,}"
+    rows.append(("evaluation", f"{when}, target {evaluate.target}"))
     if config.mlperf.division == "closed":
         rows.append(("convergence", f"the reference's: python -m review rcp {config.global_batch_size}"))
     rows.append(("data", _data(config)))
     rows.append(("weights", str(config.checkpoint.init_checkpoint or "random")))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
-
-
-def rule_interval(global_batch_size: int) -> int:
-    """Training samples between evaluations by MLPerf's rule: 0.05 (230.23 GBS + 3,000,000) down to 25,000s."""
-    return int(0.05 * (230.23 * global_batch_size + 3_000_000) / 25_000) * 25_000
 
 
 def _model(config: Config) -> BertForPreTraining:
@@ -60,14 +57,6 @@ def _model(config: Config) -> BertForPreTraining:
     if config.checkpoint.init_checkpoint is not None:
         checkpoint.load_weights(model, config.checkpoint.init_checkpoint)
     return model
-
-
-def _evaluation(config: Config) -> str:
-    every, rule = config.evaluate.every_samples, rule_interval(config.global_batch_size)
-    text = f"every {every:,} samples from {config.evaluate.start_samples:,}, target {config.evaluate.target}"
-    if config.mlperf.division == "closed" and every != rule:
-        text += f"; NOTE: the rules want {rule:,} at this batch size"
-    return text
 
 
 def _data(config: Config) -> str:

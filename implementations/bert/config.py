@@ -66,20 +66,6 @@ class Config:
             _ = self.data.source
         if not self.data.synthetic and self.evaluate.evaldir is None and self.evaluation_steps:
             raise ConfigError("EVALDIR is not set: give the folder of the evaluation records")
-        if self.mlperf.division == "closed" and not self.optim.is_lamb:
-            raise ConfigError(
-                f"OPTIMIZER={self.optim.optimizer}: the closed division prescribes lamb; set SUBMISSION_DIVISION=open"
-            )
-        if self.mlperf.division == "closed" and self.checkpoint.resume:
-            raise ConfigError(
-                "RESUME=1: the log of a resumed run leaves out the time trained before, so it is not allowed in the "
-                "closed division; set SUBMISSION_DIVISION=open"
-            )
-        if self.checkpoint.init_checkpoint is None and self.mlperf.division == "closed" and not self.data.synthetic:
-            raise ConfigError(
-                "INIT_CHECKPOINT is not set: the closed division starts from model.ckpt-28252; "
-                "give the converted checkpoint, or set SUBMISSION_DIVISION=open"
-            )
 
     def _check_device(self) -> None:
         """Raises ConfigError for what this machine's device cannot do."""

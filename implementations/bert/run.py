@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from bert import check, rundir, variables
+from bert import check, closed_division, rundir, variables
 from bert.config import Config
 from bert.data.records import DataError
 from bert.dist import HangError, World, pick_device
@@ -29,6 +29,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         variables.check_names(environ)
         config = from_env(Config, environ)
         config.check()
+        closed_division.check(config, starts=not check_only)
         if check_only:
             print(check.report(config))
             return SUCCESS

@@ -60,7 +60,7 @@ doctor::drop_caches() {
     doctor::row pass 'drop caches' "${command[*]}"
   else
     doctor::row "$([[ ${CLEAR_CACHES:-1} == require ]] && echo fail || echo warn)" 'drop caches' \
-      "'${command[*]}' is not allowed: logs say cache_clear false, which a closed submission must not" \
+      "'${command[*]}' is not allowed: a closed run on GPUs does not start" \
       "visudo: $(id -un) ALL=(root) NOPASSWD: ${command[*]:2}"
   fi
 }

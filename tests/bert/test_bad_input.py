@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bert.config import Config
-from bert.env import from_env
+from bert.env import ConfigError, from_env
 
 
 def _model(environment, **changes):
@@ -79,10 +79,13 @@ CASES = {
     ),
     "closed and resumed": (
         lambda e: e.update(SUBMISSION_DIVISION="closed", RESUME="1", CHECKPOINT_DIR=e["EVALDIR"]),
-        "leaves out the time trained before",
+        "RESUME=1 (a run is timed from its start, and the log of a resumed one leaves out the time trained before)",
     ),
     "resume without folder": (lambda e: e.update(RESUME="1"), "CHECKPOINT_DIR is not"),
-    "closed without weights": (lambda e: e.update(SUBMISSION_DIVISION="closed"), "INIT_CHECKPOINT is not set"),
+    "closed without weights": (
+        lambda e: e.update(SUBMISSION_DIVISION="closed"),
+        "INIT_CHECKPOINT= (training starts from model.ckpt-28252",
+    ),
 }
 
 
@@ -114,16 +117,11 @@ def test_check_prints_what_would_run(prepared, run_bert):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_submission_that_sees_no_gpu_stops_instead_of_training_on_the_cpu(prepared, tmp_path, capfd):
-    from bert.__main__ import main
-    from bert.run import BAD_INPUT, _check_gpu
+def test_a_submission_that_sees_no_gpu_stops_instead_of_training_on_the_cpu(prepared):
+    from bert.run import _check_gpu
 
-    weights = tmp_path / "weights.pt"
-    weights.write_bytes(b"")
-    closed = prepared | {"SUBMISSION_DIVISION": "closed", "DEVICE": "auto", "INIT_CHECKPOINT": str(weights)}
-    assert main([], closed) == BAD_INPUT
-    line = capfd.readouterr().err.splitlines()[-1]
-    assert line.startswith("bert: error: no GPU is seen (")
-    assert line.endswith("): fix the driver, or set DEVICE=cpu")
+    closed = prepared | {"SUBMISSION_DIVISION": "closed", "DEVICE": "auto"}
+    with pytest.raises(ConfigError, match=r"^no GPU is seen \(.*\): fix the driver, or set DEVICE=cpu$"):
+        _check_gpu(from_env(Config, closed))
     for changed in ({"DEVICE": "cpu"}, {"SUBMISSION_DIVISION": "open"}, {"SYNTH_DATA": "1"}):
         _check_gpu(from_env(Config, closed | changed))

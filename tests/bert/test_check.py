@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from bert import check
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "interval"),
-    [(448, 150_000), (768, 150_000), (3072, 175_000), (4608, 200_000), (8192, 225_000), (16384, 325_000)],
-)
-def test_the_evaluation_interval_is_the_rules(batch_size, interval):
-    assert check.rule_interval(batch_size) == interval
-
 
 def test_the_check_says_what_would_run(prepared, run_bert):
     done = run_bert(prepared | {"WORLD_SIZE": "2", "EVAL_ITER_SAMPLES": "24"}, arguments=("--check",))

@@ -213,7 +213,7 @@ def test_a_file_that_is_no_image_is_found_before_a_job_waits_for_it(site):
         ({"FABRIC": "In Progress"}, "fabric manager", "Progress", "restart nvidia-fabricmanager"),
         ({"FREE": "0"}, "LOGDIR", "0 GB free", ""),
         ({"PYTHON": "/no/python"}, "Python", "/no/python", "make setup"),
-        ({"CLEAR_CACHES": "require", "NO_SUDO": "1"}, "drop caches", "cache_clear false", "visudo"),
+        ({"CLEAR_CACHES": "require", "NO_SUDO": "1"}, "drop caches", "a closed run on GPUs does not start", "visudo"),
         ({"EVALDIR": "/no/eval"}, "EVALDIR", "/no/eval: no such folder", "prepare_data.sh"),
         ({"UNFIT": "1"}, "checkpoint, run", "INIT_CHECKPOINT=/d/w.pt: not a checkpoint", "python -m bert --check"),
     ],
