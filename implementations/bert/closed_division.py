@@ -69,6 +69,12 @@ RULES = (
         _equals(1.0),
     ),
     Rule(
+        "LR_SCHEDULE",
+        "the learning rate warms up linearly, then decays polynomially: mlperf (reference, optimization.py)",
+        lambda c: c.schedule.schedule,
+        _equals("mlperf"),
+    ),
+    Rule(
         "END_LR",
         "the learning rate decays to 0 (reference, optimization.py)",
         lambda c: c.schedule.end_lr,
