@@ -174,3 +174,20 @@ def test_other_tables_name_what_there_is(repository):
     _none(structure.table_problems(folders, dict.fromkeys(existing)))
     scripts = {name for row in rows("docs/performance.md", "what") for name in re.findall(r"`(\w+\.py)", row[1])}
     _none([f"bench/{name}: no such script" for name in scripts if not (repository / "bench" / name).is_file()])
+
+
+def test_the_page_of_validity_names_files_and_tests_that_are_there(repository):
+    rows = structure.tables((repository / "docs" / "validity.md").read_text(encoding="utf-8"), "rule")
+    assert len(rows) > 20
+    problems = []
+    for rule, kept, tested in rows:
+        files = re.findall(r"`([\w/]+\.(?:py|sh))`", kept)
+        tests = re.findall(r"`(tests/[\w/]+\.py)`((?:[:,]? `test_\w+`)*)", tested)
+        if not files or not tests:
+            problems.append(f"{rule}: names no file or no test")
+        problems += [f"{rule}: {name} does not exist" for name in files if not (repository / name).is_file()]
+        for name, functions in tests:
+            text = (repository / name).read_text(encoding="utf-8") if (repository / name).is_file() else ""
+            wanted = [f"{function}(" for function in re.findall(r"test_\w+", functions)] or ["test_"]
+            problems += [f"{rule}: {name} has no {function}" for function in wanted if f"def {function}" not in text]
+    _none(problems)
