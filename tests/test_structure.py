@@ -40,6 +40,10 @@ LAYERS: dict[str, list[set[str]]] = {
         {"run"},
         {"__main__"},
     ],
+    "implementations/finetune": [
+        {"tokens"},
+        {"squad", "glue"},
+    ],
     "input_preprocessing": [
         {"stage"},
         {"text", "tensorflow_files"},
@@ -68,11 +72,12 @@ KNOWN_CIRCLES: list[frozenset[str]] = []
 # What a package must do without: names, and what may be imported of them all the same by whom ("": by every module).
 FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
     "implementations/bert": (
-        {"input_preprocessing", "review", "mlperf_logging"},
+        {"finetune", "input_preprocessing", "review", "mlperf_logging"},
         {"mlperf_logging": ["bert.mlperf"]},
     ),
+    "implementations/finetune": ({"input_preprocessing", "review", "mlperf_logging"}, {}),
     "input_preprocessing": (
-        {"bert", "review", "torch", "mlperf_logging"},
+        {"bert", "finetune", "review", "torch", "mlperf_logging"},
         {
             **{
                 f"bert.data.{name}": [""]
@@ -81,7 +86,7 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
             "torch": ["input_preprocessing.checkpoints"],  # writes PyTorch files
         },
     ),
-    "review": ({"bert", "input_preprocessing", "torch"}, {}),
+    "review": ({"bert", "finetune", "input_preprocessing", "torch"}, {}),
 }
 READ_THE_ENVIRONMENT = {"bert.env", "bert.variables", "bert.__main__", "bert.allreduce"}  # commands hand os.environ on
 

@@ -1,0 +1,174 @@
+"""Windows of a context beside its question, as sequences of tokens: [CLS] question [SEP] window [SEP].
+
+Cut as in the SQuAD code of the BERT paper: a context longer than the room beside its question becomes overlapping
+windows. The answer of a training question is found through the words that its characters lie in, then narrowed to the
+tokens that spell it. A window without the whole answer, and a question without one, have it at [CLS].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from bert.data.records import DataError
+from finetune.squad.examples import Answer, Dataset
+from finetune.tokens import Integers, Pieces, WordPiece
+
+WHITESPACE = " \t\r\n\u202f"  # what ends a word
+_WHITESPACE_CODES = np.array([ord(character) for character in WHITESPACE], dtype=np.uint32)
+_TO_SPACES = str.maketrans(dict.fromkeys(WHITESPACE, " "))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Lengths in tokens: of a sequence, of a question (cut there), and from one window's start to the next."""
+
+    max_seq_length: int = 384
+    max_query_length: int = 64
+    doc_stride: int = 128
+
+
+@dataclass(frozen=True)
+class Features:
+    """F windows, those of a question in a row. All arrays int32 (F,).
+
+    starts and ends: of the answer, as positions in the sequence, 0 ([CLS]) where the window has none.
+    """
+
+    dataset: Dataset
+    contexts: list[Pieces]
+    queries: list[Integers]  # tokens of each question, cut
+    question: Integers  # number of the window's question
+    window_start: Integers  # first token of the context
+    window_length: Integers
+    starts: Integers
+    ends: Integers
+    cls: int
+    sep: int
+
+    def __len__(self) -> int:
+        return len(self.question)
+
+    @cached_property
+    def lengths(self) -> Integers:
+        """Tokens of each sequence."""
+        queries = np.array([len(query) for query in self.queries], dtype=np.int32)
+        return queries[self.question] + self.window_length + 3
+
+    def context_of(self, window: int) -> Pieces:
+        """Tokens of the whole context of a window."""
+        return self.contexts[self.dataset.questions[self.question[window]].context]
+
+    def offset(self, window: int) -> int:
+        """Position in the sequence of the window's first token of the context."""
+        return len(self.queries[self.question[window]]) + 2
+
+    def sequence(self, window: int) -> tuple[Integers, int]:
+        """Token ids of the sequence, and the position at which its second segment starts."""
+        query = self.queries[self.question[window]]
+        begin = self.window_start[window]
+        text = self.context_of(window).ids[begin : begin + self.window_length[window]]
+        return np.concatenate([[self.cls], query, [self.sep], text, [self.sep]]).astype(np.int32), len(query) + 2
+
+
+def make_features(dataset: Dataset, tokenizer: WordPiece, limits: Limits, training: bool) -> tuple[Features, list[str]]:
+    """Features of all questions, and the ids of those left out because their answer is not in the context.
+
+    training: answers are looked for, the first of each question. Raises DataError for limits that leave no room.
+    """
+    contexts = tokenizer(dataset.contexts)
+    queries = [
+        pieces.ids[: limits.max_query_length] for pieces in tokenizer([question.text for question in dataset.questions])
+    ]
+    answers = tokenizer([q.answers[0].text if training and q.answers else "" for q in dataset.questions])
+    words = [word_numbers(context) for context in dataset.contexts] if training else []
+    rows: list[tuple[int, int, int, int, int]] = []
+    left_out = []
+    for number, question in enumerate(dataset.questions):
+        pieces, query = contexts[question.context], queries[number]
+        span = None
+        if training and question.answers:
+            answer, text = question.answers[0], dataset.contexts[question.context]
+            span = answer_tokens(text, words[question.context], pieces, answer, answers[number].ids)
+            if span is None:
+                left_out.append(question.id)
+                continue
+        for begin, length in windows(len(pieces.ids), len(query), limits):
+            start = end = 0
+            if span is not None and begin <= span[0] and span[1] < begin + length:
+                start, end = (token - begin + len(query) + 2 for token in span)
+            rows.append((number, begin, length, start, end))
+    numbers, begins, lengths, starts, ends = np.array(rows, dtype=np.int32).reshape(-1, 5).T
+    features = Features(
+        dataset, contexts, queries, numbers, begins, lengths, starts, ends, tokenizer.cls, tokenizer.sep
+    )
+    return features, left_out
+
+
+def windows(num_tokens: int, query_length: int, limits: Limits) -> list[tuple[int, int]]:
+    """(start, length) of the windows of a context; at least one, which is empty where the context has no tokens."""
+    room = limits.max_seq_length - query_length - 3
+    if room < 1:
+        raise DataError(
+            f"MAX_SEQ_LENGTH={limits.max_seq_length} leaves no room for a context beside a question of {query_length} "
+            "tokens: raise it, or lower MAX_QUERY_LENGTH"
+        )
+    found, start = [(0, min(num_tokens, room))], 0
+    while start + found[-1][1] < num_tokens:
+        start += min(found[-1][1], limits.doc_stride)
+        found.append((start, min(num_tokens - start, room)))
+    return found
+
+
+def word_numbers(text: str) -> Integers:
+    """Number of the word that each character is of or that came last before it, -1 ahead of the first, int32."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    blank = np.isin(codes, _WHITESPACE_CODES)
+    starts = ~blank & np.concatenate([[True], blank[:-1]])
+    return (np.cumsum(starts) - 1).astype(np.int32)
+
+
+def answer_tokens(
+    text: str, words: Integers, pieces: Pieces, answer: Answer, answer_ids: Integers
+) -> tuple[int, int] | None:
+    """First and last token of an answer in its context; None where the words there do not hold its text.
+
+    Args: words: ``word_numbers`` of the text; answer_ids: tokens of the answer's own text.
+    """
+    last_character = answer.start + len(answer.text) - 1
+    if not (0 <= answer.start <= last_character < len(text)):
+        return None
+    first, last = words[answer.start], words[last_character]
+    begin, stop = np.searchsorted(words, [first, last + 1])
+    if first < 0 or " ".join(answer.text.split()) not in collapse(text[begin:stop]):
+        return None
+    first_token = int(np.searchsorted(pieces.begins, begin))
+    last_token = int(np.searchsorted(pieces.begins, stop)) - 1
+    size = len(answer_ids)
+    if size:
+        for start in range(first_token, last_token - size + 2):
+            if np.array_equal(pieces.ids[start : start + size], answer_ids):
+                return start, start + size - 1
+    return (first_token, last_token) if first_token <= last_token else None
+
+
+def collapse(text: str) -> str:
+    """The words of a text, a space between each two."""
+    return " ".join(word for word in text.translate(_TO_SPACES).split(" ") if word)
+
+
+def has_most_context(windows_of_question: Sequence[tuple[int, int]], num_tokens: int) -> np.ndarray:
+    """bool (W, tokens): whether a window is the one in which a token has most context around it.
+
+    That is the window with the largest min(tokens before, tokens behind) + 0.01 x its length, the first among equals.
+    """
+    tokens = np.arange(num_tokens)
+    scores = np.full((len(windows_of_question), num_tokens), -1.0)
+    for row, (begin, length) in zip(scores, windows_of_question, strict=True):
+        inside = tokens[begin : begin + length]
+        row[inside] = np.minimum(inside - begin, begin + length - 1 - inside) + 0.01 * length
+    best = scores.argmax(axis=0)
+    return (best[None, :] == np.arange(len(windows_of_question))[:, None]) & (scores >= 0)

@@ -1,0 +1,60 @@
+"""Text to WordPiece tokens that know which characters they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from bert.data.records import DataError
+
+Integers = npt.NDArray[np.int32]
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_LONGEST_WORD = 100  # characters; a longer one is [UNK]
+
+
+class Pieces(NamedTuple):
+    """Tokens of a text: ids, and the characters [begin, end) of each in the text as it was given, all int32 (n,)."""
+
+    ids: Integers
+    begins: Integers
+    ends: Integers
+
+
+class WordPiece:
+    """BERT's tokenizer of a vocabulary file. Special tokens spelled out in a text are split like other words.
+
+    Raises DataError for a file that cannot be read or lacks the special tokens.
+    """
+
+    def __init__(self, vocab_file: Path, lower_case: bool = True) -> None:
+        try:
+            lines = vocab_file.read_bytes().decode("utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise DataError(f"{vocab_file}: cannot read the vocabulary ({reason})") from None
+        self.ids: dict[str, int] = {}
+        for number, line in enumerate(lines if lines[-1] else lines[:-1]):
+            self.ids.setdefault(line.strip(), number)
+        missing = [token for token in SPECIAL_TOKENS if token not in self.ids]
+        if missing:
+            raise DataError(f"{vocab_file}: no {', '.join(missing)}: is this a vocab.txt of BERT?")
+        self.size = len(lines) if lines[-1] else len(lines) - 1
+        self.cls, self.sep, self.mask = (self.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]"))
+        self._tokenizer = Tokenizer(
+            models.WordPiece(self.ids, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD)
+        )
+        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+    def __call__(self, texts: Sequence[str]) -> list[Pieces]:
+        """Tokens of every text, without [CLS] and [SEP]."""
+        pieces = []
+        for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False):
+            offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+            pieces.append(Pieces(np.array(encoding.ids, dtype=np.int32), offsets[:, 0], offsets[:, 1]))
+        return pieces

@@ -1,0 +1,133 @@
+"""Answers, their probabilities and SQuAD 2.0's "no answer" equal a plain re-statement."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from finetune.squad import answers, features
+from finetune.squad.answers import Logits, Rules
+from finetune.squad.examples import Answer, Dataset, Question
+from finetune.squad.features import Limits, make_features
+from finetune.tokens import WordPiece
+
+from .. import made_up
+from . import oracle
+
+LIMITS = Limits(max_seq_length=40, max_query_length=9, doc_stride=11)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    path.write_text("\n".join(made_up.VOCABULARY) + "\n", encoding="utf-8")
+    return WordPiece(path)
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    generator = random.Random(5)
+    contexts = [made_up.prose(generator, generator.randrange(2, 120)) for _ in range(25)]
+    questions = [
+        Question(f"q{i}", made_up.prose(generator, generator.randrange(1, 12)), i // 2, (Answer("cat", 0),))
+        for i in range(2 * len(contexts))
+    ]
+    return Dataset(contexts, questions)
+
+
+def random_logits(found, seed, scale=4.0):
+    """Scores of all windows, some of them equal."""
+    generator = np.random.default_rng(seed)
+    return [
+        Logits(*np.round(generator.normal(0, scale, (2, length)), 1).astype(np.float32)) for length in found.lengths
+    ]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(),
+        Rules(n_best=3, max_answer_length=2),
+        Rules(version_2=True),
+        Rules(version_2=True, null_threshold=-3.0, n_best=8),
+    ],
+)
+def test_answers_equal_the_restatement(tokenizer, dataset, rules):
+    found, _ = make_features(dataset, tokenizer, LIMITS, training=False)
+    logits = random_logits(found, seed=1, scale=1.5)
+    for number, pair in enumerate(logits):
+        pair.start[0] += number % 3 * 4  # some questions look unanswerable
+    predictions = answers.predict(found, logits, rules)
+    position, unanswered = 0, 0
+    for question in dataset.questions:
+        context = dataset.contexts[question.context]
+        windows = oracle.windows_of(context, question.text, None, tokenizer.ids, length=40, query_length=9, stride=11)
+        scores = [[part.tolist() for part in pair] for pair in logits[position : position + len(windows)]]
+        position += len(windows)
+        (pieces,) = tokenizer([context])
+
+        def text_of(a, b, context=context, pieces=pieces):
+            return features.collapse(context[pieces.begins[a] : pieces.ends[b]])
+
+        expected, n_best, odds = oracle.answers_of(
+            windows, scores, text_of, n_best=rules.n_best, longest=rules.max_answer_length, version_2=rules.version_2,
+            threshold=rules.null_threshold,
+        )  # fmt: skip
+        assert predictions.answers[question.id] == expected
+        unanswered += not expected
+        mine = [tuple(entry.values()) for entry in predictions.n_best[question.id]]
+        assert [entry[0] for entry in mine] == [entry[0] for entry in n_best]
+        np.testing.assert_allclose([entry[1:] for entry in mine], [entry[1:] for entry in n_best], rtol=1e-6)
+        if rules.version_2:
+            assert predictions.null_odds[question.id] == pytest.approx(odds)
+    assert unanswered < len(dataset.questions)
+    assert unanswered or not rules.version_2
+    assert bool(predictions.null_odds) == rules.version_2
+
+
+def answered(tokenizer, context, **scores):
+    """The answer where the tokens named have a high score as start or end. The question is one token long."""
+    dataset = Dataset([context], [Question("a", "who", 0)])
+    found, _ = make_features(dataset, tokenizer, Limits(), training=False)
+    start, end = np.zeros((2, found.lengths[0]), dtype=np.float32)
+    for name, value in scores.items():
+        (start if name.startswith("start") else end)[int(name.split("_")[1]) + found.offset(0)] = value
+    return answers.predict(found, [Logits(start, end)], Rules()).answers["a"]
+
+
+def test_an_answer_is_the_text_of_the_context_as_it_was_written(tokenizer):
+    context = "The  Café\nsat (2,000 cats)."
+    assert answered(tokenizer, context, start_0=9, end_1=1, end_4=9) == "The Café"
+    assert answered(tokenizer, context, start_6=9, end_10=9).startswith("(2")
+
+
+def test_a_span_that_ends_before_it_starts_or_lies_in_the_question_is_no_answer(tokenizer):
+    assert answered(tokenizer, "cat sat there", start_2=9, end_0=9, end_2=1) == "there"
+    assert answered(tokenizer, "cat sat there", **{"start_-1": 99, "end_-1": 99, "start_1": 3, "end_1": 3}) == "sat"
+
+
+def test_a_context_without_tokens_has_an_empty_answer(tokenizer):
+    dataset = Dataset(["\u0000"], [Question("a", "who", 0)])
+    found, _ = make_features(dataset, tokenizer, Limits(), training=False)
+    for version_2 in (False, True):
+        predictions = answers.predict(found, random_logits(found, 1), Rules(version_2=version_2))
+        assert predictions.answers == {"a": ""}
+        assert [entry["probability"] for entry in predictions.n_best["a"]] == [1.0]
+
+
+def test_the_files_hold_what_the_official_script_reads(tokenizer, dataset, tmp_path):
+    found, _ = make_features(dataset, tokenizer, LIMITS, training=False)
+    for version_2 in (False, True):
+        predictions = answers.predict(found, random_logits(found, 2), Rules(version_2=version_2))
+        folder = tmp_path / str(version_2)
+        predictions.write(folder)
+        read = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()}
+        assert read.pop("predictions.json") == predictions.answers
+        assert read.pop("nbest_predictions.json") == predictions.n_best
+        assert read == ({"null_odds.json": predictions.null_odds} if version_2 else {})
+        for entries in predictions.n_best.values():
+            assert list(entries[0]) == ["text", "probability", "start_logit", "end_logit"]
+            assert sum(entry["probability"] for entry in entries) == pytest.approx(1)

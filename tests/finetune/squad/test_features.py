@@ -1,0 +1,204 @@
+"""Windows equal a plain re-statement on made-up articles that hold every trap of SQuAD's contexts and answers."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from bert.data.records import DataError
+from finetune.squad import examples, features
+from finetune.squad.features import Limits, has_most_context, make_features, windows
+from finetune.tokens import WordPiece
+
+from .. import made_up
+from . import oracle
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    path.write_text("\n".join(made_up.VOCABULARY) + "\n", encoding="utf-8")
+    return WordPiece(path)
+
+
+# (context, answer): the answer is found by its text in the context unless a start is given.
+TRAPS = {
+    "plain": ("The cat sat on the mat.", "cat"),
+    "at the start": ("The cat sat.", "The"),
+    "at the end, with the full stop": ("The cat sat.", "sat."),
+    "a part of a word": ("In 1895-1943 he lived.", "1895"),
+    "punctuation around": ('He said "(cats)" twice.', "cats"),
+    "the same word twice within one": ("It is cat-cat here.", "cat"),
+    "several words": ("A cat  sat\ton\nthe mat", "cat  sat\ton\nthe"),
+    "one space for several": ("A cat   sat here", ("cat sat", 2)),
+    "a narrow space": ("About 20\u202f000 cats.", "20\u202f000"),
+    "a no-break space is no end of a word": ("About 20\u00a0000 cats.", "000"),
+    "accents": ("The Café was red.", "Café"),
+    "a combining accent": ("The Cafe\u0301 was red.", "Cafe\u0301"),
+    "Chinese": ("He wrote 漢字漢 here.", "字"),
+    "control characters": ("The c\u0000at\ufffd sat.", "sat"),
+    "an emoji": ("The 😀 cat 😀 sat.", "cat 😀"),
+    "unknown characters": ("He wrote ﷽ here.", "﷽"),
+    "special tokens spelled out": ("The [SEP] cat [CLS] sat [MASK].", "cat"),
+    "a start that is off": ("The cat sat on the mat.", ("mat", 4)),
+    "a start behind the end": ("The cat sat.", ("sat", 40)),
+    "a start within the last word": ("The cat sat.", ("sat", 10)),
+    "white space ahead": ("  The cat sat.", "The"),
+    "an answer that starts with a space": ("The cat sat.", (" cat", 3)),
+    "an answer that starts ahead of the first word": (" The cat", (" The", 0)),
+}
+
+
+def dataset_of(items):
+    """A dataset of (context, question, answer); answers: text, (text, start) or None."""
+    contexts = [context for context, _, _ in items]
+    questions = []
+    for number, (context, text, answer) in enumerate(items):
+        if isinstance(answer, str):
+            answer = answer, context.index(answer)
+        answers = (examples.Answer(*answer),) if answer else ()
+        questions.append(examples.Question(f"q{number}", text, number, answers, impossible=not answers))
+    return examples.Dataset(contexts, questions)
+
+
+def assert_equal_to_the_restatement(dataset, tokenizer, limits):
+    found, left_out = make_features(dataset, tokenizer, limits, training=True)
+    names = {number: token for token, number in tokenizer.ids.items()}
+    position = 0
+    for question in dataset.questions:
+        answer = (question.answers[0].text, question.answers[0].start) if question.answers else None
+        expected = oracle.windows_of(
+            dataset.contexts[question.context], question.text, answer, tokenizer.ids,
+            length=limits.max_seq_length, query_length=limits.max_query_length, stride=limits.doc_stride,
+        )  # fmt: skip
+        assert (question.id in left_out) == (expected is None), question
+        for window in expected or []:
+            ids, second = found.sequence(position)
+            assert [names[i] for i in ids.tolist()] == window["tokens"], question
+            assert window["segments"] == [0] * second + [1] * (len(ids) - second)
+            assert (found.starts[position], found.ends[position]) == window["answer"], question
+            assert found.lengths[position] == len(ids)
+            assert found.offset(position) == window["offset"]
+            position += 1
+        rows = [row for row in range(len(found)) if dataset.questions[found.question[row]].id == question.id]
+        if rows:
+            spans = [(found.window_start[row], found.window_length[row]) for row in rows]
+            most = has_most_context(spans, len(found.context_of(rows[0]).ids))
+            for (begin, length), mine, window in zip(spans, most, expected, strict=True):
+                assert mine[begin : begin + length].tolist() == window["most"]
+    assert position == len(found)
+    return found, left_out
+
+
+def test_every_trap_equals_the_restatement(tokenizer):
+    dataset = dataset_of([(context, "Where is the cat?", answer) for context, answer in TRAPS.values()])
+    found, left_out = assert_equal_to_the_restatement(dataset, tokenizer, Limits())
+    lost = {name for name, question in zip(TRAPS, dataset.questions, strict=True) if question.id in left_out}
+    assert lost == {
+        "a start that is off",
+        "a start behind the end",
+        "a start within the last word",
+        "an answer that starts ahead of the first word",
+    }
+    assert all(found.starts > 0)
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(max_seq_length=40, max_query_length=9, doc_stride=11),
+                                    Limits(max_seq_length=33, max_query_length=20, doc_stride=64)])  # fmt: skip
+def test_long_articles_equal_the_restatement_across_windows(tokenizer, limits):
+    generator = random.Random(limits.max_seq_length)
+    items = []
+    for _ in range(40):
+        context = made_up.prose(generator, generator.randrange(3, 260))
+        begin = generator.randrange(len(context) - 1)
+        answer = context[begin : begin + generator.randrange(1, 60)]
+        question = made_up.prose(generator, generator.randrange(1, 30))
+        items.append((context, question, (answer, begin) if generator.random() < 0.9 else None))
+    found, _ = assert_equal_to_the_restatement(dataset_of(items), tokenizer, limits)
+    if limits.max_seq_length < 384:
+        assert max(found.question.tolist().count(number) for number in range(40)) > 3
+        assert found.lengths.max() == limits.max_seq_length
+    windows_without = (found.starts == 0) & np.isin(found.question, found.question[found.starts > 0])
+    assert windows_without.any() or limits.max_seq_length == 384, "a window without its question's answer is kept"
+
+
+def test_prediction_needs_no_answers_and_leaves_nothing_out(tokenizer):
+    dataset = dataset_of([("The cat sat.", "Who?", ("dog", 0)), ("\u0000 \ufffd", "Who?", None)])
+    found, left_out = make_features(dataset, tokenizer, Limits(), training=False)
+    assert not left_out
+    assert found.starts.tolist() == found.ends.tolist() == [0, 0]
+    assert found.window_length.tolist() == [4, 0]  # a context without tokens is one empty window
+
+
+def test_limits_without_room_are_an_error():
+    with pytest.raises(DataError, match="MAX_SEQ_LENGTH=20 leaves no room"):
+        windows(10, 17, Limits(max_seq_length=20))
+
+
+def file(tmp_path, questions, version="1.1", **article):
+    path = tmp_path / "squad.json"
+    paragraph = {"context": "The cat sat.", "qas": questions, **article}
+    path.write_text(json.dumps({"version": version, "data": [{"title": "x", "paragraphs": [paragraph]}]}))
+    return path
+
+
+QUESTION = {"id": "a", "question": "Who?", "answers": [{"text": "cat", "answer_start": 4}]}
+
+
+def test_a_file_of_either_version_is_read(tmp_path):
+    dataset = examples.read(file(tmp_path, [QUESTION, {**QUESTION, "id": "b"}]))
+    assert dataset.contexts == ["The cat sat."]
+    assert [question.id for question in dataset.questions] == ["a", "b"]
+    assert dataset.questions[1].answers == (examples.Answer("cat", 4),)
+    none = {"id": "b", "question": "Why?", "answers": [], "is_impossible": True}
+    second = examples.read(file(tmp_path, [QUESTION, none], "v2.0"), "2.0").questions[1]
+    assert (second.answers, second.impossible) == ((), True)
+    bare = {"id": "c", "question": "When?"}
+    assert examples.read(file(tmp_path, [bare], "mine"), needs_answers=False).questions[0].answers == ()
+
+
+@pytest.mark.parametrize(
+    ("questions", "options", "message"),
+    [
+        ([{**QUESTION, "answers": []}], {}, r"qas\[0\] \(a\) has no answer to learn from"),
+        ([{"id": "a", "question": "Who?"}], {}, "has no 'answers' that is a list"),
+        ([QUESTION, QUESTION], {}, r"data\[0\].paragraphs\[0\].qas\[1\] has the id 'a' of an earlier question"),
+        ([{**QUESTION, "is_impossible": True}], {}, "set SQUAD_VERSION=2.0"),
+        ([{**QUESTION, "is_impossible": 1}], {}, "true or false"),
+        ([QUESTION], {"version": "v2.0"}, "is of SQuAD 2.0, and SQUAD_VERSION is 1.1"),
+        ([{**QUESTION, "id": 7}], {}, "has no 'id' that is text"),
+        ([{**QUESTION, "answers": [{"text": "cat", "answer_start": True}]}], {}, "'answer_start' that is a"),
+        ([], {}, "holds no question"),
+        ([QUESTION], {"context": " \n"}, "empty context"),
+        ([QUESTION], {"context": None}, r"data\[0\].paragraphs\[0\] has no 'context'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_one_line_that_names_the_place(tmp_path, questions, options, message):
+    with pytest.raises(DataError, match=message) as error:
+        examples.read(file(tmp_path, questions, **options))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", "no 'data'"), ("{}", "no 'data'"),
+                                               ('{"data": [3]}', r"data\[0\] has no 'paragraphs'")])  # fmt: skip
+def test_what_is_not_squad_is_one_line(tmp_path, text, message):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(DataError, match=message):
+        examples.read(tmp_path / "x.json")
+    with pytest.raises(DataError, match="No such file"):
+        examples.read(tmp_path / "none.json")
+
+
+def test_a_vocabulary_without_special_tokens_is_an_error(tmp_path):
+    (tmp_path / "vocab.txt").write_text("a\nb\n[PAD]\n")
+    with pytest.raises(DataError, match=r"no \[UNK\], \[CLS\], \[SEP\], \[MASK\]: is this a vocab.txt"):
+        WordPiece(tmp_path / "vocab.txt")
+    with pytest.raises(DataError, match="cannot read the vocabulary"):
+        WordPiece(tmp_path / "none.txt")
+
+
+def test_words_end_at_five_characters_only():
+    assert features.collapse("a \t b\u202fc\u00a0d\r\n\ne ") == "a b c\u00a0d e"
