@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ Tensors = dict[str, npt.NDArray[Any]]
 DECODER = "cls.predictions.decoder.weight"
 WORDS = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"
+MOST_NAMED = 8  # of the parameters that do not fit, in a message
 
 # What is no parameter, by the last part of its name (TensorFlow 1) or by its path (TensorFlow 2), and what it is.
 _LEFT_OUT = [
     (re.compile(r"(/(LAMB|Adam)\w*|/(adam|lamb)_[mv])$|/\.OPTIMIZER_SLOT/|^optimizer/"), "optimizer"),
+    (re.compile(r"/GradientAccumulator\w*(/\.ATTRIBUTES/VARIABLE_VALUE)?$"), "gradient accumulator"),
     (
         re.compile(
             r"(^|/)(global_step|good_steps|current_loss_scale|loss_scale|beta\d_power|save_counter)"
@@ -105,6 +108,13 @@ def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]
     return name.replace("/", "."), tensor
 
 
+def some_of(problems: Iterable[str]) -> str:
+    """The first problems by name, and how many there are beside them: a line that can still be read."""
+    listed = sorted(problems)
+    more = len(listed) - MOST_NAMED
+    return "; ".join(listed[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
 def shape_of(tensors: Tensors, where: str) -> Shape:
     """The sizes that the tensors (Hugging Face names) of the file `where` imply.
 
@@ -128,7 +138,7 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
     """Checks that the tensors of the file `where` are exactly the parameters of one BERT; returns its sizes.
 
     Raises:
-        DataError: parameters are missing, unknown or of another shape; all are named.
+        DataError: parameters are missing, unknown or of another shape; the first are named.
     """
     shape = shape_of(tensors, where)
     wanted = shape.parameters()
@@ -142,7 +152,7 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
             problems = [problem for problem in problems if not problem.startswith(prefix)]
             problems.append(f"it has no {head} head, which training starts from")
     if problems:
-        raise DataError(f"{where} does not fit BERT: {'; '.join(sorted(problems))}")
+        raise DataError(f"{where} does not fit BERT: {some_of(problems)}")
     return shape
 
 

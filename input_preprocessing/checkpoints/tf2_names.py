@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.records import DataError
-from input_preprocessing.checkpoints.names import Tensors
+from input_preprocessing.checkpoints.names import Tensors, some_of
 
 _MODULES = {
     "word_embeddings": "bert.embeddings.word_embeddings",
@@ -106,7 +106,7 @@ def from_tf2(names: dict[str, str], read: Callable[[str], npt.NDArray[Any]], whe
         where: the checkpoint, for messages.
 
     Raises:
-        DataError: variables of other names, two of one parameter, or heads that differ; all are named.
+        DataError: variables of other names, two of one parameter, or heads that differ; the first are named.
     """
     found: dict[str, str] = {}
     problems = []
@@ -119,7 +119,7 @@ def from_tf2(names: dict[str, str], read: Callable[[str], npt.NDArray[Any]], whe
         else:
             found[parameter] = key
     if problems:
-        raise DataError(f"{where} does not fit BERT: {'; '.join(sorted(problems))}")
+        raise DataError(f"{where} does not fit BERT: {some_of(problems)}")
     tensors: Tensors = {}
     heads: dict[int, str] = {}
     for parameter, key in found.items():

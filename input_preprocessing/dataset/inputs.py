@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert.data.records import DataError
-from input_preprocessing.instances.make import check_is_text
 from input_preprocessing.instances.sampling import SamplingConfig
 from input_preprocessing.records.deal import SEQUENCES_PER_GROUP
 from input_preprocessing.stage.cli import human_bytes, human_time
+from input_preprocessing.stage.reading import Stamp, changed, check_is_text, stamp_of
 from input_preprocessing.text.vocabulary import Vocabulary
 
 # Measured with the benchmark's options; for the estimates only.
@@ -39,10 +39,23 @@ class Inputs:
     vocab: Path
     others: tuple[Path, ...]  # copied to phase1 as they are
 
+    stamps: tuple[Stamp, ...]  # of the texts and the evaluation text, when they were found
+
+    @property
+    def all_texts(self) -> list[Path]:
+        """Every text file, the evaluation text last."""
+        return [*self.texts, self.eval_text]
+
     @property
     def sizes(self) -> list[int]:
         """Bytes of every text file, the evaluation text last."""
-        return [path.stat().st_size for path in (*self.texts, self.eval_text)]
+        return [path.stat().st_size for path in self.all_texts]
+
+    def check_unchanged(self) -> None:
+        """Raises DataError where a text is not as it was when it was found, as while it is still being copied."""
+        for path, stamp in zip(self.all_texts, self.stamps, strict=True):
+            if not path.is_file() or stamp_of(path) != stamp:
+                raise changed(path)
 
 
 def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs:
@@ -50,7 +63,7 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
 
     Args:
         download: folder that holds results4/.
-        phase1: folder where vocab.txt and bert_config.json are looked for first.
+        phase1: folder where vocab.txt and bert_config.json are looked for if `download` lacks them.
         vocab_file: a vocabulary to use instead.
 
     Raises:
@@ -70,14 +83,16 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
     for path in (*texts, found[0]):
         with open(path, "rb") as file:
             check_is_text(path, file.read(8))
-    if not found[0].stat().st_size:
-        raise DataError(f"{found[0]} is empty; copy the evaluation text again")
-    places = [phase1, download, folder]
+    if empty := [path for path in (*texts, found[0]) if not path.stat().st_size]:
+        raise DataError(f"{empty[0]} is empty; copy it again")
+    places = [download, folder, phase1]  # phase1 last: it may hold what an earlier run copied there
     vocab = vocab_file or next((p / "vocab.txt" for p in places if (p / "vocab.txt").is_file()), None)
     if vocab is None:
-        raise DataError(f"no vocab.txt in {phase1} or {download}; put it there or give --vocab-file")
+        raise DataError(f"no vocab.txt in {download} or {phase1}; put it there or give --vocab-file")
     config = next((p / "bert_config.json" for p in places if (p / "bert_config.json").is_file()), None)
-    return Inputs(texts=tuple(texts), eval_text=found[0], vocab=vocab, others=(config,) if config else ())
+    others = (config,) if config else ()
+    stamps = tuple(stamp_of(path) for path in (*texts, found[0]))
+    return Inputs(texts=tuple(texts), eval_text=found[0], vocab=vocab, others=others, stamps=stamps)
 
 
 def _check_set(folder: Path, names: list[str]) -> None:

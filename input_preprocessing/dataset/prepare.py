@@ -20,17 +20,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import shutil
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert.data.format import atomic_file, open_records
+from bert.data.format import open_records
 from bert.data.records import DataError
-from input_preprocessing.checkpoints.convert import convert
-from input_preprocessing.dataset import download
+from input_preprocessing.dataset import download, phase1
 from input_preprocessing.dataset.inputs import Inputs, check_config, check_needs, find_inputs, needs_of, public_needs
 from input_preprocessing.instances.make import add_sampling_options, sampling_config, sampling_digest, write_instances
 from input_preprocessing.instances.sampling import SamplingConfig
@@ -49,12 +47,13 @@ from input_preprocessing.stage.cli import (
     run,
     stage_parser,
 )
+from input_preprocessing.stage.folder import contents_of
 from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.reading import read_text
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.vocabulary import Vocabulary
 from input_preprocessing.wiki import wikipedia
 
-CHECKPOINT = "model.ckpt-28252"
 _OUTPUTS = ("work", "packed_data", "hdf5", "eval")
 
 
@@ -99,11 +98,8 @@ class Job:
         return bins.edges_for(self.config.max_seq_length, self.options.edges) if self.kind == "binned" else ()
 
     def recipe(self) -> dict[str, object]:
-        """All that decides the result, as far as it can be told without reading the text."""
-        texts = (*self.inputs.texts, self.inputs.eval_text)
-        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in texts]
+        """All that decides the result but the text itself."""
         return {
-            "texts": hashlib.md5(repr(stats).encode()).hexdigest(),
             "vocab_md5": self.words.md5,
             **dataclasses.asdict(self.config),
             "kind": self.kind,
@@ -114,12 +110,19 @@ class Job:
         }
 
     def is_finished(self) -> bool:
-        """Whether an earlier run made all this, and the files are still there."""
+        """Whether an earlier run made all this of this text, and the files are still there."""
         try:
             made = manifest.read(self.manifest)
         except DataError:
             return False
-        return made.recipe == self.recipe() and all(_is_whole(self.outputdir / name) for name in made.files)
+        if any(made.recipe.get(name) != value for name, value in self.recipe().items()):
+            return False
+        if not all(_is_whole(self.outputdir / name) for name in made.files):
+            return False
+        texts = self.inputs.all_texts
+        if {path.name for path in texts} != set(made.texts):
+            return False
+        return contents_of(texts, "check text", self.options.jobs) == made.texts
 
 
 def _is_whole(path: Path) -> bool:
@@ -134,13 +137,13 @@ def _make_instances(task: tuple[Path, Path, Vocabulary, SamplingConfig]) -> tupl
     """Writes the instances of a text unless they are there already; their number and the text's md5."""
     source, target, words, config = task
     try:
-        records, metadata = open_records(target)
-        md5 = manifest.md5_of(source)
-        made_of = (source.name, md5), ("sampling", sampling_digest(config))
-        if metadata.source == made_of and metadata.vocab_md5 == words.md5:
-            return records.num_sequences, md5
+        found, metadata = open_records(target)
     except DataError:
         pass
+    else:
+        made_of = (source.name, read_text(source, "--downloaddir")[1]), ("sampling", sampling_digest(config))
+        if metadata.source == made_of and metadata.vocab_md5 == words.md5:
+            return found.num_sequences, metadata.source[0][1]
     count, metadata = write_instances(source, target, words, config)
     return count, metadata.source[0][1]
 
@@ -160,7 +163,7 @@ def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[int, d
         folder.mkdir(parents=True, exist_ok=True)
     for stale in set(job.instances.glob("*.hdf5")) - set(targets):
         stale.unlink(missing_ok=True)
-    texts = [*job.inputs.texts, job.inputs.eval_text][part[0] :: part[1]]
+    texts = job.inputs.all_texts[part[0] :: part[1]]
     chosen = zip(texts, targets[part[0] :: part[1]], strict=True)
     tasks = [(text, target, job.words, job.config) for text, target in chosen]
     weights = [path.stat().st_size for path in texts]
@@ -200,36 +203,12 @@ def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path,
 
 
 def fill_phase1(job: Job) -> list[Path]:
-    """Vocabulary and model sizes as they are, the checkpoint converted; the files."""
-    phase1 = job.outputdir / "phase1"
-    phase1.mkdir(exist_ok=True)
-    targets = []
-    for path in (job.inputs.vocab, *job.inputs.others):
-        target = phase1 / ("vocab.txt" if path == job.inputs.vocab else path.name)
-        if path.resolve() != target.resolve():
-            with atomic_file(target) as partial:
-                shutil.copyfile(path, partial)
-        targets.append(target)
-    converted = phase1 / f"{CHECKPOINT}.pt"
-    checkpoint = _find_checkpoint(_download_folder(job.options))
-    if checkpoint and _is_newer(Path(f"{checkpoint}.index"), converted):
-        print(f"converting {checkpoint} to {converted}", file=sys.stderr)
-        convert(checkpoint, converted, "mlperf", bert_config=next(iter(job.inputs.others), None))
-    return [*targets, converted] if converted.is_file() else targets
-
-
-def _find_checkpoint(folder: Path) -> Path | None:
-    """The TensorFlow checkpoint's prefix; MLCommons' folders of them are looked into as well."""
-    places = (folder, folder / "tf1_ckpt", folder / "tf2_ckpt")
-    return next((place / CHECKPOINT for place in places if (place / f"{CHECKPOINT}.index").is_file()), None)
-
-
-def _is_newer(source: Path, target: Path) -> bool:
-    return not target.is_file() or source.stat().st_mtime_ns > target.stat().st_mtime_ns
+    """Vocabulary, model sizes and the checkpoint converted; the files."""
+    return phase1.fill(job.outputdir / "phase1", job.inputs, _download_folder(job.options), job.words.md5)
 
 
 def refresh_phase1(job: Job) -> None:
-    """Converts a checkpoint that came, or was replaced, after the data set was finished."""
+    """Brings model sizes and checkpoint up to date that came, or were replaced, after the data set was finished."""
     made = manifest.read(job.manifest)
     files = {str(path.relative_to(job.outputdir)): manifest.digest_of(path) for path in fill_phase1(job)}
     if files.items() - made.files.items():
@@ -295,6 +274,7 @@ def finish(job: Job) -> None:
     picked = evalset.pick_samples(job.eval_instances, eval_file, options.num_eval_samples)
     print(evalset.report(eval_file, picked, options.num_eval_samples), file=sys.stderr)
     target, digest = make_training_files(job)
+    job.inputs.check_unchanged()
     made = manifest.summarise(
         job.outputdir,
         sorted(target.rglob("part_*.hdf5")),

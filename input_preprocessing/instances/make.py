@@ -14,18 +14,14 @@ import sys
 from pathlib import Path
 
 from bert.data.format import write_records
-from bert.data.records import DataError, Metadata, Records
+from bert.data.records import Metadata, Records
 from input_preprocessing.instances.sampling import SamplingConfig, make_instances
 from input_preprocessing.stage.cli import check_not_source, run, stage_parser
+from input_preprocessing.stage.reading import read_text
 from input_preprocessing.tensorflow_files.tfrecord import write_tfrecord
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.tokenization import tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
-
-_SIGNATURES = {
-    b"\x1f\x8b": "gzip", b"BZh91AY&": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\3\4": "zip",
-    b"\x89HDF\r\n\x1a\n": "HDF5",
-}  # fmt: skip
 
 
 def write_instances(source: Path, target: Path, words: Vocabulary, config: SamplingConfig) -> tuple[int, Metadata]:
@@ -44,12 +40,7 @@ def instances_of(source: Path, words: Vocabulary, config: SamplingConfig) -> tup
     Raises:
         DataError: the text cannot be read.
     """
-    try:
-        data = source.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read the text {source}: {error.strerror}; check the path") from error
-    check_is_text(source, data)
-    md5 = hashlib.md5(data).hexdigest()
+    data, md5 = read_text(source, "--input-file")
     text = tokenize(data, words)
     del data
     records = make_instances(text, words, config)
@@ -61,13 +52,6 @@ def instances_of(source: Path, words: Vocabulary, config: SamplingConfig) -> tup
         source=((source.name, md5), ("sampling", sampling_digest(config))),
     )
     return records, metadata
-
-
-def check_is_text(path: Path, start: bytes) -> None:
-    """Raises DataError where a file with this start would read as text with most of its bytes dropped."""
-    kind = next((kind for signature, kind in _SIGNATURES.items() if start.startswith(signature)), None)
-    if kind:
-        raise DataError(f"{path} is no text but {kind}; unpack it, or copy the text again")
 
 
 def sampling_digest(config: SamplingConfig) -> str:

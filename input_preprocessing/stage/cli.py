@@ -24,9 +24,6 @@ def run(parser: argparse.ArgumentParser, main: Main, arguments: list[str] | None
         where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         sys.exit(f"{parser.prog}: {where}{text}")
-    except KeyboardInterrupt:
-        print(f"{parser.prog}: interrupted; run the same command again to go on", file=sys.stderr)
-        sys.exit(130)
 
 
 def stage_parser(module: str, description: str | None) -> argparse.ArgumentParser:

@@ -13,8 +13,11 @@ from typing import Any
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
+from input_preprocessing.stage.manifest import md5_of
+from input_preprocessing.stage.parallel import run_tasks
 
 NAME = "stage.json"
+_WORTH_WORKERS = 1e9  # bytes to read in about the time that workers take to start
 
 
 class StageFolder:
@@ -61,9 +64,22 @@ class StageFolder:
             partial.write_text(text + "\n", encoding="utf-8")
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether a stage has ended here and all its files are as it left them."""
-    return _changed(folder, _read(folder)) == []
+def finished_recipe(folder: Path) -> dict[str, Any] | None:
+    """The recipe of a stage that has ended here, all its files as it left them; None: there is none."""
+    made = _read(folder)
+    return made["recipe"] if _changed(folder, made) == [] else None
+
+
+def contents_of(paths: Sequence[Path], label: str, jobs: int) -> dict[str, str]:
+    """What source files hold, for a recipe: md5 by name, with a line of progress.
+
+    Raises:
+        DataError: one cannot be read.
+    """
+    weights = [path.stat().st_size for path in paths]
+    workers = jobs if sum(weights) > _WORTH_WORKERS else 1
+    found = run_tasks(label, md5_of, paths, jobs=workers, weights=weights)
+    return {path.name: md5 for path, md5 in zip(paths, found, strict=True)}
 
 
 def finished_files(folder: Path, stage: str) -> list[Path]:

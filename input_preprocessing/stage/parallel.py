@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import TextIO, TypeVar
 
 from bert.data.records import DataError
+from input_preprocessing.stage import interrupt
 from input_preprocessing.stage.cli import human_time
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -103,10 +105,21 @@ def _bind_to_parent(parent: int) -> None:
     Else it would go on writing beside the next run, and then wait for tasks for ever. Linux only.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupt.SIGNALS)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before
             os._exit(1)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """SIGINT and SIGTERM wait until the end of this; processes started meanwhile inherit that they wait."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupt.SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _run_pool(
@@ -117,7 +130,8 @@ def _run_pool(
     with ProcessPoolExecutor(workers, context, initializer=_bind_to_parent, initargs=(os.getpid(),)) as pool:
         try:
             order = sorted(range(len(tasks)), key=lambda i: -costs[i])  # the long ones first
-            futures = {pool.submit(function, tasks[i]): i for i in order}
+            with _signals_blocked():  # in the workers too, until they are ready to end without a traceback
+                futures = {pool.submit(function, tasks[i]): i for i in order}
             results: dict[int, Result] = {}
             waiting = set(futures)
             while waiting:
@@ -126,6 +140,9 @@ def _run_pool(
                     results[futures[future]] = future.result()
                     progress.advance(costs[futures[future]])
                 progress.refresh()
+        except KeyboardInterrupt:
+            interrupt.kill_workers()
+            raise
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

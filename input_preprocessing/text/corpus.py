@@ -12,6 +12,7 @@ real English prose that needs no download.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 import sys
@@ -23,12 +24,16 @@ from tokenizers import BertWordPieceTokenizer
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import human_bytes, positive, run, stage_parser
+from input_preprocessing.stage.manifest import md5_of
+from input_preprocessing.stage.reading import read_text
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.sentences import LAYOUTS, Document, detect_layout, documents_of
 from input_preprocessing.text.tokenization import normalise
 
 SHARD_BYTES = 250_000
 MOST_SHARDS = 500
+FEWEST_DOCUMENTS = 4
+NOTE = "corpus.json"  # in the download folder: what was made of which text, with the md5 of each file
 
 
 def pydoc_documents() -> list[Document]:
@@ -38,24 +43,26 @@ def pydoc_documents() -> list[Document]:
     return [document for name in sorted(topics) for document in documents_of(topics[name], "prose")]
 
 
-def read_documents(source: str, layout: str) -> tuple[list[Document], str]:
-    """Documents of a text file (or 'pydoc') and the layout it was read in.
+def read_documents(source: str, layout: str) -> tuple[list[Document], str, str]:
+    """Documents of a text file (or 'pydoc'), the layout it was read in, and the md5 of the text.
 
     Raises:
-        DataError: unreadable, or fewer than four documents.
+        DataError: unreadable, of another encoding, or fewer than FEWEST_DOCUMENTS.
     """
     if source == "pydoc":
-        return pydoc_documents(), "prose"
-    try:
-        text = Path(source).read_bytes().decode("utf-8", "ignore")
-    except OSError as error:
-        raise DataError(f"cannot read the text {source}: {error.strerror}; check --input") from error
+        documents = pydoc_documents()
+        return documents, "prose", hashlib.md5(repr(documents).encode()).hexdigest()
+    data, md5 = read_text(Path(source), "--input")
+    text = data.decode("utf-8", "ignore")
     found = detect_layout(text) if layout == "auto" else layout
     documents = documents_of(text, found)
-    if len(documents) < 4:
-        hint = "put a blank line between documents" if found == "sentences" else "two blank lines between documents"
-        raise DataError(f"{source} has {len(documents)} documents (read as {found}), too few; {hint} or give more text")
-    return documents, found
+    if len(documents) < FEWEST_DOCUMENTS:
+        hint = "put a blank line between documents" if found == "sentences" else "put two blank lines between documents"
+        count = f"{len(documents)} document{'s' * (len(documents) != 1)}"
+        raise DataError(
+            f"{source} has {count} (read as {found}), at least {FEWEST_DOCUMENTS} are needed; {hint}, or give more text"
+        )
+    return documents, found, md5
 
 
 def split_documents(documents: list[Document], eval_share: float) -> tuple[list[Document], list[Document]]:
@@ -119,32 +126,58 @@ def bert_config(vocab_size: int, layers: int, hidden_size: int, max_seq_length: 
     }
 
 
-def _main(options: argparse.Namespace) -> None:
-    if options.hidden_size % 64:
-        raise DataError(f"--hidden-size {options.hidden_size} is no multiple of 64 (the width of an attention head)")
-    documents, layout = read_documents(options.input, options.layout)
+def _make(options: argparse.Namespace, documents: list[Document], download: Path) -> str:
+    """Writes all files; tells what they hold."""
     train, held_out = split_documents(documents, options.eval_share)
-    download = options.outputdir / "download"
     text = download / "results4"
     text.mkdir(parents=True, exist_ok=True)
     shards = write_shards(text, train, options.num_files)
     write_text(text / "eval.txt", held_out)
     if options.vocab_file:
-        vocabulary.load(options.vocab_file)
-        shutil.copyfile(options.vocab_file, download / "vocab.txt")
+        with atomic_file(download / "vocab.txt") as partial:
+            shutil.copyfile(options.vocab_file, partial)
     else:
         train_vocabulary(shards, options.vocab_size, download / "vocab.txt")
     words = vocabulary.load(download / "vocab.txt")
     config = bert_config(len(words), options.layers, options.hidden_size, options.max_seq_length)
     with atomic_file(download / "bert_config.json") as partial:
         partial.write_text(json.dumps(config, indent=2) + "\n")
-    how = "one sentence a line" if layout == "sentences" else "prose, cut into sentences"
-    size = sum(path.stat().st_size for path in shards)
-    print(
-        f"{options.input}: read as {how}; {len(train)} documents ({human_bytes(size)}) in {len(shards)} files, "
-        f"{len(held_out)} for evaluation, {len(words)} tokens in the vocabulary",
-        file=sys.stderr,
+    size = human_bytes(sum(path.stat().st_size for path in shards))
+    return (
+        f"{len(train)} documents ({size}) in {len(shards)} files, {len(held_out)} for evaluation, "
+        f"{len(words)} tokens in the vocabulary"
     )
+
+
+def _files(download: Path) -> dict[str, str]:
+    """md5 of every file that a corpus is made of."""
+    paths = [*(download / "results4").glob("part-*"), download / "results4" / "eval.txt"]
+    paths += [download / name for name in ("vocab.txt", "bert_config.json")]
+    return {str(path.relative_to(download)): md5_of(path) for path in sorted(paths) if path.is_file()}
+
+
+def _main(options: argparse.Namespace) -> None:
+    if options.hidden_size % 64:
+        raise DataError(f"--hidden-size {options.hidden_size} is no multiple of 64 (the width of an attention head)")
+    vocab_md5 = vocabulary.load(options.vocab_file).md5 if options.vocab_file else ""
+    documents, layout, md5 = read_documents(options.input, options.layout)
+    how = "one sentence a line" if layout == "sentences" else "prose, cut into sentences"
+    download = options.outputdir / "download"
+    names = ("vocab_size", "num_files", "eval_share", "layers", "hidden_size", "max_seq_length")
+    recipe = {"text": md5, "layout": layout, "vocab_file": vocab_md5, **{n: getattr(options, n) for n in names}}
+    note = download / NOTE
+    try:
+        made = json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        made = None
+    if made == {"recipe": recipe, "files": _files(download)}:
+        print(f"{options.input}: {download} was made of this text already; nothing to do", file=sys.stderr)
+        return
+    note.unlink(missing_ok=True)
+    summary = _make(options, documents, download)
+    with atomic_file(note) as partial:
+        partial.write_text(json.dumps({"recipe": recipe, "files": _files(download)}, indent=1) + "\n")
+    print(f"{options.input}: read as {how}; {summary}", file=sys.stderr)
 
 
 def main() -> None:

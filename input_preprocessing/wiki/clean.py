@@ -15,7 +15,7 @@ from pathlib import Path
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import add_jobs, positive, run, stage_parser
-from input_preprocessing.stage.folder import StageFolder, finished_files
+from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.wiki.extract import read_pages
 from input_preprocessing.wiki.wikitext import MODULES, require, sentences_of
@@ -33,7 +33,7 @@ def clean(source: Path, target: Path, *, jobs: int, min_sentences: int = 1) -> t
     require()
     pages = finished_files(source, "extract")
     recipe = {
-        "pages": [[path.name, path.stat().st_size] for path in pages],
+        "pages": contents_of(pages, "check pages", jobs),
         "libraries": [f"{name} {importlib.metadata.version(name)}" for name in MODULES],
         "rules": _RULES,
         "min_sentences": min_sentences,

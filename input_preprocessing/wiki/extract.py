@@ -20,7 +20,7 @@ from pathlib import Path
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import add_jobs, positive, run, stage_parser
-from input_preprocessing.stage.folder import StageFolder
+from input_preprocessing.stage.folder import StageFolder, contents_of
 from input_preprocessing.stage.parallel import Progress, run_tasks
 from input_preprocessing.wiki.dumps import Page, PageReader, is_multistream, parse_page
 
@@ -47,7 +47,7 @@ def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = 
     """
     dumps = sorted(sources, key=_natural)
     sizes = [_size(path) for path in dumps]
-    recipe = {"dumps": [[path.name, size] for path, size in zip(dumps, sizes, strict=True)], "chunk_bytes": chunk_bytes}
+    recipe = {"dumps": contents_of(dumps, "check dumps", jobs), "chunk_bytes": chunk_bytes}
     folder = StageFolder(target, "extract", [PATTERN], recipe)
     if not folder.finished:
         chunks: list[_Chunk] = []

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import add_jobs, human_bytes, positive, run, stage_parser
-from input_preprocessing.stage.folder import StageFolder, finished_files
+from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
 from input_preprocessing.stage.parallel import run_tasks
 
 NUM_SHARDS, NUM_EVAL_DOCUMENTS = 500, 10_000
@@ -38,6 +38,7 @@ def split(
     shards: int | None = None,
     num_eval_documents: int = NUM_EVAL_DOCUMENTS,
     seed: int = 12345,
+    origin: dict[str, str] | None = None,
 ) -> tuple[int, int, int]:
     """Writes the shards and eval.txt to `target`; (shards, training documents, evaluation documents).
 
@@ -48,6 +49,7 @@ def split(
         shards: part files; None: NUM_SHARDS, fewer where that would leave less than DOCUMENTS_PER_SHARD in each.
         num_eval_documents: for evaluation; of few documents, a twentieth.
         seed: of the choice.
+        origin: what the text was made of, noted with what was made.
 
     Raises:
         DataError: `source` is not finished, or has too few documents for so many shards.
@@ -62,10 +64,11 @@ def split(
         most = max(1, num_training // 2)
         raise DataError(f"{source} has {len(documents)} documents, too few for {shards} shards; use --shards {most}")
     recipe = {
-        "texts": [[path.name, path.stat().st_size] for path in texts],
+        "texts": contents_of(texts, "check text", jobs),
         "shards": shards,
         "num_eval_documents": num_eval,
         "seed": seed,
+        "origin": origin,
     }
     held_out = np.zeros(len(documents), dtype=bool)
     held_out[random.Random(seed).sample(range(len(documents)), num_eval)] = True

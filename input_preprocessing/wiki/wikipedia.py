@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from input_preprocessing.stage.folder import NAME as STAGE_FILE
-from input_preprocessing.stage.folder import is_finished
+from input_preprocessing.stage.folder import contents_of, finished_recipe
 from input_preprocessing.wiki.clean import clean
 from input_preprocessing.wiki.extract import extract, find_dumps
 from input_preprocessing.wiki.split import split
@@ -15,13 +15,18 @@ from input_preprocessing.wiki.wikitext import require
 
 
 def text_is_wanted(download: Path) -> bool:
-    """Whether there are dumps in DOWNLOADDIR/wiki, and no text yet or one that `split` has begun and not ended."""
+    """Whether DOWNLOADDIR/wiki has dumps, and there is no text yet, an unfinished one, or one made of other dumps."""
     results = download / "results4"
-    if not find_dumps(download / "wiki"):
+    dumps = find_dumps(download / "wiki")
+    if not dumps:
         return False
-    if (results / STAGE_FILE).is_file():
-        return not is_finished(results)
-    return not any(results.glob("part-*"))
+    if not (results / STAGE_FILE).is_file():
+        return not any(results.glob("part-*"))
+    recipe = finished_recipe(results)
+    if recipe is None:
+        return True
+    origin = recipe.get("origin")  # none where `split` was run by hand
+    return origin is not None and origin != contents_of(dumps, "check dumps", 1)
 
 
 def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = None, seed: int = 12345) -> None:
@@ -39,9 +44,11 @@ def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = Non
     """
     require()
     target = download / "results4"
-    extract(find_dumps(download / "wiki"), work / "pages", jobs=jobs)
+    dumps = find_dumps(download / "wiki")
+    extract(dumps, work / "pages", jobs=jobs)
+    origin = contents_of(dumps, "check dumps", jobs)
     failures, _ = clean(work / "pages", work / "text", jobs=jobs)
-    _, training, held_out = split(work / "text", target, jobs=jobs, shards=shards, seed=seed)
+    _, training, held_out = split(work / "text", target, jobs=jobs, shards=shards, seed=seed, origin=origin)
     note = f"; {failures} articles left out whose mark-up cannot be parsed" if failures else ""
     print(f"{target}: {training:,} articles, {held_out:,} more for evaluation{note}", file=sys.stderr)
     shutil.rmtree(work)

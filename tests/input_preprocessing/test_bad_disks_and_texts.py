@@ -157,9 +157,9 @@ def test_two_preparations_of_one_folder_do_not_run_at_once(fresh: Path) -> None:
     assert not (fresh / "work").exists()
 
 
-def test_empty_crlf_and_blankless_parts_are_prepared_with_the_others(fresh: Path) -> None:
+def test_blank_crlf_and_blankless_parts_are_prepared_with_the_others(fresh: Path) -> None:
     texts = sorted((fresh / "download" / "results4").glob("part-*"))
-    texts[0].write_bytes(b"")
+    texts[0].write_bytes(b"\n")
     texts[1].write_bytes(texts[1].read_bytes().replace(b"\n", b"\r\n"))
     texts[2].write_bytes(b"\n".join(line for line in texts[2].read_bytes().split(b"\n") if line))
     prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "2"))

@@ -49,4 +49,4 @@ def test_every_command_line_is_a_listed_stage(repository: Path) -> None:
     for path in root.rglob("*.py"):
         for name in re.findall(r'stage_parser\("(\w+)"', path.read_text(encoding="utf-8")):
             found[name] = ".".join(path.relative_to(root).with_suffix("").parts)
-    assert found == {name: stage.module for name, stage in STAGES.items()}
+    assert found == {name: module for name, (module, _) in STAGES.items()}

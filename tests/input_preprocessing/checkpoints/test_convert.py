@@ -16,6 +16,8 @@ from input_preprocessing.checkpoints.convert import convert, read_pytorch, read_
 from input_preprocessing.tensorflow_files.bundle import Bundle, prefix_of
 from input_preprocessing.tensorflow_files.crc32c import crc32c, masked
 
+from .bundle_writer import write_bundle
+
 SAVED = Path(__file__).parent / "tf1_checkpoint"
 PREFIX = SAVED / "model.ckpt-28252"
 CONFIG = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 32,
@@ -67,6 +69,22 @@ def test_conversion_accounts_for_every_variable(tmp_path: Path, values: dict[str
     assert np.array_equal(state["cls.seq_relationship.weight"], values["cls/seq_relationship/output_weights"])
     assert np.array_equal(state["cls.predictions.transform.LayerNorm.bias"],
                           values["cls/predictions/transform/LayerNorm/beta"])  # fmt: skip
+
+
+def test_gradient_accumulators_are_left_out(tmp_path: Path, values: dict[str, np.ndarray]) -> None:
+    """As the reference's checkpoint_add_gradacc.py names them: a slot of zeros beside every variable."""
+    tensors = dict(values) | {f"{name}/GradientAccumulator": np.zeros_like(value) for name, value in values.items()}
+    write_bundle(tmp_path / "model.ckpt-1", tensors, None)
+    source = read_tensorflow(tmp_path / "model.ckpt-1")
+    assert source.left_out == {"gradient accumulator": len(values)}
+    assert source.tensors.keys() == read_tensorflow(PREFIX).tensors.keys()
+
+
+def test_a_long_list_of_misfits_is_cut(tmp_path: Path, values: dict[str, np.ndarray]) -> None:
+    write_bundle(tmp_path / "model.ckpt-1", dict(values) | {f"bert/extra_{i}": np.zeros(1) for i in range(99)}, None)
+    with pytest.raises(DataError, match=r"bert\.extra_0 is unknown; .* and 91 more$") as caught:
+        convert(tmp_path / "model.ckpt-1", tmp_path / "a.pt", "mlperf")
+    assert len(str(caught.value)) < 500
 
 
 def test_all_kinds_of_file_hold_the_same_tensors(tmp_path: Path) -> None:

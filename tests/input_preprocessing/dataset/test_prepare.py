@@ -177,6 +177,12 @@ BAD = {
         lambda d: (d / "download/results4/eval.txt").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(90)),
         "eval.txt is no text but HDF5",
     ),
+    "a part of no bytes": (lambda d: (d / "download/results4/part-00001-of-00003").write_bytes(b""),
+                           "part-00001-of-00003 is empty; copy it again"),
+    "a part in Latin-1": (
+        lambda d: (d / "download/results4/part-00001-of-00003").write_bytes("Köln liegt am Rhein.\n".encode("l1")),
+        "part-00001-of-00003: 1 of 21 bytes are not UTF-8; convert it first",
+    ),
     "evaluation text of no bytes": (lambda d: (d / "download/results4/eval.txt").write_text(""), "eval.txt is empty"),
     "no evaluation text": (lambda d: (d / "download/results4/eval.txt").unlink(), "evaluation text"),
     "no vocabulary": (lambda d: (d / "download/vocab.txt").unlink(), "vocab.txt"),

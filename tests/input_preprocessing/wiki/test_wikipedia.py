@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bz2
+import gzip
 import hashlib
 import itertools
+import json
 import os
 import random
 import re
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
-from input_preprocessing.stage.folder import StageFolder
+from input_preprocessing.stage.folder import StageFolder, contents_of
 from input_preprocessing.wiki import wikipedia
 from input_preprocessing.wiki.clean import clean
 from input_preprocessing.wiki.dumps import PageReader, parse_page
@@ -152,12 +154,44 @@ def test_text_holds_every_article_once_in_shards_or_evaluation(made, dump):
     assert order == [name for name in names if f"about {name} " not in held_out]
 
 
+def test_a_replaced_dump_is_made_into_text_again(made, dump, tmp_path):
+    download, work = dump.parents[1], tmp_path / "work"
+    dump.touch()
+    assert not wikipedia.text_is_wanted(download)
+    pages = [page(number, article(number)) for number in range(100, 130)]
+    dump.write_bytes(streams((HEADER + "".join(pages) + "</mediawiki>").encode(), []))
+    assert wikipedia.text_is_wanted(download)
+    wikipedia.make_text(download, work, jobs=1, shards=4)
+    assert not wikipedia.text_is_wanted(download)
+    texts = "".join(path.read_text("utf-8") for path in (download / "results4").glob("part-*"))
+    assert set(re.findall(r"about (\w+)", texts)) <= {f"b{chr(97 + n // 10)}{chr(97 + n % 10)}" for n in range(30)}
+    assert outcome(download).keys() == made.keys()
+
+
+def test_pages_of_the_same_sizes_but_other_content_are_cleaned_again(dump, tmp_path):
+    pages, text = tmp_path / "pages", tmp_path / "text"
+    extract([dump], pages, jobs=1)
+    (path,) = pages.glob("pages-*")
+    data = gzip.decompress(path.read_bytes())
+    made = json.loads((pages / "stage.json").read_text())
+    path.write_bytes(gzip.compress(data, 0, mtime=0))
+    made["files"][path.name] = path.stat().st_size
+    (pages / "stage.json").write_text(json.dumps(made))
+    clean(pages, text, jobs=1)
+    path.write_bytes(gzip.compress(data.replace(b"Sentence", b"Sequence"), 0, mtime=0))
+    assert path.stat().st_size == made["files"][path.name]
+    clean(pages, text, jobs=1)
+    cleaned = (text / "text-00000.txt").read_text("utf-8")
+    assert "Sequence" in cleaned
+    assert "Sentence" not in cleaned
+
+
 def test_jobs_do_not_matter(made, tmp_path, dump):
     other = tmp_path / "other"
     pages, text = tmp_path / "pages", tmp_path / "text"
     extract([dump], pages, jobs=2, chunk_bytes=2000)
     clean(pages, text, jobs=2)
-    split(text, other, jobs=2, shards=4)
+    split(text, other, jobs=2, shards=4, origin=contents_of([dump], "check dumps", 1))
     found = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in other.iterdir()}
     assert found == made
 

@@ -1,0 +1,142 @@
+"""A signal at any moment ends a stage and its workers with one line, and the next run continues."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+COMPILED_LOOP = """
+import numpy as np
+from bert.data.compiled import compiled
+@compiled
+def endless(x):
+    while x[0] == 0:
+        x[1] += 1
+    return x[1]
+def work():
+    print("ready", flush=True)
+    endless(np.zeros(2, np.int64))
+"""
+WORKERS = """
+from input_preprocessing.stage.parallel import run_tasks
+def wait(folder):
+    import os, pathlib, threading
+    (pathlib.Path(folder) / str(os.getpid())).touch()
+    threading.Event().wait()
+def work():
+    print("ready", flush=True)
+    run_tasks("wait", wait, [FOLDER] * 3, jobs=2)
+"""
+IMPORT = """
+def work():
+    print("ready", flush=True)
+    import slow
+"""
+# Swallows the interruption, as some libraries do: ended from outside all the same.
+DEAF = """
+def work():
+    import time
+    print("ready", flush=True)
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+"""
+
+
+def start(folder: Path, body: str) -> subprocess.Popen[str]:
+    """A process that runs `work` as a command runs a stage; ready to be interrupted when this returns."""
+    (folder / "slow.py").write_text(
+        "import time\ntry:\n    time.sleep(60)\nexcept BaseException:\n    raise ImportError\n"
+    )
+    (folder / "command.py").write_text(
+        "from input_preprocessing.stage import interrupt\n"
+        "if __name__ == '__main__':\n    interrupt.install('stage')\n"
+        + body.replace("FOLDER", repr(str(folder)))
+        + "if __name__ == '__main__':\n    with interrupt.reported():\n        work()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, folder / "command.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("body", [COMPILED_LOOP, IMPORT, DEAF], ids=["compiled loop", "import", "deaf"])
+def test_a_signal_ends_what_does_not_listen_with_one_line(tmp_path: Path, body: str) -> None:
+    process = start(tmp_path, body)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert told == "stage: interrupted; to continue, run the same command again\n"
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize("whom", ["the parent alone", "all, as Ctrl-C"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workers_end_with_it(tmp_path: Path, number: signal.Signals, whom: str) -> None:
+    process = start(tmp_path, WORKERS)
+    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
+    workers = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
+    (process.send_signal if whom == "the parent alone" else lambda n: os.killpg(process.pid, n))(number)
+    _, told = process.communicate(timeout=30)
+    word = "interrupted" if number == signal.SIGINT else "terminated"
+    assert told == f"stage: {word}; to continue, run the same command again\n"
+    assert process.returncode == 128 + number
+    wait_until(lambda: not any(running(pid) for pid in workers))
+
+
+def test_workers_that_still_start_leave_no_traceback(tmp_path: Path) -> None:
+    process = start(tmp_path, WORKERS)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=30)[1] == "stage: interrupted; to continue, run the same command again\n"
+
+
+def test_a_command_in_the_background_ignores_ctrl_c_as_the_shell_asked(tmp_path: Path) -> None:
+    (tmp_path / "command.py").write_text(
+        "import os, signal\nfrom input_preprocessing.stage import interrupt\ninterrupt.install('stage')\n"
+        "os.kill(os.getpid(), signal.SIGINT)\nprint('alive')\n"
+    )
+    command = ["bash", "-c", f"trap '' INT; exec {sys.executable} {tmp_path / 'command.py'}"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "alive\n"
+
+
+def test_every_command_is_started_so(tmp_path: Path) -> None:
+    """SIGINT while a stage waits for its input: the line names the stage, and nothing is written."""
+    os.mkfifo(tmp_path / "pipe")
+    options = ["--input", tmp_path / "pipe", "--outputdir", tmp_path / "out"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "input_preprocessing.corpus", *options], stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: threads(process.pid) > 1)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=30)[1]
+    assert told == "python -m input_preprocessing.corpus: interrupted; to continue, run the same command again\n"
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,64 @@
+"""Text of another encoding is told, or refused; nothing is dropped without a word."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from bert.data.records import DataError
+from input_preprocessing.stage.reading import read_text, read_whole, undecodable_bytes
+
+GOOD = ("The cat – an old one – sat.\n" * 200).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (GOOD, 0),
+        ("𝒳 ü 中\n".encode(), 0),
+        (GOOD + b"\xfc", 1),
+        (b"\xe4\xf6 \xff" + GOOD[:-1], 3),
+        (GOOD[:20] + "é".encode()[:1], 2 if GOOD[:20].endswith(b"\xe2") else 1),
+        (b"a\0b\0", 2),
+    ],
+)
+def test_bytes_that_are_no_text_are_counted(data: bytes, expected: int) -> None:
+    assert undecodable_bytes(data) == expected
+
+
+def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(GOOD + b"\xfc\xfd\n")
+    assert read_text(path, "--input")[0] == path.read_bytes()
+    told = capsys.readouterr().err
+    assert told == f"warning: {path}: 2 of {len(GOOD) + 3:,} bytes are not UTF-8 and are left out\n"
+    path.write_bytes(GOOD)
+    read_text(path, "--input")
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (GOOD[:999] + b"\xfc" * 2, "2 of 1,001 bytes are not UTF-8; convert it first"),
+        ("Größe über alles. ".encode("l1") * 9, "27 of 162 bytes are not UTF-8"),
+        ("The cat sat.\n".encode("utf-16"), "no text but UTF-16"),
+        ("The cat sat.\n".encode("utf-16-be"), "13 of 26 bytes are not UTF-8"),
+        (bytes(range(256)) * 4, "not UTF-8"),
+    ],
+)
+def test_text_of_another_encoding_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "text").write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        read_text(tmp_path / "text", "--input")
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(GOOD,))
+    writer.start()
+    assert read_whole(tmp_path / "pipe", "--input") == GOOD
+    writer.join()
