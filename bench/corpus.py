@@ -43,7 +43,7 @@ def words() -> np.ndarray:
 
 
 def write_file(path: Path, size: int, seed: int, bank: np.ndarray) -> None:
-    """A text file of about `size` bytes: one sentence a line, a blank line after each document."""
+    """A text file of about `size` bytes: one sentence per line, a blank line after each document."""
     generator = np.random.default_rng(seed)
     written = 0
     with atomic_file(path) as partial, open(partial, "w", encoding="utf-8") as file:

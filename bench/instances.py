@@ -79,7 +79,7 @@ def measure(text: Path, vocab: Path, folder: Path, options: argparse.Namespace) 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", type=Path, nargs="?", help="one sentence a line")
+    parser.add_argument("text", type=Path, nargs="?", help="one sentence per line")
     parser.add_argument("--vocab-file", type=Path, help="(default: the made-up corpus's)")
     parser.add_argument("--repeats", type=int, default=3, help="(default %(default)s)")
     parser.add_argument("--sample-kilobytes", type=float, default=150, help="for the slow one (default %(default)s)")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # make demo: text -> prepared data -> timed runs of a small BERT -> table of results, on this machine.
-# CORPUS=file takes your own text (one sentence a line with a blank line between documents, or plain prose).
+# CORPUS=file takes your own text (one sentence per line with a blank line between documents, or plain prose).
 set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")/.."
 readonly PYTHON=${PYTHON:-$PWD/.venv/bin/python} CORPUS=${CORPUS:-pydoc}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Is this site ready for the run scripts? A table of pass, warn, fail and skip, each failure with the command that cures it.
+# Is this site ready for the run scripts? A table of pass, warn, fail and skip, each failure with the command to fix it.
 #   source env.sh; source configs/config_<SYSTEM>_....sh; launch/doctor.sh
 # Without a config, what depends on one is skipped.
 # usage: doctor.sh [help] [slurm] [container] [ssh] [machine] [gpu] [data] [verify]     all but verify when none is named

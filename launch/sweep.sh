@@ -40,7 +40,7 @@ sweep::combine() {
   local -a next name part
   for axis in "${axes[@]}"; do
     names=${axis%%=*} next=()
-    [[ $names =~ ^[A-Z][A-Z0-9_]*(:[A-Z][A-Z0-9_]*)*$ ]] || log::die "sweep: $axis: $names is no name of a variable"
+    [[ $names =~ ^[A-Z][A-Z0-9_]*(:[A-Z][A-Z0-9_]*)*$ ]] || log::die "sweep: $axis: $names is not the name of a variable"
     IFS=: read -ra name <<<"$names"
     IFS=, read -ra values <<<"${axis#*=}"
     ((${#values[@]})) || log::die "sweep: $axis: no value given"

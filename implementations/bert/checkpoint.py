@@ -27,7 +27,7 @@ class Config:
     directory: Path | None = env("CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset writes none")
     every_steps: int = env("CHECKPOINT_EVERY_STEPS", 0, at_least=0, doc="steps between checkpoints; 0: none")
     keep: int = env("CHECKPOINT_KEEP", 2, at_least=1, doc="newest checkpoints to keep")
-    resume: bool = env("RESUME", False, doc="1 goes on from the newest checkpoint in CHECKPOINT_DIR, if there is one")
+    resume: bool = env("RESUME", False, doc="1 resumes from the newest checkpoint in CHECKPOINT_DIR, if there is one")
 
     def check(self) -> None:
         """Raises ConfigError where two of the settings contradict each other, or a file is missing."""

@@ -36,7 +36,7 @@ class Config:
     timeout_seconds: int = env(
         "DIST_TIMEOUT", 600, at_least=1, doc="seconds before a collective that hangs is an error"
     )
-    num_threads: int = env("OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads a process; 0 leaves PyTorch's choice")
+    num_threads: int = env("OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads per process; 0 leaves PyTorch's choice")
 
     def check(self) -> None:
         """Raises ConfigError for ranks or devices that cannot be."""
@@ -94,7 +94,7 @@ class World:
     def wait_for(self, event: torch.cuda.Event) -> None:
         """Waits for the device to reach the event. Raises HangError after DIST_TIMEOUT.
 
-        NCCL's watchdog does not watch collectives inside of CUDA graphs, so a peer that is gone would never be noticed.
+        NCCL's watchdog does not watch collectives inside CUDA graphs, so a peer that is gone would never be noticed.
         """
         deadline = time.monotonic() + self.timeout_seconds
         while not event.query():

@@ -27,7 +27,7 @@ class Config:
     evaldir: Path | None = env("EVALDIR", None, doc="folder (or file) of evaluation records")
     num_examples: int = env("NUM_EVAL_EXAMPLES", 10000, at_least=1, doc="sequences of the evaluation set")
     batch_size: int = env(
-        "EVAL_BATCHSIZE", 16, at_least=1, doc="sequences of a GPU in one evaluation batch; in a graph, full lengths"
+        "EVAL_BATCHSIZE", 16, at_least=1, doc="sequences per GPU in one evaluation batch; in a graph, full lengths"
     )
     start_samples: int = env("EVAL_ITER_START_SAMPLES", at_least=1, doc="training samples before the first evaluation")
     every_samples: int = env("EVAL_ITER_SAMPLES", at_least=1, doc="training samples between evaluations")
@@ -72,7 +72,7 @@ class Evaluator:
         if records.num_sequences < config.num_examples:
             raise DataError(
                 f"EVALDIR={config.evaldir}: {records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is "
-                f"{config.num_examples}: prepare the evaluation set anew, or lower NUM_EVAL_EXAMPLES"
+                f"{config.num_examples}: prepare the evaluation set again, or lower NUM_EVAL_EXAMPLES"
             )
         if records.input_ids.max() >= vocab_size or records.masked_lm_ids.max() >= vocab_size:
             raise DataError(f"EVALDIR={config.evaldir}: token ids past vocab_size {vocab_size} of bert_config.json")

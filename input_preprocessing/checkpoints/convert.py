@@ -93,10 +93,10 @@ def read_pytorch(path: Path) -> Tensors:
         raise DataError(f"cannot read {path}: {error.strerror or error}; check --source") from error
     except (RuntimeError, pickle.UnpicklingError, AttributeError, EOFError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path} is no readable state dict ({reason}); copy or convert it again") from error
+        raise DataError(f"{path} is not a readable state dict ({reason}); copy or convert it again") from error
     except Exception as error:
         if type(error).__module__.startswith("safetensors"):
-            raise DataError(f"{path} is no safetensors file ({error}); copy or convert it again") from error
+            raise DataError(f"{path} is not a safetensors file ({error}); copy or convert it again") from error
         raise
 
 

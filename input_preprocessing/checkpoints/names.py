@@ -25,7 +25,7 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"
 MOST_NAMED = 8  # of the parameters that do not fit, in a message
 
-# What is no parameter, by the last part of its name (TensorFlow 1) or by its path (TensorFlow 2), and what it is.
+# What is not a parameter, by the last part of its name (TensorFlow 1) or by its path (TensorFlow 2), and what it is.
 _LEFT_OUT = [
     (re.compile(r"(/(LAMB|Adam)\w*|/(adam|lamb)_[mv])$|/\.OPTIMIZER_SLOT/|^optimizer/"), "optimizer"),
     (re.compile(r"/GradientAccumulator\w*(/\.ATTRIBUTES/VARIABLE_VALUE)?$"), "gradient accumulator"),
@@ -95,7 +95,7 @@ class Shape:
 
 
 def left_out_as(name: str) -> str | None:
-    """What a variable is that is no parameter of the model: an optimizer's, a counter...; None for the others."""
+    """What a variable is that is not a parameter of the model: an optimizer's, a counter...; None for the others."""
     return next((what for pattern, what in _LEFT_OUT if pattern.search(name)), None)
 
 

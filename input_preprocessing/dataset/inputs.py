@@ -105,7 +105,7 @@ def _check_set(folder: Path, names: list[str]) -> None:
     if missing := sorted(wanted - set(names)):
         raise DataError(f"{folder} is incomplete: {len(missing)} of {count} parts are missing, see {missing[0]}")
     if odd := sorted(set(names) - wanted):
-        raise DataError(f"{folder}: {odd[0]} is no part of this set of {count}; move it away")
+        raise DataError(f"{folder}: {odd[0]} is not part of this set of {count}; move it away")
 
 
 def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> None:

@@ -10,7 +10,7 @@ Wikipedia dumps (*.xml.bz2) and there is no text yet, the text is first made of 
   phase1/                                           vocab.txt, bert_config.json, model.ckpt-28252.pt where it is known
   prepared-{packed,binned,unpacked}.json            what was made, and of what
 Work files are under OUTPUTDIR/work until the end. Stop it at any moment, kill -9 included, and run it again: finished
-files are kept, and the result is byte for byte that of an uninterrupted run, whatever --jobs.
+files are kept, and the result equals an uninterrupted run byte for byte, whatever --jobs.
 
 On a cluster, prepare_data.sub runs it with --only start, then with --only instances and --only shards on every node,
 each with its own --part, and at last without, which finds all that finished.

@@ -1,6 +1,6 @@
 """Makes training instances from one text file: tokenise, pair sentences, mask.
 
-The text has one sentence a line and a blank line between documents. The result is bit for bit that of the reference's
+The text has one sentence per line and a blank line between documents. The result is bit for bit that of the reference's
 create_pretraining_data.py with the same options: the same sequences in the same order. `--format tfrecord` writes the
 file that the reference would write, for trainers that read those; the other stages take records.
 """
@@ -88,7 +88,7 @@ def _main(options: argparse.Namespace) -> None:
 def main() -> None:
     """Command line."""
     parser = stage_parser("instances", __doc__)
-    parser.add_argument("--input-file", type=Path, required=True, help="text, one sentence a line")
+    parser.add_argument("--input-file", type=Path, required=True, help="text, one sentence per line")
     parser.add_argument("--vocab-file", type=Path, required=True, help="WordPiece vocab.txt")
     parser.add_argument("--output-file", type=Path, required=True, help="file to write")
     parser.add_argument(

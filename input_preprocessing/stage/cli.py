@@ -58,7 +58,7 @@ def named_folder(text: str) -> Path:
 def positive(text: str) -> int:
     """argparse type: an integer from 1."""
     if not text.strip().isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a positive integer")
     return int(text)
 
 
@@ -66,7 +66,7 @@ def part_of(text: str) -> tuple[int, int]:
     """argparse type: '1/4' -> (1, 4), the second of four parts."""
     number, _, count = text.partition("/")
     if not number.isdecimal() or not count.isdecimal() or int(number) >= int(count):
-        raise argparse.ArgumentTypeError(f"{text!r} is no part; give I/N with I from 0 to N - 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part; give I/N with I from 0 to N - 1")
     return int(number), int(count)
 
 

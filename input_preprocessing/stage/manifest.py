@@ -106,7 +106,7 @@ def read(path: Path) -> Manifest:
     try:
         manifest = Manifest(**json.loads(path.read_text()))
         if not isinstance(manifest.files, dict) or not isinstance(manifest.recipe, dict):
-            raise TypeError("files and recipe are no tables")
+            raise TypeError("files and recipe are not tables")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, TypeError) as error:

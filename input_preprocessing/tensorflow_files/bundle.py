@@ -61,7 +61,7 @@ class Bundle:
             self.num_shards = shards if isinstance(shards, int) else 1
             self.entries = {str(key, "utf-8"): _parse_entry(value) for key, value in table.items()}
         except (ValueError, KeyError, struct.error, UnicodeDecodeError) as error:
-            raise DataError(f"{index} is no intact TensorFlow checkpoint index ({error}); copy it again") from error
+            raise DataError(f"{index} is not an intact TensorFlow checkpoint index ({error}); copy it again") from error
 
     def read(self, name: str) -> npt.NDArray[Any]:
         """A tensor, as float32 when it is a bfloat16 one.

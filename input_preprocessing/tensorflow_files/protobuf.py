@@ -39,7 +39,7 @@ def fields(data: bytes) -> Iterator[tuple[int, Value]]:
     """(field number, value) of a message: numbers of varint and fixed fields, bytes of the others.
 
     Raises:
-        ValueError: the bytes are no message.
+        ValueError: the bytes are not a message.
     """
     at = 0
     while at < len(data):

@@ -319,7 +319,9 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
             features = parse_example(data[start:end].tobytes())
             parts.append(_sequence(features))
         except ValueError as error:
-            raise DataError(f"{path}: record {len(parts)} is no training instance: {error}; check the path") from error
+            raise DataError(
+                f"{path}: record {len(parts)} is not a training instance: {error}; check the path"
+            ) from error
         width = max(width, len(features["input_ids"]))
         at = end + _FOOTER
     return _records(parts), Metadata(max_seq_length=max(width, 1), vocab_md5="", random_seed=-1, dupe_factor=0)

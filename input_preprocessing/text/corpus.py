@@ -1,11 +1,11 @@
 """Makes a corpus for `prepare_data.sh` of any text: shards of sentences, evaluation text, vocabulary, model size.
 
-Writes to OUTPUTDIR/download: results4/part-XXXXX-of-XXXXX and results4/eval.txt (one sentence a line, a blank line
+Writes to OUTPUTDIR/download: results4/part-XXXXX-of-XXXXX and results4/eval.txt (one sentence per line, a blank line
 between documents; the evaluation text is every n-th document and not in the shards), vocab.txt (a WordPiece vocabulary
 trained on the shards, unless one is given) and bert_config.json of a small BERT with that vocabulary.
 
-The input may have one sentence a line and a blank line between documents, or be plain prose; which of the two is
-detected and told, --layout decides. `--input pydoc` is the language reference that comes with Python (PSF licence):
+The input may have one sentence per line and a blank line between documents, or be plain prose; which of the two is
+detected and printed, --layout decides. `--input pydoc` is the language reference that comes with Python (PSF licence):
 real English prose that needs no download.
 """
 
@@ -158,10 +158,10 @@ def _files(download: Path) -> dict[str, str]:
 
 def _main(options: argparse.Namespace) -> None:
     if options.hidden_size % 64:
-        raise DataError(f"--hidden-size {options.hidden_size} is no multiple of 64 (the width of an attention head)")
+        raise DataError(f"--hidden-size {options.hidden_size} is not a multiple of 64 (the width of an attention head)")
     vocab_md5 = vocabulary.load(options.vocab_file).md5 if options.vocab_file else ""
     documents, layout, md5 = read_documents(options.input, options.layout)
-    how = "one sentence a line" if layout == "sentences" else "prose, cut into sentences"
+    how = "one sentence per line" if layout == "sentences" else "prose, cut into sentences"
     download = options.outputdir / "download"
     names = ("vocab_size", "num_files", "eval_share", "layers", "hidden_size", "max_seq_length")
     recipe = {"text": md5, "layout": layout, "vocab_file": vocab_md5, **{n: getattr(options, n) for n in names}}

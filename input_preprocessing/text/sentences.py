@@ -1,7 +1,7 @@
 """Turns text of any layout into documents of sentences.
 
 Two layouts are told apart (`detect_layout`), or named by the user:
-  sentences  one sentence a line, a blank line between documents: taken as it is
+  sentences  one sentence per line, a blank line between documents: taken as it is
   prose      paragraphs, wrapped or not, between blank lines: sentences are found at full stops. A document ends at two
              blank lines or a form feed, and after the paragraph with which it reaches 200 sentences
 """

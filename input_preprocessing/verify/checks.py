@@ -85,7 +85,7 @@ def check_rows(audits: Sequence[Audit], made: Manifest) -> Check:
         return Check("rows", False, f"a row holds {most} sequences, at most {allowed} were asked for")
     capacity = sum(audit.capacity for audit in audits)
     share = sum(audit.tokens for audit in audits) / capacity if capacity else 0
-    return Check("rows", True, f"at most {most} sequence{'s' * (most > 1)} in a row, {share:.2%} of the room used")
+    return Check("rows", True, f"at most {most} sequence{'s' * (most > 1)} in a row, {share:.2%} of token slots filled")
 
 
 def check_labels(audits: Sequence[Audit]) -> Check:

@@ -1,4 +1,4 @@
-"""Turns the wikitext of articles into text: one sentence a line, a blank line after each article.
+"""Turns the wikitext of articles into text: one sentence per line, a blank line after each article.
 
 Takes the folder that `extract` wrote, writes text-XXXXX.txt, a file for each of its files. What is kept of an article
 is told in `wikitext`. Articles of which nothing remains are left out. Finished files are kept when it is run again; the

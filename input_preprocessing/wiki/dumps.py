@@ -35,12 +35,12 @@ def is_multistream(path: Path) -> bool:
     """Whether the dump has a second stream: not told by its name.
 
     Raises:
-        DataError: it is no bzip2 file.
+        DataError: it is not a bzip2 file.
     """
     with open(path, "rb") as file:
         if not _STREAM.match(file.read(10)):
             raise DataError(
-                f"{path} is no bzip2 file; give a dump such as enwiki-DATE-pages-articles-multistream.xml.bz2"
+                f"{path} is not a bzip2 file; give a dump such as enwiki-DATE-pages-articles-multistream.xml.bz2"
             )
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _STREAM.search(data, 10) is not None
@@ -120,7 +120,7 @@ def parse_page(xml: bytes, path: Path) -> Page | None:
     """The article; None for redirects and pages of other namespaces (talk, templates, ...).
 
     Raises:
-        DataError: this is no page.
+        DataError: this is not a page.
     """
     try:
         page = ElementTree.fromstring(xml)

@@ -1,4 +1,4 @@
-"""Extracts the articles of Wikipedia dumps: wikitext of every page of the main namespace that is no redirect.
+"""Extracts the articles of Wikipedia dumps: wikitext of every page of the main namespace that is not a redirect.
 
 Reads enwiki-*-pages-articles*.xml.bz2 as it streams by; a multistream dump is spread over the workers. Writes
 pages-XXXXX.jsonl.gz, a page a line ({"id", "title", "text"}), in the order of the dump. Finished files are kept when it

@@ -30,7 +30,7 @@ def text_is_wanted(download: Path) -> bool:
 
 
 def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = None, seed: int = 12345) -> None:
-    """Makes DOWNLOADDIR/results4 (part files and eval.txt) of DOWNLOADDIR/wiki/*.xml.bz2; goes on where it stopped.
+    """Makes DOWNLOADDIR/results4 (part files and eval.txt) of DOWNLOADDIR/wiki/*.xml.bz2; resumes where it stopped.
 
     Args:
         download: DOWNLOADDIR.

@@ -94,7 +94,7 @@ def _recorded_commit(repository: Path, runs: Path) -> str:
         return described[1]
     if commit not in _git(repository, "tag", "--list").decode("utf-8", "replace").split("\n"):
         raise ReviewError(
-            f"{runs / 'environment.json'}: git_commit {text(commit)!r} is no commit: name it with --commit"
+            f"{runs / 'environment.json'}: git_commit {text(commit)!r} is not a commit: name it with --commit"
         )
     return f"refs/tags/{commit}"
 

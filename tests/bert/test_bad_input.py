@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def test_wrong_input_is_one_clear_line(prepared, case, check, capfd, monkeypatch
 def test_check_prints_what_would_run(prepared, run_bert):
     finished = run_bert(prepared, arguments=("--check",))
     assert finished.returncode == 0, finished.stderr
-    assert "global batch  6 sequences = 3 rows" in finished.stdout
+    assert re.search(r"^global batch +6 sequences = 3 rows", finished.stdout, re.M)
     assert "3 files in" in finished.stdout
     assert not Path(prepared["RUN_DIR"]).exists()
 

@@ -60,7 +60,7 @@ def test_a_dry_run_starts_nothing(checkout):
         ((), "no config given"),
         (("configs/none.sh",), "configs/none.sh: no such config"),
         ((CONFIG, "LR="), "LR=: no value given"),
-        ((CONFIG, "lr=1"), "lr=1: lr is no name of a variable"),
+        ((CONFIG, "lr=1"), "lr=1: lr is not the name of a variable"),
         ((CONFIG, "LR:SEED=1"), "LR:SEED=1: '1': expected 2 value(s) joined by colons"),
         ((CONFIG, "'LR=$(id)'"), "LR=$(id): '$(id)': expected 1 value(s) joined by colons"),
         ((CONFIG, "LRR=1"), "LRR: no such variable; docs/variables.md lists them"),

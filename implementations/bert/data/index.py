@@ -50,7 +50,7 @@ def read_index(folder: Path) -> dict[str, Entry]:
 
 
 def count_rows(path: Path) -> int:
-    """Rows of a file, without reading more of it than that takes. Raises DataError for what is no record file."""
+    """Rows of a file, without reading more of it than that takes. Raises DataError for what is not a record file."""
     try:
         file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
         try:

@@ -119,7 +119,7 @@ class Shards:
         if metadata.max_seq_length > self.max_seq_length:
             raise DataError(
                 f"{path}: made for sequences of up to {metadata.max_seq_length} tokens, and MAX_SEQ_LENGTH is "
-                f"{self.max_seq_length}: set MAX_SEQ_LENGTH={metadata.max_seq_length} or prepare the data anew"
+                f"{self.max_seq_length}: set MAX_SEQ_LENGTH={metadata.max_seq_length} or prepare the data again"
             )
         if self.vocab_md5 and metadata.vocab_md5 and metadata.vocab_md5 != self.vocab_md5:
             raise DataError(

@@ -40,7 +40,7 @@ class Config:
     datadir: Path | None = env("DATADIR_PHASE2", None, doc="folder of unpacked record files")
     datadir_packed: Path | None = env("DATADIR_PHASE2_PACKED", None, doc="folder of packed record files")
     synthetic: bool = env("SYNTH_DATA", False, doc="1 trains on made-up sequences of Wikipedia's lengths, no files")
-    batch_size: int = env("BATCHSIZE", at_least=1, doc="rows of a GPU in one micro-batch")
+    batch_size: int = env("BATCHSIZE", at_least=1, doc="rows per GPU in one micro-batch")
     gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, doc="micro-batches accumulated into one step")
     packing_factor: int = env("PACKING_FACTOR", 1, at_least=1, doc="sequences a row counts for: 2 for packed Wikipedia")
     max_seq_length: int = env("MAX_SEQ_LENGTH", 512, at_least=8, doc="tokens of a row at most")
@@ -54,7 +54,7 @@ class Config:
     online_buffer: int = env("ONLINE_BUFFER", 512, at_least=16, doc="sequences to choose from with BATCHING=online")
     bin_counts: str = env("BIN_COUNTS", "", doc="sequences of each bin in a micro-batch, as 6:3:2:5; unset: by share")
     exchange_group: int = env(
-        "EXCHANGE_GROUP", 1, at_least=1, doc="ranks that deal a step's sequences by length; 1: none"
+        "EXCHANGE_GROUP", 1, at_least=1, doc="ranks that balance sequence lengths among themselves; 1: off"
     )
 
     def __post_init__(self) -> None:

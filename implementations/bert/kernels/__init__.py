@@ -33,7 +33,7 @@ OPERATIONS: dict[str, ModuleType] = {
     "cross_entropy": cross_entropy,
 }
 FUSABLE: dict[str, ModuleType] = OPERATIONS | {"lamb": lamb, "fp8_cast": fp8_cast}
-# The casts to fp8 are done inside of the kernels whose results they are.
+# The casts to fp8 are done inside the kernels whose results they are.
 NEEDED: dict[str, tuple[str, ...]] = {"fp8_cast": ("dropout_add_layer_norm", "bias_gelu")}
 
 
@@ -62,7 +62,7 @@ class Config:
             raise ConfigError(f"FUSED asks for {', '.join(missing)}, but {reason}: set FUSED=auto or FUSED=none")
         for name in wanted & NEEDED.keys():
             if absent := [other for other in NEEDED[name] if other not in wanted]:
-                raise ConfigError(f"FUSED={name} works inside of {' and '.join(absent)}: name that too, or not {name}")
+                raise ConfigError(f"FUSED={name} requires {' and '.join(absent)}: add that, or drop {name}")
         return wanted
 
     def describe(self, device: torch.device) -> str:

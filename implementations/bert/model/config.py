@@ -80,7 +80,7 @@ class BertConfig:
                 raise ConfigError(f"bert_config: {name}={value!r}: expected a probability of at least 0, below 1")
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(
-                f"bert_config: hidden_size={self.hidden_size} is no multiple of "
+                f"bert_config: hidden_size={self.hidden_size} is not a multiple of "
                 f"num_attention_heads={self.num_attention_heads}"
             )
         if self.hidden_act not in GELU_APPROXIMATIONS:

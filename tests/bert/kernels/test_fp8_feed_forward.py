@@ -159,5 +159,5 @@ def test_every_kernel_that_casts_lets_nan_through(device):
 
 
 def test_casts_in_kernels_without_these_kernels_are_refused(device):
-    with pytest.raises(ConfigError, match="FUSED=fp8_cast works inside of bias_gelu: name that too"):
+    with pytest.raises(ConfigError, match="FUSED=fp8_cast requires bias_gelu: add that, or drop fp8_cast"):
         kernels.select(kernels.Config(fused="dropout_add_layer_norm,fp8_cast"), device)

@@ -73,10 +73,10 @@ def test_the_need_is_told_and_checked_before_anything_is_downloaded(
     ("option", "value", "message"),
     [
         ("--outputdir", "", "the name is empty; is a variable not set"),
-        ("--shards", "x", "'x' is no whole number from 1"),
-        ("--jobs", "0", "'0' is no whole number from 1"),
-        ("--part", "3/3", "'3/3' is no part"),
-        ("--part", "1", "'1' is no part"),
+        ("--shards", "x", "'x': expected a positive integer"),
+        ("--jobs", "0", "'0': expected a positive integer"),
+        ("--part", "3/3", "'3/3' is not a part"),
+        ("--part", "1", "'1' is not a part"),
         ("--edges", "abc", "is not a list of growing lengths"),
     ],
 )

@@ -168,14 +168,14 @@ BAD = {
     "a part missing": (lambda d: (d / "download/results4/part-00001-of-00003").unlink(),
                        "incomplete: 1 of 3 parts are missing, see part-00001-of-00003"),
     "two sets mixed": (lambda d: (d / "download/results4/part-00000-of-00009").touch(), "mixed: .* 00003 and of 00009"),
-    "a part too many": (lambda d: (d / "download/results4/part-00003-of-00003").touch(), "00003-of-00003 is no part"),
+    "a part too many": (lambda d: (d / "download/results4/part-00003-of-00003").touch(), "00003-of-00003 is not part"),
     "a part still packed": (
         lambda d: (d / "download/results4/part-00001-of-00003").write_bytes(gzip.compress(b"A text.")),
-        "part-00001-of-00003 is no text but gzip",
+        "part-00001-of-00003 is not text but gzip",
     ),
     "records for text": (
         lambda d: (d / "download/results4/eval.txt").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(90)),
-        "eval.txt is no text but HDF5",
+        "eval.txt is not text but HDF5",
     ),
     "a part of no bytes": (lambda d: (d / "download/results4/part-00001-of-00003").write_bytes(b""),
                            "part-00001-of-00003 is empty; copy it again"),

@@ -198,7 +198,7 @@ def test_the_command_refuses_bad_input_in_one_line(tmp_path: Path, monkeypatch: 
     packed.write_bytes(gzip.compress(text.read_bytes()))
     for option, value, message in (
         ("--input-file", tmp_path / "none", "cannot read the text"),
-        ("--input-file", packed, "is no text but gzip"),
+        ("--input-file", packed, "is not text but gzip"),
         ("--output-file", text, "is the source"),
         ("--vocab-file", bad, "no BERT vocabulary"),
         ("--output-file", tmp_path / "no" / "out.hdf5", "cannot write"),

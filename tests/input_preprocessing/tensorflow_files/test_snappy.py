@@ -66,5 +66,5 @@ def test_a_changed_byte_of_a_compressed_index_is_found(tmp_path: Path, at: int) 
     data = bytearray((SAVED / "compressed" / "model.ckpt-28252.index").read_bytes())
     data[at] ^= 1
     (tmp_path / "model.ckpt-28252.index").write_bytes(data)
-    with pytest.raises(DataError, match="no intact TensorFlow checkpoint index"):
+    with pytest.raises(DataError, match="is not an intact TensorFlow checkpoint index"):
         Bundle(tmp_path / "model.ckpt-28252")

@@ -272,7 +272,7 @@ def damaged(path: Path, how: str) -> None:
         del data[-40:]
     elif how == "damaged":
         data[len(data) // 2] ^= 255
-    elif how == "no bzip2":
+    elif how == "not a bzip2":
         data[:3] = b"PK\x03"
     elif how == "middle of a page":
         whole = bz2.decompress(bytes(data))
@@ -284,7 +284,7 @@ def damaged(path: Path, how: str) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("how", ["cut off", "damaged", "no bzip2", "middle of a page", "no XML", "no article"])
+@pytest.mark.parametrize("how", ["cut off", "damaged", "not a bzip2", "middle of a page", "no XML", "no article"])
 def test_a_damaged_dump_is_one_clear_line(dump, tmp_path, how):
     damaged(dump, how)
     with pytest.raises(DataError, match=how) as caught:

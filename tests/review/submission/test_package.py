@@ -222,7 +222,7 @@ def environment(git_commit):
         (None, {"add": True}, "to add to"),
         (lambda r: (r.runs / "environment.json").unlink(), {}, "--commit"),
         (environment("0123abc-dirty"), {}, "in no commit"),
-        (environment("main"), {}, "is no commit"),
+        (environment("main"), {}, "is not a commit"),
         (environment("f" * 40), {}, "no commit"),
         (lambda r: (r.runs / "config.json").unlink(), {}, "--config"),
         (lambda r: r.output.mkdir(parents=True), {}, "exists"),
@@ -248,7 +248,7 @@ def test_a_commit_may_be_named_as_git_describe_does(request_):
         change(request_)
         assert find_code(request_.repository, request_.runs, None, None).commit == commit
     environment("v1.0")(request_)
-    with pytest.raises(ReviewError, match="is no commit"):
+    with pytest.raises(ReviewError, match="is not a commit"):
         find_code(request_.repository, request_.runs, None, None)
     git(request_.repository, "tag", "-a", "-m", "a tag", "v1.0")
     assert find_code(request_.repository, request_.runs, None, None).commit == commit
