@@ -77,7 +77,7 @@ def check_is_text(path: Path, start: bytes) -> None:
     """Raises DataError for a file that starts as a packed one, or one of another encoding, does."""
     kind = next((kind for signature, kind in _SIGNATURES.items() if start.startswith(signature)), None)
     if kind:
-        raise DataError(f"{path} is no text but {kind}; unpack or convert it to UTF-8, or copy the text again")
+        raise DataError(f"{path} is not text but {kind}; unpack or convert it to UTF-8, or copy the text again")
 
 
 def undecodable_bytes(data: bytes) -> int:

@@ -45,7 +45,7 @@ def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(tmp_path: Path, capsy
     [
         (GOOD[:999] + b"\xfc" * 2, "2 of 1,001 bytes are not UTF-8; convert it first"),
         ("Größe über alles. ".encode("l1") * 9, "27 of 162 bytes are not UTF-8"),
-        ("The cat sat.\n".encode("utf-16"), "no text but UTF-16"),
+        ("The cat sat.\n".encode("utf-16"), "not text but UTF-16"),
         ("The cat sat.\n".encode("utf-16-be"), "13 of 26 bytes are not UTF-8"),
         (bytes(range(256)) * 4, "not UTF-8"),
     ],
