@@ -11,6 +11,8 @@ import dataclasses
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from bert.data.format import check_contents, open_records, write_records
 from bert.data.records import DataError, Metadata, Records
 from input_preprocessing.stage.cli import add_jobs, human_bytes, run, stage_parser
@@ -41,8 +43,8 @@ def read_foreign(path: Path) -> tuple[Records, Metadata]:
     return open_records(path) if start == _HDF5_SIGNATURE else read_tfrecord(path)
 
 
-def import_file(task: tuple[Path, Path, Vocabulary | None]) -> tuple[int, int]:
-    """Writes the record file of a foreign one, unless it is there; its numbers of sequences and rows.
+def import_file(task: tuple[Path, Path, Vocabulary | None]) -> tuple[int, int, int]:
+    """Writes the record file of a foreign one, unless it is there; its sequences, rows, and rows of none left out.
 
     Raises:
         DataError: unreadable source, tokens that the vocabulary lacks, or unwritable target.
@@ -52,7 +54,7 @@ def import_file(task: tuple[Path, Path, Vocabulary | None]) -> tuple[int, int]:
     try:
         records, metadata = open_records(target)
         if metadata.source == origin and metadata.vocab_md5 == vocab_md5:
-            return records.num_sequences, records.num_rows
+            return records.num_sequences, records.num_rows, 0
     except DataError:
         pass
     records, metadata = read_foreign(source)
@@ -61,8 +63,11 @@ def import_file(task: tuple[Path, Path, Vocabulary | None]) -> tuple[int, int]:
     largest = max(records.input_ids.max(initial=0), records.masked_lm_ids.max(initial=0))
     if words and largest >= len(words):
         raise DataError(f"{source} has token {largest}, the vocabulary has {len(words)}; give the one it was made with")
+    empty = records.num_empty_rows
+    if records.row_offsets is not None:
+        records = records.with_rows(np.unique(records.row_offsets))
     write_records(target, records, metadata)
-    return records.num_sequences, records.num_rows
+    return records.num_sequences, records.num_rows, empty
 
 
 def plan_files(source: Path, target: Path) -> list[tuple[Path, Path]]:
@@ -98,9 +103,12 @@ def _main(options: argparse.Namespace) -> None:
     weights = [path.stat().st_size if path.exists() else 0 for path, _ in files]
     tasks = [(path, made, words) for path, made in files]
     counts = run_tasks("import", import_file, tasks, jobs=options.jobs, weights=weights)
-    sequences, rows = (sum(count[i] for count in counts) for i in range(2))
+    sequences, rows, empty = (sum(count[i] for count in counts) for i in range(3))
     size = human_bytes(sum(made.stat().st_size for _, made in files))
-    print(f"{options.target}: {sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}", file=sys.stderr)
+    note = f"; {empty:,} rows of no sequence left out" if empty else ""
+    print(
+        f"{options.target}: {sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}{note}", file=sys.stderr
+    )
 
 
 def main() -> None:

@@ -48,6 +48,7 @@ class Audit:
     metadata: Metadata
     sequences: int
     rows: int
+    empty_rows: int  # of no sequence, in others' files
     capacity: int  # tokens that the rows could hold
     tokens: int
     masked: int
@@ -99,6 +100,7 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
         metadata=metadata,
         sequences=records.num_sequences,
         rows=records.num_rows,
+        empty_rows=records.num_empty_rows,
         capacity=records.num_rows * metadata.max_seq_length,
         tokens=len(records.input_ids),
         masked=len(records.masked_lm_ids),

@@ -45,7 +45,9 @@ def check_reading(audits: Sequence[Audit], errors: Sequence[str], made: dict[Pat
     if other:
         return Check("contents", False, f"{len(other)} of {total} files are not the ones prepared: {other[0]}")
     how = "as prepared, by their digests" if made else "in range"
-    return Check("contents", True, f"every sequence of {total:,} record files is {how}")
+    empty = sum(audit.empty_rows for audit in audits)
+    note = f"; {empty:,} rows hold no sequence, and are skipped in training" if empty else ""
+    return Check("contents", True, f"every sequence of {total:,} record files is {how}{note}")
 
 
 def check_options(audits: Sequence[Audit], made: Manifest, vocab_md5: str) -> Check:

@@ -185,11 +185,17 @@ def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:
 
 
 def _sequences_of(records: Records, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the sequences in the given rows, in order, and how many each row has."""
+    """Indices of the sequences in the given rows, in order, and how many each row has.
+
+    For a row that has none, as NVIDIA's packer leaves now and then, the next row of the file that has some is taken.
+    """
     if records.row_offsets is None:
         return rows, np.ones(len(rows), dtype=np.int64)
     begins = records.row_offsets[rows]
     counts = records.row_offsets[rows + 1] - begins
+    if not counts.all():
+        filled = np.flatnonzero(np.diff(records.row_offsets))
+        return _sequences_of(records, filled[np.searchsorted(filled, rows) % len(filled)])
     return np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts), counts
 
 

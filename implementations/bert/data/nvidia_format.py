@@ -2,7 +2,7 @@
 
 A sequence's length and segment B come from packed_input_len, input_mask or the length of the variable-length entry, and
 from segment_ids. Fixed and variable-length files keep no count of masked tokens: it is the number of positions that are
-not 0, since position 0 is [CLS].
+not 0, since position 0 is [CLS]. Rows of no sequence, which NVIDIA's packer leaves now and then, come as they are.
 """
 
 from __future__ import annotations
@@ -43,11 +43,30 @@ def _offsets(lengths: Array) -> Array:
     return offsets
 
 
-def _ragged(file: h5py.File, name: str, dtype: Any) -> tuple[Array, Array]:
+def _narrowed(path: Path, name: str, values: Array, dtype: Any) -> Array:
+    """The values as `dtype`.
+
+    Raises:
+        DataError: one does not fit, as ids of a vocabulary above 32,768 words.
+    """
+    limits = np.iinfo(dtype)
+    if len(values) and values.dtype != dtype and not limits.min <= values.min() <= values.max() <= limits.max:
+        odd = values.max() if values.max() > limits.max else values.min()
+        raise DataError(f"{path}: {name} has {odd}, and records hold {limits.min} to {limits.max}; prepare it again")
+    return values.astype(dtype)
+
+
+def _ragged(path: Path, file: h5py.File, name: str, dtype: Any) -> tuple[Array, Array]:
     """A variable-length dataset as flat values and the length of each entry."""
     entries = file[name][:]
     lengths = np.fromiter((len(entry) for entry in entries), dtype=np.int64, count=len(entries))
-    return np.concatenate([np.zeros(0, dtype), *entries]).astype(dtype), lengths
+    stored = h5py.check_vlen_dtype(file[name].dtype) or file[name].dtype
+    return _narrowed(path, name, np.concatenate([np.zeros(0, stored), *entries]), dtype), lengths
+
+
+def _table(path: Path, file: h5py.File, name: str, dtype: Any) -> Array:
+    """A dataset of numbers, whole."""
+    return _narrowed(path, name, file[name][:], dtype)
 
 
 def _assemble(path: Path, fields: dict[str, Array], lengths: Array, masked: Array) -> Records:
@@ -74,10 +93,10 @@ def _assemble(path: Path, fields: dict[str, Array], lengths: Array, masked: Arra
 
 
 def _packed(path: Path, file: h5py.File) -> Records:
-    lengths, per_row = _ragged(file, "packed_input_len", np.int64)
-    masked, _ = _ragged(file, "packed_masked_lm_len", np.int64)
-    input_ids, row_tokens = _ragged(file, "input_ids", np.int16)
-    positions, _ = _ragged(file, "masked_lm_positions", np.int64)
+    lengths, per_row = _ragged(path, file, "packed_input_len", np.int64)
+    masked, _ = _ragged(path, file, "packed_masked_lm_len", np.int64)
+    input_ids, row_tokens = _ragged(path, file, "input_ids", np.int16)
+    positions, _ = _ragged(path, file, "masked_lm_positions", np.int64)
     rows = _offsets(per_row)
     starts = _offsets(lengths)
     if len(masked) != len(lengths) or not np.array_equal(np.diff(starts[rows]), row_tokens):
@@ -87,41 +106,41 @@ def _packed(path: Path, file: h5py.File) -> Records:
         raise DataError(f"{path} is inconsistent: packed_masked_lm_len does not add up; copy or prepare it again")
     fields = {
         "input_ids": input_ids,
-        "segment_ids": _ragged(file, "segment_ids", np.int8)[0],
+        "segment_ids": _ragged(path, file, "segment_ids", np.int8)[0],
         "masked_lm_positions": (positions - np.repeat(in_row, masked)).astype(np.int16),
-        "masked_lm_ids": _ragged(file, "masked_lm_ids", np.int16)[0],
-        "next_sentence_labels": _ragged(file, "next_sentence_labels", np.int8)[0],
+        "masked_lm_ids": _ragged(path, file, "masked_lm_ids", np.int16)[0],
+        "next_sentence_labels": _ragged(path, file, "next_sentence_labels", np.int8)[0],
     }
     return _assemble(path, fields, lengths, masked).with_rows(rows)
 
 
 def _variable(path: Path, file: h5py.File) -> Records:
-    input_ids, lengths = _ragged(file, "input_ids", np.int16)
-    positions, entries = _ragged(file, "masked_lm_positions", np.int16)
+    input_ids, lengths = _ragged(path, file, "input_ids", np.int16)
+    positions, entries = _ragged(path, file, "masked_lm_positions", np.int16)
     real = positions != 0
     fields = {
         "input_ids": input_ids,
-        "segment_ids": _ragged(file, "segment_ids", np.int8)[0],
+        "segment_ids": _ragged(path, file, "segment_ids", np.int8)[0],
         "masked_lm_positions": positions[real],
-        "masked_lm_ids": _ragged(file, "masked_lm_ids", np.int16)[0][real],
-        "next_sentence_labels": file["next_sentence_labels"][:].astype(np.int8).reshape(-1),
+        "masked_lm_ids": _ragged(path, file, "masked_lm_ids", np.int16)[0][real],
+        "next_sentence_labels": _table(path, file, "next_sentence_labels", np.int8).reshape(-1),
     }
     owner = np.repeat(np.arange(len(entries)), entries)
     return _assemble(path, fields, lengths, np.bincount(owner[real], minlength=len(entries)))
 
 
 def _fixed(path: Path, file: h5py.File) -> Records:
-    ids = file["input_ids"][:].astype(np.int16)
+    ids = _table(path, file, "input_ids", np.int16)
     if "input_mask" not in file:
         raise DataError(f"{path} has fixed-length input_ids but no input_mask; copy or prepare it again")
     real = file["input_mask"][:] != 0
-    positions = file["masked_lm_positions"][:].astype(np.int16)
+    positions = _table(path, file, "masked_lm_positions", np.int16)
     masked = positions != 0
     fields = {
         "input_ids": ids[real],
         "segment_ids": file["segment_ids"][:][real],
         "masked_lm_positions": positions[masked],
-        "masked_lm_ids": file["masked_lm_ids"][:].astype(np.int16)[masked],
-        "next_sentence_labels": file["next_sentence_labels"][:].astype(np.int8).reshape(-1),
+        "masked_lm_ids": _table(path, file, "masked_lm_ids", np.int16)[masked],
+        "next_sentence_labels": _table(path, file, "next_sentence_labels", np.int8).reshape(-1),
     }
     return _assemble(path, fields, real.sum(axis=1), masked.sum(axis=1))

@@ -50,6 +50,11 @@ class Records:
         return self.num_sequences if self.row_offsets is None else len(self.row_offsets) - 1
 
     @property
+    def num_empty_rows(self) -> int:
+        """Rows of no sequence, which NVIDIA's packer leaves now and then."""
+        return 0 if self.row_offsets is None else int(np.count_nonzero(np.diff(self.row_offsets) == 0))
+
+    @property
     def sequence_lengths(self) -> Array:
         """Tokens of each sequence, int64 (N,)."""
         return np.diff(self.sequence_offsets)

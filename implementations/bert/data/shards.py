@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import resource
+import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +50,23 @@ def list_shards(folder: Path, variable: str) -> list[Path]:
     )
     if not shards:
         raise DataError(f"{variable}={folder}: no record files (*.hdf5) in it; prepare the data first")
-    return shards
+    return _of_one_use(shards, folder, variable)
+
+
+def _of_one_use(shards: list[Path], folder: Path, variable: str) -> list[Path]:
+    """Of a folder that holds training and test shards side by side, as DeepLearningExamples' and Habana's scripts leave
+    them, those of the variable's use; it is said that the others are left."""
+    training, test = ([path for path in shards if f"_{use}_" in path.name] for use in ("training", "test"))
+    if not training or not test:
+        return shards
+    wanted, kept, other, left = ("test", test, "training", training)
+    if variable != "EVALDIR":
+        wanted, kept, other, left = other, left, wanted, kept
+    print(
+        f"bert: {variable}={folder}: {len(kept)} *_{wanted}_* files are used, {len(left)} *_{other}_* files are not",
+        file=sys.stderr,
+    )
+    return kept
 
 
 def list_bins(folder: Path, variable: str) -> list[list[Path]]:
@@ -84,6 +101,7 @@ class Shards:
         self._open: OrderedDict[int, Records] = OrderedDict()
         self._most_open = _most_open()
         self._entries: dict[Path, Entry] = {}
+        self._told: set[Path] = set()
         self.vocab_md5 = ""
 
     def __len__(self) -> int:
@@ -109,11 +127,24 @@ class Shards:
         expected = self._entries.get(path, Entry(records.num_rows))
         if expected.rows != records.num_rows or expected.content_digest not in ("", metadata.content_digest):
             raise DataError(f"{path} is not the file that {path.parent / INDEX} tells of; prepare the data again")
+        self._tell_empty_rows(path, records, metadata)
         records = _plain(records)
         self._open[number] = records
         if len(self._open) > self._most_open:
             self._open.popitem(last=False)
         return records
+
+    def _tell_empty_rows(self, path: Path, records: Records, metadata: Metadata) -> None:
+        """Says once of a file that others packed how many of its rows hold nothing."""
+        if metadata.content_digest or path in self._told:
+            return
+        self._told.add(path)
+        empty, total = records.num_empty_rows, records.num_rows
+        if empty and not records.num_sequences:
+            raise DataError(f"{path} has {total} rows and no sequence; remove it")
+        if empty:
+            skipped = f"{path}: {empty} of {total} rows hold no sequence and are skipped"
+            print(f"bert: warning: {skipped}; the next row takes the place of each", file=sys.stderr)
 
     def _check(self, path: Path, metadata: Metadata) -> None:
         if metadata.max_seq_length > self.max_seq_length:

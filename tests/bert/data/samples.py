@@ -88,7 +88,12 @@ def write_nvidia(path: Path, records: Records, schema: str) -> None:
         for column, (name, dtype) in enumerate(types.items()):
             shift = name == "masked_lm_positions"
             packed = [
-                np.concatenate([sequences[i][column] + (lengths[row.start : i].sum() if shift else 0) for i in row])
+                np.concatenate(
+                    [
+                        np.zeros(0, dtype),
+                        *(sequences[i][column] + (lengths[row.start : i].sum() if shift else 0) for i in row),
+                    ]
+                )
                 for row in rows
             ]
             ragged(file, name, packed, dtype)

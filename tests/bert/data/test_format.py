@@ -208,6 +208,35 @@ def test_nvidia_made_shards_read_as_the_same_sequences(tmp_path: Path, schema: s
     assert metadata.multiset_digest == multiset_digest(records)
 
 
+def test_rows_of_no_sequence_in_others_files_come_as_they_are_and_are_counted(tmp_path: Path) -> None:
+    records = make_records(5).with_rows([0, 0, 2, 2, 2, 5, 5])
+    write_nvidia(tmp_path / "part", records, "packed")
+    found, _ = verify_records(tmp_path / "part")
+    assert_equal(found, records)
+    assert (found.num_rows, found.num_empty_rows) == (6, 4)
+    write_records(tmp_path / "ours.hdf5", records, METADATA)
+    with pytest.raises(DataError, match="row 0 is empty"):
+        verify_records(tmp_path / "ours.hdf5")
+
+
+@pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
+@pytest.mark.parametrize("name", ["input_ids", "masked_lm_ids"])
+@pytest.mark.parametrize("odd", [32_768, 65_536 + 7, -40_000])
+def test_ids_that_records_cannot_hold_are_refused(tmp_path: Path, schema: str, name: str, odd: int) -> None:
+    records = make_records(4)
+    write_nvidia(tmp_path / "part", records.with_rows([0, 2, 4]) if schema == "packed" else records, schema)
+    with h5py.File(tmp_path / "part", "r+") as file:
+        rows = [np.array(row, np.int32) for row in file[name][:]]
+        rows[1][0] = odd
+        del file[name]
+        if schema == "fixed":
+            file[name] = np.stack(rows)
+        else:
+            ragged(file, name, rows, np.int32)
+    with pytest.raises(DataError, match=f"part: {name} has {odd}, and records hold -32768 to 32767"):
+        open_records(tmp_path / "part")
+
+
 @pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
 def test_nvidia_made_shards_are_counted_without_reading_them(tmp_path, schema, monkeypatch):
     records = make_records(13)

@@ -14,6 +14,9 @@ from bert.data.index import write_index
 from bert.data.records import DataError, Metadata
 from bert.data.shards import Shards, list_bins, list_shards
 
+from .samples import make_records as made_up
+from .samples import write_nvidia
+
 METADATA = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
 
 
@@ -110,3 +113,35 @@ def test_offsets_of_a_damaged_file_are_an_error_not_a_crash(make_records, batch_
     records.masked_lm_offsets[2] = 10**6
     with pytest.raises(DataError, match="offsets"):
         batch_of(records, [1])
+
+
+def test_test_shards_beside_training_shards_are_not_trained_on_and_that_is_said(tmp_path, make_records, capsys):
+    for name in ("wiki_training_0", "wiki_training_1", "wiki_test_0"):
+        write_records(tmp_path / f"{name}.hdf5", make_records(3, False), METADATA)
+    found = list_shards(tmp_path, "DATADIR_PHASE2")
+    assert [path.stem for path in found] == ["wiki_training_0", "wiki_training_1"]
+    told = capsys.readouterr().err
+    assert told == f"bert: DATADIR_PHASE2={tmp_path}: 2 *_training_* files are used, 1 *_test_* files are not\n"
+    assert [path.stem for path in list_shards(tmp_path, "EVALDIR")] == ["wiki_test_0"]
+    for path in found:
+        path.unlink()
+    capsys.readouterr()
+    assert [path.stem for path in list_shards(tmp_path, "DATADIR_PHASE2")] == ["wiki_test_0"]
+    assert not capsys.readouterr().err
+
+
+def test_rows_of_no_sequence_are_counted_once_a_file(tmp_path, capsys):
+    write_nvidia(tmp_path / "part_0", made_up(6).with_rows([0, 0, 3, 3, 6]), "packed")
+    source = Shards([tmp_path / "part_0"], 512)
+    assert source.row_counts().tolist() == [4]
+    assert source[0].num_rows == 4
+    source._open.clear()
+    assert source[0].num_rows == 4
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        f"bert: warning: {tmp_path / 'part_0'}: 2 of 4 rows hold no sequence and are skipped; "
+        "the next row takes the place of each"
+    ]
+    write_nvidia(tmp_path / "part_1", made_up(0).with_rows([0, 0]), "packed")
+    with pytest.raises(DataError, match="1 rows and no sequence"):
+        Shards([tmp_path / "part_1"], 512)[0]

@@ -56,6 +56,21 @@ def test_an_epoch_of_batches_is_every_sequence_once(make_records, packed):
         assert len(seen) == rows
 
 
+def test_rows_of_no_sequence_are_passed_over_and_no_micro_batch_is_empty(make_records):
+    records = make_records(12, False, 1)
+    files = _Files([records.with_rows([0, 0, 0, 4, 8, 8, 12, 12]), make_records(5, True, 2)])
+    config = Config(batch_size=1, gradient_steps=1, packed=True, max_seq_length=512)
+    sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
+    data = TrainingData(files, sampler, config, vocab_size=211, first_step=1, finish=lambda batch: batch)
+    seen = {tuple(_tokens(batch)) for _ in range(sampler.steps_per_epoch) for batch in data.next_step()}
+    data.close()
+    o = records.sequence_offsets
+    flat = [tuple(records.input_ids[o[i] : o[i + 1]].tolist()) for i in range(12)]
+    for begin in (0, 4, 8):
+        assert tuple(flat[begin : begin + 4]) in seen
+    assert all(seen)
+
+
 @pytest.mark.parametrize("bad", [1, 2, 4, 9])
 def test_a_step_that_cannot_be_made_is_told_at_its_turn(make_records, bad):
     def finish(batch):

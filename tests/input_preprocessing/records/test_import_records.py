@@ -13,6 +13,7 @@ from bert.data.records import DataError
 from input_preprocessing.records.import_records import import_file, plan_files
 from input_preprocessing.tensorflow_files.tfrecord import write_tfrecord
 from input_preprocessing.text.vocabulary import Vocabulary
+from input_preprocessing.verify.verdict import verify
 
 from ...bert.data.samples import assert_equal, make_records, write_nvidia
 
@@ -33,7 +34,7 @@ def test_a_foreign_file_becomes_records_of_the_same_sequences(tmp_path: Path, ki
         write_tfrecord(tmp_path / "a", records, 64, 20)
     else:
         write_nvidia(tmp_path / "a", records, kind)
-    assert import_file((tmp_path / "a", tmp_path / "b.hdf5", WORDS)) == (13, 6 if kind == "packed" else 13)
+    assert import_file((tmp_path / "a", tmp_path / "b.hdf5", WORDS)) == (13, 6 if kind == "packed" else 13, 0)
     found, metadata = verify_records(tmp_path / "b.hdf5")
     assert_equal(found, records)
     assert metadata.vocab_md5 == WORDS.md5
@@ -47,7 +48,7 @@ def test_a_changed_source_or_vocabulary_is_imported_again(tmp_path: Path) -> Non
     import_file((tmp_path / "a", tmp_path / "b.hdf5", None))
     other = make_records(4, seed=1)
     write_tfrecord(tmp_path / "a", other, 64, 20)
-    assert import_file((tmp_path / "a", tmp_path / "b.hdf5", None)) == (4, 4)
+    assert import_file((tmp_path / "a", tmp_path / "b.hdf5", None)) == (4, 4, 0)
     assert open_records(tmp_path / "b.hdf5")[1].multiset_digest == multiset_digest(other)
     import_file((tmp_path / "a", tmp_path / "b.hdf5", WORDS))
     assert open_records(tmp_path / "b.hdf5")[1].vocab_md5 == WORDS.md5
@@ -67,6 +68,22 @@ def test_the_command_imports_a_folder_of_shards_under_their_names(tmp_path: Path
     assert [path.name for path in made] == [f"part_{i:05d}.hdf5" for i in range(3)]
     for path, records in zip(made, parts, strict=True):
         assert_equal(open_records(path)[0], records)
+
+
+def test_rows_of_no_sequence_are_left_out_and_counted(tmp_path: Path) -> None:
+    source = tmp_path / "packed_data"
+    source.mkdir()
+    write_nvidia(source / "part_0", make_records(9).with_rows([0, 0, 3, 5, 5, 9, 9]), "packed")
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]) + "\n")
+    done = command("--source", source, "--target", tmp_path / "out", "--jobs", 1)
+    assert done.returncode == 0, done.stderr
+    assert "9 sequences in 3 rows, 1 files" in done.stderr
+    assert done.stderr.endswith("; 3 rows of no sequence left out\n")
+    assert_equal(verify_records(tmp_path / "out" / "part_0.hdf5")[0], make_records(9).with_rows([0, 3, 5, 9]))
+    checks = verify(source, jobs=1, vocab_file=tmp_path / "vocab.txt")["packed_data"]
+    (contents,) = (check for check in checks if check.name == "contents")
+    assert contents.holds
+    assert "; 3 rows hold no sequence, and are skipped in training" in contents.detail
 
 
 def test_bad_sources_are_told_in_one_line_and_leave_nothing(tmp_path: Path) -> None:
