@@ -5,8 +5,8 @@ walks over the keys; only the context and, for each row, the logarithm of its so
 pass is two kernels, one a block of queries (their gradient), one a block of keys (gradients of keys and values), which
 recompute the probabilities: two products more than atomic additions would need, and the same bits every time.
 
-Dropout drops probabilities after the softmax. Row (token, head) has two random keys, which the forward kernel leaves to
-the backward ones; the column is the key's place in the sequence, so a mask does not depend on block sizes.
+Dropout drops probabilities after the softmax. The mask goes by the places of query and key in their sequence, so it
+does not depend on block sizes.
 
 Programs find their work in a list of tiles, made on the device once a forward pass and shared by all layers. Its length
 depends on the capacities alone, so the grid can be part of a CUDA graph; the few programs left over end at once.
@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from bert.kernels import triton_support
-from bert.kernels.dropout import Dropout, keep_mask, load_keys, row_keys, store_keys
+from bert.kernels.arithmetic import narrowed
+from bert.kernels.dropout import Dropout, keep_pairs
 from bert.kernels.forward_pass import ForwardPass
 from bert.kernels.triton_support import constexpr, jit, next_power_of_2, tl
 
@@ -32,17 +33,18 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """Block of queries, block of keys, warps and pipeline stages of a kernel."""
+    """Blocks of queries (a multiple of 16) and keys (of 32), warps, pipeline stages, registers a thread of a kernel."""
 
     queries: int
     keys: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 # For heads of 64 on Hopper: no spills, wgmma in every product, two or three programs a multiprocessor.
 FORWARD = Blocks(queries=64, keys=64, num_warps=4, num_stages=2)
-QUERY_GRADIENT = Blocks(queries=64, keys=64, num_warps=4, num_stages=2)
+QUERY_GRADIENT = Blocks(queries=64, keys=64, num_warps=4, num_stages=2, max_registers=168)  # three programs
 KEY_GRADIENT = Blocks(queries=64, keys=64, num_warps=4, num_stages=2)
 
 
@@ -87,45 +89,47 @@ def _list_tiles(
 
 
 @jit
-def _tile(tiles, rows: constexpr):
-    """The tile of this program: begin and length of the sequence, its rows there, whether it is padding."""
+def _tile(tiles):
+    """The tile of this program: begin and length of the sequence, its first row there, whether it is padding."""
     slot = tiles + 4 * tl.program_id(0)
-    row = tl.load(slot + 2) + tl.arange(0, rows)
-    return tl.load(slot), tl.load(slot + 1), row, tl.load(slot + 3)
+    return tl.load(slot), tl.load(slot + 1), tl.load(slot + 2), tl.load(slot + 3)
 
 
 @jit
 def _attend(
-    query, key, value, accumulator, maximum, total, start, length, stride, log2_scale, key_0, key_1,
-    masked: constexpr, threshold: constexpr, width: constexpr, block: constexpr, block_keys: constexpr,
+    query, key, value, accumulator, maximum, total, start, length, stride, log2_scale, seed_number, site,
+    head, begin, first, masked: constexpr, threshold: constexpr, width: constexpr, block: constexpr,
+    block_queries: constexpr, block_keys: constexpr,
 ):  # fmt: skip
     """One block of keys of the forward pass. Probabilities are powers of two of scores times log2(e)."""
     place = start + tl.arange(0, block_keys)
     k = _load_tile(key, place, length, stride, width, block)
-    scores = tl.dot(query, tl.trans(k), input_precision="ieee") * log2_scale
+    scores = tl.dot(query, tl.trans(k), input_precision="ieee")
     if masked:
         scores = tl.where((place < length)[None, :], scores, float("-inf"))
-    larger = tl.maximum(maximum, tl.max(scores, axis=1))
+    larger = tl.maximum(maximum, tl.max(scores, axis=1) * log2_scale)
     shrink = tl.exp2(maximum - larger)
-    p = tl.exp2(scores - larger[:, None])
+    p = tl.exp2(scores * log2_scale - larger[:, None])
     total = total * shrink + tl.sum(p, axis=1)
     if threshold > 0:
-        p = tl.where(keep_mask(key_0[:, None], key_1[:, None], place.to(tl.uint32)[None, :], threshold), p, 0.0)
+        row, column = tl.arange(0, block_queries)[:, None], tl.arange(0, block_keys)[None, :]
+        p = tl.where(keep_pairs(seed_number, site, head, begin, first, row, start, column, threshold), p, 0.0)
     v = _load_tile(value, place, length, stride, width, block)
     accumulator = accumulator * shrink[:, None]
-    accumulator = tl.dot(p.to(v.dtype), v, accumulator, input_precision="ieee")
+    accumulator = tl.dot(narrowed(p, v.dtype), v, accumulator, input_precision="ieee")
     return accumulator, larger, total
 
 
 @jit
 def _forward(
-    qkv, tiles, context, log_sums, keys_out, seed, site, drop_scale, log2_scale, num_tokens, num_heads,
+    qkv, tiles, context, log_sums, seed, site, drop_scale, log2_scale, num_tokens, num_heads,
     threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr, block_keys: constexpr,
 ):  # fmt: skip
     """Grid: tiles of queries, heads."""
     head = tl.program_id(1)
     hidden = num_heads * width
-    begin, length, row, padding = _tile(tiles, block_queries)
+    begin, length, first, padding = _tile(tiles)
+    row = first + tl.arange(0, block_queries)
     if length > 0:
         target = context + begin.to(tl.int64) * hidden + head * width
         if padding == 1:
@@ -135,10 +139,7 @@ def _forward(
             query = qkv + begin.to(tl.int64) * stride + head * width
             q = _load_tile(query, row, length, stride, width, block)
             flat = head * num_tokens + begin + row
-            key_0, key_1 = row.to(tl.uint32), row.to(tl.uint32)
-            if threshold > 0:
-                key_0, key_1 = row_keys(tl.load(seed), site, begin + row, head)
-                store_keys(keys_out, flat, key_0, key_1, row < length)
+            seed_number = tl.load(seed) if threshold > 0 else 0
             accumulator = tl.zeros([block_queries, block], tl.float32)
             maximum = tl.full([block_queries], float("-inf"), tl.float32)
             total = tl.zeros([block_queries], tl.float32)
@@ -146,12 +147,14 @@ def _forward(
             for start in range(0, full, block_keys):
                 accumulator, maximum, total = _attend(
                     q, query + hidden, query + 2 * hidden, accumulator, maximum, total, start, length, stride,
-                    log2_scale, key_0, key_1, False, threshold, width, block, block_keys,
+                    log2_scale, seed_number, site, head, begin, first, False, threshold, width, block,
+                    block_queries, block_keys,
                 )  # fmt: skip
             if full < length:
                 accumulator, maximum, total = _attend(
                     q, query + hidden, query + 2 * hidden, accumulator, maximum, total, full, length, stride,
-                    log2_scale, key_0, key_1, True, threshold, width, block, block_keys,
+                    log2_scale, seed_number, site, head, begin, first, True, threshold, width, block,
+                    block_queries, block_keys,
                 )  # fmt: skip
             _store_tile(target, row, length, hidden, accumulator * (drop_scale / total)[:, None], width, block)
             tl.store(log_sums + flat, maximum + tl.log2(total), mask=row < length)
@@ -159,10 +162,11 @@ def _forward(
 
 @jit
 def _query_gradient_step(
-    q, gradient, key, value, accumulator, start, length, stride, log2_scale, drop_scale, log_sum, delta, key_0, key_1,
-    masked: constexpr, threshold: constexpr, width: constexpr, block: constexpr, block_keys: constexpr,
+    q, gradient, key, value, accumulator, start, length, stride, log2_scale, log_sum, delta, seed_number, site,
+    head, begin, first, masked: constexpr, threshold: constexpr, width: constexpr, block: constexpr,
+    block_queries: constexpr, block_keys: constexpr,
 ):  # fmt: skip
-    """One block of keys of the gradient of the queries."""
+    """One block of keys of the gradient of the queries, over the dropout's scale."""
     place = start + tl.arange(0, block_keys)
     k = _load_tile(key, place, length, stride, width, block)
     v = _load_tile(value, place, length, stride, width, block)
@@ -171,23 +175,28 @@ def _query_gradient_step(
         p = tl.where((place < length)[None, :], p, 0.0)
     dp = tl.dot(gradient, tl.trans(v), input_precision="ieee")
     if threshold > 0:
-        keep = keep_mask(key_0[:, None], key_1[:, None], place.to(tl.uint32)[None, :], threshold)
-        dp = tl.where(keep, dp * drop_scale, 0.0)
+        row, column = tl.arange(0, block_queries)[:, None], tl.arange(0, block_keys)[None, :]
+        keep = keep_pairs(seed_number, site, head, begin, first, row, start, column, threshold)
+        dp = tl.where(keep, dp, 0.0)
     ds = p * (dp - delta[:, None])
-    return tl.dot(ds.to(k.dtype), k, accumulator, input_precision="ieee")
+    return tl.dot(narrowed(ds, k.dtype), k, accumulator, input_precision="ieee")
 
 
 @jit
 def _query_gradient(
-    qkv, tiles, context, gradient, log_sums, deltas, keys, qkv_gradient, drop_scale, scale, log2_scale, num_tokens,
-    num_heads, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
+    qkv, tiles, context, gradient, log_sums, deltas, qkv_gradient, seed, site, drop_scale, scale, log2_scale,
+    num_tokens, num_heads, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
     block_keys: constexpr,
 ):  # fmt: skip
-    """Grid as forward. Also leaves delta, each row's sum of gradient times context, to the other kernel."""
+    """Grid as forward. Also leaves delta, each row's sum of gradient times context, to the other kernel.
+
+    Within the loops everything is over the dropout's scale, delta too; the results are multiplied by it at the end.
+    """
     head = tl.program_id(1)
     hidden = num_heads * width
     stride = 3 * hidden
-    begin, length, row, padding = _tile(tiles, block_queries)
+    begin, length, first, padding = _tile(tiles)
+    row = first + tl.arange(0, block_queries)
     if length > 0:
         target = qkv_gradient + begin.to(tl.int64) * stride + head * width
         if padding == 1:
@@ -200,38 +209,40 @@ def _query_gradient(
             q = _load_tile(query, row, length, stride, width, block)
             do = _load_tile(gradient + own, row, length, hidden, width, block)
             o = _load_tile(context + own, row, length, hidden, width, block)
-            delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), axis=1)
+            delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), axis=1) / drop_scale
             flat = head * num_tokens + begin + row
             tl.store(deltas + flat, delta, mask=row < length)
             log_sum = tl.load(log_sums + flat, mask=row < length, other=0.0)
-            key_0, key_1 = row.to(tl.uint32), row.to(tl.uint32)
-            if threshold > 0:
-                key_0, key_1 = load_keys(keys, flat, row < length)
+            seed_number = tl.load(seed) if threshold > 0 else 0
             accumulator = tl.zeros([block_queries, block], tl.float32)
             full = length // block_keys * block_keys
             for start in range(0, full, block_keys):
                 accumulator = _query_gradient_step(
                     q, do, query + hidden, query + 2 * hidden, accumulator, start, length, stride, log2_scale,
-                    drop_scale, log_sum, delta, key_0, key_1, False, threshold, width, block, block_keys,
+                    log_sum, delta, seed_number, site, head, begin, first, False, threshold, width, block,
+                    block_queries, block_keys,
                 )  # fmt: skip
             if full < length:
                 accumulator = _query_gradient_step(
                     q, do, query + hidden, query + 2 * hidden, accumulator, full, length, stride, log2_scale,
-                    drop_scale, log_sum, delta, key_0, key_1, True, threshold, width, block, block_keys,
+                    log_sum, delta, seed_number, site, head, begin, first, True, threshold, width, block,
+                    block_queries, block_keys,
                 )  # fmt: skip
-            _store_tile(target, row, length, stride, accumulator * scale, width, block)
+            _store_tile(target, row, length, stride, accumulator * (scale * drop_scale), width, block)
 
 
 @jit
 def _key_gradient(
-    qkv, tiles, gradient, log_sums, deltas, keys, qkv_gradient, drop_scale, scale, log2_scale, num_tokens, num_heads,
+    qkv, tiles, gradient, log_sums, deltas, qkv_gradient, seed, site, drop_scale, scale, log2_scale, num_tokens,
+    num_heads,
     threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr, block_keys: constexpr,
 ):  # fmt: skip
     """Grid: tiles of keys, heads. Everything is transposed: keys down, queries across."""
     head = tl.program_id(1)
     hidden = num_heads * width
     stride = 3 * hidden
-    begin, length, place, padding = _tile(tiles, block_keys)
+    begin, length, first, padding = _tile(tiles)
+    place = first + tl.arange(0, block_keys)
     if (length > 0) & (padding == 0):
         query = qkv + begin.to(tl.int64) * stride + head * width
         do_pointer = gradient + begin.to(tl.int64) * hidden + head * width
@@ -239,7 +250,8 @@ def _key_gradient(
         v = _load_tile(query + 2 * hidden, place, length, stride, width, block)
         k_gradient = tl.zeros([block_keys, block], tl.float32)
         v_gradient = tl.zeros([block_keys, block], tl.float32)
-        column = place.to(tl.uint32)[:, None]
+        seed_number = tl.load(seed) if threshold > 0 else 0
+        down, across = tl.arange(0, block_keys)[:, None], tl.arange(0, block_queries)[None, :]
         for start in range(0, length, block_queries):
             row = start + tl.arange(0, block_queries)
             q = _load_tile(query, row, length, stride, width, block)
@@ -252,16 +264,15 @@ def _key_gradient(
             dp = tl.dot(v, tl.trans(do), input_precision="ieee")
             kept = p
             if threshold > 0:
-                key_0, key_1 = load_keys(keys, flat, row < length)
-                keep = keep_mask(key_0[None, :], key_1[None, :], column, threshold)
-                kept = tl.where(keep, p * drop_scale, 0.0)
-                dp = tl.where(keep, dp * drop_scale, 0.0)
-            v_gradient = tl.dot(kept.to(do.dtype), do, v_gradient, input_precision="ieee")
+                keep = keep_pairs(seed_number, site, head, begin, start, across, first, down, threshold)
+                kept = tl.where(keep, p, 0.0)
+                dp = tl.where(keep, dp, 0.0)
+            v_gradient = tl.dot(narrowed(kept, do.dtype), do, v_gradient, input_precision="ieee")
             ds = p * (dp - delta[None, :])
-            k_gradient = tl.dot(ds.to(q.dtype), q, k_gradient, input_precision="ieee")
+            k_gradient = tl.dot(narrowed(ds, q.dtype), q, k_gradient, input_precision="ieee")
         target = qkv_gradient + begin.to(tl.int64) * stride + head * width
-        _store_tile(target + hidden, place, length, stride, k_gradient * scale, width, block)
-        _store_tile(target + 2 * hidden, place, length, stride, v_gradient, width, block)
+        _store_tile(target + hidden, place, length, stride, k_gradient * (scale * drop_scale), width, block)
+        _store_tile(target + 2 * hidden, place, length, stride, v_gradient * drop_scale, width, block)
 
 
 def _tiles(forward_pass: ForwardPass, num_tokens: int, rows: int) -> Tensor:
@@ -287,38 +298,37 @@ class _Attention(torch.autograd.Function):
         num_tokens, _, num_heads, width = qkv.shape
         context = torch.empty(num_tokens, num_heads, width, dtype=qkv.dtype, device=qkv.device)
         log_sums = torch.empty(num_heads, num_tokens, dtype=torch.float32, device=qkv.device)
-        keys = drop.new_keys(num_heads, num_tokens)
         blocks = FORWARD
         tiles = _tiles(forward_pass, num_tokens, blocks.queries)
         _forward[(len(tiles), num_heads)](
-            qkv, tiles, context, log_sums, keys, drop.seed, drop.site, drop.scale, LOG2_E / math.sqrt(width),
+            qkv, tiles, context, log_sums, drop.seed, drop.site, drop.scale, LOG2_E / math.sqrt(width),
             num_tokens, num_heads, drop.threshold, width, max(16, next_power_of_2(width)), blocks.queries, blocks.keys,
-            num_warps=blocks.num_warps, num_stages=blocks.num_stages,
+            num_warps=blocks.num_warps, num_stages=blocks.num_stages, maxnreg=blocks.max_registers,
         )  # fmt: skip
         query_tiles = _tiles(forward_pass, num_tokens, QUERY_GRADIENT.queries)
         key_tiles = _tiles(forward_pass, num_tokens, KEY_GRADIENT.keys)
-        ctx.save_for_backward(qkv, query_tiles, key_tiles, context, log_sums, keys)
+        ctx.save_for_backward(qkv, query_tiles, key_tiles, context, log_sums)
         ctx.drop = drop
         return context
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        qkv, query_tiles, key_tiles, context, log_sums, keys = ctx.saved_tensors
+        qkv, query_tiles, key_tiles, context, log_sums = ctx.saved_tensors
         gradient = gradient.contiguous()
         num_tokens, _, num_heads, width = qkv.shape
         deltas, qkv_gradient = torch.empty_like(log_sums), torch.empty_like(qkv)
         scale, block, drop = 1 / math.sqrt(width), max(16, next_power_of_2(width)), ctx.drop
         blocks = QUERY_GRADIENT
         _query_gradient[(len(query_tiles), num_heads)](
-            qkv, query_tiles, context, gradient, log_sums, deltas, keys, qkv_gradient, drop.scale, scale,
-            scale * LOG2_E, num_tokens, num_heads, drop.threshold, width, block, blocks.queries, blocks.keys,
-            num_warps=blocks.num_warps, num_stages=blocks.num_stages,
+            qkv, query_tiles, context, gradient, log_sums, deltas, qkv_gradient, drop.seed, drop.site, drop.scale,
+            scale, scale * LOG2_E, num_tokens, num_heads, drop.threshold, width, block, blocks.queries, blocks.keys,
+            num_warps=blocks.num_warps, num_stages=blocks.num_stages, maxnreg=blocks.max_registers,
         )  # fmt: skip
         blocks = KEY_GRADIENT
         _key_gradient[(len(key_tiles), num_heads)](
-            qkv, key_tiles, gradient, log_sums, deltas, keys, qkv_gradient, drop.scale, scale, scale * LOG2_E,
-            num_tokens, num_heads, drop.threshold, width, block, blocks.queries, blocks.keys,
-            num_warps=blocks.num_warps, num_stages=blocks.num_stages,
+            qkv, key_tiles, gradient, log_sums, deltas, qkv_gradient, drop.seed, drop.site, drop.scale, scale,
+            scale * LOG2_E, num_tokens, num_heads, drop.threshold, width, block, blocks.queries, blocks.keys,
+            num_warps=blocks.num_warps, num_stages=blocks.num_stages, maxnreg=blocks.max_registers,
         )  # fmt: skip
         return qkv_gradient, None, None
 

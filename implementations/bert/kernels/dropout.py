@@ -1,11 +1,14 @@
 """Counter-based dropout of the fused kernels: which elements survive, and where each mask's randomness comes from.
 
-Dropout is recomputed in the backward pass, so no mask is stored. Whether element (row, column) is kept depends on a
-64-bit seed that lives on the device, the number of the call within the forward pass (site) and its coordinates alone,
-so masks do not depend on tile sizes, and a replayed CUDA graph that draws a new seed drops other elements. Each row
-takes two 32-bit keys from Philox4x32-10 (Salmon et al. 2011), which the forward kernel leaves to the backward one; a
-multiply-xorshift hash of keys and column then gives 32 bits an element, for half the instructions that Philox takes
-an element. The probability is exact to 2^-32 and survivors are scaled by its exact inverse.
+Dropout is recomputed in the backward pass, so no mask is stored. Whether an element is kept depends on a 64-bit seed
+that lives on the device, the number of the call within the forward pass (site) and the element's coordinates alone, so
+masks do not depend on tile sizes, and a replayed CUDA graph that draws a new seed drops other elements.
+
+The random numbers are those of Philox4x32-7 (Salmon et al. 2011, who found no statistical weakness from 7 rounds on)
+under the seed as key. One call gives 8 elements 16 bits each. Which 8 is chosen such that a thread holds them all, so
+that the compiler finds their calls to be one: 8 neighbours in a row where threads hold whole rows (``keep_rows``), or
+keys 8 apart of queries 8 apart, as the tensor cores lay out a product and its transpose (``keep_pairs``). The
+probability is exact to 2^-16 and survivors are scaled by the exact inverse of what it then is.
 """
 
 # mypy: allow-untyped-defs
@@ -16,7 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bert.kernels.triton_support import constexpr, jit, tl
+from bert.kernels.triton_support import NATIVE, constexpr, jit, tl
+
+BITS = 16  # random bits of an element
 
 
 @dataclass(frozen=True)
@@ -24,17 +29,13 @@ class Dropout:
     """One application of dropout: what forward and backward both need to find the same mask.
 
     seed: int64 [1] on the device (None: no dropout); site: number of the call in this forward pass;
-    threshold: an element is dropped where its 32 random bits are below it; scale: of the survivors.
+    threshold: an element is dropped where its 16 random bits are below it; scale: of the survivors.
     """
 
     seed: Tensor | None
     site: int
     threshold: int
     scale: float
-
-    def new_keys(self, *shape: int) -> Tensor | None:
-        """Room for the two keys of each row, which the forward kernel leaves to the backward one: int32 [..., 2]."""
-        return None if self.seed is None else torch.empty(*shape, 2, dtype=torch.int32, device=self.seed.device)
 
 
 class DropoutSites:
@@ -58,36 +59,72 @@ class DropoutSites:
             self.seed = torch.empty(1, dtype=torch.int64, device=self.device).random_()
         site = self.num_sites
         self.num_sites += 1
-        threshold = round(probability * 2**32)
-        return Dropout(self.seed, site, threshold, 1 / (1 - threshold / 2**32))
+        threshold = min(round(probability * 2**BITS), 2**BITS - 1)
+        return Dropout(self.seed, site, threshold, 1 / (1 - threshold / 2**BITS))
 
 
 @jit
-def row_keys(seed, site, row, head):
-    """Two 32-bit keys for each row (int32). Rows are tokens; ``head`` tells rows of the same token apart."""
-    key_0, key_1, _, _ = tl.philox(seed, row, row * 0 + site, row * 0 + head, row * 0)
-    return key_0, key_1
+def _product(constant: constexpr, word, one_instruction: constexpr):
+    """High and low word of a product of 32-bit numbers; the compiler takes two instructions for that now and then."""
+    if one_instruction:
+        high, low = tl.inline_asm_elementwise(
+            "{ .reg .b64 both; mul.wide.u32 both, $2, $3; mov.b64 {$1, $0}, both; }",
+            "=r,=r,r,r", [word, constant], dtype=(tl.uint32, tl.uint32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        product = word.to(tl.uint64) * constant
+        high, low = (product >> 32).to(tl.uint32), product.to(tl.uint32)
+    return high, low
 
 
 @jit
-def store_keys(keys, row, key_0, key_1, mask):
-    """Writes the keys of rows into int32 [..., 2]; ``row`` is the flat index."""
-    tl.store(keys + 2 * row, key_0.to(tl.int32, bitcast=True), mask=mask)
-    tl.store(keys + 2 * row + 1, key_1.to(tl.int32, bitcast=True), mask=mask)
+def philox(seed, c0, c1, c2, c3):
+    """The four words (uint32) of Philox4x32-7: key ``seed`` (int64), counters c0 to c3, integers of 32 bits."""
+    key_0, key_1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    c0, c1, c2, c3 = c0.to(tl.uint32), c1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32)
+    for number in tl.static_range(7):
+        # Elements that share a call meet in the first two rounds, in arithmetic that the compiler sees through.
+        high_0, low_0 = _product(0xD2511F53, c0, NATIVE and number > 1)
+        high_1, low_1 = _product(0xCD9E8D57, c2, NATIVE and number > 1)
+        c0, c1, c2, c3 = high_1 ^ c1 ^ key_0, low_1, high_0 ^ c3 ^ key_1, low_0
+        key_0 += 0x9E3779B9
+        key_1 += 0xBB67AE85
+    return c0, c1, c2, c3
 
 
 @jit
-def load_keys(keys, row, mask):
-    """Reads what ``store_keys`` wrote."""
-    key_0 = tl.load(keys + 2 * row, mask=mask, other=0).to(tl.uint32, bitcast=True)
-    key_1 = tl.load(keys + 2 * row + 1, mask=mask, other=0).to(tl.uint32, bitcast=True)
-    return key_0, key_1
+def _keep(seed, column, row, part, site, upper, right, shift, threshold: constexpr):
+    """True where the 16 bits of an element survive: the ``upper`` or lower pair of the call's four words, the ``right``
+    or left word of the pair, its high half (``shift`` 0) or low one (16). Counters broadcast against each other.
+    """
+    word_0, word_1, word_2, word_3 = philox(seed, column, row, part, site)
+    word = tl.where(upper, tl.where(right, word_3, word_2), tl.where(right, word_1, word_0))
+    return (word << shift.to(tl.uint32)) >= (threshold << 16)  # whatever lies below the bits
 
 
 @jit
-def keep_mask(key_0, key_1, column, threshold: constexpr):
-    """True where an element survives; keys and column (uint32) broadcast against each other."""
-    bits = column * 0x9E3779B1 + key_0
-    bits = (bits ^ (bits >> 16) ^ key_1) * 0x85EBCA77
-    bits = (bits ^ (bits >> 15)) * 0xC2B2AE3D
-    return bits >= threshold
+def keep_rows(seed, site, row, column, threshold: constexpr):
+    """Mask [rows, columns] of elements that survive; row, column: int32. 8 neighbours in a row share a call."""
+    column = column[None, :]
+    return _keep(
+        tl.load(seed), column >> 3, row[:, None], row[:, None] * 0, site << 16, (column & 4) != 0, (column & 2) != 0,
+        (column & 1) << 4, threshold,
+    )  # fmt: skip
+
+
+@jit
+def keep_pairs(
+    seed, site, head, begin, first_query, query, first_key, key, threshold: constexpr
+):  # fmt: skip
+    """Mask of attention probabilities that survive, of a block of queries and one of keys of a sequence.
+
+    seed: the number itself; head: below 2^16; begin: first token of the sequence; first_query, first_key: places in the
+    sequence where the blocks begin, multiples of 16 and 32; query, key: int32 places in the blocks, which broadcast
+    against each other. Apart from the firsts, so that the compiler knows their bits whatever becomes of these.
+
+    Queries q and q + 8 and keys k, k + 8, k + 16 and k + 24 share a call, where q and k have zeros for these bits.
+    """
+    return _keep(
+        seed, first_key + (key & ~24), first_query + (query & ~8), begin, (site << 16) | head,
+        (query & 8) != 0, (key & 8) != 0, key & 16, threshold,
+    )  # fmt: skip

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bert.kernels import triton_support
 from bert.kernels.cases import Case, Draw, each_dtype, large
-from bert.kernels.dropout import Dropout, DropoutSites, keep_mask, load_keys, row_keys, store_keys
+from bert.kernels.dropout import Dropout, DropoutSites, keep_rows
 from bert.kernels.fp8 import Target
 from bert.kernels.fp8_cast import bits, by_eights, magnitude_bits, to_fp8
 from bert.kernels.reductions import column_sums
@@ -72,7 +72,7 @@ CASES: list[Case] = [
 
 @jit
 def _forward(
-    x, bias, residual, weight, norm_bias, output, cast, cast_scale, largest, mean_out, rstd_out, keys_out, seed, site,
+    x, bias, residual, weight, norm_bias, output, cast, cast_scale, largest, mean_out, rstd_out, seed, site,
     scale, num_rows, width, eps, maximum: constexpr, threshold: constexpr, block_rows: constexpr, block: constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
@@ -83,10 +83,7 @@ def _forward(
     b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
     h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
     if threshold > 0:
-        key_0, key_1 = row_keys(tl.load(seed), site, row, 0)
-        store_keys(keys_out, row, key_0, key_1, row < num_rows)
-        keep = keep_mask(key_0[:, None], key_1[:, None], column.to(tl.uint32)[None, :], threshold)
-        h = tl.where(keep, h * scale, 0.0)
+        h = tl.where(keep_rows(seed, site, row, column, threshold), h * scale, 0.0)
     z = tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32) + h
     mean = tl.sum(tl.where(inside, z, 0.0), axis=1) / width
     centered = tl.where(inside, z - mean[:, None], 0.0)
@@ -107,7 +104,7 @@ def _forward(
 
 @jit
 def _backward(
-    gradient_1, gradient_2, x, bias, residual, weight, mean_in, rstd_in, keys, x_gradient, cast_scale, largest,
+    gradient_1, gradient_2, x, bias, residual, weight, mean_in, rstd_in, seed, site, x_gradient, cast_scale, largest,
     residual_gradient, partials, scale, num_rows, width, maximum: constexpr, both: constexpr, threshold: constexpr,
     block_rows: constexpr, block: constexpr,
 ):  # fmt: skip
@@ -132,9 +129,7 @@ def _backward(
         h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
         keep_scale = tl.full([block_rows, block], 1.0, tl.float32)
         if threshold > 0:
-            key_0, key_1 = load_keys(keys, row, in_row)
-            keep = keep_mask(key_0[:, None], key_1[:, None], column.to(tl.uint32)[None, :], threshold)
-            keep_scale = tl.where(keep, scale, 0.0)
+            keep_scale = tl.where(keep_rows(seed, site, row, column, threshold), scale, 0.0)
         z = tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32) + h * keep_scale
         mean = tl.load(mean_in + row, mask=in_row, other=0.0)
         rstd = tl.load(rstd_in + row, mask=in_row, other=0.0)
@@ -183,7 +178,7 @@ class Operands(NamedTuple):
 
 class Saved(NamedTuple):
     """What the backward kernel takes of the forward one's call: x, residual [T, D], bias, weight [D]; of each row
-    mean and 1 / standard deviation, fp32 [T], and the dropout's keys [T, 2]."""
+    mean and 1 / standard deviation, fp32 [T]."""
 
     x: Tensor
     bias: Tensor
@@ -191,7 +186,6 @@ class Saved(NamedTuple):
     weight: Tensor
     mean: Tensor
     rstd: Tensor
-    keys: Tensor | None
 
 
 def _cast_arguments(target: Target | None) -> dict[str, Any]:
@@ -209,15 +203,14 @@ def start_forward(
     output = torch.empty_like(x)
     cast = None if target is None else torch.empty_like(x, dtype=target.dtype)
     mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=x.device)
-    keys = drop.new_keys(num_rows)
     _forward[(-(-num_rows // BLOCK_ROWS_FORWARD),)](
         x=x, bias=operands.bias, residual=residual, weight=operands.weight, norm_bias=operands.norm_bias,
-        output=output, cast=cast, **_cast_arguments(target), mean_out=mean, rstd_out=rstd, keys_out=keys,
+        output=output, cast=cast, **_cast_arguments(target), mean_out=mean, rstd_out=rstd,
         seed=drop.seed, site=drop.site, scale=drop.scale, threshold=drop.threshold,
         num_rows=num_rows, width=width, eps=eps, block_rows=BLOCK_ROWS_FORWARD, block=next_power_of_2(width),
         num_warps=NUM_WARPS_FORWARD,
     )  # fmt: skip
-    return output, cast, Saved(x, operands.bias, residual, operands.weight, mean, rstd, keys)
+    return output, cast, Saved(x, operands.bias, residual, operands.weight, mean, rstd)
 
 
 def start_backward(saved: Saved, drop: Dropout, gradients: Sequence[Tensor | None], target: Target | None) -> Operands:
@@ -235,7 +228,7 @@ def start_backward(saved: Saved, drop: Dropout, gradients: Sequence[Tensor | Non
     _backward[(num_programs,)](
         gradient_1=given[0], gradient_2=given[-1], both=len(given) == 2,
         x=x, bias=saved.bias, residual=saved.residual, weight=saved.weight, mean_in=saved.mean, rstd_in=saved.rstd,
-        keys=saved.keys, scale=drop.scale, threshold=drop.threshold,
+        seed=drop.seed, site=drop.site, scale=drop.scale, threshold=drop.threshold,
         x_gradient=x_gradient, residual_gradient=residual_gradient, partials=partials, **_cast_arguments(target),
         num_rows=num_rows, width=width, block_rows=BLOCK_ROWS_BACKWARD, block=next_power_of_2(width),
         num_warps=NUM_WARPS_BACKWARD, maxnreg=MAX_REGISTERS if width <= FITTING_WIDTH else None,

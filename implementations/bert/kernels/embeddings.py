@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bert.kernels import triton_support
 from bert.kernels.cases import Case, Draw, each_dtype, large
-from bert.kernels.dropout import DropoutSites, keep_mask, load_keys, row_keys, store_keys
+from bert.kernels.dropout import DropoutSites, keep_rows
 from bert.kernels.reductions import column_sums
 from bert.kernels.scatter import sum_by_index
 from bert.kernels.triton_support import constexpr, jit, next_power_of_2, tl
@@ -83,7 +83,7 @@ def _gather(input_ids, segment_ids, position_ids, word, position, segment, row, 
 
 @jit
 def _forward(
-    input_ids, segment_ids, position_ids, word, position, segment, weight, bias, output, mean_out, rstd_out, keys_out,
+    input_ids, segment_ids, position_ids, word, position, segment, weight, bias, output, mean_out, rstd_out,
     seed, site, scale, num_rows, width, eps, threshold: constexpr, block_rows: constexpr, block: constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
@@ -99,10 +99,7 @@ def _forward(
     b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
     y = centered * rstd[:, None] * w[None, :] + b[None, :]
     if threshold > 0:
-        key_0, key_1 = row_keys(tl.load(seed), site, row, 0)
-        store_keys(keys_out, row, key_0, key_1, in_row)
-        keep = keep_mask(key_0[:, None], key_1[:, None], column.to(tl.uint32)[None, :], threshold)
-        y = tl.where(keep, y * scale, 0.0)
+        y = tl.where(keep_rows(seed, site, row, column, threshold), y * scale, 0.0)
     offset = row.to(tl.int64)[:, None] * width + column[None, :]
     tl.store(output + offset, y.to(output.dtype.element_ty), mask=inside)
     tl.store(mean_out + row, mean, mask=in_row)
@@ -111,7 +108,7 @@ def _forward(
 
 @jit
 def _backward(
-    gradient, input_ids, segment_ids, position_ids, word, position, segment, weight, mean_in, rstd_in, keys,
+    gradient, input_ids, segment_ids, position_ids, word, position, segment, weight, mean_in, rstd_in, seed, site,
     x_gradient, partials, scale, num_rows, width, threshold: constexpr, block_rows: constexpr, block: constexpr,
 ):  # fmt: skip
     column = tl.arange(0, block)
@@ -128,9 +125,7 @@ def _backward(
         offset = row.to(tl.int64)[:, None] * width + column[None, :]
         dy = tl.load(gradient + offset, mask=inside, other=0.0).to(tl.float32)
         if threshold > 0:
-            key_0, key_1 = load_keys(keys, row, in_row)
-            keep = keep_mask(key_0[:, None], key_1[:, None], column.to(tl.uint32)[None, :], threshold)
-            dy = tl.where(keep, dy * scale, 0.0)
+            dy = tl.where(keep_rows(seed, site, row, column, threshold), dy * scale, 0.0)
         x, side = _gather(
             input_ids, segment_ids, position_ids, word, position, segment, row, in_row, column, in_column, width
         )
@@ -165,27 +160,26 @@ class _Embeddings(torch.autograd.Function):
         drop = sites.next(dropout)
         output = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
         mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=word.device)
-        keys = drop.new_keys(num_rows)
         _forward[(-(-num_rows // BLOCK_ROWS),)](
-            input_ids, segment_ids, position_ids, word, position, segment, weight, bias, output, mean, rstd, keys,
+            input_ids, segment_ids, position_ids, word, position, segment, weight, bias, output, mean, rstd,
             drop.seed, drop.site, drop.scale, num_rows, width, eps, drop.threshold, BLOCK_ROWS, next_power_of_2(width),
             num_warps=NUM_WARPS,
         )  # fmt: skip
-        ctx.save_for_backward(input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd, keys)
+        ctx.save_for_backward(input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd)
         ctx.drop = drop
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd, keys = ctx.saved_tensors
+        input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd = ctx.saved_tensors
         num_rows, width = gradient.shape
         num_programs = triton_support.num_programs(word.device, PROGRAMS_PER_SM, -(-num_rows // BLOCK_ROWS))
         partials = torch.empty(num_programs, 4, width, dtype=torch.float32, device=word.device)
         x_gradient = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
         _backward[(num_programs,)](
             gradient.contiguous(), input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd,
-            keys, x_gradient, partials, ctx.drop.scale, num_rows, width, ctx.drop.threshold, BLOCK_ROWS,
-            next_power_of_2(width), num_warps=NUM_WARPS,
+            ctx.drop.seed, ctx.drop.site, x_gradient, partials, ctx.drop.scale, num_rows, width, ctx.drop.threshold,
+            BLOCK_ROWS, next_power_of_2(width), num_warps=NUM_WARPS,
         )  # fmt: skip
         sums = column_sums(partials, weight.dtype)
         segment_gradient = torch.zeros_like(segment)

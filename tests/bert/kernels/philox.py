@@ -1,4 +1,4 @@
-"""The dropout masks of the kernels, written independently of Triton: Philox4x32-10 and the hash, in numpy."""
+"""The dropout masks of the kernels, written independently of Triton: Philox4x32 in numpy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bert.kernels.dropout import Dropout
 MASK = np.uint64(0xFFFFFFFF)
 
 
-def philox(seed: int, counter: list[np.ndarray]) -> list[np.ndarray]:
-    """Philox4x32-10 (Salmon et al. 2011) of 64-bit ``seed`` at counters of four 32-bit words, held in uint64."""
-    c0, c1, c2, c3 = (np.asarray(c, dtype=np.uint64) & MASK for c in counter)
+def philox(seed: int, counter: list[np.ndarray], rounds: int = 7) -> list[np.ndarray]:
+    """Philox4x32 (Salmon et al. 2011) of 64-bit ``seed`` at counters of four 32-bit words, held in uint64."""
+    c0, c1, c2, c3 = (np.asarray(c, dtype=np.uint64) & MASK for c in np.broadcast_arrays(*counter))
     k0, k1 = np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32 & 0xFFFFFFFF)
-    for _ in range(10):
+    for _ in range(rounds):
         product_0, product_1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
         c0, c1, c2, c3 = (
             (product_1 >> np.uint64(32)) ^ c1 ^ k0,
@@ -27,13 +27,24 @@ def philox(seed: int, counter: list[np.ndarray]) -> list[np.ndarray]:
     return [c0, c1, c2, c3]
 
 
-def keep(drop: Dropout, rows: np.ndarray, num_columns: int, head: int = 0) -> Tensor:
-    """Which elements of the given rows survive: bool [rows, columns]."""
+def _halves(words: list[np.ndarray]) -> np.ndarray:
+    """[..., 8]: high and low 16 bits of the first word, of the second one, and so on."""
+    return np.stack([half for word in words for half in (word >> np.uint64(16), word & np.uint64(0xFFFF))], axis=-1)
+
+
+def keep_rows(drop: Dropout, num_rows: int, num_columns: int) -> Tensor:
+    """Which elements survive where 8 neighbours in a row share a call: bool [rows, columns]."""
     assert drop.seed is not None
-    zero = np.zeros_like(rows)
-    key_0, key_1, _, _ = philox(int(drop.seed.item()), [rows, zero + drop.site, zero + head, zero])
-    column = np.arange(num_columns, dtype=np.uint64)[None, :]
-    bits = (column * np.uint64(0x9E3779B1) + key_0[:, None]) & MASK
-    bits = ((bits ^ (bits >> np.uint64(16)) ^ key_1[:, None]) * np.uint64(0x85EBCA77)) & MASK
-    bits = ((bits ^ (bits >> np.uint64(15))) * np.uint64(0xC2B2AE3D)) & MASK
-    return torch.from_numpy(bits >= np.uint64(drop.threshold))
+    rows, groups = np.arange(num_rows)[:, None], np.arange(-(-num_columns // 8))[None, :]
+    bits = _halves(philox(int(drop.seed.item()), [groups, rows, np.array(0), np.array(drop.site << 16)]))
+    return torch.from_numpy(bits.reshape(num_rows, -1)[:, :num_columns] >= drop.threshold)
+
+
+def keep_pairs(drop: Dropout, begin: int, length: int, head: int) -> Tensor:
+    """Which attention probabilities of a sequence survive: bool [queries, keys]."""
+    assert drop.seed is not None
+    query, key = np.arange(length)[:, None], np.arange(length)[None, :]
+    group = [key - key // 8 % 4 * 8, query - query // 8 % 2 * 8, np.array(begin), np.array(drop.site * 2**16 + head)]
+    bits = _halves(philox(int(drop.seed.item()), group))
+    number = query // 8 % 2 * 4 + key // 8 % 2 * 2 + key // 16 % 2  # word by word, the high half first
+    return torch.from_numpy(np.take_along_axis(bits, number[..., None], axis=-1)[..., 0] >= drop.threshold)

@@ -17,11 +17,17 @@ ROWS, WIDTH, P = 13, 97, 0.3
 
 
 def test_philox_gives_the_published_vectors():
-    """Known answers of Random123 for philox4x32-10."""
+    """Known answers of Random123 for philox4x32 with 7 and 10 rounds."""
     ones, zeros = [np.array([0xFFFFFFFF])] * 4, [np.array([0])] * 4
-    assert [int(x[0]) for x in philox.philox(0, zeros)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-    all_ones = [int(x[0]) for x in philox.philox(0xFFFFFFFFFFFFFFFF, ones)]
-    assert all_ones == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+    answers = {
+        (7, 0): [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48],
+        (7, 0xFFFFFFFFFFFFFFFF): [0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662],
+        (10, 0): [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8],
+        (10, 0xFFFFFFFFFFFFFFFF): [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD],
+    }
+    for (rounds, seed), words in answers.items():
+        found = philox.philox(seed, ones if seed else zeros, rounds)
+        assert [int(word[0]) for word in found] == words
 
 
 @pytest.fixture
@@ -37,7 +43,7 @@ def test_layer_norm_drops_the_documented_elements_forward_and_backward(device, d
     module = OPERATIONS["dropout_add_layer_norm"]
     ours = module.CASES[0].arguments(device)[:5]
     theirs = [a.detach().double().requires_grad_() for a in ours]
-    mask = philox.keep(drop, np.arange(ROWS), WIDTH).to(device)
+    mask = philox.keep_rows(drop, ROWS, WIDTH).to(device)
     assert mask.float().mean().item() == pytest.approx(1 - P, abs=0.05)
     x, bias, residual, weight, norm_bias = theirs
     expected = F.layer_norm(residual + (x + bias) * mask * drop.scale, (WIDTH,), weight, norm_bias, 1e-12)
@@ -55,7 +61,7 @@ def test_embeddings_drop_the_documented_elements_forward_and_backward(device, dr
     ids, segments, places, *tables = module.CASES[0].arguments(device)[:8]
     exact = [table.detach().double().requires_grad_() for table in tables]
     num_rows, width = len(ids), tables[0].shape[1]
-    mask = philox.keep(drop, np.arange(num_rows), width).to(device)
+    mask = philox.keep_rows(drop, num_rows, width).to(device)
     expected = module.reference(ids, segments, places, *exact, 1e-12, 0.0, DropoutSites(device)) * mask * drop.scale
     result = module.fused(ids, segments, places, *tables, 1e-12, P, DropoutSites(device))
     upstream = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(2)).to(device)
@@ -134,24 +140,37 @@ def test_no_dropout_takes_no_random_numbers(device):
     assert torch.equal(state(), before)
 
 
+def _mask(form: str, site: int, probability: float, size: int = 1024, head: int = 0) -> torch.Tensor:
+    drop = Dropout(torch.tensor([0x1234_5678_9ABC_DEF]), site, round(probability * 2**16), 1.0)
+    return philox.keep_rows(drop, size, size) if form == "rows" else philox.keep_pairs(drop, 7, size, head)
+
+
 @pytest.mark.parametrize("probability", [0.1, 0.5])
-def test_masks_are_fair_and_neighbours_independent(probability):
+@pytest.mark.parametrize("form", ["rows", "pairs"])
+def test_masks_are_fair_and_neighbours_independent(form, probability):
     """Rates of the mask and of agreement with its neighbours, each within five standard errors."""
-    seed = torch.tensor([0x1234_5678_9ABC_DEF])
-    num_rows, num_columns = 1024, 1024
-    masks = [
-        philox.keep(Dropout(seed, site, round(probability * 2**32), 1.0), np.arange(num_rows), num_columns)
-        for site in (0, 1)
-    ]
-    kept = masks[0].double() - (1 - probability)
-    variance = probability * (1 - probability)
+    masks = [_mask(form, site, probability) for site in (0, 1)]
+    num_rows, num_columns = masks[0].shape
+    true = round(probability * 2**16) / 2**16
+    kept = masks[0].double() - (1 - true)
+    variance = true * (1 - true)
     assert abs(kept.mean().item()) < 5 * (variance / kept.numel()) ** 0.5
     assert abs((kept.mean(dim=0) ** 2).mean().item() / (variance / num_rows) - 1) < 5 * (2 / num_columns) ** 0.5
     assert abs((kept.mean(dim=1) ** 2).mean().item() / (variance / num_columns) - 1) < 5 * (2 / num_rows) ** 0.5
-    other = masks[1].double() - (1 - probability)
+    other = masks[1].double() - (1 - true)
     pairs = {"site": (kept, other)} | {
-        f"{axis} {lag}": (kept.roll(lag, axis), kept) for axis in (0, 1) for lag in (1, 2, 3, 8, 64, 128)
+        f"{axis} {lag}": (kept.roll(lag, axis), kept) for axis in (0, 1) for lag in (1, 2, 3, 4, 8, 16, 24, 64, 128)
     }
+    if form == "pairs":
+        pairs["head"] = (kept, _mask(form, 0, probability, head=1).double() - (1 - true))
+        pairs["the other way"] = (kept, kept.T)
     for name, (a, b) in pairs.items():
         correlation = (a * b).mean().item() / variance
         assert abs(correlation) < 5 / kept.numel() ** 0.5, name
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.3, 1e-9, 1 - 1e-9])
+def test_survivors_are_scaled_by_the_exact_inverse_of_the_share_that_is_kept(probability):
+    drop = DropoutSites(torch.device("cpu")).next(probability)
+    assert abs(drop.threshold / 2**16 - probability) <= 2**-16
+    assert drop.scale * (2**16 - drop.threshold) == pytest.approx(2**16, rel=1e-15)
