@@ -100,7 +100,9 @@ def _show(arguments: argparse.Namespace) -> int:
 
     results = [result for target in arguments.target for result in load_results(target, arguments.ruleset)]
     if arguments.json:
-        print_json([result.as_dict() for result in results])
+        from review.verdict.checking import as_dict
+
+        print_json([as_dict(result) for result in results])
         return 0
     from review.results.display import console
     from review.show import show

@@ -22,6 +22,7 @@ from review.results.display import console, labelled, rate_format, subtitle
 from review.results.run import HYPERPARAMETERS, Run
 from review.results.score import Result
 from review.rulebook.stats import Mean, Ratio, ratio, trimmed_mean
+from review.verdict.checking import as_dict as as_dict_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -143,7 +144,7 @@ def as_dict(results: Sequence[Result]) -> dict[str, Any]:
     names = _names(results)
     return {
         "results": [
-            {**result.as_dict(), "name": name, "means": _means(Sample(result))}
+            {**as_dict_of(result), "name": name, "means": _means(Sample(result))}
             for name, result in zip(names, results, strict=True)
         ],
         "comparisons": [

@@ -10,6 +10,7 @@ from review.logs.mllog import text
 from review.results.display import labelled, rate_format, subtitle
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
+from review.verdict.checking import obstacles
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,6 +62,7 @@ def _show_one(result: Result, out: Console) -> None:
 def reasons(result: Result) -> list[tuple[str, str]]:
     """(file, first reason) of every run that does not count."""
     failing = [(text(run.path.name), first_reason(run.findings)) for run in result.runs if not run.compliant]
+    failing += [(text(path.name), reason) for path, reason in result.unreadable.items()]
     return failing + [(f"failed_{number}.txt", text(reason)) for number, reason in result.crashes.items()]
 
 
@@ -151,20 +153,19 @@ def first_reason(findings: Sequence[Finding]) -> str:
 
 def summary(result: Result) -> list[tuple[str, str, str]]:
     """The lines beneath the table: (label, text, style)."""
-    lines = []
+    lines, reasons = [], obstacles(result)
+    official = result.score is not None and not reasons
     if result.score is not None:
         score = f"{result.score:.4f} min"
         if result.scaling_factor != 1:
             score += (
                 f" = {result.olympic_minutes:.4f} x {result.scaling_factor:.6f} (converged faster than the RCP mean)"
             )
-        lines.append(
-            ("score", score + (", official" if result.official else ""), "bold green" if result.official else "")
-        )
+        lines.append(("score", score + (", official" if official else ""), "bold green" if official else ""))
     elif result.median_minutes is not None:
         lines.append(("median", f"{result.median_minutes:.4f} min, no olympic score yet", ""))
-    if not result.official:
-        lines.append(("unofficial", "; ".join(result.obstacles) or "no score", "yellow"))
+    if not official:
+        lines.append(("unofficial", "; ".join(reasons) or "no score", "yellow"))
     if result.other_ruleset:
         lines.append(("ruleset", f"the logs are of another round: try --ruleset {result.other_ruleset}", "yellow"))
     lines.extend(_spread(result))

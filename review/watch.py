@@ -63,7 +63,7 @@ class Follower:
     def poll(self, now_ms: float) -> Standing:
         """The state by the whole lines of the log. Raises ReviewError where the log is gone."""
         run = self._read()
-        result = Result(self.path.parent, (run,), {}, self.ruleset)
+        result = Result(self.path.parent, (run,), ruleset=self.ruleset)
         target = result.target if self.target is None else self.target
         return Standing(result, now_ms, target)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 from dataclasses import dataclass
@@ -11,6 +12,14 @@ from typing import Any, NamedTuple
 
 TOKEN = ":::MLLOG "
 _DECODE = json.JSONDecoder().raw_decode
+_SNIFFED = 4096  # bytes
+_KINDS = {
+    b"\x1f\x8b": "compressed with gzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"PK\x03\x04": "a ZIP archive",
+    b"\xff\xfe": "UTF-16 text, UTF-8 is expected",
+    b"\xfe\xff": "UTF-16 text, UTF-8 is expected",
+}
 
 
 class Event(NamedTuple):  # not a dataclass: a large log has tens of thousands
@@ -50,6 +59,8 @@ class Log:
     path: Path
     events: tuple[Event, ...]
     errors: tuple[LineError, ...]
+    kind: str = ""  # of a file without events: what it seems to be instead of a log
+    glued: frozenset[int] = frozenset()  # lines with more than one event, of which only the last is read
 
     def all(self, key: str) -> list[Event]:
         """Every event of this key."""
@@ -84,31 +95,63 @@ def text(value: Any) -> str:
 
 
 def read_log(path: Path) -> Log:
-    """Reads a file. Raises OSError."""
-    return parse_log(path, path.read_bytes())
+    """Reads a file line by line. Raises OSError."""
+    with open(path, "rb") as file:
+        start = file.read(_SNIFFED)
+    parser = LogParser(path)
+    with open(path, encoding="latin-1", newline=None) as lines:  # \r and \r\n end a line as well
+        for line in lines:
+            parser.add(line)
+    return parser.log(_kind(start))
 
 
 def parse_log(path: Path, data: bytes) -> Log:
-    """Parses the content of a file as the official parser does: latin-1, the last token of a line counts.
+    """Parses the content of a file."""
+    parser = LogParser(path)
+    for line in io.StringIO(data.decode("latin-1"), newline=None):
+        parser.add(line)
+    return parser.log(_kind(data[:_SNIFFED]))
+
+
+def _kind(start: bytes) -> str:
+    """What the first bytes of a file say that it is; empty for text."""
+    for magic, kind in _KINDS.items():
+        if start.startswith(magic):
+            return kind
+    return "binary data" if b"\0" in start else "" if start else "empty"
+
+
+class LogParser:
+    """Parses lines as the official parser does: latin-1, the last token of a line counts.
 
     Unlike it, keeps the event of a line that only has something after the JSON object, beside the error.
     """
-    events: list[Event] = []
-    errors: list[LineError] = []
-    content = data.decode("latin-1").replace("\r\n", "\n").replace("\r", "\n")
-    if TOKEN not in content:
-        return Log(path=path, events=(), errors=())
-    for line, string in enumerate(content.split("\n"), start=1):
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._line = path, 0
+        self._events: list[Event] = []
+        self._errors: list[LineError] = []
+        self._glued: set[int] = set()
+
+    def add(self, string: str) -> None:
+        """The next line of the file."""
+        self._line += 1
         start = string.rfind(TOKEN)
         if start < 0:
-            continue
-        full = string[start:].strip()
-        event, error = _parse_line(line, full)
+            return
+        if string.find(TOKEN) != start:
+            self._glued.add(self._line)
+        event, error = _parse_line(self._line, string[start:].strip())
         if event is not None:
-            events.append(event)
+            self._events.append(event)
         if error is not None:
-            errors.append(error)
-    return Log(path=path, events=tuple(events), errors=tuple(errors))
+            self._errors.append(error)
+
+    def log(self, kind: str = "") -> Log:
+        """Everything so far. ``kind``: what a file without events is."""
+        events, errors = tuple(self._events), tuple(self._errors)
+        kind = "" if events or errors else kind
+        return Log(path=self._path, events=events, errors=errors, kind=kind, glued=frozenset(self._glued))
 
 
 def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,13 @@ def natural_order(path: Path) -> list[Any]:
 def result_files(folder: Path) -> list[Path]:
     """The result_*.txt of a folder, the pattern of the official tools. Raises ReviewError."""
     try:
-        names = os.listdir(folder)
+        return _result_files(folder)
     except OSError as error:
         raise ReviewError(f"{folder}: {error.strerror}") from None
+
+
+def _result_files(folder: Path) -> list[Path]:
+    names = os.listdir(folder)
     found = [folder / name for name in names if RESULT_NAME.fullmatch(name) and not (folder / name).is_dir()]
     return sorted(found, key=natural_order)
 
@@ -40,17 +47,22 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
     if not target.is_dir():
         raise ReviewError(f"{target}: no such file or folder")
     found = []
-    for name, folders, files in os.walk(target, onerror=_unreadable):
+    for name, folders, files in os.walk(target, onerror=functools.partial(_unreadable, target)):
         folders[:] = sorted(folder for folder in folders if not folder.startswith((".", "running_")))
         if any(RESULT_NAME.fullmatch(file) for file in files) or any(_crash_number(file) is not None for file in files):
-            found.append((Path(name), result_files(Path(name))))
+            with contextlib.suppress(FileNotFoundError):  # removed a moment ago, in a tree of live runs
+                found.append((Path(name), _result_files(Path(name))))
     if not found:
         raise ReviewError(f"{target}: no result_*.txt here or below; name a log, or the folder that holds the logs")
     return found
 
 
-def _unreadable(error: OSError) -> None:
-    raise ReviewError(f"{error.filename}: {error.strerror}")
+def _unreadable(target: Path, error: OSError) -> None:
+    """A folder below the target that cannot be read is named, and the others are read."""
+    if error.filename == str(target):
+        raise ReviewError(f"{error.filename}: {error.strerror}")
+    if not isinstance(error, FileNotFoundError):
+        print(f"review: warning: {error.filename} is left out: {error.strerror}", file=sys.stderr)
 
 
 def _crash_number(name: str) -> int | None:
@@ -91,6 +103,12 @@ def system_file(folder: Path) -> Path | None:
     if len(folder.parents) < 3 or folder.parents[1].name != "results":
         return None
     return folder.parents[2] / "systems" / f"{folder.parent.name}.json"
+
+
+def described_division(folder: Path) -> Any:
+    """The division of the system description, which need not be one; None without a description."""
+    system = system_file(folder)
+    return (read_json(system) or {}).get("division") if system else None
 
 
 def organization(folder: Path) -> Path | None:

@@ -16,7 +16,7 @@ from review.results.run import HYPERPARAMETERS, Run
 from review.results.score import REQUIRED_RUNS, Result
 from review.rulebook import rcp
 from review.verdict.checking import Checked
-from review.verdict.text import groups, places, shortened, subject
+from review.verdict.grouping import groups, places, shortened, subject, with_places
 
 MOST_REASONS = 4  # of the verdict; the findings have them all
 _MOST_LINES = 60  # of a log's excerpt
@@ -69,7 +69,7 @@ def _error_reasons(result: Result, checked: Checked | None, errors: Sequence[Fin
     """The first broken rules; too few runs and the RCP test are among the result's obstacles already."""
     broken = [group for group in groups(errors) if group[0].source not in ("runs", "rcp")]
     base = result.folder if checked is None else checked.path
-    reasons = [subject(group, base) for group in broken[:MOST_REASONS]]
+    reasons = [with_places(group, base) for group in broken[:MOST_REASONS]]
     if len(broken) > MOST_REASONS:
         reasons.append(f"and {len(broken) - MOST_REASONS} more reasons, see the findings")
     return reasons

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import stat
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,12 +29,14 @@ class Result:
     folder: Path
     runs: tuple[Run, ...]
     crashes: dict[int, str] = field(default_factory=dict)
+    unreadable: dict[Path, str] = field(default_factory=dict)
     ruleset: str = DEFAULT_RULESET
 
     @functools.cached_property
     def division(self) -> str | None:
-        """closed or open, by the first log that says so."""
-        return self._first("submission_division")
+        """closed or open: by the system description, as the official checkers judge, else by the first log."""
+        described = tree.described_division(self.folder)
+        return described if described in ("closed", "open") else self._first("submission_division")
 
     @functools.cached_property
     def organization(self) -> str | None:
@@ -95,6 +98,12 @@ class Result:
     def failed_runs(self) -> int:
         """Runs that break the rules or have no time. One may: it is the slowest that the olympic score drops."""
         return len(self.runs) - len(self.counted)
+
+    @functools.cached_property
+    def accepted_failure(self) -> Run | None:
+        """The one run that breaks the rules and may: it counts as the slowest. None where no run fails, or several."""
+        failing = [run for run in self.runs if not run.compliant]
+        return failing[0] if len(failing) == 1 else None
 
     @functools.cached_property
     def dropped(self) -> dict[Path, str]:
@@ -237,6 +246,7 @@ class Result:
             "processes_without_accelerator": self.processes,
             "runs": [run_dict(run, self.accelerators, self.dropped.get(run.path)) for run in self.runs],
             "crashed": {str(number): reason for number, reason in self.crashes.items()},
+            "unreadable": {str(path): reason for path, reason in self.unreadable.items()},
             "olympic_minutes": self.olympic_minutes,
             "median_minutes": self.median_minutes,
             "mean_samples": self.mean_samples,
@@ -280,18 +290,24 @@ def run_dict(run: Run, accelerators: int | None, dropped: str | None) -> dict[st
 
 
 def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET) -> Result:
-    """Reads the logs of a folder. Raises ReviewError for one that cannot be read."""
-    runs = []
+    """Reads the logs of a folder; a file that cannot be read is named in the result, and the others are read."""
+    runs, unreadable = [], {}
     for path in files:
         try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                unreadable[path] = "is not a regular file"  # to open a pipe would wait for its writer
+                continue
             runs.append(load_run(path, ruleset))
         except OSError as error:
-            raise ReviewError(f"{path}: {error.strerror}") from None
-    return Result(folder, tuple(runs), tree.crashes(folder) if len(files) != 1 or files[0].parent == folder else {})
+            unreadable[path] = f"cannot be read: {error.strerror}"
+    return Result(folder, tuple(runs), tree.crashes(folder), unreadable, ruleset)
 
 
 def load_results(target: Path, ruleset: str = DEFAULT_RULESET) -> list[Result]:
     """Every result at or below a path. Raises ReviewError."""
-    single = target.is_file()
     results = [load_result(folder, files, ruleset) for folder, files in tree.find_results(target)]
-    return [Result(result.folder, result.runs, {} if single else result.crashes, ruleset) for result in results]
+    if target.is_file():
+        for path, reason in results[0].unreadable.items():
+            raise ReviewError(f"{path} {reason}")
+        return [Result(results[0].folder, results[0].runs, {}, {}, ruleset)]
+    return results

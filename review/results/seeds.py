@@ -24,7 +24,10 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
             found.append(_finding(run, f"cannot be read, since a line {broken.reason}", rule, hint, broken.line))
             continue
         events = run.log.all("seed")
-        if not events:
+        if not run.log.events:
+            rule, hint = "a log has MLLOG lines", "see what is said of the log itself"
+            found.append(_finding(run, "cannot be read: the file has no MLLOG lines", rule, hint))
+        elif not events:
             hint = "log the run's seed once, on rank 0"
             found.append(_finding(run, "is missing", "every run logs a seed", hint))
         places = [_place(event) for event in events]

@@ -18,10 +18,11 @@ from types import CodeType
 from typing import Any
 
 from review.logs.findings import ERROR, WARNING, Finding, ReviewError
-from review.logs.mllog import Event, Log, number
+from review.logs.mllog import Event, Log, number, text
 from review.rulebook.hints import KNOWN_RULES, describe_end, describe_failure, hint
 
 DEFAULT_RULESET = "5.0.0"  # the last with BERT; the tools' own default is a later one
+_BENCHMARK = "bert"
 _NO_EVENTS = "a log has MLLOG lines"
 _ONE_OBJECT = "every line with :::MLLOG is one JSON object"
 
@@ -264,9 +265,10 @@ class _Check:
                     self.say(f"is logged {len(values)} times, at least {least} required", rule.required, key)
             elif rule.required.startswith("AT_LEAST_ONE_OR"):
                 others = rule.required.removeprefix("AT_LEAST_ONE_OR(").removesuffix(")").split(",")
-                choice = [key, *(other.strip() for other in others)]
-                if not any(reported.get(name) for name in choice):
-                    self.say(f"one of {' or '.join(choice)} is required, none is logged", rule.required)
+                choice = sorted({key, *(other.strip() for other in others)})
+                message = f"one of {' or '.join(choice)} is required, none is logged"
+                if not any(map(reported.get, choice)) and all(message != one.message for one in self.general):
+                    self.say(message, rule.required)  # each of the keys has this rule
 
 
 def _true(snippet: Snippet, state: dict[str, Any], names: dict[str, Any]) -> bool:
@@ -301,7 +303,13 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
             )
         )
     if not log.events:
-        check.say("no MLLOG lines", _NO_EVENTS)
+        check.say(f"no MLLOG lines{log.kind and ': it is '}{log.kind}", _NO_EVENTS)
+        return check.general
+    benchmark = log.first("submission_benchmark")
+    if benchmark is not None and isinstance(benchmark.value, str) and benchmark.value != _BENCHMARK:
+        message = f"is {text(benchmark.value)!r}: this log is not of BERT, and is not checked further"
+        check.say(message, "results of BERT say so", benchmark.key, benchmark)
+        return [*check.by_key[benchmark.key], *check.general]
     while check.queue:
         name = check.queue.pop(0)
         try:

@@ -78,7 +78,7 @@ class Package:
 def package(request: Request, progress: Callable[[str], None] = lambda _: None) -> Package:
     """Builds, checks and writes the package; writes nothing where a check fails. Raises ReviewError."""
     _check_names(request)
-    output = request.output.absolute()
+    output = request.output.resolve()  # results are found by their resolved paths
     if output.exists() and not request.add:
         raise ReviewError(f"{request.output} exists: --add puts this system into it, or name another folder")
     if request.add and not (output / request.organization).is_dir():
@@ -146,8 +146,9 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
     results.mkdir(parents=True)
     for index, run in enumerate(result.runs):
         shutil.copyfile(run.path, results / f"result_{index}.txt")
-    if (result.folder / "power").is_dir():
-        shutil.copytree(result.folder / "power", results / "power")
+        power = result.folder / "power" / run.path.stem
+        if power.is_dir():
+            shutil.copytree(power, results / "power" / f"result_{index}")
     implementation = root / "benchmarks" / submission_rules.BENCHMARK / "implementations" / request.implementation
     name = f"{request.system}_{request.implementation}.json"
     if implementation.exists():

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from review.logs import tree
-from review.logs.findings import ERROR, NOTE, WARNING, Finding, ReviewError, failed
+from review.logs.findings import ERROR, NOTE, WARNING, Finding, failed
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result, load_results
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
 from review.rulebook.description import check_description
 from review.rulebook.official import Outcome
-from review.verdict import submission_rules, training_rules
+from review.verdict import result_rules, submission_rules, training_rules
+from review.verdict.grouping import groups, with_places
+from review.verdict.power_rules import check_power
 
 _OFFICIAL = ("compliance", "runs", "seeds", "rcp", "system", "package", "repository")
 _ORDER = {"error": 0, "warning": 1, "note": 2}
@@ -70,7 +72,12 @@ def check(
     for result in results:
         root = tree.organization(result.folder)
         progress(f"official checkers on {result.folder}")
-        checked.append(_check_result(result, root))
+        try:
+            checked.append(_check_result(result, root))
+        except OSError as error:  # of a tree that changes while it is read
+            message = f"cannot be checked: {error.filename}: {error.strerror}"
+            gone = Finding(severity=ERROR, message=message, source="rules", file=result.folder, hint="check again")
+            checked.append(Checked(result.folder, result.name, (), (gone,)))
         if root is not None and _covers(target, root):
             roots[root] = None
     for root in roots:
@@ -90,16 +97,55 @@ def _check_log(run: Run) -> Checked:
     return _checked(run.path, run.path.name, (outcome,), findings)
 
 
-def _check_result(result: Result, root: Path | None) -> Checked:
-    findings = [*_compliance(result), *_round(result), *_count(result), *result.seed_findings]
-    findings += training_rules.rcp_findings(result)
-    findings += [finding for run in result.runs for finding in training_rules.check_run(run)]
-    reused = {finding.file for finding in findings if finding.source == "seeds"}  # where more need not be said
-    findings += [f for f in training_rules.check_runs(result) if f.key != "seed" or f.file not in reused]
-    if root is not None:
+def own_findings(result: Result) -> list[Finding]:
+    """What this package finds of a result by itself, the official rules included."""
+    found = [*_compliance(result), *_round(result), *_count(result), *result.seed_findings]
+    found += result_rules.rcp_findings(result)
+    for run in result.runs:
+        ours = training_rules.check_run(run, result.division)
+        found += map(_accept_one, ours) if run is result.accepted_failure else ours
+    reused = {finding.file for finding in found if finding.source == "seeds"}  # where more need not be said
+    found += [f for f in result_rules.check_runs(result) if f.key != "seed" or f.file not in reused]
+    found += check_power(result)
+    if tree.organization(result.folder) is not None:
         system = tree.system_file(result.folder)
-        findings += submission_rules.check_folder(result)
-        findings += check_description(system, result.ruleset) if system else []
+        found += submission_rules.check_folder(result)
+        found += check_description(system, result.ruleset) if system else []
+    return found
+
+
+def obstacles(result: Result) -> list[str]:
+    """Why the score would not stand as submitted, as far as this package knows by itself.
+
+    Those of the runs, and what is wrong with the description, the folder or the logs by rules that no tool tests.
+    """
+    others = [f for f in own_findings(result) if f.severity == ERROR and f.source in ("rules", "system")]
+    return [*result.obstacles, *(with_places(group, result.folder) for group in groups(others))]
+
+
+def as_dict(result: Result) -> dict[str, Any]:
+    """A result for JSON, official only where nothing is in the way."""
+    reasons = obstacles(result)
+    return {**result.as_dict(), "official": result.score is not None and not reasons, "obstacles": reasons}
+
+
+def _accept_one(finding: Finding) -> Finding:
+    """What the one failing run of a full set breaks is a warning: it counts as the slowest."""
+    if finding.severity != ERROR or finding.crash:
+        return finding
+    return replace(finding, severity=WARNING, message=f"{finding.message}; one run of ten may fail")
+
+
+def _check_result(result: Result, root: Path | None) -> Checked:
+    findings = own_findings(result)
+    if root is None and result.division == "open" and len(result.runs) != REQUIRED_RUNS:
+        # A run of one's own, not a submission: its logs are held to the rules of logs, and nothing else is missing.
+        outcomes = [official.check_compliance(run.path, run.ruleset) for run in result.runs]
+        messages = tuple(message for outcome in outcomes for message in outcome.messages)
+        crash = next((outcome.crash for outcome in outcomes if outcome.crash), None)
+        passed = bool(outcomes) and all(outcome.passed for outcome in outcomes)
+        outcome = Outcome(tool="compliance_checker", passed=passed, messages=messages, crash=crash)
+        return _checked(result.folder, result.name, (outcome,), findings)
     with _staged(result, root) as copy:
         outcome = official.check_package(copy, result.ruleset)
     real = str(root) if root else str(result.folder)
@@ -114,7 +160,8 @@ def _staged(result: Result, root: Path | None) -> Iterator[Path]:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="review-check-"))
             copy = submission_rules.stage(result, root, Path(folder))
         except OSError as error:
-            raise ReviewError(f"{error.filename}: cannot be copied to a temporary folder: {error.strerror}") from None
+            message = f"cannot be copied to a temporary folder: {error.strerror}"
+            raise OSError(error.errno, message, error.filename) from None
         yield copy
 
 
@@ -138,7 +185,9 @@ def _checked(path: Path, title: str, outcomes: tuple[Outcome, ...], findings: li
     """Makes the findings agree with the official verdict, and sorts them."""
     passed = all(outcome.passed for outcome in outcomes)
     if passed:
+        explained = any(finding.source in _OFFICIAL and finding.severity != NOTE for finding in findings)
         findings = [_accepted(finding) for finding in findings]
+        findings += [] if explained else _said_in_passing(path, outcomes)
     elif not failed([finding for finding in findings if finding.source in _OFFICIAL]):
         findings = findings + [_unexplained(path, outcome) for outcome in outcomes if not outcome.passed]
     findings = sorted(findings, key=lambda finding: _ORDER[finding.severity])
@@ -149,6 +198,22 @@ def _accepted(finding: Finding) -> Finding:
     if finding.source not in _OFFICIAL or finding.severity != ERROR:
         return finding
     return replace(finding, severity=WARNING, hint="the official checker accepts it")
+
+
+def _said_in_passing(path: Path, outcomes: tuple[Outcome, ...]) -> list[Finding]:
+    """Warnings of an official checker that passes all the same."""
+    said = dict.fromkeys((outcome.tool, message.split("\n")[0]) for outcome in outcomes for message in outcome.messages)
+    return [
+        Finding(
+            severity=NOTE,
+            message=f"the official {tool} says: {message}",
+            source="package",
+            file=path,
+            rule="the official checkers pass",
+            hint="its own words; it passes",
+        )
+        for tool, message in said
+    ]
 
 
 def _unexplained(path: Path, outcome: Outcome) -> Finding:
@@ -165,14 +230,9 @@ def _unexplained(path: Path, outcome: Outcome) -> Finding:
 
 def _compliance(result: Result) -> list[Finding]:
     """The compliance findings of every run; one failing run of a full set is accepted as the slowest."""
-    found = []
-    failing = [run for run in result.runs if not run.compliant]
+    found: list[Finding] = []
     for run in result.runs:
-        accepted = len(failing) == 1 and run is failing[0]
-        for finding in run.findings:
-            if accepted and finding.severity == ERROR and not finding.crash:
-                finding = replace(finding, severity=WARNING, message=f"{finding.message}; one run of ten may fail")
-            found.append(finding)
+        found += map(_accept_one, run.findings) if run is result.accepted_failure else run.findings
     return found
 
 
@@ -194,16 +254,21 @@ def _round(result: Result) -> list[Finding]:
 def _count(result: Result) -> list[Finding]:
     found = []
     if len(result.runs) != REQUIRED_RUNS:
+        alone = result.division == "open" and tree.organization(result.folder) is None
+        hint = "run the missing trials" if len(result.runs) < REQUIRED_RUNS else "choose ten before looking"
         found.append(
             Finding(
-                severity=ERROR,
+                severity=NOTE if alone else ERROR,
                 message=f"holds {len(result.runs)} of {REQUIRED_RUNS} result_*.txt",
                 source="runs",
                 file=result.folder,
-                rule=f"a BERT result has exactly {REQUIRED_RUNS} runs",
-                hint="run the missing trials" if len(result.runs) < REQUIRED_RUNS else "choose ten before looking",
+                rule=f"a {'submitted ' if alone else ''}BERT result has exactly {REQUIRED_RUNS} runs",
+                hint="fine for runs of your own" if alone else hint,
             )
         )
+    for path, reason in result.unreadable.items():
+        rule, hint = "every result_*.txt is a log", "remove it, or make it readable"
+        found.append(Finding(severity=ERROR, message=reason, source="rules", file=path, rule=rule, hint=hint))
     for trial, reason in result.crashes.items():
         found.append(
             Finding(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from review.logs import tree
 from review.logs.findings import ERROR, NOTE, WARNING, Finding
-from review.logs.mllog import number
+from review.logs.mllog import number, text
 from review.results.score import Result
 from review.rulebook.description import FIELDS, STATUSES
 
@@ -35,18 +35,37 @@ def check_folder(result: Result) -> list[Finding]:
     system = tree.system_file(result.folder)
     content = tree.read_json(system) if system else None
     if system is not None and content is not None:
-        if result.division is not None and content.get("division") in ("closed", "open"):
-            logged = result.division
-            if content["division"] != logged:
-                rule, hint = "the logs and the system description name one division", "correct the wrong one"
-                message = f"is {content['division']!r}, in the logs {logged!r}"
-                found.append(_finding(ERROR, message, system, rule, hint, "division"))
+        logged = {text(run.log.value("submission_division")) for run in result.runs} - {"null"}
+        if content.get("division") in ("closed", "open") and logged and logged != {content["division"]}:
+            rule = "the logs and the system description name one division; the official checkers go by the description"
+            message = f"is {content['division']!r}, in the logs {' and '.join(map(repr, sorted(logged)))}"
+            found.append(_finding(WARNING, message, system, rule, "correct the wrong one", "division"))
+        found += _check_against_logs(result, content, system)
         submitter = content.get("submitter")
         logged_submitter = (result.organization or "").casefold()
         if isinstance(submitter, str) and logged_submitter not in ("", submitter.casefold()):
             rule, hint = "the logs and the system description name one submitter", "correct the wrong one"
             message = f"is {submitter!r}, in the logs {result.organization!r}"
             found.append(_finding(WARNING, message, system, rule, hint, "submitter"))
+    return found
+
+
+def _check_against_logs(result: Result, content: dict[str, object], system: Path) -> list[Finding]:
+    """Availability and number of accelerators, in the description and in the logs."""
+    found, hint = [], "correct the wrong one"
+    logged = {text(run.log.value("submission_status")) for run in result.runs if run.log.events}
+    status = str(content.get("status", ""))
+    words = status.casefold().replace("-", " ")  # spelt in several ways over the rounds
+    for name, described in (("onprem", "available on premise"), ("cloud", "available cloud")):
+        if logged == {name} and words.startswith("available") and words != described:
+            rule = "the logs and the system description name one availability"
+            found.append(_finding(WARNING, f"is {status!r}, in the logs {name!r}", system, rule, hint, "status"))
+    accelerators = tree.count_accelerators(result.folder, 0)
+    ranks = {len(run.log.all("init_start")) for run in result.runs if run.log.events}
+    if accelerators and len(ranks) == 1 and (count := ranks.pop()) > 1 and count != accelerators:
+        rule = "one rank for each accelerator logs init_start"
+        message = f"makes {accelerators} accelerators in all, {count} ranks log init_start"
+        found.append(_finding(WARNING, message, system, rule, hint, "accelerators_per_node"))
     return found
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from review.results import power
 
 Line = dict[str, Any]
 
@@ -88,7 +91,8 @@ class LogWriter:
         for index in range(1, self.evaluations + 1):
             samples = index * self.interval
             share = index / self.evaluations
-            accuracy = self.target if index == self.evaluations else 0.38 + 0.33 * share
+            noise = 1e-7 * (7919 * self.seed % 1009)  # no two runs have the same accuracies
+            accuracy = self.target if index == self.evaluations else 0.38 + 0.33 * share + noise
             self._evaluation(samples, accuracy, self.seconds_per_evaluation)
         self.log("block_stop", first_epoch_num=1)
         self.log("epoch_stop", epoch_num=samples)
@@ -228,3 +232,23 @@ def real_folders(shared: Path) -> list[Path]:
     if not found:
         pytest.skip(f"no published results in {shared}")
     return found
+
+
+def write_power(folder: Path, watts: float = 5000.0) -> None:
+    """Writes the power files of every log of a result folder: one node, a reading each second of the run."""
+    for path in folder.glob("result_*.txt"):
+        events = [json.loads(line.split(":::MLLOG ")[1]) for line in path.read_text().splitlines()]
+        start, stop = (next(e["time_ms"] for e in events if e["key"] == key) for key in ("run_start", "run_stop"))
+        samples = path.parent / f"samples_{path.stem}"
+        samples.mkdir()
+        number = int(path.stem.removeprefix("result_"))
+        rows = [f"{time},{watts + number}" for time in range(start - 2000, stop + 2001, 1000)]
+        (samples / "node.csv").write_text("\n".join(["time_ms,watts_ipmi", *rows]) + "\n")
+        power.write(samples, path, folder / "power" / path.stem, 1.0)
+        shutil.rmtree(samples)
+
+
+@pytest.fixture(scope="session")
+def power_files() -> Callable[[Path], None]:
+    """Writes the power files of every log of a folder."""
+    return write_power

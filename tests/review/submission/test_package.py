@@ -292,3 +292,28 @@ def test_published_results_make_a_package(request_, real_folders):
             config=CONFIG,
         )
         assert package(request).passed
+
+
+def test_the_energy_of_a_run_stays_with_its_log(request_, power_files):
+    runs = request_.runs
+    (runs / "result_0.txt").rename(runs / "result_10.txt")  # the last by number, the ninth of the package
+    power_files(runs)
+    made = package(request_)
+    assert made.passed
+    results = request_.output / "EXAMPLE" / "results" / "BOX" / "bert"
+    for index, original in enumerate([*range(1, 10), 10]):
+        assert (results / f"result_{index}.txt").read_bytes() == (runs / f"result_{original}.txt").read_bytes()
+        kept, written = (folder / "power" for folder in (runs, results))
+        file = "node_0.txt"
+        assert (written / f"result_{index}" / file).read_bytes() == (kept / f"result_{original}" / file).read_bytes()
+    assert sorted(path.name for path in (results / "power").iterdir()) == [f"result_{i}" for i in range(10)]
+
+
+@pytest.mark.parametrize("output", ["link/package", "out/../package"])
+def test_a_package_lies_wherever_its_folder_is_reached_from(request_, tmp_path, output, power_files):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    power_files(request_.runs)
+    made = package(replace(request_, output=tmp_path / output))
+    assert made.passed
+    assert (tmp_path / output / "EXAMPLE.tar.gz").is_file()

@@ -150,6 +150,89 @@ def copy_log(folder):
     shutil.copy(folder / "result_1.txt", folder / "result_3.txt")
 
 
+def log_also(key, value):
+    """Logs another event, right before init_stop."""
+
+    def change(events):
+        at = next(i for i, event in enumerate(events) if event["key"] == "init_stop")
+        events.insert(at, events[at] | {"key": key, "value": value})
+
+    return lambda folder: edit(folder, *ALL, change=change)
+
+
+def move(key, behind):
+    """Puts an event right behind another, with its time."""
+
+    def change(events):
+        moved = next(event for event in events if event["key"] == key)
+        events.remove(moved)
+        at = next(i for i, event in enumerate(events) if event["key"] == behind)
+        events.insert(at + 1, moved | {"time_ms": events[at]["time_ms"]})
+
+    return lambda folder: edit(folder, *ALL, change=change)
+
+
+def clock(change_time):
+    """Changes every time of every log."""
+
+    def change(events):
+        for event in events:
+            event["time_ms"] = change_time(event["time_ms"])
+
+    return lambda folder: edit(folder, *ALL, change=change)
+
+
+def copy_with_another_clock(folder):
+    """The log of another run, a day later and with another seed."""
+    copy_log(folder)
+
+    def change(events):
+        for event in events:
+            event["time_ms"] += 86_400_000
+            event["value"] = 4711 if event["key"] == "seed" else event["value"]
+
+    edit(folder, 3, change=change)
+
+
+def cut(lines):
+    """Cuts one log to its first lines."""
+
+    def mutate(folder):
+        path = folder / "result_7.txt"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+    return mutate
+
+
+def glue(folder):
+    """Two events on one line of one log."""
+    path = folder / "result_6.txt"
+    text = path.read_text()
+    at = text.index("\n", text.index('"tracked_stats"'))
+    path.write_text(text[:at] + text[at + 1 :])
+
+
+def ranks(count):
+    """So many ranks log init_start."""
+
+    def change(events):
+        start = next(event for event in events if event["key"] == "init_start")
+        at = events.index(start)
+        events[at:at] = [start] * (count - 1)
+
+    return lambda folder: edit(folder, *ALL, change=change)
+
+
+def both(*changes):
+    """One after the other."""
+
+    def mutate(folder):
+        for one in changes:
+            one(folder)
+
+    return mutate
+
+
 # name, change, what is found: (severity, file, key, part of the message)
 
 
