@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,15 @@ def load_weights(model: BertForPreTraining, path: Path) -> None:
                 problems.append(f"{name} is {tuple(source.shape)}, expected {tuple(target.shape)}")
     if problems:
         raise ConfigError(f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}")
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> int:
+    """A checksum (32 bits) of names and contents."""
+    value = 0
+    for name, tensor in tensors.items():
+        value = zlib.crc32(name.encode(), value)
+        value = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, value)
+    return value
 
 
 def _unresolved_twins(tensors: dict[str, Tensor], vocab_size: int) -> list[str]:

@@ -21,7 +21,8 @@ class Config:
         "PRECISION",
         "auto",
         choices=("auto", *DTYPES),
-        doc="auto is bf16 on a GPU, fp32 on a CPU; fp8 is bf16 with QKV and feed-forward products in fp8",
+        doc="auto is bf16 on a GPU, fp16 on one below compute capability 8.0, fp32 on a CPU; fp8 is bf16 with QKV and "
+        "feed-forward products in fp8",
     )
     init_loss_scale: float = env("INIT_LOSS_SCALE", 65536.0, above=0, doc="first loss scale of fp16")
     growth_interval: int = env("LOSS_SCALE_GROWTH", 2000, at_least=1, doc="good fp16 steps before the scale doubles")
@@ -41,7 +42,7 @@ class Config:
         """What these settings come to on ``device``: the one place where that is decided."""
         name = self.precision
         if name == "auto":
-            name = "bf16" if device.type == "cuda" else "fp32"
+            name = "fp32" if device.type != "cuda" else "bf16" if _computes_in_bf16(device) else "fp16"
         dtype = DTYPES[name]
         return Precision(
             dtype=dtype,
@@ -49,6 +50,11 @@ class Config:
             init_loss_scale=self.init_loss_scale if dtype == torch.float16 else None,
             growth_interval=self.growth_interval,
         )
+
+
+def _computes_in_bf16(device: torch.device) -> bool:
+    """Whether matrix products in bf16 are done by hardware: from Ampere on, not on V100 and T4."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

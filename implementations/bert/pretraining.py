@@ -30,7 +30,7 @@ from bert.progress import Progress
 from bert.schedule import learning_rate
 from bert.step import Step, TrainingStep, build_step
 from bert.steps import Steps
-from bert.stop import Ending
+from bert.stop import Ending, Stop
 from bert.train import Parts, step_seed, train
 from bert.warm_up import ready
 
@@ -38,6 +38,7 @@ from bert.warm_up import ready
 def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     """Runs to the end and says why it ended. Every rank calls it with the same settings."""
     saved = checkpoint.newest(config.checkpoint)
+    resume.check_weights(config, world, saved["model"] if saved else {})
     seed = world.broadcast_int(resume.pick_seed(config, saved))
     log.submission()
     log.hyperparameters(config.hyperparameters(seed))
@@ -48,7 +49,8 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     take_step, evaluation_graph = prepare(config, model, step, world)
     watchers = watch(config, world, log, seed, done)
     world.barrier()
-    log.run_start()  # the data set is first touched after this
+    log.run_start()
+    world.barrier()  # no rank touches the data set before the line is written
     started = time.monotonic()
 
     source = open_source(config.data, model.config.vocab_size)
@@ -70,15 +72,19 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
         place = {"step": step_number, "batches": batches, "samples": samples, "row_counts": row_counts.tolist()}
         resume.save(config, step, world, seed, place)
 
-    parts = Parts(
-        data=data, take_step=take_step, steps=steps, agenda=agenda(config), progress=progress,
-        seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run, save=save,
-    )  # fmt: skip
     try:
-        ending = train(parts)
-        log.run_stop(progress.samples(), config.evaluate.num_examples, ending.reached)
+        with Stop(world, listen=config.checkpoint.directory is not None) as stop:
+            parts = Parts(
+                data=data, take_step=take_step, steps=steps, agenda=agenda(config), progress=progress, stop=stop,
+                seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run, save=save,
+            )  # fmt: skip
+            ending = train(parts)
+            if not ending.stopped:
+                log.run_stop(ending.samples, config.evaluate.num_examples, ending.reached)
+            if config.checkpoint.directory is not None and ending.batches > done_batches:
+                save(ending.step, ending.batches, ending.samples)
         progress.summary(ending)
-        if config.sustained_minutes:
+        if config.sustained_minutes and not ending.stopped:
             sustain(take_step, data, world, log, until=started + 60 * config.sustained_minutes)
     finally:
         data.close()
@@ -157,6 +163,7 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
         checkpoint.load_weights(model, config.checkpoint.init_checkpoint)
     else:
         initialize(model, seed)
+    resume.check_weights(config, world, dict(model.named_parameters()))
     model.to(world.device)
     step = build_step(
         model,

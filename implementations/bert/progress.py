@@ -165,11 +165,11 @@ class Progress:
             self.recent.popleft()
 
     def summary(self, ending: Ending) -> None:
-        """Hands the figures of the whole run to the observers. A collective.
+        """Hands the figures of the whole run to the observers.
 
         raw_train_time: of the loop, with its evaluations and checkpoints; e2e_train_time: with all that came before.
         """
-        now, samples = time.monotonic(), self.samples()
+        now, samples = time.monotonic(), ending.samples
         seconds, num_steps = now - self.started, sum(steps for steps, _ in self.recent)
         values: dict[str, Any] = {
             "end": ending.reason,

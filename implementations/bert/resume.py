@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from bert import checkpoint
 from bert.config import Config
@@ -66,6 +70,21 @@ def check_data(config: Config, saved: dict[str, Any] | None, row_counts: np.ndar
             f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run on other training data, "
             f"{sum(saved['row_counts']):,} rows in {len(saved['row_counts'])} files, this one has "
             f"{int(row_counts.sum()):,} in {len(row_counts)}: use the same data, or another CHECKPOINT_DIR"
+        )
+
+
+def check_weights(config: Config, world: World, weights: Mapping[str, Tensor]) -> None:
+    """Raises ConfigError, on every rank, where a rank begins with other weights than most. A collective."""
+    mine = torch.zeros(world.size, dtype=torch.int64, device=world.device)
+    mine[world.rank] = checkpoint.checksum(weights)
+    checksums = world.sum(mine).tolist()
+    (most, _), *others = Counter(checksums).most_common()
+    if others:
+        odd = [f"rank {rank} ({value:08x})" for rank, value in enumerate(checksums) if value != most]
+        path = config.checkpoint.directory if config.checkpoint.resume else config.checkpoint.init_checkpoint
+        raise ConfigError(
+            f"weights differ between ranks: {', '.join(odd)} against {most:08x} of the others: is {path} the same "
+            "on every node?"
         )
 
 

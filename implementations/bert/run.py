@@ -67,7 +67,10 @@ def _train(config: Config) -> int:
         rundir.write_description(config.run, config, {"model": model})
     with World(config.dist) as world:
         ending = pretrain(config, world, log)
-    if ending.reached:
+    if ending.stopped and is_main:
+        said = f"bert: stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
+        print(said, file=sys.stderr, flush=True)
+    if ending.reached or ending.stopped:
         return SUCCESS
     reason = f"the target accuracy {config.evaluate.target} was not reached in {config.max_steps} steps"
     return _fail(config.run, reason, NOT_REACHED) if is_main else NOT_REACHED

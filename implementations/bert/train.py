@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from bert.agenda import Agenda
+from bert.agenda import Agenda, Due
 from bert.progress import Progress
 from bert.step import TrainingStep
 from bert.steps import Steps
-from bert.stop import LAST_STEP, TARGET, Ending
+from bert.stop import LAST_STEP, TARGET, Ending, Stop
 
 
 class DataSource(Protocol):
@@ -37,36 +37,41 @@ class Parts:
     steps: Steps
     agenda: Agenda
     progress: Progress
+    stop: Stop
     seed: Callable[[int], int]
     evaluate: Callable[[int, int], bool]
     save: Callable[[int, int, int], None]
 
 
 def train(parts: Parts) -> Ending:
-    """Runs to the end; every rank calls it with parts of the same settings.
+    """Runs to the end; every rank calls it with parts of the same settings. The last checkpoint is the caller's.
 
     Raises TrainingError where training has broken down, and what the parts raise.
     """
     data, steps, agenda, progress = parts.data, parts.steps, parts.agenda, parts.progress
     reached = steps.batches == 0 and agenda.after(0).evaluate and evaluate(parts)
+    stopped = None
 
-    while not reached and steps.done < agenda.last:
+    while not reached and not stopped and steps.done < agenda.last:
         batches, rate = data.next_step(), steps.begin()
         # Dropout depends on the batch, not on what ran before.
         torch.manual_seed(parts.seed(steps.batches))
         progress.add(parts.take_step(batches, rate), batches)
 
-        due = agenda.after(steps.done)
-        if not due or not steps.settle():
+        due, stopped = agenda.after(steps.done), parts.stop.agreed(steps.batches)
+        if not due and not stopped:
             continue
+        if not steps.settle():
+            due = Due()  # overflows have put it off
         if due.report:
             progress.report(steps.done, steps.batches)
         if due.evaluate:
             reached = evaluate(parts)
-        if due.checkpoint and not reached:
+        if due.checkpoint and not due.end and not reached and not stopped:
             parts.save(steps.done, steps.batches, progress.samples())
 
-    return Ending(TARGET if reached else LAST_STEP, steps.done)
+    reason = TARGET if reached else stopped or LAST_STEP
+    return Ending(reason, steps.done, steps.batches, progress.samples())
 
 
 def evaluate(parts: Parts) -> bool:

@@ -125,7 +125,7 @@ def test_the_summary_counts_this_process_alone_and_means_over_the_last_hundred_s
             run.report(step, step)
     with run.paused():
         clock.now += 60.0
-    run.summary(Ending(LAST_STEP, 250))
+    run.summary(Ending(LAST_STEP, 250, 250, 2600))
     kind, values = seen.told[-1]
     assert kind == "summary"
     assert (values["end"], values["step"], values["samples"]) == (LAST_STEP, 250, 1000 + 1600)

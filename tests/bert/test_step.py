@@ -243,3 +243,14 @@ def test_waiting_for_the_device_ends_with_it_or_with_the_timeout(monkeypatch):
     monkeypatch.setattr("bert.dist.time.monotonic", lambda: next(clock))
     with pytest.raises(HangError, match="DIST_TIMEOUT=1"):
         world.wait_for(_Event([False] * 10))
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "dtype"),
+    [("cuda", (7, 5), torch.float16), ("cuda", (8, 0), torch.bfloat16), ("cpu", None, torch.float32)],
+)
+def test_the_precision_is_what_the_device_computes_in_hardware(device, capability, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    resolved = PrecisionConfig(precision="auto", init_loss_scale=1024.0).resolve(torch.device(device))
+    assert resolved.dtype == dtype
+    assert resolved.init_loss_scale == (1024.0 if dtype == torch.float16 else None)
