@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.distributed as distributed
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from bert import optim
 from bert.data.batch import Batch
@@ -20,20 +18,18 @@ from bert.kernels.fp8 import Scaling
 from bert.model.trainable import Trainable
 from bert.optim import Config as OptimizerConfig
 from bert.optim import Optimizer
-from bert.optim.apex_distributed import DistributedLamb
-from bert.optim.replicated import Replicated
-from bert.optim.sharded import Sharded
+from bert.optim.gradients import Clipping
 from bert.precision import LossScaler, Precision, cast_with_masters
 
 
 class StepResult(NamedTuple):
     """What a step found; 0-d, on the device.
 
-    losses: the task's NamedTuple, means of this rank's micro-batches. norm: that of the ranks' average gradient before
-    it is clipped; with CLIP=before on several ranks, of this rank's own gradient, in fp16 of the clipped average.
-    finite (bool): whether the gradient was; in fp8 all that was cast must have been finite too: inf, cut off to the
-    largest number, would not show in it. With loss scaling (fp16) a step whose gradient is not finite leaves the
-    weights as they were; else it spoils them.
+    losses: the task's NamedTuple, means of this rank's micro-batches. norm: that of the average gradient before it is
+    clipped; with CLIP=before, the mean of those of this rank's micro-batches, in fp16 on several ranks that of the
+    clipped average. finite (bool): whether the gradient was; in fp8 all that was cast must have been finite too: inf,
+    cut off to the largest number, would not show in it. With loss scaling (fp16) a step whose gradient is not finite
+    leaves the weights as they were; else it spoils them.
     """
 
     losses: tuple[Tensor, ...]
@@ -47,102 +43,6 @@ class TrainingStep(Protocol):
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
         ...
-
-
-def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
-    """min(1, max_norm / norm): what a gradient of this norm is multiplied by."""
-    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
-
-
-class Gradients(Protocol):
-    """How the gradients of the ranks become one."""
-
-    forward: torch.nn.Module
-
-    def micro_batch(self, first: bool, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Around forward and backward of one micro-batch."""
-        ...
-
-    def finish(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Averages and clips. Returns a norm that is finite unless a rank overflowed, and the update's grad_scale."""
-        ...
-
-
-class ReplicatedGradients:
-    """Whole gradients on every rank: averaged by DDP during the backward pass (CLIP=after), or after it (before)."""
-
-    def __init__(
-        self,
-        model: Trainable,
-        optimizer: Replicated,
-        config: OptimizerConfig,
-        world: World,
-        find_overflow: bool,
-    ) -> None:
-        self.optimizer, self.world, self.find_overflow = optimizer, world, find_overflow
-        self.clip, self.max_grad_norm = config.clip, config.max_grad_norm
-        self.overlap = world.size > 1 and config.clip == "after"
-        self.forward: torch.nn.Module = model
-        if self.overlap:
-            devices = [world.device] if world.device.type == "cuda" else None
-            self.forward = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-
-    @contextlib.contextmanager
-    def micro_batch(self, first: bool, last: bool) -> Iterator[None]:
-        """DDP averages in the backward pass of the last one only."""
-        with contextlib.nullcontext() if last or not self.overlap else self.forward.no_sync():  # type: ignore[operator]
-            yield
-
-    @torch.no_grad()
-    def finish(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """See Gradients."""
-        norm = self._norm()
-        coefficient = clip_coefficient(norm / scale, self.max_grad_norm)
-        if self.clip == "before" and self.world.size > 1:
-            # A rank that overflowed poisons the sum with inf or nan, so that all ranks see it and skip together.
-            self._average(coefficient)
-            norm = self._norm() if self.find_overflow else norm
-            coefficient = torch.ones_like(norm)
-        return norm, coefficient / scale
-
-    def _norm(self) -> Tensor:
-        gradients = [p.grad.float() for p in self.optimizer.parameters]  # type: ignore[union-attr]
-        return torch.stack(torch._foreach_norm(gradients)).norm()
-
-    def _average(self, coefficient: Tensor) -> None:
-        gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
-        flat = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
-        flat.mul_(coefficient / self.world.size)
-        distributed.all_reduce(flat)
-        views = [v.view_as(g) for v, g in zip(flat.split([g.numel() for g in gradients]), gradients, strict=True)]
-        torch._foreach_copy_(gradients, views)
-
-
-class ShardedGradients:
-    """Each rank ends up with its shard of the average: reduced during the backward pass (CLIP=after), or after it."""
-
-    def __init__(self, model: Trainable, optimizer: Sharded, config: OptimizerConfig, find_overflow: bool) -> None:
-        self.forward: torch.nn.Module = model
-        self.optimizer, self.find_overflow = optimizer, find_overflow
-        self.clip, self.max_grad_norm = config.clip, config.max_grad_norm
-
-    def micro_batch(self, first: bool, last: bool) -> contextlib.AbstractContextManager[None]:
-        """The optimizer's hooks do the work."""
-        return self.optimizer.micro_batch(first, last)
-
-    @torch.no_grad()
-    def finish(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """See Gradients."""
-        optimizer = self.optimizer
-        if self.clip == "before" and optimizer.world.size > 1:
-            norm = optimizer.local_norm()
-            optimizer.scale_gradients(clip_coefficient(norm / scale, self.max_grad_norm))
-            optimizer.finish_reduction()
-            norm = optimizer.global_norm() if self.find_overflow else norm
-            return norm, 1 / scale
-        optimizer.finish_reduction()
-        norm = optimizer.global_norm()
-        return norm, clip_coefficient(norm / scale, self.max_grad_norm) / scale
 
 
 def build_step(
@@ -161,7 +61,7 @@ def build_step(
     masters = cast_with_masters(model, precision.dtype)
     fp8 = model.use_fp8(precision.fp8_recipe, world.device) if precision.fp8_recipe is not None else None
     updater = optim.build(optimizer, model, model.stages(), masters, world, accumulate=accumulate, fused=fused_update)
-    return Step(model, updater, optimizer, LossScaler(precision, world.device), fp8, world)
+    return Step(model, updater, optimizer.clipping, LossScaler(precision, world.device), fp8, world)
 
 
 @contextlib.contextmanager
@@ -182,29 +82,21 @@ def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]
 class Step:
     """Callable training step over micro-batches.
 
-    CLIP=after: gradients are averaged over the ranks while the backward pass runs, then clipped by their global norm.
-    CLIP=before: each rank clips its own gradient, then they are averaged; the rule of the published 8-GPU submissions.
-    Each rank counts equally, whatever its number of tokens.
+    How gradients become one and are clipped: optim/gradients.py.
     """
 
     def __init__(
         self,
         model: Trainable,
         optimizer: Optimizer,
-        config: OptimizerConfig,
+        clipping: Clipping,
         scaler: LossScaler,
         fp8: Scaling | None,
         world: World,
     ) -> None:
         self.optimizer, self.scaler, self.fp8, self.world = optimizer, scaler, fp8, world
         self.lr = torch.zeros((), dtype=torch.float32, device=world.device)
-        self.gradients: Gradients
-        if isinstance(optimizer, DistributedLamb):
-            self.gradients = optimizer
-        elif isinstance(optimizer, Sharded):
-            self.gradients = ShardedGradients(model, optimizer, config, scaler.enabled)
-        else:
-            self.gradients = ReplicatedGradients(model, optimizer, config, world, scaler.enabled)
+        self.gradients = optimizer.gradients(model, clipping, world, scaler.enabled)
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
@@ -216,9 +108,10 @@ class Step:
         self.optimizer.zero_grad()
         totals: list[Tensor] = []
         for number, batch in enumerate(batches, start=1):
-            with self.gradients.micro_batch(number == 1, number == len(batches)):
+            factor = self.scaler.scale / len(batches)
+            with self.gradients.micro_batch(number == 1, number == len(batches), factor):
                 losses = self.gradients.forward(batch)
-                (functools.reduce(operator.add, losses) * (self.scaler.scale / len(batches))).backward()
+                (functools.reduce(operator.add, losses) * factor).backward()
             totals = totals or [torch.zeros((), device=self.world.device) for _ in losses]
             for total, loss in zip(totals, losses, strict=True):
                 total.add_(loss.detach(), alpha=1 / len(batches))

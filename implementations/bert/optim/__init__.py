@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,49 @@ from bert.kernels import lamb as lamb_kernel
 from bert.optim import adam, apex, apex_distributed, lamb
 from bert.optim.apex_distributed import DistributedLamb
 from bert.optim.flat import FlatLamb, FlatRule, Piecewise, Shard
+from bert.optim.gradients import Clipping, Gradients
 from bert.optim.replicated import Replicated
 from bert.optim.rule import Pieces, Rule
 from bert.optim.sharded import Sharded
 
-Optimizer = Replicated | Sharded | DistributedLamb
+
+class Optimizer(Protocol):
+    """What trains the weights of a model."""
+
+    def gradients(self, model: nn.Module, clipping: Clipping, world: World, find_overflow: bool) -> Gradients:
+        """How the gradients of micro-batches and ranks become one. find_overflow: say so on all ranks alike."""
+        ...
+
+    def zero_grad(self) -> None:
+        """Drops the gradients."""
+        ...
+
+    def step(self, lr: Tensor | float, grad_scale: Tensor | float = 1.0, keep: Tensor | None = None) -> None:
+        """One update from the gradients, each multiplied by ``grad_scale`` first; none where not ``keep`` (bool, 0-d).
+
+        With tensors as arguments nothing waits for the device.
+        """
+        ...
+
+    def gather(self) -> None:
+        """Makes all weights current on every rank. A collective, unless they are."""
+        ...
+
+    def mark_stale(self) -> None:
+        """Notes that a replayed graph has updated the weights."""
+        ...
+
+    def state_tensors(self) -> list[Tensor]:
+        """Every tensor of this rank that a step changes, weights included."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step count, fp32 masters and states by parameter name, whole, on rank 0 at least. A collective."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores ``state_dict()`` of any optimizer with the same rule. Raises KeyError for a name missing."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +68,17 @@ class Config:
         "OPTIMIZER",
         "lamb",
         choices=("lamb", "apex_lamb", "apex_distributed_lamb", "adamw", "adam"),
-        doc="optimizer; the closed division prescribes LAMB, ours or that of NVIDIA's apex, where it is installed",
+        doc="optimizer; the closed division prescribes LAMB, ours or that of NVIDIA's apex, where it is installed; "
+        "apex_distributed_lamb is experimental",
     )
     sharded: bool | None = env(
         "SHARD_OPTIMIZER", None, doc="1 divides the optimizer's state over the ranks (ZeRO-1); unset: on GPUs"
     )
     clip: str = env(
-        "CLIP", "after", choices=("before", "after"), doc="clip the gradient norm before or after the all-reduce"
+        "CLIP",
+        "after",
+        choices=("before", "after"),
+        doc="clip the norm of each micro-batch's gradient before they are averaged over all ranks, or after it",
     )
     max_grad_norm: float = env("MAX_GRAD_NORM", 1.0, above=0, doc="gradient norm above which gradients are scaled down")
     lamb: lamb.Config = field(default_factory=lamb.Config)
@@ -50,6 +92,11 @@ class Config:
             apex.check(self.optimizer, device)
         if self.optimizer == apex_distributed.NAME:
             apex_distributed.check(dtype, world_size)
+
+    @property
+    def clipping(self) -> Clipping:
+        """How gradients are clipped."""
+        return Clipping(when=self.clip, max_norm=self.max_grad_norm)
 
     @property
     def is_apex(self) -> bool:
@@ -116,7 +163,7 @@ def build(
     if config.optimizer == apex_distributed.NAME:
         return DistributedLamb(
             model, model.named_parameters(), config.lamb, world,
-            clip=config.clip, max_grad_norm=config.max_grad_norm, masters=masters,
+            clipping=config.clipping, masters=masters,
             node_size=min(world.size, torch.cuda.device_count() or world.size),
         )  # fmt: skip
     if not config.is_sharded(world.device):
@@ -128,5 +175,5 @@ def build(
         stages=stages,
         masters=masters,
         accumulate=accumulate,
-        overlap=config.clip == "after",
+        clip_each=config.clip == "before",
     )

@@ -32,11 +32,13 @@ class AdamRule:
     def __init__(self, pieces: Pieces, config: Config, decoupled: bool) -> None:
         self.pieces, self.weight_decay, self.decoupled = pieces, config.weight_decay, decoupled
         self.moments = Moments(pieces, config.beta1, config.beta2, config.eps)
-        self.num_steps = self.moments.num_steps
+        self.num_steps, self.needs_norms = self.moments.num_steps, False
         self.decayed = [i for i, name in enumerate(pieces.names) if config.weight_decay and is_decayed(name)]
         self.updates: list[Tensor] = []
 
-    def prepare(self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None) -> None:
+    def prepare(
+        self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None
+    ) -> None:
         """Needs no sums."""
         gradients = scaled(gradients, self.pieces.masters, grad_scale)
         if not self.decoupled:

@@ -59,7 +59,7 @@ class ApexRule:
     """LambRule's update, by apex, over whole parameters."""
 
     def __init__(self, pieces: Pieces, config: lamb.Config) -> None:
-        self.pieces = pieces
+        self.pieces, self.needs_norms = pieces, False
         self.num_steps = torch.zeros((), dtype=torch.int64, device=pieces.device)
         self.no_overflow = torch.zeros(1, dtype=torch.float32, device=pieces.device)
         self.grad_scale: Tensor | float = 1.0
@@ -75,10 +75,13 @@ class ApexRule:
             use_nvlamb=False,
         )
         # apex makes the moments in its first step, unless they are there; ours are those that are saved and restored.
-        for master, first, second in zip(pieces.masters, pieces.first_moments, pieces.second_moments, strict=True):
+        moments = pieces.state("first_moments"), pieces.state("second_moments")
+        for master, first, second in zip(pieces.masters, *moments, strict=True):
             self.optimizer.state[master] = {"exp_avg": first, "exp_avg_sq": second}
 
-    def prepare(self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None) -> None:
+    def prepare(
+        self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None
+    ) -> None:
         """Hands over the gradients. apex takes its sums itself."""
         self.grad_scale = grad_scale
         for master, gradient in zip(self.pieces.masters, gradients, strict=True):

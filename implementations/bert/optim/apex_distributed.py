@@ -1,8 +1,11 @@
-"""``OPTIMIZER=apex_distributed_lamb``: apex.contrib's DistributedFusedLAMB, the optimizer of NVIDIA's submissions.
+"""``OPTIMIZER=apex_distributed_lamb`` (experimental): apex.contrib's DistributedFusedLAMB.
 
-It sums the gradients over the ranks, clips them and divides the state over the GPUs of a node, all by itself; here it
-is driven through the interface of our own optimizers, and its state is saved in their form. It takes fp16 weights, and
-the norm of a weight from them, not from the fp32 master. It needs NGC's PyTorch (reduce_scatter with no_copy).
+Experimental, because it has been run against a double of apex only, never yet against the real one.
+
+The optimizer of NVIDIA's submissions sums the gradients over the ranks, clips them and divides the state over the GPUs
+of a node, all by itself; here it is driven through the interface of our own optimizers, and its state is saved in their
+form. It takes fp16 weights, and the norm of a weight from them, not from the fp32 master. It needs NGC's PyTorch
+(reduce_scatter with no_copy).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from bert.dist import World
 from bert.env import ConfigError
 from bert.optim import lamb
 from bert.optim.apex import decay_groups, load
+from bert.optim.gradients import Clipping, Gradients
 
 NAME = "apex_distributed_lamb"
 STATE = {"masters": "_fp32_p", "first_moments": "_fp32_m", "second_moments": "_fp32_v"}
@@ -48,16 +52,15 @@ class DistributedLamb:
         config: lamb.Config,
         world: World,
         *,
-        clip: str,
-        max_grad_norm: float,
+        clipping: Clipping,
         masters: dict[str, Tensor] | None,
         node_size: int,
     ) -> None:
         """``node_size``: ranks on a node, over which the state is divided."""
         named = dict(named_parameters)
         self.forward, self.names, self.parameters = model, list(named), list(named.values())
-        self.world, self.clip = world, clip
-        overlap = clip == "after"
+        self.world, self.clipping = world, clipping
+        overlap = clipping.when == "after"
         self.apex = load(NAME)(
             decay_groups(self.names, self.parameters, config.weight_decay),
             lr=0.0,
@@ -65,7 +68,7 @@ class DistributedLamb:
             grad_averaging=True,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
-            max_grad_norm=max_grad_norm,
+            max_grad_norm=clipping.max_norm,
             adam_w_mode=True,
             use_nvlamb=False,
             overlap_reductions=overlap,
@@ -97,8 +100,12 @@ class DistributedLamb:
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
+    def gradients(self, model: nn.Module, clipping: Clipping, world: World, find_overflow: bool) -> Gradients:
+        """See Optimizer: apex sums and clips by itself, as it was told when it was made."""
+        return self
+
     @contextlib.contextmanager
-    def micro_batch(self, first: bool, last: bool) -> Iterator[None]:
+    def micro_batch(self, first: bool, last: bool, factor: Tensor) -> Iterator[None]:
         """apex's hooks reduce the gradients in the backward pass of the last one (CLIP=after)."""
         self.apex.set_is_accumulation_step(not last)
         yield
@@ -110,7 +117,7 @@ class DistributedLamb:
         self.apex.complete_reductions()
         norm = self.apex.L2_grad_norm.float().reshape(())
         norm = torch.where(norm + 1 > norm, norm, float("inf"))  # what apex calls finite: below 2^24
-        if self.clip == "before":
+        if self.clipping.when == "before":
             norm = self.world.sum(norm)  # each rank has its own; one that overflowed stops all
         return norm, torch.ones_like(norm)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -12,12 +12,12 @@ from torch import Tensor
 from bert.kernels import lamb as kernel
 from bert.optim import lamb
 from bert.optim.layout import Segment
-from bert.optim.rule import Pieces, Rule, is_decayed
+from bert.optim.rule import Pieces, Rule, is_decayed, squared_norms
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Flat buffers of equal length: fp32 masters and moments, averaged gradient, weights as the model computes.
+    """Flat buffers of equal length: fp32 masters, averaged gradient, weights as the model computes, the rule's states.
 
     ``names``: of all parameters of the model; ``segments``: which parts of them lie where. Zeros lie between.
     """
@@ -25,27 +25,50 @@ class Shard:
     names: list[str]
     segments: list[Segment]
     masters: Tensor
-    first_moments: Tensor
-    second_moments: Tensor
     gradient: Tensor
     weights: Tensor
+    states: dict[str, Tensor] = field(default_factory=dict)
+
+    def state(self, name: str, *, of_weights: bool = False) -> Tensor:
+        """A state of the rule: zeros, or a copy of the first weights. It is saved and restored under its name."""
+        self.states[name] = self.masters.clone() if of_weights else torch.zeros_like(self.masters)
+        return self.states[name]
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """The segments of one of the buffers."""
         return [flat[segment.begin : segment.begin + segment.size] for segment in self.segments]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShardPieces(Pieces):
+    """The segments of a shard."""
+
+    shard: Shard
+
+    def state(self, name: str, *, of_weights: bool = False) -> list[Tensor]:
+        """See Pieces."""
+        return self.shard.views(self.shard.state(name, of_weights=of_weights))
+
+
 class FlatRule(Protocol):
     """A rule over a shard, in two halves: between them the sums are added up over the ranks."""
 
     num_steps: Tensor
+    needs_norms: bool
 
-    def squared_norm(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Of several buffers together (0-d, fp32 at least)."""
+    def squared_norm(self, flat: Tensor) -> Tensor:
+        """Of a flat buffer (0-d, fp32 at least)."""
         ...
 
-    def prepare(self, grad_scale: Tensor | float, keep: Tensor | None) -> Tensor | None:
-        """Updates the moments; returns sums [parameters, n], or None."""
+    def measure(self) -> Tensor:
+        """Squared norms of the shard's gradient: of each parameter where the rule needs them, else of all [1]."""
+        ...
+
+    def prepare(self, grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None) -> Tensor | None:
+        """Updates the states; returns sums [parameters, n], or None. squares: ``measure()``, added up over the ranks.
+
+        They are wanted where the rule needs norms.
+        """
         ...
 
     def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
@@ -60,25 +83,35 @@ class Piecewise:
         self.shard = shard
         self.gradients = shard.views(shard.gradient)
         self.rule = make_rule(
-            Pieces(
+            ShardPieces(
                 names=[shard.names[segment.parameter] for segment in shard.segments],
                 masters=shard.views(shard.masters),
-                first_moments=shard.views(shard.first_moments),
-                second_moments=shard.views(shard.second_moments),
                 device=shard.masters.device,
+                shard=shard,
             )
         )
-        self.num_steps = self.rule.num_steps
-        self.owners = torch.tensor([segment.parameter for segment in shard.segments], device=shard.masters.device)
+        self.num_steps, self.needs_norms = self.rule.num_steps, self.rule.needs_norms
+        owners = [segment.parameter for segment in shard.segments]
+        self.owners = torch.tensor(owners, dtype=torch.int64, device=shard.masters.device)
 
-    def squared_norm(self, tensors: Sequence[Tensor]) -> Tensor:
+    def squared_norm(self, flat: Tensor) -> Tensor:
         """See FlatRule."""
-        dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
-        return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=dtype)).square().sum()
+        return squared_norms([flat]).sum()
 
-    def prepare(self, grad_scale: Tensor | float, keep: Tensor | None) -> Tensor | None:
+    def measure(self) -> Tensor:
         """See FlatRule."""
-        sums = self.rule.prepare(self.gradients, grad_scale, keep)
+        if not self.needs_norms:
+            return squared_norms([self.shard.gradient])
+        dtype = torch.float64 if self.shard.masters.dtype == torch.float64 else torch.float32
+        whole = torch.zeros(len(self.shard.names), dtype=dtype, device=self.shard.masters.device)
+        if self.gradients:
+            whole.index_copy_(0, self.owners, squared_norms(self.gradients))
+        return whole
+
+    def prepare(self, grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None) -> Tensor | None:
+        """See FlatRule."""
+        mine = squares.index_select(0, self.owners) if self.needs_norms and squares is not None else None
+        sums = self.rule.prepare(self.gradients, grad_scale, keep, mine)
         if sums is None:
             return None
         whole = torch.zeros(len(self.shard.names), sums.shape[1], dtype=sums.dtype, device=sums.device)
@@ -93,18 +126,25 @@ class Piecewise:
 class FlatLamb:
     """LAMB by the two passes of kernels/lamb.py."""
 
+    needs_norms = False
+
     def __init__(self, shard: Shard, config: lamb.Config, passes: kernel.Passes) -> None:
         self.shard, self.config, self.passes = shard, config, passes
         device = shard.masters.device
+        self.first, self.second = shard.state("first_moments"), shard.state("second_moments")
         self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
         self.scalars = torch.zeros(4, dtype=torch.float32, device=device)
         self.layout = _kernel_layout(shard, config.weight_decay)
 
-    def squared_norm(self, tensors: Sequence[Tensor]) -> Tensor:
+    def squared_norm(self, flat: Tensor) -> Tensor:
         """See FlatRule."""
-        return torch.stack([self.passes.squared_norm(tensor) for tensor in tensors]).sum()
+        return self.passes.squared_norm(flat)
 
-    def prepare(self, grad_scale: Tensor | float, keep: Tensor | None) -> Tensor:
+    def measure(self) -> Tensor:
+        """See FlatRule."""
+        return self.passes.squared_norm(self.shard.gradient).reshape(1)
+
+    def prepare(self, grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None) -> Tensor:
         """See FlatRule."""
         shard, config = self.shard, self.config
         self.num_steps += 1 if keep is None else keep
@@ -114,7 +154,7 @@ class FlatLamb:
         self.scalars[2] = 1 / (1 - torch.pow(config.beta1, steps))
         self.scalars[3] = 1 / (1 - torch.pow(config.beta2, steps))
         return self.passes.moments(
-            self.layout, shard.gradient, shard.masters, shard.first_moments, shard.second_moments, self.scalars,
+            self.layout, shard.gradient, shard.masters, self.first, self.second, self.scalars,
             config.beta1, config.beta2, config.eps,
         )  # fmt: skip
 
@@ -123,8 +163,7 @@ class FlatLamb:
         shard = self.shard
         self.scalars[0] = torch.as_tensor(lr, dtype=torch.float32, device=self.scalars.device)
         self.passes.update(
-            self.layout, shard.masters, shard.first_moments, shard.second_moments, shard.weights, sums, self.scalars,
-            self.config.eps,
+            self.layout, shard.masters, self.first, self.second, shard.weights, sums, self.scalars, self.config.eps,
         )  # fmt: skip
 
 

@@ -34,13 +34,15 @@ class LambRule:
     def __init__(self, pieces: Pieces, config: Config) -> None:
         self.pieces = pieces
         self.moments = Moments(pieces, config.beta1, config.beta2, config.eps)
-        self.num_steps = self.moments.num_steps
+        self.num_steps, self.needs_norms = self.moments.num_steps, False
         self.weight_decay = config.weight_decay
         self.decayed = [i for i, name in enumerate(pieces.names) if config.weight_decay and is_decayed(name)]
         self.decayed_index = torch.tensor(self.decayed, dtype=torch.int64, device=pieces.device)
         self.updates: list[Tensor] = []
 
-    def prepare(self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None) -> Tensor:
+    def prepare(
+        self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None
+    ) -> Tensor:
         """Sums [pieces, 2]: of p^2 and of u^2; 0 for those without decay."""
         masters = self.pieces.masters
         sums = torch.zeros(len(masters), 2, dtype=_norm_dtype(masters), device=self.pieces.device)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert.optim.rule import Pieces, Rule
-
-LOW_PRECISION = (torch.float16, torch.bfloat16)
+from bert.dist import World
+from bert.optim.gradients import Clipping, Gradients, ReplicatedGradients
+from bert.optim.rule import Pieces, Rule, squared_norms
+from bert.precision import LOW_PRECISION
 
 
 class Replicated:
@@ -34,15 +35,13 @@ class Replicated:
             else p.detach()
             for name, p in named.items()
         ]
-        self.pieces = Pieces(
-            names=self.names,
-            masters=copies,
-            first_moments=[torch.zeros_like(master) for master in copies],
-            second_moments=[torch.zeros_like(master) for master in copies],
-            device=copies[0].device,
-        )
+        self.pieces = Pieces(names=self.names, masters=copies, device=copies[0].device)
         self.rule = make_rule(self.pieces)
         self.low_precision = [i for i, p in enumerate(self.parameters) if p.dtype in LOW_PRECISION]
+
+    def gradients(self, model: nn.Module, clipping: Clipping, world: World, find_overflow: bool) -> Gradients:
+        """See Optimizer."""
+        return ReplicatedGradients(model, self.parameters, clipping, world, find_overflow)
 
     def zero_grad(self) -> None:
         """Drops the gradients."""
@@ -55,7 +54,9 @@ class Replicated:
 
         With tensors as arguments nothing waits for the device.
         """
-        sums = self.rule.prepare([p.grad for p in self.parameters], grad_scale, keep)  # type: ignore[misc]
+        gradients: list[Tensor] = [p.grad for p in self.parameters]  # type: ignore[misc]
+        squares = squared_norms(gradients) if self.rule.needs_norms else None
+        sums = self.rule.prepare(gradients, grad_scale, keep, squares)
         self.rule.apply(sums, lr, keep)
         if self.low_precision:
             weights = [self.parameters[i].detach() for i in self.low_precision]
@@ -69,25 +70,23 @@ class Replicated:
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor that a step changes, weights included."""
-        return [*(p.detach() for p in self.parameters), *self.pieces.state(), self.rule.num_steps]
+        states = [tensor for state in self.pieces.states.values() for tensor in state]
+        return [*(p.detach() for p in self.parameters), *self.pieces.masters, *states, self.rule.num_steps]
 
     def state_dict(self) -> dict[str, Any]:
-        """Step count, fp32 masters and moments by parameter name."""
-        pieces = self.pieces
-        return {
-            "num_steps": int(self.rule.num_steps),
-            "masters": dict(zip(self.names, pieces.masters, strict=True)),
-            "first_moments": dict(zip(self.names, pieces.first_moments, strict=True)),
-            "second_moments": dict(zip(self.names, pieces.second_moments, strict=True)),
-        }
+        """Step count, fp32 masters and the rule's states by parameter name."""
+        parts = {name: dict(zip(self.names, tensors, strict=True)) for name, tensors in self._parts().items()}
+        return {"num_steps": int(self.rule.num_steps), **parts}
+
+    def _parts(self) -> dict[str, list[Tensor]]:
+        return {"masters": self.pieces.masters, **self.pieces.states}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict()``, parameters included. Raises KeyError for a name that is missing."""
         self.rule.num_steps.fill_(int(state["num_steps"]))
-        for i, name in enumerate(self.names):
-            self.pieces.masters[i].copy_(state["masters"][name])
-            self.pieces.first_moments[i].copy_(state["first_moments"][name])
-            self.pieces.second_moments[i].copy_(state["second_moments"][name])
-            if i in self.low_precision:
-                self.parameters[i].copy_(self.pieces.masters[i])
+        for key, tensors in self._parts().items():
+            for name, tensor in zip(self.names, tensors, strict=True):
+                tensor.copy_(state[key][name])
+        for i in self.low_precision:
+            self.parameters[i].copy_(self.pieces.masters[i])

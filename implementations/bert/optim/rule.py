@@ -1,13 +1,14 @@
-"""What the update rules share: moments with bias correction, on lists of tensors, without waiting for the device.
+"""What the update rules share: their pieces and states, moments with bias correction, on lists of tensors.
 
-A rule works on whatever pieces of the parameters it is given: whole ones, or the segments in one rank's shard. It has
-two halves, because a norm over a parameter needs the sums of every rank that holds a part of it.
+A rule works on whatever pieces of the parameters it is given: whole ones, or the segments in one rank's shard. It never
+waits for the device. A step of it has two halves, because a norm over a parameter needs the sums of every rank that
+holds a part of it; and a rule that needs the norms of the gradients too has them measured before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -16,26 +17,38 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """The tensors that a rule updates: fp32 masters and moments, alike in shape, with their parameters' names."""
+    """The tensors that a rule updates: fp32 masters, with their parameters' names, and the states it has asked for."""
 
     names: list[str]
     masters: list[Tensor]
-    first_moments: list[Tensor]
-    second_moments: list[Tensor]
     device: torch.device
+    states: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def state(self) -> list[Tensor]:
-        """All of them."""
-        return [*self.masters, *self.first_moments, *self.second_moments]
+    def state(self, name: str, *, of_weights: bool = False) -> list[Tensor]:
+        """A state of the rule, alike in shape to the masters: zeros, or a copy of the first weights.
+
+        It is saved and restored under its name.
+        """
+        self.states[name] = [master.clone() if of_weights else torch.zeros_like(master) for master in self.masters]
+        return self.states[name]
 
 
 class Rule(Protocol):
-    """One step in two halves. ``keep`` is a bool tensor (0-d), or None for yes: where it is false nothing changes."""
+    """One step in two halves. ``keep`` is a bool tensor (0-d), or None for yes: where it is false nothing changes.
+
+    needs_norms: whether ``prepare`` wants the squared norms of the gradients of whole parameters.
+    """
 
     num_steps: Tensor
+    needs_norms: bool
 
-    def prepare(self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None) -> Tensor | None:
-        """Updates the moments; returns sums to be added over all holders of parts [pieces, n], or None."""
+    def prepare(
+        self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None
+    ) -> Tensor | None:
+        """Updates the states; returns sums to be added over all holders of parts [pieces, n], or None.
+
+        squares [pieces]: of the norm of each piece's whole parameter's gradient, before ``grad_scale``.
+        """
         ...
 
     def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
@@ -48,6 +61,12 @@ def is_decayed(name: str) -> bool:
     return not (name.endswith("bias") or "LayerNorm" in name)
 
 
+def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Of each tensor (in fp32 at least): [tensors]."""
+    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=dtype)).square()
+
+
 class Moments:
     """First and second moment of the gradients g, and the bias-corrected direction of the step.
 
@@ -56,6 +75,7 @@ class Moments:
 
     def __init__(self, pieces: Pieces, beta1: float, beta2: float, eps: float) -> None:
         self.pieces, self.beta1, self.beta2, self.eps = pieces, beta1, beta2, eps
+        self.first, self.second = pieces.state("first_moments"), pieces.state("second_moments")
         self.num_steps = torch.zeros((), dtype=torch.int64, device=pieces.device)
 
     def advance(self, gradients: list[Tensor], keep: Tensor | None) -> list[Tensor]:
@@ -63,7 +83,7 @@ class Moments:
         if not gradients:
             self.num_steps += 1 if keep is None else keep
             return []
-        first, second = self.pieces.first_moments, self.pieces.second_moments
+        first, second = self.first, self.second
         before = [] if keep is None else [moment.clone() for moment in (*first, *second)]
         self.num_steps += 1 if keep is None else keep
         torch._foreach_lerp_(first, gradients, 1 - self.beta1)

@@ -13,22 +13,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as distributed
 from torch import Tensor, nn
 
 from bert.dist import World
+from bert.optim.buckets import GradientBuckets, WeightBuckets
 from bert.optim.flat import FlatRule, Shard
-from bert.optim.layout import Bucket, Layout
+from bert.optim.gradients import Clipping, Gradients, ShardedGradients
+from bert.optim.layout import Layout
 
 BUCKET_BYTES = 64 << 20
-STATE_KEYS = ("masters", "first_moments", "second_moments")
 
 
 class Sharded:
     """Applies a rule to this rank's shard of the parameters.
 
     ``stages``: modules that together hold all parameters and whose calls make up the forward pass, in its order.
-    ``accumulate``: gradients of several micro-batches are added, which is done in fp32.
+    ``accumulate``: gradients of several micro-batches are added, which is done in fp32. ``clip_each``: each of them is
+    clipped before that, so that it needs a buffer of its own.
     """
 
     def __init__(
@@ -40,45 +41,33 @@ class Sharded:
         stages: Sequence[nn.Module] = (),
         masters: dict[str, Tensor] | None = None,
         accumulate: bool = False,
-        overlap: bool = True,
+        clip_each: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         named = dict(named_parameters)
-        self.names, self.parameters, self.world, self.overlap = list(named), list(named.values()), world, overlap
+        self.names, self.parameters, self.world = list(named), list(named.values()), world
         dtype, device = self.parameters[0].dtype, self.parameters[0].device
         assert all(p.dtype == dtype for p in self.parameters), "one type of weights"
         self.layout = Layout([p.numel() for p in self.parameters], world.size, bucket_bytes // dtype.itemsize)
         self.segments = self.layout.segments(world.rank)
         master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        self.master_shard = torch.zeros(self.layout.shard_total, dtype=master_dtype, device=device)
-        self._fill_shard(self.master_shard, [(masters or named)[name].detach() for name in self.names])
-        self.weights = torch.zeros(self.layout.total, dtype=dtype, device=device)
-        gradient_dtype = master_dtype if accumulate else dtype
-        self.gradients = torch.zeros(self.layout.total, dtype=gradient_dtype, device=device)
-        if world.size > 1:
-            self.weight_shard = torch.zeros(self.layout.shard_total, dtype=dtype, device=device)
-            self.gradient_shard = torch.zeros(self.layout.shard_total, dtype=gradient_dtype, device=device)
-        else:
-            self.weight_shard, self.gradient_shard = self.weights, self.gradients
-        self._move_weights()
+        masters_flat = torch.zeros(self.layout.shard_total, dtype=master_dtype, device=device)
+        self._fill_shard(masters_flat, [(masters or named)[name].detach() for name in self.names])
+        self.weights = WeightBuckets(self.parameters, stages, self.layout, world)
+        self.weights.shard.copy_(masters_flat)
+        self.buckets = GradientBuckets(
+            self.parameters, self.layout, world, master_dtype if accumulate else dtype, apart=accumulate and clip_each
+        )
         self.shard = Shard(
             names=self.names,
             segments=self.segments,
-            masters=self.master_shard,
-            first_moments=torch.zeros_like(self.master_shard),
-            second_moments=torch.zeros_like(self.master_shard),
-            gradient=self.gradient_shard,
-            weights=self.weight_shard,
+            masters=masters_flat,
+            gradient=self.buckets.shard,
+            weights=self.weights.shard,
         )
         self.rule = make_rule(self.shard)
-        self.stale = False
-        self._install_hooks(stages)
-
-    # --- layout ------------------------------------------------------------------------------------------------------
-
-    def _view(self, whole: Tensor, parameter: int) -> Tensor:
-        begin, size = self.layout.begins[parameter], self.layout.sizes[parameter]
-        return whole[begin : begin + size].view(self.parameters[parameter].shape)
+        self.squared_norm = self.rule.squared_norm
+        self.squares: Tensor | None = None  # of the norms of the averaged gradient, where they have been measured
 
     @torch.no_grad()
     def _fill_shard(self, shard: Tensor, tensors: Sequence[Tensor]) -> None:
@@ -86,35 +75,11 @@ class Sharded:
             source = tensors[segment.parameter].reshape(-1)[segment.start : segment.start + segment.size]
             shard[segment.begin : segment.begin + segment.size].copy_(source)
 
-    @torch.no_grad()
-    def _move_weights(self) -> None:
-        """Makes every parameter a view of the flat buffer."""
-        for number, parameter in enumerate(self.parameters):
-            view = self._view(self.weights, number)
-            view.copy_(parameter)
-            parameter.data = view
-        self.weight_shard.copy_(self.master_shard)
-
     # --- gradients ---------------------------------------------------------------------------------------------------
 
-    def _install_hooks(self, stages: Sequence[nn.Module]) -> None:
-        bucket_of = {p: bucket for bucket in self.layout.buckets for p in bucket.parameters}
-        self.missing = [0] * len(self.layout.buckets)
-        self.pending: list[distributed.Work | None] = []
-        self.first = self.last = True
-        numbers = {bucket.begin: number for number, bucket in enumerate(self.layout.buckets)}
-        for index, parameter in enumerate(self.parameters):
-            number = numbers[bucket_of[index].begin]
-            parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._gradient_ready(number))
-        self.gathers: dict[int, distributed.Work | None] = {}
-        self.gather_order: list[int] = []
-        index_of = {id(p): i for i, p in enumerate(self.parameters)}
-        for stage in stages:
-            needed = {numbers[bucket_of[index_of[id(p)]].begin] for p in stage.parameters() if id(p) in index_of}
-            self.gather_order += sorted(needed - set(self.gather_order), reverse=True)
-            stage.register_forward_pre_hook(lambda _module, _inputs, needed=needed: self._await_weights(needed))
-        self.gather_order += [n for n in range(len(self.layout.buckets)) if n not in self.gather_order]
-        self.covered = {id(p) for stage in stages for p in stage.parameters()} >= set(index_of)
+    def gradients(self, model: nn.Module, clipping: Clipping, world: World, find_overflow: bool) -> Gradients:
+        """See Optimizer."""
+        return ShardedGradients(model, self, clipping, world, find_overflow)
 
     def zero_grad(self) -> None:
         """Drops the gradients."""
@@ -122,124 +87,61 @@ class Sharded:
             parameter.grad = None
 
     @contextlib.contextmanager
-    def micro_batch(self, first: bool, last: bool) -> Iterator[None]:
-        """Around forward and backward of one micro-batch: collects its gradients, and averages them after the last."""
-        self.first, self.last = first, last
-        self.missing = [len(bucket.parameters) for bucket in self.layout.buckets]
+    def forward_pass(self, first: bool) -> Iterator[None]:
+        """Around forward and backward of a micro-batch; in the first one the new weights arrive."""
         if first:
-            self.start_gather()
+            self.weights.start_gather()
         yield
-        assert not any(self.missing), "a parameter got no gradient"
-        self._await_weights(set(self.gathers))
+        self.weights.wait()
 
     @torch.no_grad()
-    def _gradient_ready(self, number: int) -> None:
-        self.missing[number] -= 1
-        if self.missing[number]:
-            return
-        bucket = self.layout.buckets[number]
-        gradients = [self.parameters[index].grad for index in bucket.parameters]
-        views = [self._view(self.gradients, index) for index in bucket.parameters]
-        if self.first:
-            torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]
-        else:
-            torch._foreach_add_(views, gradients)  # type: ignore[arg-type]
-        for index in bucket.parameters:
-            self.parameters[index].grad = None
-        # In the order of the buckets, whatever the order of completion: collectives must match over the ranks.
-        while self.last and self.overlap and len(self.pending) < len(self.missing):
-            if self.missing[len(self.pending)]:
-                break
-            self._reduce(self.layout.buckets[len(self.pending)])
+    def measure(self) -> Tensor:
+        """L2 norm of the averaged gradient (0-d, fp32 at least), the same on every rank. A collective.
 
-    def _reduce(self, bucket: Bucket) -> None:
-        shard = self.gradient_shard[bucket.shard_begin : bucket.shard_begin + bucket.shard_size]
-        whole = self.gradients[bucket.begin : bucket.begin + bucket.size]
-        self.pending.append(self.world.reduce_scatter(shard, whole))
-
-    @torch.no_grad()
-    def local_norm(self) -> Tensor:
-        """L2 norm of this rank's own gradient, before it is averaged (0-d, fp32 at least)."""
-        return self.rule.squared_norm([self.gradients]).sqrt()
-
-    @torch.no_grad()
-    def scale_gradients(self, factor: Tensor) -> None:
-        """Multiplies this rank's own gradient; not by nan, which is in the gradient already.
-
-        It would stay in the zeros between the parameters, which no later gradient overwrites.
+        One vector of squares is added up over the ranks: it holds those of each parameter where the rule needs them.
         """
-        self.gradients.mul_(torch.where(torch.isfinite(factor), factor, 1.0).to(self.gradients.dtype))
-
-    def finish_reduction(self) -> None:
-        """Waits until this rank's shard of the averaged gradient is there; on a GPU the stream waits, not the host."""
-        if not self.overlap:
-            for bucket in self.layout.buckets:
-                self._reduce(bucket)
-        for work in self.pending:
-            if work is not None:
-                work.wait()
-        self.pending = []
-
-    @torch.no_grad()
-    def global_norm(self) -> Tensor:
-        """L2 norm of the averaged gradient (0-d, fp32 at least), the same on every rank."""
-        return self.world.sum(self.rule.squared_norm([self.gradient_shard])).sqrt()
+        self.squares = self.world.sum(self.rule.measure())
+        return self.squares.sum().sqrt()
 
     # --- update ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(self, lr: Tensor | float, grad_scale: Tensor | float = 1.0, keep: Tensor | None = None) -> None:
         """One update of this rank's shard, from the averaged gradient times ``grad_scale``; none where not ``keep``."""
-        sums = self.rule.prepare(grad_scale, keep)
+        if self.rule.needs_norms and self.squares is None:
+            self.measure()
+        sums = self.rule.prepare(grad_scale, keep, self.squares)
+        self.squares = None
         self.rule.apply(None if sums is None else self.world.sum(sums), lr, keep)
-        self.mark_stale()
+        self.weights.mark_stale()
 
     def mark_stale(self) -> None:
         """Notes that the weights of other ranks have changed, as a replayed graph cannot."""
-        self.stale = self.world.size > 1
-
-    def start_gather(self) -> None:
-        """Starts to collect the new weights of all ranks; the forward pass waits for each bucket as it comes to it."""
-        if not self.stale:
-            return
-        self.stale = False
-        for number in self.gather_order:
-            bucket = self.layout.buckets[number]
-            shard = self.weight_shard[bucket.shard_begin : bucket.shard_begin + bucket.shard_size]
-            self.gathers[number] = self.world.all_gather(self.weights[bucket.begin : bucket.begin + bucket.size], shard)
-        if not self.covered:
-            self.gather()
+        self.weights.mark_stale()
 
     def gather(self) -> None:
         """Makes all weights current on every rank. A collective, unless they are."""
-        self.start_gather()
-        self._await_weights(set(self.gathers))
-
-    def _await_weights(self, buckets: set[int]) -> None:
-        for number in buckets:
-            work = self.gathers.pop(number, None)
-            if work is not None:
-                work.wait()
+        self.weights.gather()
 
     # --- state -------------------------------------------------------------------------------------------------------
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor of this rank that a step changes, weights included."""
-        return [self.weights, self.weight_shard, *self._state_shards(), self.rule.num_steps]
+        return [self.weights.whole, self.weights.shard, *self._parts().values(), self.rule.num_steps]
 
-    def _state_shards(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.shard.masters, self.shard.first_moments, self.shard.second_moments
+    def _parts(self) -> dict[str, Tensor]:
+        return {"masters": self.shard.masters, **self.shard.states}
 
     def state_dict(self) -> dict[str, Any]:
-        """Step count, fp32 masters and moments by parameter name, whole, on the CPU of rank 0; a collective.
+        """Step count, fp32 masters and the rule's states by parameter name, whole, on the CPU of rank 0; a collective.
 
         The same as a replicated optimizer's, so that it can be resumed with any number of ranks, or replicated. Other
         ranks get only the step count.
         """
-        wholes = [self._collect(shard) for shard in self._state_shards()]
         state: dict[str, Any] = {"num_steps": int(self.rule.num_steps)}
-        if self.world.is_main:
-            for key, tensors in zip(STATE_KEYS, wholes, strict=True):
+        for key, shard in self._parts().items():
+            tensors = self._collect(shard)
+            if self.world.is_main:
                 state[key] = dict(zip(self.names, tensors, strict=True))
         return state
 
@@ -265,9 +167,9 @@ class Sharded:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict()`` of any number of ranks, weights included. Raises KeyError for a name missing."""
         self.rule.num_steps.fill_(int(state["num_steps"]))
-        for shard, key in zip(self._state_shards(), STATE_KEYS, strict=True):
+        for key, shard in self._parts().items():
             self._fill_shard(shard, [state[key][name] for name in self.names])
-        for index, name in enumerate(self.names):
-            self._view(self.weights, index).copy_(state["masters"][name])
-        self.weight_shard.copy_(self.master_shard)
-        self.stale = False
+        for name, view in zip(self.names, self.weights.views, strict=True):
+            view.copy_(state["masters"][name])
+        self.weights.shard.copy_(self.shard.masters)
+        self.weights.stale = False

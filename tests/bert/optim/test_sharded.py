@@ -15,16 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bert import optim
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.kernels import lamb as kernel
 from bert.optim.flat import FlatLamb, Piecewise
+from bert.optim.gradients import Clipping
 from bert.optim.lamb import Config, Lamb, LambRule
 from bert.optim.layout import ALIGNMENT, Layout
 from bert.optim.sharded import Sharded
 from bert.precision import LossScaler, Precision
-from bert.step import ShardedGradients, clip_coefficient
 
 SIZES = [(5, 67), (300,), (1,), (129, 3), (7, 11)]  # uneven: tensors that span shards, and shards without a tensor
 BUCKET_BYTES = 2400  # several buckets
@@ -70,34 +69,34 @@ def single_process(num_ranks: int, clip: str, num_steps: int, accumulate: int = 
     """What the ranks must come to: one process that has all their gradients."""
     model = Chain()
     lamb = Lamb(model.named_parameters(), Config(weight_decay=0.1))
-    for step, lr in enumerate(_lrs(num_steps)):
+    _train_alone(model, lamb, num_ranks, clip, range(num_steps), accumulate)
+    return lamb
+
+
+def _train_alone(model: Chain, lamb: Lamb, num_ranks: int, clip: str, steps: range, accumulate: int) -> None:
+    clipping = Clipping()
+    for step in steps:
         totals = [torch.zeros_like(p) for p in model.parameters()]
-        for rank in range(num_ranks):
-            gradients = [torch.zeros_like(p) for p in model.parameters()]
-            for micro in range(accumulate):
-                loss = model(_data(step * accumulate + micro, rank)) / accumulate
-                for total, gradient in zip(gradients, torch.autograd.grad(loss, model.parameters()), strict=True):
-                    total += gradient
-            norm = torch.stack([g.norm() for g in gradients]).norm()
-            factor = clip_coefficient(norm, 1.0) if clip == "before" else 1.0
-            for total, gradient in zip(totals, gradients, strict=True):
-                total += gradient * factor / num_ranks
+        for rank, micro in itertools.product(range(num_ranks), range(accumulate)):
+            own = torch.autograd.grad(model(_data(step * accumulate + micro, rank)), model.parameters())
+            norm = torch.stack([g.norm() for g in own]).norm()
+            factor = clipping.coefficient(norm) if clip == "before" else 1.0
+            for total, gradient in zip(totals, own, strict=True):
+                total += gradient * factor / (num_ranks * accumulate)
         for parameter, total in zip(model.parameters(), totals, strict=True):
             parameter.grad = total
         norm = torch.stack([g.norm() for g in totals]).norm()
-        lamb.step(lr, clip_coefficient(norm, 1.0) if clip == "after" else 1.0)
-    return lamb
+        lamb.step(_lrs(steps.stop)[step], clipping.coefficient(norm) if clip == "after" else 1.0)
 
 
 def train(world: World, model: Chain, optimizer: Sharded, clip: str, steps: range, accumulate: int = 1) -> None:
     """Steps as Step.run takes them."""
-    config = optim.Config(clip=clip)
-    gradients = ShardedGradients(model, optimizer, config, False)
+    gradients = optimizer.gradients(model, Clipping(when=clip), world, False)
     scale = torch.ones((), dtype=torch.float64)
     lrs = _lrs(steps.stop)
     for step in steps:
         for micro in range(accumulate):
-            with gradients.micro_batch(micro == 0, micro == accumulate - 1):
+            with gradients.micro_batch(micro == 0, micro == accumulate - 1, scale / accumulate):
                 (gradients.forward(_data(step * accumulate + micro, world.rank)) / accumulate).backward()
         _, factor = gradients.finish(scale)
         optimizer.step(torch.tensor(lrs[step], dtype=torch.float64), factor)
@@ -114,7 +113,7 @@ def sharded(world: World, model: Chain, clip: str, accumulate: int = 1, fused_la
         return Piecewise(shard, lambda pieces: LambRule(pieces, config))
 
     return Sharded(
-        model.named_parameters(), make_rule, world, stages=list(model.stages.values()), overlap=clip == "after",
+        model.named_parameters(), make_rule, world, stages=list(model.stages.values()), clip_each=clip == "before",
         accumulate=accumulate > 1, bucket_bytes=BUCKET_BYTES,
     )  # fmt: skip
 
@@ -167,22 +166,7 @@ def _continued_alone(state, size, clip, accumulate):
     model = Chain()
     lamb = Lamb(model.named_parameters(), Config(weight_decay=0.1))
     lamb.load_state_dict(state)
-    for step in (2, 3):
-        totals = [torch.zeros_like(p) for p in model.parameters()]
-        for rank in range(size):
-            own = [torch.zeros_like(p) for p in model.parameters()]
-            for micro in range(accumulate):
-                loss = model(_data(step * accumulate + micro, rank)) / accumulate
-                for total, gradient in zip(own, torch.autograd.grad(loss, model.parameters()), strict=True):
-                    total += gradient
-            norm = torch.stack([g.norm() for g in own]).norm()
-            factor = clip_coefficient(norm, 1.0) if clip == "before" else 1.0
-            for total, gradient in zip(totals, own, strict=True):
-                total += gradient * factor / size
-        for parameter, total in zip(model.parameters(), totals, strict=True):
-            parameter.grad = total
-        norm = torch.stack([g.norm() for g in totals]).norm()
-        lamb.step(_lrs(4)[step], clip_coefficient(norm, 1.0) if clip == "after" else 1.0)
+    _train_alone(model, lamb, size, clip, range(2, 4), accumulate)
     return model
 
 
@@ -223,7 +207,7 @@ def test_a_step_not_kept_changes_nothing_and_counts_nothing():
         optimizer = sharded(world, model, "after", fused_layout=fused_layout)
         train(world, model, optimizer, "after", range(2))
         before = [tensor.clone() for tensor in optimizer.state_tensors()]
-        optimizer.gradient_shard.fill_(float("inf"))
+        optimizer.buckets.shard.fill_(float("inf"))
         optimizer.step(0.1, 1.0, keep=torch.tensor(False))
         for old, new in zip(before, optimizer.state_tensors(), strict=True):
             assert torch.equal(old, new)
