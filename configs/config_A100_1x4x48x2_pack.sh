@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A100 80 GB: 1 node, 4 GPUs, 48 packed rows per GPU x 2 accumulated, global batch 768 sequences.
-# CLIP=before clips the gradient of a GPU's whole share of the batch: fewer GPUs clip less noisy gradients than 8 do.
+# CLIP=before clips every micro-batch of 48 rows by its own norm: the same update as on 8 GPUs.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=4 BATCHSIZE=48 GRADIENT_STEPS=2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # RTX 4090 or another GPU of 24 GB: 1 node, 1 GPU, 8 packed rows per GPU x 48 accumulated, global batch 768 sequences.
-# CLIP=before clips the gradient of a GPU's whole share of the batch: fewer GPUs clip less noisy gradients than 8 do.
+# CLIP=before clips every micro-batch by its own norm: 8 rows are noisier than 8 GPUs' 48.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=1 BATCHSIZE=8 GRADIENT_STEPS=48

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import socket
-import traceback
 from typing import NamedTuple
 
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -25,6 +21,8 @@ from bert.model.config import BertConfig
 from bert.model.trainable import Trainable
 from bert.precision import Config as PrecisionConfig
 from bert.step import build_step
+
+from .ranks import run_ranks
 
 VOCABULARY, LENGTH, ANSWER, END = 40, 12, 7, 9
 SHAPE = BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -180,34 +178,12 @@ def test_a_task_without_fp8_products_says_so():
         _step(_alone(), sharded=True, precision="fp8")
 
 
-def _rank(rank, port, errors):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    try:
-        with World(DistConfig(rank=rank, world_size=2, device="cpu")) as world:
-            _, step = _step(world, sharded=True, accumulate=True)
-            losses = _train(step, range(30), world, micro_batches=2)
-            _assert_learnt(losses)
-            state = step.state_dict()["optimizer"]
-            if world.is_main:
-                assert "scores.weight" in state["masters"]
-    except BaseException:
-        errors.put(traceback.format_exc())
-        raise
+def _train_and_check(world):
+    _, step = _step(world, sharded=True, accumulate=True)
+    _assert_learnt(_train(step, range(30), world, micro_batches=2))
+    state = step.state_dict()["optimizer"]
+    assert not world.is_main or "scores.weight" in state["masters"]
 
 
 def test_span_prediction_learns_sharded_over_two_ranks_with_accumulation():
-    context = multiprocessing.get_context("spawn")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    errors = context.SimpleQueue()
-    workers = [context.Process(target=_rank, args=(rank, port, errors)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(120)
-    failed = [worker.exitcode for worker in workers]
-    for worker in workers:
-        worker.kill()
-    assert failed == [0, 0], errors.get() if not errors.empty() else failed
+    run_ranks(_train_and_check, 2)

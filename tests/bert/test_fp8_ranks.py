@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import copy
-import os
-import socket
-import traceback
 
 import numpy as np
 import torch
 import torch.distributed as distributed
-import torch.multiprocessing as multiprocessing
 
 from bert import kernels, optim
 from bert.data.pretraining import make_batch
 from bert.data.synthetic import synthetic_records
-from bert.dist import Config as DistConfig
-from bert.dist import World
 from bert.kernels.fp8 import GRADIENT, INPUT, Scaling
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.precision import Config as PrecisionConfig
 from bert.step import build_step
+
+from .ranks import run_ranks
 
 MODEL = BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
                    max_position_embeddings=16, initializer_range=0.2)  # fmt: skip
@@ -75,35 +71,11 @@ def _check_the_largest_of_all_ranks_counts(world):
     assert scaling.scales[0, GRADIENT] == 57344 / world.size
 
 
-def _worker(rank, size, port, errors):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    try:
-        with World(DistConfig(rank=rank, world_size=size, device="cpu")) as world:
-            _check_the_largest_of_all_ranks_counts(world)
-            for sharded in (False, True):
-                _check_scales_and_resumption(world, sharded)
-    except BaseException:
-        errors.put(traceback.format_exc())
-        raise
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _check(world):
+    _check_the_largest_of_all_ranks_counts(world)
+    for sharded in (False, True):
+        _check_scales_and_resumption(world, sharded)
 
 
 def test_ranks_share_their_scales_and_resume_from_rank_0():
-    size = 2
-    context = multiprocessing.get_context("spawn")
-    errors, port = context.SimpleQueue(), _free_port()
-    workers = [context.Process(target=_worker, args=(rank, size, port, errors)) for rank in range(size)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(240)
-    failed = [worker.exitcode for worker in workers]
-    for worker in workers:
-        worker.kill()
-    assert failed == [0] * size, errors.get() if not errors.empty() else failed
+    run_ranks(_check, 2)

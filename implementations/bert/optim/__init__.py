@@ -78,7 +78,7 @@ class Config:
         "CLIP",
         "after",
         choices=("before", "after"),
-        doc="clip the norm of each micro-batch's gradient before they are averaged over all ranks, or after it",
+        doc="before: clip each micro-batch's gradient by its own norm, then average; after: clip the average",
     )
     max_grad_norm: float = env("MAX_GRAD_NORM", 1.0, above=0, doc="gradient norm above which gradients are scaled down")
     lamb: lamb.Config = field(default_factory=lamb.Config)

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bert.dist import World
 from bert.optim.buckets import GradientBuckets
+from bert.precision import LOW_PRECISION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,11 @@ class Clipping:
     def coefficient(self, norm: Tensor) -> Tensor:
         """min(1, max_norm / norm): what a gradient of this norm is multiplied by."""
         return (self.max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
+def at_least_fp32(tensor: Tensor) -> Tensor:
+    """The tensor, in fp32 if it is of lower precision."""
+    return tensor.float() if tensor.dtype in LOW_PRECISION else tensor
 
 
 class Gradients(Protocol):
@@ -117,12 +123,12 @@ class ReplicatedGradients:
         return norm, torch.ones_like(norm) / scale
 
     def _norm(self) -> Tensor:
-        gradients = [p.grad.float() for p in self.parameters]  # type: ignore[union-attr]
+        gradients = [at_least_fp32(p.grad) for p in self.parameters if p.grad is not None]
         return torch.stack(torch._foreach_norm(gradients)).norm()
 
     def _average(self, coefficient: Tensor) -> None:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        flat = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
+        flat = torch.cat([at_least_fp32(gradient.reshape(-1)) for gradient in gradients])
         flat.mul_(coefficient / self.world.size)
         distributed.all_reduce(flat)
         views = [v.view_as(g) for v, g in zip(flat.split([g.numel() for g in gradients]), gradients, strict=True)]

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
-import socket
-import traceback
 
 import pytest
 import torch
 import torch.distributed as distributed
-import torch.multiprocessing as multiprocessing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -24,6 +20,8 @@ from bert.optim.lamb import Config, Lamb, LambRule
 from bert.optim.layout import ALIGNMENT, Layout
 from bert.optim.sharded import Sharded
 from bert.precision import LossScaler, Precision
+
+from ..ranks import run_ranks
 
 SIZES = [(5, 67), (300,), (1,), (129, 3), (7, 11)]  # uneven: tensors that span shards, and shards without a tensor
 BUCKET_BYTES = 2400  # several buckets
@@ -148,17 +146,10 @@ def _check_rank(world, clip, accumulate):
         _equal(_continued_alone(state[0], world.size, clip, accumulate), None, reference)
 
 
-def _worker(rank, size, port, errors):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    try:
-        with World(DistConfig(rank=rank, world_size=size, device="cpu")) as world:
-            for clip in ("after", "before"):
-                for accumulate in (1, 2):
-                    _check_rank(world, clip, accumulate)
-    except BaseException:
-        errors.put(traceback.format_exc())
-        raise
+def _check_ranks(world):
+    for clip in ("after", "before"):
+        for accumulate in (1, 2):
+            _check_rank(world, clip, accumulate)
 
 
 def _continued_alone(state, size, clip, accumulate):
@@ -170,25 +161,9 @@ def _continued_alone(state, size, clip, accumulate):
     return model
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_together_equal_one_process_and_their_state_resumes_anywhere(size):
-    context = multiprocessing.get_context("spawn")
-    errors, port = context.SimpleQueue(), _free_port()
-    workers = [context.Process(target=_worker, args=(rank, size, port, errors)) for rank in range(size)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(240)
-    failed = [worker.exitcode for worker in workers]
-    for worker in workers:
-        worker.kill()
-    assert failed == [0] * size, errors.get() if not errors.empty() else failed
+    run_ranks(_check_ranks, size)
 
 
 @pytest.mark.parametrize("fused_layout", [False, True], ids=["pieces", "two-pass"])

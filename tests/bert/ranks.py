@@ -1,0 +1,64 @@
+"""Several real processes, joined by gloo, for the tests of what ranks do together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+
+from bert.dist import Config as DistConfig
+from bert.dist import World
+
+TIMEOUT_SECONDS = 300
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _worker(
+    function: Callable[..., Any], rank: int, sizes: list[tuple[int, int]], arguments: tuple, queue: Any
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        for size, port in sizes:
+            if rank < size:
+                os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+                with World(DistConfig(rank=rank, world_size=size, device="cpu")) as world:
+                    function(world, *arguments)
+    except BaseException:
+        queue.put(traceback.format_exc())
+        raise
+
+
+def run_ranks(function: Callable[..., Any], *sizes: int, arguments: tuple[Any, ...] = ()) -> None:
+    """Calls function(world, *arguments) on every rank of worlds of the given sizes, one world after the other.
+
+    The function must be importable. Fails with the traceback of a rank that failed.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["bert.step", "pytest"])  # imported once, not by every process
+    queue = context.SimpleQueue()
+    worlds = [(size, _free_port()) for size in sizes]
+    workers = [
+        context.Process(target=_worker, args=(function, rank, worlds, arguments, queue)) for rank in range(max(sizes))
+    ]
+    for worker in workers:
+        worker.start()
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while any(worker.exitcode is None for worker in workers) and time.monotonic() < deadline:
+        if any(worker.exitcode for worker in workers):
+            break  # the others may wait for it in vain
+        time.sleep(0.05)
+    codes = [worker.exitcode for worker in workers]
+    for worker in workers:
+        worker.kill()
+    assert codes == [0] * len(workers), queue.get() if not queue.empty() else codes
