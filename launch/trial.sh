@@ -9,12 +9,13 @@
 #   runner::cleanup        removes what prepare made, also after a failure
 # All ranks run launch/rank.sh: the trainer, or before the first trial with NCCL_TEST=1 the test that RANK_MODULE names.
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
-for part in ranks nccl_test power; do
+for part in ranks nccl_test power rehearsal; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
 
 trial::main() {
+  rehearsal::settings
   trap 'runner::cleanup >/dev/null 2>&1 || true' EXIT
   trap 'trial::interrupted INT 130' INT
   trap 'trial::interrupted TERM 143' TERM
@@ -34,6 +35,7 @@ trial::main() {
     if ((status == 2)); then break; fi # bad input: the next trial would meet it too
   done
   runner::python -m review show "$RUN_DIR" || log::warn 'no table of results, see above'
+  rehearsal::judge
   trial::conclude
 }
 

@@ -32,6 +32,7 @@ variables::load() {
   variables::default NCCL_TEST 0
   variables::default NCCL_TEST_TIMEOUT 300
   variables::default NCCL_TEST_MIN_GBPS 0
+  variables::default REHEARSAL 0
   variables::default POWER 0
   variables::default POWER_SOURCE auto
   variables::default POWER_INTERVAL 1
@@ -55,6 +56,7 @@ variables::check() {
   variables::one_of CLEAR_CACHES 0 1 require
   variables::one_of CHECK_COMPLIANCE 0 1
   variables::one_of NCCL_TEST 0 1
+  variables::one_of REHEARSAL 0 1
   variables::one_of POWER 0 1
   variables::one_of POWER_SOURCE auto ipmi nvml
   variables::one_of NVTX_FLAG 0 1
@@ -76,6 +78,7 @@ variables::one_of() {
 # Makes and locks the run's folder: LOGDIR/RUN_NAME. With the RUN_NAME of an earlier run, that run is continued.
 variables::make_run_dir() {
   [[ -n ${RUN_NAME:-} ]] || RUN_NAME=${DGXSYSTEM}_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}
+  if [[ $REHEARSAL == 1 && $RUN_NAME != *_rehearsal ]]; then RUN_NAME+=_rehearsal; fi
   mkdir -p -- "$LOGDIR" 2>/dev/null || log::die "LOGDIR=$LOGDIR: cannot make this folder; choose one you can write to"
   LOGDIR=$(cd -- "$LOGDIR" && pwd -P)
   RUN_DIR=$LOGDIR/$RUN_NAME

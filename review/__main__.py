@@ -46,6 +46,11 @@ def parser() -> argparse.ArgumentParser:
     reference.add_argument("batch_size", type=int, help="global batch size, in sequences")
     _common(reference)
     reference.set_defaults(run=_rcp)
+    rehearsal = commands.add_parser("rehearsal", help="does a run start as published ones? go, or what is wrong")
+    rehearsal.add_argument("target", type=Path, help="the folder of a run with REHEARSAL=1, or a log")
+    rehearsal.add_argument("--band", type=Path, metavar="FILE", help="accuracies of your own to hold it to, as JSON")
+    _common(rehearsal)
+    rehearsal.set_defaults(run=_rehearsal)
     _add_report(commands)
     _add_system(commands)
     _add_package(commands)
@@ -177,6 +182,17 @@ def _rcp(arguments: argparse.Namespace) -> int:
     else:
         print(reason if point is None else point.describe(arguments.batch_size))
     return 0 if point else 1
+
+
+def _rehearsal(arguments: argparse.Namespace) -> int:
+    from review.rehearsal import print_rehearsal, rehearsal
+
+    found = rehearsal(arguments.target, arguments.band, arguments.ruleset)
+    if arguments.json:
+        print_json(found.as_dict())
+    else:
+        print_rehearsal(found)
+    return 0 if found.go else 1
 
 
 def _system(arguments: argparse.Namespace) -> int:

@@ -63,7 +63,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"verdict"},
         {"report"},
         {"submission"},
-        {"show", "compare", "watch"},
+        {"show", "compare", "watch", "rehearsal"},
         {"__main__"},
     ],
 }

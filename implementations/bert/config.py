@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +10,19 @@ from typing import Any
 
 import torch
 
-from bert import checkpoint, dist, evaluate, graph, kernels, mlperf, observers, optim, precision, rundir, schedule
+from bert import (
+    checkpoint,
+    dist,
+    evaluate,
+    graph,
+    kernels,
+    mlperf,
+    observers,
+    optim,
+    precision,
+    rundir,
+    schedule,
+)
 from bert.data import training
 from bert.env import ConfigError, env
 from bert.kernels import attention
@@ -36,6 +49,10 @@ class Config:
         None,
         doc="1 runs one untimed step before run_start, rolled back; unset: on GPUs. CUDA graphs always do",
     )
+    rehearse: bool = env(
+        "REHEARSAL", False, doc="1 trains the start of a closed run, to hold it to the published ones (docs/review.md)"
+    )
+    rehearsal_samples: int = env("REHEARSAL_SAMPLES", 300_000, at_least=1, doc="training samples of a rehearsal")
 
     dist: dist.Config = field(default_factory=dist.Config)
     kernels: kernels.Config = field(default_factory=kernels.Config)
@@ -140,6 +157,23 @@ class Config:
         """Steps after which the model is evaluated."""
         samples = self.max_steps * self.global_batch_size
         return evaluate.evaluation_steps(self.evaluate, self.global_batch_size, samples)
+
+    def rehearsed(self) -> Config:
+        """The run that is trained: with REHEARSAL=1 the start of it, else the whole.
+
+        A rehearsal evaluates before the first step as well and ends after the evaluation at REHEARSAL_SAMPLES; its log
+        is of the open division, so that nobody takes it for a result. The learning rate stays: it depends on MAX_STEPS.
+        """
+        if not self.rehearse:
+            return self
+        start, every = self.evaluate.start_samples, self.evaluate.every_samples
+        intervals = max(0, -(-(self.rehearsal_samples - start) // every))
+        return dataclasses.replace(
+            self,
+            max_samples=min(self.max_samples, start + intervals * every),
+            evaluate=dataclasses.replace(self.evaluate, initial=True),
+            mlperf=dataclasses.replace(self.mlperf, division="open"),
+        )
 
     def hyperparameters(self, seed: int) -> dict[str, Any]:
         """What the MLPerf log says of the run's settings, by MLLOG key."""

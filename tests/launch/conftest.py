@@ -21,7 +21,10 @@ import pytest
 FAKES = Path(__file__).resolve().parent / "fakes"
 CONFIG = "configs/config_P8000H100_1x8x48x1_pack.sh"
 
-REVIEW = "import sys\nprint('table of', sys.argv[2])\nsys.exit(__import__('os').environ.get('REVIEW') == 'fails')\n"
+REVIEW = (
+    "import os, sys\nprint('table of' if sys.argv[1] == 'show' else sys.argv[1], *sys.argv[2:])\n"
+    "sys.exit(os.environ.get('REVIEW') == 'fails' or sys.argv[1] == os.environ.get('REVIEW_FAILS'))\n"
+)
 COMPLIANCE = (
     "import os, sys\nprint('checked', sys.argv[-1])\n"
     "sys.exit(os.path.basename(sys.argv[-1]) == os.environ.get('NOT_COMPLIANT'))\n"

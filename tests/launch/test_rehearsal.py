@@ -1,0 +1,38 @@
+"""REHEARSAL=1: one trial, then go or what is wrong; its folder and exit status say which."""
+
+from __future__ import annotations
+
+
+def test_a_rehearsal_is_one_trial_that_is_judged(checkout):
+    done = checkout.run("./run_local.sh", after="export NEXP=10", REHEARSAL="1", NOT_COMPLIANT="result_0.txt")
+    assert done.returncode == 0, done.stderr
+    assert len(checkout.ranks()) == 2
+    assert checkout.run_dir.name.endswith("_rehearsal")
+    assert f"rehearsal {checkout.run_dir}" in done.stdout.splitlines()
+    assert done.stderr.splitlines()[-1] == f"run: rehearsal: go: {checkout.run_dir}"
+
+
+def test_a_rehearsal_outside_of_the_published_runs_fails_and_says_so_last(checkout):
+    done = checkout.run("./run_local.sh", REHEARSAL="1", REVIEW_FAILS="rehearsal", REHEARSAL_BAND="/a band.json")
+    assert done.returncode == 1
+    assert f"rehearsal {checkout.run_dir} --band /a band.json" in done.stdout.splitlines()
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("run: error: ")
+    assert last.endswith("the rehearsal is not as published, see above")
+
+
+def test_a_rehearsal_that_crashes_is_not_judged(checkout):
+    done = checkout.run("./run_local.sh", REHEARSAL="1", TRIAL_0="crash:1")
+    assert done.returncode == 1
+    assert "the loss is nan at step 3" in done.stderr.splitlines()[-1]
+    assert f"rehearsal {checkout.run_dir}" not in done.stdout.splitlines()
+
+
+def test_a_run_is_no_rehearsal_unless_it_is_asked_for(checkout):
+    done = checkout.run("./run_local.sh")
+    assert done.returncode == 0, done.stderr
+    assert not checkout.run_dir.name.endswith("_rehearsal")
+    assert not any(line.startswith("rehearsal") for line in done.stdout.splitlines())
+    done = checkout.run("./run_local.sh", REHEARSAL="yes")
+    assert done.returncode == 2
+    assert "REHEARSAL='yes': expected one of 0 1" in done.stderr

@@ -1,0 +1,119 @@
+"""python -m review rehearsal: go where a run starts as published ones do, and else what is most likely wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from review.__main__ import main
+
+from .conftest import LogWriter
+
+SOUND = {0: 0.3408, 150_000: 0.3790, 300_000: 0.4010}
+
+
+@pytest.fixture
+def log(tmp_path):
+    """log(accuracies by samples, batch size) -> the folder of a run that has them."""
+
+    def write(accuracies: dict[int, float], batch_size: int = 768) -> Path:
+        writer = LogWriter(division="open").drop(
+            "eval_start", "eval_stop", "eval_accuracy", "tracked_stats", "run_stop"
+        )
+        for line in writer.lines:
+            if line["key"] == "global_batch_size":
+                line["value"] = batch_size
+        for samples, accuracy in accuracies.items():
+            writer.log("eval_accuracy", accuracy, epoch_num=samples)
+        writer.log("run_stop", status="aborted")
+        folder = tmp_path / "run_rehearsal"
+        folder.mkdir(exist_ok=True)
+        (folder / "result_0.txt").write_text(writer.text())
+        return folder
+
+    return write
+
+
+def test_a_run_that_starts_as_the_published_ones_is_go(log, capsys):
+    assert main(["rehearsal", str(log(SOUND))]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("GO: ")
+    assert [line.split()[-2:] for line in lines[3:6]] == [["as", "published"]] * 3
+    assert "0.3965 to 0.4092  as published" in lines[5]
+
+
+def test_an_accuracy_just_outside_of_ten_runs_is_near_and_still_go(log, capsys):
+    assert main(["rehearsal", str(log(SOUND | {150_000: 0.3755}))]) == 0
+    assert "0.3755   0.3762 to 0.3820  near" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "first_cause"),
+    [
+        (
+            {0: 0.30},
+            "before the first step the accuracy is 0.3000, and the checkpoint has 0.338 to 0.342: other weights",
+        ),
+        ({0: 0.345}, "before the first step the accuracy is 0.3450"),
+        ({150_000: 0.3408, 300_000: 0.3409}, "the accuracy stays at the checkpoint's"),
+        ({150_000: 0.36, 300_000: 0.37}, "training data: not shuffled"),
+        ({300_000: 0.43}, "training data that holds evaluation text"),
+    ],
+)
+def test_a_run_outside_of_them_is_no_go_with_the_likeliest_cause_first(log, capsys, accuracies, first_cause):
+    assert main(["rehearsal", str(log(SOUND | accuracies))]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("NO GO: ")
+    assert next(line for line in lines if line.startswith("1. ")).startswith(f"1. {first_cause}")
+
+
+def test_without_the_evaluation_at_the_start_or_without_a_later_one_there_is_no_go(log, capsys):
+    assert main(["rehearsal", str(log({150_000: 0.379}))]) == 1
+    assert "there is no evaluation before the first step" in capsys.readouterr().out
+    assert main(["rehearsal", str(log({0: 0.3408, 5_000_000: 0.7}))]) == 1
+    assert "there is no evaluation after the first step" in capsys.readouterr().out
+
+
+def test_json_says_the_same(log, capsys):
+    assert main(["rehearsal", str(log(SOUND | {300_000: 0.37})), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["go"] is False
+    assert said["points"][2] == {"samples": 300000, "accuracy": 0.37, "low": 0.3965, "high": 0.4092, "verdict": "low"}
+    assert len(said["causes"]) == 3
+
+
+def test_a_band_of_ones_own_holds_for_any_batch_size(log, tmp_path, capsys):
+    band = tmp_path / "band.json"
+    points = [[0, 0.0, 0.01], [100, 0.05, 0.09]]
+    band.write_text(json.dumps({"bands": [{"batch_size": 8, "runs": 3, "source": "mine", "points": points}]}))
+    assert main(["rehearsal", str(log({0: 0.004, 96: 0.07}, 8)), "--band", str(band)]) == 0
+    assert main(["rehearsal", str(log({0: 0.004, 96: 0.2}, 8)), "--band", str(band)]) == 1
+    assert "held to 3 runs of batch size 8: mine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "batch_size", "said"),
+    [
+        (SOUND, 448, "no ten runs of batch size 448 were published to compare with, only of 96, 768"),
+        ({5_000_000: 0.7}, 768, "no evaluation of it lies where published runs have one"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(log, capsys, accuracies, batch_size, said):
+    assert main(["rehearsal", str(log(accuracies, batch_size))]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_without_a_log_is_one_line(tmp_path, capsys):
+    assert main(["rehearsal", str(tmp_path)]) == 2
+    assert "no result_*.txt: did the rehearsal run to its end?" in capsys.readouterr().err
+
+
+def test_every_published_run_would_be_go_but_for_its_start(shared):
+    from review.rehearsal import rehearsal
+
+    paths = list((shared / "real_results").rglob("result_*.txt"))
+    if not paths:
+        pytest.skip(f"no published results in {shared}")
+    assert all(point.sound for path in paths for point in rehearsal(path).points)
