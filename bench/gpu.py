@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from errors import explain
 
 if importlib.util.find_spec("bert") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "implementations"))
@@ -66,7 +67,7 @@ def seconds_in_turns(functions: Mapping[str, Call], num_calls: int = 12, repeats
         try:
             recorded[name] = Recorded(function, num_calls)
         except Exception as error:
-            print(f"{name}: left out: {type(error).__name__}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+            print(f"{name}: left out: {explain(error)}", file=sys.stderr)
         gc.collect()
     times: dict[str, list[float]] = {name: [] for name in recorded}
     for repeat in range(-2, repeats):

@@ -6,12 +6,14 @@ usage: python bench/self_check.py [--tiny]
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from common import TINY, device, emit, machine, packed_batches
+from errors import explain
 from torch import Tensor
 from train_step import Variant, build_ours, capacity
 
@@ -39,7 +41,7 @@ def fused_kernels() -> dict[str, str]:
                 if not worst <= case.tolerance:
                     problems[f"{name} {case.name}"] = f"error {worst:.3g} above {case.tolerance:.3g}"
             except Exception as error:  # a kernel that does not compile is a finding, not the end
-                problems[f"{name} {case.name}"] = " ".join(str(error).split())[:200]
+                problems[f"{name} {case.name}"] = explain(error)
     return problems
 
 
@@ -112,7 +114,7 @@ def graphs() -> dict[str, str]:
         try:
             problem = _graph_problem(precision)
         except Exception as error:
-            problem = " ".join(str(error).split())[:200]
+            problem = explain(error)
         if problem:
             problems[precision] = problem
     return problems
@@ -141,12 +143,16 @@ def _graph_problem(precision: str) -> str:
 
 
 def finite_steps() -> dict[str, str]:
-    """The default variant at a real size takes steps."""
+    """The default variant at a real size takes steps whose losses and gradients are finite."""
     config = BertConfig(**TINY) if device().type != "cuda" else BertConfig(num_hidden_layers=4)
     run = build_ours(Variant(name="ours", rows=4), config, packed_batches(4, 2, config))
-    run(0)
-    run(1)
-    return {}
+    problems = {}
+    for number in range(2):
+        result: Any = run(number)
+        found = [float(value) for value in (*result.losses, result.norm)]
+        if not (all(map(math.isfinite, found)) and bool(result.finite)):
+            problems[f"step {number}"] = f"losses and norm {found}"
+    return problems
 
 
 def main() -> int:
@@ -159,7 +165,7 @@ def main() -> int:
         try:
             result[check.__name__] = check() or "ok"
         except Exception as error:
-            result[check.__name__] = {"failed": " ".join(str(error).split())[:300]}
+            result[check.__name__] = {"failed": explain(error)}
     failed = [name for name, outcome in result.items() if isinstance(outcome, dict)]
     if device().type == "cuda":
         result["chosen_attention"] = attention_choice.fastest(attention.trials(device()))

@@ -1,11 +1,10 @@
 """Training steps of BERT-large on one GPU: this trainer in its variants, and Hugging Face's, on the same sequences.
 
 Packed rows of 512 tokens with Wikipedia's mix of lengths (synthetic), dropout 0.1, forward, backward and update.
-Variants of a group take turns in one process, so that they share the chip's temperature and clocks; each group holds
-the default variant, which ties the groups together. Prints a JSON line first and after
-each group; the last one has them all.
+Two variants at a time take turns, so that they share the chip's temperature and clocks, and are let go of before the
+next two: a GPU of 80 GB holds them. Prints a JSON line after each two; a group's last one has all of its figures.
 
-usage: python bench/train_step.py [--groups main peers ...] [--rounds 5] [--steps 4] [--deadline 300] [--profile]
+usage: python bench/train_step.py [--groups main peers ...] [--rounds 5] [--steps 4] [--deadline 300]
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from common import (
     packed_batches,
     synchronize,
 )
+from errors import explain
 
 from bert import kernels, optim
 from bert.data.pretraining import PretrainingBatch, PretrainingCapacity
@@ -41,7 +41,6 @@ from bert.graph import GraphedStep, graph_capacity, static_batch
 from bert.kernels import attention
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import initialize
 from bert.precision import Config as PrecisionConfig
 from bert.step import build_step
 
@@ -111,6 +110,16 @@ def without(name: str) -> str:
     return ",".join(other for other in kernels.FUSABLE if other != name and name not in kernels.NEEDED.get(other, ()))
 
 
+def random_weights(model: torch.nn.Module) -> None:
+    """Draws weights where they lie: on the CPU, as a run does, it takes seconds."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.02)
+            else:
+                parameter.fill_(float(name.endswith("LayerNorm.weight")))
+
+
 def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBatch]) -> OnBatch:
     """step(n) of this trainer, as a run takes it: batches come from page-locked memory."""
     world = World(DistConfig(device=device().type))
@@ -118,9 +127,10 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBa
     choice = kernels.Config(
         fused=variant.fused if on_gpu else "none", attention=variant.attention if on_gpu else "sdpa_loop"
     )
-    model = BertForPreTraining(config, kernels.select(choice, world.device))
-    initialize(model, 0)
-    model.to(world.device)
+    with torch.device("meta"):
+        model = BertForPreTraining(config, kernels.select(choice, world.device))
+    model.to_empty(device=world.device)
+    random_weights(model)
     fused_update = "lamb" in choice.names(world.device)
     precision = PrecisionConfig(precision=variant.precision if on_gpu or variant.precision == "fp8" else "fp32")
     step: Any = build_step(
@@ -132,9 +142,9 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBa
         if variant.graph:
             step = GraphedStep(step, batches[:1])
 
-    def on_batch(number: int) -> None:
+    def on_batch(number: int) -> object:
         torch.manual_seed(number)
-        step([batches[number % len(batches)]], 1e-4)
+        return step([batches[number % len(batches)]], 1e-4)
 
     return on_batch
 
@@ -160,7 +170,7 @@ def prepare(variant: Variant, config: BertConfig, batches: list[PretrainingBatch
             run(number)
         synchronize()
     except Exception as error:  # out of memory, no such backend, a library's own errors
-        figures.problem = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        figures.problem = explain(error)
         return None
     finally:
         figures.build_seconds = round(time.monotonic() - begin, 1)
@@ -169,10 +179,10 @@ def prepare(variant: Variant, config: BertConfig, batches: list[PretrainingBatch
     return run
 
 
-def measure_group(
+def measure_together(
     variants: list[Variant], config: BertConfig, rounds: int, steps: int, ceiling: float, deadline: float
 ) -> list[dict[str, Any]]:
-    """One line a variant, of steps that took turns."""
+    """One line a variant, of steps that took turns. Nothing of them is left in memory."""
     batches = packed_batches(variants[0].rows, NUM_BATCHES, config)
     figures = {variant.name: Figures() for variant in variants}
     runs: dict[str, OnBatch] = {}
@@ -190,11 +200,18 @@ def measure_group(
             figures[name].times += [turn(run, steps)]
         clocks = gpu_state()
     lines = [line(variant, figures[variant.name], batches, config, ceiling) for variant in variants]
+    run = None
     runs.clear()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return [one | {"clocks": clocks} for one in lines]
+
+
+def together(variants: list[Variant]) -> list[list[Variant]]:
+    """The variants by twos; alone where two would not fit into 80 GB (44 GiB at 96 rows)."""
+    count = 2 if variants[0].rows <= 48 else 1
+    return [variants[begin : begin + count] for begin in range(0, len(variants), count)]
 
 
 def turn(run: OnBatch, steps: int) -> float:
@@ -226,30 +243,6 @@ def line(
     }
 
 
-def top_kernels(config: BertConfig, rows: int, count: int = 25) -> list[dict[str, Any]]:
-    """The default variant's kernels by time, over two steps."""
-    from torch.profiler import ProfilerActivity, profile
-
-    batches = packed_batches(rows, NUM_BATCHES, config)
-    run = prepare(Variant(name="ours", rows=rows), config, batches, Figures())
-    if run is None:
-        return []
-    activity = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
-    with profile(activities=[activity]) as profiler:
-        run(0)
-        run(1)
-        synchronize()
-    found: dict[str, list[float]] = {}
-    for event in profiler.key_averages():
-        spent = event.self_device_time_total if torch.cuda.is_available() else event.self_cpu_time_total
-        found[event.key] = [spent, event.count]
-    ordered = sorted(found.items(), key=lambda item: -item[1][0])[:count]
-    return [
-        {"kernel": name[:120], "ms_per_step": round(spent / 2e3, 4), "calls_per_step": calls / 2}
-        for name, (spent, calls) in ordered
-    ]
-
-
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -258,26 +251,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default 5)")
     parser.add_argument("--steps", type=int, default=4, help=f"passes over {NUM_BATCHES} batches a turn (default 4)")
     parser.add_argument("--deadline", type=float, default=300, help="seconds until nothing more begins (default 300)")
-    parser.add_argument("--profile", action="store_true", help="add a table of the kernels that take the most time")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
     deadline = time.monotonic() + options.deadline
     config = BertConfig(**TINY) if options.tiny else BertConfig()
     ceiling = matmul_ceiling()
     result: dict[str, Any] = {"benchmark": "train_step", "ceiling_tflops": round(ceiling, 4), "groups": {}}
-    if options.profile:
-        result["top_kernels"] = top_kernels(config, 2 if options.tiny else 24)
     if torch.cuda.is_available():
         result["tried_attention"] = [vars(trial) for trial in attention.trials(device())]
-    emit(result | {"machine": machine()})  # at once: a process that is ended leaves what it has
+    result["machine"] = machine()
     for name in options.groups:
-        if time.monotonic() < deadline:
-            variants = available[name]
-            if options.tiny:
-                variants = [dataclasses.replace(variant, rows=variant.rows // 12) for variant in variants]
-            measured = measure_group(variants, config, options.rounds, options.steps, ceiling, deadline)
-            result["groups"][name] = measured
-            emit(result | {"machine": machine()})
+        variants = available[name]
+        if options.tiny:
+            variants = [dataclasses.replace(variant, rows=variant.rows // 12) for variant in variants]
+        measured: list[dict[str, Any]] = []
+        for few in together(variants):
+            measured += measure_together(few, config, options.rounds, options.steps, ceiling, deadline)
+            emit(result | {"groups": {name: measured}})  # at once: a process that is ended leaves what it has
 
 
 if __name__ == "__main__":

@@ -39,19 +39,23 @@ def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, t
     command = [sys.executable, str(repository / "bench" / "gpu_all.py"), "--tiny", "--output", str(tmp_path)]
     finished = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    results = {r["stage"]: r for r in map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())}
-    assert results.keys() == {"check", "train_step", "gemm", "convergence"}
-    assert results["check"]["graphs"] == results["check"]["finite_steps"] == "ok"
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert lines[0]["stage"] == "machine"
+    results = {line["stage"]: line for line in lines if not line.get("ended")}
+    ending = {line["stage"]: line for line in lines if line.get("ended")}
+    assert results.keys() == {"machine", "self_check", "steps_24", "gemm", "profile", "convergence", "peers"}
+    assert all(ending[name]["status"] == 0 for name in results), ending
+    assert results["self_check"]["graphs"] == results["self_check"]["finite_steps"] == "ok"
     assert results["gemm"]["tflops"]["64"]["bf16"]["layer"] > 0
     assert all(pair["overlay"] for pair in results["convergence"]["pairs"].values())
-    groups = results["train_step"]["groups"]
+    groups = results["steps_24"]["groups"] | results["peers"]["groups"]
     names = [one["variant"] for group in groups.values() for one in group]
     assert names == ["ours", "ours, fp8", "ours", "Hugging Face padded, eager", "Hugging Face packed, eager"]
     for one in (one for group in groups.values() for one in group):
         assert "problem" not in one, one
         assert one["sequences_per_second"] > 0
         assert one["tokens_per_second"] / one["sequences_per_second"] == pytest.approx(32, rel=0.3)  # the mean length
-    assert results["train_step"]["top_kernels"]
+    assert results["profile"]["top_kernels"]
 
 
 def test_operations_are_counted_from_the_real_lengths(bench):
