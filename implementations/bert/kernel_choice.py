@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 import torch
 
 from bert import kernels
-from bert.config import Config
 from bert.dist import World
 from bert.env import ConfigError
 from bert.kernels import attention
+from bert.precision import Precision
 
 
-def choose(config: Config, world: World) -> tuple[kernels.Config, str]:
+class Settings(Protocol):
+    """The settings of a run, as far as they bear on its kernels."""
+
+    @property
+    def kernels(self) -> kernels.Config:
+        """Which kernels are asked for."""
+        ...
+
+    @property
+    def numerics(self) -> Precision:
+        """The precision of the run."""
+        ...
+
+    @property
+    def uses_graph(self) -> bool:
+        """Whether steps run as CUDA graphs."""
+        ...
+
+
+def choose(config: Settings, world: World) -> tuple[kernels.Config, str]:
     """The kernels with the attention backend named, and why it is that one, in words. A collective.
 
     On a GPU ATTENTION=auto is the fastest backend on rank 0, if it works on every rank. Raises ConfigError where
@@ -31,7 +51,7 @@ def choose(config: Config, world: World) -> tuple[kernels.Config, str]:
     return dataclasses.replace(choice, attention=name), words
 
 
-def _agreed(config: Config, world: World) -> tuple[str, str]:
+def _agreed(config: Settings, world: World) -> tuple[str, str]:
     trials = {trial.name: trial for trial in attention.trials(world.device)}
     tried = "; ".join(f"{trial.name} {trial.problem or f'{trial.milliseconds:.2f} ms'}" for trial in trials.values())
     names = list(attention.BACKENDS)

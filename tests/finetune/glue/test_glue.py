@@ -56,6 +56,7 @@ def test_a_table_of_ones_own_has_its_label_last_with_or_without_a_header(tmp_pat
         assert table.texts == [("good",), ("bad",), ("so so",)]
         assert table.names == ("neg", "neutral", "pos")
         assert table.labels.tolist() == [2, 0, 1]
+    assert read(tmp_path, "\ufeffgood\tx\nbad\ty\n", "TSV").texts[0] == ("good",)  # Excel's mark at the start
     assert read(tmp_path, "a\tb\tyes\nc\td\tno\n", "TSV").texts == [("a", "b"), ("c", "d")]
     assert read(tmp_path, "good\tpos\n", "TSV", ("neg", "pos")).labels.tolist() == [1]
 

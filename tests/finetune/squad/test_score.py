@@ -88,6 +88,8 @@ def test_scores_of_version_2_equal_the_restatement():
 def test_an_empty_answer_and_a_missing_one():
     question = Question("a", "?", 0, (Answer("the", 0),))
     assert score([question], {"a": ""}, "2.0")["exact_match"] == 100  # an article alone is no answer
+    several = Question("a", "?", 0, (Answer("the", 0), Answer("cat", 4)))
+    assert score([several], {"a": ""}, "2.0")["f1"] == 0  # beside a real one it does not count
     assert f1("", "the") == 0
     assert f1("", "the", version_2=True) == 1
     assert score([question, Question("b", "?", 0, (Answer("cat", 0),))], {"b": "The cat!"}) == {

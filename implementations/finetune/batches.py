@@ -1,0 +1,144 @@
+"""Batches of whole sequences, end to end without padding, and the order in which a run takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bert.data.batch import Batch, padded
+from finetune.tokens import Integers
+
+IGNORE = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanBatch(Batch):
+    """starts, ends: int64 [S], first and last token of the answer within its sequence; IGNORE: padding, or unknown."""
+
+    starts: Tensor = padded("sequences", IGNORE)
+    ends: Tensor = padded("sequences", IGNORE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledBatch(Batch):
+    """labels: int64 [S], the class of each sequence; IGNORE: padding, or unknown."""
+
+    labels: Tensor = padded("sequences", IGNORE)
+
+
+class Samples(Protocol):
+    """What a task trains on, or predicts: N sequences of tokens."""
+
+    @property
+    def lengths(self) -> Integers:
+        """Tokens of each."""
+        ...
+
+    def batch(self, chosen: np.ndarray) -> Batch:
+        """The batch of the sequences of these numbers."""
+        ...
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Windows of questions with their answers (F,)."""
+
+    sequences: Sequence[tuple[Integers, int]]  # token ids, where the second segment starts
+    starts: Integers
+    ends: Integers
+    lengths: Integers
+
+    def batch(self, chosen: np.ndarray) -> SpanBatch:
+        """See Samples."""
+        starts, ends = (torch.from_numpy(x[chosen].astype(np.int64)) for x in (self.starts, self.ends))
+        return SpanBatch(**_tokens([self.sequences[i] for i in chosen]), starts=starts, ends=ends)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Sequences with their classes (N,)."""
+
+    sequences: Sequence[tuple[Integers, int]]
+    labels: np.ndarray  # int64
+    lengths: Integers
+
+    def batch(self, chosen: np.ndarray) -> LabelledBatch:
+        """See Samples."""
+        return LabelledBatch(
+            **_tokens([self.sequences[i] for i in chosen]), labels=torch.from_numpy(self.labels[chosen])
+        )
+
+
+def _tokens(sequences: Sequence[tuple[Integers, int]]) -> dict[str, Any]:
+    """The token fields of a batch."""
+    lengths = np.array([len(ids) for ids, _ in sequences], dtype=np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    second = np.repeat([begin for _, begin in sequences], lengths)
+    return {
+        "input_ids": torch.from_numpy(np.concatenate([ids for ids, _ in sequences]).astype(np.int32)),
+        "segment_ids": torch.from_numpy((positions >= second).astype(np.int32)),
+        "position_ids": torch.from_numpy(positions.astype(np.int32)),
+        "cu_seqlens": torch.from_numpy(offsets.astype(np.int32)),
+        "max_seqlen": int(lengths.max()),
+        "num_tokens": int(offsets[-1]),
+        "num_sequences": len(sequences),
+    }
+
+
+@dataclass
+class Order:
+    """Which samples a rank takes in which step: epochs one after another, each in an order of its own.
+
+    The samples of a step are dealt to the ranks in turn; nothing is left out where an epoch ends within a step.
+    """
+
+    num_samples: int
+    batch_size: int  # sequences of a micro-batch
+    num_micro_batches: int  # of a step
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+    _epochs: dict[int, np.ndarray] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def samples_per_step(self) -> int:
+        """Over all ranks."""
+        return self.batch_size * self.num_micro_batches * self.world_size
+
+    def step(self, step: int) -> list[np.ndarray]:
+        """Numbers of the samples of each micro-batch of a step (1 is the first) on this rank."""
+        first = (step - 1) * self.samples_per_step
+        places = np.arange(first + self.rank, first + self.samples_per_step, self.world_size)
+        epochs, within = np.divmod(places, self.num_samples)
+        chosen = np.empty(len(places), dtype=np.int64)
+        for epoch in np.unique(epochs).tolist():
+            chosen[epochs == epoch] = self._epoch(epoch)[within[epochs == epoch]]
+        return np.split(chosen, self.num_micro_batches)
+
+    def _epoch(self, epoch: int) -> np.ndarray:
+        if epoch not in self._epochs:
+            self._epochs = {number: order for number, order in self._epochs.items() if number >= epoch - 1}
+            generator = np.random.default_rng([self.seed, epoch])
+            self._epochs[epoch] = generator.permutation(self.num_samples)
+        return self._epochs[epoch]
+
+
+class Source:
+    """The batches of a run, from a step on."""
+
+    def __init__(self, samples: Samples, order: Order, next_step: int, pin: bool) -> None:
+        """pin: into page-locked memory, from which a GPU copies without waiting."""
+        self.samples, self.order, self.number, self.pin = samples, order, next_step, pin
+
+    def next_step(self) -> list[Batch]:
+        """Micro-batches of the next step."""
+        batches = [self.samples.batch(chosen) for chosen in self.order.step(self.number)]
+        self.number += 1
+        return [batch.pin_memory() for batch in batches] if self.pin else batches

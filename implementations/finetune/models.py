@@ -1,0 +1,111 @@
+"""BERT with a head that finds spans, or one that classifies. Parameter names are Hugging Face's."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bert.data.batch import Batch
+from bert.kernels import Kernels
+from bert.kernels.fp8 import Scaling
+from bert.model.bert import BertModel
+from bert.model.config import BertConfig
+from bert.model.trainable import Trainable
+from finetune.batches import IGNORE, LabelledBatch, SpanBatch
+
+
+class SpanLosses(NamedTuple):
+    """The mean over start and end of the cross-entropy over the tokens of each sequence."""
+
+    span: Tensor
+
+
+class LabelLosses(NamedTuple):
+    """The cross-entropy of the classes."""
+
+    label: Tensor
+
+
+class FineTuned(Trainable):
+    """An encoder and a linear head."""
+
+    def __init__(self, config: BertConfig, kernels: Kernels) -> None:
+        super().__init__()
+        self.config = config
+        self.bert = BertModel(config, kernels)
+
+    def use_fp8(self, recipe: str, device: torch.device) -> Scaling:
+        """See Trainable."""
+        return self.bert.encoder.use_fp8(recipe, device)
+
+    def scores(self, batch: Batch) -> Tensor:
+        """What the head says, in fp32 at least: of every token [T, 2], or of every sequence [S, classes]."""
+        raise NotImplementedError
+
+
+class SpanPrediction(FineTuned):
+    """Scores of every token as the start and as the end of the answer (BertForQuestionAnswering). Has no pooler."""
+
+    def __init__(self, config: BertConfig, kernels: Kernels) -> None:
+        super().__init__(config, kernels)
+        del self.bert.pooler  # without a use it would get no gradient
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+
+    def stages(self) -> list[nn.Module]:
+        """See Trainable."""
+        return [self.bert.embeddings, *self.bert.encoder.layer, self.qa_outputs]
+
+    def scores(self, batch: Batch) -> Tensor:
+        """Of tokens [T, 2]."""
+        return _at_least_fp32(self.qa_outputs(self.bert(batch)))
+
+    def forward(self, batch: SpanBatch) -> SpanLosses:
+        """The loss of a batch: -log softmax over the tokens of each sequence, at its start and at its end."""
+        scores = self.scores(batch)
+        num_sequences, device = len(batch.starts), scores.device
+        tokens = torch.arange(len(scores), dtype=torch.int32, device=device)
+        # Tokens past the last sequence, of a batch that was filled up, count to a sequence that no label asks for.
+        sequence = torch.searchsorted(batch.cu_seqlens[1:].contiguous(), tokens, right=True)
+        index = sequence[:, None].expand(-1, 2)
+        floor = scores.new_full((num_sequences + 1, 2), torch.finfo(scores.dtype).min)
+        largest = floor.scatter_reduce(0, index, scores.detach(), "amax")
+        sums = scores.new_zeros(num_sequences + 1, 2).scatter_add(0, index, (scores - largest[sequence]).exp())
+        log_sums = largest[:-1] + sums[:-1].clamp(min=torch.finfo(scores.dtype).tiny).log()  # [S, 2]
+        labels = torch.stack([batch.starts, batch.ends], dim=1)  # [S, 2]
+        known = labels != IGNORE
+        places = torch.where(known, labels + batch.cu_seqlens[:-1, None], 0)
+        losses = torch.where(known, log_sums - scores.gather(0, places), 0)
+        return SpanLosses(losses.sum() / known.sum().clamp(min=1))
+
+
+class Classification(FineTuned):
+    """Scores of the classes of every sequence, from the pooled [CLS] (BertForSequenceClassification)."""
+
+    def __init__(self, config: BertConfig, kernels: Kernels, num_classes: int) -> None:
+        super().__init__(config, kernels)
+        self.classifier = nn.Linear(config.hidden_size, num_classes)
+
+    def stages(self) -> list[nn.Module]:
+        """See Trainable."""
+        return [self.bert.embeddings, *self.bert.encoder.layer, self.bert.pooler, self.classifier]
+
+    def scores(self, batch: Batch) -> Tensor:
+        """Of sequences [S, classes]."""
+        hidden = self.bert(batch)
+        # The offset of a padding sequence may be T, one past the last token; its label is ignored.
+        first = hidden.index_select(0, batch.cu_seqlens[:-1].clamp(max=len(hidden) - 1))
+        pooled = F.dropout(self.bert.pooler(first), self.config.hidden_dropout_prob, self.training)
+        return _at_least_fp32(self.classifier(pooled))
+
+    def forward(self, batch: LabelledBatch) -> LabelLosses:
+        """The loss of a batch."""
+        scores = self.scores(batch)
+        total = F.cross_entropy(scores, batch.labels, ignore_index=IGNORE, reduction="sum")
+        return LabelLosses(total / (batch.labels != IGNORE).sum().clamp(min=1))
+
+
+def _at_least_fp32(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

@@ -1,0 +1,45 @@
+"""One rank of one fine-tuning run, from the environment to its exit status."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Mapping
+
+from bert import rundir, variables
+from bert.data.records import DataError
+from bert.dist import HangError, World
+from bert.env import ConfigError, from_env
+from bert.stop import TrainingError
+from finetune import config as settings
+from finetune.train import finetune
+
+SUCCESS, CRASHED, BAD_INPUT = 0, 1, 2
+
+
+def run(environ: Mapping[str, str]) -> int:
+    """Fine-tunes as ``environ`` says; returns the exit status."""
+    run_config = rundir.Config()
+    try:
+        run_config = from_env(rundir.Config, environ)
+        variables.check_names(environ)
+        config = settings.read(environ)
+        if config.dist.rank == 0:
+            rundir.write_description(config.run, config, {"model": config.model, "seed": config.trial_seed})
+        with World(config.dist) as world:
+            finetune(config, environ, world)
+        return SUCCESS
+    except (ConfigError, DataError) as error:
+        return _fail(run_config, str(error), BAD_INPUT)
+    except (TrainingError, HangError) as error:
+        return _fail(run_config, str(error), CRASHED)
+    except Exception as error:
+        traceback.print_exc()
+        return _fail(run_config, f"{type(error).__name__}: {error}"[:2000], CRASHED)
+
+
+def _fail(run_config: rundir.Config, reason: str, status: int) -> int:
+    reason = " ".join(reason.split())
+    rundir.write_error(run_config, reason)
+    print(f"finetune: error: {reason}", file=sys.stderr, flush=True)
+    return status

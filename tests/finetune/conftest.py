@@ -1,0 +1,57 @@
+"""Small models, data and environments of fine-tuning."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+
+from bert import kernels
+from bert.model.config import BertConfig
+from finetune import weights
+from finetune.models import SpanPrediction
+
+from . import made_up
+
+COLOURS, YEARS = ["red", "blue"], list(range(1, 99))
+SHAPE = BertConfig(vocab_size=len(made_up.VOCABULARY), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                   intermediate_size=64, max_position_embeddings=48, hidden_dropout_prob=0.0,
+                   attention_probs_dropout_prob=0.0, initializer_range=0.1)  # fmt: skip
+
+
+def article(generator, number, impossible=False):
+    """A paragraph with two questions, whose answers anyone finds who knows colours from numbers."""
+    animal, place = generator.choice(["cat", "dog"]), generator.choice(["lake", "river", "house"])
+    colour, year = generator.choice(COLOURS), generator.choice(YEARS)
+    facts = [f"It was {colour}.", f"It was {year} old.", f"It sat at the {place}."]
+    generator.shuffle(facts)
+    context = f"There is a {animal} here. " + " ".join(facts)
+    questions = [("where", colour, "Who is red and blue?"), ("when", str(year), "When was it old?")]
+    return {"context": context, "qas": [
+        {"id": f"{number}-{name}", "question": question,
+         "answers": [] if impossible and name == "when" and number % 3 == 0
+         else [{"text": answer, "answer_start": context.index(f"was {answer}") + 4}]}
+        for name, answer, question in questions
+    ]}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def squad_environment(tmp_path_factory):
+    """A made-up set in SQuAD's format and random weights: an environment without RUN_DIR."""
+    folder = tmp_path_factory.mktemp("squad")
+    generator = random.Random(1)
+    for name, count in (("train", 150), ("dev", 30)):
+        paragraphs = [article(generator, number) for number in range(count)]
+        content = {"version": "1.1", "data": [{"title": "x", "paragraphs": paragraphs}]}
+        (folder / f"{name}-v1.1.json").write_text(json.dumps(content))
+    (folder / "vocab.txt").write_text("\n".join(made_up.VOCABULARY), encoding="utf-8")
+    model = SpanPrediction(SHAPE, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    weights.initialise(model, 0)
+    (folder / "config.json").write_text(json.dumps(weights.hugging_face_config(model)))
+    torch.save(dict(model.named_parameters()), folder / "weights.pt")
+    return {
+        "TASK": "squad", "DATA": str(folder), "INIT_CHECKPOINT": str(folder / "weights.pt"), "DEVICE": "cpu",
+        "BATCHSIZE": "12", "LR": "3e-3", "EPOCHS": "8", "MAX_SEQ_LENGTH": "48", "LOG_EVERY_STEPS": "50", "SEED": "3",
+    }  # fmt: skip

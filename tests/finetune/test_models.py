@@ -1,0 +1,159 @@
+"""A batch without padding has the losses of its sequences; a saved model is Hugging Face's, and loads from there."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bert import kernels
+from bert.data.batch import Capacity
+from bert.env import ConfigError
+from bert.graph import static_batch
+from bert.model.config import BertConfig
+from finetune import inference, weights
+from finetune.batches import IGNORE, Labelled, Order, Spans
+from finetune.models import Classification, SpanPrediction
+
+from . import made_up
+
+SHAPE = BertConfig(vocab_size=len(made_up.VOCABULARY), hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
+                   intermediate_size=40, max_position_embeddings=32, initializer_range=0.2)  # fmt: skip
+LENGTHS = [5, 1, 17, 9, 2]
+
+
+def model_of(kind, shape=SHAPE):
+    plain = kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+    model = SpanPrediction(shape, plain) if kind == "squad" else Classification(shape, plain, 3)
+    weights.initialise(model, seed=1)
+    return model.eval()
+
+
+def samples_of(kind):
+    generator = np.random.default_rng(0)
+    sequences = [(generator.integers(5, SHAPE.vocab_size, n).astype(np.int32), (n + 1) // 2) for n in LENGTHS]
+    lengths = np.array(LENGTHS, dtype=np.int32)
+    if kind == "squad":
+        ends = (lengths - 1).astype(np.int32)
+        return Spans(sequences, (ends // 2).astype(np.int32), ends, lengths)
+    return Labelled(sequences, np.array([0, 2, 1, 1, 0]), lengths)
+
+
+def numbers(*values):
+    return np.array(values, dtype=np.int64)
+
+
+@pytest.mark.parametrize("kind", ["squad", "MNLI"])
+def test_the_loss_of_a_batch_is_the_mean_of_the_losses_of_its_sequences(kind):
+    model, samples = model_of(kind), samples_of(kind)
+    (together,) = model(samples.batch(numbers(0, 1, 2, 3, 4)))
+    alone = [model(samples.batch(numbers(i)))[0] for i in range(5)]
+    torch.testing.assert_close(together, torch.stack(alone).mean())
+    if kind == "squad":
+        for i in range(5):
+            scores = model.scores(samples.batch(numbers(i)))
+            places = [torch.tensor(int(labels[i])) for labels in (samples.starts, samples.ends)]
+            wanted = [F.cross_entropy(scores[:, column], place) for column, place in enumerate(places)]
+            torch.testing.assert_close(alone[i], sum(wanted) / 2)
+
+
+@pytest.mark.parametrize("kind", ["squad", "MNLI"])
+def test_filling_up_and_unknown_labels_change_neither_loss_nor_gradient(kind):
+    samples, found = samples_of(kind), []
+    batch = samples.batch(numbers(2, 0, 4))
+    for variant in (
+        batch,
+        static_batch(batch, Capacity(tokens=40, sequences=6)),
+        batch.pad_to(Capacity(tokens=33, sequences=7)),
+    ):
+        model = model_of(kind)
+        (loss,) = model(variant)
+        loss.backward()
+        found.append((loss, model.bert.embeddings.word_embeddings.weight.grad))
+    for loss, gradient in found[1:]:
+        torch.testing.assert_close(loss, found[0][0])
+        torch.testing.assert_close(gradient, found[0][1])
+    unknown = samples_of(kind)
+    if kind == "squad":
+        unknown.starts[:], unknown.ends[:] = IGNORE, IGNORE
+    else:
+        unknown.labels[:] = IGNORE
+    assert model_of(kind)(unknown.batch(numbers(0, 1)))[0].item() == 0
+
+
+@pytest.mark.parametrize("kind", ["squad", "MNLI"])
+def test_what_is_saved_gives_hugging_faces_classes_the_same_scores_and_loads_again(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model, samples = model_of(kind), samples_of(kind)
+    (tmp_path / "v.txt").write_text("\n".join(made_up.VOCABULARY))
+    facts = {"task": kind, "lower_case": True, "labels": ["a", "b", "c"] if kind == "MNLI" else []}
+    weights.save(tmp_path / "model", model, dict(model.named_parameters()), tmp_path / "v.txt", facts)
+    kinds = {
+        "squad": transformers.AutoModelForQuestionAnswering,
+        "MNLI": transformers.AutoModelForSequenceClassification,
+    }
+    other, info = kinds[kind].from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    for number, (ids, second) in enumerate(samples.sequences):
+        (mine,) = inference.batch_scores(model, samples.batch(numbers(number)))
+        segments = (torch.arange(len(ids)) >= second).long()[None]
+        theirs = other.eval()(torch.from_numpy(ids).long()[None], token_type_ids=segments)
+        if kind == "squad":
+            theirs = torch.stack([theirs.start_logits[0], theirs.end_logits[0]], dim=1)
+        else:
+            assert other.config.id2label == {0: "a", 1: "b", 2: "c"}
+            theirs = theirs.logits[0]
+        np.testing.assert_allclose(mine, theirs.detach().numpy(), atol=1e-5)
+    shape = BertConfig.from_json(tmp_path / "model" / "config.json")
+    again = model_of(kind, shape)
+    with torch.no_grad():
+        for parameter in again.parameters():
+            parameter.zero_()
+    assert weights.load(again, tmp_path / "model" / "model.safetensors") == ([], [])
+    assert shape.gelu_approximation == SHAPE.gelu_approximation
+    batch = samples.batch(numbers(0, 2))
+    torch.testing.assert_close(again.scores(batch), model.scores(batch))
+
+
+def test_an_encoder_by_itself_and_other_heads_are_taken_and_told(tmp_path):
+    model = model_of("MNLI")
+    encoder = {name.removeprefix("bert."): p for name, p in model.named_parameters() if name.startswith("bert.")}
+    torch.save(encoder | {"embeddings.position_ids": torch.arange(32)}, tmp_path / "encoder.pt")
+    assert weights.load(model_of("MNLI"), tmp_path / "encoder.pt") == (["classifier.weight", "classifier.bias"], [])
+    lacking, left_over = weights.load(model_of("squad"), tmp_path / "encoder.pt")
+    assert lacking == ["qa_outputs.weight", "qa_outputs.bias"]
+    assert left_over == ["bert.pooler.dense.bias", "bert.pooler.dense.weight"]
+
+
+def test_weights_that_do_not_fit_are_one_line(tmp_path):
+    state = {name: p for name, p in model_of("squad").named_parameters() if "layer.1.output.dense.bias" not in name}
+    state["bert.embeddings.LayerNorm.bias"] = torch.zeros(3)
+    torch.save(state, tmp_path / "x.pt")
+    message = r"LayerNorm.bias is \(3,\), expected \(24,\); bert.encoder.layer.1.output.dense.bias is missing"
+    with pytest.raises(ConfigError, match=message):
+        weights.load(model_of("squad"), tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_an_epoch_has_every_sample_once_and_an_order_of_its_own(world_size):
+    orders = [Order(20, 2, 2, seed=4, rank=rank, world_size=world_size) for rank in range(world_size)]
+    stream: list[int] = []
+    for step in range(1, 11):
+        taken = [np.concatenate(order.step(step)) for order in orders]
+        stream += np.stack(taken, axis=1).ravel().tolist()
+        assert [len(micro) for micro in orders[0].step(step)] == [2, 2]
+    epochs = [stream[i : i + 20] for i in range(0, 40, 20)]
+    assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != list(range(20))
+    late = Order(20, 2, 2, seed=4, rank=0, world_size=world_size)
+    assert [x.tolist() for x in late.step(9)] == [x.tolist() for x in orders[0].step(9)]
+    assert Order(20, 2, 2, seed=5).step(1)[0].tolist() != Order(20, 2, 2, seed=4).step(1)[0].tolist()
+
+
+def test_config_json_names_the_head(tmp_path):
+    assert weights.hugging_face_config(model_of("squad"))["architectures"] == ["BertForQuestionAnswering"]
+    assert json.dumps(weights.hugging_face_config(model_of("MNLI"), ("x", "y", "z")))

@@ -1,0 +1,166 @@
+"""Whole runs on a made-up set: they learn, resume exactly, and do the same on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finetune import config
+from finetune.glue.tasks import TASKS
+from finetune.run import run
+from finetune.squad.examples import VERSIONS
+
+
+def predictions(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("model_0/*predictions.json"))}
+
+
+@pytest.fixture(scope="module")
+def learnt(squad_environment, tmp_path_factory):
+    """The folder of a whole run."""
+    folder = tmp_path_factory.mktemp("run")
+    assert run(squad_environment | {"RUN_DIR": str(folder)}) == 0
+    return folder
+
+
+def start(environment, rank=0, world_size=1, port=0):
+    settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port, "OMP_NUM_THREADS": 1}  # fmt: skip
+    everything = {**os.environ, **environment, **{name: str(value) for name, value in settings.items()}}
+    return subprocess.Popen([sys.executable, "-m", "finetune"], env=everything, stderr=subprocess.PIPE, text=True)
+
+
+def test_held_out_questions_of_the_same_pattern_are_answered(learnt):
+    figures = json.loads((learnt / "model_0" / "figures.json").read_text())
+    assert figures["f1"] > 95
+    assert figures["exact_match"] > 90
+    assert figures["steps"] == 200  # 300 questions x 8 epochs / 12
+    answers = json.loads((learnt / "model_0" / "predictions.json").read_text())
+    assert len(answers) == 60
+    lines = [json.loads(line) for line in (learnt / "metrics_0.jsonl").read_text().splitlines()]
+    assert lines[-1]["kind"] == "summary"
+    losses = [line["span_loss"] for line in lines if line["kind"] == "train"]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_the_saved_model_predicts_the_same_by_itself(learnt, squad_environment, tmp_path):
+    environment = squad_environment | {"MODE": "eval", "INIT_CHECKPOINT": str(learnt / "model_0" / "model.safetensors")}
+    assert run(environment | {"RUN_DIR": str(tmp_path)}) == 0
+    assert predictions(tmp_path) == predictions(learnt)
+
+
+def test_a_run_that_is_killed_resumes_to_the_same_predictions(learnt, squad_environment, tmp_path):
+    environment = squad_environment | {
+        "RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "20",
+        "RESUME": "1",
+    }  # fmt: skip
+    process = start(environment)
+    while process.poll() is None and not list((tmp_path / "c").glob("step_*.pt")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert list((tmp_path / "c").glob("step_*.pt"))
+    assert not (tmp_path / "run" / "model_0").exists()
+    process = start(environment)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    assert predictions(tmp_path / "run") == predictions(learnt)
+    assert run(environment | {"EPOCHS": "9"}) == 2
+    reason = (tmp_path / "run" / "error_0.txt").read_text()
+    assert "is of a run with EPOCHS 8.0, this one has 9.0" in reason
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_several_ranks_learn_and_predict_the_same(learnt, squad_environment, tmp_path, ranks):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = squad_environment | {"RUN_DIR": str(tmp_path), "BATCHSIZE": str(12 // ranks)}
+    processes = [start(environment, rank, ranks, port) for rank in range(ranks)]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks, errors
+    mine, theirs = (json.loads((f / "model_0" / "nbest_predictions.json").read_text()) for f in (tmp_path, learnt))
+    assert mine.keys() == theirs.keys()
+    for question in mine:
+        best = [answers[question][0] for answers in (mine, theirs)]
+        assert best[0]["text"] == best[1]["text"]
+        np.testing.assert_allclose(best[0]["start_logit"], best[1]["start_logit"], atol=0.05)
+
+
+def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
+    for name in ("train", "dev"):
+        content = json.loads((Path(squad_environment["DATA"]) / f"{name}-v1.1.json").read_text())
+        for article in content["data"]:
+            for number, paragraph in enumerate(article["paragraphs"]):
+                question = paragraph["qas"][number % 2]
+                if number % 3 == 0:  # a question that only these articles have
+                    question |= {"question": "With whom?", "answers": [], "is_impossible": True}
+        (tmp_path / f"{name}-v2.0.json").write_text(json.dumps(content | {"version": "v2.0"}))
+    environment = squad_environment | {"DATA": str(tmp_path), "SQUAD_VERSION": "2.0", "RUN_DIR": str(tmp_path / "run")}
+    environment["VOCAB_FILE"] = f"{squad_environment['DATA']}/vocab.txt"
+    assert run(environment) == 0
+    figures = json.loads((tmp_path / "run" / "model_0" / "figures.json").read_text())
+    assert figures["HasAns_f1"] > 90
+    assert figures["NoAns_f1"] > 90
+    assert (tmp_path / "run" / "model_0" / "null_odds.json").is_file()
+
+
+def test_a_table_of_ones_own_is_learnt_and_its_labels_are_kept(squad_environment, tmp_path):
+    lines = [
+        f"the {a} {b} was {c}\t{'colour' if c in ('red', 'blue') else 'place'}"
+        for a in ("old", "new", "happy")
+        for b in ("cat", "dog", "king")
+        for c in ("red", "blue", "north", "here")
+    ]
+    (tmp_path / "train.tsv").write_text("\n".join(lines * 4))
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\nthe cat was north\tplace\nthe old queen was red\tcolour\n")
+    environment = squad_environment | {"TASK": "TSV", "DATA": str(tmp_path), "RUN_DIR": str(tmp_path / "run"),
+                                       "EPOCHS": "10", "SEEDS": "5,6", "TRIAL": "1"}  # fmt: skip
+    assert run(environment) == 0
+    folder = tmp_path / "run" / "model_1"
+    figures = json.loads((folder / "figures.json").read_text())
+    assert (figures["accuracy"], figures["seed"]) == (1.0, 6)
+    assert (folder / "predictions.tsv").read_text() == "index\tprediction\n0\tplace\n1\tcolour\n"
+    assert json.loads((folder / "task.json").read_text())["labels"] == ["colour", "place"]
+    (tmp_path / "dev.tsv").write_text("blue\tcolour\n")  # one label only: the others are the model's
+    model = {"MODE": "eval", "INIT_CHECKPOINT": str(folder / "model.safetensors"), "RUN_DIR": str(tmp_path / "again")}
+    assert run(environment | model) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"TASK": "SQUAD"}, "TASK='SQUAD': expected one of squad, MRPC"),
+        ({"MAX_STEPS": "7"}, "EPOCHS says how long"),
+        ({"SEEDS": "1,x"}, "SEEDS=1,x: expected whole numbers"),
+        ({"SEEDS": "1", "TRIAL": "1"}, "1 seeds, and this is trial 1"),
+        ({"MAX_SEQ_LENGTH": "64"}, "exceeds max_position_embeddings 48"),
+        ({"DATA": "/nonexistent"}, "no such folder"),
+        ({"CUDA_GRAPH": "1"}, "differ in size"),
+        ({"SQUAD_VERSION": "2.0"}, "train-v2.0.json: No such file"),
+        ({"MODE": "eval", "TASK": "TSV"}, "holds no example|No such file"),
+        ({"BATCHSZIE": "3"}, "did you mean BATCHSIZE"),
+        ({"INIT_CHECKPOINT": ""}, "INIT_CHECKPOINT"),
+    ],
+)
+def test_wrong_settings_stop_with_one_line(squad_environment, tmp_path, settings, message, capsys):
+    assert run({**squad_environment, "RUN_DIR": str(tmp_path), **settings}) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(message, last), last
+    reason = (tmp_path / f"error_{settings.get('TRIAL', 0)}.txt").read_text().strip()
+    assert last == f"finetune: error: {reason}"
+
+
+def test_the_names_of_the_variables_are_those_of_the_tasks():
+    assert ("squad", *TASKS) == config.TASKS
+    assert set(VERSIONS) == {"1.1", "2.0"}
