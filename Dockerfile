@@ -2,11 +2,14 @@
 #   docker build -t mlperf-bert .
 # For a submission, name the base by its digest too, as `docker buildx imagetools inspect` prints it:
 #   docker build --build-arg DIGEST=sha256:... -t mlperf-bert .
+# Any other base that has PyTorch, pip and git: --build-arg BASE=IMAGE
 # For Slurm with pyxis: enroot import -o mlperf-bert.sqsh dockerd://mlperf-bert
 # Sets no variable of the trainer or the launcher: in pyxis the image's value would win over the user's.
 ARG TAG=25.04-py3
 ARG DIGEST=
-FROM nvcr.io/nvidia/pytorch:${TAG}${DIGEST:+@${DIGEST}}
+ARG BASE=nvcr.io/nvidia/pytorch:${TAG}${DIGEST:+@${DIGEST}}
+# hadolint ignore=DL3026
+FROM ${BASE}
 
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 WORKDIR /workspace/bert

@@ -19,6 +19,7 @@ if [[ ${RANK:-0} == 0 ]]; then binding::table "$RANKS_OF_NODE" >&2 || true; fi
 if [[ -z ${OMP_NUM_THREADS:-} ]]; then OMP_NUM_THREADS=$(binding::threads "$RANKS_OF_NODE"); fi
 export OMP_NUM_THREADS
 binding::apply "${LOCAL_RANK:-0}" "$RANKS_OF_NODE"
+binding::nics "${LOCAL_RANK:-0}"
 export PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
 declare -a profile=()
 profile::command "${RANK:-0}"

@@ -6,7 +6,7 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in log variables caches trial ending port binding; do
+for part in log variables answers node_state caches trial ending port binding; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -16,6 +16,7 @@ runner::prepare() {
   command -v "$PYTHON" >/dev/null || log::die "PYTHON=$PYTHON: no such interpreter: make setup, or give the path of one"
   local_python::has_torch "$PYTHON" ||
     log::die "PYTHON=$PYTHON: it has no torch: make setup, or activate the environment that has it"
+  node_state::stage
 }
 
 local_python::has_torch() {
@@ -23,8 +24,6 @@ local_python::has_torch() {
 }
 
 runner::everywhere() { "$@"; }
-
-runner::drop_caches() { "$REPO_DIR/launch/drop_caches.sh"; }
 
 runner::python() { PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH} "$PYTHON" "$@"; }
 
@@ -36,7 +35,7 @@ runner::trial() {
     --no-python "$REPO_DIR/launch/rank.sh"
 }
 
-runner::cleanup() { :; }
+runner::cleanup() { node_state::undo; }
 
 if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]] && ! local_python::has_torch python; then
   export PYTHON=$REPO_DIR/.venv/bin/python

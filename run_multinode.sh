@@ -9,7 +9,7 @@ hosts=()
 
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in log variables caches trial ending port container hosts ssh ssh_trial; do
+for part in log variables answers node_state caches trial ending port container hosts ssh ssh_trial; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -19,14 +19,13 @@ runner::prepare() {
   ssh::check
   container::check
   ssh::check_results
+  node_state::stage
   container::create
   MASTER_ADDR=${MASTER_ADDR:-${hosts[0]#*@}}
   export MASTER_ADDR
 }
 
 runner::everywhere() { ssh::everywhere "$@"; }
-
-runner::drop_caches() { runner::everywhere "$REPO_DIR/launch/drop_caches.sh"; }
 
 runner::python() {
   container::arguments
@@ -49,7 +48,10 @@ runner::ranks() {
     --no-python "$REPO_DIR/launch/rank.sh")
 }
 
-runner::cleanup() { container::remove; }
+runner::cleanup() {
+  container::remove
+  node_state::undo
+}
 
 hosts::load
 variables::default NCCL_TEST 1

@@ -5,7 +5,7 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in log variables caches trial ending port binding container; do
+for part in log variables answers node_state caches trial ending port binding container; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -14,12 +14,11 @@ declare -a container=()
 runner::prepare() {
   ((DGXNNODES == 1)) || log::die "DGXNNODES=$DGXNNODES: run_with_docker.sh runs on one machine; use run.sub or run_multinode.sh"
   container::check
+  node_state::stage
   container::create
 }
 
 runner::everywhere() { "$@"; }
-
-runner::drop_caches() { "$REPO_DIR/launch/drop_caches.sh"; }
 
 runner::python() {
   container::arguments
@@ -36,7 +35,10 @@ runner::trial() {
     --no-python "$REPO_DIR/launch/rank.sh"
 }
 
-runner::cleanup() { container::remove; }
+runner::cleanup() {
+  container::remove
+  node_state::undo
+}
 
 variables::load
 [[ -n ${CONT:-} ]] || log::die 'CONT is not set: docker build -t mlperf-bert . and CONT=mlperf-bert; without containers, ./run_local.sh'

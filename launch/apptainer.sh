@@ -20,9 +20,8 @@ container::check() {
 
 # Nothing to make: sees that every node runs the image.
 container::create() {
-  local said
-  said=$(runner::everywhere "$APPTAINER" exec "$CONT" true 2>&1) ||
-    log::die "CONT=$CONT: $APPTAINER does not run it on every node: ${said##*$'\n'}"
+  answers::everywhere "$APPTAINER" exec "$CONT" true ||
+    log::die "CONT=$CONT: $APPTAINER does not run it on every node: $(answers::why "$answers_said")"
 }
 
 container::arguments() {
@@ -31,7 +30,7 @@ container::arguments() {
   container=("$APPTAINER" exec --no-home --pwd "$REPO_DIR" --env PYTHONNOUSERSITE=1)
   if [[ ${DEVICE:-auto} != cpu ]]; then container+=(--nv); fi
   container::mounts
-  for mount in "${mounts[@]}"; do container+=(--bind "${mount%:*}:$mount"); done
+  for mount in "${mounts[@]}"; do container+=(--bind "$mount"); done
   container+=("$CONT")
 }
 

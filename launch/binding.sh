@@ -56,6 +56,19 @@ binding::apply() {
   fi
 }
 
+# With NIC_BINDING=nearest, NCCL's traffic of a rank takes the cards nearest to its GPU. A NCCL_IB_HCA of the user stands.
+binding::nics() {
+  local gpu nics
+  if [[ ${NIC_BINDING:-none} == none || -n ${NCCL_IB_HCA:-} ]]; then return 0; fi
+  gpu=$(topology::gpu "$1")
+  nics=$(topology::nics "${gpu:-none}")
+  if [[ $gpu && $nics != - ]]; then
+    export NCCL_IB_HCA="=$nics" # the sign makes it a list of whole names: mlx5_1 is not mlx5_10
+  else
+    echo "run: warning: NIC_BINDING=nearest: local rank $1 has no GPU or no active card that sysfs knows: NCCL chooses" >&2
+  fi
+}
+
 # What apply does on this node, for the log.
 binding::table() {
   local -r ranks=$1 mode=${BINDING:-numa}
@@ -67,6 +80,6 @@ binding::table() {
     gpu=$(topology::gpu "$rank")
     if [[ $mode != none ]]; then cpus=$(binding::cpus "$rank" "$ranks" "$mode"); else cpus=''; fi
     printf 'run: %4d  %-12s  %4s  %-10s  %s\n' "$rank" "${gpu:--}" "$(topology::numa_node "${gpu:-none}")" \
-      "$(topology::nic "${gpu:-none}")" "${cpus:-as given}"
+      "$(topology::nics "${gpu:-none}")" "${cpus:-as given}"
   done
 }

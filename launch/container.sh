@@ -48,24 +48,30 @@ container::mountable() {
   [[ $2 != *[[:space:],:]* ]] || log::die "$1=$2: a path that is mounted in a container has no space, comma or colon"
 }
 
-# Sets the array mounts, an entry PATH:ro or PATH:rw for each file, folder or device that a command may need and that exists:
-# the repository, data, weights, results, InfiniBand devices, and the site's CONTAINER_MOUNTS (PATH[:ro], joined by commas).
+# Sets the array mounts, an entry SOURCE:TARGET:ro or SOURCE:TARGET:rw for each file, folder or device that a command may need
+# and that exists: the repository, data, weights, results and InfiniBand devices at their own paths, and CONTAINER_MOUNTS.
 container::mounts() {
   local name entry
-  mounts=("$REPO_DIR:ro")
+  mounts=("$REPO_DIR:$REPO_DIR:ro")
   for name in DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT; do
-    if [[ -n ${!name:-} && -e ${!name} ]]; then mounts+=("${!name}:ro"); fi
+    if [[ -n ${!name:-} && -e ${!name} ]]; then mounts+=("${!name}:${!name}:ro"); fi
   done
   for name in LOGDIR CHECKPOINT_DIR; do
-    if [[ -n ${!name:-} && -d ${!name} ]]; then mounts+=("${!name}:rw"); fi
+    if [[ -n ${!name:-} && -d ${!name} ]]; then mounts+=("${!name}:${!name}:rw"); fi
   done
   local -r extra=${CONTAINER_MOUNTS:-}
-  for entry in ${extra//,/ }; do
-    [[ -e ${entry%:r[ow]} ]] || log::die "CONTAINER_MOUNTS: ${entry%:r[ow]}: no such file or folder"
-    case $entry in
-      *:ro | *:rw) mounts+=("$entry") ;;
-      *) mounts+=("$entry:rw") ;;
-    esac
-  done
-  if [[ -d /dev/infiniband ]]; then mounts+=(/dev/infiniband:rw); fi
+  for entry in ${extra//,/ }; do container::mount "$entry"; done
+  if [[ -d /dev/infiniband ]]; then mounts+=(/dev/infiniband:/dev/infiniband:rw); fi
+}
+
+# Adds an entry of CONTAINER_MOUNTS, as pyxis writes them: SOURCE[:TARGET][:ro|:rw].
+container::mount() {
+  local source target mode more
+  IFS=: read -r source target mode more <<<"$1"
+  if [[ $target == r[ow] && ! $mode ]]; then mode=$target target=''; fi
+  [[ ! $more && ${target:-/} == /* && ${mode:-rw} == r[ow] ]] ||
+    log::die "CONTAINER_MOUNTS: $1: expected SOURCE[:TARGET][:ro], joined by commas, TARGET an absolute path"
+  [[ -e $source ]] || log::die "CONTAINER_MOUNTS: $source: no such file or folder"
+  source=$(realpath -s -- "$source")
+  mounts+=("$source:${target:-$source}:${mode:-rw}")
 }

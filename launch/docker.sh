@@ -7,25 +7,41 @@ source "$REPO_DIR/launch/environment.sh"
 # Only containers with this label are ever removed.
 DOCKER_LABEL=mlperf-bert-run=$(uname -n)-$$-$(date +%s)
 readonly DOCKER_LABEL
+docker_limits=(--ulimit memlock=-1 --ulimit stack=67108864) # not declared: this file is sourced in a function
 
 container::check() {
   [[ $CONT != *.sqsh && $CONT != *.sif ]] ||
     log::die "CONT=$CONT: docker takes the name of an image, such as mlperf-bert; this file is for another CONTAINER_RUNTIME"
 }
 
-# Nothing to make: sees that every node has docker and the image.
+# Nothing to make: sees that every node has docker and the image, and that such a container starts there.
 container::create() {
-  local said
-  said=$(runner::everywhere docker version --format '{{.Server.Version}}' 2>&1) ||
-    log::die "docker does not answer: ${said##*$'\n'}; start it, or join the group docker"
-  runner::everywhere docker image inspect --format '{{.Id}}' "$CONT" >/dev/null 2>&1 ||
+  answers::everywhere docker version --format '{{.Server.Version}}' ||
+    log::die "docker does not answer: $(answers::why "$answers_said"); start it, or join the group docker"
+  answers::everywhere docker image inspect --format '{{.Id}}' "$CONT" ||
     log::die "CONT=$CONT: no such image on every node: docker build -t $CONT . (or docker pull $CONT)"
+  docker::starts && return
+  # A daemon without CAP_SYS_RESOURCE, such as a rootless one, cannot raise limits.
+  if grep -qiE 'rlimit|ulimit|memlock' <<<"$answers_said"; then
+    docker_limits=()
+    docker::starts && log::warn 'docker may not raise the limits memlock and stack here; InfiniBand may need them' && return
+  fi
+  if [[ ${DEVICE:-auto} != cpu ]] && grep -qiE 'gpu|nvidia|device driver' <<<"$answers_said"; then
+    log::die "CONT=$CONT: docker cannot give it GPUs: $(answers::why "$answers_said"):" \
+      'install the NVIDIA container toolkit, or set DEVICE=cpu'
+  fi
+  log::die "CONT=$CONT: its container does not start on every node: $(answers::why "$answers_said")"
+}
+
+docker::starts() {
+  container::arguments
+  answers::everywhere "${container[@]}" true
 }
 
 container::arguments() {
   local mount name group
   container=(docker run --rm --init --label "$DOCKER_LABEL" --network host --ipc host --workdir "$REPO_DIR")
-  container+=(--ulimit memlock=-1 --ulimit stack=67108864 --cap-add SYS_NICE) # for a NUMA memory policy
+  container+=("${docker_limits[@]}" --cap-add SYS_NICE) # for a NUMA memory policy
   if [[ ${DEVICE:-auto} != cpu ]]; then container+=(--gpus all); fi
   # As this user, so that results belong to it and its groups' data can be read.
   container+=(--user "$(id -u):$(id -g)")
@@ -33,8 +49,8 @@ container::arguments() {
   container::mounts
   for mount in "${mounts[@]}"; do
     case $mount in
-      /dev/*) container+=(--device "${mount%:*}") ;;
-      *) container+=(--volume "${mount%:*}:$mount") ;;
+      /dev/*) container+=(--device "${mount%:*}") ;; # SOURCE:TARGET
+      *) container+=(--volume "$mount") ;;
     esac
   done
   # An empty home would be /, where caches cannot be written; the user needs a name, which the image does not know.

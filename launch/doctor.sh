@@ -9,10 +9,14 @@ set -uo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 readonly REPO_DIR GROUPS_ALL=(slurm container ssh machine gpu data)
 readonly PROC_SYS=${PROC_SYS:-/proc/sys}
-for part in log variables binding container hosts ssh; do
+for part in log variables answers binding container pyxis_says hosts ssh; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
+# Several nodes that say it at the same time each put their name before every line.
+NODE=''
+if ((${SLURM_STEP_NUM_TASKS:-1} > 1)); then NODE="${SLURMD_NODENAME:-$(uname -n)}:"; fi
+readonly NODE
 declare -i failed=0 warned=0
 # shellcheck disable=SC2034 # hosts.sh fills it
 declare -a hosts=()
@@ -25,8 +29,8 @@ doctor::row() {
     plain=$'\e[0m'
     case $result in pass) colour=$'\e[32m' ;; warn) colour=$'\e[33m' ;; fail) colour=$'\e[31m' ;; *) colour=$'\e[2m' ;; esac
   fi
-  printf ' %s%-4s%s  %-21s %s\n' "$colour" "$result" "$plain" "$check" "$finding"
-  if [[ $cure ]]; then printf '       %-21s -> %s\n' '' "$cure"; fi
+  printf '%s %s%-4s%s  %-21s %s\n' "$NODE" "$colour" "$result" "$plain" "$check" "$finding"
+  if [[ $cure ]]; then printf '%s       %-21s -> %s\n' "$NODE" '' "$cure"; fi
   case $result in fail) failed+=1 ;; warn) warned+=1 ;; esac
 }
 
@@ -80,14 +84,14 @@ doctor::main() {
   if [[ -z ${EVALDIR:-} ]]; then source "$REPO_DIR/env.sh"; fi
   if doctor::has_config; then variables::load; fi
   : "${PYTHON:=python}" "${DGXNNODES:=1}"
+  printf '%s %s\n' "$NODE" "$(uname -n)${DGXSYSTEM:+, $DGXSYSTEM}"
   doctor::same_check variables 'no exported name looks misspelt' doctor::names_check
-  printf ' %s\n' "$(uname -n)${DGXSYSTEM:+, $DGXSYSTEM}"
   for group in "${chosen[@]}"; do
     # shellcheck source=/dev/null
     source "$REPO_DIR/launch/doctor/$([[ $group == verify ]] && echo data || echo "$group").sh"
     "doctor::$group"
   done
-  printf ' %s failed, %s warnings\n' "$failed" "$warned"
+  printf '%s %s failed, %s warnings\n' "$NODE" "$failed" "$warned"
   ((failed == 0))
 }
 

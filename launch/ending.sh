@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# How the trial loop ends: the last line says what came of it, the exit status says it again.
+# How the trial loop ends: the last line says what came of it and why, the exit status says it again.
+# shellcheck disable=SC2154 # RUN_DIR and LOGDIR are of variables.sh
 
-# State of the loop: what failed so far, the trial that runs, and its process group.
-declare -a failures=()
+# State of the loop: what failed so far, the trial that runs, its process group, and the reason of each trial that failed.
+declare -a failures=() reasons=()
 declare current='' group=''
 
 trial::conclude() {
@@ -17,10 +18,40 @@ trial::conclude() {
 
 trial::interrupted() {
   local -r signal=$1 status=$2
-  trap '' INT TERM HUP
+  local reason="interrupted by SIG$signal"
+  trap '' INT TERM HUP USR1
+  if declare -F runner::why >/dev/null; then reason=$(runner::why "$signal"); fi
   if [[ -n $group ]]; then trial::end_group; fi
   rm -rf -- "${RUN_DIR:-$REPO_DIR/no run yet}/running_nccl_test"
-  if [[ -n $current ]]; then trial::collect "$current" "$status" || true; fi
-  log::error "interrupted by SIG$signal${RUN_NAME:+; RUN_NAME=$RUN_NAME continues with the missing trials}"
+  if [[ -n $current ]]; then
+    reasons[current]=$reason
+    trial::collect "$current" "$status" || true
+  fi
+  log::error "$reason${RUN_NAME:+; RUN_NAME=$RUN_NAME continues with the missing trials}"
   exit "$status"
+}
+
+# Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder. The first of: what this
+# script knows, what a rank left, what Slurm did, a disk that is full, the last complaint in the output.
+trial::reason() {
+  local -r trial=$1 status=$2 folder=$3
+  local said=${reasons[trial]:-}
+  if [[ ! $said ]]; then said=$(head -n 1 -- "$folder/error_$trial.txt" 2>/dev/null) || true; fi
+  if [[ ! $said && $status -gt 128 ]] && declare -F runner::why >/dev/null; then
+    said=$(runner::why "$(kill -l "$status")")
+    if [[ $said == interrupted* ]]; then said=''; fi
+  fi
+  if [[ ! $said ]] && trial::disk_full; then said="no space left on LOGDIR=$LOGDIR"; fi
+  if [[ ! $said ]]; then
+    said=$(tail -n 200 -- "$RUN_DIR/output_$trial.txt" 2>/dev/null | grep -a 'error: .' | tail -n 1 |
+      sed 's/.*error: //') || true
+  fi
+  echo "${said:-no reason was left (exit status $status), see output_$trial.txt}"
+}
+
+trial::disk_full() {
+  local status=0
+  { head -c 8192 /dev/zero >"$RUN_DIR/.space"; } 2>/dev/null || status=1
+  rm -f -- "$RUN_DIR/.space"
+  ((status))
 }

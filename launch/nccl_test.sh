@@ -12,14 +12,18 @@ nccl_test::run() {
   mkdir -- "$folder"
   log::info "all-reduce test of $WORLD_SIZE ranks, at most $NCCL_TEST_TIMEOUT s"
   # The ranks know the limit too, and who is missing; the launcher's is for what they cannot end themselves.
-  local -r limit=$((NCCL_TEST_TIMEOUT + 60)) start=$SECONDS
-  trial::ranks "$folder" "$RUN_DIR/nccl_test.txt" "$limit" || status=$?
+  local -r limit=$((NCCL_TEST_TIMEOUT + 60)) start=$SECONDS output=$RUN_DIR/nccl_test.txt
+  rm -f -- "$output"
+  trial::ranks "$folder" "$output" "$limit" || status=$?
   if [[ -s $folder/status ]]; then status=$(<"$folder/status"); fi
+  if ((status == 0)) && ! grep -qs 'all sums right' "$output"; then
+    status=1 reason=$(answers::reason "$(tail -n 20 -- "$output" 2>/dev/null)")
+  fi
   if ((SECONDS - start >= limit)); then reason="it did not end in $limit s"; fi
   if [[ -s $folder/error_0.txt ]]; then reason=$(<"$folder/error_0.txt"); fi
   rm -rf -- "$folder"
   if ((status)); then
-    log::error "the all-reduce test failed: ${reason:-exit status $status}; see $RUN_DIR/nccl_test.txt, or set NCCL_TEST=0"
+    log::error "the all-reduce test failed: ${reason:-exit status $status}; see $output, or set NCCL_TEST=0"
     exit 1
   fi
 }

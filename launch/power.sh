@@ -7,10 +7,9 @@ declare power_job='' power_folder=''
 
 # Stops in one line where a node cannot tell its power.
 power::check() {
-  local said
   if [[ $POWER != 1 ]]; then return 0; fi
-  said=$(runner::everywhere "$REPO_DIR/launch/power_sampler.sh" check 2>&1) ||
-    log::die "POWER=1: not every node can tell its power: ${said##*$'\n'}"
+  answers::everywhere "$REPO_DIR/launch/power_sampler.sh" check ||
+    log::die "POWER=1: not every node can tell its power: $(answers::why "$answers_said")"
 }
 
 power::start() {

@@ -21,12 +21,48 @@ report() {
   [[ -s $error ]] || echo "$who ended with exit status $status, see output_${TRIAL:-0}.txt" >"$error"
 }
 
+# Every shard and connection takes a file; the soft limit of many systems is 1024. Never lowered, never fatal.
+raise_open_files() {
+  local limit
+  limit=$(ulimit -Hn)
+  if [[ $limit == unlimited ]] || ((limit > 1048576)); then limit=1048576; fi
+  if [[ $(ulimit -Sn) != unlimited ]] && (($(ulimit -Sn) < limit)); then ulimit -Sn "$limit" || true; fi
+}
+
+# Puts the rank before each line of several ranks' output.
+label() {
+  trap '' TERM INT HUP # what the rank says at its end is shown, too
+  exec sed -u "s/^/$NUMBER: /" 3>&-
+}
+
+# Waits for the last lines, but not for a process that the trainer left behind with its output open.
+# shellcheck disable=SC2329 # a trap calls it
+end_label() {
+  local i
+  exec >&3 2>&3
+  for ((i = 0; i < 100; i++)); do
+    kill -0 "$labeller" 2>/dev/null || break
+    sleep 0.02
+  done
+}
+
+raise_open_files 2>/dev/null
+exec 3>&1
+if ((${RANK_LABELS:-1} && ${WORLD_SIZE:-${SLURM_NTASKS:-1}} > 1)); then
+  exec > >(label) 2>&1
+  labeller=$!
+  trap end_label EXIT
+fi
 status=0
-"$(dirname -- "${BASH_SOURCE[0]}")/../run_and_time.sh" &
+"$(dirname -- "${BASH_SOURCE[0]}")/../run_and_time.sh" 3>&- &
 trainer=$!
-# A launcher that ends this rank because of another one signals this shell, not the trainer.
-trap 'kill -TERM "$trainer" 2>/dev/null; wait "$trainer"; exit 143' TERM INT HUP
+# A launcher that ends this rank because of another one signals this shell, not the trainer. The trap only says so: a wait
+# within it, inside of the one below, may never end (bash 5.2).
+ended=0
+trap 'ended=1; kill -TERM "$trainer" 2>/dev/null' TERM INT HUP USR1
 wait "$trainer" || status=$?
+while ((ended)) && kill -0 "$trainer" 2>/dev/null; do wait "$trainer"; done
+((ended)) && exit 143
 if ((status)) && [[ -n ${RUN_DIR:-} ]]; then
   ((status == NOT_REACHED && NUMBER > 0)) && exit 0 # rank 0 says it for all
   report "$status" 2>/dev/null

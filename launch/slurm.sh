@@ -40,15 +40,17 @@ slurm::check_nodes() {
   local said status=0
   # shellcheck disable=SC2016 # $1 belongs to the inner shell
   said=$("${srun[@]}" --mpi=none --ntasks="$DGXNNODES" --ntasks-per-node=1 \
-    bash -c '[[ -x $1/launch/rank.sh ]] || { echo "${SLURMD_NODENAME:-a node}" && exit "$2"; }' - "$REPO_DIR" "$blind" \
-    2>&1) || status=$?
-  ((status == 0)) && return
+    bash -c 'node=${SLURMD_NODENAME:-a node}; [[ -x $1/launch/rank.sh ]] && echo "answer $node" || { echo "$node" && exit "$2"; }' \
+    - "$REPO_DIR" "$blind" 2>&1) || status=$?
   if ((status == blind)); then
-    log::die "${said%%$'\n'*} does not see $REPO_DIR: put the repository on storage that all nodes share"
+    log::die "$(grep -v -m 1 '^answer \|^srun: ' <<<"$said") does not see $REPO_DIR: put the repository on storage that all nodes share"
   fi
-  said=$(sed -n 's/^srun: error: //p' <<<"$said" | tail -n 1)
-  log::die "GPU_GRES=${GPU_GRES:-gpu}: a step with ${srun[*]:1} does not start: ${said:-exit status $status}"
+  if ((status == 0)) && answers::complete "$said"; then return; fi
+  log::die "GPU_GRES=${GPU_GRES:-gpu}: a step with ${srun[*]:1} does not start: $(answers::why "$said")"
 }
+
+# Does a step with these options of srun start?
+slurm::starts() { [[ $("$@" echo started 2>/dev/null) == *started* ]]; }
 
 # The ranks find each other by MASTER_ADDR, so none is enough; where a site wants another, the nearest one that works:
 # srun also lists types whose library is missing.
@@ -58,7 +60,7 @@ slurm::mpi_type() {
   for type in "$wanted" pmi2 none; do
     if [[ $type == none ]]; then break; fi
     [[ $known == *" $type "* ]] || continue
-    srun --mpi="$type" --nodes=1 --ntasks=1 true 2>/dev/null && break
+    slurm::starts srun --mpi="$type" --nodes=1 --ntasks=1 && break
     if [[ $type == "$wanted" ]]; then why='does not start a step (is its library on every node?)'; fi
   done
   [[ $type == "$wanted" ]] || log::warn "SLURM_MPI_TYPE=$wanted $why: using $type"

@@ -74,19 +74,23 @@ topology::cores() {
 
 topology::numa_node() { cat -- "${SYSFS:-/sys}/bus/pci/devices/$1/numa_node" 2>/dev/null || true; }
 
-# Name of the active InfiniBand or RoCE card that shares the longest PCI path with the device at PCI address $1; - for none.
-topology::nic() {
+# Names of the active InfiniBand or RoCE cards that share the longest PCI path with the device at PCI address $1, joined by
+# commas; of those as far away, only the ones of its NUMA node. - for none.
+topology::nics() {
   local card path best=- common most=0
   local -r mine=$(realpath -- "${SYSFS:-/sys}/bus/pci/devices/$1" 2>/dev/null)
-  for card in "${SYSFS:-/sys}"/class/infiniband/*; do
+  for card in $(printf '%s\n' "${SYSFS:-/sys}"/class/infiniband/* | sort -V); do
     grep -qs ACTIVE "$card"/ports/*/state || continue
     path=$(realpath -- "$card/device")
     common=$(printf '%s\n%s\n' "$mine" "$path" | awk -F / 'NR == 1 { split($0, a); next }
       { for (n = 0; n < NF && $(n + 1) == a[n + 1]; n++); print n }')
     common=$((2 * common))
-    # Of two as far away, the one of the same NUMA node.
     if [[ $(cat -- "$path/numa_node" 2>/dev/null) == "$(topology::numa_node "$1")" ]]; then common=$((common + 1)); fi
-    if ((common > most)); then most=$common best=${card##*/}; fi
+    if ((common > most)); then
+      most=$common best=${card##*/}
+    elif ((common == most)); then
+      best+=,${card##*/}
+    fi
   done
   echo "$best"
 }

@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2034,SC2154 # the state is shared with ending.sh and variables.sh
-# The one loop over NEXP trials, shared by all run scripts, which bring six functions with them:
+# The one loop over NEXP trials, shared by all run scripts, which bring five functions with them:
 #   runner::prepare        checks and containers, before anything is written
 #   runner::everywhere C.. runs a command on every node, outside containers, also beside a trial
-#   runner::drop_caches    true only when the page caches of every node were dropped
 #   runner::trial          all ranks of one trial; RUN_DIR, TRIAL, SEED and CACHE_CLEARED are exported
 #   runner::python ARG...  one Python process in the environment of the ranks
-#   runner::cleanup        removes what prepare made, also after a failure
+#   runner::cleanup        removes what prepare made, also after a failure; and, where they know, runner::nodes and runner::why
 # All ranks run launch/rank.sh: the trainer, or before the first trial with NCCL_TEST=1 the test that RANK_MODULE names.
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
-for part in ranks nccl_test power rehearsal; do
+for part in ranks preflight nccl_test power rehearsal; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -20,12 +19,14 @@ trial::main() {
   trap 'trial::interrupted INT 130' INT
   trap 'trial::interrupted TERM 143' TERM
   trap 'trial::interrupted HUP 129' HUP
+  node_state::check
   runner::prepare
   power::check
-  log::info 'checking the configuration'
-  RUN_DIR='' runner::python -m bert --check || log::die 'this configuration cannot run, see above'
+  preflight::check
   variables::make_run_dir
   log::info "results go to $RUN_DIR"
+  preflight::record
+  node_state::lock_clocks
   nccl_test::run
   local trial status
   for ((trial = 0; trial < NEXP; trial++)); do
@@ -71,8 +72,10 @@ trial::collect() {
   if [[ $status == [03] ]]; then
     if [[ -s $staging/result_$trial.txt ]]; then log=result_$trial.txt; else status=1; fi
   fi
-  if ((status)) && [[ ! -s $staging/error_$trial.txt ]]; then
-    echo "no reason was left (exit status $status), see output_$trial.txt" >"$staging/error_$trial.txt"
+  if ((status)); then
+    reasons[trial]=$(trial::reason "$trial" "$status" "$staging")
+    # Beside the results, for whoever looks there; the disk may be full.
+    { echo "${reasons[trial]}" >"$staging/error_$trial.txt"; } 2>/dev/null || true
   fi
   rm -f -- "$staging/status"
   if [[ -e $staging/result_$trial.txt ]]; then mv -f -- "$staging/result_$trial.txt" "$RUN_DIR/$log"; fi
@@ -83,8 +86,8 @@ trial::collect() {
 
 trial::verify() {
   local -r trial=$1
-  if [[ -f $RUN_DIR/error_$trial.txt ]]; then
-    failures+=("trial $trial: $(<"$RUN_DIR/error_$trial.txt")")
+  if [[ ${reasons[trial]:-} || -f $RUN_DIR/error_$trial.txt ]]; then
+    failures+=("trial $trial: ${reasons[trial]:-$(<"$RUN_DIR/error_$trial.txt")}")
   elif [[ $CHECK_COMPLIANCE == 1 ]] && ! runner::python -m mlperf_logging.compliance_checker --usage training \
     --ruleset "$MLPERF_RULESET" --log_output /dev/null "$RUN_DIR/result_$trial.txt" \
     >"$RUN_DIR/compliance_$trial.out" 2>&1; then

@@ -41,6 +41,8 @@ variables::load() {
   variables::default PROFILE_RANKS 0
   variables::default PYTHON python
   variables::default BINDING numa
+  variables::default NIC_BINDING none
+  variables::default RANK_LABELS 1
   variables::check
   variables::default SUBMISSION_PLATFORM "${DGXNNODES}x${DGXSYSTEM%_*x*x*}"
   export WORLD_SIZE=$((DGXNNODES * DGXNGPU))
@@ -66,6 +68,8 @@ variables::check() {
   [[ $NCCL_TEST_MIN_GBPS =~ ^[0-9]*[.]?[0-9]+$ ]] || log::die "NCCL_TEST_MIN_GBPS='$NCCL_TEST_MIN_GBPS': expected a number"
   [[ $PROFILE_RANKS =~ ^[0-9]+(,[0-9]+)*$ ]] || log::die "PROFILE_RANKS='$PROFILE_RANKS': expected ranks joined by commas"
   variables::one_of BINDING numa exclusive none
+  variables::one_of NIC_BINDING nearest none
+  variables::one_of RANK_LABELS 0 1
   [[ ! ${SEED:-} || $SEED =~ ^[0-9]+$ ]] || log::die "SEED='$SEED': expected an integer, or nothing"
 }
 

@@ -48,7 +48,8 @@ def test_the_image_sets_no_variable_of_the_trainer_or_the_launcher(repository):
 def test_the_base_is_named_by_tag_and_by_digest_on_demand(repository):
     text = (repository / "Dockerfile").read_text()
     assert re.search(r"^ARG TAG=\d\d\.\d\d-py3$", text, re.M)
-    assert "FROM nvcr.io/nvidia/pytorch:${TAG}${DIGEST:+@${DIGEST}}" in text
+    assert "\nARG BASE=nvcr.io/nvidia/pytorch:${TAG}${DIGEST:+@${DIGEST}}\n" in text
+    assert "\nFROM ${BASE}\n" in text
     tag = re.search(r"^ARG TAG=(.*)$", text, re.M)[1]
     assert f"From: nvcr.io/nvidia/pytorch:{tag}\n" in (repository / "apptainer.def").read_text()
 

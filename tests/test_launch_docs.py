@@ -20,7 +20,19 @@ NOT_FOR_USERS = {
         "SLURM_GPUS_ON_NODE",
         "SLURMD_NODENAME",
     ),
-    *("PROC_STATUS", "PROC_SYS", "SYSFS", "TOPOLOGY_GPUS", "RANK_MODULE", "SITE_EXPORTS"),
+    *(
+        "PROC_STATUS",
+        "PROC_SYS",
+        "SYSFS",
+        "TOPOLOGY_GPUS",
+        "RANK_MODULE",
+        "PYXIS_NAME",
+        *("PYXIS_NAME", "STAGED", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"),
+        "STAGED",
+        "SLURM_NTASKS",
+        "SLURM_STEP_NUM_TASKS",
+        "SITE_EXPORTS",
+    ),
 }
 
 

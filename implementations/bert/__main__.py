@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 
 from bert import variables
+from bert.exit import leave
 
 # PyTorch takes seconds to import: what needs no run answers before that.
 
@@ -40,9 +41,4 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:], os.environ)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # No exit handlers: after a failure, peers may hang in a collective that a handler would wait for; after a success,
-    # threads of the communicators now and then abort a process that is torn down around them.
-    os._exit(status)
+    leave(main(sys.argv[1:], os.environ))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -21,16 +20,23 @@ import torch.distributed as distributed
 
 from bert import dist, rundir
 from bert.env import ConfigError, env, from_env
+from bert.exit import leave
+from bert.kernels import Config as KernelsConfig
+from bert.kernels import select
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig, ModelFiles
 
 PERIOD = 31  # the vectors repeat after so many elements; a prime shows chunks that end up in the wrong place
 STRIDE = 7
 MIB = 1 << 20
-GPU_SIZES, CPU_SIZES = (MIB, 21 * MIB, 672 * MIB), (MIB, 8 * MIB)  # BERT-large's fp16 gradients are 672 MB
+GPU_SIZES, CPU_SIZES = (MIB, 21 * MIB), (MIB, 8 * MIB)
+BERT_LARGE_BYTES = 672_464_516  # of its gradients in 16 bit
+PROGRAM = "bert.allreduce"
 TIMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ModelFiles):
     """The ranks, and what is asked of them."""
 
     timeout_seconds: int = env("NCCL_TEST_TIMEOUT", at_least=1, doc="seconds the test may take; set by the launcher")
@@ -44,6 +50,17 @@ class Config:
     agent_store: bool = env("TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun listens there itself; set by it")
     dist: dist.Config = field(default_factory=dist.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
+
+
+def gradient_bytes(config: Config) -> int:
+    """What a step of the model to be trained reduces, in 16 bit; BERT-large's where no bert_config.json is there."""
+    if (config.bert_config is None and config.phase1 is None) or not config.bert_config_path.is_file():
+        return BERT_LARGE_BYTES
+    with torch.device("meta"):
+        model = BertForPreTraining(
+            BertConfig.from_json(config.bert_config_path), select(KernelsConfig(), torch.device("cpu"))
+        )
+    return 2 * sum(parameter.numel() for parameter in model.parameters())
 
 
 class AllReduceError(RuntimeError):
@@ -143,7 +160,7 @@ def run(config: Config) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     _connect(config, device)
-    sizes = GPU_SIZES if device.type == "cuda" else CPU_SIZES
+    sizes = (*GPU_SIZES, gradient_bytes(config)) if device.type == "cuda" else CPU_SIZES
     bandwidth = 0.0
     for num_bytes in sizes:
         seconds = measure(num_bytes, rank, size, device)
@@ -162,13 +179,6 @@ def run(config: Config) -> None:
     distributed.destroy_process_group()
 
 
-def _fail(config: rundir.Config, reason: str, status: int) -> int:
-    reason = " ".join(reason.split())
-    rundir.write_error(config, reason)
-    print(f"bert.allreduce: error: {reason}", file=sys.stderr, flush=True)
-    return status
-
-
 def main(environ: Mapping[str, str]) -> int:
     """Runs the test in a thread, since a collective that hangs cannot be left otherwise; returns the exit status."""
     run_config = rundir.Config()
@@ -177,7 +187,7 @@ def main(environ: Mapping[str, str]) -> int:
         config = from_env(Config, environ)
         config.dist.check()
     except ConfigError as error:
-        return _fail(run_config, str(error), 2)
+        return rundir.fail(run_config, PROGRAM, str(error), 2)
     failure: list[Exception] = []
 
     def body() -> None:
@@ -192,15 +202,16 @@ def main(environ: Mapping[str, str]) -> int:
     who = f"rank {config.dist.rank} on {platform.node()}"
     if thread.is_alive():
         hint = "NCCL_DEBUG=INFO shows the interfaces in use"
-        return _fail(run_config, f"{who} hangs in an all-reduce after {config.timeout_seconds} s; {hint}", 1)
+        return rundir.fail(
+            run_config, PROGRAM, f"{who} hangs in an all-reduce after {config.timeout_seconds} s; {hint}", 1
+        )
     if failure:
         known = isinstance(failure[0], AllReduceError)
-        return _fail(run_config, str(failure[0]) if known else f"{who}: {type(failure[0]).__name__}: {failure[0]}", 1)
+        return rundir.fail(
+            run_config, PROGRAM, str(failure[0]) if known else f"{who}: {type(failure[0]).__name__}: {failure[0]}", 1
+        )
     return 0
 
 
 if __name__ == "__main__":
-    status = main(os.environ)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # a hanging collective has threads that would keep the process
+    leave(main(os.environ))

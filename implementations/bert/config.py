@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,16 +25,14 @@ from bert import (
 from bert.data import training
 from bert.env import ConfigError, env
 from bert.kernels import attention
-from bert.model.config import BertConfig
+from bert.model.config import BertConfig, ModelFiles
 from bert.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ModelFiles):
     """Everything a run depends on."""
 
-    bert_config: Path | None = env("BERT_CONFIG", None, doc="bert_config.json; unset: the one in CHECKPOINTDIR_PHASE1")
-    phase1: Path | None = env("CHECKPOINTDIR_PHASE1", None, doc="folder of bert_config.json, vocab.txt and checkpoint")
     seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: from the system")
     max_samples: int = env(
         "MAX_SAMPLES_TERMINATION", 14_000_000, at_least=1, doc="stop after this many training samples"
@@ -127,15 +124,6 @@ class Config:
         replicated = not self.optim.is_sharded(device) and self.dist.world_size > 1
         packed = self.data.packed or self.data.batching == "online"
         return device.type == "cuda" and packed and works and not replicated
-
-    @property
-    def bert_config_path(self) -> Path:
-        """The bert_config.json in use."""
-        if self.bert_config is not None:
-            return self.bert_config
-        if self.phase1 is None:
-            raise ConfigError("BERT_CONFIG and CHECKPOINTDIR_PHASE1 are both unset: give the bert_config.json")
-        return self.phase1 / "bert_config.json"
 
     @cached_property
     def model(self) -> BertConfig:

@@ -38,12 +38,12 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
             return SUCCESS
         return _train(config)
     except (ConfigError, DataError) as error:
-        return _fail(run_config, str(error), BAD_INPUT)
+        return rundir.fail(run_config, "bert", str(error), BAD_INPUT)
     except (TrainingError, HangError) as error:
-        return _fail(run_config, str(error), CRASHED)
+        return rundir.fail(run_config, "bert", str(error), CRASHED)
     except Exception as error:
         traceback.print_exc()
-        return _fail(run_config, f"{type(error).__name__}: {error}"[:2000], CRASHED)
+        return rundir.fail(run_config, "bert", f"{type(error).__name__}: {error}"[:2000], CRASHED)
 
 
 def _check_gpu(config: Config) -> None:
@@ -75,11 +75,4 @@ def _train(config: Config) -> int:
     if ending.reached or ending.stopped or config.rehearse:
         return SUCCESS
     reason = f"the target accuracy {config.evaluate.target} was not reached in {config.max_steps} steps"
-    return _fail(config.run, reason, NOT_REACHED) if is_main else NOT_REACHED
-
-
-def _fail(run: rundir.Config, reason: str, status: int) -> int:
-    reason = " ".join(reason.split())
-    rundir.write_error(run, reason)
-    print(f"bert: error: {reason}", file=sys.stderr, flush=True)
-    return status
+    return rundir.fail(config.run, "bert", reason, NOT_REACHED) if is_main else NOT_REACHED

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -64,6 +65,14 @@ def write_error(config: Config, reason: str) -> None:
             file.write(reason + "\n")
     except OSError:
         pass  # The reason is on stderr as well; a full disk must not hide it behind a second error.
+
+
+def fail(config: Config, program: str, reason: str, status: int) -> int:
+    """Says in one line on stderr, and in RUN_DIR for the launcher, why ``program`` fails; returns the exit status."""
+    reason = " ".join(reason.split())
+    write_error(config, reason)
+    print(f"{program}: error: {reason}", file=sys.stderr, flush=True)
+    return status
 
 
 def environment() -> dict[str, Any]:

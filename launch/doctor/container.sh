@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # doctor: the container runtime and the image. Sourced by doctor.sh.
 # shellcheck disable=SC2154
+# shellcheck source=launch/doctor/pyxis.sh
+source "$REPO_DIR/launch/doctor/pyxis.sh"
 
 readonly ENROOT_CONF=${ENROOT_CONF:-/etc/enroot/enroot.conf}
 
 doctor::container() {
-  local runtime=docker
+  local runtime=docker said
   if command -v sbatch >/dev/null; then runtime=pyxis; fi
   if [[ -z ${CONT:-} ]]; then
     doctor::row skip container 'CONT is empty: runs use the Python environment of the machine'
@@ -17,35 +19,26 @@ doctor::container() {
     doctor::enroot
     doctor::sqsh
   fi
-  # The run's own check, with what it would say.
-  doctor::same_check "$runtime" "runs $CONT" doctor::runtime_check "$runtime"
+  # The run's own check, with what it would say; where pyxis passes it, nothing has run yet.
+  if [[ $runtime != pyxis ]]; then
+    doctor::same_check "$runtime" "runs $CONT" doctor::runtime_check "$runtime"
+  elif said=$(doctor::runtime_check "$runtime" 2>&1 >/dev/null); then
+    doctor::pyxis_runs
+  else
+    doctor::row fail pyxis "${said##*run: error: }"
+  fi
 }
 
+# The runs make their containers anew; docker and Apptainer start one here.
 doctor::runtime_check() (
   # shellcheck disable=SC2329 # the runtime's file calls it
   runner::everywhere() { "$@"; }
+  # shellcheck disable=SC2034 # for answers.sh
+  DGXNNODES=1
   container::load "$1"
   container::check
-  # Pyxis makes containers there; the others only look.
   if [[ $CONTAINER_RUNTIME != pyxis ]]; then container::create; fi
 )
-
-# Unprivileged user namespaces, without which enroot cannot start a container.
-doctor::user_namespaces() {
-  local file
-  for file in user/max_user_namespaces:0:100000 kernel/unprivileged_userns_clone:0:1 kernel/apparmor_restrict_unprivileged_userns:1:0; do
-    IFS=: read -r name bad good <<<"$file"
-    if [[ $(cat "$PROC_SYS/$name" 2>/dev/null) == "$bad" ]]; then
-      doctor::row fail 'user namespaces' "${name//\//.} is $bad" "sudo sysctl -w ${name//\//.}=$good (and in /etc/sysctl.d)"
-      return
-    fi
-  done
-  if unshare --user --map-root-user true 2>/dev/null; then
-    doctor::row pass 'user namespaces' 'an unprivileged one could be made'
-  else
-    doctor::row fail 'user namespaces' 'unshare --user failed' 'sudo sysctl -w user.max_user_namespaces=100000'
-  fi
-}
 
 doctor::enroot() {
   local said path variable free

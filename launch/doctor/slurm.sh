@@ -63,7 +63,10 @@ doctor::pyxis() {
     if [[ $help != *"--$option"* ]]; then missing+=" --$option"; fi
   done
   if [[ $help != *--container-image* ]]; then
-    if [[ -n ${CONT:-} && ${CONTAINER_RUNTIME:-pyxis} == pyxis ]]; then
+    local -r broken=$(pyxis::plugin_error "$help")
+    if [[ $broken ]]; then
+      doctor::row fail pyxis "srun cannot load a plugin$broken" 'correct plugstack.conf, or install what it names'
+    elif [[ -n ${CONT:-} && ${CONTAINER_RUNTIME:-pyxis} == pyxis ]]; then
       doctor::row fail pyxis 'srun has no option --container-image, and CONT is set' \
         'install pyxis, or: export CONTAINER_RUNTIME=apptainer, or: export CONT='
     else

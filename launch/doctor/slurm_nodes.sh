@@ -13,6 +13,8 @@ doctor::gres() {
   done
   if [[ $wanted == none || ${DEVICE:-auto} == cpu ]]; then
     doctor::row pass gres 'steps ask for no GPUs'
+  elif [[ $1 != *gpu* ]]; then
+    doctor::row pass gres 'no GPUs among the gres: steps ask for none, and see all of a node'
   elif ((count == 0)); then
     doctor::row fail gres "the nodes have no $wanted, but $gres" 'in env.sh: export GPU_GRES=none (or gpu:TYPE)'
   elif ((count < ${DGXNGPU:-1})); then

@@ -140,6 +140,9 @@ def checkout(repository: Path, tmp_path: Path) -> Checkout:
     return copy
 
 
+OVER = ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL")
+
+
 @dataclass
 class Job:
     """A batch job of the test cluster."""
@@ -163,17 +166,18 @@ class Job:
 
     def wait_for(self, what: Callable[[], object]) -> None:
         """Waits until ``what()`` is true."""
-        for _ in range(3000):
+        for i in range(3000):
             if what():
                 return
+            if i % 20 == 19 and self.field("JobState") in OVER[1:3] and not what():
+                break
             time.sleep(0.1)
         state = " ".join(self.field(name) for name in ("JobState", "Reason"))
-        raise AssertionError(f"job {self.number} is {state} after five minutes:\n{self.output}")
+        raise AssertionError(f"job {self.number} is {state}, or did not come so far in five minutes:\n{self.output}")
 
     def wait(self) -> Job:
         """Waits until it is over, its processes gone."""
-        over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-        self.wait_for(lambda: self.field("JobState") in over and self.field("EndTime") != "Unknown")
+        self.wait_for(lambda: self.field("JobState") in OVER and self.field("EndTime") != "Unknown")
         return self
 
     @property

@@ -45,7 +45,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=5
+KillWait=30
 MinJobAge=3600
 PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 CONF

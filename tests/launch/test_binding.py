@@ -195,7 +195,7 @@ def test_a_card_of_the_same_socket_is_nearer_than_one_of_the_other(make_node):
     node.gpu(ADDRESSES[7], 1, under="0000:05:01.0")
     node.nic("mlx5_0", "0000:01:00.0", 0, under="0000:01:01.0")
     node.nic("mlx5_1", "0000:02:00.0", 1, under="0000:02:01.0")
-    assert node.call("topology::nic $(topology::gpu 0)") == "mlx5_1"
+    assert node.call("topology::nics $(topology::gpu 0)") == "mlx5_1"
 
 
 def test_a_process_is_bound_to_a_cpu_it_may_use(make_node):
@@ -221,3 +221,30 @@ def test_no_binding_is_asked_for_and_none_happens(dgx):
     (dgx.root / "bin" / "taskset").write_text("#!/bin/sh\necho called\n")
     (dgx.root / "bin" / "taskset").chmod(0o755)
     assert dgx.call("binding::apply 0 8", BINDING="none") == ""
+
+
+def nics(node: Node, rank: int, **env: str) -> str:
+    return node.call(f'binding::nics {rank}; echo "${{NCCL_IB_HCA-unset}}"', NIC_BINDING="nearest", **env)
+
+
+def test_a_rank_takes_the_cards_nearest_to_its_gpu_and_names_them_whole(dgx):
+    dgx.nic("mlx5_10", "0000:01:03.0", 0, under="0000:01:01.0")
+    assert [nics(dgx, rank) for rank in (0, 1, 7)] == ["=mlx5_0", "=mlx5_1,mlx5_10", "=mlx5_7"]
+
+
+def test_a_rank_follows_the_visible_devices_to_its_cards(dgx):
+    assert nics(dgx, 0, CUDA_VISIBLE_DEVICES="6,2") == "=mlx5_6"
+
+
+def test_the_users_own_choice_of_cards_stands_and_none_is_made_unasked(dgx):
+    assert nics(dgx, 0, NCCL_IB_HCA="mlx5_5") == "mlx5_5"
+    assert dgx.call('binding::nics 0; echo "${NCCL_IB_HCA-unset}"') == "unset"
+
+
+def test_where_no_card_is_active_nccl_chooses_and_the_log_says_so(make_node):
+    node = make_node(num_cpus=8)
+    node.gpu(ADDRESSES[0], 0, under="0000:05:01.0")
+    node.nic("mlx5_0", "0000:05:02.0", 0, under="0000:05:01.0", state="1: DOWN")
+    said = nics(node, 0)
+    assert "NCCL chooses" in said
+    assert "unset" in said.split("\n")

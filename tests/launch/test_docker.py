@@ -34,7 +34,9 @@ def docker(checkout):
 
 
 def runs(checkout) -> list[dict]:
-    return [call for call in map(json.loads, checkout.calls("docker")) if "image" in call]
+    """The containers that were started, but for the first, which only shows that they start."""
+    started = [call for call in map(json.loads, checkout.calls("docker")) if "image" in call]
+    return [call for call in started if call["command"] != ["true"]]
 
 
 def test_trials_run_in_containers_of_the_image(docker):
@@ -67,6 +69,24 @@ def test_without_gpus_none_is_asked_for(docker):
     assert not any("--gpus" in run["options"] for run in runs(docker))
 
 
+def test_a_daemon_that_may_not_raise_limits_runs_without_them(docker):
+    done = docker.run(DOCKER, NO_LIMITS="1")
+    assert done.returncode == 0, done.stderr
+    assert "warning: docker may not raise the limits" in done.stderr
+    assert not any("--ulimit" in run["options"] for run in runs(docker))
+
+
+@pytest.mark.parametrize(
+    ("entry", "volume"),
+    [("{0}:/raw:ro", "{0}:/raw:ro"), ("{0}:/raw", "{0}:/raw:rw"), ("{0}:ro", "{0}:{0}:ro"), ("{0}", "{0}:{0}:rw")],
+)
+def test_what_the_site_adds_is_mounted_as_pyxis_writes_it(docker, entry, volume):
+    folder = docker.root.parent / "bin"
+    done = docker.run(DOCKER, CONTAINER_MOUNTS=f"{entry.format(folder)},/dev/shm:/dev/shm")
+    assert done.returncode == 0, done.stderr
+    assert volume.format(folder) in runs(docker)[-1]["options"]["--volume"]
+
+
 def test_data_is_mounted_to_read_and_results_to_write(docker):
     docker.run(DOCKER)
     folder = docker.root.parent
@@ -95,6 +115,10 @@ def test_variables_are_handed_over_by_name_without_those_of_the_login_or_the_ima
         ({"NO_IMAGE": "mlperf-bert"}, "CONT=mlperf-bert: no such image on every node: docker build -t mlperf-bert ."),
         ({"CONT": "/images/bert.sqsh"}, "docker takes the name of an image"),
         ({"NO_DAEMON": "1"}, "docker does not answer: permission denied"),
+        ({"NO_GPUS": "1"}, "install the NVIDIA container toolkit, or set DEVICE=cpu"),
+        ({"CONTAINER_MOUNTS": "/nowhere:/data"}, "CONTAINER_MOUNTS: /nowhere: no such file or folder"),
+        ({"CONTAINER_MOUNTS": "/tmp:data"}, "CONTAINER_MOUNTS: /tmp:data: expected SOURCE[:TARGET][:ro]"),
+        ({"CONTAINER_MOUNTS": "/tmp:/data:rx"}, "CONTAINER_MOUNTS: /tmp:/data:rx: expected SOURCE[:TARGET][:ro]"),
         ({"CONTAINER_RUNTIME": "pyxis"}, "CONTAINER_RUNTIME=pyxis is for Slurm"),
         ({"CONTAINER_RUNTIME": "podman"}, "CONTAINER_RUNTIME='podman': expected one of"),
         ({"DATADIR": "/with space"}, "a path that is mounted in a container has no space"),

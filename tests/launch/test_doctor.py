@@ -24,7 +24,9 @@ esac"""
 SRUN = """case "$*" in
   --mpi=list) printf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n' ;;
   --help) printf '%s\\n' ${PYXIS---container-image --container-name --container-mounts --no-container-mount-home \
---container-remap-root --container-writable} ;;
+--container-remap-root --container-writable}
+    [[ ! ${DLOPEN:-} ]] || echo "srun: error: spank: Dlopen of plugin file failed: $DLOPEN: cannot open it" >&2 ;;
+  *--container-image*) printf '%s\\n' "${CONTAINER-answer dgx1}"; exit "${CONTAINER_STATUS:-0}" ;;
 esac"""
 SMI = """case "$*" in
   *clocks_event_reasons*) [[ ! ${OLD_DRIVER:-} ]] || { echo "Field is not a valid field to query."; exit 2; } ;;&
@@ -37,6 +39,8 @@ SMI = """case "$*" in
   -q) printf '    Fabric\\n        State                             : %s\\n' "${FABRIC:-Completed}" ;;
   *) echo "| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4     |" ;;
 esac"""
+CORRUPT = "slurmstepd: error: pyxis:     FATAL ERROR: File system corruption detected"
+NO_START = "srun: error: task 0 launch failed: Plugin initialization failed"
 CHECKED = """import os, sys
 if os.environ.get("UNFIT"):
     print("bert: error: INIT_CHECKPOINT=/d/w.pt: not a checkpoint", file=sys.stderr)
@@ -146,7 +150,6 @@ def test_a_site_in_order_passes(site):
         ({"SBATCH_PARTITION": "gpu"}, "partition", "gpu: no such partition", "export SBATCH_PARTITION=batch"),
         ({"STATE": "down"}, "partition", "batch is down", "scontrol update PartitionName=batch State=UP"),
         ({"NODES": "0"}, "partition", "batch has 0 nodes", "smaller config"),
-        ({"GRES": "(null)"}, "gres", "the nodes have no gpu", "GPU_GRES=none"),
         (
             {"GRES": "gpu:h100:4(S:0,1),nic:2"},
             "gres",
@@ -155,6 +158,12 @@ def test_a_site_in_order_passes(site):
         ),
         ({"GPU_GRES": "gpu:a100"}, "gres", "the nodes have no gpu:a100", "GPU_GRES"),
         ({"PYXIS": ""}, "pyxis", "no option --container-image", "CONTAINER_RUNTIME=apptainer"),
+        (
+            {"PYXIS": "", "DLOPEN": "/opt/pyxis.so"},
+            "pyxis",
+            "Dlopen of plugin file failed: /opt/pyxis.so",
+            "plugstack.conf",
+        ),
         ({"PYXIS": "--container-image --container-name"}, "pyxis", "srun lacks --container-mounts", "install pyxis"),
     ],
 )
@@ -168,11 +177,38 @@ def test_what_is_wrong_with_slurm_is_named_with_its_cure(site, broken, check, fi
         ({"NO_USERNS": "1"}, "user namespaces", "unshare --user failed", "sysctl -w user.max_user_namespaces"),
         ({"NO_ENROOT": "1"}, "enroot", "Permission denied", "ENROOT_DATA_PATH"),
         ({"CONT": "missing.sqsh"}, "pyxis", "missing.sqsh: no such image: enroot import", ""),
+        (
+            {"CONTAINER": CORRUPT},
+            "pyxis",
+            "bert.sqsh does not run on a node of the partition: FATAL ERROR: File sys",
+            "srun",
+        ),
+        (
+            {"CONTAINER": NO_START},
+            "pyxis",
+            "task 0 launch failed: Plugin initialization failed",
+            "srun launch/doctor.sh",
+        ),
         ({"FREE": ""}, "ENROOT_DATA_PATH", "no such folder, and none above it", "another folder"),
     ],
 )
 def test_what_is_wrong_with_containers_is_named_with_its_cure(site, broken, check, finding, cure):
     assert_fails(doctor(site, "container", **broken), check, finding, cure)
+
+
+def test_what_could_not_be_tried_does_not_pass(site):
+    busy = {"CONTAINER": "srun: error: Unable to allocate resources: Requested nodes are busy", "CONTAINER_STATUS": "1"}
+    result, finding, _ = rows(doctor(site, "container", **busy).stdout)["pyxis"]
+    assert (result, finding[:47]) == ("skip", "not tried: no node was free within a minute (Un")
+
+
+def test_nodes_without_gres_for_gpus_pass_as_run_sub_runs_there(site):
+    assert rows(doctor(site, "slurm", GRES="(null)").stdout)["gres"][0] == "pass"
+
+
+def test_nodes_that_speak_at_once_each_give_their_name(site):
+    lines = doctor(site, "slurm", SLURM_STEP_NUM_TASKS="2", SLURMD_NODENAME="dgx7").stdout.splitlines()
+    assert all(line.startswith("dgx7: ") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -337,5 +373,6 @@ def test_a_real_slurm_is_judged_as_run_sub_would_meet_it(slurm, setting, check, 
 def test_the_nodes_of_a_real_slurm_are_looked_at_by_a_step(slurm):
     command = "srun --nodes=2 --ntasks-per-node=1 ./launch/doctor.sh machine gpu"
     done = slurm.checkout.run(command, after="export DEVICE=cpu", PYTHON="python", LOGDIR=str(slurm.folder))
-    assert done.stdout.count(" pass  LOGDIR ") == 2, done.stdout + done.stderr
-    assert done.stdout.count(" skip  GPUs                  DEVICE=cpu") == 2
+    for node in ("dgx1", "dgx2"):
+        assert done.stdout.count(f"{node}: pass  LOGDIR ") == 1, done.stdout + done.stderr
+        assert done.stdout.count(f"{node}: skip  GPUs                  DEVICE=cpu") == 1

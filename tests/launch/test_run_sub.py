@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal as signal_module
+import time
 from pathlib import Path
 
 import pytest
@@ -121,14 +125,161 @@ def test_a_path_that_mount_lists_cannot_say_is_refused(pyxis):
     assert "a path that is mounted in a container has no space, comma or colon" in last_line(done.stderr)
 
 
-def test_a_slurm_whose_steps_cannot_share_a_node_is_told_of_the_container_that_stays(pyxis):
+def test_a_slurm_whose_steps_cannot_share_a_node_is_told_what_may_stay_and_removes_it_in_the_end(pyxis):
+    pyxis.stand_in("enroot", ENROOT)
     done = pyxis.run("./run.sub", SRUN_NO_OVERLAP="1", CLEAR_CACHES="0")
     assert done.returncode == 0, done.stderr
-    assert "run: warning: no step can run beside another (srun --overlap): container bert_7_0 stays" in done.stderr
+    assert removed(pyxis) == ["pyxis_bert_7_0"]
+    assert "run: warning: no step can run beside another (srun --overlap): after scancel" in done.stderr
 
 
-def test_the_guard_of_the_containers_ends_with_the_job(pyxis):
-    pyxis.stand_in("enroot", "if [[ $1 == list ]]; then echo pyxis_bert_7_0; echo pyxis_bert_70_0; fi")
-    done = pyxis.run("./run.sub")
+# Containers are kept where pyxis puts them, not where the user's own variable says.
+ENROOT = """[[ ! ${ENROOT_DATA_PATH:-} ]] || { echo "elsewhere"; exit; }
+if [[ $1 == list ]]; then printf '%s\\n' ${CONTAINERS:-pyxis_bert_7_0 pyxis_bert_70_0}; fi"""
+
+
+def removed(checkout) -> list[str]:
+    return [call.split("'")[-2] for call in checkout.calls("enroot") if call != "'list'"]
+
+
+def test_the_guard_of_the_containers_ends_with_the_job_wherever_the_user_keeps_his_own(pyxis):
+    pyxis.stand_in("enroot", ENROOT)
+    pyxis.stand_in("squeue", "printf '7\n70\n'")
+    done = pyxis.run("./run.sub", ENROOT_DATA_PATH="/scratch/me", ENROOT_CACHE_PATH="/scratch/me")
     assert done.returncode == 0, done.stderr
-    assert [call for call in pyxis.calls("enroot") if call != "'list'"] == ["'remove' '--force' '--' 'pyxis_bert_7_0'"]
+    assert removed(pyxis) == ["pyxis_bert_7_0"]
+
+
+@pytest.mark.parametrize(
+    ("known", "gone"), [("7 70", ["pyxis_bert_7_0"]), ("", ["pyxis_bert_7_0", "pyxis_7_bert_5_3"])]
+)
+def test_a_job_begins_with_the_removal_of_what_dead_jobs_and_its_own_earlier_starts_left(pyxis, known, gone):
+    pyxis.stand_in("enroot", ENROOT)
+    pyxis.stand_in("squeue", f"[[ '{known}' ]] && printf '%s\\n' 5 {known} || echo 7")
+    left = "pyxis_bert_7_0 pyxis_bert_7_1 pyxis_7_bert_5_3 other pyxis_bert_x_0"
+    done = pyxis.run("./run.sub", SLURM_RESTART_COUNT="1", CONTAINERS=left)
+    assert done.returncode == 0, done.stderr
+    assert removed(pyxis) == [*gone, "pyxis_bert_7_1"], "the last is this start's own, at its end"
+
+
+def test_where_squeue_does_not_answer_no_container_is_thought_dead(pyxis):
+    pyxis.stand_in("enroot", ENROOT)
+    pyxis.stand_in("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    done = pyxis.run("./run.sub", CONTAINERS="pyxis_bert_5_0 pyxis_bert_7_0")
+    assert done.returncode == 0, done.stderr
+    assert removed(pyxis) == ["pyxis_bert_7_0"]
+
+
+NOT_STARTED = "srun: error: task 0 launch failed: Plugin initialization failed"
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("--mpi=none --ntasks=1", "a step with .* does not start: task 0 launch failed: Plugin init"),
+        ("--container-image", "CONT=mlperf-bert: its container could not be made on every node: task 0 launch"),
+        ("--check", "this configuration cannot run: task 0 launch failed: Plugin initialization failed"),
+        ("--kill-on-bad-exit", "the all-reduce test failed: task 0 launch failed: Plugin initialization failed; see"),
+        ("drop_caches", "CLEAR_CACHES=require, and the page caches were not dropped"),
+        ("power_sampler", "POWER=1: not every node can tell its power: task 0 launch failed: Plugin"),
+    ],
+)
+def test_a_preflight_of_which_nothing_ran_does_not_pass_though_srun_says_so(pyxis, step, message):
+    """As Slurm 22.05 does where a plugin fails on a node: nothing runs, and srun ends with 0."""
+    pyxis.stand_in("srun", f'if [[ "$*" == *"{step}"* ]]; then echo "{NOT_STARTED}" >&2; exit 0; fi\n' + srun())
+    pyxis.stand_in("ipmitool", "echo Instantaneous power reading: 5 Watts")
+    done = pyxis.run("./run.sub", NCCL_TEST="1", CLEAR_CACHES="require", POWER="1", DROP_STATUS="0")
+    assert done.returncode in (1, 2), done.stderr
+    assert re.search(message, last_line(done.stderr)), done.stderr
+    assert not pyxis.ranks()
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            "slurmstepd: error: pyxis: child 17 failed with error code: 1\n"
+            "slurmstepd: error: pyxis:     [INFO] Extracting squashfs filesystem...\n"
+            "slurmstepd: error: pyxis:     FATAL ERROR: File system corruption detected\n",
+            "FATAL ERROR: File system corruption detected",
+        ),
+        (
+            "slurmstepd: error: pyxis:     [INFO] Querying registry for permission grant\n"
+            "slurmstepd: error: pyxis:     curl: (6) Could not resolve host: registry-1.docker.io\n",
+            "curl: (6) Could not resolve host: registry-1.docker.io",
+        ),
+        ("slurmstepd: error: pyxis: mkdir: No space left on device\n", "mkdir: No space left on device"),
+    ],
+)
+def test_why_an_image_cannot_be_used_stands_on_the_last_line(pyxis, said, reason):
+    fails = f'if [[ "$*" == *--container-image* ]]; then printf "{said}" >&2; exit 1; fi\n'
+    pyxis.stand_in("srun", fails + srun())
+    done = pyxis.run("./run.sub")
+    assert last_line(done.stderr).endswith(f"could not be made on every node: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("job", "signal", "why"),
+    [
+        (
+            "JobState=COMPLETING Reason=TimeLimit Dependency=(null) TimeLimit=00:10:00",
+            "TERM",
+            "reached its time limit of 00:10:00",
+        ),
+        (
+            "JobState=RUNNING Reason=None Dependency=(null) TimeLimit=00:10:00",
+            "USR1",
+            "reached its time limit of 00:10:00",
+        ),
+        ("JobState=CANCELLED Reason=None", "TERM", "was cancelled"),
+        ("JobState=COMPLETING Reason=None Requeue=1 Restarts=1", "TERM", "was requeued"),
+        ("JobState=PREEMPTED Reason=None", "TERM", "was preempted"),
+    ],
+)
+def test_a_job_that_slurm_ends_says_why_on_its_last_line_and_in_the_trials_error(slurm, job, signal, why):
+    slurm.stand_in("scontrol", SCONTROL.replace("*) exit 1", f"*'show job'*) echo 'JobId=7 {job}' ;;\n  *) exit 1"))
+    process = slurm.popen("./run.sub", after="export RUN_NAME=ended", TRIAL_0="hang")
+    for _ in range(1200):
+        if (slurm.logdir / "ended" / "running_0" / "result_0.txt").exists():
+            break
+        time.sleep(0.05)
+    os.kill(process.pid, getattr(signal_module, f"SIG{signal}"))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert last_line(errors).startswith("run: error: the job ")
+    assert why in last_line(errors)
+    assert why in (slurm.run_dir / "error_0.txt").read_text()
+
+
+def test_two_minutes_before_its_time_limit_the_job_is_told(repository):
+    assert "#SBATCH --signal=B:USR1@120\n" in (repository / "run.sub").read_text()
+
+
+IMPORTS = """case "$*" in *import*) printf hsqs >"$3" ;; esac"""
+
+
+def test_an_image_is_imported_by_one_node_and_taken_from_the_file_by_all(pyxis):
+    file = pyxis.root.parent / "bert.sqsh"
+    pyxis.stand_in("enroot", IMPORTS)
+    pyxis.stand_in("sync", "")
+    done = pyxis.run("./run.sub", CONT="nvcr.io/nvidia/pytorch:25.04-py3", CONT_FILE=str(file))
+    assert done.returncode == 0, done.stderr
+    assert [call for call in pyxis.calls("enroot") if "import" in call] == [
+        f"'import' '--output' '{file}.new' 'docker://nvcr.io#nvidia/pytorch:25.04-py3'"
+    ]
+    made = [call for call in pyxis.calls("srun") if "--container-image" in call]
+    assert [f"'--container-image={file}'" in call for call in made] == [True]
+
+
+def test_an_image_that_cannot_be_imported_into_its_file_ends_the_job_with_the_reason(pyxis):
+    pyxis.stand_in("enroot", "echo '[ERROR] Could not process JSON input' >&2; exit 1")
+    done = pyxis.run("./run.sub", CONT_FILE=str(pyxis.root.parent / "bert.sqsh"))
+    assert done.returncode == 2
+    assert last_line(done.stderr) == "run: error: CONT=mlperf-bert: not imported: [ERROR] Could not process JSON input"
+
+
+def test_a_file_needs_no_file_of_its_own(pyxis):
+    image = pyxis.root.parent / "bert.sqsh"
+    image.touch()
+    done = pyxis.run("./run.sub", CONT=str(image), CONT_FILE="elsewhere.sqsh")
+    assert f"CONT_FILE is for an image of a registry, and CONT={image} is a file" in last_line(done.stderr)

@@ -56,7 +56,7 @@ def test_bad_settings_end_the_job_before_anything_is_written(slurm):
     job = slurm.run(after=TWO_NODES, CHECK="bad")
     assert job.exit_code == 2
     assert "bert: error: LR='fast': expected a number" in job.output
-    assert job.last_line == "run: error: this configuration cannot run, see above"
+    assert job.last_line == "run: error: this configuration cannot run: LR='fast': expected a number"
     assert not slurm.checkout.logdir.exists()
 
 
@@ -80,7 +80,9 @@ def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
     subprocess.run(["scancel", str(job.number)], check=True)
     job.wait()
     assert job.field("JobState") == "CANCELLED"
-    assert job.last_line == "run: error: interrupted by SIGTERM; RUN_NAME=stopped continues with the missing trials"
+    why = "the job was cancelled or ended by Slurm"
+    assert job.last_line == f"run: error: {why}; RUN_NAME=stopped continues with the missing trials"
+    assert (slurm.checkout.run_dir / "error_0.txt").read_text() == f"{why}\n"
     assert (slurm.checkout.run_dir / "failed_0.txt").exists()
     assert not list(slurm.checkout.run_dir.glob("running_*"))
     left = subprocess.run(["pgrep", "-f", str(slurm.checkout.root)], capture_output=True, text=True, check=False)

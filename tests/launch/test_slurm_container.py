@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.slurm
 
 TWO_NODES = "export DGXNNODES=2 DGXNGPU=2"
-OTHERS = ["dgx1/pyxis_bert_99999_0", "dgx2/pyxis_other"]
+OTHERS = ["dgx1/pyxis_mine_99999_0", "dgx2/pyxis_other"]
 ENROOT = """
 folder=$PYXIS_TEST/enroot/$SLURMD_NODENAME
 case $1 in
@@ -66,6 +66,19 @@ def test_one_container_a_node_is_made_used_by_all_ranks_and_removed(pyxis):
         tuple(str(path) for path in [*look_for[:3], pyxis.checkout.root / "run.sub"])
     }, "inside are the data, the weights and the repository, and no home folder"
     assert containers(pyxis) == OTHERS, "only this job's containers are removed"
+
+
+def test_containers_of_dead_jobs_are_removed_first_and_those_of_living_ones_stay(pyxis):
+    """A node that lost its power, or a removal that KillWait cut short, leaves them."""
+    living = subprocess.run(
+        ["sbatch", "--parsable", "--hold", "--wrap=true"], capture_output=True, text=True, check=True
+    )
+    stays = f"dgx1/pyxis_bert_{living.stdout.strip()}_0"
+    for name in (stays, "dgx1/pyxis_bert_99999_0", "dgx2/pyxis_bert_99999_1"):
+        (pyxis.folder / name.replace("dgx", "enroot/dgx")).mkdir()
+    job = pyxis.run(after=TWO_NODES)
+    assert job.exit_code == 0, job.output
+    assert containers(pyxis) == sorted([*OTHERS, stays])
 
 
 def test_what_the_image_and_its_hooks_set_does_not_misplace_the_ranks(pyxis):
@@ -148,6 +161,8 @@ def test_images_of_registries_are_named_as_enroot_wants_them(pyxis):
 def test_what_the_site_adds_is_mounted(pyxis):
     (pyxis.folder / "scratch").mkdir()
     look_for = str(pyxis.folder / "scratch")
-    job = pyxis.run(after="export DGXNGPU=1", CONTAINER_MOUNTS=f"{look_for}:ro,/dev/shm", LOOK_FOR=look_for)
+    other = str(pyxis.folder / "elsewhere")
+    mounts = f"{look_for}:ro,/dev/shm,{look_for}:{other}:ro"
+    job = pyxis.run(after="export DGXNGPU=1", CONTAINER_MOUNTS=mounts, LOOK_FOR=f"{look_for}:{other}")
     assert job.exit_code == 0, job.output
-    assert pyxis.checkout.ranks()[0]["SEES"] == [look_for]
+    assert pyxis.checkout.ranks()[0]["SEES"] == [look_for, other]

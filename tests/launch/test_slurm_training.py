@@ -92,7 +92,7 @@ def test_a_data_set_that_is_missing_ends_the_job_naming_its_variable(training):
     job = training.run(config=CONFIG, after=settings(DATADIR_PHASE2_PACKED="/nowhere/packed"))
     assert job.exit_code == 2
     assert "bert: error: DATADIR_PHASE2_PACKED=/nowhere/packed" in job.output
-    assert job.last_line == "run: error: this configuration cannot run, see above"
+    assert job.last_line.startswith("run: error: this configuration cannot run: DATADIR_PHASE2_PACKED=/nowhere/packed")
     assert not training.checkout.logdir.exists()
 
 

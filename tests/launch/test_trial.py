@@ -30,7 +30,7 @@ def test_trials_that_reach_the_target_succeed_and_leave_numbered_logs(checkout):
     assert done.returncode == 0, done.stderr
     assert last_line(done.stderr) == f"run: all 2 trials reached the target: {checkout.run_dir}"
     names = {path.name for path in checkout.run_dir.iterdir()}
-    assert names == {".lock", "config.json"} | {
+    assert names == {".lock", "config.json", "topology.txt"} | {
         f"{kind}_{trial}.{end}"
         for trial in "01"
         for kind, end in (("result", "txt"), ("output", "txt"), ("compliance", "out"))
@@ -83,7 +83,7 @@ def test_all_failures_stand_on_the_one_last_line(checkout):
 def test_bad_settings_stop_before_anything_is_written(checkout):
     done = checkout.run(LOCAL, CHECK="bad")
     assert done.returncode == 2
-    assert "LR='fast'" in done.stderr
+    assert last_line(done.stderr) == "run: error: this configuration cannot run: LR='fast': expected a number"
     assert not checkout.logdir.exists()
     assert not checkout.ranks()
 
@@ -159,6 +159,7 @@ def test_a_signal_ends_every_rank_and_says_how_to_continue(checkout, number, sta
         f"run: error: interrupted by {number.name}; RUN_NAME=stopped continues with the missing trials"
     )
     assert (checkout.run_dir / "failed_0.txt").exists()
+    assert (checkout.run_dir / "error_0.txt").read_text() == f"interrupted by {number.name}\n"
     assert not (checkout.run_dir / "result_0.txt").exists()
     left = subprocess.run(["pgrep", "-f", str(checkout.root)], capture_output=True, text=True, check=False)
     assert not left.stdout, "processes were left behind"
@@ -196,3 +197,42 @@ def test_ranks_get_an_absolute_folder_and_their_place(checkout):
     assert sorted(rank["RANK"] for rank in ranks) == ["0", "1", "2"]
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"3"}
     assert all(rank["RUN_DIR"].startswith(f"{checkout.root}/relative/P8000H100_1x8x48x1_pack_") for rank in ranks)
+
+
+def test_a_check_that_says_nothing_has_not_run(checkout):
+    (checkout.root / "implementations" / "bert" / "__main__.py").write_text("")
+    done = checkout.run(LOCAL)
+    assert done.returncode == 2
+    assert last_line(done.stderr) == "run: error: this configuration cannot run: nothing was said"
+
+
+def test_a_full_disk_is_the_reason_though_nothing_could_be_written(checkout, tmp_path):
+    """On a file system that fills up as the trials begin."""
+    results = tmp_path / "small"
+    results.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", results], check=False).returncode:
+        pytest.skip("a file system of its own needs CAP_SYS_ADMIN")
+    try:
+        fill = (
+            "import os, sys\n"
+            "if '--check' not in sys.argv:\n"
+            "    f = open(os.environ['RUN_DIR'] + '/f', 'wb', 0)\n"
+            "    f.write(b'0' * 99999), f.write(b'0')\n"
+        )
+        trainer = checkout.root / "implementations" / "bert" / "__main__.py"
+        trainer.write_text(fill + trainer.read_text())
+        done = checkout.run(LOCAL, after="export NEXP=2", LOGDIR=str(results))
+        assert done.returncode == 1
+        reason = f"no space left on LOGDIR={results}"
+        assert last_line(done.stderr) == f"run: error: 2 of 2 trials failed: trial 0: {reason}; trial 1: {reason}"
+    finally:
+        subprocess.run(["umount", results], check=True)
+
+
+def test_the_last_complaint_of_the_output_is_the_reason_where_no_rank_left_one(checkout):
+    trainer = checkout.root / "implementations" / "bert" / "__main__.py"
+    said = "print('srun: error: dgx2: task 1 launch failed: no')"
+    said = f"import os, sys\nif '--check' not in sys.argv:\n    {said}\n    sys.exit()\n"
+    trainer.write_text(said + trainer.read_text())
+    done = checkout.run(LOCAL)
+    assert last_line(done.stderr) == "run: error: 1 of 1 trials failed: trial 0: dgx2: task 1 launch failed: no"

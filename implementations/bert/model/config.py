@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.env import ConfigError
+from bert.env import ConfigError, env
 
 # By Google's words, whose "gelu" is the tanh form (google-research/bert, modeling.py). Hugging Face's "gelu" is erf's.
 GELU_APPROXIMATIONS = {
@@ -141,3 +141,20 @@ class BertConfig:
         if "model_type" in values and settings.get("hidden_act", "gelu") in _HUGGING_FACE_ERF:
             settings["hidden_act"] = "gelu_erf"
         return cls(**settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles:
+    """Where a run's bert_config.json is."""
+
+    bert_config: Path | None = env("BERT_CONFIG", None, doc="bert_config.json; unset: the one in CHECKPOINTDIR_PHASE1")
+    phase1: Path | None = env("CHECKPOINTDIR_PHASE1", None, doc="folder of bert_config.json, vocab.txt and checkpoint")
+
+    @property
+    def bert_config_path(self) -> Path:
+        """The bert_config.json in use."""
+        if self.bert_config is not None:
+            return self.bert_config
+        if self.phase1 is None:
+            raise ConfigError("BERT_CONFIG and CHECKPOINTDIR_PHASE1 are both unset: give the bert_config.json")
+        return self.phase1 / "bert_config.json"

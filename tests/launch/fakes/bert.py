@@ -17,7 +17,7 @@ def check() -> int:
     if os.environ.get("CHECK") == "bad":
         print("bert: error: LR='fast': expected a number", file=sys.stderr)
         return 2
-    print("lr", os.environ.get("LR"))
+    print("global batch  768 sequences, lr", os.environ.get("LR"))
     return 0
 
 

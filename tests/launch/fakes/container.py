@@ -39,8 +39,21 @@ def covered(path: str, mounts: list[str]) -> bool:
     return any(Path(path).is_relative_to(source) for source in sources)
 
 
+def refuse(options: dict[str, list[str]]) -> int:
+    """What a daemon without GPUs or without the right to raise limits says; 0 where it has nothing against it."""
+    if os.environ.get("NO_GPUS") and "--gpus" in options:
+        print('docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].')
+        return 125
+    if os.environ.get("NO_LIMITS") and "--ulimit" in options:
+        print("docker: Error response from daemon: error setting rlimit type 8: operation not permitted: unknown.")
+        return 126
+    return 0
+
+
 def inside(words: list[str]) -> int:
     options, image, command = parse(words)
+    if status := refuse(options):
+        return status
     record({"options": options, "image": image, "command": command})
     environ = dict(IMAGE_ENV)
     if sys.argv[1] == "docker":

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The clocks of this node's GPUs, as root or by sudo. Usage: clocks.sh set | reset
+# set locks the SM clocks to GPU_CLOCKS (MHz: one number, or LOWEST,HIGHEST); reset gives them back to the driver.
+set -uo pipefail
+readonly CLOCKS=${GPU_CLOCKS:?}
+
+# nvidia-smi ends with 0 also where it set nothing ("not supported ... treating as warning"), so its words are counted.
+clocks::ask() { nvidia-smi "$@" 2>&1 </dev/null || sudo -n nvidia-smi "$@" 2>&1 </dev/null; }
+
+clocks::set() {
+  local said count
+  count=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -c '^[0-9]')
+  said=$(clocks::ask --lock-gpu-clocks="$CLOCKS")
+  if ((count == 0 || $(grep -c '^GPU clocks set to' <<<"$said") < count)); then
+    clocks::ask --reset-gpu-clocks >/dev/null
+    echo "${SLURMD_NODENAME:-$(uname -n)}: $(clocks::complaint "$said")" >&2
+    return 1
+  fi
+}
+
+clocks::complaint() {
+  grep -v '^GPU clocks set to\|^All done\|^Treating as\|^[[:space:]]*$' <<<"$1" | grep . | head -n 1 | grep . || echo 'nvidia-smi sees no GPU'
+}
+
+case ${1:-} in
+  set) clocks::set ;;
+  reset) clocks::ask --reset-gpu-clocks >/dev/null ;;
+  *) echo 'usage: clocks.sh set | reset' >&2 && exit 2 ;;
+esac

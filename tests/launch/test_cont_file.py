@@ -1,0 +1,81 @@
+"""CONT_FILE: a registry's image is imported once, whole, and every job takes the same file."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+IMAGE = "nvcr.io#nvidia/pytorch:25.04-py3"
+# Writes slowly what it is asked for, in two pieces; with CUT it ends between them.
+ENROOT = """while [[ $1 != docker://* ]]; do if [[ $1 == --output ]]; then file=$2; fi; shift; done
+printf 'hsqs%s' "$1" >"$file"
+[[ ! ${CUT:-} ]] || { echo "[ERROR] curl: (6) Could not resolve host: nvcr.io" >&2; exit 1; }
+sleep "${SLOW:-0}"; printf end >>"$file" """
+
+
+@pytest.fixture
+def enroot(checkout):
+    checkout.stand_in("enroot", ENROOT)
+    checkout.stand_in("sync", "")
+    return checkout
+
+
+def start(enroot, image: str = IMAGE, **env: str) -> subprocess.Popen[str]:
+    command = ["./launch/import_image.sh", image, str(file_of(enroot))]
+    return subprocess.Popen(command, cwd=enroot.root, env=enroot.env | env, stderr=subprocess.PIPE, text=True)
+
+
+def file_of(enroot) -> Path:
+    return enroot.root.parent / "pytorch.sqsh"
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors.strip()
+
+
+def test_an_image_is_imported_once_with_its_checksum(enroot):
+    for _ in range(2):
+        assert finish(start(enroot)) == (0, "")
+    assert len(enroot.calls("enroot")) == 1
+    assert file_of(enroot).read_text() == f"hsqsdocker://{IMAGE}end"
+    digest = hashlib.sha256(file_of(enroot).read_bytes()).hexdigest()
+    assert Path(f"{file_of(enroot)}.sha256").read_text() == f"{digest} {IMAGE}\n"
+
+
+def test_jobs_that_want_it_at_the_same_time_wait_for_the_one_that_imports(enroot):
+    first = start(enroot, SLOW="1")
+    while not enroot.calls("enroot"):
+        time.sleep(0.01)
+    status, errors = finish(start(enroot))
+    assert (status, errors) == (0, f"CONT_FILE={file_of(enroot)}: another job imports it; waiting")
+    assert finish(first) == (0, "")
+    assert len(enroot.calls("enroot")) == 1
+
+
+def test_an_import_that_fails_leaves_no_file_and_says_why(enroot):
+    status, errors = finish(start(enroot, CUT="1"))
+    assert status != 0
+    assert errors.endswith("curl: (6) Could not resolve host: nvcr.io")
+    assert not file_of(enroot).exists()
+    assert finish(start(enroot)) == (0, ""), "the next job imports it"
+
+
+def test_a_file_that_changed_is_imported_again(enroot):
+    finish(start(enroot))
+    file_of(enroot).write_text("hsqs cut short")
+    assert finish(start(enroot)) == (0, f"CONT_FILE={file_of(enroot)}: its checksum is wrong: importing it again")
+    assert file_of(enroot).read_text().endswith("end")
+
+
+def test_a_file_of_another_image_or_of_somebody_else_is_not_taken_for_it(enroot):
+    finish(start(enroot))
+    status, errors = finish(start(enroot, "other:1"))
+    assert status == 1
+    assert f"holds {IMAGE}, not CONT=other:1" in errors
+    Path(f"{file_of(enroot)}.sha256").unlink()
+    assert "was not imported by a run" in finish(start(enroot))[1]
