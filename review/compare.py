@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from review.logs.findings import ReviewError
 from review.logs.mllog import text
+from review.logs.tree import read_json
 from review.results.display import console, labelled, rate_format, subtitle
 from review.results.run import HYPERPARAMETERS, Run
 from review.results.score import Result
@@ -36,7 +37,12 @@ MEASURES = {
 }
 _MORE_IS_BETTER = ("throughput", "throughput_per_accelerator")
 _LARGEST = 1e100  # of any measure; squares of it can be computed with
-_LEAST_TRIMMED = 4  # runs; of fewer, none is left out
+_LEAST_TRIMMED = 4  # runs; of fewer, none is left out, and nothing is claimed
+_SETTINGS = {  # of config.json: what trains and what is evaluated
+    "data": ("synthetic", "datadir", "datadir_packed"),
+    "evaluate": ("evaldir", "num_examples"),
+    "model": ("vocab_size", "hidden_size", "num_hidden_layers"),
+}
 
 
 @dataclass(frozen=True)
@@ -99,19 +105,52 @@ class Comparison:
             first, second = self.baseline.mean(measure), self.other.mean(measure)
             if first is None or second is None or not first.value > 0 or not second.value > 0:
                 continue
-            found[measure] = ratio(second, first) if measure in _MORE_IS_BETTER else ratio(first, second)
+            one = ratio(second, first) if measure in _MORE_IS_BETTER else ratio(first, second)
+            found[measure] = one if self.enough else Ratio(value=one.value)
         return found
+
+    @property
+    def enough(self) -> bool:
+        """Whether both sides have the runs that a test of them takes."""
+        return min(len(self.baseline.runs), len(self.other.runs)) >= _LEAST_TRIMMED
+
+    @functools.cached_property
+    def unlike(self) -> list[str]:
+        """What the two results do not share, though a comparison of their times takes it for granted."""
+        first, second = _task(self.baseline.result), _task(self.other.result)
+        return [name for name in first if name in second and first[name] != second[name]]
 
     def verdict(self) -> str:
         """One sentence."""
         found = self.ratios.get("time")
         if found is None:
             return "no times to compare"
+        if self.unlike:
+            return f"not comparable, since they differ in {', '.join(self.unlike)}: {_faster(found.value)} as it stands"
         if found.p is None:
-            return f"{_faster(found.value)}; too few runs to say more"
+            return f"{_faster(found.value)}; too few runs to say more, {_LEAST_TRIMMED} a side are the least"
         if found.significant:
             return f"{_faster(found.value)}, significant at 5% (p = {found.p:.2g})"
         return f"no significant difference in time: {_faster(found.value)}, p = {found.p:.2g}"
+
+
+def _task(result: Result) -> dict[str, Any]:
+    """What was trained to what: facts of the logs and, of this repository's runs, of config.json."""
+    known: dict[str, Any] = {"division": result.division, "target": result.target}
+    if result.division == "closed":  # one data set for all, wherever a site keeps it
+        return known
+    run = next((run for run in result.runs if run.log.events), None)
+    for key in ("submission_benchmark", "eval_samples", "max_sequence_length"):
+        value = run.log.value(key) if run else None
+        known |= {} if value is None else {key: text(value)}
+    settings = read_json(result.folder / "config.json") or {}
+    for section, names in _SETTINGS.items():
+        values = settings.get(section) or {}
+        if isinstance(values, dict):
+            known |= {f"{section}.{name}": text(values[name]) for name in names if name in values}
+    if settings.get("phase1"):
+        known["vocabulary"] = text(settings["phase1"])
+    return known
 
 
 def _faster(value: float) -> str:
@@ -152,6 +191,7 @@ def as_dict(results: Sequence[Result]) -> dict[str, Any]:
                 "name": name,
                 "baseline": names[0],
                 "verdict": comparison.verdict(),
+                "unlike": comparison.unlike,
                 "ratios": {measure: found.as_dict() for measure, found in comparison.ratios.items()},
             }
             for name, comparison in zip(names[1:], comparisons, strict=True)

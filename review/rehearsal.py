@@ -1,7 +1,7 @@
 """`python -m review rehearsal`: is the start of a run as that of published ones? Go, or what is wrong.
 
-Ten runs span less than all that are as good: of two sound runs in eleven, one lies outside of the other ten. So an
-accuracy counts as wrong only where it lies outside by more than the band is wide (at least 0.002).
+Few runs span less than all that are as good: of two sound runs in eleven, one lies outside of the other ten. So an
+accuracy counts as wrong only where it lies outside by more than the band's room (at least 0.002).
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ class Point:
     accuracy: float
     low: float
     high: float
-
-    @property
-    def room(self) -> float:
-        """How far outside of the band a sound run may lie."""
-        return max(LEAST_ROOM, self.high - self.low) if self.samples else 0.0
+    room: float  # how far outside of the band a sound run may lie
 
     @property
     def verdict(self) -> str:
@@ -89,7 +85,7 @@ def rehearsal(target: Path, band: Path | None = None, ruleset: str = DEFAULT_RUL
     run = Run(read_log(logs[-1]), ruleset)
     found = read(band) if band else find(run.batch_size)
     if found is None:
-        known = ", ".join(f"{one.batch_size:,}" for one in published())
+        known = ", ".join(dict.fromkeys(f"{one.batch_size:,}" for one in published()))
         raise ReviewError(
             f"{run.path}: no ten runs of batch size {run.batch_size or 'unknown'} were published to compare with, only "
             f"of {known}: rehearse a config of one of these, or give a band of your own with --band"
@@ -106,9 +102,10 @@ def _points(run: Run, band: Band, own: bool) -> Iterator[Point]:
             continue
         if evaluation.samples == 0 and not own:
             low, high = INITIAL_ACCURACY - INITIAL_TOLERANCE, INITIAL_ACCURACY + INITIAL_TOLERANCE
-            yield Point(0, evaluation.accuracy, low, high)
+            yield Point(0, evaluation.accuracy, low, high, 0.0)
         elif (expected := band.at(evaluation.samples)) is not None:
-            yield Point(evaluation.samples, evaluation.accuracy, *expected)
+            room = max(LEAST_ROOM, band.room(*expected)) if evaluation.samples else 0.0
+            yield Point(evaluation.samples, evaluation.accuracy, *expected, room)
 
 
 def _causes(points: tuple[Point, ...], run: Run) -> Iterator[str]:

@@ -183,6 +183,10 @@ def render(standing: Standing, out: Console) -> RenderableType:
     }
     for label, cell in rows.items():
         grid.add_row(Text(f"  {label}", "dim"), Text(cell))
+    if standing.miss is not None:
+        grid.add_row(Text("  outside", "bold yellow"), Text(standing.miss.describe(), "yellow"))
+        for number, cause in enumerate(standing.miss.causes, start=1):
+            grid.add_row(Text(""), Text(f"{number}. {cause}", "yellow"))
     if standing.stalled and standing.silent is not None:
         grid.add_row(Text("  stalled", "bold yellow"), Text(f"no new line for {duration(standing.silent)}", "yellow"))
     head = Text.assemble((text(str(run.path)), "bold"), "  ", (standing.phase, "green" if run.converged else "cyan"))

@@ -18,6 +18,7 @@ from typing import Any
 
 from review.logs.mllog import Event, number, text
 from review.results.display import duration
+from review.results.gate import Miss, first_miss
 from review.results.run import TARGET_ACCURACY, Run
 from review.results.score import Result
 
@@ -205,6 +206,11 @@ class Standing:
             return None
         return self.projection[0] - self.result.rcp_point.minimum, self.projection[1]
 
+    @functools.cached_property
+    def miss(self) -> Miss | None:
+        """The first evaluation outside the published runs, of a run to their target."""
+        return first_miss(self.run) if self.target == TARGET_ACCURACY else None
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         last = self.run.evaluations[-1] if self.run.evaluations else None
@@ -224,6 +230,7 @@ class Standing:
             "share": self.share,
             "eta_seconds": self.eta,
             "rcp_margin_samples": self.rcp_margin[0] if self.rcp_margin else None,
+            "outside_published": self.miss.as_dict() if self.miss else None,
         }
 
     def line(self) -> str:
@@ -242,6 +249,8 @@ class Standing:
             parts.append(f"{duration(self.eta)} to go")
         if self.rcp_margin is not None:
             parts.append(f"RCP margin {margin(self.rcp_margin)}")
+        if self.miss is not None:
+            parts.append(f"{self.miss.describe()} (likely: {self.miss.causes[0]})")
         if self.stalled and self.silent is not None:
             parts.append(f"no new line for {duration(self.silent)}")
         return text(", ".join(parts))

@@ -1,30 +1,41 @@
 """The accuracy that published runs had on their way to the target: a band of samples by batch size.
 
-published_curves.json has, for each batch size of which ten runs were published, the smallest and the largest accuracy
-of those runs after so many training samples, as long as all of them still trained: later on, only the slow ones do.
+published_curves.json has, for each batch size and recipe of which ten runs or more were published, the smallest and the
+largest accuracy of those runs after so many training samples, and the results that they are of.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from review.logs.findings import ReviewError
 
+_LEAST_RUNS = 10
+_ROUNDING = 3e-4  # accuracy
 TABLE = Path(__file__).with_name("published_curves.json")
 
 
 @dataclass(frozen=True)
 class Band:
-    """The runs of one batch size. points: (samples, smallest accuracy, largest accuracy), ascending."""
+    """The runs of one batch size. points: (samples, smallest accuracy, largest accuracy), ascending.
+
+    ``recipe``: the hyper-parameters that they share. ``results``: round/submitter/system of each.
+    """
 
     batch_size: int
     runs: int
     source: str
     points: tuple[tuple[float, float, float], ...]
+    recipe: dict[str, float] = field(default_factory=dict)
+    results: tuple[str, ...] = ()
+
+    def room(self, low: float, high: float) -> float:
+        """How far outside a sound run may lie: of few runs, a new one is easily the lowest or the highest."""
+        return (high - low) * min(1.0, _LEAST_RUNS / self.runs) + _ROUNDING
 
     def at(self, samples: float) -> tuple[float, float] | None:
         """Smallest and largest accuracy after ``samples``, on the line between the points; None outside of them.
@@ -44,8 +55,9 @@ class Band:
 
 @functools.cache
 def published() -> tuple[Band, ...]:
-    """The bands of all batch sizes that were published, ascending."""
-    return tuple(sorted((_band(entry) for entry in _read(TABLE)["bands"]), key=lambda band: band.batch_size))
+    """The bands of all batch sizes that were published, ascending; of one size that of the most runs first."""
+    found = (_band(entry) for entry in _read(TABLE)["bands"])
+    return tuple(sorted(found, key=lambda band: (band.batch_size, -band.runs)))
 
 
 def find(batch_size: float | None) -> Band | None:
@@ -74,4 +86,6 @@ def _band(entry: Any) -> Band:
     points = tuple(sorted((float(samples), float(low), float(high)) for samples, low, high in entry["points"]))
     if not points:
         raise ValueError("points is empty")
-    return Band(int(entry["batch_size"]), int(entry["runs"]), str(entry["source"]), points)
+    recipe = {str(key): float(value) for key, value in entry.get("recipe", {}).items()}
+    results = tuple(str(name) for name in entry.get("results", ()))
+    return Band(int(entry["batch_size"]), int(entry["runs"]), str(entry["source"]), points, recipe, results)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 LEVEL = 0.95  # of confidence intervals
+_LARGEST_REACH = 50.0  # of a logarithm; an interval beyond it says nothing
 
 
 def t_cdf(t: float, dof: float) -> float:
@@ -84,24 +85,23 @@ class Ratio:
 def ratio(above: Mean, below: Mean) -> Ratio:
     """``above`` / ``below``, two independent trimmed means of positive quantities. Raises ValueError for 0 below.
 
-    p: Yuen's two-sided test of equal means, with his degrees of freedom. Interval: E. C. Fieller, "Some problems in
-    interval estimation", Journal of the Royal Statistical Society B 16 (1954), with the same degrees of freedom.
+    The interval is that of the ratio's logarithm, by the delta method (the relative errors add), so that it holds no
+    ratio below 0 and that of a / b is that of b / a turned over; its degrees of freedom are Welch's, with the counts of
+    the trimmed means (Yuen 1974). p: the two-sided test of a logarithm of 0, so that p < 0.05 exactly where the
+    interval leaves out 1.
     """
     if below.value == 0:
         raise ValueError("a ratio to zero")
     value = above.value / below.value
-    if above.error2 is None or below.error2 is None:
+    if above.error2 is None or below.error2 is None or value <= 0:
         return Ratio(value=value)
-    a, b = above.error2, below.error2
+    a, b = above.error2 / above.value**2, below.error2 / below.value**2
     if a + b == 0:
         return Ratio(value=value, low=value, high=value, p=1.0 if value == 1 else 0.0)
     dof = (a + b) ** 2 / (a * a / (above.counted - 1) + b * b / (below.counted - 1))
-    p = 2 * t_cdf(-abs(above.value - below.value) / math.sqrt(a + b), dof)
-    t2 = t_quantile((1 + LEVEL) / 2, dof) ** 2
-    denominator = below.value**2 - t2 * b
-    product = above.value * below.value
-    root2 = product**2 - (above.value**2 - t2 * a) * denominator
-    if denominator <= 0 or root2 < 0:
+    error = math.sqrt(a + b)
+    p = 2 * t_cdf(-abs(math.log(value)) / error, dof)
+    reach = t_quantile((1 + LEVEL) / 2, dof) * error
+    if reach > _LARGEST_REACH:
         return Ratio(value=value, p=p)
-    root = math.sqrt(root2)
-    return Ratio(value=value, low=(product - root) / denominator, high=(product + root) / denominator, p=p)
+    return Ratio(value=value, low=value * math.exp(-reach), high=value * math.exp(reach), p=p)

@@ -7,12 +7,13 @@ v5.0. An error contradicts a rule; a warning needs a human to look; a note is wo
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 
-from review.logs.findings import ERROR, WARNING, Finding
+from review.logs.findings import ERROR, NOTE, WARNING, Finding
 from review.logs.mllog import number, text
+from review.results.gate import first_miss
 from review.results.run import TARGET_ACCURACY, Run
+from review.rulebook.intervals import evaluation_interval
 from review.verdict.clock_rules import check_clock
 from review.verdict.closed_rules import check_fixed_values
 from review.verdict.in_log import in_log
@@ -28,11 +29,6 @@ _MOST_ACCURATE = 0.73  # a run stops at the first evaluation from 0.720; no publ
 _LARGEST_BATCH = 1e9  # above any, and small enough to compute with
 
 
-def evaluation_interval(batch_size: float) -> int:
-    """Samples between evaluations: floor(0.05 (230.23 GBS + 3,000,000) / 25,000) 25,000 (training_rules)."""
-    return math.floor(0.05 * (230.23 * batch_size + 3_000_000) / 25_000) * 25_000
-
-
 def check_run(run: Run, division: str | None = None) -> list[Finding]:
     """The rules that one log can break. ``division``: of its result; unset: as the log says."""
     if not run.log.events:
@@ -40,7 +36,7 @@ def check_run(run: Run, division: str | None = None) -> list[Finding]:
     found = [*check_clock(run), *_check_submission(run)]
     if (division or run.log.value("submission_division")) == "closed":
         found += [*check_fixed_values(run), *_check_evaluations(run), *_check_interval(run), *_check_target(run)]
-        found += [*_check_seed(run), *_check_trained(run)]
+        found += [*_check_seed(run), *_check_trained(run), *_check_band(run)]
     return found
 
 
@@ -156,6 +152,17 @@ def _check_trained(run: Run) -> Iterator[Finding]:
     if stop and reached and run.status == "aborted":
         rule, hint = "a run that reaches the target ends with status success", "log status success"
         yield in_log(run, WARNING, "says aborted, though the target was reached", rule, hint, stop[0])
+
+
+def _check_band(run: Run) -> Iterator[Finding]:
+    """The gate: a run of a published batch size lies among the published runs."""
+    miss = first_miss(run)
+    if miss is not None:
+        event = next(event for event in run.log.events if event.line == miss.evaluation.line)
+        severity = WARNING if miss.same_recipe else NOTE
+        recipe = "" if miss.same_recipe else ", though of other hyper-parameters"
+        rule = f"published closed runs of batch {run.batch_size:,g}{recipe}, rise in this range"
+        yield in_log(run, severity, f"is {miss.describe()}", rule, f"likely causes: {'; '.join(miss.causes)}", event)
 
 
 def _check_target(run: Run) -> Iterator[Finding]:

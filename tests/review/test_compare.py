@@ -99,3 +99,46 @@ def test_results_of_one_name_are_told_apart_by_their_folder(submission, tmp_path
     assert main(["compare", "--json", str(submission), str(copy)]) == 0
     names = [result["name"] for result in json.loads(capsys.readouterr().out)["results"]]
     assert names == [f"dgx ({submission})", f"dgx ({copy})"]
+
+
+def open_runs(folder, writer, count, *, seconds, datadir="/data/english"):
+    """Open runs of a few evaluations, with the settings of this repository's trainer beside them."""
+    for index in range(count):
+        log = writer(seed=index, division="open", evaluations=3 + index % 2, seconds_per_evaluation=seconds)
+        log.write(folder / f"result_{index}.txt")
+    settings = {"data": {"datadir": datadir}, "evaluate": {"evaldir": f"{datadir}/eval"}}
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_nothing_is_claimed_of_fewer_than_four_runs_a_side(count, tmp_path, writer):
+    slow = open_runs(tmp_path / "slow", writer, 10, seconds=40)
+    fast = open_runs(tmp_path / "fast", writer, count, seconds=10)
+    for first, second in ((slow, fast), (fast, slow)):
+        (comparison,) = compare(results(first, second))
+        assert "significant" not in comparison.verdict()
+        assert not any(found.significant or found.low is not None for found in comparison.ratios.values())
+
+
+def test_four_runs_a_side_are_enough(tmp_path, writer):
+    slow, fast = (open_runs(tmp_path / str(s), writer, 4, seconds=s) for s in (40, 10))
+    (comparison,) = compare(results(slow, fast))
+    assert "significant at 5%" in comparison.verdict()
+    assert comparison.ratios["throughput"].low > 1
+
+
+def test_runs_on_other_data_are_not_compared(tmp_path, writer, capsys):
+    english = open_runs(tmp_path / "english", writer, 10, seconds=40)
+    german = open_runs(tmp_path / "german", writer, 10, seconds=10, datadir="/data/german")
+    assert main(["compare", str(english), str(german)]) == 0
+    shown = capsys.readouterr().out
+    assert "not comparable, since they differ in data.datadir, evaluate.evaldir" in shown
+    assert "significant" not in shown
+
+
+def test_closed_runs_are_of_one_data_set_wherever_it_lies(submission, faster):
+    for folder, datadir in ((submission, "/data"), (faster, "/raid")):
+        (folder / "config.json").write_text(json.dumps({"data": {"datadir": datadir}}))
+    (comparison,) = compare(results(submission, faster))
+    assert comparison.unlike == []

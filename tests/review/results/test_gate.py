@@ -1,0 +1,85 @@
+"""The gate: published runs lie among each other, a run that does not converge as they do is told while it runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from review.__main__ import main
+from review.results import gate
+from review.results.run import load_run
+from review.results.score import load_results
+from review.results.standing import Standing
+from review.rulebook.bands import find, published
+
+
+def test_the_table_holds_ten_runs_of_one_system():
+    band = find(768)
+    for samples, low, high in ((150_000, 0.376, 0.382), (450_000, 0.450, 0.523), (2_100_000, 0.7180, 0.7201)):
+        found = band.at(samples)
+        assert found[0] <= low < high <= found[1], "ten runs of v5.0 at batch 768"
+
+
+def test_published_runs_are_inside(real_folders):
+    for folder in real_folders:
+        (result,) = load_results(folder)
+        assert [run.name for run in result.runs if gate.first_miss(run) is not None] == []
+
+
+def test_the_table_is_what_the_published_logs_give(real_folders):
+    runs = [("a/result", run) for folder in real_folders for run in load_results(folder)[0].runs]
+    for entry in gate.build(runs):
+        (band,) = [b for b in published() if (b.batch_size, b.recipe) == (entry["batch_size"], entry["recipe"])]
+        shipped = {samples: (low, high) for samples, low, high in band.points}
+        for samples, low, high in entry["points"]:
+            assert shipped[samples][0] <= low <= high <= shipped[samples][1]
+
+
+def test_a_run_among_the_published_ones_is_not_mentioned(writer, tmp_path, capsys):
+    path = writer().write(tmp_path / "result_0.txt")
+    assert gate.first_miss(load_run(path)) is None
+    assert main(["check", str(path)]) == 0
+    assert "outside the published runs" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("samples", "accuracy", "cause"),
+    [
+        (300_000, 0.35, "another checkpoint or evaluation set"),
+        (1_500_000, 0.7135, "LayerNorm and biases in bf16"),
+        (600_000, 0.75, "part of the training data"),
+    ],
+)
+def test_a_run_outside_is_told_with_its_samples_and_the_likeliest_cause(
+    samples, accuracy, cause, writer, tmp_path, capsys
+):
+    log = writer()
+    for line in log.lines:
+        if line["key"] == "eval_accuracy" and line["metadata"]["epoch_num"] == samples:
+            line["value"] = accuracy
+    path = log.write(tmp_path / "result_0.txt")
+    main(["check", str(path)])
+    shown = capsys.readouterr().out
+    assert f"outside the published runs: {accuracy:.4f} at {samples:,} samples, of 488 runs" in shown
+    assert cause in shown.partition("likely causes: ")[2].partition(";")[0]
+    assert main(["watch", "--once", str(path)]) == 0
+    assert f"outside the published runs: {accuracy:.4f} at {samples:,}" in capsys.readouterr().out
+    assert main(["watch", "--once", "--json", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["outside_published"]["evaluation"]["samples"] == samples
+
+
+def test_other_hyper_parameters_are_the_first_cause_and_no_warning(writer, tmp_path, capsys):
+    log = writer().change("opt_base_learning_rate", value=0.0004)
+    log.change("eval_accuracy", value=0.72)
+    path = log.write(tmp_path / "result_0.txt")
+    main(["check", "--strict", str(path)])
+    shown = capsys.readouterr().out
+    assert "note      eval_accuracy is outside the published runs" in shown
+    assert "likely causes: opt_base_learning_rate is 0.0004, published 0.00096;" in shown
+
+
+def test_a_run_to_another_target_has_no_published_runs(writer, tmp_path):
+    writer(division="open", target=0.3, evaluations=3).write(tmp_path / "result_0.txt")
+    (result,) = load_results(tmp_path)
+    assert Standing(result, 1.75e12, target=0.3).miss is None
