@@ -51,14 +51,16 @@ fi
 export NEXP=${NEXP:-2} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} RUN_NAME=${RUN_NAME:-demo_$(date +%Y%m%d-%H%M%S)}
 status=0
 ./run_local.sh || status=$?
-readonly RESULTS=${LOGDIR@Q}/${RUN_NAME@Q}
+RESULTS=$(realpath --relative-to=. -- "$LOGDIR/$RUN_NAME")
+printf -v RESULTS '%q' "$RESULTS"
+readonly RESULTS
 cat >&2 <<NEXT
 
 What to do next:
   source .venv/bin/activate
-  python -m review show $RESULTS                         # the table above, again
-  python -m review watch $RESULTS --once                 # what a live run looks like
-  python -m review report $RESULTS -o report.html        # one page with charts
-  LR=0.02 make demo                                      # with a setting of your own; python -m bert --variables
+  python -m review show $RESULTS
+  python -m review watch $RESULTS --once
+  python -m review report $RESULTS -o report.html
+  LR=0.02 make demo               # with a setting of your own; python -m bert --variables lists them
 NEXT
 exit "$status"

@@ -39,7 +39,7 @@ def test_it_ends_with_the_next_commands(demo, checkout):
     assert done.returncode == 0, done.stderr
     assert [rank["LR"] for rank in checkout.ranks()] == ["0.01"] * 4
     _, _, advice = done.stderr.partition("What to do next:")
-    folder = f"'{checkout.root.parent}/demo/results'/'mine'"
+    folder = "../demo/results/mine"
     for command in ("show", "watch", "report"):
         assert f"python -m review {command} {folder}" in advice
 
