@@ -35,7 +35,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"steps", "progress", "warm_up"},
         {"train"},  # the loop: below the settings of any task
         {"config"},
-        {"resume", "kernel_choice", "closed_division"},
+        {"resume", "hand_over", "kernel_choice", "closed_division"},
         {"pretraining", "check", "allreduce"},
         {"run"},
         {"__main__"},

@@ -7,7 +7,7 @@ import hashlib
 
 import torch
 
-from bert import checkpoint, kernel_choice, schedule
+from bert import checkpoint, hand_over, kernel_choice, schedule
 from bert.config import Config
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
@@ -36,8 +36,9 @@ def report(config: Config) -> str:
     rows.append(("steps", f"at most {config.max_steps} ({config.max_steps * config.global_batch_size:,} samples)"))
     rows.append(("learning rate", schedule.describe(config.schedule)))
     evaluate = config.evaluate
-    when = f"every {evaluate.every_samples:,} samples from {evaluate.start_samples:,}"
-    rows.append(("evaluation", f"{when}, target {evaluate.target}"))
+    when = f"every {evaluate.every_samples:,} samples from {evaluate.start_samples or evaluate.every_samples:,}"
+    target = f"target {evaluate.target}" if evaluate.has_target else "no target"
+    rows.append(("evaluation", f"{when if evaluate.every_samples else 'none'}, {target}"))
     if config.mlperf.division == "closed":
         rows.append(("convergence", f"the reference's: python -m review rcp {config.global_batch_size}"))
     rows.append(("data", _data(config)))
@@ -56,6 +57,8 @@ def _model(config: Config) -> BertForPreTraining:
         model = BertForPreTraining(config.model, kernels)
     if config.checkpoint.init_checkpoint is not None:
         checkpoint.load_weights(model, config.checkpoint.init_checkpoint)
+    if config.checkpoint.init_optimizer:
+        hand_over.read(config, {name: parameter.shape for name, parameter in model.named_parameters()})
     return model
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import threading
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +27,9 @@ class Config:
     init_checkpoint: Path | None = env(
         "INIT_CHECKPOINT", None, doc="weights to start from (.pt, .safetensors); unset: random"
     )
+    init_optimizer: bool = env(
+        "INIT_OPTIMIZER", False, doc="1 takes the optimizer's moments from INIT_CHECKPOINT too, and counts steps from 0"
+    )
     directory: Path | None = env("CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset writes none")
     every_steps: int = env("CHECKPOINT_EVERY_STEPS", 0, at_least=0, doc="steps between checkpoints; 0: none")
     keep: int = env("CHECKPOINT_KEEP", 2, at_least=1, doc="newest checkpoints to keep")
@@ -34,6 +39,8 @@ class Config:
         """Raises ConfigError where two of the settings contradict each other, or a file is missing."""
         if self.directory is None and (self.every_steps or self.resume):
             raise ConfigError("CHECKPOINT_EVERY_STEPS or RESUME is set and CHECKPOINT_DIR is not: give the folder")
+        if self.init_optimizer and self.init_checkpoint is None:
+            raise ConfigError("INIT_OPTIMIZER=1 and INIT_CHECKPOINT is not set: give the checkpoint to hand over")
         if self.init_checkpoint is not None and not self.init_checkpoint.is_file():
             raise ConfigError(f"INIT_CHECKPOINT={self.init_checkpoint}: no such file")
 
@@ -132,11 +139,15 @@ def save(config: Config, step: int, state: dict[str, Any]) -> Path:
     config.directory.mkdir(parents=True, exist_ok=True)
     path = config.directory / f"step_{step:010d}.pt"
     temporary = path.with_name(f".{path.name}.partial")
-    with open(temporary, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # on a full disk the next attempt needs its room
+        raise
     folder = os.open(config.directory, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -145,6 +156,57 @@ def save(config: Config, step: int, state: dict[str, Any]) -> Path:
     for old in checkpoints(config.directory)[: -config.keep]:
         old.unlink()
     return path
+
+
+class Writer:
+    """Writes checkpoints on a thread, one at a time, from a copy in host memory.
+
+    One that cannot be written is a warning, and the run continues to the next; ``error`` is that of the last one.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, step: int, state: dict[str, Any]) -> None:
+        """Copies the state, and returns while it is being written; waits for the one before."""
+        self.wait()
+        copy = on_host(state, {})
+        self._thread = threading.Thread(target=self._write, args=(step, copy), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is written, or has failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(self, step: int, state: dict[str, Any]) -> None:
+        self.error = None
+        try:
+            save(self.config, step, state)
+        except Exception as error:  # torch.save reports a full disk as a RuntimeError
+            self.error = error
+            reason = " ".join(str(error).split())
+            print(
+                f"bert: warning: the checkpoint of step {step} cannot be written to {self.config.directory}: {reason}; "
+                "training continues to the next",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def on_host(value: Any, copies: dict[int, Any]) -> Any:
+    """A copy of nested dicts with tensors on the CPU; what stands in them twice is copied once."""
+    if id(value) not in copies:
+        if isinstance(value, Tensor):
+            copies[id(value)] = value.detach().to("cpu", copy=True)
+        elif isinstance(value, dict):
+            copies[id(value)] = {key: on_host(item, copies) for key, item in value.items()}
+        else:
+            return value
+    return copies[id(value)]
 
 
 def checkpoints(directory: Path) -> list[Path]:

@@ -28,6 +28,8 @@ from bert.kernels import attention
 from bert.model.config import BertConfig, ModelFiles
 from bert.precision import Precision
 
+MAX_SAMPLES = 14_000_000  # at which a run that has not reached its target gives up
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ModelFiles):
@@ -35,7 +37,13 @@ class Config(ModelFiles):
 
     seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: from the system")
     max_samples: int = env(
-        "MAX_SAMPLES_TERMINATION", 14_000_000, at_least=1, doc="stop after this many training samples"
+        "MAX_SAMPLES_TERMINATION",
+        0,
+        at_least=0,
+        doc="stop after this many training samples; 0: 14,000,000 with a target, no limit without one",
+    )
+    steps_this_run: int = env(
+        "STEPS_THIS_RUN", 0, at_least=0, doc="steps after which this process saves and ends, RESUME=1 continues; 0: all"
     )
     log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
     sustained_minutes: float = env(
@@ -70,6 +78,8 @@ class Config(ModelFiles):
         self.schedule.check()
         self.checkpoint.check()
         self.observers.check(self.run)
+        if self.steps_this_run and self.checkpoint.directory is None:
+            raise ConfigError("STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from")
         self._check_device()
         if self.data.max_seq_length > self.model.max_position_embeddings:
             raise ConfigError(
@@ -138,7 +148,9 @@ class Config(ModelFiles):
     @property
     def max_steps(self) -> int:
         """Steps after which the run gives up: MAX_STEPS, or sooner at MAX_SAMPLES_TERMINATION."""
-        return min(self.schedule.max_steps, -(-self.max_samples // self.global_batch_size))
+        most = self.schedule.max_steps * self.global_batch_size
+        samples = self.max_samples or (MAX_SAMPLES if self.evaluate.has_target else most)
+        return min(self.schedule.max_steps, -(-samples // self.global_batch_size))
 
     @property
     def evaluation_steps(self) -> set[int]:
@@ -154,11 +166,14 @@ class Config(ModelFiles):
         """
         if not self.rehearse:
             return self
-        start, every = self.evaluate.start_samples, self.evaluate.every_samples
+        every = self.evaluate.every_samples
+        if not every:
+            raise ConfigError("REHEARSAL=1 compares evaluations and there are none: set EVAL_ITER_SAMPLES")
+        start = self.evaluate.start_samples or every
         intervals = max(0, -(-(self.rehearsal_samples - start) // every))
         return dataclasses.replace(
             self,
-            max_samples=min(self.max_samples, start + intervals * every),
+            max_samples=min(self.max_samples or MAX_SAMPLES, start + intervals * every),
             evaluate=dataclasses.replace(self.evaluate, initial=True),
             mlperf=dataclasses.replace(self.mlperf, division="open"),
         )

@@ -29,10 +29,24 @@ class Config:
     batch_size: int = env(
         "EVAL_BATCHSIZE", 16, at_least=1, doc="sequences per GPU in one evaluation batch; in a graph, full lengths"
     )
-    start_samples: int = env("EVAL_ITER_START_SAMPLES", at_least=1, doc="training samples before the first evaluation")
-    every_samples: int = env("EVAL_ITER_SAMPLES", at_least=1, doc="training samples between evaluations")
-    target: float = env("TARGET_MLM_ACCURACY", 0.720, above=0, at_most=1, doc="masked-LM accuracy that ends the run")
+    start_samples: int = env(
+        "EVAL_ITER_START_SAMPLES",
+        0,
+        at_least=0,
+        doc="training samples before the first evaluation; 0: as many as between",
+    )
+    every_samples: int = env(
+        "EVAL_ITER_SAMPLES", 0, at_least=0, doc="training samples between evaluations; 0: none, and no target"
+    )
+    target: float = env(
+        "TARGET_MLM_ACCURACY", 0.720, at_least=0, at_most=1, doc="masked-LM accuracy that ends the run; 0: none"
+    )
     initial: bool = env("EVAL_INITIAL", False, doc="1 evaluates once before the first step as well")
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the run succeeds by an accuracy; else it succeeds by its last step."""
+        return self.target > 0 and (self.every_samples > 0 or self.initial)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +60,9 @@ class Result:
 
 def evaluation_steps(config: Config, global_batch_size: int, max_samples: int) -> set[int]:
     """Steps after which to evaluate: the first with at least start, start + every, ... nominal samples trained."""
-    points = range(config.start_samples, max_samples + 1, config.every_samples)
+    if not config.every_samples:
+        return set()
+    points = range(config.start_samples or config.every_samples, max_samples + 1, config.every_samples)
     return {-(-samples // global_batch_size) for samples in points}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bert import checkpoint, kernel_choice, observers, resume, rundir
+from bert import checkpoint, hand_over, kernel_choice, observers, resume, rundir
 from bert.agenda import Agenda
 from bert.config import Config
 from bert.data.pretraining import PretrainingBatch, make_batch
@@ -30,7 +30,7 @@ from bert.progress import Progress
 from bert.schedule import learning_rate
 from bert.step import Step, TrainingStep, build_step
 from bert.steps import Steps
-from bert.stop import Ending, Stop
+from bert.stop import LAST_STEP, Ending, Stop, TrainingError
 from bert.train import Parts, step_seed, train
 from bert.warm_up import ready
 
@@ -45,6 +45,8 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     config = settle_kernels(config, world)
     model, step = build(config, world, seed)
     log.weights(name for name, _ in model.named_parameters())
+    if saved is None and config.checkpoint.init_optimizer:
+        hand_over.restore(config, step, {name: parameter.shape for name, parameter in model.named_parameters()})
     done, done_batches, done_samples = resume.restore(config, step, seed, saved)
     take_step, evaluation_graph = prepare(config, model, step, world)
     watchers = watch(config, world, log, seed, done)
@@ -68,34 +70,48 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     )  # fmt: skip
     evaluation = Evaluation(config, world, log, model, step, source.vocab_md5, evaluation_graph, watchers)
 
-    def save(step_number: int, batches: int, samples: int) -> None:
-        place = {"step": step_number, "batches": batches, "samples": samples, "row_counts": row_counts.tolist()}
-        resume.save(config, step, world, seed, place)
+    saver = resume.Saver(config, step, world, seed, row_counts)
+    last = min(config.max_steps, done + (config.steps_this_run or config.max_steps))
 
     try:
         with Stop(world, listen=config.checkpoint.directory is not None) as stop:
             parts = Parts(
-                data=data, take_step=take_step, steps=steps, agenda=agenda(config), progress=progress, stop=stop,
-                seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run, save=save,
+                data=data, take_step=take_step, steps=steps, agenda=agenda(config, last), progress=progress, stop=stop,
+                seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run, save=saver.save,
             )  # fmt: skip
             ending = train(parts)
-            if not ending.stopped:
-                log.run_stop(ending.samples, config.evaluate.num_examples, ending.reached)
-            if config.checkpoint.directory is not None and ending.batches > done_batches:
-                save(ending.step, ending.batches, ending.samples)
+            if ending.reason == LAST_STEP and last < config.max_steps:
+                ending = dataclasses.replace(ending, reason="STEPS_THIS_RUN")
+            finish(config, log, ending, saver if ending.batches > done_batches else None)
         progress.summary(ending)
         if config.sustained_minutes and not ending.stopped:
             sustain(take_step, data, world, log, until=started + 60 * config.sustained_minutes)
     finally:
         data.close()
+        saver.writer.wait()
     return ending
 
 
-def agenda(config: Config) -> Agenda:
-    """When reports, evaluations and checkpoints are due."""
+def finish(config: Config, log: MlperfLog, ending: Ending, saver: resume.Saver | None) -> None:
+    """Stops the clock of a run that is over, then saves (None: nothing is new). A collective.
+
+    Raises TrainingError where a run that was asked to stop cannot be continued from here.
+    """
+    if not ending.stopped:
+        success = ending.reached or not config.evaluate.has_target
+        log.run_stop(ending.samples, config.evaluate.num_examples, success)
+    if saver is None or config.checkpoint.directory is None:
+        return
+    saver.save(ending.step, ending.batches, ending.samples)
+    if not saver.finish() and ending.stopped:
+        raise TrainingError(f"stopped at step {ending.step}, and its checkpoint cannot be written, see above")
+
+
+def agenda(config: Config, last: int) -> Agenda:
+    """When reports, evaluations and checkpoints are due, up to the ``last`` step of this process."""
     first = {0} if config.evaluate.initial else set()
     return Agenda(
-        last=config.max_steps,
+        last=last,
         report_every=config.log_every_steps,
         evaluations=config.evaluation_steps | first,
         checkpoint_every=config.checkpoint.every_steps,
@@ -194,7 +210,7 @@ def prepare(
     """Before the clock: all that the first step and the first evaluation would otherwise wait for."""
     rehearse = config.warm_up if config.warm_up is not None else world.device.type == "cuda"
     take_step = ready(step, lambda: made_up_step(config, world), graph=config.uses_graph, rehearse=rehearse)
-    if not config.uses_graph:
+    if not config.uses_graph or not (config.evaluation_steps or config.evaluate.initial):
         return take_step, None
     return take_step, EvaluationGraph(config.evaluate, config.data.max_seq_length, model, world.device)
 
@@ -237,9 +253,10 @@ class Evaluation:
         result = self.evaluator(self.model)
         self.log.eval_stop(samples, result.accuracy)
         seconds = time.monotonic() - begin
-        reached = result.accuracy >= self.config.evaluate.target
+        target = self.config.evaluate.target
+        reached = 0 < target <= result.accuracy
         if self.world.is_main:
-            outcome = "reached" if reached else f"{self.config.evaluate.target:.4f}"
+            outcome = "reached" if reached else f"{target:.4f}" if target else "none"
             print(
                 f"evaluation at step {step}, {samples:,} samples: accuracy {result.accuracy:.5f} (target {outcome}), "
                 f"loss {result.mlm_loss:.4f}, {seconds:.1f} s",

@@ -58,7 +58,8 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
         "CLIP": config.optim.clip,
         "PRECISION": config.precision.precision,
         "FP8_RECIPE": config.precision.fp8_recipe if config.precision.precision == "fp8" else None,
-        "MAX_STEPS": config.schedule.max_steps,
+        # The run may become longer where the schedule's length is given apart.
+        "LR_DECAY_STEPS" if config.schedule.decay_steps else "MAX_STEPS": config.schedule.length,
         "BERT_CONFIG": repr(config.model),
     }
 
@@ -88,13 +89,23 @@ def check_weights(config: Config, world: World, weights: Mapping[str, Tensor]) -
         )
 
 
-def save(config: Config, trained: Step, world: World, seed: int, place: dict[str, Any]) -> None:
-    """Writes a checkpoint from rank 0; the others wait, so that none runs ahead of an unsaved state.
+class Saver:
+    """Saves the state of a run from rank 0, on a thread; the steps wait for a copy to host memory only."""
 
-    ``place``: step, batches, samples and row_counts.
-    """
-    state = trained.state_dict()
-    if world.is_main:
-        state |= place | {"model": state["optimizer"]["masters"], "run": run_identity(config, seed)}
-        checkpoint.save(config.checkpoint, place["step"], state)
-    world.barrier()
+    def __init__(self, config: Config, trained: Step, world: World, seed: int, row_counts: np.ndarray) -> None:
+        self.config, self.trained, self.world, self.seed = config, trained, world, seed
+        self.row_counts = row_counts
+        self.writer = checkpoint.Writer(config.checkpoint)
+
+    def save(self, step: int, batches: int, samples: int) -> None:
+        """Begins to write a checkpoint of what was done so far. A collective."""
+        state = self.trained.state_dict()
+        if self.world.is_main:
+            state |= {"step": step, "batches": batches, "samples": samples, "row_counts": self.row_counts.tolist()}
+            state |= {"model": state["optimizer"]["masters"], "run": run_identity(self.config, self.seed)}
+            self.writer.start(step, state)
+
+    def finish(self) -> bool:
+        """Waits for the last checkpoint; whether it was written, on every rank. A collective."""
+        self.writer.wait()
+        return not self.world.any(self.writer.error is not None)

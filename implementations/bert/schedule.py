@@ -79,7 +79,7 @@ class Config:
         """(number of warm-up steps, step at which they start) after the defaults are resolved."""
         if self.warmup_steps:
             return self.warmup_steps, self.start_warmup_step
-        return int(self.max_steps * self.warmup_proportion), 0
+        return int(self.length * self.warmup_proportion), 0
 
     @property
     def warmup_share(self) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bert.config import Config
-from bert.env import from_env
+from bert.env import ConfigError, from_env
 from bert.schedule import learning_rate
 from review.rehearsal import rehearsal
 
@@ -35,6 +35,13 @@ def test_it_ends_with_an_evaluation(prepared, every, last):
     start = from_env(Config, environ | {"MAX_STEPS": "1000000"}).rehearsed()
     assert start.max_samples == last
     assert start.max_steps in start.evaluation_steps
+
+
+def test_without_an_evaluation_there_is_nothing_to_compare(prepared):
+    with pytest.raises(
+        ConfigError, match=r"REHEARSAL=1 compares evaluations and there are none: set EVAL_ITER_SAMPLES"
+    ):
+        from_env(Config, prepared | {"EVAL_ITER_SAMPLES": "0", "REHEARSAL": "1"}).rehearsed()
 
 
 def test_the_closed_guard_holds_for_a_rehearsal(prepared, capfd):

@@ -84,7 +84,7 @@ def test_run_killed_while_saving_goes_on_from_the_newest_complete_checkpoint(pre
     process.wait()
     steps = sorted(int(path.stem.removeprefix("step_")) for path in (tmp_path / "killed").glob("step_*.pt"))
     assert steps
-    assert steps[-1] >= 9
+    assert steps[-1] >= 8  # that of step 9 may still be on its way
     resumed = run_bert(environment | {"RESUME": "1", "MAX_STEPS": "100000", "MAX_SAMPLES_TERMINATION": "72"})
     assert resumed.returncode == 3, resumed.stderr
 
