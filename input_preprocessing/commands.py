@@ -17,7 +17,7 @@ STAGES = {
     "extract": ("wiki.extract", "articles out of Wikipedia's dumps"),
     "clean": ("wiki.clean", "sentences out of the articles' mark-up"),
     "split": ("wiki.split", "articles into part files and evaluation text"),
-    "instances": ("instances.make", "tokenise, pair and mask one text file"),
+    "instances": ("instances.command", "tokenise, pair and mask one text file"),
     "evalset": ("records.evalset", "choose the evaluation samples"),
     "shuffle": ("records.shuffle", "instances into shuffled shards"),
     "pack": ("records.pack", "instances into shards of packed rows"),

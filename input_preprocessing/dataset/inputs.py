@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert.data.records import DataError
-from input_preprocessing.instances.sampling import SamplingConfig
+from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.deal import SEQUENCES_PER_GROUP
 from input_preprocessing.stage.cli import human_bytes, human_time
 from input_preprocessing.stage.reading import Stamp, changed, check_is_text, stamp_of

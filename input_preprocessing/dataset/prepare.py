@@ -30,8 +30,8 @@ from bert.data.format import open_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import download, phase1
 from input_preprocessing.dataset.inputs import Inputs, check_config, check_needs, find_inputs, needs_of, public_needs
-from input_preprocessing.instances.make import add_sampling_options, sampling_config, sampling_digest, write_instances
-from input_preprocessing.instances.sampling import SamplingConfig
+from input_preprocessing.instances.make import compile_first, write_instances
+from input_preprocessing.instances.options import SamplingConfig, add_sampling_options, sampling_config, sampling_digest
 from input_preprocessing.records import bins, evalset
 from input_preprocessing.records.deal import check_target, num_shards
 from input_preprocessing.records.pack import pack_records
@@ -167,6 +167,7 @@ def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[int, d
     chosen = zip(texts, targets[part[0] :: part[1]], strict=True)
     tasks = [(text, target, job.words, job.config) for text, target in chosen]
     weights = [path.stat().st_size for path in texts]
+    compile_first(job.words, job.config)
     made = run_tasks("instances", _make_instances, tasks, jobs=job.options.jobs, weights=weights)
     total = sum(count for text, (count, _) in zip(texts, made, strict=True) if text != job.inputs.eval_text)
     if not total and part[1] == 1:

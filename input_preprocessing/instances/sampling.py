@@ -7,13 +7,11 @@ tokens (whole segments of one document each, then cut at both ends): only its en
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from bert.data.compiled import compiled
-from bert.data.records import DataError, Records
+from bert.data.records import Records
 from input_preprocessing.instances.mersenne import (
     ENOUGH,
     INDEX,
@@ -25,38 +23,11 @@ from input_preprocessing.instances.mersenne import (
     shuffle,
     shuffle_with,
 )
+from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.text.tokenization import TokenizedText
 from input_preprocessing.text.vocabulary import Vocabulary
 
 _HALF, _FOUR_FIFTHS = 1 << 52, int(0.8 * 2**53)  # random() < 0.8 says of its bits that they are below that: both exact
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """Options of the reference, under its names.
-
-    Raises:
-        DataError: a value out of range.
-    """
-
-    max_seq_length: int = 512
-    max_predictions_per_seq: int = 76
-    masked_lm_prob: float = 0.15
-    short_seq_prob: float = 0.1
-    random_seed: int = 12345
-    dupe_factor: int = 10
-
-    def __post_init__(self) -> None:
-        for name, low, high in (
-            ("max_seq_length", 5, 32767),
-            ("max_predictions_per_seq", 1, 32767),
-            ("masked_lm_prob", 0, 1),
-            ("short_seq_prob", 0, 1),
-            ("dupe_factor", 1, 1000),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise DataError(f"--{name.replace('_', '-')} is {value}; give a value from {low} to {high}")
 
 
 def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: SamplingConfig) -> Records:
@@ -68,7 +39,7 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
     )
     special = np.array([vocabulary.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")], dtype=np.int16)
     state = initial_state(config.random_seed)
-    pairs, masked_offsets, masked = _sample(
+    pairs, masked_offsets, masked = sample(
         state, text.tokens, text.segment_offsets, text.document_offsets, special, len(vocabulary),
         config.max_seq_length, config.short_seq_prob, config.dupe_factor, num_predictions,
     )  # fmt: skip
@@ -241,7 +212,7 @@ def _next_pair(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _sample(  # type: ignore[no-untyped-def]
+def sample(  # type: ignore[no-untyped-def]
     state, tokens, segment_offsets, document_offsets, special, vocabulary_size,
     max_seq_length, short_seq_prob, dupe_factor, num_predictions,
 ):  # fmt: skip

@@ -11,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -252,6 +254,15 @@ def check_target(target: Path, sources: Sequence[Path] = ()) -> None:
             raise DataError(f"{path} was not made by this preparation; move it away, or give another folder")
 
 
+def _num_written(paths: Sequence[Path], begin: int) -> float:
+    """How many of the files were written since then (nanoseconds)."""
+    count = 0
+    for path in paths:
+        with suppress(OSError):
+            count += path.stat().st_mtime_ns >= begin
+    return float(count)
+
+
 def make_shards(
     deal: Deal, arrange: Arrange, *, label: str, jobs: int, multiset: str | None, part: tuple[int, int] = (0, 1)
 ) -> str:
@@ -278,7 +289,10 @@ def make_shards(
     groups = range(part[0], deal.num_groups, part[1])
     tasks = [(deal, group, arrange) for group in groups]
     weights = [float(deal.shard_offsets[group + 1] - deal.shard_offsets[group]) for group in groups]
-    digests = run_tasks(label, _make_group, tasks, jobs=jobs, weights=weights)
+    mine = [deal.shard_path(i) for g in groups for i in range(deal.shard_offsets[g], deal.shard_offsets[g + 1])]
+    begin = time.time_ns()
+    written = functools.partial(_num_written, mine, begin)
+    digests = run_tasks(label, _make_group, tasks, jobs=jobs, weights=weights, done=written)
     made = add_multiset_digests([digest for group in digests for digest in group])
     if part[1] > 1:
         return made

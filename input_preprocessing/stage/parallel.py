@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -30,6 +31,7 @@ class Progress:
     def __init__(self, label: str, total: float, stream: TextIO | None = None) -> None:
         self.label, self.total, self.stream = label, total, stream or sys.stderr
         self.done = 0.0
+        self.seen = 0.0  # done, by what can be seen of tasks that have not ended
         self.started = time.monotonic()
         self.live = self.stream.isatty()
         self.interval = 0.2 if self.live else 10.0
@@ -59,7 +61,7 @@ class Progress:
             self.stream.flush()
 
     def _show(self, now: float) -> None:
-        share = self.done / self.total if self.total else 1.0
+        share = max(self.done, self.seen) / self.total if self.total else 1.0
         elapsed = now - self.started
         left = f"{human_time(elapsed / share * (1 - share))} left" if 0 < share < 1 else ""
         line = f"{self.label:<24} {share:4.0%}  {human_time(elapsed)}  {left}"
@@ -75,14 +77,19 @@ def run_tasks(
     *,
     jobs: int,
     weights: Iterable[float] | None = None,
+    done: Callable[[], float] | None = None,
 ) -> list[Result]:
     """Results of function(task), in the order of the tasks; `weights` tell how long each takes relative to the others.
+
+    `done` tells how much of their sum is done where that can be seen from outside, as by the files that are there: long
+    tasks move the progress line before they end.
 
     Raises:
         DataError: a worker was killed. What `function` raises is raised here, once the tasks under way have ended.
     """
     costs = list(weights) if weights is not None else [1.0] * len(tasks)
     progress = Progress(label, sum(costs))
+    watch = _Watch(progress, done) if done else None
     try:
         if jobs == 1 or len(tasks) <= 1:
             return [_counted(function(task), progress, cost) for task, cost in zip(tasks, costs, strict=True)]
@@ -91,7 +98,29 @@ def run_tasks(
         reason = f"{label}: a worker was killed, perhaps for memory; run again with fewer --jobs (now {jobs})"
         raise DataError(reason) from error
     finally:
+        if watch:
+            watch.close()
         progress.close()
+
+
+class _Watch:
+    """Looks from time to time how much is done, and shows it."""
+
+    def __init__(self, progress: Progress, done: Callable[[], float]) -> None:
+        self.progress, self.done = progress, done
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+        self.thread.start()
+
+    def _look(self) -> None:
+        while not self.ended.wait(self.progress.interval / 2):
+            self.progress.seen = min(self.done(), 0.99 * self.progress.total)
+            self.progress.refresh()
+
+    def close(self) -> None:
+        """Stops looking."""
+        self.ended.set()
+        self.thread.join()
 
 
 def _counted(result: Result, progress: Progress, cost: float) -> Result:

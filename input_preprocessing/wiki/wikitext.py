@@ -18,6 +18,8 @@ from bert.data.records import DataError
 
 MODULES = ("mwparserfromhell", "nupunkt")
 
+_VERBATIM = str.maketrans("{}[]|<", "\ue000\ue001\ue002\ue003\ue004\ue005")  # what nowiki says is no mark-up
+_AS_WRITTEN = {new: old for old, new in _VERBATIM.items()}
 _LIST = "\x02"  # marks the line of a list item until lines are judged
 _DROPPED_NAMESPACES = {"file", "image", "category", "media", "portal", "template", "help", "module", "draft", "user"}
 _DROPPED_TAGS = {
@@ -111,7 +113,7 @@ def paragraphs_of(text: str) -> list[str]:
         line = _SPACES.sub(" ", line)
         for pattern, replacement in _REPAIRS:
             line = pattern.sub(replacement, line)
-        line = line.strip()
+        line = line.translate(_AS_WRITTEN).strip()
         if _WORD.search(line) and (_ENDED.search(line) or len(line.split()) >= _FEWEST_WORDS):
             kept.append(line)
     return kept
@@ -175,7 +177,7 @@ class _Text:
         if name == "br":
             return " "
         if name == "nowiki":
-            return str(node.contents or "")
+            return str(node.contents or "").translate(_VERBATIM)
         inner = self.of(node.contents) if node.contents is not None else ""
         if name in ("ul", "ol", "dl", "li"):
             return "\n" + _LIST + inner.replace("\n", "\n" + _LIST) + "\n"

@@ -47,7 +47,7 @@ def prepare_options(folder: Path, *more: str) -> argparse.Namespace:
 
 
 def prepared_digests(folder: Path) -> dict[str, str]:
-    """md5 of every prepared file but the manifests, which record the time stamps of the text."""
+    """md5 of every prepared file but the manifests, which say of other options as well what was asked for."""
     return {
         str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")

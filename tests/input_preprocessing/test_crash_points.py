@@ -24,7 +24,7 @@ from bert.data.format import write_records
 from input_preprocessing.checkpoints import convert as convert_checkpoint
 from input_preprocessing.dataset import download, prepare
 from input_preprocessing.instances import make as instances
-from input_preprocessing.instances.sampling import SamplingConfig
+from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records import bins, evalset, import_records, pack, shuffle
 from input_preprocessing.text import vocabulary
 

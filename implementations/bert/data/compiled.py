@@ -36,6 +36,14 @@ def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
     return lambda function: _compile(function, arguments)
 
 
+def is_kept(function: Function) -> bool:
+    """Whether machine code of the function, and of the sources as they are, is on disk from an earlier run."""
+    if numba is None:
+        return True
+    folder = numba.config.CACHE_DIR or _cache_folder(_package_folder(function.py_func))  # type: ignore[attr-defined]
+    return any(Path(folder).rglob(f"*.{function.__name__}-*.nbi"))
+
+
 def array(dtype: str, ndim: int = 1, readonly: bool = False) -> Any:
     """Type of a contiguous array. A read-only one takes writable arrays too, and any address (memory-mapped files)."""
     if numba is None:

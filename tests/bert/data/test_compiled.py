@@ -34,3 +34,15 @@ def test_a_changed_helper_in_another_room_of_the_package_is_compiled_anew(tmp_pa
         command = [sys.executable, "-B", "-m", "package.high.caller"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout == f"{factor + 1}\n"
+
+
+def test_whether_machine_code_is_kept_is_known_before_it_is_used(tmp_path, repository):
+    (tmp_path / "caller.py").write_text(
+        "from bert.data.compiled import compiled, is_kept\n@compiled\ndef caller(x):\n    return x + 1\n"
+        "print(is_kept(caller), caller(1), is_kept(caller))\n"
+    )
+    command = [sys.executable, "-B", str(tmp_path / "caller.py")]
+    environment = {"PYTHONPATH": str(repository / "implementations")}
+    for before in (False, True):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{before} 2 True\n"

@@ -10,7 +10,7 @@ import pytest
 from bert.data.records import DataError
 from input_preprocessing.dataset import inputs, prepare
 from input_preprocessing.dataset.inputs import check_needs, needs_of, public_needs
-from input_preprocessing.instances.sampling import SamplingConfig
+from input_preprocessing.instances.options import SamplingConfig
 
 from ..conftest import prepare_options
 

@@ -13,13 +13,16 @@ import pytest
 
 from bert.data.format import open_records, verify_records
 from bert.data.records import DataError, Records
+from input_preprocessing.instances import command as instances_command
 from input_preprocessing.instances import make as instances
 from input_preprocessing.instances.mersenne import initial_state, next_below, next_float, shuffle
-from input_preprocessing.instances.sampling import SamplingConfig, make_instances
-from input_preprocessing.text import corpus, vocabulary
+from input_preprocessing.instances.options import SamplingConfig
+from input_preprocessing.instances.sampling import make_instances
+from input_preprocessing.text import vocabulary
 from input_preprocessing.text.tokenization import tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
 
+from ..conftest import made_up_documents
 from . import oracle
 
 WORDS = """
@@ -127,7 +130,7 @@ def test_instances_of_random_texts_equal_the_plain_restatement(words: Vocabulary
 def test_instances_of_prose_equal_the_plain_restatement_in_both_phases(
     words: Vocabulary, length: int, predictions: int
 ) -> None:
-    documents = corpus.pydoc_documents()[:40]
+    documents = made_up_documents(40)
     data = "".join("\n".join(document) + "\n\n" for document in documents).encode()
     expected = oracle.make_instances(data, words.ids, max_seq_length=length, max_predictions=predictions, dupe_factor=2)
     records = ours(data, words, max_seq_length=length, max_predictions_per_seq=predictions, dupe_factor=2)
@@ -207,7 +210,19 @@ def test_the_command_refuses_bad_input_in_one_line(tmp_path: Path, monkeypatch: 
         line = {"--input-file": text, "--vocab-file": vocab, "--output-file": tmp_path / "new.hdf5", option: value}
         monkeypatch.setattr(sys, "argv", ["instances", *(str(item) for pair in line.items() for item in pair)])
         with pytest.raises(SystemExit, match=message) as caught:
-            instances.main()
+            instances_command.main()
         assert "\n" not in str(caught.value.code)
     assert not list(tmp_path.glob("*new.hdf5*"))
     assert text.read_bytes() == b"the cat\n\nab\n"
+
+
+def test_the_first_run_says_that_it_compiles_and_compiles_once(
+    words: Vocabulary, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = []
+    monkeypatch.setattr(instances, "make_instances", lambda *arguments: made.append(arguments))
+    for kept in (False, True):
+        monkeypatch.setattr(instances, "is_kept", lambda function, kept=kept: kept)
+        instances.compile_first(words, SamplingConfig())
+    assert capsys.readouterr().err.count("compiling") == 1
+    assert len(made) == 1

@@ -13,7 +13,7 @@ import pytest
 
 from bert.data.records import DataError, Records
 from input_preprocessing.instances import make as instances
-from input_preprocessing.instances.sampling import SamplingConfig
+from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.tensorflow_files import crc32c
 from input_preprocessing.tensorflow_files.tfrecord import read_tfrecord, write_tfrecord
 from input_preprocessing.text import vocabulary

@@ -141,3 +141,9 @@ def test_a_missing_library_is_named_in_one_line(monkeypatch, name):
     with pytest.raises(DataError, match=rf"{name}.*not installed.*requirements/wiki.txt") as caught:
         require()
     assert "\n" not in str(caught.value)
+
+
+def test_nowiki_keeps_its_paragraph_and_what_it_shows() -> None:
+    text = "Links are written <nowiki>[[title]]</nowiki> or <nowiki>{{name|x}}</nowiki> in its mark-up. It has rules.\n"
+    assert sentences_of(text) == ["Links are written [[title]] or {{name|x}} in its mark-up.", "It has rules."]
+    assert sentences_of("A broken [[link stays in this paragraph here.\n") == []
