@@ -77,7 +77,7 @@ class BertForPreTraining(Trainable):
     def _padded_logits(self, batch: PretrainingBatch) -> Logits:
         hidden = self.bert(batch)  # (T, D)
         masked = hidden.index_select(0, batch.masked_positions)  # (M, D)
-        mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)
+        mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)  # (M, V)
         # The offset of a padding sequence may be T, one past the last token; its label is ignored.
         first = batch.cu_seqlens[:-1].clamp(max=hidden.shape[0] - 1)
         nsp = self.cls.seq_relationship(self.bert.pooler(hidden.index_select(0, first)))
@@ -89,8 +89,9 @@ class BertForPreTraining(Trainable):
         return Logits(mlm[:, : self.config.vocab_size], nsp)
 
     def scored(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-        """Scores at the masked positions [M, V] and their losses [M]; without gradients."""
-        mlm, _ = self._padded_logits(batch)
+        """Scores at the masked positions [M, V], in fp32 at least, and their losses [M]; without gradients."""
+        masked = self.bert(batch).index_select(0, batch.masked_positions)  # (M, D)
+        mlm = self.cls.predictions.scores(masked, self.bert.embeddings.word_embeddings.weight)
         return mlm[:, : self.config.vocab_size], self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
 
     def forward(self, batch: PretrainingBatch) -> Losses:

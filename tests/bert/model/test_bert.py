@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 
 from bert.data.pretraining import PretrainingCapacity
@@ -125,3 +126,28 @@ def test_bert_large_has_the_398_tensors_of_the_published_logs():
         model = BertForPreTraining(BertConfig(), kernels.select(kernels.Config(), torch.device("cpu")))
     assert len(list(model.parameters())) == 398
     assert sum(p.numel() for p in model.parameters()) == 336_226_108 + 6 * 1025  # Google's, plus 6 padding words
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_of_an_evaluation_are_not_rounded_to_the_weights_precision(
+    dtype, tiny, make_model, make_records, batch_of
+):
+    model, batch = make_model(tiny, dtype=dtype).eval(), batch_of(make_records(4), range(6))
+    seen = []
+    model.cls.predictions.transform.register_forward_hook(lambda module, inputs, output: seen.append(output.double()))
+    with torch.no_grad():
+        scores, losses = model.scored(batch)
+        expected = seen[0] @ model.bert.embeddings.word_embeddings.weight.double().t() + model.cls.predictions.bias
+        expected = expected[:, : tiny.vocab_size]
+        rounded = model.logits(batch).mlm
+    assert scores.dtype == losses.dtype == torch.float32
+    torch.testing.assert_close(scores.double(), expected, atol=1e-5, rtol=1e-5)
+    assert (rounded.double() - expected).abs().max() > 1e-3
+    truth = F.cross_entropy(expected, batch.masked_labels, reduction="none")
+    torch.testing.assert_close(losses.double(), truth, atol=1e-4, rtol=1e-4)
+
+
+def test_scores_in_full_precision_are_the_logits(tiny, make_model, make_records, batch_of):
+    model, batch = make_model(tiny).eval(), batch_of(make_records(4), range(6))
+    with torch.no_grad():
+        assert torch.equal(model.scored(batch)[0], model.logits(batch).mlm)
