@@ -31,6 +31,20 @@ def reciprocal(x):
 
 
 @jit
+def widened(x):
+    """A number of ``x``'s type -> fp32. In assembly, which the compiler does not repeat: it would rather convert again,
+    and compute all that follows again, than keep what it has.
+    """
+    if NATIVE and x.dtype == tl.bfloat16:
+        y = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=tl.int32, is_pure=True, pack=2
+        ).to(tl.float32, bitcast=True)  # fmt: skip
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
+@jit
 def narrowed(x, dtype: constexpr):
     """fp32 -> ``dtype``, two numbers in one instruction.
 

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from bert.kernels import triton_support
+from bert.kernels.arithmetic import widened
 from bert.kernels.fp8 import ROW_MULTIPLE, Target
 from bert.kernels.reductions import column_sums as sum_partials
 from bert.kernels.triton_support import constexpr, jit, tl
 
 # Tiles of 128 x 64: 128-byte lines of what is read and of the transposed fp8, 64-byte halves of the fp8 in row order;
-# 32 elements a thread, at 80 registers three programs of eight warps a multiprocessor, 48 KB in flight.
+# 32 elements a thread, at 60 to 74 registers three or four programs of eight warps a multiprocessor.
 BLOCK_ROWS, BLOCK, NUM_WARPS = 128, 64, 8
 TRANSPOSE_BLOCK, TRANSPOSE_NUM_WARPS = 128, 4  # bytes; 32 words a thread in flight
 
@@ -74,7 +75,7 @@ def _cast_transpose(
     row = tile * block_rows + tl.arange(0, block_rows)
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     pointers = x + row.to(tl.int64)[:, None] * num_columns + column[None, :]
-    value = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+    value = widened(tl.load(pointers, mask=inside, other=0.0))
     if partials is not None:
         line = partials + tile.to(tl.int64) * num_columns + column
         tl.store(line, tl.sum(value, axis=0), mask=column < num_columns)

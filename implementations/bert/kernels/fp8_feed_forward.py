@@ -16,8 +16,8 @@ Bytes that the kernels around the fp8 products of a layer move, for each element
 
 With BERT-large's 12,288 tokens of 1,024 in 24 layers that is 31.4 GB and 18.4 GB a step: 3.0 ms of an H200's memory.
 
-Compiled for sm_90 the two GELU kernels take 36 and 41 instructions an element; 28 and 41 are what an H200 has time for
-while it moves the 4 and 6 bytes, so the forward one is bound by them.
+Compiled for sm_90 the two GELU kernels take 27 and 39 instructions an element by the tanh formula; 28 and 41 are what
+an H200 has time for while it moves the 4 and 6 bytes.
 
 Everything is rounded to the type of the activations before it is cast, as if it had been written and read again, so
 that all results equal those of the separate kernels bit for bit, but the gradient of b_1, whose sum is in another
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from bert.kernels import dropout_add_layer_norm as norm_kernels
 from bert.kernels import fp8_cast
-from bert.kernels.arithmetic import rounded
+from bert.kernels.arithmetic import rounded, widened
 from bert.kernels.bias_gelu import _value_and_slope
 from bert.kernels.dropout import DropoutSites
 from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Target, product
@@ -55,7 +55,7 @@ def _gelu_cast(
     inside = (row < num_rows)[:, None] & (column < width)[None, :]
     offset = row.to(tl.int64)[:, None] * width + column[None, :]
     b = tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
-    h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+    h = widened(tl.load(x + offset, mask=inside, other=0.0)) + b[None, :]
     value, _ = _value_and_slope(h, tanh)
     value = tl.where(inside, rounded(value, x.dtype.element_ty), 0.0)
     store_both_orders(value, cast, transposed, scale, largest, row, column, num_rows, width, maximum)

@@ -1,6 +1,7 @@
 """Compiles the Triton kernels for GPUs that are not there, as BERT-large launches them, and prints what each takes.
 
 usage: python tests/bert/kernels/ahead_of_time.py [CAPABILITY ...] [--only NAME]   (default: 80 90 100)
+       python tests/bert/kernels/ahead_of_time.py --update tests/bert/kernels/compiled_kernels.json
 
 One JSON line a kernel and target: registers and spilled bytes a thread, shared memory a program. Launches are recorded
 on the meta device, so types, constants and warps are those of the real call; nothing runs. Not under TRITON_INTERPRET.
@@ -12,12 +13,11 @@ import argparse
 import functools
 import json
 import re
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import sass
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -30,7 +30,6 @@ from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
 from bert.kernels.forward_pass import ForwardPass
 from bert.kernels.fp8_linear import Fp8Linear
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TYPES = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
@@ -141,15 +140,27 @@ def record(only: str) -> dict[str, Launch]:
     return launches
 
 
-def resources(cubin: bytes) -> dict[str, int]:
-    """Registers and bytes of local memory a thread, from the compiled kernel."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
-    return {"registers": int(found["REG"]), "spilled_bytes": int(found["STACK"]) + int(found.get("LOCAL", 0))}
+def table() -> dict[str, dict[str, int]]:
+    """What each kernel takes of a Hopper GPU."""
+    found = {}
+    for name, (source, options) in record("").items():
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        cubin, shared = compiled.asm["cubin"], compiled.metadata.shared
+        registers = sass.resources(cubin)["registers"]
+        blocks = sass.blocks_per_multiprocessor(registers, compiled.metadata.num_warps, shared)
+        found[name] = {"registers": registers, "blocks": blocks, **sass.instructions(cubin)}
+    return found
+
+
+def update(path: Path) -> None:
+    """Writes this Triton's columns of the table."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known[triton.__version__] = table()
+    lines = []
+    for version in sorted(known):
+        rows = [f"  {json.dumps(name)}: {json.dumps(figures)}" for name, figures in known[version].items()]
+        lines.append(f" {json.dumps(version)}: {{\n" + ",\n".join(rows) + "\n }")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -158,7 +169,17 @@ def main() -> None:
     parser.add_argument("capabilities", nargs="*", type=int, default=[80, 90, 100], help="such as 90 for Hopper")
     parser.add_argument("--keep", type=Path, help="folder for the compiler's files of each kernel")
     parser.add_argument("--only", default="", help="operations whose name has this in it")
+    parser.add_argument(
+        "--table", action="store_true", help="one JSON object of what each kernel takes of a Hopper GPU"
+    )
+    parser.add_argument("--update", type=Path, metavar="FILE", help="write these figures in the table of the tests")
     options = parser.parse_args()
+    if options.update:
+        update(options.update)
+        return
+    if options.table:
+        print(json.dumps(table()))
+        return
     for name, (source, launch_options) in record(options.only).items():
         for capability in options.capabilities:
             if capability < FP8_CAPABILITY and name.startswith("fp8"):
@@ -168,7 +189,7 @@ def main() -> None:
                 for stage in ("ttgir", "ptx"):
                     file = options.keep / f"{name.replace(':', '.')}.sm{capability}.{stage}"
                     file.write_text(compiled.asm[stage], encoding="utf-8")
-            figures = resources(compiled.asm["cubin"]) | {"shared_bytes": compiled.metadata.shared}
+            figures = sass.resources(compiled.asm["cubin"]) | {"shared_bytes": compiled.metadata.shared}
             vectors = sorted(set(re.findall(r"(?:ld|st)\.global[.\w:]*?\.(v\d)", compiled.asm["ptx"])))
             wgmma = "wgmma" in compiled.asm["ptx"]
             print(

@@ -50,3 +50,53 @@ def test_kernels_compile_without_spills_and_with_wide_accesses(capability, tmp_p
             assert "v4" in kernel["vectors"], f"no 16-byte access in {kernel}"
             on_tensor_cores = kernel["kernel"].startswith("attention")
             assert kernel["wgmma"] == (on_tensor_cores and capability == 90), f"Hopper's matrix instructions: {kernel}"
+
+
+TABLE = Path(__file__).with_name("compiled_kernels.json")
+
+
+@pytest.fixture(scope="session")
+def triton_of(repository):
+    """folder(version): that version of Triton, from the package index; kept under .cache."""
+
+    def folder(version: str) -> Path:
+        target = repository / ".cache" / f"triton-{version}"
+        if not (target / "triton" / "__init__.py").is_file():
+            command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(target)]
+            done = subprocess.run([*command, f"triton=={version}"], capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"Triton {version} cannot be installed here: {done.stderr.splitlines()[-1]}")
+        return target
+
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])  # of NGC's PyTorch 2.11 and of PyTorch 2.13
+def test_kernels_take_what_the_table_says_under_both_versions_of_triton(version, triton_of, repository, tmp_path):
+    """Registers, blocks a multiprocessor, instructions in all and in the longest loop, at real sizes on Hopper."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = [str(triton_of(version)), str(repository / "implementations")]
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), "--table"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    found, expected = json.loads(result.stdout), json.loads(TABLE.read_text())[version]
+    changed = {
+        name: f"{expected.get(name)} -> {found.get(name)}"
+        for name in found | expected
+        if found.get(name) != expected.get(name)
+    }
+    assert not changed, f"if that is meant: ahead_of_time.py --update {TABLE.name} (see CONTRIBUTING.md): {changed}"
+
+
+def test_no_kernel_is_much_worse_under_one_version_of_triton_than_under_the_other():
+    table = json.loads(TABLE.read_text())
+    assert table["3.6.0"].keys() == table["3.7.1"].keys()
+    for name, one in table["3.6.0"].items():
+        other = table["3.7.1"][name]
+        for figure in ("instructions", "loop"):
+            smaller, larger = sorted((one[figure], other[figure]))
+            assert larger <= 1.1 * smaller, f"{name}: {figure} {one[figure]} and {other[figure]}"
+        assert abs(one["blocks"] - other["blocks"]) <= 0.15 * other["blocks"], name
