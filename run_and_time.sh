@@ -15,7 +15,7 @@ readonly RANKS_OF_NODE=${DGXNGPU:-1}
 # The order in which nvidia-smi, and so the binding, numbers the GPUs.
 export CUDA_DEVICE_ORDER=${CUDA_DEVICE_ORDER:-PCI_BUS_ID}
 if [[ ${RANK:-0} == 0 ]]; then binding::table "$RANKS_OF_NODE" >&2 || true; fi
-# Threads of a CPU rank: Slurm's tasks share the node; torchrun is told by run_local.sh.
+# Threads of a CPU rank: Slurm's tasks share the node; run_local.sh sets them for torchrun.
 if [[ -z ${OMP_NUM_THREADS:-} ]]; then OMP_NUM_THREADS=$(binding::threads "$RANKS_OF_NODE"); fi
 export OMP_NUM_THREADS
 binding::apply "${LOCAL_RANK:-0}" "$RANKS_OF_NODE"

@@ -30,7 +30,7 @@ def require_gpu() -> torch.device:
 
 
 class Recorded:
-    """``num_calls`` calls of a function, told their number, as one CUDA graph."""
+    """``num_calls`` calls of a function, given their number, as one CUDA graph."""
 
     def __init__(self, function: Call, num_calls: int) -> None:
         self.num_calls = num_calls

@@ -39,7 +39,7 @@ class DiskWatch(threading.Thread):
         self.folder, self.most, self.ended = folder, 0, threading.Event()
 
     def run(self) -> None:
-        """Looks until told to end."""
+        """Looks until asked to end."""
         while not self.ended.wait(0.5):
             self.most = max(self.most, size_of(self.folder))
 

@@ -4,7 +4,7 @@
 #   container::check      stops in one line when the runtime or the image cannot be used; changes nothing
 #   container::create     makes this run's container once on every node, for all later commands
 #   container::arguments  sets the array container: the words that come before a command to run it inside (for pyxis
-#                         options of srun, so they stand last among srun's). Called anew for each command, since
+#                         options of srun, so they stand last among srun's). Called again for each command, since
 #                         folders and exported variables change between commands
 #   container::remove     removes what create made and nothing else; may run twice or before create; never fails
 # Paths are the same inside and outside, so no variable is translated: container::mounts gives the list.
@@ -31,7 +31,7 @@ container::create() { :; }
 container::arguments() { container=(); }
 container::remove() { :; }
 
-# Makes the paths that are mounted absolute, as the trainer will be told them, and refuses what mount lists cannot say.
+# Makes the paths that are mounted absolute, as the trainer will see them, and refuses what mount lists cannot say.
 container::paths() {
   local name
   for name in DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT CHECKPOINT_DIR \

@@ -66,7 +66,7 @@ while ((ended)) && kill -0 "$trainer" 2>/dev/null; do wait "$trainer"; done
 if ((status)) && [[ -n ${RUN_DIR:-} ]]; then
   ((status == NOT_REACHED && NUMBER > 0)) && exit 0 # rank 0 says it for all
   report "$status" 2>/dev/null
-  # A complete run short of its target is no crash, which launchers answer with tracebacks and kills.
+  # A complete run short of its target is not a crash, which launchers answer with tracebacks and kills.
   if ((status == NOT_REACHED)) && [[ -s $RUN_DIR/status ]]; then status=0; fi
 fi
 exit "$status"

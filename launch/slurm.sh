@@ -22,7 +22,7 @@ slurm::check() {
 # Sets the array srun: the command that all steps of this job begin with. Starts one step to see that such steps start.
 slurm::srun_command() {
   local -r gres=${GPU_GRES:-gpu}
-  # What sbatch was told of tasks and GPUs would otherwise hold for each step too, besides or against what is asked here.
+  # What sbatch was given for tasks and GPUs would otherwise hold for each step too, besides or against what is asked here.
   unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
     SLURM_CPU_BIND SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GRES SLURM_TRES_PER_TASK
   srun=(srun --distribution=block --input=none)

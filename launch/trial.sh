@@ -47,7 +47,7 @@ trial::run() {
   caches::drop && cleared=1
   rm -rf -- "$RUN_DIR/running_$trial" "$RUN_DIR/error_$trial.txt" "$RUN_DIR/failed_$trial.txt" "$RUN_DIR/power_$trial"
   mkdir -- "$RUN_DIR/running_$trial" || exit 1
-  log::info "trial $trial of 0..$((NEXP - 1)) starts"
+  log::info "trial $((trial + 1)) of $NEXP starts: result_$trial.txt"
   power::start "$trial"
   trial::launch "$trial" "$cleared" || launched=$?
   trial::collect "$trial" "$launched" || status=$?

@@ -19,12 +19,12 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m review", description="Review MLPerf BERT results.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    show = commands.add_parser("show", help="one row a run, the RCP test and the score")
+    show = commands.add_parser("show", help="one row per run, the RCP test and the score")
     show.add_argument("target", type=Path, nargs="+", help="a log, a folder of logs, or a folder above such folders")
     _common(show)
     show.set_defaults(run=_show)
 
-    check = commands.add_parser("check", help="does it count? official verdict, reasons, and what it overlooks")
+    check = commands.add_parser("check", help="is it valid? official verdict, reasons, and what it overlooks")
     check.add_argument("target", type=Path, nargs="+", help="a log, a result folder, a submission, or a folder above")
     check.add_argument("--strict", action="store_true", help="warnings fail as well")
     _common(check)

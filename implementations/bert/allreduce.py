@@ -68,7 +68,7 @@ class AllReduceError(RuntimeError):
 
 
 def pattern(count: int, rank: int, device: torch.device) -> torch.Tensor:
-    """Vector of rank ``rank``: small whole numbers, whose float32 sums are exact. [count]"""
+    """Vector of rank ``rank``: small integers, whose float32 sums are exact. [count]"""
     return torch.arange(count, device=device).add_(STRIDE * rank).remainder_(PERIOD).float()
 
 

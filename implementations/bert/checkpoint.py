@@ -1,4 +1,4 @@
-"""Weights to start from, and checkpoints to go on from."""
+"""Weights to start from, and checkpoints to resume from."""
 
 from __future__ import annotations
 
@@ -226,5 +226,5 @@ def newest(config: Config) -> dict[str, Any] | None:
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"{found[-1]}: damaged checkpoint ({reason}): remove it to go on from the one before"
+            f"{found[-1]}: damaged checkpoint ({reason}): remove it to resume from the one before"
         ) from None

@@ -53,7 +53,7 @@ def static_batch(batch: AnyBatch, capacity: Capacity) -> AnyBatch:
     offsets = torch.cat([batch.cu_seqlens, ends.clamp(max=capacity.tokens).to(torch.int32)])
     if int(offsets[-1]) < capacity.tokens:
         raise DataError(f"{capacity} leaves no room for the padding tokens: raise MAX_SEQUENCES_PER_ROW")
-    # The counts are the graph's: what is real is told by the labels.
+    # The counts are the graph's: what is real is known by the labels.
     return dataclasses.replace(filled, cu_seqlens=offsets)
 
 
@@ -75,7 +75,7 @@ def record(
     """
     graph = torch.cuda.CUDAGraph()
     pool = before.pool() if before is not None else None
-    # Other threads (data, NCCL's watchdog) may go on using the device meanwhile.
+    # Other threads (data, NCCL's watchdog) may keep using the device meanwhile.
     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         run()
     return graph

@@ -114,5 +114,5 @@ class MlperfLog:
         self._end(constants.RUN_STOP, samples, status=constants.SUCCESS if success else constants.ABORTED)
 
     def sustained_stop(self) -> None:
-        """Logs the end of the training that goes on after run_stop, for power meters."""
+        """Logs the end of the training that continues after run_stop, for power meters."""
         self._event("sustained_training_stop")

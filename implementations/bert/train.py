@@ -75,7 +75,7 @@ def train(parts: Parts) -> Ending:
 
 
 def evaluate(parts: Parts) -> bool:
-    """Whether the target is reached; the time that it takes is no training time."""
+    """Whether the target is reached; the time that it takes is not training time."""
     samples = parts.progress.samples()
     with parts.progress.paused():
         return parts.evaluate(parts.steps.done, samples)

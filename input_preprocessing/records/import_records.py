@@ -1,7 +1,7 @@
 """Turns files of training instances that others made into record files, one for one, checked.
 
 Takes the reference's TFRecord files (checksums verified) and NVIDIA's HDF5 shards: fixed-length, variable-length and
-packed, whose rows are kept. The kind is told by the file's contents. Finished files are kept on a second run.
+packed, whose rows are kept. The kind is known by the file's contents. Finished files are kept on a second run.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _counted(result: Result, progress: Progress, cost: float) -> Result:
 def _bind_to_parent(parent: int) -> None:
     """Makes a worker end with the process that started it, were that by kill -9, and at once on Ctrl-C.
 
-    Else it would go on writing beside the next run, and then wait for tasks for ever. Linux only.
+    Else it would keep writing beside the next run, and then wait for tasks for ever. Linux only.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupt.SIGNALS)

@@ -77,7 +77,7 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
 
     Args:
         path: a record file, of ours or NVIDIA's.
-        rules: what to hold it against; a broken one is told in `fault`.
+        rules: what to hold it against; a broken one is reported in `fault`.
         known: sorted hashes of original texts to look for.
 
     Raises:

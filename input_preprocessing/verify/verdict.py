@@ -2,7 +2,7 @@
 
 FOLDER is what prepare_data.sh was given as --outputdir; every data set that it finished there (prepared-*.json) is
 verified. FOLDER may also be any folder of record files, such as NVIDIA's packed shards: then what made them is not
-known, and whether they are complete cannot be told. Prints a table and one line with the verdict; exit code 0 only if
+known, and whether they are complete cannot be known. Prints a table and one line with the verdict; exit code 0 only if
 every check holds.
 """
 

@@ -32,7 +32,7 @@ class Page:
 
 
 def is_multistream(path: Path) -> bool:
-    """Whether the dump has a second stream: not told by its name.
+    """Whether the dump has a second stream: its name does not say.
 
     Raises:
         DataError: it is not a bzip2 file.

@@ -29,7 +29,7 @@ doctor::container() {
   fi
 }
 
-# The runs make their containers anew; docker and Apptainer start one here.
+# Each run makes its container; docker and Apptainer start one here.
 doctor::runtime_check() (
   # shellcheck disable=SC2329 # the runtime's file calls it
   runner::everywhere() { "$@"; }

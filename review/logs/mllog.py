@@ -44,7 +44,7 @@ class Event(NamedTuple):  # not a dataclass: a large log has tens of thousands
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """A line that carries the token but is no event. ``fatal``: the official checker crashes on it."""
+    """A line that carries the token but is not an event. ``fatal``: the official checker crashes on it."""
 
     line: int
     reason: str

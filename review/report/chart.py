@@ -77,7 +77,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """A row of a BarChart: stretches, or a dot. ``run`` is None for a row that is no run."""
+    """A row of a BarChart: stretches, or a dot. ``run`` is None for a row that is not a run."""
 
     run: int | None
     name: str
@@ -103,7 +103,7 @@ class LineChart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BarChart:
-    """One row a run. ``parts`` names the stretches of the bars; ``band`` is shaded from low to high."""
+    """One row per run. ``parts`` names the stretches of the bars; ``band`` is shaded from low to high."""
 
     key: str
     title: str

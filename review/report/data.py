@@ -172,7 +172,7 @@ def dates(result: Result) -> str:
 
 
 def run_rows(result: Result) -> list[dict[str, Any]]:
-    """One row a run, with the excerpt of its log."""
+    """One row per run, with the excerpt of its log."""
     rows = []
     for index, run in enumerate(result.runs):
         rows.append(

@@ -17,7 +17,7 @@ _LABEL_WIDTH = 12
 
 
 def console(width: int | None = None) -> Console:
-    """A console on stdout; wide where stdout is no terminal, so that nothing is cut off in a file."""
+    """A console on stdout; wide where stdout is not a terminal, so that nothing is cut off in a file."""
     from rich.console import Console
 
     if width is None and not sys.stdout.isatty():

@@ -13,7 +13,7 @@ from review.results.run import Run
 def check_seeds(runs: Sequence[Run]) -> list[Finding]:
     """Every run logs integer seeds, no two runs one seed from one line of code, and every line of each log is readable.
 
-    The last is no rule of its own: the official checker gives up on a log with a broken line, and fails.
+    The last is not a rule of its own: the official checker gives up on a log with a broken line, and fails.
     """
     found: list[Finding] = []
     seen: dict[tuple[Any, ...] | None, Run] = {}

@@ -1,7 +1,7 @@
 """The compliance rules of a ruleset, applied to one log in milliseconds.
 
 The rules are data of the mlperf_logging package: YAML files whose snippets of Python are the rules themselves. The
-official checker parses the YAML and compiles each snippet anew for every line; here both happen once. The semantics
+official checker parses the YAML and compiles each snippet again for every line; here both happen once. The semantics
 are the official ones, quirks included: rules of a later file replace the findings of an earlier one for the same key,
 repeats with one value are allowed where one is required, "submission_*" keys are checked once. Where the official
 checker would crash, that is a finding.

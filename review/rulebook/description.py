@@ -1,7 +1,7 @@
 """The system description, systems/SYSTEM.json: its fields, and what is wrong with one.
 
 The official checker only asks for the fields and for a known status. The submission rules want a meaningful response in
-most of them, and the official summarizer crashes on counts that are no whole numbers.
+most of them, and the official summarizer crashes on counts that are not integers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STATUSES = (
     "Preview",
 )
 DIVISIONS = ("closed", "open")
-# The official checker joins these to a line of a table and crashes on what is no string.
+# The official checker joins these to a line of a table and crashes on what is not a string.
 _STRINGS = (
     "submitter",
     "system_name",
@@ -144,14 +144,14 @@ class _Check:
         for key in _COUNTS:
             value = fields.get(key)
             if isinstance(value, str) and value.strip() and not value.strip().isdigit():
-                rule = "the official summarizer reads it as a whole number and crashes on others"
+                rule = "the official summarizer reads it as an integer and crashes on others"
                 self.say(ERROR, "rules", f"is {value!r}", rule, 'write a number, such as "8"', key)
 
     def _blanks(self, fields: dict[str, Any]) -> None:
         for key, filled in FIELDS.items():
             if key in fields and fields[key] in ("", None, {}, []):
                 if key in _COUNTS:
-                    rule = "the official summarizer reads it as a whole number and crashes on a blank"
+                    rule = "the official summarizer reads it as an integer and crashes on a blank"
                     self.say(ERROR, "rules", "is blank", rule, 'write a number; "0" accelerators for none', key)
                 elif filled:
                     rule = "the submission rules want a meaningful response"

@@ -189,7 +189,7 @@ def check(description: Description, name: str, ruleset: str = DEFAULT_RULESET) -
     """Checks with our rules and with the official checker. Raises ReviewError for a description that cannot stand."""
     for count in _COUNTS:
         if not str(description.fields[count]).isdigit():
-            raise ReviewError(f"{count} is {description.fields[count]!r}: write a whole number, such as 8")
+            raise ReviewError(f"{count} is {description.fields[count]!r}: write an integer, such as 8")
     if description.fields["division"] not in DIVISIONS:
         raise ReviewError(f"division is {description.fields['division']!r}: write {' or '.join(DIVISIONS)}")
     with tempfile.TemporaryDirectory(prefix="review-system-") as folder:

@@ -1,6 +1,6 @@
 """`check`: does this result count? The official verdict, each reason with its place, and what that verdict overlooks.
 
-The official package checker decides on a copy of each result. Its reasons are found anew by this package, which knows
+The official package checker decides on a copy of each result. Its reasons are found again by this package, which knows
 the line and what to do; where the two differ, the official verdict stands.
 """
 

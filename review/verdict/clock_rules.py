@@ -25,13 +25,13 @@ def check_clock(run: Run) -> Iterator[Finding]:
     for event in (run.run_start, run.run_stop):
         if event is not None and not _is_date(event):
             dated = False
-            message = f"has time_ms {event.time_ms:.0f}, which is no date of a run"
+            message = f"has time_ms {event.time_ms:.0f}, which is not a date of a run"
             yield in_log(run, ERROR, message, _DATE, "log time.time() * 1000", event)
         elif event is not None:
             yield from _check_neighbours(run, event)
     first = next(iter(run.log.events), None)
     if dated and first is not None and not _is_date(first):
-        message = f"has time_ms {first.time_ms:.0f}, which is no date of a run"
+        message = f"has time_ms {first.time_ms:.0f}, which is not a date of a run"
         yield in_log(run, WARNING, message, _DATE, "log time.time() * 1000", first)
     yield from _check_order(run)
 

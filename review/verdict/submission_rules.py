@@ -117,7 +117,7 @@ def _check_scaling(result: Result) -> list[Finding]:
         "has no scaling_factor" if factor is None else f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}"
     )
     rule = "the official summarizer multiplies the time by what it finds here"
-    return [_finding(WARNING, said, path, rule, "delete it; the package checker writes it anew", "scaling_factor")]
+    return [_finding(WARNING, said, path, rule, "delete it; the package checker writes it again", "scaling_factor")]
 
 
 def check_organization(root: Path) -> list[Finding]:

@@ -42,7 +42,7 @@ def _pt(environment, value):
 
 CASES = {
     "missing variable": (lambda e: e.pop("LR"), "LR is not set"),
-    "mistyped": (lambda e: e.update(BATCHSIZE="many"), "BATCHSIZE='many': expected an integer"),
+    "malformed": (lambda e: e.update(BATCHSIZE="many"), "BATCHSIZE='many': expected an integer"),
     "out of range": (lambda e: e.update(TARGET_MLM_ACCURACY="72"), "TARGET_MLM_ACCURACY='72'"),
     "unknown attention": (lambda e: e.update(ATTENTION="best"), "ATTENTION=best"),
     "unknown fused name": (lambda e: e.update(FUSED="softmax"), "FUSED names softmax"),

@@ -1,4 +1,4 @@
-"""The doctor passes a site in order, and names what is not with the command that cures it."""
+"""The doctor passes a site in order, and names what is not with the command to fix it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def compiled(function: Function) -> Function:
     """The function as machine code, kept on disk between runs where there is a place to write to.
 
     It is kept beside the source, else in the user's cache folder (or NUMBA_CACHE_DIR); where neither can be written,
-    each process compiles anew.
+    each process compiles again.
     """
     return _compile(function, None)
 
@@ -88,7 +88,7 @@ def _package_folder(function: Function) -> Path:
 def _cache_folder(sources: Path) -> str:
     """Folder of the machine code made of the package's files that have compiled functions.
 
-    numba compares the function's own file only, and would go on using what it compiled into a caller before a function
+    numba compares the function's own file only, and would keep using what it compiled into a caller before a function
     of another file was changed.
     """
     texts = (path.read_bytes() for path in sorted(sources.rglob("*.py")))

@@ -152,7 +152,7 @@ class TrainingData:
         return batches
 
     def _prepare(self, steps: range) -> list[list[PretrainingBatch] | Exception]:
-        """The batches of some steps, up to one that cannot be made: that is told when it is that step's turn."""
+        """The batches of some steps, up to one that cannot be made: that is raised at that step's turn."""
         prepared: list[list[PretrainingBatch] | Exception] = []
         for step in steps:
             try:

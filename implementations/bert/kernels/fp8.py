@@ -81,7 +81,7 @@ class Scaling:
         """After a step: scales from the largest magnitudes seen in it. A tensor with none, or with inf, keeps its.
 
         The magnitudes are those of all ranks (a collective): equal scales everywhere, so that the ranks' gradients have
-        the same resolution, and the checkpoint of rank 0 holds what every rank needs to go on exactly. 72 x 3 numbers
+        the same resolution, and the checkpoint of rank 0 holds what every rank needs to resume exactly. 72 x 3 numbers
         for BERT-large are as quick as the smallest message, some ten microseconds of a step; to collect the scales of
         every rank only for a checkpoint would save that, at the price of a checkpoint that depends on the ranks' order.
 

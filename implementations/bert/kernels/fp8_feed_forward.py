@@ -110,7 +110,7 @@ def gelu_backward_cast(
 
 
 class Settings(NamedTuple):
-    """What is no operand: both products, GELU's form, LayerNorm's eps, dropout, and what takes the result in fp8."""
+    """What is not an operand: products, GELU's form, LayerNorm's eps, dropout, and what takes the result in fp8."""
 
     first: Fp8Linear
     second: Fp8Linear

@@ -35,7 +35,7 @@ _interpreted = False
 def jit(function: Callable[..., Any]) -> Any:
     """triton.jit, or the bare function where there is no Triton; it is never called there.
 
-    Integers that change from call to call (``site``) are kept out of Triton's specialisation, which would compile anew.
+    Integers that change from call to call (``site``) are kept out of Triton's specialisation, which would recompile.
     """
     if triton is None:
         return function
