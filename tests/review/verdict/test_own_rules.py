@@ -82,8 +82,8 @@ CLOCKS = [
     ("stops early", shift("run_stop", -60), ("error", "result_4.txt", "run_stop", "s before eval_samples")),
     ("starts late", shift("run_start", 60), ("error", "result_4.txt", "run_start", "s after epoch_start")),
     ("starts early", shift("run_start", -60), ("error", "result_4.txt", "run_start", "s before init_stop")),
-    ("seconds", clock(lambda time: time / 1000), ("error", "result_0.txt", "run_start", "no date of a run")),
-    ("nan", clock(lambda time: float("nan")), ("error", "result_0.txt", "run_stop", "no date of a run")),
+    ("seconds", clock(lambda time: time / 1000), ("error", "result_0.txt", "run_start", "not a date of a run")),
+    ("nan", clock(lambda time: float("nan")), ("error", "result_0.txt", "run_stop", "not a date of a run")),
     ("a copy", copy_with_another_clock, ("error", "result_3.txt", "eval_accuracy", "result_1.txt in all 18")),
 ]
 
