@@ -160,13 +160,14 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _watch(arguments: argparse.Namespace) -> int:
-    from review.watch import Follower, find_log, watch
+    from review.watch import Follower, find_log, wait_for_log, watch
 
     if not arguments.interval > 0:
         raise ReviewError(f"--interval {arguments.interval}: seconds above 0 expected")
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
         raise ReviewError(f"--accuracy {arguments.accuracy}: a number between 0 and 1 expected")
-    follower = Follower(find_log(arguments.target), arguments.ruleset, arguments.accuracy)
+    log = find_log(arguments.target) if arguments.once else wait_for_log(arguments.target, arguments.interval)
+    follower = Follower(log, arguments.ruleset, arguments.accuracy)
     return watch(follower, arguments.interval, arguments.json, arguments.once)
 
 

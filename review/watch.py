@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from review.logs import tree
 from review.logs.findings import ReviewError
-from review.logs.mllog import parse_log, text
+from review.logs.mllog import LogParser, text
 from review.logs.output import print_json
 from review.results.display import console, duration
 from review.results.run import Run
@@ -23,6 +23,7 @@ from review.rulebook.compliance import DEFAULT_RULESET
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+_HEAD = 4096  # bytes
 _RUNNING = re.compile(r"running_\d+")
 
 
@@ -36,13 +37,28 @@ def find_log(target: Path) -> Path:
     for folder, _, names in os.walk(target):
         running = bool(_RUNNING.fullmatch(Path(folder).name))
         for name in names:
-            if tree.RESULT_NAME.fullmatch(name):
-                path = Path(folder) / name
+            path = Path(folder) / name
+            if tree.RESULT_NAME.fullmatch(name) and path.is_file():
                 with_time = (running, _modified(path), str(path))
                 newest = with_time if newest is None else max(newest, with_time)
     if newest is None:
         raise ReviewError(f"{target}: no result_*.txt here or below; name the log of a run, or its folder")
     return Path(newest[2])
+
+
+def wait_for_log(target: Path, interval: float, sleep: Callable[[float], None] = time.sleep) -> Path:
+    """The log to follow, once there is one: a run may write its first line after minutes. Raises ReviewError."""
+    said = False
+    while True:
+        try:
+            return find_log(target)
+        except ReviewError:
+            if not target.is_dir():
+                raise
+        if not said:
+            print(f"review: waiting for the first result_*.txt below {target}", file=sys.stderr, flush=True)
+            said = True
+        sleep(interval)
 
 
 def _modified(path: Path) -> float:
@@ -57,8 +73,11 @@ class Follower:
 
     def __init__(self, path: Path, ruleset: str = DEFAULT_RULESET, target: float | None = None) -> None:
         self.path, self.ruleset, self.target = path, ruleset, target
-        self._seen: tuple[int, float] | None = None
         self._run: Run | None = None
+        self._parser = LogParser(path)
+        self._seen: tuple[Path, int, int] | None = None
+        self._head = b""  # what the log began with
+        self._read_bytes = 0
 
     def poll(self, now_ms: float) -> Standing:
         """The state by the whole lines of the log. Raises ReviewError where the log is gone."""
@@ -68,19 +87,29 @@ class Follower:
         return Standing(result, now_ms, target)
 
     def _read(self) -> Run:
+        """The run by what the log holds now; only what was added since the last time is read."""
         try:
             status = self.path.stat()
-            if self._run is not None and self._seen == (status.st_size, status.st_mtime):
+            seen = (self.path, status.st_size, status.st_mtime_ns)
+            if self._run is not None and seen == self._seen:
                 return self._run
-            data = self.path.read_bytes()
+            with open(self.path, "rb") as file:
+                head = file.read(_HEAD)
+                if status.st_size < self._read_bytes or not head.startswith(self._head):  # another log by this name
+                    self._parser, self._read_bytes = LogParser(self.path), 0
+                self._head = head
+                file.seek(self._read_bytes)
+                data = file.read()
         except FileNotFoundError:
             self._follow_move()
             return self._read()
         except OSError as error:
             raise ReviewError(f"{self.path}: {error.strerror}") from None
-        self._seen = (status.st_size, status.st_mtime)
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be half written
-        self._run = Run(parse_log(self.path, whole), self.ruleset)
+        self._seen, self._parser.path = seen, self.path
+        self._parser.feed(whole)
+        self._read_bytes += len(whole)
+        self._run = Run(self._parser.log(), self.ruleset)
         return self._run
 
     def _follow_move(self) -> None:

@@ -108,8 +108,7 @@ def read_log(path: Path) -> Log:
 def parse_log(path: Path, data: bytes) -> Log:
     """Parses the content of a file."""
     parser = LogParser(path)
-    for line in io.StringIO(data.decode("latin-1"), newline=None):
-        parser.add(line)
+    parser.feed(data)
     return parser.log(_kind(data[:_SNIFFED]))
 
 
@@ -128,7 +127,7 @@ class LogParser:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._line = path, 0
+        self.path, self._line = path, 0
         self._events: list[Event] = []
         self._errors: list[LineError] = []
         self._glued: set[int] = set()
@@ -147,11 +146,16 @@ class LogParser:
         if error is not None:
             self._errors.append(error)
 
+    def feed(self, data: bytes) -> None:
+        """The next lines of the file, whole ones."""
+        for line in io.StringIO(data.decode("latin-1"), newline=None):
+            self.add(line)
+
     def log(self, kind: str = "") -> Log:
         """Everything so far. ``kind``: what a file without events is."""
         events, errors = tuple(self._events), tuple(self._errors)
         kind = "" if events or errors else kind
-        return Log(path=self._path, events=events, errors=errors, kind=kind, glued=frozenset(self._glued))
+        return Log(path=self.path, events=events, errors=errors, kind=kind, glued=frozenset(self._glued))
 
 
 def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from review.logs.mllog import text
 from review.logs.tree import read_json, system_file
+from review.results.display import listed
 from review.results.score import Result
 
 _SOFTWARE = ("framework", "framework_name", "other_software_stack", "operating_system", "sw_notes")
@@ -36,18 +37,11 @@ def _label(name: str, prefix: str = "") -> str:
 
 
 def _pairs(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    return [(_label(text(name), prefix), _shown(value)) for name, value in values.items() if _given(value)]
+    return [(_label(text(name), prefix), listed(value)) for name, value in values.items() if _given(value)]
 
 
 def _given(value: Any) -> bool:
     return value not in (None, "", [], {})
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        names = [text(entry) for entry in value]
-        return ", ".join(f"{names.count(n)}x {n}" if names.count(n) > 1 else n for n in dict.fromkeys(names))
-    return text(value)
 
 
 def _system(system: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
+from review.logs.mllog import text
 from review.results.score import Result
 
 if TYPE_CHECKING:
@@ -42,6 +43,16 @@ def subtitle(result: Result) -> str:
     elif result.processes:
         parts.append(f"{result.processes} process{'es' if result.processes > 1 else ''}")
     return ", ".join(parts)
+
+
+def listed(value: object) -> str:
+    """A value of a description for people: equal entries of a list counted, an object as its names and values."""
+    if isinstance(value, dict):
+        return ", ".join(f"{text(name)} {listed(entry)}" for name, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        names = [listed(entry) for entry in value]
+        return ", ".join(f"{names.count(n)}x {n}" if names.count(n) > 1 else n for n in dict.fromkeys(names))
+    return text(value)
 
 
 def rate_format(rate: float | None) -> str:

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ERROR, WARNING, Finding
+from review.logs.findings import ERROR, NOTE, WARNING, Finding
 
 # Every field that the official checker requires, and whether the submission rules (policies, "System description
 # JSON") want more than an empty string.
@@ -50,6 +50,8 @@ FIELDS = {
     "operating_system": True,
     "sw_notes": False,
 }
+# Fields of the submission rules' form that the official checker does not ask for; most published files have them.
+ASKED = ("host_network_card_count", "system_type")
 STATUSES = (
     "Available on-premise",
     "Available cloud",
@@ -148,6 +150,10 @@ class _Check:
                 self.say(ERROR, "rules", f"is {value!r}", rule, 'write a number, such as "8"', key)
 
     def _blanks(self, fields: dict[str, Any]) -> None:
+        for key in ASKED:
+            if fields.get(key) in (None, "", {}, []):
+                rule = "the form of the submission rules has this field"
+                self.say(NOTE, "rules", "is blank", rule, "`python -m review system --update` fills it in", key)
         for key, filled in FIELDS.items():
             if key in fields and fields[key] in ("", None, {}, []):
                 if key in _COUNTS:

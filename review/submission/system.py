@@ -21,7 +21,7 @@ from review.logs.output import write_whole
 from review.logs.tree import read_json
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
-from review.rulebook.description import DIVISIONS, FIELDS, STATUSES, check_description
+from review.rulebook.description import ASKED, DIVISIONS, FIELDS, STATUSES, check_description
 from review.submission.system_probe import Machine, probe
 
 # What no probe can know, in the order of asking: (field, what to write, the value where the user has none).
@@ -34,6 +34,7 @@ QUESTIONS = (
     ("host_memory_configuration", "modules of a node, such as 32x 64 GB DDR5-4800", ""),
     ("cooling", "air, liquid, ...", ""),
     ("accelerator_interconnect_topology", "such as NVSwitch", ""),
+    ("system_type", "datacenter, cloud, workstation, ...", "datacenter"),
     ("hw_notes", "anything else on the hardware", ""),
     ("sw_notes", "anything else on the software", ""),
 )
@@ -78,7 +79,7 @@ def describe(
     layers = [*given, ("this machine", probe(machine))]
     fields: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for name in FIELDS:
+    for name in (*FIELDS, *ASKED):
         for source, values in layers:
             if values.get(name) not in (None, "", {}):
                 fields[name], sources[name] = _value(name, values[name]), source
@@ -96,6 +97,7 @@ def describe(
     if isinstance(fields.get("other_software_stack"), dict):
         fields["other_software_stack"] = _value("other_software_stack", _stack(layers))
     own = {name: value for _, values in reversed(given) for name, value in values.items() if name not in FIELDS}
+    own |= {name: fields[name] for name in ASKED if name in fields}
     return Description({name: fields.get(name, "") for name in FIELDS} | own, sources)
 
 

@@ -226,7 +226,7 @@ def _network(machine: Machine) -> dict[str, str]:
             ports.append(f"{'RoCE' if layer == 'Ethernet' else layer or 'InfiniBand'} {speed[1]} Gb/s")
     if not ports:
         ports = _ethernet(machine)
-    return {"host_networking": _listed(Counter(ports))}
+    return {"host_networking": _listed(Counter(ports)), "host_network_card_count": str(len(ports)) if ports else ""}
 
 
 def _ethernet(machine: Machine) -> list[str]:

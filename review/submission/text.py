@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from review.logs.mllog import text
+from review.results.display import listed
 from review.results.score import Result, load_results
 from review.submission.code import Code
 
@@ -71,9 +70,6 @@ _ORGANIZATION = """\
 def system_readme(system: str, organization: str, result: Result, description: dict[str, Any], code: Code) -> str:
     """README-SYSTEM.md. Raises ReviewError."""
     nodes, each = description.get("number_of_nodes", ""), description.get("accelerators_per_node", "")
-    software = description.get("other_software_stack", "")
-    if isinstance(software, dict):
-        software = ", ".join(f"{name} {value}" for name, value in software.items())
     facts = {
         "system": description.get("system_name"),
         "nodes": nodes,
@@ -81,7 +77,7 @@ def system_readme(system: str, organization: str, result: Result, description: d
         "processors of a node": f"{description.get('host_processors_per_node', '')} x "
         f"{description.get('host_processor_model_name', '')}",
         "framework": description.get("framework"),
-        "software": software,
+        "software": listed(description.get("other_software_stack", "")),
         "operating system": description.get("operating_system"),
         "division": result.division,
         "global batch size": None if result.batch_size is None else f"{result.batch_size:g}",
@@ -115,5 +111,4 @@ def organization_readme(organization: str, systems: list[str], root: Path) -> st
 
 
 def _cell(value: Any) -> str:
-    shown = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text(shown).replace("|", "\\|")
+    return listed(value).replace("|", "\\|")

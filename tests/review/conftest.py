@@ -199,6 +199,8 @@ SYSTEM = {
     "framework": "PyTorch",
     "other_software_stack": "CUDA 12",
     "operating_system": "Ubuntu 24.04",
+    "host_network_card_count": "8",
+    "system_type": "datacenter",
     **dict.fromkeys(SYSTEM_BLANKS, ""),
 }
 

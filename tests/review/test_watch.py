@@ -9,12 +9,12 @@ import pytest
 
 from review.__main__ import main
 from review.logs.findings import ReviewError
-from review.logs.mllog import Log
+from review.logs.mllog import Log, LogParser
 from review.results.display import duration
 from review.results.run import Run, load_run
 from review.results.score import Result, load_results
 from review.results.standing import Standing, curve_share
-from review.watch import Follower, find_log, follow, render
+from review.watch import Follower, find_log, follow, render, wait_for_log
 
 
 class Grower:
@@ -202,7 +202,7 @@ def test_a_log_that_is_gone_is_one_line(tmp_path, writer, capsys):
     with pytest.raises(ReviewError, match="is gone"):
         follower.poll(0)
     assert main(["watch", str(path)]) == 2
-    assert main(["watch", str(tmp_path)]) == 2
+    assert main(["watch", "--once", str(tmp_path)]) == 2
     assert main(["watch", "--interval", "0", str(tmp_path)]) == 2
     assert main(["watch", "--accuracy", "72", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 4
@@ -252,3 +252,61 @@ def test_the_target_of_an_open_run_is_that_of_its_configuration(tmp_path, writer
 
 def test_durations_are_for_people():
     assert [duration(x) for x in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
+
+
+def test_a_growing_log_is_read_once(tmp_path, writer, monkeypatch):
+    lines = writer().lines
+    grower = Grower(tmp_path / "result_0.txt", lines, step=10)
+    follower, fed = Follower(grower.path), []
+    feed = LogParser.feed
+    monkeypatch.setattr(LogParser, "feed", lambda self, data: (fed.append(len(data)), feed(self, data))[1])
+    grower.now = lines[0]["time_ms"]
+    states = list(follow(follower, 1.0, grower.clock, grower.sleep))
+    assert sum(fed) == grower.path.stat().st_size
+    assert [event.line for event in states[-1].run.log.events] == list(range(1, len(lines) + 1))
+    assert states[-1].run.log.events == load_run(grower.path).log.events
+
+
+def test_a_log_written_anew_is_read_from_its_start(tmp_path, writer):
+    path = writer(seed=1).write(tmp_path / "result_0.txt")
+    follower = Follower(path)
+    assert follower.poll(1.75e12).run.seeds == [1]
+    path.unlink()
+    writer(seed=2, evaluations=18).write(path)
+    assert follower.poll(1.75e12).run.seeds == [2]
+    writer(seed=3, evaluations=2).write(path)  # shorter, in the same file
+    assert follower.poll(1.75e12).run.seeds == [3]
+
+
+def test_watch_waits_for_the_first_log(tmp_path, writer, capsys):
+    naps = []
+
+    def sleep(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            writer().write(tmp_path / "running_0" / "result_0.txt")
+
+    assert wait_for_log(tmp_path, 0.5, sleep) == tmp_path / "running_0" / "result_0.txt"
+    assert naps == [0.5] * 3
+    assert capsys.readouterr().err.count("waiting for the first result_*.txt") == 1
+    with pytest.raises(ReviewError, match="no such file or folder"):
+        wait_for_log(tmp_path / "none", 0.5, sleep)
+    (tmp_path / "empty").mkdir()
+    assert main(["watch", "--once", str(tmp_path / "empty")]) == 2
+
+
+def test_a_stalled_run_has_no_time_to_go(tmp_path, writer):
+    log = writer()
+    log.lines = log.lines[: len(log.lines) * 2 // 3]
+    run = load_run(log.write(tmp_path / "result_0.txt"))
+    now = log.lines[-1]["time_ms"]
+    assert Standing(single(run), now).eta is not None
+    stalled = Standing(single(run), now + 200_000)
+    assert stalled.stalled
+    assert stalled.eta is None
+    assert "to go" not in stalled.line()
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (59.6, "1:00"), (119.5, "2:00"), (3599.7, "1:00:00")])
+def test_times_are_rounded_and_not_cut(seconds, shown):
+    assert duration(seconds) == shown

@@ -340,3 +340,14 @@ def test_a_browser_lays_the_page_out_for_phone_tablet_and_desk(tmp_path, submiss
     assert measured["smallest"] > 0.85, "text of 12 px would be too small to read"
     channels = [int(channel) for channel in re.findall(r"\d+", measured["background"])[:3]]
     assert (max(channels) < 60) == (theme == "dark")
+
+
+def test_the_verdict_names_the_log_that_it_is_about(submission):
+    path = submission / "result_3.txt"
+    path.write_text(
+        path.read_text().replace(
+            '"key": "max_sequence_length", "value": 512', '"key": "max_sequence_length", "value": 128'
+        )
+    )
+    page = page_of(submission, with_check=True)
+    assert "max_sequence_length is 128, 512 expected, in result_3.txt" in page.text

@@ -166,6 +166,19 @@ def test_noise_is_not_blown_up_to_the_height_of_the_chart(tmp_path, writer):
     assert chart.y.high - chart.y.low > 0.1 * 12_000
 
 
+def test_the_throughput_axis_spans_what_was_measured_and_at_least_a_tenth_of_it(tmp_path, writer):
+    for index, seconds in enumerate((10, 12.5, 20)):
+        writer(seed=index, seconds_per_evaluation=seconds).write(tmp_path / f"result_{index}.txt")
+    rates = (7_500, 12_000, 15_000)
+    chart = throughput_chart(result_of(tmp_path))
+    room = 0.05 * (rates[-1] - rates[0])
+    assert (chart.y.low, chart.y.high) == pytest.approx((rates[0] - room, rates[-1] + room))
+    for name in ("result_0.txt", "result_2.txt"):
+        (tmp_path / name).unlink()
+    chart = throughput_chart(result_of(tmp_path))
+    assert (chart.y.low, chart.y.high) == pytest.approx((12_000 * 0.945, 12_000 * 1.055))
+
+
 def test_the_loss_is_drawn_where_it_is_logged(tmp_path, writer):
     log = writer()
     log.write(tmp_path / "result_0.txt")

@@ -317,3 +317,12 @@ def test_a_package_lies_wherever_its_folder_is_reached_from(request_, tmp_path, 
     made = package(replace(request_, output=tmp_path / output))
     assert made.passed
     assert (tmp_path / output / "EXAMPLE.tar.gz").is_file()
+
+
+def test_the_readme_prints_lists_as_words(request_):
+    fields = json.loads(request_.description.read_text())
+    fields["other_software_stack"] = {"libraries": ["NCCL 2.26", "cuDNN 9.9"], "gpus": ["H100", "H100"]}
+    request_.description.write_text(json.dumps(fields))
+    made = package(request_)
+    (readme,) = made.files[0].rglob("README-BOX.md")
+    assert "| software | libraries NCCL 2.26, cuDNN 9.9, gpus 2x H100 |" in readme.read_text()

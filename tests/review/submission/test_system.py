@@ -12,7 +12,7 @@ import pytest
 from review.__main__ import main
 from review.logs.findings import ReviewError
 from review.rulebook import official
-from review.rulebook.description import FIELDS
+from review.rulebook.description import FIELDS, check_description
 from review.submission import system
 from review.submission.system_probe import Machine, probe
 
@@ -118,6 +118,7 @@ def test_a_dgx_is_described_in_full():
         "host_storage_type": "NVMe SSD, SAS HDD",
         "host_storage_capacity": "8x 3.84 TB NVMe SSD, 1x 16 TB SAS HDD",
         "host_networking": "8x InfiniBand 400 Gb/s",
+        "host_network_card_count": "8",
         "accelerators_per_node": "8",
         "accelerator_model_name": "NVIDIA H100 80GB HBM3",
         "accelerator_memory_capacity": "81559 MiB",
@@ -277,3 +278,13 @@ def test_the_answers_to_fill_in_are_known_fields_and_blank_ones_are_no_answer(re
     answers = system.read_answers(repository / "systems" / "answers.json")
     assert {name for name, wanted in FIELDS.items() if wanted} - set(probe(DGX)) <= set(answers) | {"number_of_nodes"}
     assert system.describe([("file", answers)], DGX).fields["system_name"] == "NVIDIA DGXH100"
+
+
+def test_the_form_s_other_fields_are_asked_for_and_kept(tmp_path):
+    assert "system_type" in {name for name, _, _ in system.QUESTIONS}
+    asked = system.describe([], Fake(), lambda name, question, default: default)
+    assert asked.fields["system_type"] == "datacenter"
+    path = tmp_path / "box.json"
+    path.write_text(json.dumps(asked.fields))
+    notes = {f.key for f in check_description(path, "5.0.0") if f.severity == "note"}
+    assert notes == {"host_network_card_count"}
