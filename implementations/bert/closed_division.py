@@ -69,6 +69,12 @@ RULES = (
         _equals(1.0),
     ),
     Rule(
+        "LAMB_RATIO",
+        "LAMB scales by a trust ratio where weight decay applies, and nowhere else (reference, optimization.py)",
+        lambda c: c.optim.lamb.ratio,
+        _equals("decayed"),
+    ),
+    Rule(
         "LR_SCHEDULE",
         "the learning rate warms up linearly, then decays polynomially: mlperf (reference, optimization.py)",
         lambda c: c.schedule.schedule,

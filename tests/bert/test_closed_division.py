@@ -55,6 +55,7 @@ def closed(tmp_path):
 # Everything that the audit found accepted, and what was refused one by one before.
 WRONG = {
     "clip norm": ({"MAX_GRAD_NORM": "2"}, "MAX_GRAD_NORM=2.0 (gradients are clipped to a norm of 1.0"),
+    "trust ratio": ({"LAMB_RATIO": "all"}, "LAMB_RATIO=all (LAMB scales by a trust ratio where weight decay applies"),
     "schedule": ({"LR_SCHEDULE": "poly"}, "LR_SCHEDULE=poly (the learning rate warms up linearly"),
     "end rate": ({"END_LR": "1e-5"}, "END_LR=1e-05 (the learning rate decays to 0"),
     "decay power": ({"LR_DECAY_POWER": "2"}, "LR_DECAY_POWER=2.0 (the learning rate decays linearly"),

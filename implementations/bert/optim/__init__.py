@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bert.dist import World
 from bert.env import ConfigError, env
 from bert.kernels import lamb as lamb_kernel
-from bert.optim import adam, apex, apex_distributed, lamb
+from bert.optim import acclip, adam, apex, apex_distributed, lamb, lans, madgrad
 from bert.optim.apex_distributed import DistributedLamb
 from bert.optim.flat import FlatLamb, FlatRule, Piecewise, Shard
 from bert.optim.gradients import Clipping, Gradients
@@ -67,7 +67,7 @@ class Config:
     optimizer: str = env(
         "OPTIMIZER",
         "lamb",
-        choices=("lamb", "apex_lamb", "apex_distributed_lamb", "adamw", "adam"),
+        choices=("lamb", "apex_lamb", "apex_distributed_lamb", "lans", "adamw", "adam", "acclip", "madgrad"),
         doc="optimizer; the closed division prescribes LAMB, ours or that of NVIDIA's apex, where it is installed; "
         "apex_distributed_lamb is experimental",
     )
@@ -83,6 +83,9 @@ class Config:
     max_grad_norm: float = env("MAX_GRAD_NORM", 1.0, above=0, doc="gradient norm above which gradients are scaled down")
     lamb: lamb.Config = field(default_factory=lamb.Config)
     adam: adam.Config = field(default_factory=adam.Config)
+    lans: lans.Config = field(default_factory=lans.Config)
+    acclip: acclip.Config = field(default_factory=acclip.Config)
+    madgrad: madgrad.Config = field(default_factory=madgrad.Config)
 
     def check(self, device: torch.device, dtype: torch.dtype, world_size: int) -> None:
         """Raises ConfigError for an optimizer that cannot train weights of ``dtype`` on so many of ``device``."""
@@ -110,15 +113,11 @@ class Config:
 
     def rule(self, pieces: Pieces) -> Rule:
         """The update rule over the given pieces."""
-        if self.optimizer == "apex_lamb":
-            return apex.ApexRule(pieces, self.lamb)
-        if self.optimizer == "lamb":
-            return lamb.LambRule(pieces, self.lamb)
-        return adam.AdamRule(pieces, self.adam, decoupled=self.optimizer == "adamw")
+        return RULES[self.optimizer](pieces, self)
 
     def flat_rule(self, shard: Shard, fused: bool) -> FlatRule:
         """The update rule over a shard; ``fused``: by Triton kernels where there are some for it."""
-        if self.optimizer == "lamb" and fused:
+        if self.optimizer == "lamb" and fused and self.lamb.ratio == "decayed":
             return FlatLamb(shard, self.lamb, lamb_kernel.fused)
         return Piecewise(shard, self.rule)
 
@@ -133,20 +132,27 @@ class Config:
                 "opt_lamb_beta_2": self.lamb.beta2,
                 "opt_lamb_weight_decay_rate": self.lamb.weight_decay,
             }
-        prefix = f"opt_{self.optimizer}"
-        return {
-            "opt_name": self.optimizer,
-            f"{prefix}_epsilon": self.adam.eps,
-            f"{prefix}_beta_1": self.adam.beta1,
-            f"{prefix}_beta_2": self.adam.beta2,
-            f"{prefix}_weight_decay": self.adam.weight_decay,
-        }
+        settings = vars(getattr(self, self.optimizer.removesuffix("w")))
+        named = {_LOGGED_NAMES.get(name, name): value for name, value in settings.items()}
+        return {"opt_name": self.optimizer, **{f"opt_{self.optimizer}_{name}": value for name, value in named.items()}}
 
     def is_sharded(self, device: torch.device) -> bool:
         """Whether the state is divided over the ranks."""
         if self.is_apex:
             return False
         return self.sharded if self.sharded is not None else device.type == "cuda"
+
+
+RULES: dict[str, Callable[[Pieces, Config], Rule]] = {
+    "lamb": lambda pieces, config: lamb.LambRule(pieces, config.lamb),
+    "apex_lamb": lambda pieces, config: apex.ApexRule(pieces, config.lamb),
+    "lans": lambda pieces, config: lans.LansRule(pieces, config.lans),
+    "adamw": lambda pieces, config: adam.AdamRule(pieces, config.adam, decoupled=True),
+    "adam": lambda pieces, config: adam.AdamRule(pieces, config.adam, decoupled=False),
+    "acclip": lambda pieces, config: acclip.ACClipRule(pieces, config.acclip),
+    "madgrad": lambda pieces, config: madgrad.MadgradRule(pieces, config.madgrad),
+}
+_LOGGED_NAMES = {"eps": "epsilon", "beta1": "beta_1", "beta2": "beta_2"}  # MLLOG's names
 
 
 def build(

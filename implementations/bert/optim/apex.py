@@ -72,7 +72,7 @@ class ApexRule:
             adam_w_mode=True,
             grad_averaging=True,
             max_grad_norm=float("inf"),
-            use_nvlamb=False,
+            use_nvlamb=config.ratio == "all",
         )
         # apex makes the moments in its first step, unless they are there; ours are those that are saved and restored.
         moments = pieces.state("first_moments"), pieces.state("second_moments")

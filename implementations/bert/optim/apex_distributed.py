@@ -70,7 +70,7 @@ class DistributedLamb:
             eps=config.eps,
             max_grad_norm=clipping.max_norm,
             adam_w_mode=True,
-            use_nvlamb=False,
+            use_nvlamb=config.ratio == "all",
             overlap_reductions=overlap,
             dwu_group_size=node_size,
             # Clipping before the sum is done once a block on the whole gradient: it is right with one block only.

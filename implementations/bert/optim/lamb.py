@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bert.env import env
 from bert.optim.replicated import Replicated
-from bert.optim.rule import Moments, Pieces, is_decayed, scaled
+from bert.optim.rule import Moments, Pieces, add_decay, decayed_pieces, scaled, trust_ratios
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +21,20 @@ class Config:
     beta2: float = env("OPT_LAMB_BETA_2", 0.999, at_least=0, below=1, doc="LAMB: decay of the second moment")
     eps: float = env("OPT_EPSILON", 1e-6, above=0, doc="LAMB: added to the root of the second moment")
     weight_decay: float = env("WEIGHT_DECAY_RATE", 0.01, at_least=0, doc="LAMB: decay of all but biases and LayerNorm")
+    ratio: str = env(
+        "LAMB_RATIO",
+        "decayed",
+        choices=("decayed", "all"),
+        doc="LAMB: which parameters have a trust ratio: those that are decayed, or biases and LayerNorm too (NVLAMB)",
+    )
 
 
 class LambRule:
     """With g the gradient times ``grad_scale`` (which carries clipping and unscaling), per tensor p of step t:
 
     u = (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps) + wd p; p -= lr * r * u, with r = ||p|| / ||u|| where weight decay
-    applies and both norms are positive, else 1 (You et al. 2020, arXiv 1904.00962, algorithm 2, with the trust ratio
-    left out without decay).
+    applies (LAMB_RATIO=all: everywhere) and both norms are positive, else 1 (You et al. 2020, arXiv 1904.00962,
+    algorithm 2, with the trust ratio left out without decay).
     """
 
     def __init__(self, pieces: Pieces, config: Config) -> None:
@@ -36,34 +42,33 @@ class LambRule:
         self.moments = Moments(pieces, config.beta1, config.beta2, config.eps)
         self.num_steps, self.needs_norms = self.moments.num_steps, False
         self.weight_decay = config.weight_decay
-        self.decayed = [i for i, name in enumerate(pieces.names) if config.weight_decay and is_decayed(name)]
-        self.decayed_index = torch.tensor(self.decayed, dtype=torch.int64, device=pieces.device)
+        decayed = decayed_pieces(pieces, config.weight_decay)
+        self.adapted = list(range(len(pieces.names))) if config.ratio == "all" else decayed
+        self.adapted_index = torch.tensor(self.adapted, dtype=torch.int64, device=pieces.device)
         self.updates: list[Tensor] = []
 
     def prepare(
         self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None
     ) -> Tensor:
-        """Sums [pieces, 2]: of p^2 and of u^2; 0 for those without decay."""
+        """Sums [pieces, 2]: of p^2 and of u^2; 0 for those without a trust ratio."""
         masters = self.pieces.masters
         sums = torch.zeros(len(masters), 2, dtype=_norm_dtype(masters), device=self.pieces.device)
         gradients = scaled(gradients, masters, grad_scale)
         self.updates = self.moments.advance(gradients, keep)
-        if self.decayed:
-            chosen = [masters[i] for i in self.decayed]
-            updates = [self.updates[i] for i in self.decayed]
-            torch._foreach_add_(updates, chosen, alpha=self.weight_decay)
+        add_decay(self.updates, self.pieces, self.weight_decay)
+        if self.adapted:
+            chosen, updates = ([tensors[i] for i in self.adapted] for tensors in (masters, self.updates))
             norms = torch.stack([torch.stack(torch._foreach_norm(x)) for x in (chosen, updates)], dim=1)
-            sums.index_copy_(0, self.decayed_index, norms.square())
+            sums.index_copy_(0, self.adapted_index, norms.square())
         return sums
 
     def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
         """``sums`` as from ``prepare``, added over the holders of parts of each parameter."""
         assert sums is not None
         updates, self.updates = self.updates, []
-        if self.decayed:
-            p_norm, u_norm = sums.index_select(0, self.decayed_index).sqrt().unbind(dim=1)
-            ratios = torch.where((p_norm > 0) & (u_norm > 0), p_norm / u_norm, 1.0)
-            torch._foreach_mul_([updates[i] for i in self.decayed], list(ratios.unbind()))
+        if self.adapted:
+            ratios = trust_ratios(*sums.index_select(0, self.adapted_index).sqrt().unbind(dim=1))
+            torch._foreach_mul_([updates[i] for i in self.adapted], list(ratios.unbind()))
         self.moments.descend(updates, lr, keep)
 
 

@@ -7,7 +7,8 @@ holds a part of it; and a rule that needs the norms of the gradients too has the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,38 +68,60 @@ def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=dtype)).square()
 
 
+@contextlib.contextmanager
+def kept(tensors: Sequence[Tensor], keep: Tensor | None) -> Iterator[None]:
+    """Where not ``keep``, the tensors are afterwards what they were before."""
+    before = [] if keep is None else [tensor.clone() for tensor in tensors]
+    yield
+    if keep is not None:
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(torch.where(keep, tensor, old))
+
+
 class Moments:
     """First and second moment of the gradients g, and the bias-corrected direction of the step.
 
     m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; direction = (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps).
     """
 
-    def __init__(self, pieces: Pieces, beta1: float, beta2: float, eps: float) -> None:
+    def __init__(self, pieces: Pieces, beta1: float, beta2: float, eps: float, *, bias_correction: bool = True) -> None:
+        """bias_correction: else m and v are taken as they are."""
         self.pieces, self.beta1, self.beta2, self.eps = pieces, beta1, beta2, eps
+        self.bias_correction = bias_correction
         self.first, self.second = pieces.state("first_moments"), pieces.state("second_moments")
         self.num_steps = torch.zeros((), dtype=torch.int64, device=pieces.device)
 
-    def advance(self, gradients: list[Tensor], keep: Tensor | None) -> list[Tensor]:
-        """Updates the moments from gradients of the masters' type; returns the directions, as new tensors."""
-        if not gradients:
-            self.num_steps += 1 if keep is None else keep
-            return []
-        first, second = self.first, self.second
-        before = [] if keep is None else [moment.clone() for moment in (*first, *second)]
+    def update(self, gradients: list[Tensor], keep: Tensor | None) -> None:
+        """Takes in the gradients, of the masters' type, and counts the step."""
         self.num_steps += 1 if keep is None else keep
-        torch._foreach_lerp_(first, gradients, 1 - self.beta1)
-        torch._foreach_mul_(second, self.beta2)
-        torch._foreach_addcmul_(second, gradients, gradients, 1 - self.beta2)
-        if keep is not None:
-            for moment, old in zip((*first, *second), before, strict=True):
-                moment.copy_(torch.where(keep, moment, old))
-        dtype = first[0].dtype
-        denominators = torch._foreach_div(second, self._correction(self.beta2).to(dtype))
-        torch._foreach_sqrt_(denominators)
-        torch._foreach_add_(denominators, self.eps)
-        directions = torch._foreach_div(first, self._correction(self.beta1).to(dtype))
-        torch._foreach_div_(directions, denominators)
-        return list(directions)
+        if not gradients:
+            return
+        with kept([*self.first, *self.second], keep):
+            torch._foreach_lerp_(self.first, gradients, 1 - self.beta1)
+            torch._foreach_mul_(self.second, self.beta2)
+            torch._foreach_addcmul_(self.second, gradients, gradients, 1 - self.beta2)
+
+    def denominators(self) -> list[Tensor]:
+        """sqrt(v / (1-b2^t)) + eps, as new tensors."""
+        if not self.second:
+            return []
+        found = torch._foreach_div(self.second, self.correction(self.beta2).to(self.second[0].dtype))
+        torch._foreach_sqrt_(found)
+        torch._foreach_add_(found, self.eps)
+        return list(found)
+
+    def directions(self, denominators: list[Tensor]) -> list[Tensor]:
+        """(m / (1-b1^t)) / denominators, as new tensors."""
+        if not self.first:
+            return []
+        found = torch._foreach_div(self.first, self.correction(self.beta1).to(self.first[0].dtype))
+        torch._foreach_div_(found, denominators)
+        return list(found)
+
+    def advance(self, gradients: list[Tensor], keep: Tensor | None) -> list[Tensor]:
+        """Updates the moments; returns the directions."""
+        self.update(gradients, keep)
+        return self.directions(self.denominators())
 
     def descend(self, updates: list[Tensor], lr: Tensor | float, keep: Tensor | None) -> None:
         """masters -= lr * updates."""
@@ -111,9 +134,30 @@ class Moments:
         torch._foreach_mul_(updates, rate)
         torch._foreach_sub_(masters, updates)
 
-    def _correction(self, beta: float) -> Tensor:
+    def correction(self, beta: float) -> Tensor:
+        """1 - beta^t (0-d), or 1 without bias correction."""
+        if not self.bias_correction:
+            return torch.ones((), dtype=torch.float64, device=self.num_steps.device)
         # In fp64 on the device: 1 - beta^t cancels. A step that was never taken (t = 0) divides by 1 - beta, not by 0.
         return 1 - torch.pow(beta, self.num_steps.clamp(min=1).double())
+
+
+def add_decay(tensors: list[Tensor], pieces: Pieces, weight_decay: float) -> None:
+    """Adds wd p to the tensors of parameters that are decayed."""
+    decayed = decayed_pieces(pieces, weight_decay)
+    if decayed:
+        masters = [pieces.masters[i] for i in decayed]
+        torch._foreach_add_([tensors[i] for i in decayed], masters, alpha=weight_decay)
+
+
+def decayed_pieces(pieces: Pieces, weight_decay: float) -> list[int]:
+    """Numbers of the pieces that are decayed; none without decay."""
+    return [i for i, name in enumerate(pieces.names) if weight_decay and is_decayed(name)]
+
+
+def trust_ratios(p_norms: Tensor, u_norms: Tensor) -> Tensor:
+    """||p|| / ||u|| where both are positive, else 1."""
+    return torch.where((p_norms > 0) & (u_norms > 0), p_norms / u_norms, 1.0)
 
 
 def scaled(gradients: Sequence[Tensor], masters: Sequence[Tensor], grad_scale: Tensor | float) -> list[Tensor]:

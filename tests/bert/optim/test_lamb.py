@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from bert.optim.lamb import Config, Lamb, is_decayed
+from bert.optim.lamb import Config, Lamb
+from bert.optim.rule import is_decayed
 
 
 def test_first_step_is_the_closed_form():

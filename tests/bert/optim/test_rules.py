@@ -1,0 +1,231 @@
+"""Every rule: its formula written out again in fp64, and the same update however its state is divided over ranks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bert import optim
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.optim import RULES, acclip, adam, lamb, lans, madgrad
+from bert.optim.flat import Piecewise
+from bert.optim.gradients import Clipping
+from bert.optim.replicated import Replicated
+from bert.optim.sharded import Sharded
+
+from ..ranks import run_ranks
+
+SHAPES = {"a.weight": (5, 67), "LayerNorm.weight": (130,), "a.bias": (1,), "b.weight": (129, 3), "zero.weight": (7, 11)}
+RATES = [0.02, 0.015, 0.01, 0.02, 0.005]
+OURS = [name for name in RULES if not name.startswith("apex")]
+CONFIG = {
+    "lamb": lamb.Config(beta1=0.6, beta2=0.85, weight_decay=0.1),
+    "lans": lans.Config(beta1=0.6, beta2=0.85, weight_decay=0.1),
+    "adam": adam.Config(beta1=0.6, beta2=0.85, weight_decay=0.1),
+    "acclip": acclip.Config(beta1=0.6, beta2=0.85, weight_decay=0.1, alpha=1.5),
+    "madgrad": madgrad.Config(weight_decay=0.1),
+}
+
+
+def _config(name, **changes):
+    return optim.Config(optimizer=name, **(CONFIG | changes))
+
+
+def _weights(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    drawn = {name: torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in SHAPES.items()}
+    drawn["zero.weight"].zero_()  # has no norm to scale by
+    return {name: nn.Parameter(value.to(dtype)) for name, value in drawn.items()}
+
+
+def _gradients(step, share=0):
+    generator = torch.Generator().manual_seed(100 * step + share + 1)
+    drawn = {name: torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in SHAPES.items()}
+    if step == 2:
+        drawn["a.bias"].zero_()  # a gradient without a norm
+    return drawn
+
+
+# --- the formulas ----------------------------------------------------------------------------------------------------
+
+
+def _decay(name):
+    return 0.0 if name.endswith("bias") or "LayerNorm" in name else 0.1
+
+
+def _ratio(p, u):
+    return float(p.norm() / u.norm()) if float(p.norm()) > 0 and float(u.norm()) > 0 else 1.0
+
+
+def _lans(name, p, g, state, t, lr):
+    m, v = state.setdefault("m", torch.zeros_like(p)), state.setdefault("v", torch.zeros_like(p))
+    n = g / (g.norm() + 1e-6) if float(g.norm()) > 0 else g
+    state["m"], state["v"] = m, v = 0.6 * m + 0.4 * n, 0.85 * v + 0.15 * n**2
+    d = torch.sqrt(v / (1 - 0.85**t)) + 1e-6
+    r = m / (1 - 0.6**t) / d + _decay(name) * p
+    c = n / d + _decay(name) * p
+    return p - lr * (0.6 * _ratio(p, r) * r + 0.4 * _ratio(p, c) * c)
+
+
+def _acclip(name, p, g, state, t, lr):
+    m, v, tau = (state.get(key, torch.zeros_like(p)) for key in ("m", "v", "tau"))
+    state["m"], state["v"], state["tau"] = m, v, tau = (
+        0.6 * m + 0.4 * g, 0.85 * v + 0.15 * g**2, 0.85 * tau + 0.15 * g.abs() ** 1.5
+    )  # fmt: skip
+    k = (tau ** (1 / 1.5) / (m.abs() + 1e-5)).clamp(0, 1) / (torch.sqrt(0.85 * v / (1 - 0.85**t)) + 1e-5)
+    return (p - lr / (1 - 0.6**t) * k * m) * (1 - lr * _decay(name))
+
+
+def _madgrad(name, p, g, state, t, lr):
+    first = state.setdefault("x0", p.clone())
+    weight = (lr + 1e-6) * math.sqrt(t)
+    p = p * (1 - (lr + 1e-6) * _decay(name))
+    state["nu"] = state.get("nu", torch.zeros_like(p)) + weight * g**2
+    state["s"] = state.get("s", torch.zeros_like(p)) + weight * g
+    z = first - state["s"] / (state["nu"] ** (1 / 3) + 1e-6)
+    return 0.9 * p + 0.1 * z
+
+
+def _moments(p, g, state):
+    m, v = (state.get(key, torch.zeros_like(p)) for key in ("m", "v"))
+    state["m"], state["v"] = 0.6 * m + 0.4 * g, 0.85 * v + 0.15 * g**2
+    return state["m"], state["v"]
+
+
+def _nvlamb(name, p, g, state, t, lr):
+    m, v = _moments(p, g, state)
+    u = m / (1 - 0.6**t) / (torch.sqrt(v / (1 - 0.85**t)) + 1e-6) + _decay(name) * p
+    return p - lr * _ratio(p, u) * u
+
+
+def _uncorrected_adamw(name, p, g, state, t, lr):
+    m, v = _moments(p, g, state)
+    return p - lr * (m / (torch.sqrt(v) + 1e-8) + _decay(name) * p)
+
+
+CASES = {
+    "lans": (_config("lans"), _lans),
+    "acclip": (_config("acclip"), _acclip),
+    "madgrad": (_config("madgrad"), _madgrad),
+    "nvlamb": (_config("lamb", lamb=lamb.Config(beta1=0.6, beta2=0.85, weight_decay=0.1, ratio="all")), _nvlamb),
+    "adamw without bias correction": (
+        _config("adamw", adam=adam.Config(beta1=0.6, beta2=0.85, weight_decay=0.1, bias_correction=False)),
+        _uncorrected_adamw,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rule_is_its_formula(case):
+    config, formula = CASES[case]
+    parameters = _weights()
+    optimizer = Replicated(parameters.items(), config.rule)
+    expected = {name: p.detach().clone() for name, p in parameters.items()}
+    states = {name: {} for name in SHAPES}
+    for step, lr in enumerate(RATES):
+        for name, gradient in _gradients(step).items():
+            parameters[name].grad = gradient
+            expected[name] = formula(name, expected[name], 0.5 * gradient, states[name], step + 1, lr)
+        optimizer.step(torch.tensor(lr, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(parameters[name].detach(), tensor, atol=1e-12, rtol=1e-12, msg=f"{case} {name}")
+
+
+def test_lans_first_step_on_a_scalar_is_the_closed_form():
+    """On step 1 r = c = sign(g) / (1 + eps) + wd p for one element, whose gradient is normalised to its sign."""
+    p = nn.Parameter(torch.tensor([3.0], dtype=torch.float64))
+    optimizer = Replicated([("w.weight", p)], lambda pieces: lans.LansRule(pieces, lans.Config(eps=1e-12)))
+    p.grad = torch.tensor([-7.0], dtype=torch.float64)
+    optimizer.step(0.01)
+    assert float(p.detach()) == pytest.approx(3.0 + 0.01 * 3.0, abs=1e-9)  # lr ||p|| against the gradient's sign
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_step_not_kept_changes_nothing(name):
+    parameters = _weights(torch.float32)
+    optimizer = Replicated(parameters.items(), _config(name).rule)
+    for step, keep in ((0, True), (1, False)):
+        before = [tensor.clone() for tensor in optimizer.state_tensors()]
+        for key, gradient in _gradients(step).items():
+            parameters[key].grad = gradient.float() * (1.0 if keep else float("inf"))
+        optimizer.step(torch.tensor(0.1), torch.tensor(1.0 if keep else float("nan")), torch.tensor(keep))
+        same = [torch.equal(a, b) for a, b in zip(before, optimizer.state_tensors(), strict=True)]
+        assert not all(same) if keep else all(same)
+
+
+# --- ranks -----------------------------------------------------------------------------------------------------------
+
+
+class _Sum(nn.Module):
+    """A loss whose gradients are those that are given to it."""
+
+    def __init__(self, parameters):
+        super().__init__()
+        self.parts = nn.ParameterList(parameters.values())
+
+    def forward(self, gradients):
+        return sum((p * g).sum() for p, g in zip(self.parts, gradients.values(), strict=True))
+
+
+def _sharded(world, config):
+    parameters = _weights()
+    optimizer = Sharded(parameters.items(), lambda shard: Piecewise(shard, config.rule), world, bucket_bytes=2400)
+    return _Sum(parameters), optimizer
+
+
+def _train(world, model, optimizer, steps):
+    gradients = optimizer.gradients(model, Clipping(max_norm=5.0), world, False)
+    one = torch.ones((), dtype=torch.float64)
+    for step in steps:
+        with gradients.micro_batch(True, True, one):
+            gradients.forward(_gradients(step, world.rank)).backward()
+        _, factor = gradients.finish(one)
+        optimizer.step(torch.tensor(RATES[step], dtype=torch.float64), factor)
+    optimizer.gather()
+
+
+def _alone(config, num_ranks):
+    """One process with the gradients of all ranks."""
+    parameters = _weights()
+    optimizer = Replicated(parameters.items(), config.rule)
+    for step, lr in enumerate(RATES):
+        for name, parameter in parameters.items():
+            parameter.grad = sum(_gradients(step, rank)[name] for rank in range(num_ranks)) / num_ranks
+        norm = torch.stack([p.grad.norm() for p in parameters.values()]).norm()
+        optimizer.step(torch.tensor(lr, dtype=torch.float64), Clipping(max_norm=5.0).coefficient(norm))
+    return optimizer.state_dict()
+
+
+def _check_rank(world):
+    for name in OURS:
+        config = _config(name)
+        model, optimizer = _sharded(world, config)
+        _train(world, model, optimizer, range(2))
+        saved = [optimizer.state_dict()]
+        if world.size > 1:
+            torch.distributed.broadcast_object_list(saved, 0)
+        again, resumed = _sharded(world, config)
+        resumed.load_state_dict(saved[0])
+        for one, its in ((model, optimizer), (again, resumed)):
+            _train(world, one, its, range(2, len(RATES)))
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)), name
+        found = optimizer.state_dict()
+        if world.is_main:
+            expected = _alone(config, world.size)
+            assert found.keys() == expected.keys()
+            for part in expected.keys() - {"num_steps"}:
+                for key, tensor in expected[part].items():
+                    message = f"{name} {part} {key}"
+                    torch.testing.assert_close(found[part][key], tensor, atol=1e-12, rtol=1e-12, msg=message)
+
+
+def test_every_rule_sharded_over_2_and_3_ranks_is_the_replicated_one_and_resumes():
+    run_ranks(_check_rank, 2, 3)
+
+
+def test_every_rule_sharded_on_one_rank_is_the_replicated_one_and_resumes():
+    _check_rank(World(DistConfig(device="cpu")))
