@@ -21,7 +21,7 @@ class Config:
     eps: float = env("OPT_ACCLIP_EPSILON", 1e-5, above=0, doc="ACClip: added to denominators")
     weight_decay: float = env("OPT_ACCLIP_WEIGHT_DECAY", 1e-5, at_least=0, doc="ACClip: decay, as WEIGHT_DECAY_RATE")
     alpha: float = env(
-        "OPT_ACCLIP_ALPHA", 1.0, at_least=1, at_most=2, doc="ACClip: which moment of the magnitudes clips the momentum"
+        "OPT_ACCLIP_ALPHA", 1.0, at_least=1, at_most=2, doc="ACClip: moment of the magnitudes that clips"
     )
 
 
