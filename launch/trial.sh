@@ -70,7 +70,9 @@ trial::collect() {
   power::stop
   if [[ -s $staging/status ]]; then status=$(<"$staging/status"); fi
   if [[ $status == [03] ]]; then
-    if [[ -s $staging/result_$trial.txt ]]; then log=result_$trial.txt; else status=1; fi
+    # A run that was asked to stop has saved and ends with 0, but it is not complete, and leaves its word.
+    if [[ $status == 0 && -s $staging/error_$trial.txt || ! -s $staging/result_$trial.txt ]]; then status=1; fi
+    if [[ $status == [03] ]]; then log=result_$trial.txt; fi
   fi
   if ((status)); then
     reasons[trial]=$(trial::reason "$trial" "$status" "$staging")

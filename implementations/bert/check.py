@@ -78,6 +78,9 @@ def _data(config: Config) -> str:
     vocab = config.phase1 / "vocab.txt" if config.phase1 else None
     if vocab is not None and vocab.is_file() and hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:
         raise DataError(f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again")
+    found = f"{len(shards)} files in {folder}"
+    if not config.evaluates:
+        return found
     world = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0, device="cpu"))
     Evaluator(config.evaluate, config.data.max_seq_length, config.model.vocab_size, shards.vocab_md5, world)
-    return f"{len(shards)} files in {folder}; {config.evaluate.num_examples:,} evaluation sequences"
+    return f"{found}; {config.evaluate.num_examples:,} evaluation sequences"

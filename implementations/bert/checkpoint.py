@@ -25,7 +25,9 @@ class Config:
     """What a run starts from and what it leaves behind."""
 
     init_checkpoint: Path | None = env(
-        "INIT_CHECKPOINT", None, doc="weights to start from (.pt, .safetensors); unset: random"
+        "INIT_CHECKPOINT",
+        None,
+        doc="weights to start from (.pt, .safetensors, or a folder of step_*.pt: the newest); unset: random",
     )
     init_optimizer: bool = env(
         "INIT_OPTIMIZER", False, doc="1 takes the optimizer's moments from INIT_CHECKPOINT too, and counts steps from 0"
@@ -34,6 +36,11 @@ class Config:
     every_steps: int = env("CHECKPOINT_EVERY_STEPS", 0, at_least=0, doc="steps between checkpoints; 0: none")
     keep: int = env("CHECKPOINT_KEEP", 2, at_least=1, doc="newest checkpoints to keep")
     resume: bool = env("RESUME", False, doc="1 resumes from the newest checkpoint in CHECKPOINT_DIR, if there is one")
+
+    def __post_init__(self) -> None:
+        """Settles for the newest checkpoint where INIT_CHECKPOINT is a folder of them."""
+        if self.init_checkpoint is not None and (found := checkpoints(self.init_checkpoint)):
+            object.__setattr__(self, "init_checkpoint", found[-1])
 
     def check(self) -> None:
         """Raises ConfigError where two of the settings contradict each other, or a file is missing."""

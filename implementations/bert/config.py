@@ -88,7 +88,7 @@ class Config(ModelFiles):
             )
         if not self.data.synthetic:
             _ = self.data.source
-        if not self.data.synthetic and self.evaluate.evaldir is None and self.evaluation_steps:
+        if not self.data.synthetic and self.evaluate.evaldir is None and self.evaluates:
             raise ConfigError("EVALDIR is not set: give the folder of the evaluation records")
 
     def _check_device(self) -> None:
@@ -157,6 +157,11 @@ class Config(ModelFiles):
         """Steps after which the model is evaluated."""
         samples = self.max_steps * self.global_batch_size
         return evaluate.evaluation_steps(self.evaluate, self.global_batch_size, samples)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the model is evaluated at all."""
+        return self.evaluate.initial or bool(self.evaluation_steps)
 
     def rehearsed(self) -> Config:
         """The run that is trained: with REHEARSAL=1 the start of it, else the whole.

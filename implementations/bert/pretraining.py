@@ -210,7 +210,7 @@ def prepare(
     """Before the clock: all that the first step and the first evaluation would otherwise wait for."""
     rehearse = config.warm_up if config.warm_up is not None else world.device.type == "cuda"
     take_step = ready(step, lambda: made_up_step(config, world), graph=config.uses_graph, rehearse=rehearse)
-    if not config.uses_graph or not (config.evaluation_steps or config.evaluate.initial):
+    if not config.uses_graph or not config.evaluates:
         return take_step, None
     return take_step, EvaluationGraph(config.evaluate, config.data.max_seq_length, model, world.device)
 

@@ -70,8 +70,9 @@ def _train(config: Config) -> int:
     with World(config.dist) as world:
         ending = pretrain(config, world, log)
     if ending.stopped and is_main:
-        said = f"bert: stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
-        print(said, file=sys.stderr, flush=True)
+        said = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
+        rundir.write_error(config.run, said)  # the launcher's word that the run is not complete
+        print(f"bert: {said}", file=sys.stderr, flush=True)
     if ending.reached or ending.stopped or config.rehearse or not config.evaluate.has_target:
         return SUCCESS
     reason = f"the target accuracy {config.evaluate.target} was not reached in {config.max_steps} steps"

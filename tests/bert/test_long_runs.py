@@ -45,6 +45,12 @@ def test_a_run_without_a_target_succeeds_at_its_last_step(endless, run_bert):
     assert json.loads((folder / "metrics_0.jsonl").read_text().splitlines()[-1])["step"] == 8
 
 
+def test_the_check_needs_no_evaluation_set_where_nothing_is_evaluated(endless, run_bert):
+    checked = run_bert(endless, arguments=("--check",))
+    assert checked.returncode == 0, checked.stderr
+    assert "evaluation     none, no target" in checked.stdout
+
+
 def test_a_run_in_parts_whose_end_moves_is_the_run_in_one_piece(endless, run_bert, tmp_path):
     whole = run_bert(endless)
     assert whole.returncode == 0, whole.stderr

@@ -75,7 +75,7 @@ def test_a_signal_to_any_rank_saves_and_the_next_run_continues_bit_for_bit(
     saved = _newest(tmp_path / "parts")
     assert 7 <= saved["step"] < 60
     assert said[-1] == f"bert: stopped at step {saved['step']} ({number.name}); RESUME=1 continues\n"
-    assert not (tmp_path / "run_parts" / "error_0.txt").exists()
+    assert (tmp_path / "run_parts" / "error_0.txt").read_text().startswith(f"stopped at step {saved['step']} (")
     assert "run_stop" not in (tmp_path / "run_parts" / "result_0.txt").read_text(), "the run is not over"
     resumed = run_bert(parts | {"RESUME": "1"}, ranks)
     assert resumed.returncode == 3, resumed.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 KEPT = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SEED", "CACHE_CLEARED", "LR", "RUN_DIR"),
     *("OMP_NUM_THREADS", "SLURMD_NODENAME", "SLURM_MPI_TYPE", "CUDA_VISIBLE_DEVICES", "INSIDE"),
+    *("PHASE", "INIT_CHECKPOINT", "INIT_OPTIMIZER", "CHECKPOINT_DIR", "RESUME", "MAX_SEQ_LENGTH"),
 )
 
 
@@ -76,6 +77,8 @@ def train() -> int:
     if rank == 0 and outcome != "no-result":
         text = measured(folder, trial) if outcome == "measured" else "MLLOG whole\n"
         (folder / f"result_{trial}.txt").write_text(text)
+    if outcome == "stopped" and rank == 0:
+        return fail(folder, trial, 0, "stopped at step 7 (STEPS_THIS_RUN); RESUME=1 continues")
     if outcome == "not-reached":
         return fail(folder, trial, 3, "the target accuracy 0.72 was not reached") if rank == 0 else 3
     return 0

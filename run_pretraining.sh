@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Pretrains in the two phases of a config: phase 1, hand-over of weights and optimizer, phase 2.
+#   source env.sh; ./run_pretraining.sh configs/pretrain_large_H100_1x8 [--slurm]
+# Results are in LOGDIR/RUN_NAME/phase1 and phase2 (RUN_NAME: the config's name). Whatever interrupted it, the same command
+# continues from the newest checkpoint. --slurm submits both phases to Slurm, the second to follow the first.
+set -euo pipefail
+REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+readonly REPO_DIR
+# shellcheck source=launch/log.sh
+source "$REPO_DIR/launch/log.sh"
+
+pretraining::usage() { log::die "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm]"; }
+
+[[ ${1:-} && ${1:-} != -* ]] || pretraining::usage
+[[ $# == 1 || ($# == 2 && $2 == --slurm) ]] || pretraining::usage
+readonly CONFIG_FILE=${1%.sh}.sh SLURM=${2:-}
+[[ -r $CONFIG_FILE ]] || log::die "$1: no such config: ls configs/pretrain_*"
+RUN_NAME=${RUN_NAME:-$(basename -- "$CONFIG_FILE" .sh)}
+LOGDIR=${LOGDIR:-results}
+mkdir -p -- "$LOGDIR/$RUN_NAME"
+FOLDER=$(cd -- "$LOGDIR/$RUN_NAME" && pwd -P)
+readonly FOLDER
+
+# Exports the settings of a phase: those of the config, and where it starts from and writes to.
+pretraining::settings() {
+  export PHASE=$1
+  # shellcheck source=configs/pretrain_large_H100_1x8.sh
+  source "$CONFIG_FILE"
+  export LOGDIR=$FOLDER RUN_NAME=phase$1 NEXP=1 RESUME=1 CHECKPOINT_DIR=$FOLDER/phase$1/checkpoints
+  if (($1 == 2)); then export INIT_CHECKPOINT=$FOLDER/phase1/checkpoints INIT_OPTIMIZER=1; fi
+}
+
+declare child=''
+
+# Runs a phase here, to its end. One that is complete already says so and trains nothing.
+pretraining::run() {
+  local status=0
+  log::info "phase $1 of $CONFIG_FILE"
+  (pretraining::settings "$1" && exec "$REPO_DIR/run_local.sh") &
+  child=$!
+  wait "$child" || status=$?
+  while kill -0 "$child" 2>/dev/null; do wait "$child" || status=$?; done
+  ((status == 0)) && return
+  log::error "phase $1 is not complete: the same command continues it"
+  exit "$status"
+}
+
+# Submits a phase; prints the number of its job. Further arguments are sbatch's.
+pretraining::submit() (
+  pretraining::settings "$1"
+  cd -- "$REPO_DIR"
+  sbatch --parsable -N "${DGXNNODES:-1}" "${@:2}" run.sub
+)
+
+if [[ $SLURM ]]; then
+  command -v sbatch >/dev/null || log::die '--slurm: there is no sbatch here'
+  first=$(pretraining::submit 1)
+  second=$(pretraining::submit 2 --dependency="afterok:${first%%;*}")
+  log::info "phase 1 is job ${first%%;*}, phase 2 job ${second%%;*} after it; results go to $FOLDER"
+  exit
+fi
+trap 'kill -TERM "$child" 2>/dev/null' TERM INT HUP
+pretraining::run 1
+pretraining::run 2
+log::info "both phases are complete: $FOLDER/phase2/checkpoints"
