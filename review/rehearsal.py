@@ -13,8 +13,9 @@ from typing import Any
 
 from review.logs.findings import ReviewError
 from review.logs.mllog import read_log
+from review.results.gate import band_of, likely_causes
 from review.results.run import Run
-from review.rulebook.bands import Band, find, published, read
+from review.rulebook.bands import Band, published, read
 from review.rulebook.compliance import DEFAULT_RULESET
 from review.verdict.training_rules import INITIAL_ACCURACY, INITIAL_TOLERANCE
 
@@ -23,7 +24,7 @@ LEAST_ROOM = 0.002
 
 @dataclass(frozen=True)
 class Point:
-    """One evaluation and what published runs had there; ``off``: how far outside of the room that a sound run has."""
+    """One evaluation and what published runs had there."""
 
     samples: float
     accuracy: float
@@ -57,7 +58,7 @@ class Rehearsal:
     @property
     def causes(self) -> tuple[str, ...]:
         """What is most likely wrong, the first cause first; nothing where all is as published."""
-        return tuple(_causes(self.points, self.run))
+        return tuple(_causes(self.points, self.band, self.run))
 
     @property
     def go(self) -> bool:
@@ -83,7 +84,7 @@ def rehearsal(target: Path, band: Path | None = None, ruleset: str = DEFAULT_RUL
     if not logs:
         raise ReviewError(f"{target}: no result_*.txt: did the rehearsal run to its end?")
     run = Run(read_log(logs[-1]), ruleset)
-    found = read(band) if band else find(run.batch_size)
+    found = read(band) if band else band_of(run)
     if found is None:
         known = ", ".join(dict.fromkeys(f"{one.batch_size:,}" for one in published()))
         raise ReviewError(
@@ -108,7 +109,7 @@ def _points(run: Run, band: Band, own: bool) -> Iterator[Point]:
             yield Point(evaluation.samples, evaluation.accuracy, *expected, room)
 
 
-def _causes(points: tuple[Point, ...], run: Run) -> Iterator[str]:
+def _causes(points: tuple[Point, ...], band: Band, run: Run) -> Iterator[str]:
     start = next((point for point in points if point.samples == 0), None)
     later = [point for point in points if point.samples]
     wrong = [point for point in later if not point.sound]
@@ -122,12 +123,10 @@ def _causes(points: tuple[Point, ...], run: Run) -> Iterator[str]:
         )
     elif wrong and abs(later[-1].accuracy - start.accuracy) < LEAST_ROOM:
         yield "the accuracy stays at the checkpoint's: no step is taken (learning rate, loss scale), or data of noise"
-    elif wrong and wrong[0].verdict == "low":
-        yield "training data: not shuffled, not this vocabulary, or of another set (./verify_dataset.sh)"
-        yield "learning rate, warm-up, betas or weight decay of another batch size (make configs A=... B=...)"
-        yield "a fused kernel, attention or number format: FUSED=none, ATTENTION=sdpa_loop, PRECISION=fp32 in turn"
     elif wrong:
-        yield "training data that holds evaluation text, or samples counted too low (PACKING_FACTOR, global batch)"
+        yield from likely_causes(wrong[0].samples, wrong[0].verdict == "high", band, run, sound_start=True)
+        if wrong[0].verdict == "low":
+            yield "a fused kernel, attention or number format: FUSED=none, ATTENTION=sdpa_loop, PRECISION=fp32 in turn"
     if not later and not points[-1].samples:
         yield "there is no evaluation after the first step: the run ended too early"
 

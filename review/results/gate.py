@@ -57,16 +57,18 @@ def recipe(run: Run) -> dict[str, float]:
     return {key: number(run.log.value(key)) or 0.0 for key in RECIPE}
 
 
-def first_miss(run: Run) -> Miss | None:
-    """The first evaluation outside the published runs of its batch size; None where there is none, or no band.
-
-    Runs of the same recipe where ten are published, else the recipe of the batch size that most published runs have.
-    """
+def band_of(run: Run) -> Band | None:
+    """The published runs of its batch size and recipe where ten are, else the recipe that most of that size have."""
     found = [band for band in published() if band.batch_size == run.batch_size]
-    if not found or not run.counts_samples:
-        return None
     own = recipe(run)
-    band = next((band for band in found if band.recipe == own), found[0])
+    return next((band for band in found if band.recipe == own), found[0] if found else None)
+
+
+def first_miss(run: Run) -> Miss | None:
+    """The first evaluation outside the published runs of its batch size; None where there is none, or no band."""
+    band, own = band_of(run), recipe(run)
+    if band is None or not run.counts_samples:
+        return None
     for evaluation in run.evaluations:
         bounds = _bounds(band, evaluation.samples) if evaluation.samples else None
         if bounds is not None and not bounds[0] <= evaluation.accuracy <= bounds[1]:
@@ -76,7 +78,7 @@ def first_miss(run: Run) -> Miss | None:
                 high=bounds[1],
                 runs=band.runs,
                 same_recipe=band.recipe == own,
-                causes=_causes(evaluation, bounds, band, own),
+                causes=likely_causes(evaluation.samples or 0, evaluation.accuracy > bounds[1], band, run),
             )
     return None
 
@@ -93,17 +95,22 @@ def _bounds(band: Band, samples: float) -> tuple[float, float] | None:
     return None
 
 
-def _causes(evaluation: Evaluation, bounds: tuple[float, float], band: Band, own: dict[str, float]) -> tuple[str, ...]:
+def likely_causes(samples: float, high: bool, band: Band, run: Run, sound_start: bool = False) -> tuple[str, ...]:
+    """Why an accuracy may lie outside of a band after so many samples, the likeliest cause first.
+
+    Args: high: above it; sound_start: the accuracy before the first step is known to be the checkpoint's.
+    """
+    own = recipe(run)
     differing = [
-        f"{key} is {own[key]:g}, published {band.recipe[key]:g}" for key in RECIPE if own[key] != band.recipe[key]
+        f"{key} is {own[key]:g}, published {value:g}" for key, value in band.recipe.items() if own[key] != value
     ]
-    if evaluation.accuracy > bounds[1]:
+    if high:
         others = ["another evaluation set, or one that is part of the training data", "a larger batch than is logged"]
-    elif (evaluation.samples or 0) >= _LATE:
+    elif samples >= _LATE:
         others = ["LayerNorm and biases in bf16: keep them in fp32", "evaluation logits in low precision", "data order"]
     else:
         others = [
-            "another checkpoint or evaluation set: EVAL_INITIAL=1 gives 0.340 before the first step",
+            *([] if sound_start else ["another checkpoint or evaluation set: REHEARSAL=1 has 0.340 before step 1"]),
             "the wrong form of GELU, or no dropout",
             "gradients that are not reduced over all ranks, or clipped twice",
             "training data of another vocabulary or preparation: launch/doctor.sh verify",

@@ -60,11 +60,6 @@ def published() -> tuple[Band, ...]:
     return tuple(sorted(found, key=lambda band: (band.batch_size, -band.runs)))
 
 
-def find(batch_size: float | None) -> Band | None:
-    """The band of a batch size; None where no ten runs of it were published."""
-    return next((band for band in published() if band.batch_size == batch_size), None)
-
-
 def read(path: Path) -> Band:
     """The first band of a file of the same form as published_curves.json. Raises ReviewError."""
     try:
