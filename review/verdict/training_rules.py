@@ -173,7 +173,7 @@ def _check_target(run: Run) -> Iterator[Finding]:
     at = f" at {reached.samples:,.0f} samples" if reached.samples is not None else ""
     yield Finding(
         severity=WARNING,
-        message=f"reached the target{at}, in line {reached.line}, but the run goes on",
+        message=f"reached the target{at}, in line {reached.line}, but the run continues",
         source="rules",
         file=run.path,
         line=last.line,

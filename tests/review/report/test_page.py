@@ -268,7 +268,7 @@ def test_report_writes_whole_files_and_says_which(tmp_path, submission, capsys):
     written = sorted([*output.parent.iterdir(), *png.iterdir()])
     assert sorted(Path(name) for name in said["files"]) == written
     names = {path.stem for path in png.iterdir()}
-    assert names == {"accuracy", "samples", "time", "throughput"}
+    assert names == {"accuracy", "target", "samples", "time", "throughput"}
     for path in png.iterdir():
         assert path.read_bytes().startswith(b"\x89PNG\r\n"), path
 

@@ -116,7 +116,7 @@ OVERLOOKED = [
     ),
     ("accuracy at start", initial(0.36), ("warning", "result_2.txt", "eval_accuracy", "0.3600 before the first step")),
     ("accuracy at start is right", initial(0.3409), None),
-    ("goes on", lambda f: edit(f, *ALL, change=go_on), ("warning", "result_0.txt", "eval_accuracy", "the run goes on")),
+    ("past", lambda f: edit(f, *ALL, change=go_on), ("warning", "result_0.txt", "eval_accuracy", "the run continues")),
     ("rare evaluations", scale_samples(2), ("warning", "result_0.txt", "eval_accuracy", "every 300,000 samples")),
     ("a copied log", copy_log, ("error", "result_3.txt", "run_start", "that of result_1.txt")),
     ("no submitter", drop("submission_org"), ("warning", "result_0.txt", "submission_org", "is missing")),
