@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from bert.data.format import atomic_file
-from input_preprocessing.text.corpus import bert_config, pydoc_documents, train_vocabulary
+from input_preprocessing.text.corpus import bert_config, train_vocabulary
+from input_preprocessing.text.sources import pydoc_documents
 
 _WORDS, _SKEW = 200_000, 2.0  # words, and how much more frequent the frequent ones are than after Zipf
 _SENTENCE_WORDS = 20.0

@@ -4,15 +4,16 @@ Writes to OUTPUTDIR/download: results4/part-XXXXX-of-XXXXX and results4/eval.txt
 between documents; the evaluation text is every n-th document and not in the shards), vocab.txt (a WordPiece vocabulary
 trained on the shards, unless one is given) and bert_config.json of a small BERT with that vocabulary.
 
-The input may have one sentence per line and a blank line between documents, or be plain prose; which of the two is
-detected and printed, --layout decides. `--input pydoc` is the language reference that comes with Python (PSF licence):
-real English prose that needs no download.
+Inputs are files, and folders with all text below them, read as one pool: plain text (UTF-8), JSON Lines and Parquet
+(--text-key names the field), WikiExtractor's <doc> files; the contents tell which. Plain text may have one sentence per
+line and a blank line between documents, or be prose; which of the two is detected and printed, --layout decides. All
+documents are held in memory. `--input pydoc` is the language reference that comes with Python (PSF licence): real
+English prose that needs no download.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import shutil
 import sys
@@ -25,44 +26,14 @@ from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import human_bytes, positive, run, stage_parser
 from input_preprocessing.stage.manifest import md5_of
-from input_preprocessing.stage.reading import read_text
 from input_preprocessing.text import vocabulary
-from input_preprocessing.text.sentences import LAYOUTS, Document, detect_layout, documents_of
+from input_preprocessing.text.sentences import LAYOUTS, Document
+from input_preprocessing.text.sources import read_pool
 from input_preprocessing.text.tokenization import normalise
 
 SHARD_BYTES = 250_000
 MOST_SHARDS = 500
-FEWEST_DOCUMENTS = 4
 NOTE = "corpus.json"  # in the download folder: what was made of which text, with the md5 of each file
-
-
-def pydoc_documents() -> list[Document]:
-    """Documents of Python's own language reference, a topic each."""
-    from pydoc_data.topics import topics
-
-    return [document for name in sorted(topics) for document in documents_of(topics[name], "prose")]
-
-
-def read_documents(source: str, layout: str) -> tuple[list[Document], str, str]:
-    """Documents of a text file (or 'pydoc'), the layout it was read in, and the md5 of the text.
-
-    Raises:
-        DataError: unreadable, of another encoding, or fewer than FEWEST_DOCUMENTS.
-    """
-    if source == "pydoc":
-        documents = pydoc_documents()
-        return documents, "prose", hashlib.md5(repr(documents).encode()).hexdigest()
-    data, md5 = read_text(Path(source), "--input")
-    text = data.decode("utf-8", "ignore")
-    found = detect_layout(text) if layout == "auto" else layout
-    documents = documents_of(text, found)
-    if len(documents) < FEWEST_DOCUMENTS:
-        hint = "put a blank line between documents" if found == "sentences" else "put two blank lines between documents"
-        count = f"{len(documents)} document{'s' * (len(documents) != 1)}"
-        raise DataError(
-            f"{source} has {count} (read as {found}), at least {FEWEST_DOCUMENTS} are needed; {hint}, or give more text"
-        )
-    return documents, found, md5
 
 
 def split_documents(documents: list[Document], eval_share: float) -> tuple[list[Document], list[Document]]:
@@ -160,30 +131,30 @@ def _main(options: argparse.Namespace) -> None:
     if options.hidden_size % 64:
         raise DataError(f"--hidden-size {options.hidden_size} is not a multiple of 64 (the width of an attention head)")
     vocab_md5 = vocabulary.load(options.vocab_file).md5 if options.vocab_file else ""
-    documents, layout, md5 = read_documents(options.input, options.layout)
-    how = "one sentence per line" if layout == "sentences" else "prose, cut into sentences"
+    pool = read_pool(options.input, options.layout, options.text_key)
     download = options.outputdir / "download"
-    names = ("vocab_size", "num_files", "eval_share", "layers", "hidden_size", "max_seq_length")
-    recipe = {"text": md5, "layout": layout, "vocab_file": vocab_md5, **{n: getattr(options, n) for n in names}}
+    names = ("layout", "text_key", "vocab_size", "num_files", "eval_share", "layers", "hidden_size", "max_seq_length")
+    recipe = {"text": pool.md5, "vocab_file": vocab_md5, **{name: getattr(options, name) for name in names}}
     note = download / NOTE
     try:
         made = json.loads(note.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         made = None
     if made == {"recipe": recipe, "files": _files(download)}:
-        print(f"{options.input}: {download} was made of this text already; nothing to do", file=sys.stderr)
+        print(f"{' '.join(options.input)}: {download} was made of this text already; nothing to do", file=sys.stderr)
         return
     note.unlink(missing_ok=True)
-    summary = _make(options, documents, download)
+    summary = _make(options, pool.documents, download)
     with atomic_file(note) as partial:
         partial.write_text(json.dumps({"recipe": recipe, "files": _files(download)}, indent=1) + "\n")
-    print(f"{options.input}: read as {how}; {summary}", file=sys.stderr)
+    print(f"{' '.join(options.input)}: read as {', '.join(pool.kinds)}; {summary}", file=sys.stderr)
 
 
 def main() -> None:
     """Command line."""
     parser = stage_parser("corpus", __doc__)
-    parser.add_argument("--input", required=True, help="text file, or 'pydoc'")
+    parser.add_argument("--input", required=True, nargs="+", help="files or folders of text, or 'pydoc': one pool")
+    parser.add_argument("--text-key", default="text", help="of JSON Lines and Parquet (default %(default)s)")
     parser.add_argument("--outputdir", type=Path, required=True, help="where prepare_data.sh will look")
     parser.add_argument("--layout", choices=("auto", *LAYOUTS), default="auto", help="(default %(default)s)")
     parser.add_argument("--vocab-file", type=Path, help="a vocab.txt to use (default: train one)")
