@@ -77,10 +77,17 @@ class Config:
     clip: str = env(
         "CLIP",
         "after",
-        choices=("before", "after"),
-        doc="before: clip each micro-batch's gradient by its own norm, then average; after: clip the average",
+        choices=("before", "after", "bucket"),
+        doc="before: clip each micro-batch's gradient by its own norm, then average; after: clip the average; bucket: "
+        "clip each bucket of a micro-batch's gradient, with SHARD_OPTIMIZER=1",
     )
     max_grad_norm: float = env("MAX_GRAD_NORM", 1.0, above=0, doc="gradient norm above which gradients are scaled down")
+    allreduce_dtype: str = env(
+        "ALLREDUCE_DTYPE",
+        "fp32",
+        choices=("fp32", "weights"),
+        doc="precision in which accumulated gradients are sent to other ranks; weights: of the weights, half the bytes",
+    )
     lamb: lamb.Config = field(default_factory=lamb.Config)
     adam: adam.Config = field(default_factory=adam.Config)
     lans: lans.Config = field(default_factory=lans.Config)
@@ -95,6 +102,10 @@ class Config:
             apex.check(self.optimizer, device)
         if self.optimizer == apex_distributed.NAME:
             apex_distributed.check(dtype, world_size)
+        if not self.is_sharded(device):
+            for setting, wanted in (("CLIP=bucket", self.clip), ("ALLREDUCE_DTYPE=weights", self.allreduce_dtype)):
+                if setting.endswith(f"={wanted}"):
+                    raise ConfigError(f"{setting} needs a sharded optimizer of ours: set SHARD_OPTIMIZER=1")
 
     @property
     def clipping(self) -> Clipping:
@@ -182,4 +193,5 @@ def build(
         masters=masters,
         accumulate=accumulate,
         clip_each=config.clip == "before",
+        low_wire=config.allreduce_dtype == "weights",
     )

@@ -8,7 +8,7 @@ them; neither depends on what is ready first.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as distributed
@@ -39,15 +39,29 @@ class GradientBuckets:
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], layout: Layout, world: World, dtype: torch.dtype, *, apart: bool
+        self,
+        parameters: Sequence[nn.Parameter],
+        layout: Layout,
+        world: World,
+        dtype: torch.dtype,
+        *,
+        apart: bool,
+        wire_dtype: torch.dtype,
     ) -> None:
-        """dtype: of the sum; apart: micro-batches are received in a buffer of their own, of the parameters' type."""
+        """dtype: of the sum; apart: micro-batches are received in a buffer of their own, of the parameters' type.
+
+        wire_dtype: in which the sums are sent to other ranks.
+        """
         self.parameters, self.layout, self.world = parameters, layout, world
+        self.factor_of: Callable[[list[Tensor]], Tensor] | None = None  # of a full bucket
         device = parameters[0].device
         self.whole = torch.zeros(layout.total, dtype=dtype, device=device)
         self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=device) if world.size > 1 else self.whole
         self.received = torch.zeros(layout.total, dtype=parameters[0].dtype, device=device) if apart else self.whole
         self.views = parameter_views(self.received, layout, parameters)
+        self.wire_shard = self.shard
+        if world.size > 1 and wire_dtype != dtype:
+            self.wire_shard = torch.zeros(layout.shard_total, dtype=wire_dtype, device=device)
         self.add = self.reduce = False  # to what is in the buffer; each bucket as soon as it is full
         self.missing = [0] * len(layout.buckets)  # gradients that each bucket waits for in this backward pass
         self.reductions: list[distributed.Work | None] = []  # under way, of the first buckets
@@ -72,12 +86,15 @@ class GradientBuckets:
             self._reduce_next()
 
     def _receive(self, bucket: Bucket) -> None:
-        gradients = [self.parameters[index].grad for index in bucket.parameters]
+        gradients: list[Tensor] = [self.parameters[index].grad for index in bucket.parameters]  # type: ignore[misc]
         views = [self.views[index] for index in bucket.parameters]
+        if self.factor_of is not None:
+            factor = self.factor_of(gradients).to(self.whole.dtype)
+            gradients = list(torch._foreach_mul([gradient.to(self.whole.dtype) for gradient in gradients], factor))
         if self.add:
-            torch._foreach_add_(views, gradients)  # type: ignore[arg-type]
+            torch._foreach_add_(views, gradients)
         else:
-            torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]
+            torch._foreach_copy_(views, gradients)
         for index in bucket.parameters:
             self.parameters[index].grad = None
 
@@ -104,11 +121,14 @@ class GradientBuckets:
             if work is not None:
                 work.wait()
         self.reductions = []
+        if self.wire_shard is not self.shard:
+            self.shard.copy_(self.wire_shard)
 
     def _reduce_next(self) -> None:
         bucket = self.layout.buckets[len(self.reductions)]
-        shard = self.shard[bucket.shard_begin : bucket.shard_begin + bucket.shard_size]
-        self.reductions.append(self.world.reduce_scatter(shard, self.whole[bucket.begin : bucket.begin + bucket.size]))
+        shard = self.wire_shard[bucket.shard_begin : bucket.shard_begin + bucket.shard_size]
+        whole = self.whole[bucket.begin : bucket.begin + bucket.size]
+        self.reductions.append(self.world.reduce_scatter(shard, whole.to(self.wire_shard.dtype)))
 
 
 class WeightBuckets:

@@ -2,13 +2,15 @@
 
 CLIP=after: the average over micro-batches and ranks is clipped by its norm. CLIP=before: the gradient of every
 micro-batch is clipped by its own norm, then they are averaged: the rule of the published 8-GPU submissions, and the
-same update however the micro-batches are dealt out to ranks. Each micro-batch counts equally, whatever its number of
-tokens.
+same update however the micro-batches are dealt out to ranks. CLIP=bucket: each of the K buckets of a micro-batch is
+clipped to a norm of max_norm / sqrt(K), as soon as it is full, so that the whole has at most max_norm; as Samsung's
+1,024-GPU submission. Each micro-batch counts equally, whatever its number of tokens.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,12 +22,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bert.dist import World
 from bert.optim.buckets import GradientBuckets
+from bert.optim.rule import squared_norms
 from bert.precision import LOW_PRECISION
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """What is clipped ("before" or "after" the average), and the norm above which it is scaled down."""
+    """What is clipped (see above; "before", "after", "bucket"), and the norm above which it is scaled down."""
 
     when: str = "after"
     max_norm: float = 1.0
@@ -53,7 +56,8 @@ class Gradients(Protocol):
         """Averages and clips. Returns a norm that is finite unless a rank overflowed, and the update's grad_scale.
 
         scale: the sum of the factors. The norm is that of the average before it is clipped; with CLIP=before, the mean
-        of this rank's micro-batches, with loss scaling that of the average; all times ``scale``.
+        of this rank's micro-batches, with loss scaling that of the clipped average, as with CLIP=bucket; all times
+        ``scale``.
         """
         ...
 
@@ -164,11 +168,19 @@ class ShardedGradients:
         self.optimizer, self.clipping, self.find_overflow = optimizer, clipping, find_overflow
         self.clips_each = clipping.when == "before"
         self.norm = self.coefficient = torch.ones(())  # of the micro-batches so far; of the last one
+        self.factor = torch.ones(())  # of the micro-batch that is under way
+        if clipping.when == "bucket":
+            buckets = optimizer.buckets
+            self.bucket_clipping = Clipping(max_norm=clipping.max_norm / math.sqrt(len(buckets.layout.buckets)))
+            buckets.factor_of = self._bucket_coefficient
+
+    def _bucket_coefficient(self, gradients: list[Tensor]) -> Tensor:
+        return self.bucket_clipping.coefficient(squared_norms(gradients).sum().sqrt() / self.factor)
 
     @contextlib.contextmanager
     def micro_batch(self, first: bool, last: bool, factor: Tensor) -> Iterator[None]:
         """The buckets' hooks collect the gradients, and reduce them in the backward pass of the last one."""
-        buckets, reduce = self.optimizer.buckets, last and not self.clips_each
+        buckets, reduce, self.factor = self.optimizer.buckets, last and not self.clips_each, factor
         with self.optimizer.forward_pass(first), buckets.backward_pass(first=first, reduce=reduce):
             yield
         if self.clips_each:
@@ -194,4 +206,6 @@ class ShardedGradients:
             several = self.world.size > 1
             return self.optimizer.measure() if several and self.find_overflow else self.norm, self.coefficient / scale
         norm = self.optimizer.measure()
+        if self.clipping.when == "bucket":
+            return norm, 1 / scale
         return norm, self.clipping.coefficient(norm / scale) / scale

@@ -29,7 +29,7 @@ class Sharded:
 
     ``stages``: modules that together hold all parameters and whose calls make up the forward pass, in its order.
     ``accumulate``: gradients of several micro-batches are added, which is done in fp32. ``clip_each``: each of them is
-    clipped before that, so that it needs a buffer of its own.
+    clipped before that, so that it needs a buffer of its own. ``low_wire``: their sums are sent in the weights' type.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Sharded:
         masters: dict[str, Tensor] | None = None,
         accumulate: bool = False,
         clip_each: bool = False,
+        low_wire: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         named = dict(named_parameters)
@@ -55,9 +56,11 @@ class Sharded:
         self._fill_shard(masters_flat, [(masters or named)[name].detach() for name in self.names])
         self.weights = WeightBuckets(self.parameters, stages, self.layout, world)
         self.weights.shard.copy_(masters_flat)
+        sum_dtype = master_dtype if accumulate else dtype
         self.buckets = GradientBuckets(
-            self.parameters, self.layout, world, master_dtype if accumulate else dtype, apart=accumulate and clip_each
-        )
+            self.parameters, self.layout, world, sum_dtype,
+            apart=accumulate and clip_each, wire_dtype=dtype if low_wire else sum_dtype,
+        )  # fmt: skip
         self.shard = Shard(
             names=self.names,
             segments=self.segments,

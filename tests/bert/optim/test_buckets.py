@@ -1,0 +1,104 @@
+"""A bucket of gradients on its way: clipped on its own (CLIP=bucket), sent in the weights' precision."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from bert import optim
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.env import ConfigError
+from bert.optim.flat import Piecewise
+from bert.optim.gradients import Clipping
+from bert.optim.lamb import Config, LambRule
+from bert.optim.sharded import Sharded
+
+from ..ranks import run_ranks
+from .test_sharded import BUCKET_BYTES, Chain, _data
+
+MAX_NORM = 0.3
+
+
+def _sharded(world, dtype, **settings):
+    model = Chain(dtype)
+    rule = Config()
+    optimizer = Sharded(
+        model.named_parameters(), lambda shard: Piecewise(shard, lambda pieces: LambRule(pieces, rule)), world,
+        stages=list(model.stages.values()), accumulate=True, bucket_bytes=BUCKET_BYTES, **settings,
+    )  # fmt: skip
+    return model, optimizer
+
+
+def _own(model, micro, rank):
+    return [g.double() for g in torch.autograd.grad(model(_data(micro, rank)), list(model.parameters()))]
+
+
+def _averaged(world, model, optimizer, clipping, scale):
+    """(whole averaged gradients on rank 0, the update's grad_scale)."""
+    gradients = optimizer.gradients(model, clipping, world, False)
+    for micro in range(2):
+        with gradients.micro_batch(micro == 0, micro == 1, scale / 2):
+            (gradients.forward(_data(micro, world.rank)) * (scale / 2)).backward()
+    _, factor = gradients.finish(scale)
+    return optimizer._collect(optimizer.buckets.shard), factor
+
+
+def _check_bucket_clipping(world):
+    model, optimizer = _sharded(world, torch.float64)
+    buckets, clipped = optimizer.layout.buckets, 0
+    assert len(buckets) > 2
+    scale = torch.tensor(8.0, dtype=torch.float64)
+    found, factor = _averaged(world, model, optimizer, Clipping(when="bucket", max_norm=MAX_NORM), scale)
+    bound, plain = MAX_NORM / math.sqrt(len(buckets)), Chain()
+    expected = [torch.zeros_like(p) for p in plain.parameters()]
+    for rank in range(world.size):
+        for micro in range(2):
+            own = _own(plain, micro, rank)
+            for bucket in buckets:
+                norm = math.sqrt(sum(float(own[i].square().sum()) for i in bucket.parameters))
+                clipped += norm > bound
+                for i in bucket.parameters:
+                    expected[i] += own[i] * min(1.0, bound / norm) / (2 * world.size)
+    assert 0 < clipped < 2 * world.size * len(buckets), "some, not all"
+    if world.is_main:
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a * float(factor), b, atol=1e-6, rtol=1e-5)
+        assert math.sqrt(sum(float(b.square().sum()) for b in expected)) <= MAX_NORM
+
+
+def _check_wire(world):
+    one = torch.ones(())
+    results = {}
+    for low in (False, True):
+        model, optimizer = _sharded(world, torch.bfloat16, low_wire=low)
+        results[low], _ = _averaged(world, model, optimizer, Clipping(max_norm=1e9), one)
+        assert optimizer.buckets.shard.dtype == torch.float32
+        assert optimizer.buckets.wire_shard.dtype == (torch.bfloat16 if low else torch.float32)
+    if world.is_main:
+        for exact, sent in zip(results[False], results[True], strict=True):
+            assert torch.equal(sent, sent.bfloat16().float())
+            torch.testing.assert_close(sent, exact, rtol=2**-6, atol=1e-3)
+        assert not all(torch.equal(a, b) for a, b in zip(results[False], results[True], strict=True))
+
+
+def _check_rank(world):
+    _check_bucket_clipping(world)
+    _check_wire(world)
+
+
+def test_two_ranks_clip_every_bucket_of_a_micro_batch_and_may_send_sums_in_the_weights_precision():
+    run_ranks(_check_rank, 2)
+
+
+def test_one_rank_clips_every_bucket():
+    _check_bucket_clipping(World(DistConfig(device="cpu")))
+
+
+@pytest.mark.parametrize("setting", [{"clip": "bucket"}, {"allreduce_dtype": "weights"}])
+def test_what_only_a_sharded_optimizer_does_is_refused_elsewhere(setting):
+    with pytest.raises(ConfigError, match="set SHARD_OPTIMIZER=1"):
+        optim.Config(sharded=False, **setting).check(torch.device("cpu"), torch.float32, 2)
+    optim.Config(sharded=True, **setting).check(torch.device("cpu"), torch.float32, 2)
