@@ -1,0 +1,304 @@
+"""How long a training step of BERT-large should take on a GPU that is not there: its launches recorded, rates given.
+
+Every launch of forward, backward and update is recorded on the meta device at real sizes, with the bytes of its
+operands and the operations of its products. A product takes its operations over the rate of its precision, attention
+its instructions (tests/bert/kernels/compiled_kernels.json) over the rate at which they issue, everything else its bytes
+over the memory's rate. On several GPUs gradients go out bucket by bucket while the backward pass runs, and parameters
+come back while the next forward pass does: what does not fit beside them is added. A model, not a measurement: where
+both are there, the difference by part says where to look next.
+
+Prints one JSON line; with --markdown a table of both precisions on both GPUs.
+
+usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--network nvlink] [--markdown]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import triton  # before bert, which takes Triton where it is there already
+from common import ROOT, TINY, emit, packed_batches
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from train_step import capacity
+from triton.runtime.jit import JITFunction
+
+from bert import kernels
+from bert.data.pretraining import PretrainingBatch
+from bert.graph import static_batch
+from bert.kernels import fp8_feed_forward, fp8_linear, lamb, triton_support
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+
+META = torch.device("meta")
+TABLE = ROOT / "tests" / "bert" / "kernels" / "compiled_kernels.json"
+TILE, ATTENTION_WARPS = 64, 4  # of attention_triton: queries and keys of a block, warps of a program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a GPU does a second: operations of products by precision, bytes of memory, instructions of all its warps."""
+
+    bf16: float = 0.9 * 770e12
+    fp8_fast: float = 0.9 * 1350e12
+    fp8_exact: float = 0.9 * 1100e12
+    memory: float
+    issue: float = 0.55 * 132 * 4 * 1.755e9  # 132 multiprocessors issue 4 a clock at best; 55% of that is assumed
+
+
+# Products: 90%, for a layer's sizes, of what large ones reach (bf16 measured on an H200, fp8 assumed); memory: 90% of
+# measured copies.
+GPUS = {"h100": Rates(memory=0.9 * 3.0e12), "h200": Rates(memory=0.9 * 4.3e12)}
+NETWORKS = {"nvlink": 450e9 * 0.8, "infiniband": 50e9 * 0.8}  # bytes a second and GPU each way, and the share reached
+PARTS = {
+    "attention_triton": "attention", "dropout_add_layer_norm": "LayerNorm", "bias_gelu": "GELU", "fp8_cast": "casts",
+    "fp8_feed_forward": "GELU", "embeddings": "embeddings", "scatter": "embeddings", "cross_entropy": "head, loss",
+    "lamb": "LAMB", "reductions": "sums over rows",
+}  # fmt: skip
+IN_PLACE = {  # operands that are read and written
+    ("LAMB", "_moments"): ("first", "second"),
+    ("LAMB", "_update"): ("master",),
+    ("head, loss", "_backward"): ("logits",),
+}
+NOTHING_MOVED = ("aten::empty", "aten::new_empty", "aten::detach", "aten::set_")
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One kernel: its part of the step, and what bounds it."""
+
+    part: str
+    phase: str  # forward, backward or update
+    num_bytes: float = 0.0
+    operations: float = 0.0
+    precision: str = ""
+    instructions: float = 0.0
+
+    def seconds(self, rates: Rates) -> float:
+        """By whatever takes longest."""
+        product = self.operations / getattr(rates, self.precision) if self.precision else 0.0
+        return max(product, self.num_bytes / rates.memory, self.instructions / rates.issue)
+
+
+@dataclass
+class Recording(TorchDispatchMode):
+    """Records the launches of what runs inside of it."""
+
+    config: BertConfig
+    tile_pairs: float  # blocks of queries and keys that attend, over all sequences and heads of a layer
+    loops: dict[str, int]  # instructions of attention's loops, by kernel
+    launches: list[Launch] = field(default_factory=list)
+    phase: str = "forward"
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        moved = _tensors((args, kwargs, result))
+        name = function._schema.name
+        if name in PRODUCTS:
+            a, b = [tensor for tensor in _tensors(args) if tensor.ndim >= 2][-2:]
+            self.product(a, b, "bf16", _bytes(moved))
+        elif not function.is_view and not name.startswith(
+            ("aten::empty", "aten::new_empty", "aten::detach", "aten::set_")
+        ):
+            self.launches.append(Launch(part="other", phase=self.phase, num_bytes=_bytes(moved)))
+        return result
+
+    def product(self, a: Tensor, b: Tensor, precision: str, num_bytes: float) -> None:
+        """A product of the last two dimensions."""
+        vocabulary = self.config.padded_vocab_size in (*a.shape, *b.shape)
+        part = "head, loss" if vocabulary else "products"
+        operations = 2.0 * a.numel() * b.shape[-1]
+        self.launches.append(
+            Launch(part=part, phase=self.phase, num_bytes=num_bytes, operations=operations, precision=precision)
+        )
+
+    def triton(self, function: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        """A Triton kernel, in place of its launch."""
+        part = PARTS[function.fn.__module__.rpartition(".")[2]]
+        moved = _bytes(_tensors((positional, named)))
+        given = dict(zip(function.arg_names, positional, strict=False)) | named
+        moved += _bytes([given[argument] for argument in IN_PLACE.get((part, function.__name__), ())])
+        loop = self.loops.get(function.__name__, 0) if part == "attention" else 0
+        instructions = self.tile_pairs * loop * ATTENTION_WARPS
+        self.launches.append(Launch(part=part, phase=self.phase, num_bytes=moved, instructions=instructions))
+
+    def scaled_product(
+        self, a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Any, dtype: torch.dtype, fast: bool
+    ) -> Tensor:
+        """In place of fp8.product, which without a GPU is many operations."""
+        output = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
+        self.product(a, b, "fp8_fast" if fast else "fp8_exact", _bytes([a, b, output]))
+        return output
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = values.values()
+    return [tensor for value in values for tensor in _tensors(value)] if _is_nest(values) else []
+
+
+def _is_nest(values: Any) -> bool:
+    return isinstance(values, (list, tuple)) or type(values).__name__ == "dict_values"
+
+
+def _bytes(tensors: list[Tensor]) -> float:
+    """Bytes of different tensors; one that is read and written counts once."""
+    return float(sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values()))
+
+
+@contextmanager
+def _replaced(recording: Recording) -> Iterator[None]:
+    run, products = JITFunction.run, [(module, module.product) for module in (fp8_feed_forward, fp8_linear)]
+    JITFunction.run = lambda function, *args, **kwargs: recording.triton(function, *args, **kwargs)  # type: ignore
+    for module, _ in products:
+        module.product = recording.scaled_product
+    try:
+        with triton_support.interpreted():
+            yield
+    finally:
+        JITFunction.run = run  # type: ignore[method-assign]
+        for module, product in products:
+            module.product = product
+
+
+def record(config: BertConfig, batch: PretrainingBatch, precision: str) -> list[Launch]:
+    """The launches of a step on a batch as a graph takes it: forward, backward, LAMB."""
+    lengths = np.diff(batch.cu_seqlens.numpy())  # padding is sequences of its own
+    pairs = float((np.ceil(lengths / TILE) ** 2).sum()) * config.num_attention_heads
+    table = json.loads(TABLE.read_text(encoding="utf-8"))
+    newest = table[max(table)]
+    loops = {name.partition(":")[2].split("-")[0]: f["loop"] for name, f in newest.items() if "attention:" in name}
+    recording = Recording(config, pairs, loops)
+    with _replaced(recording), META:
+        model = BertForPreTraining(config, kernels.select(kernels.Config(fused="all", attention="triton"), META))
+        model.to(torch.bfloat16)
+        if precision == "fp8":
+            model.use_fp8("delayed", META).calibrated = True
+        data = batch.to(META)
+        with recording:
+            losses = model(data)
+            recording.phase = "backward"
+            torch.autograd.backward([losses.mlm + losses.nsp])
+        recording.phase = "update"
+        _update([parameter.numel() for parameter in model.parameters()])
+    return recording.launches
+
+
+def _update(sizes: list[int]) -> None:
+    """Clipping and LAMB on flat buffers."""
+    layout = lamb.make_layout(sizes, [0.01] * len(sizes), META)
+    gradient, low = (torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2))
+    master, first, second = (torch.empty(layout.size, device=META) for _ in range(3))
+    scalars = torch.empty(4, device=META)
+    lamb.fused.squared_norm(gradient)
+    norms = lamb.fused.moments(layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6)
+    lamb.fused.update(layout, master, first, second, low, norms, scalars, 1e-6)
+
+
+def exposed_seconds(buckets: list[float], spans: list[float], rate: float, ranks: int) -> float:
+    """What the transfer of ``buckets`` (bytes) lasts beyond a pass: bucket i is ready once its ``span`` of it is over.
+
+    A ring: each rank sends (ranks - 1) / ranks of the bytes. The same time holds for parameters that a pass waits for,
+    with the order of both turned around.
+    """
+    sent = now = 0.0
+    for num_bytes, span in zip(buckets, spans, strict=True):
+        now += span
+        sent = max(sent, now) + num_bytes * (ranks - 1) / ranks / rate
+    return max(sent - now, 0.0) if ranks > 1 else 0.0
+
+
+def predict(
+    config: BertConfig, batch: PretrainingBatch, rows: int, precision: str, rates: Rates, ranks: int, network: float
+) -> dict[str, Any]:
+    """Milliseconds by part, their sum and sequences a second and GPU; ``batch`` is of so many packed rows."""
+    launches = record(config, static_batch(batch, capacity(rows, config.max_position_embeddings)), precision)
+    parts: dict[str, float] = {}
+    phases = {"forward": 0.0, "backward": 0.0, "update": 0.0}
+    for launch in launches:
+        spent = launch.seconds(rates)
+        name = f"products {launch.phase}" if launch.part == "products" else launch.part
+        parts[name] = parts.get(name, 0.0) + spent
+        phases[launch.phase] += spent
+    if ranks > 1:
+        parts["LAMB"] /= ranks  # each rank updates its share
+    layers = config.num_hidden_layers
+    of_layer = 2.0 * (4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size)
+    of_rest = 2.0 * (config.padded_vocab_size + config.max_position_embeddings) * config.hidden_size
+    buckets = [of_layer] * layers + [of_rest]
+    parts["communication"] = sum(
+        exposed_seconds(buckets, [phases[phase] / (layers + 1)] * (layers + 1), network, ranks)
+        for phase in ("backward", "forward")
+    )
+    total = sum(parts.values())
+    return {
+        "milliseconds": {name: round(spent * 1e3, 3) for name, spent in parts.items()},
+        "total": round(total * 1e3, 2),
+        "sequences_per_second": round(batch.num_sequences / total, 1),
+        "launches": len(launches),
+        "gigabytes": round(sum(launch.num_bytes for launch in launches) / 1e9, 1),
+        "product_operations": sum(launch.operations for launch in launches),
+    }
+
+
+def markdown(config: BertConfig, batch: PretrainingBatch, rows: int) -> str:
+    """Both precisions on both GPUs, alone, as a table."""
+    columns = {
+        f"{precision} {gpu.upper()}": predict(config, batch, rows, precision, rates, 1, 1.0)
+        for precision in ("bf16", "fp8")
+        for gpu, rates in GPUS.items()
+    }
+    names = list(dict.fromkeys(name for column in columns.values() for name in column["milliseconds"]))
+    lines = [f"| ms, modelled | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name in names:
+        figures = [column["milliseconds"].get(name, 0.0) for column in columns.values()]
+        if any(figures):
+            lines.append(f"| {name} | {' | '.join(f'{figure:.1f}' for figure in figures)} |")
+    lines.append(f"| **step** | {' | '.join(str(column['total']) for column in columns.values())} |")
+    rates = " | ".join(f"{column['sequences_per_second']:,.0f}" for column in columns.values())
+    return "\n".join([*lines, f"| **sequences/s** | {rates} |"])
+
+
+def main() -> None:
+    """Records and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", choices=list(GPUS), default="h200", help="(default h200)")
+    parser.add_argument("--precision", choices=("bf16", "fp8"), default="fp8", help="(default fp8)")
+    parser.add_argument("--rows", type=int, default=48, help="rows of 512 tokens on each GPU (default 48)")
+    parser.add_argument("--gpus", type=int, default=1, help="ranks that share the update (default 1)")
+    parser.add_argument("--network", choices=list(NETWORKS), default="nvlink", help="between them (default nvlink)")
+    for rate in dataclasses.fields(Rates):
+        parser.add_argument(
+            f"--{rate.name.replace('_', '-')}", type=float, help=f"another rate of the GPU: {rate.name}"
+        )
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
+    parser.add_argument("--markdown", action="store_true", help="a table of both precisions and GPUs instead")
+    options = parser.parse_args()
+    config = BertConfig(**TINY) if options.tiny else BertConfig()
+    batch = packed_batches(options.rows, 1, config)[0]
+    if options.markdown:
+        print(markdown(config, batch, options.rows))
+        return
+    given = {rate.name: getattr(options, rate.name) for rate in dataclasses.fields(Rates)}
+    rates = dataclasses.replace(GPUS[options.gpu], **{name: value for name, value in given.items() if value})
+    found = predict(config, batch, options.rows, options.precision, rates, options.gpus, NETWORKS[options.network])
+    settings = {name: getattr(options, name) for name in ("gpu", "precision", "rows", "gpus", "network")}
+    emit({"benchmark": "step_model", **settings, **found, "triton": triton.__version__})
+
+
+if __name__ == "__main__":
+    main()
