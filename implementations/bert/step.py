@@ -58,6 +58,7 @@ def build_step(
 
     accumulate: of several micro-batches; fused_update: by the Triton kernels.
     """
+    precision.apply()
     masters = cast_with_masters(model, precision.dtype)
     fp8 = model.use_fp8(precision.fp8_recipe, world.device) if precision.fp8_recipe is not None else None
     updater = optim.build(optimizer, model, model.stages(), masters, world, accumulate=accumulate, fused=fused_update)

@@ -1,0 +1,53 @@
+"""PRECISION=tf32 and a constant loss scale: what they set, and where they are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bert.env import ConfigError
+from bert.precision import Config, LossScaler
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_a_constant_loss_scale_stays_whatever_overflows_and_whatever_a_checkpoint_says():
+    settings = {"precision": "fp16", "growth_interval": 2}
+    constant = LossScaler(Config(loss_scale=2.0**20, **settings).resolve(CPU))
+    adapted = LossScaler(Config(init_loss_scale=2.0**20, **settings).resolve(CPU))
+    for finite in (False, True, True, True, True):
+        for scaler in (constant, adapted):
+            scaler.update(torch.tensor(finite))
+    assert (float(constant.scale), float(adapted.scale)) == (2.0**20, 2.0**21)
+    assert int(constant.num_skipped_steps) == int(adapted.num_skipped_steps) == 1
+    constant.load_state_dict(adapted.state_dict())
+    assert float(constant.scale) == 2.0**20
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loss_scale_without_fp16_is_refused(precision):
+    with pytest.raises(ConfigError, match=r"LOSS_SCALE=1024 is for fp16: set PRECISION=fp16"):
+        Config(precision=precision, loss_scale=1024.0).check(CPU)
+    Config(precision="fp16", loss_scale=1024.0).check(CPU)
+
+
+def test_tf32_is_fp32_whose_products_the_gpu_may_round():
+    before, resolved = torch.backends.cuda.matmul.allow_tf32, Config(precision="tf32").resolve(GPU)
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        Config(precision="fp32").resolve(GPU).apply()
+        assert not torch.backends.cuda.matmul.allow_tf32
+        resolved.apply()
+        assert (resolved.dtype, torch.backends.cuda.matmul.allow_tf32) == (torch.float32, True)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_tf32_is_refused_where_no_hardware_has_it(monkeypatch):
+    for device, capability, refused in ((CPU, None, True), (GPU, (7, 5), True), (GPU, (8, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        if refused:
+            with pytest.raises(ConfigError, match=r"PRECISION=tf32 needs a GPU of compute capability 8\.0"):
+                Config(precision="tf32").check(device)
+        else:
+            Config(precision="tf32").check(device)
