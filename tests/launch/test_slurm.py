@@ -165,3 +165,35 @@ def test_the_power_of_every_node_is_sampled_beside_the_trial(slurm):
     assert "dgx2: 512 W (ipmi, " in job.output
     files = sorted(path.name for path in (slurm.checkout.run_dir / "power" / "result_0").iterdir())
     assert files == ["node_0.txt", "node_1.txt"]
+
+
+SMI = """case "$*" in
+  *query-gpu=index*) printf '0\\n1\\n' ;;
+  *lock-gpu-clocks*) echo "$SLURMD_NODENAME locked" >>"$CLOCKS"
+    for i in 0 1; do echo "GPU clocks set to (gpuClkMin 1410, gpuClkMax 1410) for GPU 0000000$i"; done ;;
+  *reset-gpu-clocks*) echo "$SLURMD_NODENAME reset" >>"$CLOCKS" ;;
+esac"""
+
+
+@pytest.mark.parametrize("ending", ["end", "scancel"])
+def test_clocks_and_staged_data_are_given_back_also_when_slurm_ends_the_job(slurm, ending):
+    slurm.checkout.stand_in("nvidia-smi", SMI)
+    clocks = slurm.folder / "clocks"
+    for name in ("data/packed_data", "data/eval", "nvme"):
+        (slurm.folder / name).mkdir(parents=True)
+        (slurm.folder / name / "file").touch()
+    slurm.checkout.stand_in("sync", "")
+    job = slurm.submit(
+        after="export DGXNGPU=2 RUN_NAME=locked GPU_CLOCKS=1410",
+        TRIAL_0="hang" if ending == "scancel" else "success",
+        CLOCKS=str(clocks),
+        DATADIR=str(slurm.folder / "data"),
+        STAGE_DIR=str(slurm.folder / "nvme"),
+    )
+    if ending == "scancel":
+        job.wait_for(lambda: (slurm.checkout.logdir / "locked" / "running_0" / "result_0.txt").exists())
+        assert (slurm.folder / "nvme" / f"bert_{job.number}_0" / "EVALDIR" / "file").exists()
+        subprocess.run(["scancel", str(job.number)], check=True)
+    job.wait()
+    job.wait_for(lambda: clocks.read_text().splitlines() == ["dgx1 locked", "dgx1 reset"])
+    job.wait_for(lambda: [path.name for path in (slurm.folder / "nvme").iterdir()] == ["file"])

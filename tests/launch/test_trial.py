@@ -236,3 +236,15 @@ def test_the_last_complaint_of_the_output_is_the_reason_where_no_rank_left_one(c
     trainer.write_text(said + trainer.read_text())
     done = checkout.run(LOCAL)
     assert last_line(done.stderr) == "run: error: 1 of 1 trials failed: trial 0: dgx2: task 1 launch failed: no"
+
+
+def test_a_trainer_that_was_told_to_stop_and_ends_with_0_is_no_result(checkout):
+    trainer = checkout.root / "implementations" / "bert" / "__main__.py"
+    text = trainer.read_text().replace(
+        "    return 0\n\n\nsys.exit", "    return fail(folder, trial, 0, 'stopped at step 9')\n\n\nsys.exit"
+    )
+    trainer.write_text(text)
+    done = checkout.run(LOCAL)
+    assert done.returncode == 1
+    assert last_line(done.stderr) == "run: error: 1 of 1 trials failed: trial 0: stopped at step 9"
+    assert not (checkout.run_dir / "result_0.txt").exists()

@@ -1,0 +1,116 @@
+"""The Dockerfile is built for real, on a small base of this machine's own Python, and ``--check`` runs in the image."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow
+
+BASE, IMAGE = "bert-test-base", "bert-test-image"
+PROGRAMS = (
+    *("bash", "sh", "env", "sed", "grep", "cat", "mktemp", "paste", "rm", "mkdir", "dirname", "ls", "uname", "id"),
+    *("git", "ldconfig"),
+)
+# What neither the build nor --check needs.
+LEFT_OUT = {"triton", "transformers", "mypy", "pandas", "playwright", "ruff", "test", "idlelib", "ensurepip", "include"}
+TREES = (sys.prefix, sys.base_prefix, "/usr/lib/git-core")
+SETTINGS = {
+    "SYNTH_DATA": "1",
+    "SUBMISSION_DIVISION": "open",
+    "DEVICE": "cpu",
+    "BATCHSIZE": "2",
+    "MAX_STEPS": "4",
+    "LR": "0.01",
+    "EVAL_ITER_START_SAMPLES": "100",
+    "EVAL_ITER_SAMPLES": "100",
+}
+CONFIG = (
+    '{"vocab_size": 211, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40}'
+)
+
+
+def docker(*words: str, **how) -> subprocess.CompletedProcess:
+    return subprocess.run(["docker", *words], capture_output=True, check=False, **how)
+
+
+def libraries(program: str) -> set[str]:
+    """A program and what the loader takes with it."""
+    said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    return {program, *re.findall(r"(/\S+) \(0x", said)}
+
+
+def in_tree(file: Path) -> bool:
+    """Whether it is copied with its folder, so that a link there leads to what is copied, too."""
+    return any(file.is_relative_to(folder) for folder in TREES)
+
+
+def files_of_base() -> Iterator[Path]:
+    """Programs with their libraries, and this Python with its packages, all at their own paths."""
+    found = [path for name in PROGRAMS if (path := shutil.which(name))]
+    extensions = [str(path) for path in Path(sys.base_prefix, "lib").rglob("lib-dynload/*.so")]
+    extensions += [str(path) for path in Path(torch.__file__).parent.glob("lib/*.so*")]
+    python = os.path.realpath(sys.executable)
+    yield from map(Path, sorted(set().union(*map(libraries, [*found, python, *extensions]))))
+    for folder in dict.fromkeys(TREES):
+        for parent, folders, names in os.walk(folder):
+            folders[:] = [name for name in folders if name not in LEFT_OUT and name != "__pycache__"]
+            yield from (Path(parent, name) for name in names)
+            yield from (path for name in folders if (path := Path(parent, name)).is_symlink())
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[str]:
+    """A small base image; skips where docker does not run."""
+    if not shutil.which("docker") or docker("version").returncode:
+        pytest.skip("docker does not run here")
+    path = f"{sys.prefix}/bin:{sys.base_prefix}/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    command = ["docker", "import", "--change", f"ENV PATH={path}", "-", BASE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as importing:
+        with tarfile.open(fileobj=importing.stdin, mode="w|") as tar:
+            for name, target in (("bin", "usr/bin"), ("sbin", "usr/sbin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")):
+                link = tarfile.TarInfo(name)
+                link.type, link.linkname = tarfile.SYMTYPE, target
+                tar.addfile(link)
+            folder = tarfile.TarInfo("tmp")
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o1777
+            tar.addfile(folder)
+            tar.addfile(tarfile.TarInfo("etc/passwd"), io.BytesIO())
+            seen: set[str] = set()
+            for file in files_of_base():
+                name = re.sub(r"^/(bin|sbin|lib|lib64)/", r"/usr/\1/", str(file))
+                if name not in seen:
+                    tar.add(file if in_tree(file) else file.resolve(), arcname=name, recursive=False)
+                seen.add(name)
+        importing.stdin.close()
+    assert importing.returncode == 0
+    yield BASE
+    docker("image", "rm", "--force", IMAGE, BASE)
+
+
+def test_the_image_is_built_on_a_base_of_the_sites_own_and_checks_a_run(base, repository, tmp_path):
+    offline = ["--build-arg", "PIP_NO_INDEX=1"]  # all of image.txt is in the base, which keeps its versions
+    command = ["build", "--network", "none", "--build-arg", f"BASE={base}", *offline, "-t", IMAGE, str(repository)]
+    done = docker(*command, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (tmp_path / "bert_config.json").write_text(CONFIG)
+    variables = [word for name, value in SETTINGS.items() for word in ("--env", f"{name}={value}")]
+    mount = ["--volume", f"{tmp_path}:/model:ro", "--env", "BERT_CONFIG=/model/bert_config.json"]
+    done = docker(
+        "run", "--rm", "--network", "none", *mount, *variables, IMAGE, "python", "-m", "bert", "--check", text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^global batch +2 sequences|^global batch +\d", done.stdout, re.M), done.stdout
+    where = "import bert; print(bert.__file__)"
+    done = docker("run", "--rm", "--network", "none", IMAGE, "python", "-c", where, text=True)
+    assert done.stdout.strip() == "/workspace/bert/implementations/bert/__init__.py", "the image's own checkout"
