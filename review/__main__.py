@@ -51,6 +51,10 @@ def parser() -> argparse.ArgumentParser:
     rehearsal.add_argument("--band", type=Path, metavar="FILE", help="accuracies of your own to hold it to, as JSON")
     _common(rehearsal)
     rehearsal.set_defaults(run=_rehearsal)
+    certify = commands.add_parser("certify", help="an acceptance test of certify.sh: who is slow, pass or fail")
+    certify.add_argument("target", type=Path, help="the folder that certify.sh named")
+    _common(certify)
+    certify.set_defaults(run=_certify)
     _add_report(commands)
     _add_system(commands)
     _add_package(commands)
@@ -194,6 +198,17 @@ def _rehearsal(arguments: argparse.Namespace) -> int:
     else:
         print_rehearsal(found)
     return 0 if found.go else 1
+
+
+def _certify(arguments: argparse.Namespace) -> int:
+    from review.certify.verdict import certify, print_certificate
+
+    found = certify(arguments.target)
+    if arguments.json:
+        print_json(found.as_dict())
+    else:
+        print_certificate(found)
+    return 0 if found.passes else 1
 
 
 def _system(arguments: argparse.Namespace) -> int:

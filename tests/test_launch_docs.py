@@ -40,7 +40,13 @@ NOT_FOR_USERS = {
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, str]:
     root = Path(__file__).resolve().parents[1]
-    paths = [*root.glob("run*.s*"), *(root / "launch").rglob("*.sh"), *(root / "configs").glob("*.sh"), root / "env.sh"]
+    paths = [
+        *root.glob("run*.s*"),
+        *(root / "launch").rglob("*.sh"),
+        *(root / "configs").glob("*.sh"),
+        root / "env.sh",
+        root / "certify.sh",
+    ]
     return {str(path.relative_to(root)): path.read_text() for path in paths}
 
 

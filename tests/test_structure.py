@@ -37,7 +37,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"config"},
         {"resume", "hand_over", "kernel_choice", "closed_division"},
         {"pretraining", "check", "allreduce"},
-        {"run"},
+        {"run", "certify"},
         {"__main__"},
     ],
     "implementations/finetune": [
@@ -68,6 +68,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"verdict"},
         {"report"},
         {"submission"},
+        {"certify"},
         {"show", "compare", "watch", "rehearsal"},
         {"__main__"},
     ],
@@ -99,6 +100,7 @@ READ_THE_ENVIRONMENT = {
     "bert.__main__",
     "bert.allreduce",
     "finetune.__main__",
+    "bert.certify",
 }  # commands hand os.environ on
 
 
