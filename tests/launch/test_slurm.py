@@ -169,9 +169,9 @@ def test_the_power_of_every_node_is_sampled_beside_the_trial(slurm):
 
 SMI = """case "$*" in
   *query-gpu=index*) printf '0\\n1\\n' ;;
-  *lock-gpu-clocks*) echo "$SLURMD_NODENAME locked" >>"$CLOCKS"
+  *lock-gpu-clocks*) echo "$SLURMD_NODENAME locked" >>"$CLOCK_LOG"
     for i in 0 1; do echo "GPU clocks set to (gpuClkMin 1410, gpuClkMax 1410) for GPU 0000000$i"; done ;;
-  *reset-gpu-clocks*) echo "$SLURMD_NODENAME reset" >>"$CLOCKS" ;;
+  *reset-gpu-clocks*) echo "$SLURMD_NODENAME reset" >>"$CLOCK_LOG" ;;
 esac"""
 
 
@@ -186,7 +186,7 @@ def test_clocks_and_staged_data_are_given_back_also_when_slurm_ends_the_job(slur
     job = slurm.submit(
         after="export DGXNGPU=2 RUN_NAME=locked GPU_CLOCKS=1410",
         TRIAL_0="hang" if ending == "scancel" else "success",
-        CLOCKS=str(clocks),
+        CLOCK_LOG=str(clocks),
         DATADIR=str(slurm.folder / "data"),
         STAGE_DIR=str(slurm.folder / "nvme"),
     )
