@@ -30,8 +30,8 @@ STAGES = {
 
 def start(name: str) -> None:
     """Runs the stage's command line, which a signal ends with one line."""
-    interrupt.install(f"python -m input_preprocessing.{name}")
     with interrupt.reported():
+        interrupt.install(f"python -m input_preprocessing.{name}")
         importlib.import_module(f"input_preprocessing.{STAGES[name][0]}").main()
 
 

@@ -92,12 +92,7 @@ def _files(path: Path) -> list[Path]:
 
 def _read(path: Path, layout: str, text_key: str) -> tuple[list[Document], str, str]:
     """Documents of a file, what it was read as, and its md5."""
-    try:
-        with open(path, "rb") as file:
-            start = file.read(len(_PARQUET))
-    except OSError as error:
-        raise DataError(f"cannot read the text {path}: {error.strerror}; check --input") from error
-    if start == _PARQUET:
+    if _starts_as_parquet(path):
         return _of_records(_parquet(path, text_key), layout), "Parquet", md5_of(path)
     data, md5 = read_text(path, "--input")
     text = data.decode("utf-8", "ignore")
@@ -108,6 +103,17 @@ def _read(path: Path, layout: str, text_key: str) -> tuple[list[Document], str, 
         return _of_records(_json_lines(path, text, text_key), layout), "JSON Lines", md5
     found = detect_layout(text) if layout == "auto" else layout
     return documents_of(text, found), _named(found), md5
+
+
+def _starts_as_parquet(path: Path) -> bool:
+    """Whether the file is Parquet; a pipe is not looked into, as what is read of it is gone."""
+    try:
+        if not path.is_file():
+            return False
+        with open(path, "rb") as file:
+            return file.read(len(_PARQUET)) == _PARQUET
+    except OSError:
+        return False  # reading it says why
 
 
 def _named(layout: str) -> str:

@@ -105,6 +105,15 @@ def test_progress_tells_the_share_done_and_the_time_left(clock: list[float]) -> 
     ]
 
 
+def test_the_line_shows_what_is_seen_of_tasks_that_have_not_ended(clock: list[float]) -> None:
+    log = io.StringIO()
+    progress = Progress("pack", 4.0, log)
+    clock[0] += 60.0
+    progress.seen = 1.0
+    progress.refresh()
+    assert log.getvalue() == f"{'pack':<24}  25%  1:00  3:00 left\n"
+
+
 def write_some(folder: str) -> None:
     for number in range(3):
         (Path(folder) / f"{number}.part").touch()

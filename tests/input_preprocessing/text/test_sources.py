@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,17 @@ def test_several_inputs_and_folders_are_one_pool_in_their_order(tmp_path: Path) 
     assert words_of(pool.documents) == TEXTS
     assert pool.kinds == ("WikiExtractor's documents", "one sentence per line", "JSON Lines")
     assert read_pool([str(plain), str(lines), str(lines)], "auto", "text").md5 != pool.md5
+
+
+def test_a_pipe_is_read_from_its_first_byte(tmp_path: Path) -> None:
+    data = sentences(tmp_path / "plain", DOCUMENTS).read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDWR)  # as <(command) of the shell: open before and after
+    writer = threading.Thread(target=lambda: (os.write(pipe, data), os.close(pipe)))
+    writer.start()
+    pool = read_pool([str(tmp_path / "pipe")], "sentences", "text")
+    writer.join()
+    assert pool.documents == DOCUMENTS
 
 
 def test_mark_up_that_wikiextractor_escapes_is_text_again(tmp_path: Path) -> None:
