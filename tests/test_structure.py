@@ -34,6 +34,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"step", "graph", "evaluate", "checkpoint", "observers"},
         {"steps", "progress", "warm_up"},
         {"train"},  # the loop: below the settings of any task
+        {"hardware"},
         {"config"},
         {"resume", "hand_over", "kernel_choice", "closed_division"},
         {"pretraining", "check", "allreduce"},

@@ -54,6 +54,7 @@ class Config:
 
 _PREFIXES = re.compile(r"^((module|model|bert_model_segment|heads_only_segment)\.)+")
 _RENAMES = [(".dense_act.", ".dense."), ("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
+_PADDED = ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias")  # rows beyond the vocabulary are padding
 _DERIVED = {  # entries of a foreign state dict that repeat another one, or hold no weights
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -101,18 +102,27 @@ def load_weights(model: BertForPreTraining, path: Path) -> None:
     parameters = dict(model.named_parameters())
     problems += [f"{name} is missing" for name in parameters if name not in tensors]
     problems += [f"{name} is not in this model" for name in tensors if name not in parameters]
-    with torch.no_grad():
-        for name in parameters.keys() & tensors.keys():
-            source, target = tensors[name], parameters[name]
-            rows = source.shape[0] if source.ndim else 0
-            padded = name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias")
-            if padded and model.config.vocab_size <= rows <= target.shape[0] and source.shape[1:] == target.shape[1:]:
-                target.zero_()
-                target[:rows].copy_(source)
-            elif source.shape == target.shape:
-                target.copy_(source)
-            else:
-                problems.append(f"{name} is {tuple(source.shape)}, expected {tuple(target.shape)}")
+    copy_weights(parameters, tensors, model.config.vocab_size, problems, path)
+
+
+@torch.no_grad()
+def copy_weights(
+    parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], vocab_size: int, problems: list[str], path: Path
+) -> None:
+    """Copies what both have; a table of the vocabulary may be padded differently.
+
+    Raises ConfigError listing ``problems`` and every tensor of another shape.
+    """
+    for name in parameters.keys() & tensors.keys():
+        source, target = tensors[name], parameters[name]
+        rows = source.shape[0] if source.ndim else 0
+        if name in _PADDED and vocab_size <= rows <= target.shape[0] and source.shape[1:] == target.shape[1:]:
+            target.zero_()
+            target[:rows].copy_(source)
+        elif source.shape == target.shape:
+            target.copy_(source)
+        else:
+            problems = [*problems, f"{name} is {tuple(source.shape)}, expected {tuple(target.shape)}"]
     if problems:
         raise ConfigError(f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}")
 

@@ -11,28 +11,22 @@ import torch
 
 from bert import (
     checkpoint,
-    dist,
     evaluate,
-    graph,
-    kernels,
     mlperf,
     observers,
-    optim,
-    precision,
     rundir,
     schedule,
 )
 from bert.data import training
 from bert.env import ConfigError, env
-from bert.kernels import attention
+from bert.hardware import Hardware
 from bert.model.config import BertConfig, ModelFiles
-from bert.precision import Precision
 
 MAX_SAMPLES = 14_000_000  # at which a run that has not reached its target gives up
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ModelFiles):
+class Config(ModelFiles, Hardware):
     """Everything a run depends on."""
 
     seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: from the system")
@@ -59,14 +53,9 @@ class Config(ModelFiles):
     )
     rehearsal_samples: int = env("REHEARSAL_SAMPLES", 300_000, at_least=1, doc="training samples of a rehearsal")
 
-    dist: dist.Config = field(default_factory=dist.Config)
-    kernels: kernels.Config = field(default_factory=kernels.Config)
-    precision: precision.Config = field(default_factory=precision.Config)
-    graph: graph.Config = field(default_factory=graph.Config)
     data: training.Config
     evaluate: evaluate.Config
     schedule: schedule.Config
-    optim: optim.Config = field(default_factory=optim.Config)
     checkpoint: checkpoint.Config = field(default_factory=checkpoint.Config)
     mlperf: mlperf.Config = field(default_factory=mlperf.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
@@ -93,33 +82,18 @@ class Config(ModelFiles):
 
     def _check_device(self) -> None:
         """Raises ConfigError for what this machine's device cannot do."""
-        device, dtype = self.device, self.numerics.dtype
-        self.precision.check(device)
-        dropout = self.model.attention_probs_dropout_prob
-        self.optim.check(device, dtype, self.dist.world_size)
-        attention.check(self.kernels.attention, device, dropout, dtype, self.uses_graph)
-        sharded = self.optim.is_sharded(device)
-        if self.data.gradient_steps > 1 and self.numerics.is_low and not sharded:
-            raise ConfigError(
-                f"GRADIENT_STEPS={self.data.gradient_steps} with SHARD_OPTIMIZER=0 or OPTIMIZER=apex_* would add up "
-                f"gradients in {str(dtype).removeprefix('torch.')}: set SHARD_OPTIMIZER=1, OPTIMIZER=lamb"
-            )
+        self.check_device(
+            dropout=self.model.attention_probs_dropout_prob,
+            gradient_steps=self.data.gradient_steps,
+            uses_graph=self.uses_graph,
+        )
+        device, dtype, sharded = self.device, self.numerics.dtype, self.optim.is_sharded(self.device)
         if self.graph.cuda_graph and device.type != "cuda":
             raise ConfigError("CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU")
         if self.graph.cuda_graph and dtype == torch.float32 and self.kernels.attention == "auto":
             raise ConfigError("CUDA_GRAPH=1 with PRECISION=fp32 needs ATTENTION=triton")
         if self.graph.cuda_graph and not sharded and self.dist.world_size > 1:
             raise ConfigError("CUDA_GRAPH=1 on several GPUs needs OPTIMIZER=lamb, SHARD_OPTIMIZER=1: leave it unset")
-
-    @cached_property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return dist.pick_device(self.dist)
-
-    @cached_property
-    def numerics(self) -> Precision:
-        """The precision of the run on its device."""
-        return self.precision.resolve(self.device)
 
     @property
     def uses_graph(self) -> bool:

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
-from bert import checkpoint, dist, graph, kernels, observers, optim, precision, rundir, schedule
+from bert import checkpoint, observers, rundir, schedule
 from bert.env import ConfigError, env, from_env
-from bert.kernels import attention
+from bert.hardware import Hardware
 from bert.model.config import BertConfig
-from bert.precision import Precision
 
 # What fine-tuning sets where you do not.
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}
@@ -22,7 +19,7 @@ MODES = ("train-eval", "train", "eval", "prediction")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Hardware):
     """One task on one model. BATCHSIZE, MAX_SEQ_LENGTH and the like mean what they mean to bert, of sequences."""
 
     task: str = env("TASK", choices=TASKS, doc="fine-tuning: the task")
@@ -46,11 +43,6 @@ class Config:
     bert_config: Path | None = env("BERT_CONFIG", None, doc="the model's config.json; unset: beside INIT_CHECKPOINT")
     log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
 
-    dist: dist.Config = field(default_factory=dist.Config)
-    kernels: kernels.Config = field(default_factory=kernels.Config)
-    precision: precision.Config = field(default_factory=precision.Config)
-    graph: graph.Config = field(default_factory=graph.Config)
-    optim: optim.Config = field(default_factory=optim.Config)
     checkpoint: checkpoint.Config = field(default_factory=checkpoint.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
     observers: observers.Config = field(default_factory=observers.Config)
@@ -60,16 +52,12 @@ class Config:
         self.dist.check()
         self.checkpoint.check()
         self.observers.check(self.run)
-        self.precision.check(self.device)
-        dtype, dropout = self.numerics.dtype, self.model.attention_probs_dropout_prob
-        self.optim.check(self.device, dtype, self.dist.world_size)
-        attention.check(self.kernels.attention, self.device, dropout, dtype, self.uses_graph)
+        dropout = self.model.attention_probs_dropout_prob
+        self.check_device(dropout=dropout, gradient_steps=self.gradient_steps, uses_graph=self.uses_graph)
         if self.graph.cuda_graph:
             raise ConfigError(
                 "CUDA_GRAPH=1: fine-tuning's batches differ in size, which a graph cannot: leave it unset"
             )
-        if self.gradient_steps > 1 and self.numerics.is_low and not self.optim.is_sharded(self.device):
-            raise ConfigError(f"GRADIENT_STEPS={self.gradient_steps} in low precision needs SHARD_OPTIMIZER=1")
         _ = self.trial_seed
         if self.checkpoint.init_checkpoint is None:
             raise ConfigError("INIT_CHECKPOINT is not set: give the weights to start from (.pt or .safetensors)")
@@ -84,16 +72,6 @@ class Config:
             raise ConfigError(f"VOCAB_FILE={self.vocabulary}: no such file")
         if not self.data.is_dir():
             raise ConfigError(f"DATA={self.data}: no such folder")
-
-    @cached_property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return dist.pick_device(self.dist)
-
-    @cached_property
-    def numerics(self) -> Precision:
-        """The precision of the run on its device."""
-        return self.precision.resolve(self.device)
 
     @property
     def uses_graph(self) -> bool:

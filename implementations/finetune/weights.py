@@ -13,8 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from bert.checkpoint import read_state_dict
-from bert.env import ConfigError
+from bert.checkpoint import copy_weights, read_state_dict
 from bert.model.config import BertConfig
 from bert.rundir import write_text
 from finetune.models import Classification, FineTuned
@@ -47,19 +46,7 @@ def load(model: FineTuned, path: Path) -> tuple[list[str], list[str]]:
     lacking = [name for name in parameters if name not in tensors]
     needed = [name for name in lacking if name.startswith("bert.") and not name.startswith("bert.pooler.")]
     problems = [f"{name} is missing" for name in needed]
-    with torch.no_grad():
-        for name in parameters.keys() & tensors.keys():
-            source, target = tensors[name], parameters[name]
-            if name == _WORDS and model.config.vocab_size <= len(source) and source.shape[1:] == target.shape[1:]:
-                target.zero_()
-                rows = min(len(source), len(target))
-                target[:rows].copy_(source[:rows])
-            elif source.shape == target.shape:
-                target.copy_(source)
-            else:
-                problems.append(f"{name} is {tuple(source.shape)}, expected {tuple(target.shape)}")
-    if problems:
-        raise ConfigError(f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}")
+    copy_weights(parameters, tensors, model.config.vocab_size, problems, path)
     positions = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
     return lacking, sorted(name for name in tensors if name not in parameters and name not in positions)
 

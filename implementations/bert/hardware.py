@@ -1,0 +1,49 @@
+"""What every task settles with its device: ranks, kernels, precision, graph and optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from bert import dist, graph, kernels, optim, precision
+from bert.env import ConfigError
+from bert.kernels import attention
+from bert.precision import Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """The part of a task's Config that the device has a say in."""
+
+    dist: dist.Config = field(default_factory=dist.Config)
+    kernels: kernels.Config = field(default_factory=kernels.Config)
+    precision: precision.Config = field(default_factory=precision.Config)
+    graph: graph.Config = field(default_factory=graph.Config)
+    optim: optim.Config = field(default_factory=optim.Config)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return dist.pick_device(self.dist)
+
+    @cached_property
+    def numerics(self) -> Precision:
+        """The precision of the run on its device."""
+        return self.precision.resolve(self.device)
+
+    def check_device(self, *, dropout: float, gradient_steps: int, uses_graph: bool) -> None:
+        """Raises ConfigError for what this machine's device cannot do. dropout: of the attention probabilities.
+
+        After ``dist.check()``: what is asked of a device that is not there fails in PyTorch's words.
+        """
+        self.precision.check(self.device)
+        dtype = self.numerics.dtype
+        self.optim.check(self.device, dtype, self.dist.world_size)
+        attention.check(self.kernels.attention, self.device, dropout, dtype, uses_graph)
+        if gradient_steps > 1 and self.numerics.is_low and not self.optim.is_sharded(self.device):
+            raise ConfigError(
+                f"GRADIENT_STEPS={gradient_steps} with SHARD_OPTIMIZER=0 or OPTIMIZER=apex_* would add up "
+                f"gradients in {str(dtype).removeprefix('torch.')}: set SHARD_OPTIMIZER=1, OPTIMIZER=lamb"
+            )
