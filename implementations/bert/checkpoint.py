@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bert.env import ConfigError, env
+from bert.files import whole_file
 from bert.model.bert import BertForPreTraining
 
 
@@ -155,21 +155,8 @@ def save(config: Config, step: int, state: dict[str, Any]) -> Path:
     assert config.directory is not None
     config.directory.mkdir(parents=True, exist_ok=True)
     path = config.directory / f"step_{step:010d}.pt"
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)  # on a full disk the next attempt needs its room
-        raise
-    folder = os.open(config.directory, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with whole_file(path) as partial, open(partial, "wb") as file:
+        torch.save(state, file)
     for old in checkpoints(config.directory)[: -config.keep]:
         old.unlink()
     return path

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from bert.env import env
+from bert.files import whole_file
 
 _PACKAGES = ("triton", "numpy", "h5py", "mlperf-logging")  # besides torch, whose metadata lack the build (+cu130)
 
@@ -30,9 +31,8 @@ class Config:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def write_description(config: Config, tree: Any, derived: dict[str, Any]) -> None:

@@ -15,12 +15,14 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+
+from bert.files import whole_file
 
 from . import nvidia_format
 from .digests import sum_of_hashes
@@ -68,23 +70,11 @@ def atomic_file(path: Path) -> Iterator[Path]:
     Raises:
         DataError: the target cannot be written (no space, read-only, no such folder).
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        yield partial
-        with open(partial, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(partial, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except BaseException as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise DataError(f"cannot write {path}: {_reason(error)}; check space and permissions, run again") from error
-        raise
+        with whole_file(path) as partial:
+            yield partial
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {_reason(error)}; check space and permissions, run again") from error
 
 
 def _reason(error: Exception) -> str:
