@@ -18,6 +18,8 @@ from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.stop import Stop
 
+# A small model takes all its steps before ranks would ask each other.
+IMPATIENT = "import runpy; from bert import stop; stop.PATIENCE = 0.0; runpy.run_module('bert', run_name='__main__')"
 NO_EVALUATION = {"EVAL_ITER_START_SAMPLES": "99999999", "LOG_EVERY_STEPS": "1"}
 
 
@@ -42,7 +44,7 @@ def _stopped(environment, repository, ranks, receiver, number, at):
     }  # fmt: skip
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "bert"], env=environment | {"RANK": str(rank)}, text=True,
+            [sys.executable, "-c", IMPATIENT], env=environment | {"RANK": str(rank)}, text=True,
             stderr=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
         )
         for rank in range(ranks)

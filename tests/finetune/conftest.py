@@ -54,4 +54,5 @@ def squad_environment(tmp_path_factory):
     return {
         "TASK": "squad", "DATA": str(folder), "INIT_CHECKPOINT": str(folder / "weights.pt"), "DEVICE": "cpu",
         "BATCHSIZE": "12", "LR": "3e-3", "EPOCHS": "8", "MAX_SEQ_LENGTH": "48", "LOG_EVERY_STEPS": "50", "SEED": "3",
+        "OMP_NUM_THREADS": "1",  # in this process as in others: sums over threads round otherwise
     }  # fmt: skip
