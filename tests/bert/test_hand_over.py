@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,17 +9,9 @@ from bert import hand_over
 from bert.config import Config
 from bert.env import ConfigError, from_env
 
+from .states import newest, same
+
 PARTS = ("masters", "first_moments", "second_moments")
-
-
-def _same(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-
-
-def _newest(folder):
-    return torch.load(sorted(Path(folder).glob("step_*.pt"))[-1], weights_only=True)
 
 
 @pytest.mark.parametrize("settings", [{}, {"SHARD_OPTIMIZER": "1", "PRECISION": "bf16"}], ids=["fp32", "sharded-bf16"])
@@ -29,7 +19,7 @@ def test_a_phase_from_the_hand_over_is_a_continued_run_with_its_counters_reset(s
     common = prepared | {"EVAL_ITER_SAMPLES": "0", "CHECKPOINT_KEEP": "9"} | settings
     first = run_bert(common | {"CHECKPOINT_DIR": str(tmp_path / "one"), "MAX_STEPS": "5"})
     assert first.returncode == 0, first.stderr
-    saved = _newest(tmp_path / "one")
+    saved = newest(tmp_path / "one")
     reset = saved | {"step": 0, "batches": 0, "samples": 0, "optimizer": saved["optimizer"] | {"num_steps": 0}}
     (tmp_path / "continued").mkdir()
     torch.save(reset, tmp_path / "continued" / "step_0000000000.pt")
@@ -39,8 +29,8 @@ def test_a_phase_from_the_hand_over_is_a_continued_run_with_its_counters_reset(s
     handed = second | {"CHECKPOINT_DIR": str(tmp_path / "two"), "RESUME": "1", "INIT_OPTIMIZER": "1"}
     finished = run_bert(handed | {"INIT_CHECKPOINT": str(tmp_path / "one" / "step_0000000005.pt")})
     assert finished.returncode == 0, finished.stderr
-    assert _same(_newest(tmp_path / "two"), _newest(tmp_path / "continued"))
-    assert not _same(_newest(tmp_path / "two")["model"], saved["model"])
+    assert same(newest(tmp_path / "two"), newest(tmp_path / "continued"))
+    assert not same(newest(tmp_path / "two")["model"], saved["model"])
 
 
 def _deep_learning_examples(state, masters=True):
@@ -85,7 +75,7 @@ def test_a_checkpoint_of_deep_learning_examples_is_read_by_its_order(masters, pr
     read = _read(tmp_path / "ckpt_7038.pt", prepared, shapes)
     assert read["num_steps"] == 0
     for part in PARTS:
-        assert _same(dict(sorted(read[part].items())), dict(sorted(state[part].items()))), part
+        assert same(dict(sorted(read[part].items())), dict(sorted(state[part].items()))), part
 
 
 @pytest.mark.parametrize(

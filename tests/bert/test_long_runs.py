@@ -14,15 +14,7 @@ from bert.checkpoint import Config, Writer
 from bert.config import Config as RunConfig
 from bert.env import ConfigError, from_env
 
-
-def _same(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-
-
-def _newest(folder):
-    return torch.load(sorted(Path(folder).glob("step_*.pt"))[-1], weights_only=True)
+from .states import newest, same
 
 
 @pytest.fixture
@@ -60,10 +52,10 @@ def test_a_run_in_parts_whose_end_moves_is_the_run_in_one_piece(endless, run_ber
     assert first.stderr.splitlines()[-1] == "bert: stopped at step 3 (STEPS_THIS_RUN); RESUME=1 continues"
     second = run_bert(parts | {"MAX_STEPS": "5", "STEPS_THIS_RUN": "3"})
     assert "stopped" not in second.stderr, "step 5 is the last"
-    assert _newest(tmp_path / "parts")["step"] == 5
+    assert newest(tmp_path / "parts")["step"] == 5
     third = run_bert(parts | {"STEPS_THIS_RUN": "100"})
     assert third.returncode == 0, third.stderr
-    assert _same(_newest(tmp_path / "parts"), _newest(tmp_path / "c"))
+    assert same(newest(tmp_path / "parts"), newest(tmp_path / "c"))
     shorter = run_bert(parts | {"LR_DECAY_STEPS": "9"})
     assert shorter.returncode == 2
     assert "LR_DECAY_STEPS 8, this one has 9" in shorter.stderr
@@ -125,7 +117,7 @@ def test_a_full_disk_is_reported_and_the_next_checkpoint_is_tried(tmp_path, monk
     writer.start(8, {"step": 8})
     writer.wait()
     assert writer.error is None
-    assert _newest(tmp_path) == {"step": 8}
+    assert newest(tmp_path) == {"step": 8}
 
 
 # The disk is full at every checkpoint, or from the second on.

@@ -18,19 +18,11 @@ from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.stop import Stop
 
+from .states import newest, same
+
 # A small model takes all its steps before ranks would ask each other.
 IMPATIENT = "import runpy; from bert import stop; stop.PATIENCE = 0.0; runpy.run_module('bert', run_name='__main__')"
 NO_EVALUATION = {"EVAL_ITER_START_SAMPLES": "99999999", "LOG_EVERY_STEPS": "1"}
-
-
-def _same(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-
-
-def _newest(folder):
-    return torch.load(sorted(Path(folder).glob("step_*.pt"))[-1], weights_only=True)
 
 
 def _stopped(environment, repository, ranks, receiver, number, at):
@@ -74,14 +66,14 @@ def test_a_signal_to_any_rank_saves_and_the_next_run_continues_bit_for_bit(
     parts = common | {"CHECKPOINT_DIR": str(tmp_path / "parts"), "RUN_DIR": str(tmp_path / "run_parts")}
     statuses, said = _stopped(parts, repository, ranks, receiver, number, at=7)
     assert statuses == [0] * ranks, said
-    saved = _newest(tmp_path / "parts")
+    saved = newest(tmp_path / "parts")
     assert 7 <= saved["step"] < 60
     assert said[-1] == f"bert: stopped at step {saved['step']} ({number.name}); RESUME=1 continues\n"
     assert (tmp_path / "run_parts" / "error_0.txt").read_text().startswith(f"stopped at step {saved['step']} (")
     assert "run_stop" not in (tmp_path / "run_parts" / "result_0.txt").read_text(), "the run is not over"
     resumed = run_bert(parts | {"RESUME": "1"}, ranks)
     assert resumed.returncode == 3, resumed.stderr
-    assert _same(_newest(tmp_path / "parts"), _newest(tmp_path / "whole"))
+    assert same(newest(tmp_path / "parts"), newest(tmp_path / "whole"))
 
 
 def test_without_a_folder_for_checkpoints_a_signal_ends_the_run_as_ever(prepared, repository):

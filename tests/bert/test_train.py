@@ -26,6 +26,8 @@ from bert.precision import Config as PrecisionConfig
 from bert.precision import LossScaler, Precision
 from bert.schedule import learning_rate
 
+from .states import newest, same
+
 
 def _result(environment):
     text = (Path(environment["RUN_DIR"]) / f"result_{environment.get('TRIAL', 0)}.txt").read_text()
@@ -36,16 +38,6 @@ def _result(environment):
 
 def _values(environment, key):
     return [event["value"] for event in _result(environment) if event["key"] == key]
-
-
-def _state(folder):
-    return torch.load(sorted(Path(folder).glob("step_*.pt"))[-1], weights_only=True)
-
-
-def _same(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 def _losses(finished):
@@ -66,9 +58,9 @@ def test_resumed_run_is_bit_for_bit_the_uninterrupted_one(prepared, run_bert, tm
     (tmp_path / "part" / ".step_0000000006.pt.partial").write_bytes(b"torn")
     resumed = run_bert(whole | {"CHECKPOINT_DIR": str(tmp_path / "part"), "RESUME": "1"})
     assert resumed.returncode == 3, resumed.stderr
-    assert _same(_state(tmp_path / "whole"), _state(tmp_path / "part"))
+    assert same(newest(tmp_path / "whole"), newest(tmp_path / "part"))
     assert _losses(reference)[-2:] == _losses(resumed)[-2:]
-    assert _values(whole, "train_samples") == [_state(tmp_path / "part")["samples"]]
+    assert _values(whole, "train_samples") == [newest(tmp_path / "part")["samples"]]
 
 
 def test_run_killed_while_saving_goes_on_from_the_newest_complete_checkpoint(prepared, run_bert, repository, tmp_path):
@@ -183,7 +175,7 @@ def test_two_ranks_are_one_rank_with_twice_the_batch(prepared, run_bert, reposit
     one = common | {"CHECKPOINT_DIR": str(tmp_path / "one"), "RUN_DIR": str(tmp_path / "run1")} | one_rank
     finished = _rows_of_two_ranks_on_one(one, repository)
     assert finished.returncode == 3, finished.stderr
-    a, b = _state(tmp_path / "one")["model"], _state(tmp_path / "two")["model"]
+    a, b = newest(tmp_path / "one")["model"], newest(tmp_path / "two")["model"]
     for name in a:
         torch.testing.assert_close(a[name], b[name], atol=2e-6, rtol=2e-5, msg=name)
     assert _values(one, "train_samples") == _values(two, "train_samples")
@@ -197,8 +189,8 @@ def test_warm_up_leaves_the_run_as_it_is_without(prepared, run_bert, tmp_path):
             "RUN_DIR": str(tmp_path / f"run{warm}"), "EVAL_INITIAL": "1",
         }  # fmt: skip
         assert run_bert(environment).returncode == 3
-        states.append((_state(tmp_path / warm), _values(environment, "eval_accuracy")))
-    assert _same(states[0][0], states[1][0])
+        states.append((newest(tmp_path / warm), _values(environment, "eval_accuracy")))
+    assert same(states[0][0], states[1][0])
     assert states[0][1] == states[1][1]
 
 
@@ -283,7 +275,7 @@ def test_fp16_looks_for_its_loss_scale_and_then_takes_every_step(prepared, run_b
     }  # fmt: skip
     finished = run_bert(environment)
     assert finished.returncode == 3, finished.stderr
-    state = _state(tmp_path / "c")
+    state = newest(tmp_path / "c")
     skipped = state["scaler"]["num_skipped_steps"]
     assert skipped >= 5
     assert state["scaler"]["scale"] == 2.0 ** (40 - skipped)
@@ -306,7 +298,7 @@ def test_fp16_ranks_skip_the_same_batches(clip, shard, prepared, run_bert, tmp_p
     }  # fmt: skip
     finished = run_bert(environment, ranks=2)
     assert finished.returncode == 3, finished.stderr
-    state = _state(tmp_path / "c")
+    state = newest(tmp_path / "c")
     assert state["step"] == state["optimizer"]["num_steps"] == 8
     assert state["batches"] == 8 + state["scaler"]["num_skipped_steps"] > 13
 
