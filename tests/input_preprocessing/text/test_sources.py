@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -82,12 +81,11 @@ def test_several_inputs_and_folders_are_one_pool_in_their_order(tmp_path: Path) 
 
 def test_a_pipe_is_read_from_its_first_byte(tmp_path: Path) -> None:
     data = sentences(tmp_path / "plain", DOCUMENTS).read_bytes()
-    os.mkfifo(tmp_path / "pipe")
-    pipe = os.open(tmp_path / "pipe", os.O_RDWR)  # as <(command) of the shell: open before and after
-    writer = threading.Thread(target=lambda: (os.write(pipe, data), os.close(pipe)))
-    writer.start()
-    pool = read_pool([str(tmp_path / "pipe")], "sentences", "text")
-    writer.join()
+    reader, writer = os.pipe()  # as <(command) of the shell
+    os.write(writer, data)
+    os.close(writer)
+    pool = read_pool([f"/dev/fd/{reader}"], "sentences", "text")
+    os.close(reader)
     assert pool.documents == DOCUMENTS
 
 
