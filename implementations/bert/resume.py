@@ -60,7 +60,7 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
         "FP8_RECIPE": config.precision.fp8_recipe if config.precision.precision == "fp8" else None,
         # The run may become longer where the schedule's length is given apart.
         "LR_DECAY_STEPS" if config.schedule.decay_steps else "MAX_STEPS": config.schedule.length,
-        "BERT_CONFIG": repr(config.model),
+        "BERT_CONFIG": config.model.identity,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,14 @@ def load(model: FineTuned, path: Path) -> tuple[list[str], list[str]]:
 
 
 def hugging_face_config(model: FineTuned, labels: tuple[str, ...] = ()) -> dict[str, Any]:
-    """config.json of the model for Hugging Face's classes."""
+    """config.json of the model for Hugging Face's classes; of a Pre-LN model, which they have not, for ours alone."""
     config: BertConfig = model.config
     kind = "SequenceClassification" if isinstance(model, Classification) else "QuestionAnswering"
     values = dataclasses.asdict(config) | {"hidden_act": config.hugging_face_hidden_act}
-    values |= {"architectures": [f"BertFor{kind}"], "model_type": "bert", "pad_token_id": 0}
+    if not values.pop("layer_norm_large_model"):
+        values |= {"architectures": [f"BertFor{kind}"], "model_type": "bert", "pad_token_id": 0}
+    else:  # without a model_type their classes stop, where they would compute another model
+        values |= {"layer_norm_large_model": True}
     if labels:
         values["id2label"] = {str(number): name for number, name in enumerate(labels)}
         values["label2id"] = {name: number for number, name in enumerate(labels)}
@@ -68,9 +72,18 @@ def save(
 ) -> None:
     """Writes a folder that `python -m finetune predict` and Hugging Face's from_pretrained load.
 
+    Of a Pre-LN model only the former, which a line on stderr says.
+
     Args: masters: parameters in fp32 by name; task: what prediction must know of the training, goes into task.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if model.config.layer_norm_large_model:
+        print(
+            f"finetune: {folder}: Hugging Face's BERT cannot hold this Pre-LN model (layer_norm_large_model): load it "
+            "with python -m finetune predict",
+            file=sys.stderr,
+            flush=True,
+        )
     tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in masters.items()}
     tensors[_WORDS] = tensors[_WORDS][: model.config.vocab_size].clone()
     partial = folder / ".model.safetensors"

@@ -14,11 +14,13 @@ from bert.config import Config
 from review.rulebook import rcp
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-SYSTEMS = sorted(path for path in CONFIGS.glob("config_*.sh") if "demo" not in path.name)
 ALL = sorted(CONFIGS.glob("config_*.sh"))
 NAME = re.compile(
-    r"config_(?P<system>\w+)_(?P<nodes>\d+)x(?P<gpus>\d+)x(?P<batch>\d+)x(?P<accum>\d+)(?P<pack>_pack)?\.sh"
+    r"config_(?P<system>\w+)_(?P<nodes>\d+)x(?P<gpus>\d+)x(?P<batch>\d+)x(?P<accum>\d+)(?P<pack>_pack)?"
+    r"(_(?P<model>[\d.]+b(_\d+)?))?\.sh"
 )
+LARGE = [path for path in ALL if (name := NAME.fullmatch(path.name)) and name["model"]]  # beyond the benchmark's
+SYSTEMS = [path for path in ALL if path not in LARGE and "demo" not in path.name]
 READ_ELSEWHERE = {
     "WALLTIME",  # the user's line: sbatch -t "$WALLTIME"
     "SBATCH_TIMELIMIT",  # sbatch
@@ -83,6 +85,8 @@ def test_the_name_of_a_config_is_what_it_exports(path, exported):
         ("accum", "GRADIENT_STEPS"),
     ):
         assert values[variable] == name[part], variable
+    if name["model"]:
+        assert values["BERT_CONFIG"] == str(CONFIGS / "models" / f"bert_{name['model']}.json")
     assert values["PACKED"] == str(int(name["pack"] is not None))
     assert values["DGXSYSTEM"] == path.stem.removeprefix("config_")
 
@@ -105,6 +109,18 @@ def test_a_config_is_checked_and_prints_batch_interval_and_reference_convergence
         assert enough, "it ends before a run can converge"
     assert config.mlperf.division == ("open" if "Samsung" in path.name else "closed")
     assert config.evaluate.target == 0.72
+
+
+@pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)
+def test_a_config_of_a_large_model_is_the_published_recipe(path, load, tmp_path):
+    config = load(path, CHECKPOINT_DIR=str(tmp_path / "checkpoints"))
+    assert config.global_batch_size == 12_288
+    assert (config.data.max_seq_length, config.optim.optimizer) == (128, "lans")
+    assert (config.schedule.schedule, config.schedule.lr, config.schedule.power) == ("poly", 1.5e-3, 1)
+    assert config.schedule.warmup[0] == 0.05 * config.max_steps
+    assert config.max_steps == (155_000 if "1.5b" in path.name else 75_000)
+    assert config.model.layer_norm_large_model
+    assert not list(config.evaluation_steps)
 
 
 def test_every_exported_name_is_read(repository, exported):
@@ -184,4 +200,15 @@ def test_the_table_of_configs_in_the_documentation_is_theirs(repository, exporte
         kind = "packed rows" if values["PACKED"] == "1" else "sequences"
         cells = [f"`{path.stem}`", f"{nodes * gpus:,}", f"{rows} {kind} x {steps}", f"{batch:,}"]
         row = f"| {' | '.join(cells)} | {float(values['LR']):g} | {every:,} |"
+        assert row in text, row
+
+
+def test_the_table_of_large_models_in_the_documentation_is_theirs(repository, exported):
+    """docs/large_models.md: a row a config."""
+    text = (repository / "docs" / "large_models.md").read_text()
+    for path in LARGE:
+        values = exported[path.name]
+        gpus = int(values["DGXNNODES"]) * int(values["DGXNGPU"])
+        cells = [f"`{path.stem}`", f"{gpus:,}", f"{values['BATCHSIZE']} sequences x {values['GRADIENT_STEPS']}"]
+        row = f"| {' | '.join(cells)} | {int(values['MAX_STEPS']):,} |"
         assert row in text, row

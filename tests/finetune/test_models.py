@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -117,6 +118,19 @@ def test_what_is_saved_gives_hugging_faces_classes_the_same_scores_and_loads_aga
     assert shape.gelu_approximation == SHAPE.gelu_approximation
     batch = samples.batch(numbers(0, 2))
     torch.testing.assert_close(again.scores(batch), model.scores(batch))
+
+
+def test_a_pre_norm_model_is_saved_for_ours_alone_and_says_so(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    shape = dataclasses.replace(SHAPE, layer_norm_large_model=True)
+    model = model_of("MNLI", shape)
+    (tmp_path / "v.txt").write_text("\n".join(made_up.VOCABULARY))
+    facts = {"task": "MNLI", "lower_case": True, "labels": ["a", "b", "c"]}
+    weights.save(tmp_path / "model", model, dict(model.named_parameters()), tmp_path / "v.txt", facts)
+    assert "Hugging Face's BERT cannot hold this Pre-LN model" in capsys.readouterr().err
+    assert BertConfig.from_json(tmp_path / "model" / "config.json") == dataclasses.replace(shape, hidden_act="gelu_new")
+    with pytest.raises(ValueError, match="model"):
+        transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
 
 
 def test_an_encoder_by_itself_and_other_heads_are_taken_and_told(tmp_path):

@@ -8,6 +8,10 @@ the incoming gradient and recomputes sum and dropout, so nothing of the inside i
 Gradients of bias, weight and norm_bias are summed over rows within each program, then over programs: same sums, same
 order, every time.
 
+With ``pre_norm`` the second result is the sum that was normalised, the residual stream of a Pre-LN layer, which may
+begin here (no residual). Fused, that sum is stored instead of the operands for the backward pass, and normalised as it
+is stored; the gradients of both results are added up in the same pass.
+
 With a Target, the forward pass also leaves the result in fp8 for the next product, one byte an element more instead of
 the four of a cast of its own; the backward pass leaves x's gradient in fp8 alone. Both round to x's type first, so that
 they write what a separate cast would.
@@ -24,55 +28,66 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.kernels import triton_support
+from bert.kernels.arithmetic import rounded
 from bert.kernels.cases import Case, Draw, each_dtype, large
 from bert.kernels.dropout import Dropout, DropoutSites, keep_rows
 from bert.kernels.fp8 import Target
 from bert.kernels.fp8_cast import bits, by_eights, magnitude_bits, to_fp8
 from bert.kernels.reductions import column_sums
-from bert.kernels.triton_support import constexpr, jit, next_power_of_2, tl
+from bert.kernels.triton_support import constexpr, jit, next_power_of_2, row_warps, tl
 
 
 def reference(
     x: Tensor,
     bias: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     weight: Tensor,
     norm_bias: Tensor,
     eps: float,
     dropout: float,
     sites: DropoutSites,
+    pre_norm: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """x, residual [T, D]; bias, weight, norm_bias [D]. Returns the same [T, D] twice.
+    """x, residual [T, D]; bias, weight, norm_bias [D]. Returns the same [T, D] twice; with ``pre_norm`` it and the sum.
 
     Dropout is PyTorch's own; only the fused kernel takes a site.
     """
     x = x + bias
     if dropout:
         x = F.dropout(x, dropout)
-    y = F.layer_norm(residual + x, (x.shape[-1],), weight, norm_bias, eps)
-    return y, y
+    z = x if residual is None else residual + x
+    y = F.layer_norm(z, (x.shape[-1],), weight, norm_bias, eps)
+    return y, z if pre_norm else y
 
 
-def _case(rows: int, width: int, dropout: float = 0.0) -> Callable[[Draw], tuple[Any, ...]]:
+def _case(rows: int, width: int, *, pre_norm: bool = False, first: bool = False) -> Callable[[Draw], tuple[Any, ...]]:
+    """``first``: there is no residual yet."""
+
     def build(draw: Draw) -> tuple[Any, ...]:
         x, residual = draw.normal(rows, width), draw.normal(rows, width)
         bias, weight, norm_bias = draw.normal(width), draw.normal(width), draw.normal(width)
-        return x, bias, residual, weight, norm_bias, 1e-12, dropout, DropoutSites(draw.device)
+        sites = DropoutSites(draw.device)
+        return x, bias, None if first else residual, weight, norm_bias, 1e-12, 0.0, sites, pre_norm
 
     return build
 
 
+_ROUNDED_SUM = "the sum is rounded before it is normalised, and so is the result"
 CASES: list[Case] = [
     *each_dtype("primes", _case(13, 97)),
     *each_dtype("one_row", _case(1, 24)),
+    *each_dtype("pre_norm", _case(13, 97, pre_norm=True), _ROUNDED_SUM, factor=2),
+    *each_dtype("first_pre_norm", _case(7, 24, pre_norm=True, first=True), _ROUNDED_SUM, factor=2),
     large("24_rows_of_bert_large", _case(12_288, 1024)),
     large("48_rows_of_bert_large", _case(24_576, 1024)),
+    large("32_rows_of_bert_1.5b", _case(4_096, 1600, pre_norm=True), _ROUNDED_SUM, factor=2),
+    large("24_rows_of_bert_5b", _case(3_072, 2560, pre_norm=True), _ROUNDED_SUM, factor=2),
 ]
 
 
 @jit
 def _forward(
-    x, bias, residual, weight, norm_bias, output, cast, cast_scale, largest, mean_out, rstd_out, seed, site,
+    x, bias, residual, weight, norm_bias, output, sums, cast, cast_scale, largest, mean_out, rstd_out, seed, site,
     scale, num_rows, width, eps, maximum: constexpr, threshold: constexpr, block_rows: constexpr, block: constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
@@ -84,7 +99,12 @@ def _forward(
     h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
     if threshold > 0:
         h = tl.where(keep_rows(seed, site, row, column, threshold), h * scale, 0.0)
-    z = tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32) + h
+    z = h
+    if residual is not None:
+        z = tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32) + h
+    if sums is not None:
+        z = rounded(z, sums.dtype.element_ty)
+        tl.store(sums + offset, z.to(sums.dtype.element_ty), mask=inside)
     mean = tl.sum(tl.where(inside, z, 0.0), axis=1) / width
     centered = tl.where(inside, z - mean[:, None], 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centered * centered, axis=1) / width + eps)
@@ -110,7 +130,8 @@ def _backward(
 ):  # fmt: skip
     column = tl.arange(0, block)
     in_column = column < width
-    b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
+    if bias is not None:
+        b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
     w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
     bias_sum = tl.zeros([block], tl.float32)
     weight_sum = tl.zeros([block], tl.float32)
@@ -124,13 +145,15 @@ def _backward(
         inside = in_row[:, None] & in_column[None, :]
         offset = row.to(tl.int64)[:, None] * width + column[None, :]
         dy = tl.load(gradient_1 + offset, mask=inside, other=0.0).to(tl.float32)
-        if both:
+        if both and bias is not None:
             dy += tl.load(gradient_2 + offset, mask=inside, other=0.0).to(tl.float32)
-        h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
         keep_scale = tl.full([block_rows, block], 1.0, tl.float32)
         if threshold > 0:
             keep_scale = tl.where(keep_rows(seed, site, row, column, threshold), scale, 0.0)
-        z = tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32) + h * keep_scale
+        z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)  # where there is no bias x is the sum
+        if bias is not None:
+            h = z + b[None, :]
+            z = tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32) + h * keep_scale
         mean = tl.load(mean_in + row, mask=in_row, other=0.0)
         rstd = tl.load(rstd_in + row, mask=in_row, other=0.0)
         normalized = tl.where(inside, (z - mean[:, None]) * rstd[:, None], 0.0)
@@ -138,8 +161,11 @@ def _backward(
         mean_1 = tl.sum(weighted, axis=1) / width
         mean_2 = tl.sum(weighted * normalized, axis=1) / width
         dz = (weighted - mean_1[:, None] - normalized * mean_2[:, None]) * rstd[:, None]
+        if both and bias is None:
+            dz += tl.load(gradient_2 + offset, mask=inside, other=0.0).to(tl.float32)
         dh = tl.where(inside, dz * keep_scale, 0.0)
-        tl.store(residual_gradient + offset, dz.to(residual_gradient.dtype.element_ty), mask=inside)
+        if residual_gradient is not None:
+            tl.store(residual_gradient + offset, dz.to(residual_gradient.dtype.element_ty), mask=inside)
         bias_sum += tl.sum(dh, axis=0)
         weight_sum += tl.sum(dy * normalized, axis=0)
         norm_bias_sum += tl.sum(dy, axis=0)
@@ -171,21 +197,30 @@ class Operands(NamedTuple):
 
     x: Tensor
     bias: Tensor
-    residual: Tensor
+    residual: Tensor | None
     weight: Tensor
     norm_bias: Tensor
 
 
 class Saved(NamedTuple):
     """What the backward kernel takes of the forward one's call: x, residual [T, D], bias, weight [D]; of each row
-    mean and 1 / standard deviation, fp32 [T]."""
+    mean and 1 / standard deviation, fp32 [T]. Of Pre-LN x is the sum, and bias None."""
 
     x: Tensor
-    bias: Tensor
-    residual: Tensor
+    bias: Tensor | None
+    residual: Tensor | None
     weight: Tensor
     mean: Tensor
     rstd: Tensor
+
+
+class Started(NamedTuple):
+    """What the forward kernel leaves: both results, the first one in fp8 where there is a target, and Saved."""
+
+    output: Tensor
+    stream: Tensor
+    cast: Tensor | None
+    saved: Saved
 
 
 def _cast_arguments(target: Target | None) -> dict[str, Any]:
@@ -195,43 +230,49 @@ def _cast_arguments(target: Target | None) -> dict[str, Any]:
 
 
 def start_forward(
-    operands: Operands, eps: float, drop: Dropout, target: Target | None
-) -> tuple[Tensor, Tensor | None, Saved]:
-    """Starts the kernel: result, the same in fp8 where there is a target, and what ``start_backward`` needs."""
-    x, residual = operands.x.contiguous(), operands.residual.contiguous()
+    operands: Operands, eps: float, drop: Dropout, target: Target | None, pre_norm: bool = False
+) -> Started:
+    """Starts the kernel."""
+    x = operands.x.contiguous()
+    residual = None if operands.residual is None else operands.residual.contiguous()
     num_rows, width = x.shape
-    output = torch.empty_like(x)
+    output, sums = torch.empty_like(x), torch.empty_like(x) if pre_norm else None
     cast = None if target is None else torch.empty_like(x, dtype=target.dtype)
     mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=x.device)
     _forward[(-(-num_rows // BLOCK_ROWS_FORWARD),)](
         x=x, bias=operands.bias, residual=residual, weight=operands.weight, norm_bias=operands.norm_bias,
-        output=output, cast=cast, **_cast_arguments(target), mean_out=mean, rstd_out=rstd,
+        output=output, sums=sums, cast=cast, **_cast_arguments(target), mean_out=mean, rstd_out=rstd,
         seed=drop.seed, site=drop.site, scale=drop.scale, threshold=drop.threshold,
         num_rows=num_rows, width=width, eps=eps, block_rows=BLOCK_ROWS_FORWARD, block=next_power_of_2(width),
-        num_warps=NUM_WARPS_FORWARD,
+        num_warps=row_warps(NUM_WARPS_FORWARD, width),
     )  # fmt: skip
-    return output, cast, Saved(x, operands.bias, residual, operands.weight, mean, rstd)
+    if sums is not None:
+        return Started(output, sums, cast, Saved(sums, None, residual, operands.weight, mean, rstd))
+    saved = Saved(x, operands.bias, residual, operands.weight, mean, rstd)
+    return Started(output, same_memory(output), cast, saved)
 
 
 def start_backward(saved: Saved, drop: Dropout, gradients: Sequence[Tensor | None], target: Target | None) -> Operands:
-    """Starts the kernel on what ``start_forward`` left and the gradients of the result, one or two.
+    """Starts the kernel on what ``start_forward`` left and the gradients of its two results, None for one without use.
 
     Returns the gradients of the operands; that of x in fp8 where there is a target.
     """
     x = saved.x
+    if saved.bias is None and gradients[0] is None:  # the sum alone was used
+        gradients = [torch.zeros_like(x), *gradients[1:]]
     given = [gradient.contiguous() for gradient in gradients if gradient is not None]
     num_rows, width = x.shape
     num_programs = triton_support.num_programs(x.device, PROGRAMS_PER_SM, -(-num_rows // BLOCK_ROWS_BACKWARD))
     partials = torch.empty(num_programs, 3, width, dtype=torch.float32, device=x.device)
     x_gradient = torch.empty_like(x, dtype=x.dtype if target is None else target.dtype)
-    residual_gradient = torch.empty_like(saved.residual)
+    residual_gradient = None if saved.residual is None else torch.empty_like(saved.residual)
     _backward[(num_programs,)](
         gradient_1=given[0], gradient_2=given[-1], both=len(given) == 2,
         x=x, bias=saved.bias, residual=saved.residual, weight=saved.weight, mean_in=saved.mean, rstd_in=saved.rstd,
         seed=drop.seed, site=drop.site, scale=drop.scale, threshold=drop.threshold,
         x_gradient=x_gradient, residual_gradient=residual_gradient, partials=partials, **_cast_arguments(target),
         num_rows=num_rows, width=width, block_rows=BLOCK_ROWS_BACKWARD, block=next_power_of_2(width),
-        num_warps=NUM_WARPS_BACKWARD, maxnreg=MAX_REGISTERS if width <= FITTING_WIDTH else None,
+        num_warps=row_warps(NUM_WARPS_BACKWARD, width), maxnreg=MAX_REGISTERS if width <= FITTING_WIDTH else None,
     )  # fmt: skip
     bias_gradient, weight_gradient, norm_bias_gradient = column_sums(partials, saved.weight.dtype)
     return Operands(x_gradient, bias_gradient, residual_gradient, weight_gradient, norm_bias_gradient)
@@ -248,46 +289,51 @@ class _DropoutAddLayerNorm(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         bias: Tensor,
-        residual: Tensor,
+        residual: Tensor | None,
         weight: Tensor,
         norm_bias: Tensor,
         eps: float,
         drop: Dropout,
         target: Target | None,
+        pre_norm: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        output, cast, saved = start_forward(Operands(x, bias, residual, weight, norm_bias), eps, drop, target)
+        operands = Operands(x, bias, residual, weight, norm_bias)
+        output, stream, cast, saved = start_forward(operands, eps, drop, target, pre_norm)
         ctx.save_for_backward(*saved)
         ctx.drop = drop
         ctx.set_materialize_grads(False)
         if cast is not None:
             ctx.mark_non_differentiable(cast)
-        return output, same_memory(output), cast
+        return output, stream, cast
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        return *start_backward(Saved(*ctx.saved_tensors), ctx.drop, gradients[:2], None), None, None, None
+        found = start_backward(Saved(*ctx.saved_tensors), ctx.drop, gradients[:2], None)
+        return *found, None, None, None, None
 
 
 def fused(
     x: Tensor,
     bias: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     weight: Tensor,
     norm_bias: Tensor,
     eps: float,
     dropout: float,
     sites: DropoutSites,
+    pre_norm: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """``reference`` in one kernel each way; dropout of the next of ``sites``."""
-    y, again, _ = _DropoutAddLayerNorm.apply(x, bias, residual, weight, norm_bias, eps, sites.next(dropout), None)
-    return y, again
+    operands = (x, bias, residual, weight, norm_bias)
+    y, stream, _ = _DropoutAddLayerNorm.apply(*operands, eps, sites.next(dropout), None, pre_norm)
+    return y, stream
 
 
 def fused_with_cast(
-    operands: Operands, eps: float, dropout: float, sites: DropoutSites, target: Target
+    operands: Operands, eps: float, dropout: float, sites: DropoutSites, target: Target, pre_norm: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``fused``, and the result in fp8 [T, D] (no gradient)."""
-    return _DropoutAddLayerNorm.apply(*operands, eps, sites.next(dropout), target)
+    """``fused``, and its first result in fp8 [T, D] (no gradient)."""
+    return _DropoutAddLayerNorm.apply(*operands, eps, sites.next(dropout), target, pre_norm)
 
 
 def supported(device: torch.device) -> bool:

@@ -19,7 +19,7 @@ from bert.kernels.cases import Case, Draw, each_dtype, large
 from bert.kernels.dropout import DropoutSites, keep_rows
 from bert.kernels.reductions import column_sums
 from bert.kernels.scatter import sum_by_index
-from bert.kernels.triton_support import constexpr, jit, next_power_of_2, tl
+from bert.kernels.triton_support import constexpr, jit, next_power_of_2, row_warps, tl
 
 
 def reference(
@@ -163,7 +163,7 @@ class _Embeddings(torch.autograd.Function):
         _forward[(-(-num_rows // BLOCK_ROWS),)](
             input_ids, segment_ids, position_ids, word, position, segment, weight, bias, output, mean, rstd,
             drop.seed, drop.site, drop.scale, num_rows, width, eps, drop.threshold, BLOCK_ROWS, next_power_of_2(width),
-            num_warps=NUM_WARPS,
+            num_warps=row_warps(NUM_WARPS, width),
         )  # fmt: skip
         ctx.save_for_backward(input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd)
         ctx.drop = drop
@@ -179,7 +179,7 @@ class _Embeddings(torch.autograd.Function):
         _backward[(num_programs,)](
             gradient.contiguous(), input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd,
             ctx.drop.seed, ctx.drop.site, x_gradient, partials, ctx.drop.scale, num_rows, width, ctx.drop.threshold,
-            BLOCK_ROWS, next_power_of_2(width), num_warps=NUM_WARPS,
+            BLOCK_ROWS, next_power_of_2(width), num_warps=row_warps(NUM_WARPS, width),
         )  # fmt: skip
         sums = column_sums(partials, weight.dtype)
         segment_gradient = torch.zeros_like(segment)

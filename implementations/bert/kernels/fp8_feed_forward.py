@@ -110,7 +110,8 @@ def gelu_backward_cast(
 
 
 class Settings(NamedTuple):
-    """What is not an operand: products, GELU's form, LayerNorm's eps, dropout, and what takes the result in fp8."""
+    """What is not an operand: products, GELU's form, LayerNorm's eps, dropout, what takes the result in fp8, and
+    whether the second result is the sum, see dropout_add_layer_norm."""
 
     first: Fp8Linear
     second: Fp8Linear
@@ -119,6 +120,7 @@ class Settings(NamedTuple):
     dropout: float
     sites: DropoutSites
     following: Target | None
+    pre_norm: bool = False
 
 
 class _FeedForward(torch.autograd.Function):
@@ -146,14 +148,16 @@ class _FeedForward(torch.autograd.Function):
         projected = product(a8, w2.t(), a_target.inverse, w2_target.inverse, None, x.dtype, fast=True)  # (T, D)
         ctx.drop = settings.sites.next(settings.dropout)
         operands = norm_kernels.Operands(projected, bias_2, residual, norm_weight, norm_bias)
-        output, cast, saved = norm_kernels.start_forward(operands, settings.eps, ctx.drop, settings.following)
+        output, stream, cast, saved = norm_kernels.start_forward(
+            operands, settings.eps, ctx.drop, settings.following, settings.pre_norm
+        )
         inverses = (x_inverse, w1_target.inverse, a_target.inverse, w2_target.inverse)
         ctx.save_for_backward(x8, inner, bias_1, a8_t, w1_t, w2_t, *inverses, *saved)
         ctx.settings = settings
         ctx.set_materialize_grads(False)
         if cast is not None:
             ctx.mark_non_differentiable(cast)
-        return output, norm_kernels.same_memory(output), cast
+        return output, stream, cast
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -187,8 +191,8 @@ class Weights(NamedTuple):
 def feed_forward(
     x: Tensor, x8: Tensor, residual: Tensor, weights: Weights, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """x and residual [T, D] (the same numbers, see dropout_add_layer_norm), x8 [T, D]: x in fp8 for the first product.
+    """x and residual [T, D] (as dropout_add_layer_norm leaves them), x8 [T, D]: x in fp8 for the first product.
 
-    Returns the result [T, D] twice, and in fp8 where something takes it.
+    Returns the two results [T, D] of dropout_add_layer_norm, and the first one in fp8 where something takes it.
     """
     return _FeedForward.apply(x, x8, residual, *weights, settings)

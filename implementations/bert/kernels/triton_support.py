@@ -83,6 +83,11 @@ def num_programs(device: torch.device, per_multiprocessor: int, num_tiles: int) 
     return max(1, min(multiprocessors * per_multiprocessor, num_tiles))
 
 
+def row_warps(num_warps: int, width: int) -> int:
+    """Warps of a program that holds whole rows: ``num_warps`` up to 1,024 wide, then as many elements a thread."""
+    return num_warps * max(1, next_power_of_2(width) // 1024)
+
+
 def next_power_of_2(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ _ONLY = {
 class BertConfig:
     """Sizes and rates of one model, under the names of bert_config.json. The defaults are BERT-large, uncased.
 
-    hidden_act is Google's word: "gelu" is the tanh form.
+    hidden_act is Google's word: "gelu" is the tanh form. layer_norm_large_model: Habana's key for the Pre-LN layers of
+    BERT-1.5B and 5B (model/encoder.py).
     """
 
     vocab_size: int = 30522
@@ -68,6 +69,7 @@ class BertConfig:
     type_vocab_size: int = 2
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
+    layer_norm_large_model: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, low in _SMALLEST.items():
@@ -78,6 +80,10 @@ class BertConfig:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 <= value < 1:
                 raise ConfigError(f"bert_config: {name}={value!r}: expected a probability of at least 0, below 1")
+        if not isinstance(self.layer_norm_large_model, bool):
+            raise ConfigError(
+                f"bert_config: layer_norm_large_model={self.layer_norm_large_model!r}: expected true or false"
+            )
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"bert_config: hidden_size={self.hidden_size} is not a multiple of "
@@ -86,6 +92,11 @@ class BertConfig:
         if self.hidden_act not in GELU_APPROXIMATIONS:
             known = ", ".join(GELU_APPROXIMATIONS)
             raise ConfigError(f"bert_config: hidden_act={self.hidden_act!r}: expected one of {known}")
+
+    @property
+    def identity(self) -> str:
+        """The model in one line, as checkpoints keep it; a Post-LN one in the words of those that knew no other."""
+        return repr(self) + (" layer_norm_large_model" if self.layer_norm_large_model else "")
 
     @property
     def head_size(self) -> int:
@@ -116,6 +127,8 @@ class BertConfig:
     def from_json(cls, path: Path) -> BertConfig:
         """Reads Google's bert_config.json, or a Hugging Face config.json, which is known by its ``model_type``.
 
+        Habana's files, known by ``layer_norm_large_model``, are of a model whose "gelu" is erf's, as Hugging Face's.
+
         Raises ConfigError naming the file and the key, also for keys that might change the model and are not known.
         """
         try:
@@ -138,7 +151,8 @@ class BertConfig:
         if missing:
             raise ConfigError(f"BERT_CONFIG={path}: {', '.join(missing)} missing: is this a bert_config.json?")
         settings = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
-        if "model_type" in values and settings.get("hidden_act", "gelu") in _HUGGING_FACE_ERF:
+        foreign = "model_type" in values or values.get("layer_norm_large_model") is True
+        if foreign and settings.get("hidden_act", "gelu") in _HUGGING_FACE_ERF:
             settings["hidden_act"] = "gelu_erf"
         return cls(**settings)
 

@@ -1,4 +1,8 @@
-"""The encoder: post-LayerNorm transformer layers over a varlen batch.
+"""The encoder: transformer layers over a varlen batch.
+
+Each half of a layer ends in a LayerNorm. Post-LN, that of the original: x = LayerNorm(x + dropout(half(x))). Pre-LN, by
+bert_config's layer_norm_large_model: a stream s, at first 0, collects what the halves compute, s += dropout(half(x)),
+and x = LayerNorm(s); the embeddings are the first x, but no part of s. Parameters and their names are the same.
 
 Parameter names are those of Hugging Face's BERT, so that a state dict needs no map. Shapes: T tokens, D hidden width,
 F feed-forward width, N heads, H head width.
@@ -24,12 +28,12 @@ from bert.model.config import BertConfig
 class Hidden(NamedTuple):
     """Hidden states between two halves of a layer: x [T, D] for the product that comes next.
 
-    residual: the same numbers for the residual connection around it, see dropout_add_layer_norm; x8: x in fp8, where
-    the kernel that computed it has cast it too.
+    residual: what the residual connection around it takes, see dropout_add_layer_norm: the same numbers, or in Pre-LN
+    the stream (None: 0); x8: x in fp8, where the kernel that computed it has cast it too.
     """
 
     x: Tensor
-    residual: Tensor
+    residual: Tensor | None
     x8: Tensor | None
 
 
@@ -71,7 +75,7 @@ class SelfAttention(nn.Module):
 
 
 class Residual(nn.Module):
-    """LayerNorm(residual + dropout(dense(x))): the end of both halves of a layer."""
+    """LayerNorm(residual + dropout(dense(x))): the end of both halves of a layer; in Pre-LN that sum, too."""
 
     def __init__(self, config: BertConfig, kernels: Kernels, in_features: int) -> None:
         super().__init__()
@@ -79,6 +83,7 @@ class Residual(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = config.hidden_dropout_prob
         self.kernel = kernels.dropout_add_layer_norm
+        self.pre_norm = config.layer_norm_large_model
         self.fp8: Fp8Linear | None = None
         self.following: Fp8Linear | None = None
 
@@ -88,7 +93,7 @@ class Residual(nn.Module):
             return None
         return self.following.target(INPUT)
 
-    def forward(self, x: Tensor, residual: Tensor, forward_pass: ForwardPass) -> Hidden:
+    def forward(self, x: Tensor, residual: Tensor | None, forward_pass: ForwardPass) -> Hidden:
         """x [T, in], residual [T, D] -> [T, D]; in fp8 too where the next product takes it so."""
         projected = project(self, x, self.dense.weight, None)  # the bias is added by the kernel
         norm = self.LayerNorm
@@ -96,8 +101,8 @@ class Residual(nn.Module):
         operands = Operands(projected, self.dense.bias, residual, norm.weight, norm.bias)
         target = self.target(len(x))
         if target is None:
-            return Hidden(*self.kernel(*operands, norm.eps, dropout, forward_pass.sites), None)
-        return Hidden(*fused_with_cast(operands, norm.eps, dropout, forward_pass.sites, target))
+            return Hidden(*self.kernel(*operands, norm.eps, dropout, forward_pass.sites, self.pre_norm), None)
+        return Hidden(*fused_with_cast(operands, norm.eps, dropout, forward_pass.sites, target, self.pre_norm))
 
 
 class Attention(nn.Module):
@@ -144,10 +149,11 @@ class Layer(nn.Module):
             return self.output(self.intermediate(hidden.x), hidden.residual, forward_pass)
         return self._fp8_feed_forward(hidden.x, hidden.x8, hidden.residual, forward_pass)
 
-    def _fp8_feed_forward(self, x: Tensor, x8: Tensor, residual: Tensor, forward_pass: ForwardPass) -> Hidden:
+    def _fp8_feed_forward(self, x: Tensor, x8: Tensor, residual: Tensor | None, forward_pass: ForwardPass) -> Hidden:
         first, second = self.intermediate, self.output
         assert first.fp8 is not None
         assert second.fp8 is not None
+        assert residual is not None  # of the attention before it
         settings = fp8_feed_forward.Settings(
             first=first.fp8,
             second=second.fp8,
@@ -156,6 +162,7 @@ class Layer(nn.Module):
             dropout=second.dropout,
             sites=forward_pass.sites,
             following=second.target(len(x)),
+            pre_norm=second.pre_norm,
         )
         weights = fp8_feed_forward.Weights(
             first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias,
@@ -170,6 +177,7 @@ class Encoder(nn.Module):
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
         self.layer = nn.ModuleList(Layer(config, kernels) for _ in range(config.num_hidden_layers))
+        self.pre_norm = config.layer_norm_large_model
         self.sizes = config.hidden_size, config.intermediate_size
         self.cast_in_kernels = kernels.fp8_cast
         self.fp8_scaling: Scaling | None = None
@@ -199,7 +207,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
         """x [T, D] -> [T, D]."""
-        hidden = Hidden(x, x, None)
+        hidden = Hidden(x, None if self.pre_norm else x, None)
         for layer in self.layer:
             hidden = layer(hidden, forward_pass)
         return hidden.x

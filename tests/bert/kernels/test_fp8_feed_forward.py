@@ -148,7 +148,8 @@ def test_every_kernel_that_casts_lets_nan_through(device):
         fp8_feed_forward.gelu_backward_cast(poisoned, x, weight, "none", targets[1])[0],
     ]
     norm = dropout_add_layer_norm
-    _, cast, saved = norm.start_forward(norm.Operands(poisoned, weight, x, weight, weight), 1e-12, drop, targets[2])
+    operands = norm.Operands(poisoned, weight, x, weight, weight)
+    _, _, cast, saved = norm.start_forward(operands, 1e-12, drop, targets[2])
     casts += [cast, norm.start_backward(saved, drop, [gradient], targets[3]).x]
     for number, (cast, target) in enumerate(zip(casts, targets, strict=True)):
         nan = cast.float().isnan()

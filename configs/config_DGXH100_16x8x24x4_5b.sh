@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# BERT-5B on 128 H100: 24 sequences of 128 tokens per GPU, 4 times a step.
+# Global batch 12,288 sequences. Hyper-parameters: Habana's (large_model.sh). How fast it is has not been measured.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
+export DGXNNODES=16 DGXNGPU=8 BATCHSIZE=24 GRADIENT_STEPS=4
+export BERT_CONFIG=bert_5b.json MAX_STEPS=75000 CHECKPOINT_EVERY_STEPS=120 LOG_EVERY_STEPS=1
+# shellcheck source=configs/large_model.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/large_model.sh"
+# shellcheck source=configs/common.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"

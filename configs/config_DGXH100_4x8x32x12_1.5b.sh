@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# BERT-1.5B on 32 H100: 32 sequences of 128 tokens per GPU, 12 times a step.
+# Global batch 12,288 sequences. Hyper-parameters: Habana's (large_model.sh). How fast it is has not been measured.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
+export DGXNNODES=4 DGXNGPU=8 BATCHSIZE=32 GRADIENT_STEPS=12
+export BERT_CONFIG=bert_1.5b.json MAX_STEPS=155000 CHECKPOINT_EVERY_STEPS=200 LOG_EVERY_STEPS=10
+# shellcheck source=configs/large_model.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/large_model.sh"
+# shellcheck source=configs/common.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"

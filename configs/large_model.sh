@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# BERT-1.5B and 5B from scratch as Habana trains them: LANS on 12,288 sequences of 128 tokens, 20 of them to predict.
+# Exports only; sourced by the configs of these models, which export BERT_CONFIG, the name of a file of models/, before.
+BERT_CONFIG=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/models" && pwd -P)/$BERT_CONFIG
+export BERT_CONFIG
+export SUBMISSION_DIVISION=open INIT_CHECKPOINT='' CHECK_COMPLIANCE=0 CLEAR_CACHES=0
+export MAX_SEQ_LENGTH=128 DATADIR_PHASE2=${DATADIR:-/data/bert}/128/hdf5/training-4320
+export PACKED=0 PACKING_FACTOR=1 EVAL_ITER_SAMPLES=0
+export OPTIMIZER=lans CLIP=after MAX_GRAD_NORM=1.0 SHARD_OPTIMIZER=1 SEED=12439
+export OPT_LANS_BETA_1=0.9 OPT_LANS_BETA_2=0.999 OPT_LANS_WEIGHT_DECAY=0.01
+export LR=1.5e-3 LR_SCHEDULE=poly WARMUP_PROPORTION=0.05 CONSTANT_PROPORTION=0.25
+export WALLTIME_RUNANDTIME=10080

@@ -1,0 +1,146 @@
+"""BERT-1.5B and 5B: Pre-LN layers against a re-statement of their equations, and the published sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from bert import kernels
+from bert.env import ConfigError
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+
+CPU = torch.device("cpu")
+SIZES = {
+    "bert_base": 110_111_042,
+    "bert_large": 336_232_258,
+    "bert_1.5b": 1_530_388_930,
+    "bert_5b": 6_282_396_202,
+    "bert_5b_30522": 5_049_243_970,
+}
+
+
+def _norm(x, weight, bias, eps):
+    mean = x.mean(-1, keepdim=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdim=True)
+    return (x - mean) / torch.sqrt(variance + eps) * weight + bias
+
+
+def _gelu(x):
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def _restated(p, config, batch):
+    """Sum of the losses by the equations alone: p has the parameters by name; one sequence at a time, no dropout."""
+
+    def norm(name, x):
+        return _norm(x, p[f"{name}.weight"], p[f"{name}.bias"], config.layer_norm_eps)
+
+    def dense(name, x):
+        return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+    hidden = []
+    for begin, end in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True):
+        part = slice(begin, end)
+        tables = [p[f"bert.embeddings.{name}_embeddings.weight"] for name in ("word", "position", "token_type")]
+        ids = (batch.input_ids[part].long(), batch.position_ids[part].long(), batch.segment_ids[part].long())
+        h = norm("bert.embeddings.LayerNorm", sum(table[i] for table, i in zip(tables, ids, strict=True)))
+        stream = torch.zeros_like(h)
+        for number in range(config.num_hidden_layers):
+            name = f"bert.encoder.layer.{number}"
+            heads = []
+            for head in range(config.num_attention_heads):
+                own = slice(head * config.head_size, (head + 1) * config.head_size)
+                q, k, v = (dense(f"{name}.attention.self.{n}", h)[:, own] for n in ("query", "key", "value"))
+                heads.append(torch.softmax(q @ k.T / math.sqrt(config.head_size), dim=-1) @ v)
+            stream = stream + dense(f"{name}.attention.output.dense", torch.cat(heads, dim=1))
+            h = norm(f"{name}.attention.output.LayerNorm", stream)
+            stream = stream + dense(f"{name}.output.dense", _gelu(dense(f"{name}.intermediate.dense", h)))
+            h = norm(f"{name}.output.LayerNorm", stream)
+        hidden.append(h)
+    h = torch.cat(hidden)
+    masked = norm(
+        "cls.predictions.transform.LayerNorm",
+        _gelu(dense("cls.predictions.transform.dense", h[batch.masked_positions])),
+    )
+    scores = masked @ p["bert.embeddings.word_embeddings.weight"].T + p["cls.predictions.bias"]
+    scores = scores[:, : config.vocab_size]
+    words = torch.log_softmax(scores, dim=-1)[torch.arange(len(scores)), batch.masked_labels.long()]
+    first = torch.tanh(dense("bert.pooler.dense", h[batch.cu_seqlens[:-1].long()]))
+    pairs = torch.log_softmax(dense("cls.seq_relationship", first), dim=-1)
+    pairs = pairs[torch.arange(len(pairs)), batch.next_sentence_labels.long()]
+    return -words.mean() - pairs.mean()
+
+
+@pytest.fixture
+def pre_norm(tiny) -> BertConfig:
+    """The tiny model with three Pre-LN layers, without dropout."""
+    return dataclasses.replace(
+        tiny, hidden_act="gelu_erf", layer_norm_large_model=True, num_hidden_layers=3,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+
+
+def test_loss_and_every_gradient_are_those_of_the_equations(pre_norm, make_model, make_records, batch_of):
+    model, batch = make_model(pre_norm), batch_of(make_records(3), range(5))
+    losses = model(batch)
+    (losses.mlm + losses.nsp).backward()
+    copies = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    expected = _restated(copies, pre_norm, batch)
+    expected.backward()
+    assert (losses.mlm + losses.nsp).item() == pytest.approx(expected.item(), abs=1e-10)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, copies[name].grad, atol=1e-10, rtol=1e-10, msg=name)
+    post = make_model(dataclasses.replace(pre_norm, layer_norm_large_model=False))
+    assert abs(sum(post(batch)).item() - expected.item()) > 1e-2
+    assert [(name, p.shape) for name, p in post.named_parameters()] == [(n, p.shape) for n, p in copies.items()]
+
+
+def test_fused_pre_norm_layers_equal_the_plain_ones(pre_norm, make_model, make_records, batch_of):
+    pytest.importorskip("triton")
+    model, batch = make_model(pre_norm, dtype=torch.float32), batch_of(make_records(1), np.arange(2))
+    with kernels.triton_support.interpreted():
+        choice = kernels.select(kernels.Config(fused="dropout_add_layer_norm", attention="sdpa_loop"), CPU)
+        fused = BertForPreTraining(pre_norm, choice)
+        fused.load_state_dict(model.state_dict())
+        results = []
+        for either in (model, fused):
+            loss = sum(either(batch))
+            loss.backward()
+            results.append(loss.item())
+    assert results[0] == pytest.approx(results[1], rel=1e-6)
+    for (name, theirs), ours in zip(model.named_parameters(), fused.parameters(), strict=True):
+        scale = max(1e-3, theirs.grad.abs().max().item())
+        assert (ours.grad - theirs.grad).abs().max().item() < 1e-4 * scale, name
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_models_have_the_published_numbers_of_parameters(name, repository):
+    """With the rows that pad the vocabulary to a multiple of 8, as the publications count them."""
+    config = BertConfig.from_json(repository / "configs" / "models" / f"{name}.json")
+    with torch.device("meta"):
+        model = BertForPreTraining(config, kernels.select(kernels.Config(), CPU))
+    assert sum(p.numel() for p in model.parameters()) == SIZES[name]
+    assert config.layer_norm_large_model == (name not in ("bert_base", "bert_large"))
+
+
+def test_habanas_word_gelu_is_erf(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, '
+                    '"hidden_act": "gelu", "layer_norm_large_model": true}')  # fmt: skip
+    assert BertConfig.from_json(path).gelu_form == "erf"
+    path.write_text(path.read_text().replace("true", "false"))
+    assert BertConfig.from_json(path).gelu_form == "tanh"
+    path.write_text(path.read_text().replace("false", '"yes"'))
+    with pytest.raises(ConfigError, match="layer_norm_large_model='yes': expected true or false"):
+        BertConfig.from_json(path)
+
+
+def test_a_checkpoint_of_post_norm_layers_is_not_one_of_pre_norm_layers(tiny):
+    large = dataclasses.replace(tiny, layer_norm_large_model=True)
+    assert large.identity != tiny.identity
+    assert "layer_norm_large_model" not in tiny.identity  # as checkpoints of earlier versions have it
