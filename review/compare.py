@@ -6,6 +6,7 @@ Three questions, each with its ratio, a 95% confidence interval and a test (revi
   happened to converge early does not look fast. The official scaling factor does the same in one direction and for the
   mean only (rcp_checker: RCP mean / mean samples, where that is above 1);
 - throughput: samples a second of each run, over the whole clock, evaluations included.
+Where both have power files, the joules of each run are compared as well.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ MEASURES = {
     "throughput": "samples a second",
     "throughput_per_accelerator": "samples a second and accelerator",
     "samples": "samples to target",
+    "energy": "joules to target",
 }
 _MORE_IS_BETTER = ("throughput", "throughput_per_accelerator")
 _LARGEST = 1e100  # of any measure; squares of it can be computed with
@@ -72,6 +74,9 @@ class Sample:
             return None if run.minutes is None else run.minutes * self.result.scaling_factor
         if measure == "samples":
             return run.samples
+        if measure == "energy":
+            joules = self.result.joules(run)
+            return None if joules is None else joules * self.result.scaling_factor
         rate = run.sequences_per_second
         if measure == "throughput_per_accelerator":
             return rate / self.result.accelerators if rate and self.result.accelerators else None
@@ -85,7 +90,7 @@ class Sample:
         if values is None:
             return None
         worst = 0.0 if measure in _MORE_IS_BETTER else math.inf
-        if measure == "time" and self.result.failed_runs == 1 and len(values) >= _LEAST_TRIMMED - 1:
+        if measure in ("time", "energy") and self.result.failed_runs == 1 and len(values) >= _LEAST_TRIMMED - 1:
             values = [*values, worst]
         return trimmed_mean(values, 1 if len(values) >= _LEAST_TRIMMED else 0)
 
@@ -241,6 +246,9 @@ def _print_results(results: Sequence[Result], names: Sequence[str], out: Console
     }
     for measure, form in (("normalized_time", ",.4f"), ("samples", ",.0f")):
         rows[MEASURES[measure]] = [_number(_means(Sample(result))[measure], form) for result in results]
+    if any(result.energy for result in results):
+        joules = [result.energy.joules if result.energy else None for result in results]
+        rows["energy, kJ"] = [_number(None if value is None else value / 1000, ",.1f") for value in joules]
     for measure in _MORE_IS_BETTER:
         rates = [_means(Sample(result))[measure] for result in results]
         rows[MEASURES[measure]] = [_number(rate, rate_format(rate)) for rate in rates]

@@ -10,7 +10,7 @@ from review.logs.mllog import text
 from review.results.display import labelled, rate_format, subtitle
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
-from review.verdict.checking import obstacles
+from review.verdict.checking import energy_obstacles, obstacles
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +31,7 @@ _COLUMNS = (
     ("seq/s", True, 7),
     ("/accel", True, 2),
     ("eval %", True, 1),
+    ("kJ", True, 2),
     ("compliance", False, 0),
 )
 _GAP = 3  # between columns of the table
@@ -72,7 +73,7 @@ def _table(result: Result, width: int) -> tuple[Table, bool]:
     from rich.table import Table
 
     rows = [_row(run, result, True) for run in result.runs] + [_crash(*crash, True) for crash in result.crashes.items()]
-    shown = list(range(len(_COLUMNS)))
+    shown = [index for index, column in enumerate(_COLUMNS) if result.energy or column[0] != "kJ"]
     has_reasons = _width(rows, shown) <= width
     if not has_reasons:
         rows = [_row(run, result, False) for run in result.runs]
@@ -98,7 +99,7 @@ def _width(rows: list[list[Text]], shown: list[int]) -> int:
 def _crash(number: int, reason: str, with_reason: bool) -> list[Text]:
     from rich.text import Text
 
-    cells = [f"failed_{number}.txt", "", "crashed", *[""] * 9, text(reason) if with_reason else "fails"]
+    cells = [f"failed_{number}.txt", "", "crashed", *[""] * 10, text(reason) if with_reason else "fails"]
     return [Text(cell) for cell in cells]
 
 
@@ -108,6 +109,7 @@ def _row(run: Run, result: Result, with_reason: bool) -> list[Text]:
     rate = run.sequences_per_second
     each = rate / result.accelerators if rate and result.accelerators else None
     share = None if run.evaluation_share is None else 100 * run.evaluation_share
+    joules = result.joules(run)
     reason = first_reason(run.findings) if with_reason else "fails"
     verdict = Text("ok", "green") if run.compliant else Text(reason, "red")
     dropped = result.dropped.get(run.path)
@@ -126,6 +128,7 @@ def _row(run: Run, result: Result, with_reason: bool) -> list[Text]:
         Text(_format(rate, rate_format(rate))),
         Text(_format(each, rate_format(each))),
         Text(_format(share, ".1f")),
+        Text(_format(None if joules is None else joules / 1000, ",.1f")),
         verdict,
     ]
 
@@ -169,8 +172,22 @@ def summary(result: Result) -> list[tuple[str, str, str]]:
     if result.other_ruleset:
         lines.append(("ruleset", f"the logs are of another round: try --ruleset {result.other_ruleset}", "yellow"))
     lines.extend(_spread(result))
+    lines.extend(_energy_lines(result, official))
     lines.extend(_rcp_lines(result))
     return lines
+
+
+def _energy_lines(result: Result, official: bool) -> list[tuple[str, str, str]]:
+    """The energy beside the score, from the same runs; nothing where it was not measured."""
+    if result.energy is None:
+        return []
+    against = energy_obstacles(result)
+    if result.energy.joules is None or result.energy.watts is None:
+        return [("energy", f"none: {result.energy.reason}", "yellow")]
+    line = f"{result.energy.joules:,.2f} J by the same runs, {result.energy.watts:,.0f} W on average"
+    if against:
+        return [("energy", line, ""), ("", f"unofficial: {'; '.join(against)}", "yellow")]
+    return [("energy", line + (", official" if official else ""), "bold green" if official else "")]
 
 
 def _spread(result: Result) -> list[tuple[str, str, str]]:

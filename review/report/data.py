@@ -15,7 +15,7 @@ from review.results.display import rate_format, subtitle
 from review.results.run import HYPERPARAMETERS, Run
 from review.results.score import REQUIRED_RUNS, Result
 from review.rulebook import rcp
-from review.verdict.checking import Checked
+from review.verdict.checking import Checked, energy_obstacles
 from review.verdict.grouping import groups, places, shortened, subject, with_places
 
 MOST_REASONS = 4  # of the verdict; the findings have them all
@@ -38,6 +38,14 @@ COLUMNS: tuple[tuple[str, bool], ...] = (
     ("Seed", True),
     ("Compliance", False),
 )
+
+
+def columns(result: Result) -> list[dict[str, Any]]:
+    """Headings of the runs' table; with power files the energy has a column before the seed."""
+    shown = list(COLUMNS)
+    if result.energy:
+        shown.insert(-2, ("kJ", True))
+    return [{"label": label, "number": number} for label, number in shown]
 
 
 def verdict(result: Result, checked: Checked | None) -> dict[str, Any]:
@@ -89,7 +97,8 @@ def _score_detail(result: Result) -> str:
 
 def cards(result: Result) -> list[dict[str, str]]:
     """The score card."""
-    return [card for card in (_time(result), _samples(result), _runs(result), _rate(result), *_shares(result)) if card]
+    made = (_time(result), _samples(result), _runs(result), _rate(result), _energy(result), *_shares(result))
+    return [card for card in made if card]
 
 
 def _card(label: str, value: str, unit: str, detail: str, state: str = "") -> dict[str, str]:
@@ -146,6 +155,19 @@ def _rate(result: Result) -> dict[str, str] | None:
     return _card("Throughput", f"{rate:{rate_format(rate)}}", "seq/s", detail)
 
 
+def _energy(result: Result) -> dict[str, str] | None:
+    if result.energy is None:
+        return None
+    if result.energy.joules is None or result.energy.watts is None:
+        return _card("Energy", "–", "", text(result.energy.reason), "warn")
+    against = energy_obstacles(result)
+    detail = f"{result.energy.joules:,.2f} J, {result.energy.watts:,.0f} W on average; runs as of the time"
+    state = "warn" if against else ""
+    return _card(
+        "Energy", f"{result.energy.joules / 1e6:,.4f}", "MJ", "unofficial: see findings" if against else detail, state
+    )
+
+
 def _shares(result: Result) -> list[dict[str, str]]:
     made = []
     shares = [run.evaluation_share for run in result.runs if run.evaluation_share is not None]
@@ -194,6 +216,7 @@ def _cells(run: Run, result: Result) -> list[dict[str, Any]]:
     rate = run.sequences_per_second
     each = rate / result.accelerators if rate and result.accelerators else None
     share = None if run.evaluation_share is None else 100 * run.evaluation_share
+    joules = result.joules(run)
     errors = [finding for finding in run.findings if finding.severity == ERROR]
     compliance: dict[str, Any] = {"text": "ok", "state": "good"}
     if errors:
@@ -212,6 +235,7 @@ def _cells(run: Run, result: Result) -> list[dict[str, Any]]:
         _number(str(len(run.evaluations))),
         _number(_format(share, ".1f")),
         _number(_format(run.init_seconds, ",.1f")),
+        *([_number(_format(None if joules is None else joules / 1000, ",.1f"))] if result.energy else []),
         _number(", ".join(dict.fromkeys(text(seed)[:24] for seed in run.seeds[:3])) or "–"),
         compliance | {"tag": tag},
     ]

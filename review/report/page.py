@@ -86,7 +86,7 @@ def _result(result: Result, checked: Checked | None, identifier: str) -> dict[st
         "sections": data.sections(have),
         "verdict": data.verdict(result, checked),
         "cards": data.cards(result),
-        "columns": [{"label": label, "number": number} for label, number in data.COLUMNS],
+        "columns": data.columns(result),
         "runs": data.run_rows(result),
         "crashes": [{"name": f"failed_{i}.txt", "reason": text(reason)} for i, reason in result.crashes.items()],
         "findings": None if checked is None else _findings(checked),

@@ -13,6 +13,7 @@ from typing import Any
 from review.logs import tree
 from review.logs.findings import Finding, ReviewError
 from review.logs.mllog import number, text
+from review.results.energy import Energy, measure
 from review.results.run import TARGET_ACCURACY, Run, load_run
 from review.results.seeds import check_seeds
 from review.rulebook import rcp
@@ -118,11 +119,24 @@ class Result:
     @functools.cached_property
     def olympic_minutes(self) -> float | None:
         """Mean minutes without best and worst; None with fewer than three runs or more than one failed."""
+        minutes = [run.minutes for run in self.kept if run.minutes is not None]
+        return math.fsum(minutes) / len(minutes) if minutes else None
+
+    @functools.cached_property
+    def kept(self) -> list[Run]:
+        """The runs whose mean is the score; none with fewer than three runs or more than one failed."""
         if self.failed_runs > 1:
-            return None
-        minutes = [run.minutes for run in self.counted if run.minutes is not None]
-        kept = minutes[1 : len(minutes) - (1 - self.failed_runs)]
-        return math.fsum(kept) / len(kept) if kept else None
+            return []
+        return self.counted[1 : len(self.counted) - (1 - self.failed_runs)]
+
+    @functools.cached_property
+    def energy(self) -> Energy | None:
+        """The energy of its runs; None where it was not measured."""
+        return measure(self.folder, self.runs, self.counted, self.kept, self.scaling_factor)
+
+    def joules(self, run: Run) -> float | None:
+        """The energy of one of its runs; None where it was not measured."""
+        return self.energy.runs[run.path].joules if self.energy else None
 
     @functools.cached_property
     def median_minutes(self) -> float | None:
@@ -244,7 +258,7 @@ class Result:
             "global_batch_size": self.batch_size,
             "accelerators": self.accelerators,
             "processes_without_accelerator": self.processes,
-            "runs": [run_dict(run, self.accelerators, self.dropped.get(run.path)) for run in self.runs],
+            "runs": [run_dict(run, self) for run in self.runs],
             "crashed": {str(number): reason for number, reason in self.crashes.items()},
             "unreadable": {str(path): reason for path, reason in self.unreadable.items()},
             "olympic_minutes": self.olympic_minutes,
@@ -262,14 +276,15 @@ class Result:
             },
             "scaling_factor": self.scaling_factor,
             "score_minutes": self.score,
+            "energy": self.energy.as_dict() if self.energy else None,
             "official": self.official,
             "obstacles": self.obstacles,
         }
 
 
-def run_dict(run: Run, accelerators: int | None, dropped: str | None) -> dict[str, Any]:
+def run_dict(run: Run, result: Result) -> dict[str, Any]:
     """One run for JSON."""
-    rate = run.sequences_per_second
+    rate, accelerators = run.sequences_per_second, result.accelerators
     return {
         "file": str(run.path),
         "seed": run.seeds[0] if run.seeds else None,
@@ -283,9 +298,10 @@ def run_dict(run: Run, accelerators: int | None, dropped: str | None) -> dict[st
         "sequences_per_second": rate,
         "sequences_per_second_per_accelerator": rate / accelerators if rate and accelerators else None,
         "evaluation_share": run.evaluation_share,
+        "joules": result.joules(run),
         "compliant": run.compliant,
         "findings": [finding.as_dict() for finding in run.findings],
-        "dropped": dropped,
+        "dropped": result.dropped.get(run.path),
     }
 
 

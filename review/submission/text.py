@@ -82,6 +82,7 @@ def system_readme(system: str, organization: str, result: Result, description: d
         "division": result.division,
         "global batch size": None if result.batch_size is None else f"{result.batch_size:g}",
         "score": None if result.score is None else f"{result.score:.4f} minutes",
+        "energy": f"{result.energy.joules:,.2f} J" if result.energy and result.energy.joules is not None else None,
     }
     rows = [f"| {name} | {_cell(value)} |" for name, value in facts.items() if value not in (None, "")]
     logged = [f"| `{name}` | {_cell(value)} |" for name, value in result.runs[0].hyperparameters.items()]

@@ -24,6 +24,7 @@ from review.rulebook.description import check_description
 from review.rulebook.official import Outcome
 from review.verdict import result_rules, submission_rules, training_rules
 from review.verdict.grouping import groups, with_places
+from review.verdict.power_rules import KEY as POWER
 from review.verdict.power_rules import check_power
 
 _OFFICIAL = ("compliance", "runs", "seeds", "rcp", "system", "package", "repository")
@@ -117,16 +118,32 @@ def own_findings(result: Result) -> list[Finding]:
 def obstacles(result: Result) -> list[str]:
     """Why the score would not stand as submitted, as far as this package knows by itself.
 
-    Those of the runs, and what is wrong with the description, the folder or the logs by rules that no tool tests.
+    Those of the runs, and what is wrong with the description, the folder or the logs by rules that no tool tests. Power
+    files that break the rules take nothing from the time: they stand in the way of the energy alone.
     """
-    others = [f for f in own_findings(result) if f.severity == ERROR and f.source in ("rules", "system")]
+    others = [f for f in _own_errors(result) if f.key != POWER]
     return [*result.obstacles, *(with_places(group, result.folder) for group in groups(others))]
+
+
+def energy_obstacles(result: Result) -> list[str]:
+    """Why the energy would not stand as submitted; none where it was not measured."""
+    others = [f for f in check_power(result) if f.severity == ERROR]
+    return [with_places(group, result.folder) for group in groups(others)]
+
+
+def _own_errors(result: Result) -> list[Finding]:
+    return [f for f in own_findings(result) if f.severity == ERROR and f.source in ("rules", "system")]
 
 
 def as_dict(result: Result) -> dict[str, Any]:
     """A result for JSON, official only where nothing is in the way."""
-    reasons = obstacles(result)
-    return {**result.as_dict(), "official": result.score is not None and not reasons, "obstacles": reasons}
+    reasons, found = obstacles(result), result.as_dict()
+    if found["energy"] is not None:
+        found["energy"]["obstacles"] = energy_obstacles(result)
+        found["energy"]["official"] = (
+            not reasons and not found["energy"]["obstacles"] and found["energy"]["joules"] is not None
+        )
+    return {**found, "official": result.score is not None and not reasons, "obstacles": reasons}
 
 
 def _accept_one(finding: Finding) -> Finding:

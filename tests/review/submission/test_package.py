@@ -307,6 +307,10 @@ def test_the_energy_of_a_run_stays_with_its_log(request_, power_files):
         file = "node_0.txt"
         assert (written / f"result_{index}" / file).read_bytes() == (kept / f"result_{original}" / file).read_bytes()
     assert sorted(path.name for path in (results / "power").iterdir()) == [f"result_{i}" for i in range(10)]
+    (before,), (after,) = load_results(runs), load_results(results)
+    assert after.energy.joules == before.energy.joules
+    readme = request_.output / "EXAMPLE" / "benchmarks/bert/implementations/pytorch/README-BOX.md"
+    assert f"| energy | {after.energy.joules:,.2f} J |" in readme.read_text()
 
 
 @pytest.mark.parametrize("output", ["link/package", "out/../package"])
