@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ from bert.data.synthetic import synthetic_records
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
+
+from ..forked import Command
 
 VOCABULARY = 211  # prime, so that the padding to a multiple of 8 is exercised
 LENGTH = 48
@@ -138,20 +139,13 @@ def run_bert(repository: Path) -> Callable[..., subprocess.CompletedProcess[str]
     """run(environment, ranks=1, arguments=()) -> the finished ``python -m bert`` (of rank 0)."""
 
     def run(environment: dict[str, str], ranks: int = 1, arguments: tuple[str, ...] = ()) -> Any:
-        base = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{repository / 'implementations'}", "HOME": "/nonexistent"}
+        base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
         base |= environment | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        command = [sys.executable, "-m", "bert", *arguments]
-        others = [
-            subprocess.Popen(command, env=base | {"RANK": str(rank)}, stderr=subprocess.DEVNULL)
-            for rank in range(1, ranks)
-        ]
+        started = [Command("bert", base | {"RANK": str(rank)}, arguments) for rank in range(ranks)]
         try:
-            return subprocess.run(
-                command, env=base | {"RANK": "0"}, capture_output=True, text=True, timeout=120, check=False
-            )
+            return started[0].finish()
         finally:
-            for other in others:
-                other.kill()
-                other.wait()
+            for command in started:
+                command.kill()
 
     return run

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.multiprocessing as multiprocessing
 
 from bert.dist import Config as DistConfig
 from bert.dist import World
+
+from ..forked import context
 
 TIMEOUT_SECONDS = 300
 
@@ -44,12 +45,11 @@ def run_ranks(function: Callable[..., Any], *sizes: int, arguments: tuple[Any, .
 
     The function must be importable. Fails with the traceback of a rank that failed.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["bert.step", "pytest"])  # imported once, not by every process
-    queue = context.SimpleQueue()
+    processes = context()
+    queue = processes.SimpleQueue()
     worlds = [(size, _free_port()) for size in sizes]
     workers = [
-        context.Process(target=_worker, args=(function, rank, worlds, arguments, queue)) for rank in range(max(sizes))
+        processes.Process(target=_worker, args=(function, rank, worlds, arguments, queue)) for rank in range(max(sizes))
     ]
     for worker in workers:
         worker.start()

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +16,8 @@ from finetune import config
 from finetune.glue.tasks import TASKS
 from finetune.run import run
 from finetune.squad.examples import VERSIONS
+
+from ..forked import Command
 
 
 def predictions(folder):
@@ -37,7 +36,7 @@ def start(environment, rank=0, world_size=1, port=0):
     settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port, "OMP_NUM_THREADS": 1}  # fmt: skip
     everything = {**os.environ, **environment, **{name: str(value) for name, value in settings.items()}}
-    return subprocess.Popen([sys.executable, "-m", "finetune"], env=everything, stderr=subprocess.PIPE, text=True)
+    return Command("finetune", everything)
 
 
 def test_held_out_questions_of_the_same_pattern_are_answered(learnt):
@@ -65,15 +64,13 @@ def test_a_run_that_is_killed_resumes_to_the_same_predictions(learnt, squad_envi
         "RESUME": "1",
     }  # fmt: skip
     process = start(environment)
-    while process.poll() is None and not list((tmp_path / "c").glob("step_*.pt")):
+    while process.running() and not list((tmp_path / "c").glob("step_*.pt")):
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
     assert list((tmp_path / "c").glob("step_*.pt"))
     assert not (tmp_path / "run" / "model_0").exists()
-    process = start(environment)
-    _, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
+    done = start(environment).finish()
+    assert done.returncode == 0, done.stderr
     assert predictions(tmp_path / "run") == predictions(learnt)
     assert run(environment | {"EPOCHS": "9"}) == 2
     reason = (tmp_path / "run" / "error_0.txt").read_text()
@@ -87,8 +84,8 @@ def test_several_ranks_learn_and_predict_the_same(learnt, squad_environment, tmp
         port = probe.getsockname()[1]
     environment = squad_environment | {"RUN_DIR": str(tmp_path), "BATCHSIZE": str(12 // ranks)}
     processes = [start(environment, rank, ranks, port) for rank in range(ranks)]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * ranks, errors
+    done = [process.finish() for process in processes]
+    assert [rank.returncode for rank in done] == [0] * ranks, done
     mine, theirs = (json.loads((f / "model_0" / "nbest_predictions.json").read_text()) for f in (tmp_path, learnt))
     assert mine.keys() == theirs.keys()
     for question in mine:
