@@ -43,7 +43,7 @@ test-slow: $(DEV)
 
 ## make test-slurm        run.sub on a real Slurm of two node daemons on this machine (root, Debian packages)
 test-slurm: $(DEV)
-	@$(VENV)/bin/python -m pytest -m slurm tests/launch tests/input_preprocessing
+	@$(VENV)/bin/python -m pytest -m slurm -o timeout=900 tests/launch tests/input_preprocessing
 
 ## make test-gpu          the tests marked gpu, on a machine with an NVIDIA GPU
 test-gpu: $(DEV)
