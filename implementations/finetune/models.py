@@ -94,10 +94,9 @@ class Classification(FineTuned):
 
     def scores(self, batch: Batch) -> Tensor:
         """Of sequences [S, classes]."""
-        hidden = self.bert(batch)
         # The offset of a padding sequence may be T, one past the last token; its label is ignored.
-        first = hidden.index_select(0, batch.cu_seqlens[:-1].clamp(max=len(hidden) - 1))
-        pooled = F.dropout(self.bert.pooler(first), self.config.hidden_dropout_prob, self.training)
+        first = batch.cu_seqlens[:-1].clamp(max=len(batch.input_ids) - 1)
+        pooled = F.dropout(self.bert.pooler(self.bert(batch, first)), self.config.hidden_dropout_prob, self.training)
         return _at_least_fp32(self.classifier(pooled))
 
     def forward(self, batch: LabelledBatch) -> LabelLosses:

@@ -61,6 +61,20 @@ def test_the_loss_of_a_batch_is_the_mean_of_the_losses_of_its_sequences(kind):
             torch.testing.assert_close(alone[i], sum(wanted) / 2)
 
 
+def test_a_last_layer_of_first_tokens_alone_changes_neither_loss_nor_gradient():
+    batch, found = samples_of("MNLI").batch(numbers(3, 1, 2)), []
+    for rows in (True, False):
+        model = model_of("MNLI")
+        first = batch.cu_seqlens[:-1]
+        hidden = model.bert(batch, first) if rows else model.bert(batch).index_select(0, first)
+        loss = F.cross_entropy(model.classifier(model.bert.pooler(hidden)), batch.labels)
+        loss.backward()
+        found.append([loss, *(parameter.grad for parameter in model.parameters())])
+        if rows:
+            torch.testing.assert_close(model(batch)[0], loss)
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("kind", ["squad", "MNLI"])
 def test_filling_up_and_unknown_labels_change_neither_loss_nor_gradient(kind):
     samples, found = samples_of(kind), []

@@ -25,17 +25,16 @@ Attention = attention_choice.Attention
 def sdpa_loop(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """One scaled_dot_product_attention a sequence: the oracle, and the fastest on a CPU (no masked-out work)."""
     offsets = forward_pass.cu_seqlens.tolist()
-    query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1)  # three times (1, N, T, H)
+    lengths = [end - begin for begin, end in itertools.pairwise([*offsets, qkv.shape[0]])]
+    # Split, not sliced: the gradients of the parts become one by a concatenation, not each by a pass over all tokens.
+    query, key, value = (part.split(lengths, dim=2) for part in qkv.permute(1, 2, 0, 3).unsqueeze(1))  # (1, N, L, H)
     contexts = [
-        F.scaled_dot_product_attention(
-            query[:, :, begin:end], key[:, :, begin:end], value[:, :, begin:end], dropout_p=dropout
-        )
-        for begin, end in itertools.pairwise(offsets)
-        if end > begin
+        F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+        for q, k, v in zip(query[:-1], key[:-1], value[:-1], strict=True)
+        if q.shape[2]
     ]
-    padding = qkv.shape[0] - offsets[-1]
-    if padding:
-        contexts.append(query.new_zeros((1, query.shape[1], padding, query.shape[3])))
+    if lengths[-1]:
+        contexts.append(torch.zeros_like(query[-1]))
     return torch.cat(contexts, dim=2)[0].transpose(0, 1)  # (T, N, H)
 
 

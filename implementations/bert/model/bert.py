@@ -44,10 +44,10 @@ class BertModel(nn.Module):
         self.encoder = Encoder(config, kernels)
         self.pooler = Pooler(config)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Hidden states [T, D]."""
+    def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
+        """Hidden states [T, D], or those of the tokens ``rows`` alone."""
         forward_pass = ForwardPass(batch.cu_seqlens, batch.max_seqlen)
-        return self.encoder(self.embeddings(batch, forward_pass), forward_pass)
+        return self.encoder(self.embeddings(batch, forward_pass), forward_pass, rows)
 
 
 class BertForPreTraining(Trainable):

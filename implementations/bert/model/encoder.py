@@ -113,9 +113,13 @@ class Attention(nn.Module):
         self.self = SelfAttention(config, kernels)
         self.output = Residual(config, kernels, config.hidden_size)
 
-    def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Hidden:
-        """[T, D] -> [T, D]."""
-        return self.output(self.self(hidden, forward_pass), hidden.residual, forward_pass)
+    def forward(self, hidden: Hidden, forward_pass: ForwardPass, rows: Tensor | None = None) -> Hidden:
+        """[T, D] -> [T, D], or the result's ``rows`` alone."""
+        context, residual = self.self(hidden, forward_pass), hidden.residual
+        if rows is not None:
+            context = context.index_select(0, rows)
+            residual = None if residual is None else residual.index_select(0, rows)
+        return self.output(context, residual, forward_pass)
 
 
 class Intermediate(nn.Module):
@@ -142,9 +146,9 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(config, kernels)
         self.output = Residual(config, kernels, config.intermediate_size)
 
-    def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Hidden:
-        """The last layer's result [T, D] -> this layer's."""
-        hidden = self.attention(hidden, forward_pass)
+    def forward(self, hidden: Hidden, forward_pass: ForwardPass, rows: Tensor | None = None) -> Hidden:
+        """The last layer's result [T, D] -> this layer's, or its ``rows`` alone."""
+        hidden = self.attention(hidden, forward_pass, rows)
         if hidden.x8 is None:
             return self.output(self.intermediate(hidden.x), hidden.residual, forward_pass)
         return self._fp8_feed_forward(hidden.x, hidden.x8, hidden.residual, forward_pass)
@@ -205,9 +209,12 @@ class Encoder(nn.Module):
                 layer.output.following = next_layer.attention.self.fp8 if next_layer is not None else None
         return self.fp8_scaling
 
-    def forward(self, x: Tensor, forward_pass: ForwardPass) -> Tensor:
-        """x [T, D] -> [T, D]."""
+    def forward(self, x: Tensor, forward_pass: ForwardPass, rows: Tensor | None = None) -> Tensor:
+        """x [T, D] -> [T, D]; with ``rows`` [S] the result of these tokens alone [S, D], which leaves most of the last
+        layer uncomputed.
+        """
         hidden = Hidden(x, None if self.pre_norm else x, None)
-        for layer in self.layer:
-            hidden = layer(hidden, forward_pass)
+        last = len(self.layer) - 1
+        for number, layer in enumerate(self.layer):
+            hidden = layer(hidden, forward_pass, rows if number == last else None)
         return hidden.x
