@@ -9,6 +9,8 @@ Wikipedia dumps (*.xml.bz2) and there is no text yet, the text is first made of 
   eval/part_eval_10k.hdf5
   phase1/                                           vocab.txt, bert_config.json, model.ckpt-28252.pt where it is known
   prepared-{packed,binned,unpacked}.json            what was made, and of what
+With --phases it writes all this to OUTPUTDIR/128 and OUTPUTDIR/512, of one text: what run_pretraining.sh trains on.
+Shuffled sequences are then in hdf5/training. With --input, the text in DOWNLOADDIR is first made of files of your own.
 Work files are under OUTPUTDIR/work until the end. Stop it at any moment, kill -9 included, and run it again: finished
 files are kept, and the result equals an uninterrupted run byte for byte, whatever --jobs.
 
@@ -23,13 +25,22 @@ import dataclasses
 import shutil
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from bert.data.format import open_records
 from bert.data.records import DataError
-from input_preprocessing.dataset import download, phase1
-from input_preprocessing.dataset.inputs import Inputs, check_config, check_needs, find_inputs, needs_of, public_needs
+from input_preprocessing.dataset import download, phase1, phases
+from input_preprocessing.dataset.inputs import (
+    Inputs,
+    Needs,
+    check_config,
+    check_needs,
+    find_inputs,
+    needs_of,
+    public_needs,
+)
 from input_preprocessing.instances.make import compile_first, write_instances
 from input_preprocessing.instances.options import SamplingConfig, add_sampling_options, sampling_config, sampling_digest
 from input_preprocessing.records import bins, evalset
@@ -50,7 +61,7 @@ from input_preprocessing.stage.cli import (
 from input_preprocessing.stage.folder import contents_of
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import read_text
-from input_preprocessing.text import vocabulary
+from input_preprocessing.text import corpus, vocabulary
 from input_preprocessing.text.vocabulary import Vocabulary
 from input_preprocessing.wiki import wikipedia
 
@@ -107,6 +118,7 @@ class Job:
             "max_sequences_per_row": self.options.max_sequences_per_row if self.kind == "packed" else 1,
             "edges": list(self.edges),
             "num_eval_samples": self.options.num_eval_samples,
+            "folder": phases.FOLDER if self.options.phases and self.kind == "unpacked" else None,
         }
 
     def is_finished(self) -> bool:
@@ -194,7 +206,7 @@ def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path,
         return target, digest
     shards = num_shards(sum(open_records(path)[0].num_sequences for path in sources), options.shards)
     if job.kind == "unpacked":
-        target = job.outputdir / "hdf5" / f"training-{shards}"
+        target = job.outputdir / "hdf5" / (phases.FOLDER if options.phases else f"training-{shards}")
         return target, shuffle_records(job.instances, target, shards=shards, seed=seed, jobs=jobs, part=part)
     target, rows = job.outputdir / "packed_data", options.max_sequences_per_row
     digest = pack_records(
@@ -231,10 +243,10 @@ def start(options: argparse.Namespace) -> Job | None:
     folder = _download_folder(options)
     if options.only in (None, "start") and wikipedia.text_is_wanted(folder):
         wikipedia.make_text(folder, outputdir / "work" / "wiki", jobs=options.jobs)
-    if not options.skip_download:
+    if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             outputdir.mkdir(parents=True, exist_ok=True)
-            check_needs(public_needs(config, options.jobs), outputdir, "download", *_OUTPUTS)
+            check_needs(_with_later(public_needs(config, options.jobs), options), outputdir, "download", *_OUTPUTS)
         download.download(folder, options.mirror)
     inputs = find_inputs(folder, outputdir / "phase1", options.vocab_file)
     job = Job(options=options, config=config, inputs=inputs, words=vocabulary.load(inputs.vocab))
@@ -247,9 +259,15 @@ def start(options: argparse.Namespace) -> Job | None:
     if options.only in (None, "start"):
         outputdir.mkdir(parents=True, exist_ok=True)
         _check_targets(job)
-        check_needs(needs_of(inputs.sizes, config, options.jobs, options.part[1]), outputdir, *_OUTPUTS)
+        needs = needs_of(inputs.sizes, config, options.jobs, options.part[1])
+        check_needs(_with_later(needs, options), outputdir, *_OUTPUTS)
         job.manifest.unlink(missing_ok=True)
     return job
+
+
+def _with_later(needs: Needs, options: argparse.Namespace) -> Needs:
+    """The needs, and the disk for the shards of the phases that follow: half of what one's work takes, each."""
+    return dataclasses.replace(needs, disk=needs.disk + options.phases_after * (needs.disk - needs.download) / 2)
 
 
 def _check_targets(job: Job) -> None:
@@ -258,7 +276,7 @@ def _check_targets(job: Job) -> None:
     Raises:
         DataError: there are, or the lengths do not suit.
     """
-    unpacked = f"hdf5/training-{job.options.shards or '*'}"
+    unpacked = f"hdf5/{phases.FOLDER}" if job.options.phases else f"hdf5/training-{job.options.shards or '*'}"
     folders = {"packed": ["packed_data"], "unpacked": [unpacked], "binned": [f"hdf5/bins/{edge}" for edge in job.edges]}
     for folder in (path for pattern in folders[job.kind] for path in job.outputdir.glob(pattern)):
         check_target(folder)
@@ -290,26 +308,54 @@ def finish(job: Job) -> None:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Runs all steps, or the one of --only."""
+    """Runs all steps, or the one of --only, of every phase; all that can be checked is checked before the first."""
     whole = options.only in (None, "start")
-    with lock_folder(options.outputdir, exclusive=whole):
-        job = start(options)
-        if job and options.only == "start":
-            fill_phase1(job)
-        elif job and options.only == "instances":
-            make_all_instances(job, options.part)
-        elif job and options.only == "shards":
-            make_training_files(job, options.part)
-        elif job:
-            finish(job)
-        if options.only is None:
-            shutil.rmtree(options.outputdir / "work", ignore_errors=True)
+    with ExitStack() as locks:
+        parts = phases.split(options)
+        for folder in dict.fromkeys([options.outputdir, *(part.outputdir for part in parts)]):
+            locks.enter_context(lock_folder(folder, exclusive=whole))
+        _make_text(options, whole)
+        jobs = [start(part) for part in parts]
+        for part, job in zip(parts, jobs, strict=True):
+            if job:
+                _run(job)
+            if options.only is None:  # before the next phase needs the room
+                shutil.rmtree(part.outputdir / "work", ignore_errors=True)
+
+
+def _run(job: Job) -> None:
+    """The steps wanted of a preparation."""
+    only, part = job.options.only, job.options.part
+    if only == "start":
+        fill_phase1(job)
+    elif only == "instances":
+        make_all_instances(job, part)
+    elif only == "shards":
+        make_training_files(job, part)
+    else:
+        finish(job)
+
+
+def _make_text(options: argparse.Namespace, wanted: bool) -> None:
+    """Makes the text of a preparation of --input.
+
+    Raises:
+        DataError: it cannot be read, or options of it are given without it.
+    """
+    if not options.input:
+        given = [name for name, value in corpus.TEXT_OPTIONS.items() if getattr(options, name) != value]
+        if given:
+            raise DataError(f"--{given[0].replace('_', '-')} is about the text of --input, and there is none")
+    elif wanted:
+        text = argparse.Namespace(**{**vars(options), "max_seq_length": phases.longest(options)})
+        corpus.make(text, _download_folder(options))
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line's options."""
     parser = stage_parser("prepare", __doc__)
     parser.add_argument("--outputdir", type=named_folder, required=True, help="folder of the data set")
+    phases.add_phases(parser)
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--packed-data", action="store_true", help="make packed rows (default: shuffled sequences)")
     kind.add_argument("--binned-data", action="store_true", help="make bins of sequences of similar length")
@@ -327,6 +373,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--part", type=part_of, default=(0, 1), help="I/N: this node's number, from 0, of N")
     add_sampling_options(parser)
     add_jobs(parser)
+    text = parser.add_argument_group("a text of your own (python -m input_preprocessing.corpus --help)")
+    text.add_argument("--input", nargs="+", help="files or folders of text, or 'pydoc'")
+    corpus.add_text_options(text)
     return parser
 
 

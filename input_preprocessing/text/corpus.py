@@ -33,6 +33,10 @@ from input_preprocessing.text.tokenization import normalise
 
 SHARD_BYTES = 250_000
 MOST_SHARDS = 500
+TEXT_OPTIONS: dict[str, object] = {
+    "layout": "auto", "text_key": "text", "vocab_size": 8192, "num_files": None, "eval_share": 0.05, "layers": 4,
+    "hidden_size": 256,
+}  # fmt: skip
 NOTE = "corpus.json"  # in the download folder: what was made of which text, with the md5 of each file
 
 
@@ -97,7 +101,7 @@ def bert_config(vocab_size: int, layers: int, hidden_size: int, max_seq_length: 
     }
 
 
-def _make(options: argparse.Namespace, documents: list[Document], download: Path) -> str:
+def _write(options: argparse.Namespace, documents: list[Document], download: Path) -> str:
     """Writes all files; tells what they hold."""
     train, held_out = split_documents(documents, options.eval_share)
     text = download / "results4"
@@ -127,14 +131,28 @@ def _files(download: Path) -> dict[str, str]:
     return {str(path.relative_to(download)): md5_of(path) for path in sorted(paths) if path.is_file()}
 
 
-def _main(options: argparse.Namespace) -> None:
+def _note(path: Path, recipe: dict[str, object], files: dict[str, str]) -> None:
+    """Notes what is made of what; no files as long as it is not finished."""
+    with atomic_file(path) as partial:
+        partial.write_text(json.dumps({"recipe": recipe, "files": files}, indent=1) + "\n")
+
+
+def make(options: argparse.Namespace, download: Path) -> None:
+    """Makes the text, vocabulary and model size of a preparation, unless they were made so already.
+
+    Args:
+        options: of `add_text_options`, and input, vocab_file and max_seq_length.
+        download: folder to write to.
+
+    Raises:
+        DataError: the input cannot be read or used.
+    """
     if options.hidden_size % 64:
         raise DataError(f"--hidden-size {options.hidden_size} is not a multiple of 64 (the width of an attention head)")
     vocab_md5 = vocabulary.load(options.vocab_file).md5 if options.vocab_file else ""
     pool = read_pool(options.input, options.layout, options.text_key)
-    download = options.outputdir / "download"
-    names = ("layout", "text_key", "vocab_size", "num_files", "eval_share", "layers", "hidden_size", "max_seq_length")
-    recipe = {"text": pool.md5, "vocab_file": vocab_md5, **{name: getattr(options, name) for name in names}}
+    named = {name: getattr(options, name) for name in (*TEXT_OPTIONS, "max_seq_length")}
+    recipe = {"text": pool.md5, "vocab_file": vocab_md5, **named}
     note = download / NOTE
     try:
         made = json.loads(note.read_text(encoding="utf-8"))
@@ -143,28 +161,38 @@ def _main(options: argparse.Namespace) -> None:
     if made == {"recipe": recipe, "files": _files(download)}:
         print(f"{' '.join(options.input)}: {download} was made of this text already; nothing to do", file=sys.stderr)
         return
-    note.unlink(missing_ok=True)
-    summary = _make(options, pool.documents, download)
-    with atomic_file(note) as partial:
-        partial.write_text(json.dumps({"recipe": recipe, "files": _files(download)}, indent=1) + "\n")
+    if not note.exists() and any((download / "results4").glob("part-*")):
+        raise DataError(
+            f"{download}/results4 has a text that was not made by this command; move it, or give another folder"
+        )
+    download.mkdir(parents=True, exist_ok=True)
+    _note(note, recipe, {})
+    summary = _write(options, pool.documents, download)
+    _note(note, recipe, _files(download))
     print(f"{' '.join(options.input)}: read as {', '.join(pool.kinds)}; {summary}", file=sys.stderr)
+
+
+def add_text_options(parser: argparse._ActionsContainer) -> None:
+    """What is made of a text, and how it is read; the defaults are those of TEXT_OPTIONS."""
+    parser.add_argument("--text-key", help="of JSON Lines and Parquet (default %(default)s)")
+    parser.add_argument("--layout", choices=("auto", *LAYOUTS), help="of plain text (default %(default)s)")
+    parser.add_argument("--vocab-size", type=positive, help="of the trained vocabulary (default %(default)s)")
+    parser.add_argument("--num-files", type=positive, help="part files (default: one per 250 kB, at most 500)")
+    parser.add_argument("--eval-share", type=_share, help="of the documents (default %(default)s)")
+    parser.add_argument("--layers", type=positive, help="of bert_config.json (default %(default)s)")
+    parser.add_argument("--hidden-size", type=positive, help="of bert_config.json (default %(default)s)")
+    parser.set_defaults(**TEXT_OPTIONS)
 
 
 def main() -> None:
     """Command line."""
     parser = stage_parser("corpus", __doc__)
     parser.add_argument("--input", required=True, nargs="+", help="files or folders of text, or 'pydoc': one pool")
-    parser.add_argument("--text-key", default="text", help="of JSON Lines and Parquet (default %(default)s)")
     parser.add_argument("--outputdir", type=Path, required=True, help="where prepare_data.sh will look")
-    parser.add_argument("--layout", choices=("auto", *LAYOUTS), default="auto", help="(default %(default)s)")
     parser.add_argument("--vocab-file", type=Path, help="a vocab.txt to use (default: train one)")
-    parser.add_argument("--vocab-size", type=positive, default=8192, help="of the trained one (default %(default)s)")
-    parser.add_argument("--num-files", type=positive, help="part files (default: one per 250 kB, at most 500)")
-    parser.add_argument("--eval-share", type=_share, default=0.05, help="of the documents (default %(default)s)")
-    parser.add_argument("--layers", type=positive, default=4, help="of bert_config.json (default %(default)s)")
-    parser.add_argument("--hidden-size", type=positive, default=256, help="of bert_config.json (default %(default)s)")
+    add_text_options(parser)
     parser.add_argument("--max-seq-length", type=positive, default=512, help="(default %(default)s)")
-    run(parser, _main)
+    run(parser, lambda options: make(options, options.outputdir / "download"))
 
 
 def _share(text: str) -> float:

@@ -1,0 +1,162 @@
+"""Both phases of pretraining from one text and one command: where the configs look, whatever interrupts it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bert import check, env
+from bert.config import Config
+from bert.data.format import open_records
+from bert.data.records import DataError
+from input_preprocessing.dataset import phases, prepare
+from input_preprocessing.text import corpus
+
+from ..conftest import all_records, made_up_documents, prepare_options, prepared_digests
+
+
+def options(folder: Path, *more: str) -> argparse.Namespace:
+    line = ["--outputdir", str(folder), "--phases", "--dupe-factor", "1", "--jobs", "1"]
+    return prepare.make_parser().parse_args([*line, *more])
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text"
+    corpus.write_text(path, made_up_documents(60))
+    return path
+
+
+@pytest.fixture(scope="module")
+def prepared(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both phases, undisturbed; not to be written to."""
+    folder = tmp_path_factory.mktemp("phases") / "data"
+    size = ["--vocab-size", "500", "--layers", "1", "--hidden-size", "64"]
+    prepare.prepare(options(folder, "--input", str(text), *size))
+    return folder
+
+
+def exported(repository: Path, phase: int, datadir: Path) -> dict[str, str]:
+    """What env.sh and the pretraining config export for a phase."""
+    script = "source ./env.sh; source configs/pretrain_large_H100_1x8.sh; env -0"
+    environment = {"PATH": "/usr/bin:/bin", "PHASE": str(phase), "DATADIR": str(datadir)}
+    line = ["bash", "-euc", script]
+    done = subprocess.run(line, cwd=repository, env=environment, capture_output=True, text=True, check=True)
+    return dict(item.split("=", 1) for item in done.stdout.split("\0") if item)
+
+
+@pytest.mark.parametrize(("phase", "length", "masked"), [(1, 128, 20), (2, 512, 80)])
+def test_the_pretraining_config_finds_the_data_of_each_phase(
+    prepared: Path, repository: Path, phase: int, length: int, masked: int
+) -> None:
+    site = {"DEVICE": "cpu", "WORLD_SIZE": "1", "BATCHSIZE": "4", "GRADIENT_STEPS": "1"}
+    site["CHECKPOINT_DIR"] = str(prepared / "checkpoints")
+    config = env.from_env(Config, exported(repository, phase, prepared) | site)
+    config.check()
+    report = check.report(config)
+    assert f"files in {prepared}/{length}/hdf5/training" in report
+    records = all_records(prepared / str(length) / "hdf5" / "training")
+    assert records.sequence_lengths.max() == length == config.data.max_seq_length
+    counts = records.masked_lm_offsets[1:] - records.masked_lm_offsets[:-1]
+    assert counts.max() == min(masked, round(0.15 * length))
+    assert open_records(prepared / str(length) / "eval" / "part_eval_10k.hdf5")[1].max_seq_length == length
+
+
+def test_each_phase_is_what_a_preparation_of_its_length_makes(prepared: Path, tmp_path: Path) -> None:
+    line = ["--outputdir", str(tmp_path), "--downloaddir", str(prepared / "download"), "--skip-download"]
+    line += ["--dupe-factor", "1", "--max-seq-length", "128", "--max-predictions-per-seq", "20", "--jobs", "1"]
+    prepare.prepare(prepare.make_parser().parse_args(line))
+    (folder,) = (tmp_path / "hdf5").iterdir()
+    folder.rename(tmp_path / "hdf5" / "training")
+    assert prepared_digests(tmp_path) == prepared_digests(prepared / "128")
+
+
+def test_interrupted_in_the_second_phase_it_repeats_nothing_of_the_first(
+    prepared: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data"
+    size = ["--vocab-size", "500", "--layers", "1", "--hidden-size", "64"]
+    again = options(folder, "--input", str(text), *size)
+    make = prepare.make_training_files
+
+    def broken(job: prepare.Job) -> tuple[Path, str]:
+        if job.config.max_seq_length == 512:
+            raise KeyboardInterrupt
+        return make(job)
+
+    monkeypatch.setattr(prepare, "make_training_files", broken)
+    with pytest.raises(KeyboardInterrupt):
+        prepare.prepare(again)
+    monkeypatch.undo()
+    assert not (folder / "128" / "work").exists(), "its room is the second phase's"
+    first = {path: path.stat().st_mtime_ns for path in (folder / "128").rglob("*.hdf5")}
+    kept = list((folder / "512" / "work" / "instances").iterdir())
+    assert kept
+    prepare.prepare(again)
+    assert "128 is prepared already" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in first} == first
+    assert prepared_digests(folder) == prepared_digests(prepared)
+    assert not list(folder.rglob("work"))
+
+
+def test_both_phases_may_be_packed(downloaded: Path, tmp_path: Path) -> None:
+    line = ["--downloaddir", str(downloaded / "download"), "--packed-data", "--phases", "32:5,64:10"]
+    prepare.prepare(options(tmp_path, "--skip-download", *line))
+    for length in (32, 64):
+        records = all_records(tmp_path / str(length) / "packed_data")
+        assert records.row_offsets is not None
+        assert records.num_rows < records.num_sequences
+        assert records.sequence_lengths.max() == length
+
+
+def test_what_the_second_phase_lacks_stops_the_first_from_beginning(downloaded: Path, tmp_path: Path) -> None:
+    shutil.copytree(downloaded, tmp_path / "data")
+    (tmp_path / "data" / "download" / "bert_config.json").write_text('{"vocab_size":9999,"max_position_embeddings":64}')
+    with pytest.raises(DataError, match="fewer than --max-seq-length 512"):
+        prepare.prepare(options(tmp_path / "data", "--skip-download", "--phases", "64:10,512:80"))
+    assert not (tmp_path / "data" / "64" / "work").exists()
+
+
+def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works(
+    downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ["--downloaddir", str(downloaded / "download"), "--skip-download", "--dupe-factor", "100"]
+    size = sum(path.stat().st_size for path in (downloaded / "download" / "results4").iterdir())
+    enough_for_one = int(100 * 0.9 * size * 2 + 20_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, enough_for_one))
+    with pytest.raises(DataError, match="are needed"):
+        prepare.prepare(options(tmp_path, *line))
+    assert not list(tmp_path.rglob("work"))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--phases", "--max-seq-length", "128"], "leave --max-seq-length out"),
+        (["--phases", "--max-predictions-per-seq", "20"], "leave --max-predictions-per-seq out"),
+        (["--vocab-size", "500"], "--vocab-size is about the text of --input"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(downloaded: Path, more: list[str], message: str) -> None:
+    line = ["--outputdir", str(downloaded), "--skip-download", *more]
+    with pytest.raises(DataError, match=message):
+        prepare.prepare(prepare.make_parser().parse_args(line))
+    assert not list(downloaded.rglob("work"))
+
+
+@pytest.mark.parametrize("wrong", ["128", "128:20,64:10", "128:20,128:20", "a:b", "128:20,"])
+def test_phases_are_growing_lengths_with_their_masked_tokens(wrong: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        phases.parse_phases(wrong)
+
+
+def test_a_text_that_was_downloaded_is_not_written_over(text: Path, fresh: Path) -> None:
+    (fresh / "download" / corpus.NOTE).unlink()
+    before = {path: path.read_bytes() for path in (fresh / "download").rglob("*") if path.is_file()}
+    with pytest.raises(DataError, match="has a text that was not made by this command"):
+        prepare.prepare(prepare_options(fresh, "--input", str(text)))
+    assert {path: path.read_bytes() for path in (fresh / "download").rglob("*") if path.is_file()} == before
