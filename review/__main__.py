@@ -55,10 +55,19 @@ def parser() -> argparse.ArgumentParser:
     certify.add_argument("target", type=Path, help="the folder that certify.sh named")
     _common(certify)
     certify.set_defaults(run=_certify)
+    _add_select(commands)
     _add_report(commands)
     _add_system(commands)
     _add_package(commands)
     return top
+
+
+def _add_select(commands: _Commands) -> None:
+    select = commands.add_parser("select", help="of more than ten runs, the ten consecutive ones to submit, and why")
+    select.add_argument("target", type=Path, help="the folder of the runs")
+    select.add_argument("-o", "--output", type=Path, help="the folder to write them to, to submit; unset: none")
+    _common(select)
+    select.set_defaults(run=_select)
 
 
 def _add_report(commands: _Commands) -> None:
@@ -161,6 +170,23 @@ def _compare(arguments: argparse.Namespace) -> int:
     else:
         print_comparison(results)
     return 0
+
+
+def _select(arguments: argparse.Namespace) -> int:
+    from review.results.score import load_results
+    from review.select import print_selection, select, write
+
+    results = load_results(arguments.target, arguments.ruleset)
+    if len(results) != 1 or arguments.target.is_file():
+        raise ReviewError(f"{arguments.target}: name the one folder that holds the runs of a system")
+    selection = select(results[0])
+    if arguments.output is not None:
+        write(selection, arguments.output)
+    if arguments.json:
+        print_json(selection.as_dict())
+    else:
+        print_selection(selection, arguments.output)
+    return 0 if selection.chosen else 1
 
 
 def _watch(arguments: argparse.Namespace) -> int:
