@@ -70,7 +70,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"report"},
         {"submission"},
         {"certify"},
-        {"show", "compare", "watch", "rehearsal"},
+        {"show", "compare", "select", "watch", "rehearsal"},
         {"__main__"},
     ],
 }
