@@ -45,7 +45,7 @@ def scripts() -> dict[str, str]:
         *(root / "launch").rglob("*.sh"),
         *(root / "configs").glob("*.sh"),
         root / "env.sh",
-        root / "certify.sh",
+        *root.glob("certify.s*"),
     ]
     return {str(path.relative_to(root)): path.read_text() for path in paths}
 

@@ -101,7 +101,7 @@ READ_THE_ENVIRONMENT = {
     "bert.__main__",
     "bert.allreduce",
     "finetune.__main__",
-    "bert.certify",
+    "bert.certify.__main__",
 }  # commands hand os.environ on
 
 

@@ -59,7 +59,8 @@ class World:
     collective is the identity.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, store: distributed.Store | None = None) -> None:
+        """store: where the processes find each other; None: MASTER_ADDR and MASTER_PORT."""
         self.rank, self.local_rank, self.size = config.rank, config.local_rank, config.world_size
         self.device = pick_device(config)
         self.timeout_seconds = config.timeout_seconds
@@ -76,7 +77,7 @@ class World:
         if self.size > 1:
             backend = config.backend if config.backend != "auto" else ("nccl" if use_cuda else "gloo")
             timeout = datetime.timedelta(seconds=config.timeout_seconds)
-            distributed.init_process_group(backend, rank=self.rank, world_size=self.size, timeout=timeout)
+            distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
 
     def __enter__(self) -> World:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -80,6 +80,10 @@ def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]
         torch.cuda.set_rng_state(device_state, device)
 
 
+def _unmarked(part: str) -> None:
+    """Nobody times the parts of the step."""
+
+
 class Step:
     """Callable training step over micro-batches.
 
@@ -98,6 +102,7 @@ class Step:
         self.optimizer, self.scaler, self.fp8, self.world = optimizer, scaler, fp8, world
         self.lr = torch.zeros((), dtype=torch.float32, device=world.device)
         self.gradients = optimizer.gradients(model, clipping, world, scaler.enabled)
+        self.mark: Callable[[str], None] = _unmarked  # called where a part of the step ends; to time it
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
@@ -117,12 +122,14 @@ class Step:
             for total, loss in zip(totals, losses, strict=True):
                 total.add_(loss.detach(), alpha=1 / len(batches))
         norm, grad_scale = self.gradients.finish(self.scaler.scale)
+        self.mark("reduced")
         unscaled = norm / self.scaler.scale
         finite = torch.isfinite(norm)
         self.optimizer.step(self.lr, grad_scale, finite if self.scaler.enabled else None)
         self.scaler.update(finite)
         if self.fp8 is not None:
             finite = finite & self.fp8.update(self.world)
+        self.mark("updated")
         return StepResult(losses._make(totals), unscaled, finite)
 
     @property

@@ -2,125 +2,223 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
-from dataclasses import dataclass
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from review.certify.outliers import LEAST_RANKS, Outlier, hesitation, slow, typical
-from review.logs.findings import ReviewError
+import numpy as np
 
-STAGES = {
-    "single": "one rank at a time",
-    "parallel": "all ranks, each by itself",
-    "together": "all ranks, gradients reduced",
+from review.certify.corruption import Corruption, corrupt
+from review.certify.outliers import LEAST, Outlier, slow
+from review.certify.records import ALONE, STAGES, Records, read
+
+LEAST_EXCESS = {"slow": 0.03, "hesitates": 0.05, "network": 0.15}  # what is less concerns nobody
+SPREAD = {"slow": 0.01, "hesitates": 0.02, "network": 0.05}  # of healthy ones: outliers.HEALTHY_SPREAD
+WORDS = {
+    "slow": "slower than the median",
+    "hesitates": "more lost in single steps than the median",
+    "network": "slower all-reduce than the median",
 }
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One stage: seconds a step by rank, and who is slow in it, as a rank, as a node, or now and then."""
+class Question:
+    """Who of these stands out? kind: node, rank or link; values: by name and round."""
 
-    name: str
-    seconds: dict[str, float]
-    slow_ranks: list[Outlier]
-    slow_nodes: list[Outlier]
-    hesitating: list[Outlier]
+    what: str
+    stage: str
+    kind: str
+    values: dict[str, list[float]]
+    paired: bool = True
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A node, rank or link that stands out. also: stages after the first in which it does."""
+
+    what: str
+    stage: str
+    kind: str
+    outlier: Outlier
+    evidence: str = ""
+    also: tuple[str, ...] = ()
 
     @property
-    def passes(self) -> bool:
-        """Nobody is slow."""
-        return not (self.slow_ranks or self.slow_nodes or self.hesitating)
+    def name(self) -> str:
+        """Who."""
+        return self.outlier.name
+
+    def text(self) -> str:
+        """In one line: who, by how much, in which stage, how sure that is."""
+        sure = f"{self.outlier.deviations:.0f} deviations, by chance in one of {_tests(self.outlier.chance)} tests"
+        also = f"; also: {', '.join(self.also)}" if self.also else ""
+        evidence = f"; {self.evidence}" if self.evidence else ""
+        excess = f"{self.outlier.excess:.1%}"
+        return f"{self.name}: {excess} {WORDS[self.what]} ({STAGES[self.stage]}; {sure}){evidence}{also}"
+
+
+def _tests(chance: float) -> str:
+    return "over 1,000,000" if chance < 1e-6 else f"{float(f'{1 / chance:.1g}'):,.0f}"
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What came of a test. ``corrupt``: ranks whose weights differ from those of most."""
+    """What came of a test. seconds: median of a step by stage and rank, waiting for others left out."""
 
-    ranks: int
-    nodes: int
-    stages: list[Stage]
-    corrupt: list[str]
+    records: Records
+    seconds: dict[str, dict[int, float]]
+    findings: list[Finding]
+    corrupt: list[Corruption]
+    repeats: bool
+    notes: list[str] = field(default_factory=list)
 
     @property
     def passes(self) -> bool:
         """Nobody is slow and all ranks have computed the same."""
-        return not self.corrupt and all(stage.passes for stage in self.stages)
+        return not self.corrupt and not self.findings
 
     def reasons(self) -> list[str]:
         """What is wrong, a line each."""
-        lines = [
-            f"{name}: its weights differ from those of the other ranks after the same steps" for name in self.corrupt
-        ]
-        for stage in self.stages:
-            kinds = (("node ", stage.slow_nodes, "slower"), ("", stage.slow_ranks, "slower"))
-            for kind, outliers, words in (*kinds, ("", stage.hesitating, "more lost in single steps")):
-                lines += [
-                    f"{kind}{one.name}: {one.excess:.1%} {words} than the median, {one.deviations:.0f} deviations "
-                    f"({STAGES[stage.name]})"
-                    for one in outliers
-                ]
-        return lines
+        return [*(one.text() for one in self.corrupt), *(one.text() for one in self.findings)]
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
+        places = self.records.places
         return {
             "pass": self.passes,
-            "ranks": self.ranks,
-            "nodes": self.nodes,
-            "compared": self.ranks >= LEAST_RANKS,
+            "ranks": len(places),
+            "nodes": len(self.records.nodes),
+            "compared": len(places) >= LEAST,
             "reasons": self.reasons(),
-            "seconds_per_step": {stage.name: stage.seconds for stage in self.stages},
+            "findings": [asdict(one) for one in self.findings],
+            "corrupt": [asdict(one) for one in self.corrupt],
+            "notes": self.notes,
+            "seconds_per_step": {
+                stage: {places[rank].name: value for rank, value in values.items()}
+                for stage, values in self.seconds.items()
+            },
         }
 
 
 def certify(folder: Path) -> Certificate:
     """Judges the records in the folder of a test. Raises ReviewError where they are missing or are no records."""
-    records = [_read(path) for path in sorted(folder.glob("certify_rank*.json"))]
-    if not records:
-        raise ReviewError(f"{folder}: no certify_rank*.json: give the folder that certify.sh named")
-    names = {record["rank"]: f"rank {record['rank']} on {record['node']}" for record in records}
-    common = Counter(record["weights_crc32"] for record in records).most_common(1)[0][0]
-    corrupt = [names[record["rank"]] for record in records if record["weights_crc32"] != common]
-    stages = [_stage(stage, records, names) for stage in STAGES]
-    return Certificate(len(records), len({record["node"] for record in records}), stages, corrupt)
+    return judge(read(folder))
 
 
-def _stage(stage: str, records: list[dict[str, Any]], names: dict[int, str]) -> Stage:
-    seconds = {names[record["rank"]]: typical(record["seconds"][stage]) for record in records}
-    lost = {names[record["rank"]]: hesitation(record["seconds"][stage]) for record in records}
-    if stage == "together":  # each waits for the slowest: all have its time, and nobody is told apart
-        return Stage(stage, seconds, [], [], [])
-    nodes: dict[str, list[float]] = defaultdict(list)
-    for record in records:
-        nodes[record["node"]].append(seconds[names[record["rank"]]])
-    slow_nodes = slow({node: typical(times) for node, times in nodes.items()})
-    of_slow_nodes = {one.name for one in slow_nodes}
-    slow_ranks = [one for one in slow(seconds) if one.name.partition(" on ")[2] not in of_slow_nodes]
-    return Stage(stage, seconds, slow_ranks, slow_nodes, slow(lost))
+def judge(records: Records) -> Certificate:
+    """Who is slow, who computed something else, and what cannot be said."""
+    questions = [*_questions(records)]
+    comparisons = sum(len(question.values) for question in questions)
+    seconds = {
+        stage: {rank: float(np.median(np.concatenate(rounds))) for rank, rounds in records.seconds(stage).items()}
+        for stage in records.stages
+    }
+    broken, repeats = corrupt(records)
+    notes = []
+    if len(records.places) < LEAST:
+        notes.append(f"too few ranks to tell a slow one from the others: {LEAST} or more")
+    if 1 < len(records.nodes) < LEAST:
+        notes.append(f"too few nodes to tell a slow one from the others: {LEAST} or more")
+    if not repeats:
+        notes.append("the same steps do not repeat bit for bit here, so that nothing is said of silent corruption")
+    return Certificate(records, seconds, _findings(records, questions, comparisons), broken, repeats, notes)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        _ = record["rank"], record["node"], record["weights_crc32"]
-        whole = all(record["seconds"][stage] and min(record["seconds"][stage]) > 0 for stage in STAGES)
-    except (OSError, ValueError, KeyError, TypeError):
-        whole = False
-    if not whole:
-        raise ReviewError(f"{path}: no record of a test that ran to its end; run certify.sh again")
-    return record
+def _questions(records: Records) -> Iterator[Question]:
+    """All comparisons of the test, in the order of the stages."""
+    for stage in records.stages:
+        own = records.seconds(stage)
+        typical = {rank: [_median(times) for times in rounds] for rank, rounds in own.items()}
+        lost = {rank: [_mean(times) / _median(times) for times in rounds] for rank, rounds in own.items()}
+        names = {rank: place.name for rank, place in records.places.items()}
+        yield Question("slow", stage, "node", _by_node(records, typical))
+        yield Question("slow", stage, "rank", {names[rank]: rounds for rank, rounds in typical.items()})
+        yield Question("hesitates", stage, "rank", {names[rank]: rounds for rank, rounds in lost.items()})
+    pairs = records.pairs()
+    meetings: dict[str, list[float]] = defaultdict(list)
+    for pair, seconds in pairs.items():
+        for node in pair:
+            meetings[f"node {records.nodes[node]}"].append(min(seconds))
+    most = max((len(times) for times in meetings.values()), default=0)
+    filled = {node: times + [np.nan] * (most - len(times)) for node, times in meetings.items()}
+    yield Question("network", "pairs", "node", filled, paired=False)
+    links = {f"link {records.nodes[a]} - {records.nodes[b]}": times for (a, b), times in pairs.items()}
+    yield Question("network", "pairs", "link", links, paired=False)
+
+
+def _by_node(records: Records, values: dict[int, list[float]]) -> dict[str, list[float]]:
+    """A node is as slow as the quicker half of its ranks: one slow rank does not make a slow node."""
+    nodes: dict[str, list[list[float]]] = defaultdict(list)
+    for rank, rounds in values.items():
+        nodes[f"node {records.places[rank].node}"].append(rounds)
+    return {node: [statistics.median_low(times) for times in zip(*ranks, strict=True)] for node, ranks in nodes.items()}
+
+
+def _median(times: np.ndarray) -> float:
+    return float(np.median(times)) if len(times) else np.nan
+
+
+def _mean(times: np.ndarray) -> float:
+    return float(np.mean(times)) if len(times) else np.nan
+
+
+def _findings(records: Records, questions: list[Question], comparisons: int) -> list[Finding]:
+    """Each culprit once, in the stage that shows it first: not the ranks and links of a node that is named itself."""
+    found: dict[str, Finding] = {}
+    for question in questions:
+        outliers = slow(
+            question.values,
+            comparisons,
+            least_excess=LEAST_EXCESS[question.what],
+            spread=SPREAD[question.what],
+            paired=question.paired,
+        )
+        for one in outliers:
+            if one.name in found:
+                first = found[one.name]
+                if question.stage != first.stage and question.stage not in first.also:
+                    found[one.name] = Finding(**(_fields(first) | {"also": (*first.also, question.stage)}))
+            elif not _explained(one.name, question.kind, found):
+                found[one.name] = Finding(
+                    question.what, question.stage, question.kind, one, _evidence(records, question, one.name)
+                )
+    return list(found.values())
+
+
+def _fields(finding: Finding) -> dict[str, Any]:
+    return dict(vars(finding))
+
+
+def _explained(name: str, kind: str, found: dict[str, Finding]) -> bool:
+    """Whether a node that is already named is the reason."""
+    nodes = {one.removeprefix("node ") for one, finding in found.items() if finding.kind == "node"}
+    if kind == "rank":
+        return name.partition(" on ")[2] in nodes
+    return kind == "link" and bool(nodes & set(name.removeprefix("link ").split(" - ")))
+
+
+def _evidence(records: Records, question: Question, name: str) -> str:
+    """What the others wait for it, where they do."""
+    if question.kind == "link" or "together" not in records.stages or question.stage not in (*ALONE, "node"):
+        return ""
+    waits = records.waits("together")
+    mine = [waits[rank] for rank, place in records.places.items() if name in (place.name, f"node {place.node}")]
+    others = [waits[rank] for rank, place in records.places.items() if name not in (place.name, f"node {place.node}")]
+    if not others or statistics.median(others) <= statistics.median(mine):
+        return ""
+    gap = statistics.median(others) - statistics.median(mine)
+    return f"the others wait {gap * 1e3:.1f} ms a step longer than it does"
 
 
 def print_certificate(found: Certificate) -> None:
     """The stages, what is wrong, and the verdict on the last line."""
-    print(f"{found.ranks} ranks on {found.nodes} nodes")
-    for stage in found.stages:
-        times = stage.seconds.values()
-        print(f"  {STAGES[stage.name]:<30} {min(times) * 1e3:10.2f} to {max(times) * 1e3:10.2f} ms a step")
-    if found.ranks < LEAST_RANKS:
-        print(f"  too few ranks to tell a slow one from the others: {LEAST_RANKS} or more")
-    for reason in found.reasons():
-        print(f"  {reason}")
+    print(f"{len(found.records.places)} ranks on {len(found.records.nodes)} nodes")
+    for stage, values in found.seconds.items():
+        times = values.values()
+        print(f"  {STAGES[stage]:<40} {min(times) * 1e3:10.2f} to {max(times) * 1e3:10.2f} ms a step")
+    for line in (*found.notes, *found.reasons()):
+        print(f"  {line}")
     print("pass" if found.passes else "fail")

@@ -8,14 +8,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as distributed
 
-from bert.certify import checksum
+from bert.certify.__main__ import write
+from bert.certify.load import Config, Load, checksum
+from bert.certify.meeting import Meeting, pairings
+from bert.config import Config as Trainer
+from bert.env import ConfigError, from_env
+from review.certify.verdict import certify
 
 MODEL = {"vocab_size": 211, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
 MODEL |= {"intermediate_size": 40, "max_position_embeddings": 48}
 SETTINGS = {"MAX_SEQ_LENGTH": "48", "BATCHSIZE": "2", "CERTIFY_SECONDS": "0.1", "DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+SETTINGS["CERTIFY_ROUNDS"] = "3"
 
 
 def run(repository: Path, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -33,9 +41,44 @@ def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "pass"
     assert "too few ranks to tell" in done.stdout
-    records = [json.loads((tmp_path / f"results/test/certify_rank{rank}.json").read_text()) for rank in (0, 1)]
-    assert len({record["weights_crc32"] for record in records}) == 1
-    assert len({len(times) for record in records for times in record["seconds"].values()}) == 1, "the same work for all"
+    (path,) = (tmp_path / "results/test").glob("certify_*.npz")
+    record = np.load(path)
+    for name in ("data", "compute", "wait", "update"):
+        assert (record[f"steps.{name}"] >= 0).all()
+    assert record["steps.compute"].min() > 0
+    alone = record["steps.stage"] < 2
+    for step in np.unique(record["steps.step"][alone]):
+        chosen = alone & (record["steps.step"] == step)
+        assert len(np.unique(record["steps.checksum"][chosen])) == 1, "the same seed repeats bit for bit"
+        assert len(np.unique(record["steps.rank"][chosen])) == 2, "the same work for all"
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """Runs the load on one rank, in this process, with settings of the environment; the folder with its record."""
+
+    def run_alone(**settings: str) -> Path:
+        (tmp_path / "model.json").write_text(json.dumps(MODEL))
+        environ = SETTINGS | {"BERT_CONFIG": str(tmp_path / "model.json"), "LR": "1", "MAX_STEPS": "9"}
+        environ |= {"SYNTH_DATA": "1", "SUBMISSION_DIVISION": "open", "EVAL_ITER_SAMPLES": "1000"} | settings
+        trainer = from_env(Trainer, environ)
+        meeting = Meeting(trainer.dist, distributed.HashStore(), "here")
+        load = Load(from_env(Config, environ), trainer, meeting)
+        load.run()
+        write(tmp_path, load)
+        return tmp_path
+
+    return run_alone
+
+
+def test_a_flipped_bit_is_told_with_rank_and_step(alone):
+    (found,) = certify(alone(CERTIFY_FLIP="0:2")).corrupt
+    assert (found.name, found.stage, found.round, found.step) == ("rank 0 on here", "parallel", 2, 2)
+
+
+def test_a_drill_that_is_none_is_bad_input():
+    with pytest.raises(ConfigError, match="CERTIFY_FLIP='1': expected RANK:STEP"):
+        from_env(Config, SETTINGS | {"CERTIFY_FLIP": "1"})
 
 
 @pytest.mark.parametrize(
@@ -56,5 +99,17 @@ def test_one_flipped_bit_changes_the_checksum():
     other = weights.clone()
     other.view(torch.int32)[17] ^= 1
     assert checksum([weights, weights]) == checksum([weights.clone(), weights])
+    assert checksum([weights.to(torch.float64)]) != checksum([other.to(torch.float64)])
     assert checksum([weights, other]) != checksum([weights, weights])
     assert checksum([weights.bfloat16()]) == checksum([weights.bfloat16()])
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 7, 16])
+def test_every_node_meets_another_one_in_each_round_until_it_has_met_all(nodes):
+    rounds = pairings(nodes, 100)
+    met = [pair for pairs in rounds for pair in pairs]
+    assert sorted(met) == [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]
+    for pairs in rounds:
+        busy = [node for pair in pairs for node in pair]
+        assert len(busy) == len(set(busy)) == nodes - nodes % 2
+    assert pairings(nodes, 2) == rounds[:2]

@@ -1,0 +1,105 @@
+"""``python -m bert.certify``: one rank of an acceptance test. Its node's file is RUN_DIR/certify_<node>.npz.
+
+Exit status: 0; 1 it crashed; 2 bad input.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import os
+import platform
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as distributed
+
+from bert import rundir
+from bert.certify import record
+from bert.certify.load import Config as LoadConfig
+from bert.certify.load import Load
+from bert.certify.meeting import Meeting
+from bert.config import Config as TrainerConfig
+from bert.env import ConfigError, env, from_env
+from bert.exit import leave
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Where the ranks meet."""
+
+    master_addr: str = env("MASTER_ADDR", doc="where rank 0 listens; set by the launcher")
+    master_port: int = env("MASTER_PORT", at_least=1, at_most=65535, doc="its port; set by the launcher")
+    agent_store: bool = env("TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun listens there itself; set by it")
+    node: str = env("SLURMD_NODENAME", "", doc="this node's name; set by Slurm")
+
+
+def meet(config: Config, trainer: TrainerConfig) -> Meeting:
+    """Waits until all ranks are there. Raises RuntimeError where one does not come."""
+    ranks = trainer.dist
+    store: distributed.Store = distributed.TCPStore(
+        config.master_addr,
+        config.master_port,
+        ranks.world_size,
+        ranks.rank == 0 and not config.agent_store,
+        timeout=datetime.timedelta(seconds=ranks.timeout_seconds),
+        wait_for_workers=False,
+    )
+    return Meeting(ranks, distributed.PrefixStore("certify", store), config.node or platform.node())
+
+
+def write(folder: Path, load: Load) -> None:
+    """The first rank of each node writes what its ranks have measured. Every rank calls it."""
+    meeting = load.meeting
+    own = io.BytesIO()
+    np.savez(own, steps=np.concatenate(load.rows), probes=np.concatenate([*load.probes, np.empty(0, record.PROBE)]))
+    meeting.store.set(f"rows/{meeting.rank}", own.getvalue())  # type: ignore[arg-type]  # bytes will do
+    devices = meeting.exchange(_device_name(load.device).encode())
+    members = meeting.members(meeting.node)
+    if meeting.rank == members[0]:
+        parts = [np.load(io.BytesIO(meeting.store.get(f"rows/{rank}"))) for rank in members]
+        tables = {name: np.concatenate([part[name] for part in parts]) for name in ("steps", "probes")}
+        node = meeting.nodes[meeting.node]
+        ranks = [
+            {"rank": rank, "local_rank": meeting.places[rank].local_rank, "device": devices[rank]} for rank in members
+        ]
+        about = {"node": node, "number": meeting.node, "nodes": meeting.nodes, "ranks": ranks, "size": meeting.size}
+        record.write(folder / f"certify_{node}.npz", about, tables)
+    meeting.leave()
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
+
+
+def main(environ: Mapping[str, str]) -> int:
+    """Runs the stages on this rank; returns the exit status."""
+    run = rundir.Config()
+    try:
+        run = from_env(rundir.Config, environ)
+        config, load = from_env(Config, environ), from_env(LoadConfig, environ)
+        trainer = from_env(TrainerConfig, environ)
+        trainer.check()
+        if run.run_dir is None:
+            raise ConfigError("RUN_DIR is not set: start it by certify.sh")
+        meeting = meet(config, trainer)
+        if meeting.rank == 0:
+            rundir.write_description(run, trainer, {})
+        meeting.barrier()
+        taken = Load(load, trainer, meeting)
+        taken.run()
+        write(run.run_dir, taken)
+    except ConfigError as error:
+        return rundir.fail(run, "certify", str(error), 2)
+    except Exception as error:
+        traceback.print_exc()
+        return rundir.fail(run, "certify", f"{type(error).__name__}: {error}"[:2000], 1)
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(os.environ))

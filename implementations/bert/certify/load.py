@@ -1,0 +1,207 @@
+"""What one rank of an acceptance test does: the benchmark's step in stages, alone, with its node, in pairs, with all.
+
+Every rank takes the same steps, on the same batches with the same random numbers, and every round starts from the same
+weights: what differs between ranks or rounds is the machine, in time or in what it computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from bert import allreduce, pretraining
+from bert.certify import record
+from bert.certify.meeting import Meeting, pairings
+from bert.certify.recorder import Recorder
+from bert.config import Config as TrainerConfig
+from bert.data.sampler import Sampler
+from bert.data.training import TrainingData, open_source
+from bert.dist import World
+from bert.env import ConfigError, env
+from bert.step import Step
+
+SEED = 0  # one for all ranks and rounds: the same work, bit for bit
+LEARNING_RATE = 1e-4
+WARM_UP_STEPS = 3
+LEAST_STEPS = 4  # of a round
+MOST_PAIRINGS = 7
+LEAST_BYTES = 1 << 20  # of an all-reduce
+REDUCTIONS = 3  # measured one after the other: the quickest shows the network, the others what disturbs it
+NOBODY = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """How long the test takes, and drills that it must notice."""
+
+    seconds: float = env("CERTIFY_SECONDS", above=0, doc="seconds of a stage; set by the launcher")
+    rounds: int = env("CERTIFY_ROUNDS", 6, at_least=3, doc="parts into which a stage is divided; each is compared")
+    flip: str = env("CERTIFY_FLIP", "", doc="drill: RANK:STEP, the rank and step at which one bit of a weight flips")
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a drill that is none."""
+        if self.flip and not re.fullmatch(r"\d+:\d+", self.flip):
+            raise ConfigError(f"CERTIFY_FLIP={self.flip!r}: expected RANK:STEP, such as 5:3")
+
+    @property
+    def flipped(self) -> tuple[int, ...]:
+        """(rank, step) of the drill; empty without one."""
+        return tuple(map(int, self.flip.split(":"))) if self.flip else ()
+
+
+@dataclass
+class Trainee:
+    """A model that is trained, with what trains and times it; the ranks of one process group have one each."""
+
+    world: World
+    model: torch.nn.Module
+    step: Step
+    recorder: Recorder
+
+
+class Load:
+    """Every rank makes it and calls ``run`` with the same settings; the rows of this rank are in ``rows``."""
+
+    def __init__(self, config: Config, trainer: TrainerConfig, meeting: Meeting) -> None:
+        self.config, self.meeting = config, meeting
+        # By itself each rank does what rank 0 would, so that all do the same.
+        self.alone = World(dataclasses.replace(trainer.dist, rank=0, world_size=1))
+        with meeting.world(range(meeting.size)) as everyone:
+            self.trainer = pretraining.settle_kernels(trainer, everyone)
+        self.device = self.alone.device
+        self.source = open_source(trainer.data, trainer.model.vocab_size)
+        self.rows: list[np.ndarray] = []
+        self.probes: list[np.ndarray] = []
+
+    def run(self) -> None:
+        """All stages, each about as long as the settings say."""
+        meeting, rounds = self.meeting, self.config.rounds
+        with self._trainee(self.alone) as trainee:
+            count = self._count(trainee, rounds)
+            for number in range(rounds):
+                for turn in range(1 + max(place.local_rank for place in meeting.places)):
+                    meeting.barrier()
+                    if turn == meeting.places[meeting.rank].local_rank:
+                        self._round(trainee, "single", number, count)
+                meeting.barrier()
+                self._round(trainee, "parallel", number, count, drill=number == rounds - 1)
+        if len(meeting.nodes) > 1:
+            self._group("node", meeting.members(meeting.node), range(rounds))
+            self._pairs()
+        self._group("together", range(meeting.size), range(rounds))
+
+    def _pairs(self) -> None:
+        """Every node with one other after the other, all pairs at the same time."""
+        found = pairings(len(self.meeting.nodes), MOST_PAIRINGS)
+        for number, pairs in enumerate(found):
+            partners = dict(pairs) | {b: a for a, b in pairs}
+            own = self.meeting.node
+            partner = partners.get(own, NOBODY)
+            members = self.meeting.members(own, partner) if partner != NOBODY else [self.meeting.rank]
+            self._group("pairs", members, [number], len(found), partner)
+
+    def _group(
+        self, stage: str, ranks: Sequence[int], numbers: Sequence[int], rounds: int = 0, partner: int = NOBODY
+    ) -> None:
+        """Rounds of a process group of these ranks. A rank that rests in them meets the others all the same."""
+        self.meeting.barrier()
+        with self.meeting.world(ranks) as world, self._trainee(world) as trainee:
+            count = self._count(trainee, rounds or len(numbers))
+            for number in numbers:
+                self.meeting.barrier()
+                if stage != "pairs" or partner != NOBODY:
+                    self._round(trainee, stage, number, count, partner)
+                    self._all_reduce(trainee, stage, number, partner)
+            self.meeting.barrier()
+
+    @contextlib.contextmanager
+    def _trainee(self, world: World) -> Iterator[Trainee]:
+        torch.manual_seed(SEED)
+        model, step = pretraining.build(self.trainer, world, SEED)
+        recorder = Recorder(self.device)
+        step.mark = recorder.mark
+        recorder.watch(model)
+        yield Trainee(world, model, step, recorder)
+
+    def _count(self, trainee: Trainee, rounds: int) -> int:
+        """Steps of a round: as many as the slowest rank takes in the time, the same on every rank."""
+        with trainee.step.undone():
+            self._steps(trainee, 1)
+            trainee.recorder.settle()
+            self._steps(trainee, WARM_UP_STEPS)
+            parts = trainee.recorder.take()
+        slowest = self.meeting.most(statistics.median(parts.sum(axis=1).tolist()))
+        return max(LEAST_STEPS, int(self.config.seconds / rounds / slowest))
+
+    def _round(
+        self, trainee: Trainee, stage: str, number: int, count: int, partner: int = NOBODY, drill: bool = False
+    ) -> None:
+        """The first ``count`` steps from the first weights, and their rows. drill: a bit flips where one shall."""
+        with trainee.step.undone():
+            checksums = self._steps(trainee, count, drill)
+            parts = trainee.recorder.take()
+        self.rows.append(record.steps(self.meeting.rank, stage, number, partner, parts, checksums.numpy(force=True)))
+
+    def _steps(self, trainee: Trainee, count: int, drill: bool = False) -> torch.Tensor:
+        """Takes steps; the checksums of the weights after each [count] int64, on the device."""
+        data, sampler = self.trainer.data, self._sampler()
+        finish = pretraining.finisher(self.trainer, self.alone)
+        batches = TrainingData(self.source, sampler, data, self.trainer.model.vocab_size, 1, finish)
+        checksums = torch.zeros(count, dtype=torch.int64, device=self.device)
+        weights = list(trainee.model.parameters())
+        try:
+            for number in range(count):
+                torch.manual_seed(SEED + number)
+                trainee.recorder.begin()
+                batch = batches.next_step()
+                trainee.recorder.mark("data")
+                trainee.step(batch, LEARNING_RATE)
+                if drill and self.config.flipped == (self.meeting.rank, number):
+                    flip(weights[0])
+                checksums[number] = checksum(weights)
+        finally:
+            batches.close()
+        return checksums
+
+    def _sampler(self) -> Sampler:
+        return Sampler(self.source.row_counts(), self.trainer.data.rows_per_step, SEED, 0, 1)
+
+    def _all_reduce(self, trainee: Trainee, stage: str, number: int, partner: int) -> None:
+        """The time of an all-reduce as large as the gradients in 16 bit, whose sums are checked."""
+        world = trainee.world
+        if world.size == 1:
+            return
+        num_bytes = max(LEAST_BYTES, 2 * sum(parameter.numel() for parameter in trainee.model.parameters()))
+        for _ in range(REDUCTIONS):
+            seconds = allreduce.measure(num_bytes, world.rank, world.size, self.device)
+            self.probe(f"reduce_{stage}", number, seconds, num_bytes, partner)
+
+    def probe(self, name: str, number: int, seconds: float, amount: float, partner: int = NOBODY) -> None:
+        """Notes a measurement."""
+        row = (self.meeting.rank, name.encode(), number, partner, seconds, amount)
+        self.probes.append(np.array([row], record.PROBE))
+
+
+@torch.no_grad()
+def checksum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of the bits of all tensors as integers (int64, 0-d, on their device), which any flipped bit changes.
+
+    The order of the sum makes no difference, so that it is the same on every device, and nothing waits for it.
+    """
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = [tensor.detach().view(integers[tensor.element_size()]).sum(dtype=torch.int64) for tensor in tensors]
+    return torch.stack(sums).sum()
+
+
+@torch.no_grad()
+def flip(tensor: torch.Tensor) -> None:
+    """Flips the lowest bit of the first element."""
+    integers = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    tensor.detach().view(integers).view(-1)[0] ^= 1

@@ -1,0 +1,53 @@
+"""certify_<node>.npz: what the ranks of a node have measured, an array a column; review.certify.records reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert.certify.recorder import PARTS
+from bert.files import whole_file
+
+VERSION = 1
+STAGES = ("single", "parallel", "node", "pairs", "together")
+# One row a step. partner: the number of the other node of a pair, or -1; checksum: of the weights after the step.
+STEP = np.dtype(
+    [
+        *(("rank", np.int32), ("stage", np.int8), ("round", np.int16), ("partner", np.int16), ("step", np.int32)),
+        *((part, np.float32) for part in PARTS),
+        ("checksum", np.int64),
+    ]
+)
+# One row a measurement: a matrix product, a copy, a read, an all-reduce. amount: operations or bytes of one.
+PROBE = np.dtype(
+    [
+        *(("rank", np.int32), ("probe", "S16"), ("round", np.int16), ("partner", np.int16)),
+        *(("seconds", np.float64), ("amount", np.float64)),
+    ]
+)
+
+
+def steps(
+    rank: int, stage: str, number: int, partner: int, parts: np.ndarray, checksums: Sequence[int] | np.ndarray
+) -> np.ndarray:
+    """Rows of one round. parts [steps, 4] seconds; checksums [steps]."""
+    rows = np.zeros(len(parts), STEP)
+    rows["rank"], rows["stage"], rows["round"], rows["partner"] = rank, STAGES.index(stage), number, partner
+    rows["step"] = np.arange(len(parts))
+    for column, part in enumerate(PARTS):
+        rows[part] = parts[:, column]
+    rows["checksum"] = checksums
+    return rows
+
+
+def write(path: Path, about: Mapping[str, Any], tables: Mapping[str, np.ndarray]) -> None:
+    """Writes the file whole. about: what is said of the node and its ranks; tables: structured arrays by name."""
+    columns: dict[str, Any] = {
+        f"{name}.{column}": rows[column] for name, rows in tables.items() for column in rows.dtype.names or ()
+    }
+    with whole_file(path) as partial, open(partial, "wb") as file:
+        np.savez_compressed(file, about=np.array(json.dumps({"version": VERSION, **about})), **columns)

@@ -1,0 +1,81 @@
+"""How long the parts of each step take: waiting for data, computing, waiting for others, the update.
+
+Nothing in a step waits for the device: a mark is an event on it, and events are read after the last step.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+PARTS = ("data", "compute", "wait", "update")
+_MARKS = ("start", "data", "gradients", "reduced", "updated")  # a part lies between two of them
+
+
+class Recorder:
+    """Marks the parts of steps, from ``begin`` to the next; ``take`` turns them into seconds.
+
+    compute is forward and backward, up to the gradient of the last parameter. What follows, until the gradients of all
+    ranks are one, is wait: for slower ranks, for the network, and for the norm that clips them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._steps: list[list[Any]] = []
+        self._free: list[torch.cuda.Event] = []
+        self._hooks: dict[nn.Parameter, torch.utils.hooks.RemovableHandle] = {}
+        self._last: nn.Parameter | None = None
+
+    def watch(self, model: nn.Module) -> None:
+        """Marks where the gradients of the model are complete. Call ``settle`` after the first step."""
+        for parameter in model.parameters():
+            self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self._gradient)
+
+    def _gradient(self, parameter: torch.Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        self._last = parameter
+        self.mark("gradients")
+
+    def settle(self) -> None:
+        """Watches the parameter alone whose gradient comes last: the order is the same in every step."""
+        for parameter, hook in self._hooks.items():
+            if parameter is not self._last:
+                hook.remove()
+        self._steps.clear()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._steps.append([None] * len(_MARKS))
+        self.mark("start")
+
+    def mark(self, name: str) -> None:
+        """A part ends here, on the device; of marks of the same name in a step, the last one counts."""
+        if not self._steps:
+            return
+        step, place = self._steps[-1], _MARKS.index(name)
+        if self.device.type != "cuda":
+            step[place] = time.perf_counter()
+            return
+        if step[place] is None:
+            step[place] = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        step[place].record()
+
+    def take(self) -> np.ndarray:
+        """Seconds by step and part [steps, 4] float32, and forgets them. Waits for the device."""
+        taken = np.empty((len(self._steps), len(PARTS)), np.float32)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        for number, marks in enumerate(self._steps):
+            for part in range(len(PARTS)):
+                taken[number, part] = self._between(marks[part], marks[part + 1])
+            if self.device.type == "cuda":
+                self._free += marks
+        self._steps.clear()
+        return taken
+
+    def _between(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end)) / 1e3 if self.device.type == "cuda" else end - begin

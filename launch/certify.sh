@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# What certify.sh and certify.sub share: the load where no config is sourced, its start and the verdict.
+# shellcheck disable=SC2154 # RUN_DIR is of variables.sh
+
+# What a config has not set: BERT-large on every GPU of a node, or a small model on two CPU ranks.
+certify::defaults() {
+  local -r gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -c '^[0-9]' || true)
+  variables::default DGXSYSTEM certify
+  variables::default DGXNGPU "$((gpus ? gpus : 2))"
+  variables::default BATCHSIZE "$((gpus ? 16 : 2))"
+  variables::default LR 0.0001
+  variables::default MAX_STEPS 1000
+  variables::default EVAL_ITER_SAMPLES 1000000
+  variables::default EVAL_ITER_START_SAMPLES 1000000
+  variables::default CERTIFY_SECONDS 20
+  CERTIFY_SIZE=$((gpus ? 1024 : 256))
+  export SYNTH_DATA=1 SUBMISSION_DIVISION=open INIT_CHECKPOINT='' NEXP=1 NCCL_TEST=0 STAGE_DIR='' TRIAL=0
+  export RANK_MODULE=bert.certify
+}
+
+# Checks the settings and makes the folder. Needs RUN_NAME.
+certify::prepare() {
+  [[ $CERTIFY_SECONDS =~ ^[0-9]*[.]?[0-9]+$ && $CERTIFY_SECONDS =~ [1-9] ]] ||
+    log::die "CERTIFY_SECONDS='$CERTIFY_SECONDS': expected a number above 0"
+  variables::make_run_dir
+  if [[ -z ${BERT_CONFIG:-} ]]; then
+    export BERT_CONFIG=$RUN_DIR/bert_config.json
+    certify::model "$CERTIFY_SIZE" "$((CERTIFY_SIZE / 64))" >"$BERT_CONFIG"
+  fi
+  rm -f -- "$RUN_DIR"/certify_*.npz "$RUN_DIR/error_0.txt" "$RUN_DIR/output.txt" "$RUN_DIR/status"
+}
+
+# Prints the description of a model of width $1 and $2 heads: at 1024 BERT-large.
+certify::model() {
+  echo "{\"vocab_size\": 30522, \"max_position_embeddings\": 512, \"hidden_size\": $1, \"num_attention_heads\": $2," \
+    "\"num_hidden_layers\": $(($1 == 1024 ? 24 : 4)), \"intermediate_size\": $((4 * $1))}"
+}
+
+certify::failed() {
+  log::die "the load did not run: $(head -n 1 -- "$RUN_DIR/error_0.txt" 2>/dev/null || tail -n 1 -- "$RUN_DIR/output.txt")"
+}

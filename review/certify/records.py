@@ -1,0 +1,131 @@
+"""What an acceptance test left in its folder: certify_<node>.npz of every node, read into tables by rank and round."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from review.logs.findings import ReviewError
+
+# In the order in which they run; the names are those of the files, by number.
+STAGES = {
+    "single": "one rank at a time",
+    "parallel": "all ranks, each by itself",
+    "node": "the ranks of a node, gradients reduced",
+    "pairs": "two nodes, gradients reduced",
+    "together": "all ranks, gradients reduced",
+}
+ALONE = ("single", "parallel")
+PARTS = ("data", "compute", "wait", "update")
+VERSION = 1
+Columns = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is, and what it runs on."""
+
+    rank: int
+    local_rank: int
+    node: str
+    device: str
+
+    @property
+    def name(self) -> str:
+        """As the verdict calls it."""
+        return f"rank {self.rank} on {self.node}"
+
+
+@dataclass(frozen=True)
+class Records:
+    """The whole test. steps, probes: a column an array; places: by rank; nodes: by number."""
+
+    folder: Path
+    places: dict[int, Place]
+    nodes: list[str]
+    steps: Columns
+    probes: Columns
+    telemetry: dict[str, Columns] = field(default_factory=dict)
+
+    @property
+    def stages(self) -> list[str]:
+        """Those that ran."""
+        return [name for number, name in enumerate(STAGES) if (self.steps["stage"] == number).any()]
+
+    def of(self, stage: str) -> Columns:
+        """The steps of a stage."""
+        chosen = self.steps["stage"] == list(STAGES).index(stage)
+        return {name: column[chosen] for name, column in self.steps.items()}
+
+    def seconds(self, stage: str) -> dict[int, list[np.ndarray]]:
+        """A rank's own seconds of each step, by round: without what it waited for others, where there are others."""
+        steps = self.of(stage)
+        own = steps["data"] + steps["compute"] + steps["update"] + (steps["wait"] if stage in ALONE else 0)
+        rounds = int(steps["round"].max()) + 1
+        return {
+            rank: [own[(steps["rank"] == rank) & (steps["round"] == number)] for number in range(rounds)]
+            for rank in self.places
+        }
+
+    def waits(self, stage: str) -> dict[int, float]:
+        """Median seconds a step that a rank waits for others and for the network."""
+        steps = self.of(stage)
+        return {rank: float(np.median(steps["wait"][steps["rank"] == rank])) for rank in self.places}
+
+    def pairs(self) -> dict[tuple[int, int], list[float]]:
+        """Seconds of each all-reduce of every pair of nodes that met, by their numbers: those of its quickest rank."""
+        own = {rank: self.nodes.index(place.node) for rank, place in self.places.items()}
+        chosen = (self.probes["probe"] == b"reduce_pairs") & (self.probes["partner"] >= 0)
+        columns = (self.probes[name][chosen].tolist() for name in ("rank", "partner", "seconds"))
+        found: dict[tuple[int, int], dict[int, list[float]]] = {}
+        for rank, partner, seconds in zip(*columns, strict=True):
+            pair = min(own[rank], partner), max(own[rank], partner)
+            found.setdefault(pair, {}).setdefault(rank, []).append(seconds)
+        return {
+            pair: [min(times) for times in zip(*ranks.values(), strict=True)] for pair, ranks in sorted(found.items())
+        }
+
+
+def read(folder: Path) -> Records:
+    """All files of a test. Raises ReviewError where one is missing or is none."""
+    paths = sorted(folder.glob("certify_*.npz"))
+    if not paths:
+        raise ReviewError(f"{folder}: no certify_<node>.npz: give the folder that certify.sh or certify.sub named")
+    files = [_read(path) for path in paths]
+    nodes: list[str] = files[0][0]["nodes"]
+    places = {
+        one["rank"]: Place(one["rank"], one["local_rank"], about["node"], one["device"])
+        for about, _ in files
+        for one in about["ranks"]
+    }
+    missing = [node for node in nodes if node not in {about["node"] for about, _ in files}]
+    if missing or len(places) != files[0][0]["size"]:
+        raise ReviewError(f"{folder}: nothing of {', '.join(missing) or 'some ranks'}: the test did not end there")
+    tables = {
+        table: {
+            name.partition(".")[2]: np.concatenate([columns[name] for _, columns in files])
+            for name in files[0][1]
+            if name.startswith(f"{table}.")
+        }
+        for table in ("steps", "probes")
+    }
+    return Records(folder, dict(sorted(places.items())), nodes, tables["steps"], tables["probes"])
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Columns]:
+    try:
+        with np.load(path) as file:
+            about: dict[str, Any] = json.loads(str(file["about"]))
+            columns = {name: file[name] for name in file.files if name != "about"}
+        whole = about["version"] == VERSION and bool(about["ranks"]) and bool(about["nodes"]) and about["size"] > 0
+        whole = whole and len(columns["steps.checksum"]) > 0 and "probes.seconds" in columns
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        whole = False
+    if not whole:
+        raise ReviewError(f"{path}: no record of a test that ran to its end; run certify.sh again")
+    return about, columns

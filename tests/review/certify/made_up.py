@@ -1,0 +1,93 @@
+"""Made-up records of an acceptance test: what the ranks of some nodes would have measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from review.certify.records import PARTS, STAGES, Place, Records
+
+ROUNDS, STEPS = 6, 20
+STEP_SECONDS, WAIT_SECONDS, REDUCE_SECONDS = 0.1, 0.01, 0.02
+
+
+def noise(shape, generator, step: float, disturbed: float = 0.0) -> np.ndarray:
+    """Factors on the time of a step: never quicker than it can be, some steps disturbed for long."""
+    factors = 1 + step * np.abs(generator.standard_normal(shape))
+    return factors + (generator.random(shape) < disturbed) * generator.exponential(1.0, shape)
+
+
+def make(
+    nodes: int = 4,
+    per_node: int = 2,
+    seed: int = 0,
+    slow: Mapping[tuple[str, int], float] | None = None,
+    links: Mapping[int | tuple[int, int], float] | None = None,
+    step: float = 0.005,
+    between: float = 0.003,
+    common: float = 0.0,
+    disturbed: float = 0.0,
+) -> Records:
+    """Records of ranks with noise. slow: factor by (stage, rank); links: factor by node or pair, of the all-reduce.
+
+    step, between: noise of steps and spread of GPUs; common: noise of a round that all share; disturbed: share of steps
+    that something else delays.
+    """
+    generator = np.random.default_rng(seed)
+    ranks = nodes * per_node
+    speed = 1 + between * generator.standard_normal(ranks)
+    rows: dict[str, list[np.ndarray]] = {
+        name: [] for name in ("rank", "stage", "round", "partner", "step", *PARTS, "checksum")
+    }
+    probes: dict[str, list] = {name: [] for name in ("rank", "probe", "round", "partner", "seconds", "amount")}
+    met = [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]
+    for stage_number, stage in enumerate(STAGES):
+        if nodes == 1 and stage in ("node", "pairs"):
+            continue
+        shared = 1 + common * np.abs(generator.standard_normal(ROUNDS))
+        for rank in range(ranks):
+            times = STEP_SECONDS * speed[rank] * shared[:, None] * (slow or {}).get((stage, rank), 1.0)
+            times = times * noise((ROUNDS, STEPS), generator, step, disturbed)
+            count = times.size
+            columns = {
+                "rank": np.full(count, rank), "stage": np.full(count, stage_number),
+                "round": np.repeat(np.arange(ROUNDS), STEPS), "step": np.tile(np.arange(STEPS), ROUNDS),
+                "partner": np.full(count, -1), "compute": times.ravel(), "data": np.zeros(count),
+                "wait": np.full(count, WAIT_SECONDS), "update": np.zeros(count),
+            }  # fmt: skip
+            columns["checksum"] = 7 + columns["step"]
+            for name, column in columns.items():
+                rows[name].append(column)
+    for a, b in met:
+        factor = np.prod([(links or {}).get(key, 1.0) for key in (a, b, (a, b))])
+        for node, partner in ((a, b), (b, a)):
+            for rank in range(node * per_node, (node + 1) * per_node):
+                for _ in range(3):
+                    seconds = REDUCE_SECONDS * factor * (1 + 0.02 * abs(generator.standard_normal()))
+                    for name, value in zip(probes, (rank, b"reduce_pairs", 0, partner, seconds, 1e6), strict=True):
+                        probes[name].append(value)
+    return Records(
+        folder=Path("made up"),
+        places={rank: Place(rank, rank % per_node, f"node{rank // per_node}", "CPU") for rank in range(ranks)},
+        nodes=[f"node{node}" for node in range(nodes)],
+        steps={name: np.concatenate(columns) for name, columns in rows.items()},
+        probes={name: np.array(column) for name, column in probes.items()},
+    )
+
+
+def write(folder: Path, records: Records) -> None:
+    """As the ranks write them."""
+    for number, node in enumerate(records.nodes):
+        places = [place for place in records.places.values() if place.node == node]
+        ranks = [vars(place) for place in places]
+        about = {"version": 1, "node": node, "number": number, "nodes": records.nodes, "size": len(records.places)}
+        tables = {}
+        for table, columns in (("steps", records.steps), ("probes", records.probes)):
+            chosen = np.isin(columns["rank"], [place.rank for place in places])
+            tables |= {f"{table}.{name}": column[chosen] for name, column in columns.items()}
+        np.savez_compressed(
+            folder / f"certify_{node}.npz", about=np.array(json.dumps(about | {"ranks": ranks})), **tables
+        )
