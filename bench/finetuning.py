@@ -21,10 +21,10 @@ from torch import Tensor
 
 from bert.dist import World
 from bert.schedule import learning_rate
+from bert.tokens import WordPiece
 from finetune import config, demo, tasks, train
 from finetune.batches import Order
 from finetune.inference import predict
-from finetune.tokens import WordPiece
 
 _LR, _EPOCHS = 5e-5, 2
 

@@ -30,19 +30,19 @@ LAYERS: dict[str, list[set[str]]] = {
             "data.digests",
             "data.compiled",
         },
-        {"model", "optim", "schedule", "precision", "data", "mlperf", "rundir", "agenda", "stop"},
-        {"step", "graph", "evaluate", "checkpoint", "observers"},
+        {"model", "optim", "schedule", "precision", "data", "tokens", "mlperf", "rundir", "agenda", "stop"},
+        {"step", "graph", "evaluate", "hub", "checkpoint", "observers"},
         {"steps", "progress", "warm_up"},
         {"train"},  # the loop: below the settings of any task
         {"hardware"},
         {"config"},
         {"resume", "hand_over", "kernel_choice", "closed_division"},
-        {"pretraining", "check", "allreduce"},
-        {"run", "certify"},
+        {"pretraining", "check", "allreduce", "trained"},
+        {"run", "certify", "evaluation", "export", "fill_mask"},
         {"__main__"},
     ],
     "implementations/finetune": [
-        {"tokens", "batches"},
+        {"batches"},
         {"squad", "glue"},
         {"models", "config"},
         {"weights", "inference", "tasks"},
@@ -102,6 +102,8 @@ READ_THE_ENVIRONMENT = {
     "bert.allreduce",
     "finetune.__main__",
     "bert.certify.__main__",
+    "bert.evaluation",
+    "bert.fill_mask",
 }  # commands hand os.environ on
 
 

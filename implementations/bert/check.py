@@ -22,7 +22,7 @@ from bert.model.bert import BertForPreTraining
 def report(config: Config) -> str:
     """The settings and what follows from them. Raises ConfigError or DataError for what would stop the run."""
     rows = [("system", f"{config.mlperf.num_nodes} x {config.mlperf.system}, {config.dist.world_size} ranks")]
-    model = _model(config)
+    model, weights = _model(config)
     num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
     rows.append(("model", f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}"))
     rows.append(("kernels", config.kernels.describe(pick_device(config.dist))))
@@ -42,24 +42,26 @@ def report(config: Config) -> str:
     if config.mlperf.division == "closed":
         rows.append(("convergence", f"the reference's: python -m review rcp {config.global_batch_size}"))
     rows.append(("data", _data(config)))
-    rows.append(("weights", str(config.checkpoint.init_checkpoint or "random")))
+    rows.append(("weights", weights))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 
 
-def _model(config: Config) -> BertForPreTraining:
-    """The model as the run would load it, on the meta device where there are no weights to check."""
+def _model(config: Config) -> tuple[BertForPreTraining, str]:
+    """The model as the run would load it, on the meta device where there are no weights to check; and of what."""
     device = torch.device("cpu")
     if config.checkpoint.init_checkpoint is None:
         device = torch.device("meta")
     kernels = select(config.kernels, pick_device(config.dist))
     with device:
         model = BertForPreTraining(config.model, kernels)
+    said = "random"
     if config.checkpoint.init_checkpoint is not None:
-        checkpoint.load_weights(model, config.checkpoint.init_checkpoint)
+        loaded = checkpoint.load_weights(model, config.checkpoint.init_checkpoint, config.may_have_new_heads)
+        said = f"{config.checkpoint.init_checkpoint}{f': {loaded}' if any(loaded) else ''}"
     if config.checkpoint.init_optimizer:
         hand_over.read(config, {name: parameter.shape for name, parameter in model.named_parameters()})
-    return model
+    return model, said
 
 
 def _data(config: Config) -> str:
@@ -71,6 +73,7 @@ def _data(config: Config) -> str:
     first = shards[0]
     if config.data.packed and first.row_offsets is None:
         raise DataError(f"{variable}={folder}: these records are not packed; set PACKED=0, or give the packed folder")
+    checkpoint.check_vocabulary(config.checkpoint, shards.vocab_md5)
     if int(first.input_ids.max()) >= config.model.vocab_size:
         raise DataError(f"{variable}={folder}: token ids past vocab_size {config.model.vocab_size} of bert_config.json")
     sampler = Sampler(shards.row_counts(), config.data.rows_per_step, 0, 0, config.dist.world_size)

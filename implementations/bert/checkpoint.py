@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import threading
@@ -9,12 +10,13 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
+from bert import hub
 from bert.env import ConfigError, env
 from bert.files import whole_file
 from bert.model.bert import BertForPreTraining
@@ -27,7 +29,7 @@ class Config:
     init_checkpoint: Path | None = env(
         "INIT_CHECKPOINT",
         None,
-        doc="weights to start from (.pt, .safetensors, or a folder of step_*.pt: the newest); unset: random",
+        doc="weights to start from: .pt, .safetensors, a folder of step_*.pt (the newest) or a model of the Hub",
     )
     init_optimizer: bool = env(
         "INIT_OPTIMIZER", False, doc="1 takes the optimizer's moments from INIT_CHECKPOINT too, and counts steps from 0"
@@ -38,9 +40,10 @@ class Config:
     resume: bool = env("RESUME", False, doc="1 resumes from the newest checkpoint in CHECKPOINT_DIR, if there is one")
 
     def __post_init__(self) -> None:
-        """Settles for the newest checkpoint where INIT_CHECKPOINT is a folder of them."""
-        if self.init_checkpoint is not None and (found := checkpoints(self.init_checkpoint)):
-            object.__setattr__(self, "init_checkpoint", found[-1])
+        """Settles for the newest checkpoint, or the weights, where INIT_CHECKPOINT is a folder."""
+        if self.init_checkpoint is not None and self.init_checkpoint.is_dir():
+            found = [*checkpoints(self.init_checkpoint)[-1:], hub.weights_in(self.init_checkpoint)]
+            object.__setattr__(self, "init_checkpoint", found[0] or self.init_checkpoint)
 
     def check(self) -> None:
         """Raises ConfigError where two of the settings contradict each other, or a file is missing."""
@@ -49,18 +52,21 @@ class Config:
         if self.init_optimizer and self.init_checkpoint is None:
             raise ConfigError("INIT_OPTIMIZER=1 and INIT_CHECKPOINT is not set: give the checkpoint to hand over")
         if self.init_checkpoint is not None and not self.init_checkpoint.is_file():
-            raise ConfigError(f"INIT_CHECKPOINT={self.init_checkpoint}: no such file")
+            what = "no step_*.pt and no model.safetensors in it" if self.init_checkpoint.is_dir() else "no such file"
+            raise ConfigError(f"INIT_CHECKPOINT={self.init_checkpoint}: {what}")
 
 
 _PREFIXES = re.compile(r"^((module|model|bert_model_segment|heads_only_segment)\.)+")
 _RENAMES = [(".dense_act.", ".dense."), ("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
-_PADDED = ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias")  # rows beyond the vocabulary are padding
+_PADDED = (hub.WORDS, hub.BIAS)  # rows beyond the vocabulary are padding
 _DERIVED = {  # entries of a foreign state dict that repeat another one, or hold no weights
-    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
+    "cls.predictions.decoder.weight": hub.WORDS,
+    "cls.predictions.decoder.bias": hub.BIAS,
     "bert.embeddings.position_ids": None,
     "bert.embeddings.token_type_ids": None,
 }
+_BARE = ("embeddings.", "encoder.", "pooler.")  # of an encoder that was saved by itself
+_NEW_HEADS = ("cls.", "bert.pooler.")  # what an encoder may come without
 
 
 def canonical_name(name: str) -> str:
@@ -74,13 +80,11 @@ def canonical_name(name: str) -> str:
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Tensors by canonical name from a .safetensors file or a PyTorch file (a state dict, or one under "model").
 
-    PyTorch files are read with weights_only. Raises ConfigError for a file that cannot be read.
+    PyTorch files are read with weights_only; of the Hub's model.safetensors.index.json all files are. Raises
+    ConfigError for a file that cannot be read.
     """
     try:
-        if path.suffix == ".safetensors":
-            loaded: Any = safetensors.torch.load_file(path)
-        else:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        loaded = _read(path)
     except Exception as error:  # each format has its own errors for a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"INIT_CHECKPOINT={path}: not a readable checkpoint ({reason})") from None
@@ -89,20 +93,48 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             loaded = loaded[key]
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise ConfigError(f"INIT_CHECKPOINT={path}: expected a state dict (name -> tensor), or one under 'model'")
-    return {canonical_name(name): tensor for name, tensor in loaded.items()}
+    named = {canonical_name(name): tensor for name, tensor in loaded.items()}
+    return {f"bert.{name}" if name.startswith(_BARE) else name: tensor for name, tensor in named.items()}
 
 
-def load_weights(model: BertForPreTraining, path: Path) -> None:
+def _read(path: Path) -> Any:
+    if path.name.endswith(".index.json"):
+        files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+        return {name: tensor for file in files for name, tensor in _read(path.parent / file).items()}
+    if path.suffix == ".safetensors":
+        return safetensors.torch.load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+class Loaded(NamedTuple):
+    """Parameters that the checkpoint lacks, which stay what they were, and what it has that was not used."""
+
+    new: list[str]
+    unused: list[str]
+
+    def __str__(self) -> str:
+        return f"new {', '.join(self.new) or 'none'}; not used {', '.join(self.unused) or 'none'}"
+
+
+def load_weights(model: BertForPreTraining, path: Path, new_heads: bool = False) -> Loaded:
     """Copies a checkpoint's weights into the model; the vocabulary may be padded differently.
 
-    Raises ConfigError listing every name that is missing, left over, of another shape, or at odds with its twin.
+    new_heads: heads and pooler may be missing, and heads of other tasks be left over. Raises ConfigError listing every
+    other name that is missing or left over, and those of another shape, or at odds with their twin.
     """
     tensors = read_state_dict(path)
     problems = _unresolved_twins(tensors, model.config.vocab_size)
     parameters = dict(model.named_parameters())
-    problems += [f"{name} is missing" for name in parameters if name not in tensors]
-    problems += [f"{name} is not in this model" for name in tensors if name not in parameters]
+    missing = [name for name in parameters if name not in tensors]
+    left_over = sorted(name for name in tensors if name not in parameters)
+    loaded = Loaded([], [])
+    is_bert = all(name.startswith(_NEW_HEADS) for name in missing)
+    if new_heads and is_bert and not any(name.startswith(("bert.", "cls.")) for name in left_over):
+        loaded, missing, left_over = Loaded(missing, left_over), [], []
+    problems += [f"{name} is missing" for name in missing]
+    problems += [f"{name} is not in this model" for name in left_over]
     copy_weights(parameters, tensors, model.config.vocab_size, problems, path)
+    return loaded
 
 
 @torch.no_grad()
@@ -216,6 +248,19 @@ def on_host(value: Any, copies: dict[int, Any]) -> Any:
 def checkpoints(directory: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     return sorted(directory.glob("step_*.pt"))
+
+
+def check_vocabulary(config: Config, vocab_md5: str) -> None:
+    """Raises ConfigError where a checkpoint to start from was trained with another vocabulary than the data's."""
+    path = config.init_checkpoint
+    if path is None or not path.match("step_*.pt") or not vocab_md5:
+        return
+    known = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("vocab_md5")
+    if known and known != vocab_md5:
+        raise ConfigError(
+            f"INIT_CHECKPOINT={path}: trained with another vocabulary (md5 {known}) than that of the training data "
+            f"({vocab_md5}): prepare the data with the same vocab.txt, or start from other weights"
+        )
 
 
 def newest(config: Config) -> dict[str, Any] | None:

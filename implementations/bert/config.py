@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from bert import (
     checkpoint,
     evaluate,
+    hub,
     mlperf,
     observers,
     rundir,
@@ -108,6 +110,19 @@ class Config(ModelFiles, Hardware):
         replicated = not self.optim.is_sharded(device) and self.dist.world_size > 1
         packed = self.data.packed or self.data.batching == "online"
         return device.type == "cuda" and packed and works and not replicated
+
+    @property
+    def bert_config_path(self) -> Path:
+        """BERT_CONFIG; unset: the config.json beside an INIT_CHECKPOINT of the Hub's layout, else that of phase1."""
+        weights = self.checkpoint.init_checkpoint
+        if self.bert_config is None and weights is not None and weights.name in hub.WEIGHTS:
+            return hub.config_beside(weights) or super().bert_config_path
+        return super().bert_config_path
+
+    @property
+    def may_have_new_heads(self) -> bool:
+        """Whether INIT_CHECKPOINT may lack heads, which are drawn then. The closed division's has them."""
+        return self.mlperf.division == "open" and not self.checkpoint.init_optimizer
 
     @cached_property
     def model(self) -> BertConfig:

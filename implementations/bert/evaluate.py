@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, make_batch
@@ -18,6 +19,8 @@ from bert.env import env
 from bert.graph import copy_batches, graph_capacity, record, static_batch
 from bert.kernels.cross_entropy import IGNORE
 from bert.model.bert import BertForPreTraining
+
+_COUNTS = 6  # see _count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +54,12 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one evaluation found."""
+    """What one evaluation found: of masked words (mlm) and of next sentences (nsp)."""
 
     accuracy: float
     mlm_loss: float
+    nsp_loss: float
+    nsp_accuracy: float
     num_masked: int
 
 
@@ -85,6 +90,7 @@ class Evaluator:
         shards = Shards(list_shards(config.evaldir, "EVALDIR"), max_seq_length)
         shards.vocab_md5 = vocab_md5
         records = concatenate([shards[number] for number in range(len(shards))])
+        self.vocab_md5 = shards.vocab_md5
         if records.num_sequences < config.num_examples:
             raise DataError(
                 f"EVALDIR={config.evaldir}: {records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is "
@@ -106,8 +112,8 @@ class Evaluator:
 
     @torch.no_grad()
     def __call__(self, model: BertForPreTraining) -> Result:
-        """Accuracy = correct / masked tokens over all ranks; the loss is the mean over masked tokens."""
-        totals = torch.zeros(3, dtype=torch.float64, device=self.world.device)
+        """Accuracy = correct / masked tokens over all ranks; losses are means over masked tokens and over sequences."""
+        totals = torch.zeros(_COUNTS, dtype=torch.float64, device=self.world.device)
         if self.graph is not None:
             for batch in self.batches:
                 totals += self.graph(batch)
@@ -117,8 +123,11 @@ class Evaluator:
             for batch in self.batches:
                 totals += _count(model, batch)
             model.train(was_training)
-        correct, loss, masked = self.world.sum(totals).tolist()
-        return Result(accuracy=correct / masked, mlm_loss=loss / masked, num_masked=int(masked))
+        correct, loss, masked, nsp_correct, nsp_loss, sequences = self.world.sum(totals).tolist()
+        return Result(
+            accuracy=correct / masked, mlm_loss=loss / masked, nsp_loss=nsp_loss / sequences,
+            nsp_accuracy=nsp_correct / sequences, num_masked=int(masked),
+        )  # fmt: skip
 
 
 class EvaluationGraph:
@@ -131,7 +140,7 @@ class EvaluationGraph:
         records = synthetic_records(1, max_seq_length, model.config.vocab_size, packed=False, seed=0)
         example = make_batch(records, np.arange(1), max_seq_length)
         self.batch = static_batch(example, self.capacity).to(device)
-        self.counts = torch.zeros(3, dtype=torch.float64, device=device)
+        self.counts = torch.zeros(_COUNTS, dtype=torch.float64, device=device)
         was_training = model.training
         model.eval()
         stream = torch.cuda.Stream(device)
@@ -145,7 +154,7 @@ class EvaluationGraph:
         model.train(was_training)
 
     def __call__(self, batch: PretrainingBatch) -> Tensor:
-        """(correct, summed loss, masked tokens) of a batch at capacity, on the device; valid until the next call."""
+        """The counts of a batch at capacity, on the device; valid until the next call."""
         copy_batches([self.batch], [batch])
         self.graph.replay()
         return self.counts
@@ -173,8 +182,15 @@ def fill_batches(records: Records, sequences: np.ndarray, room: PretrainingCapac
 
 
 def _count(model: BertForPreTraining, batch: PretrainingBatch) -> Tensor:
-    """(correct, summed loss, masked tokens) of a batch, fp64 (3,)."""
-    logits, losses = model.scored(batch)
-    valid = batch.masked_labels != IGNORE
-    correct = ((logits.argmax(dim=1) == batch.masked_labels) & valid).sum()
-    return torch.stack([correct.double(), losses.double().sum(), valid.sum().double()])
+    """(correct, summed loss, masked tokens; correct, summed loss, sequences) of a batch, fp64."""
+    mlm, losses, nsp = model.scored(batch)
+    nsp_losses = F.cross_entropy(nsp, batch.next_sentence_labels, ignore_index=IGNORE, reduction="sum")
+    counts = [
+        (mlm.argmax(dim=1) == batch.masked_labels).sum(),  # no word is IGNORE
+        losses.double().sum(),
+        (batch.masked_labels != IGNORE).sum(),
+        (nsp.argmax(dim=1) == batch.next_sentence_labels).sum(),
+        nsp_losses,
+        (batch.next_sentence_labels != IGNORE).sum(),
+    ]
+    return torch.stack([count.double() for count in counts])

@@ -57,7 +57,7 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
 
     source = open_source(config.data, model.config.vocab_size)
     row_counts = source.row_counts()
-    resume.check_data(config, saved, row_counts)
+    resume.check_data(config, saved, row_counts, source.vocab_md5)
     sampler = Sampler(row_counts, config.data.rows_per_step, seed, world.rank, world.size)
     data = TrainingData(
         source, sampler, config.data, model.config.vocab_size, done_batches + 1, finisher(config, world)
@@ -70,7 +70,7 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     )  # fmt: skip
     evaluation = Evaluation(config, world, log, model, step, source.vocab_md5, evaluation_graph, watchers)
 
-    saver = resume.Saver(config, step, world, seed, row_counts)
+    saver = resume.Saver(config, step, world, seed, source)
     last = min(config.max_steps, done + (config.steps_this_run or config.max_steps))
 
     try:
@@ -102,7 +102,7 @@ def finish(config: Config, log: MlperfLog, ending: Ending, saver: resume.Saver |
         log.run_stop(ending.samples, config.evaluate.num_examples, success)
     if saver is None or config.checkpoint.directory is None:
         return
-    saver.save(ending.step, ending.batches, ending.samples)
+    saver.save(ending.step, ending.batches, ending.samples, ended=not ending.stopped)
     if not saver.finish() and ending.stopped:
         raise TrainingError(f"stopped at step {ending.step}, and its checkpoint cannot be written, see above")
 
@@ -175,10 +175,13 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
     ``config``: with the attention backend named.
     """
     model = BertForPreTraining(config.model, select(config.kernels, world.device))
-    if config.checkpoint.init_checkpoint is not None:
-        checkpoint.load_weights(model, config.checkpoint.init_checkpoint)
-    else:
+    path = config.checkpoint.init_checkpoint
+    if path is None or config.may_have_new_heads:
         initialize(model, seed)
+    if path is not None:
+        loaded = checkpoint.load_weights(model, path, config.may_have_new_heads)
+        if world.is_main and any(loaded):
+            print(f"weights of {path}: {loaded}", file=sys.stderr, flush=True)
     resume.check_weights(config, world, dict(model.named_parameters()))
     model.to(world.device)
     step = build_step(
@@ -259,11 +262,12 @@ class Evaluation:
             outcome = "reached" if reached else f"{target:.4f}" if target else "none"
             print(
                 f"evaluation at step {step}, {samples:,} samples: accuracy {result.accuracy:.5f} (target {outcome}), "
-                f"loss {result.mlm_loss:.4f}, {seconds:.1f} s",
+                f"loss {result.mlm_loss:.4f}, next sentence {result.nsp_accuracy:.4f}, {seconds:.1f} s",
                 file=sys.stderr,
                 flush=True,
             )
-        figures = {"accuracy": result.accuracy, "mlm_loss": result.mlm_loss, "seconds": seconds}
+        names = ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy")
+        figures = {name: getattr(result, name) for name in names} | {"seconds": seconds}
         for watcher in self.watchers:
             watcher.write("evaluation", {"step": step, "samples": samples, **figures})
         return reached

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from bert import checkpoint
 from bert.config import Config
+from bert.data.batching import RowSource
 from bert.dist import World
 from bert.env import ConfigError
 from bert.step import Step
@@ -64,8 +66,9 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
     }
 
 
-def check_data(config: Config, saved: dict[str, Any] | None, row_counts: np.ndarray) -> None:
-    """Raises ConfigError where the rows are not those that the resumed run was trained on in part."""
+def check_data(config: Config, saved: dict[str, Any] | None, row_counts: np.ndarray, vocab_md5: str) -> None:
+    """Raises ConfigError where the rows, or their vocabulary, are not those that the weights were trained on."""
+    checkpoint.check_vocabulary(config.checkpoint, vocab_md5)
     if saved is not None and saved["row_counts"] != row_counts.tolist():
         raise ConfigError(
             f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run on other training data, "
@@ -92,16 +95,19 @@ def check_weights(config: Config, world: World, weights: Mapping[str, Tensor]) -
 class Saver:
     """Saves the state of a run from rank 0, on a thread; the steps wait for a copy to host memory only."""
 
-    def __init__(self, config: Config, trained: Step, world: World, seed: int, row_counts: np.ndarray) -> None:
+    def __init__(self, config: Config, trained: Step, world: World, seed: int, data: RowSource) -> None:
+        """data: what is trained on."""
         self.config, self.trained, self.world, self.seed = config, trained, world, seed
-        self.row_counts = row_counts
+        self.data = data
         self.writer = checkpoint.Writer(config.checkpoint)
 
-    def save(self, step: int, batches: int, samples: int) -> None:
-        """Begins to write a checkpoint of what was done so far. A collective."""
+    def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
+        """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective."""
         state = self.trained.state_dict()
         if self.world.is_main:
-            state |= {"step": step, "batches": batches, "samples": samples, "row_counts": self.row_counts.tolist()}
+            state |= {"step": step, "batches": batches, "samples": samples, "ended": ended}
+            state |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5}
+            state |= {"bert_config": dataclasses.asdict(self.config.model)}
             state |= {"model": state["optimizer"]["masters"], "run": run_identity(self.config, self.seed)}
             self.writer.start(step, state)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bert.data.batch import Batch, padded
-from finetune.tokens import Integers
+from bert.tokens import Integers
 
 IGNORE = -100
 

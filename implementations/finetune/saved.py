@@ -14,6 +14,7 @@ import torch
 from bert import kernels, precision
 from bert.env import ConfigError
 from bert.model.config import BertConfig
+from bert.tokens import WordPiece
 from finetune import weights
 from finetune.batches import Labelled, Samples
 from finetune.glue.examples import encode
@@ -23,7 +24,6 @@ from finetune.squad import answers
 from finetune.squad.examples import Dataset, Question
 from finetune.squad.features import Limits, make_features
 from finetune.tasks import spans_of
-from finetune.tokens import WordPiece
 
 PERCENTILES = (50, 90, 95, 99, 100)
 

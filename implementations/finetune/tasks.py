@@ -13,6 +13,7 @@ from bert.data.records import DataError
 from bert.kernels import Kernels
 from bert.model.config import BertConfig
 from bert.rundir import write_text
+from bert.tokens import WordPiece
 from finetune.batches import IGNORE, Labelled, Samples, Spans
 from finetune.config import Config
 from finetune.glue import examples as glue
@@ -22,7 +23,6 @@ from finetune.squad import answers
 from finetune.squad import examples as squad
 from finetune.squad.features import Features, Limits, make_features
 from finetune.squad.score import score
-from finetune.tokens import WordPiece
 
 
 class Task(Protocol):

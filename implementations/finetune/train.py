@@ -23,12 +23,12 @@ from bert.schedule import learning_rate
 from bert.step import Step, build_step
 from bert.steps import Steps
 from bert.stop import Ending, Stop
+from bert.tokens import WordPiece
 from bert.train import Parts, step_seed, train
 from finetune import inference, tasks, weights
 from finetune.batches import Order, Samples, Source
 from finetune.config import Config, learning_rates
 from finetune.models import FineTuned
-from finetune.tokens import WordPiece
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.
     model = task.model(config.model, select(choice, world.device))
     weights.initialise(model, config.trial_seed)
     assert config.checkpoint.init_checkpoint is not None
-    lacking, left_over = weights.load(model, config.checkpoint.init_checkpoint)
-    if lacking and not config.trains:
+    loaded = weights.load(model, config.checkpoint.init_checkpoint)
+    if loaded.new and not config.trains:
         raise ConfigError(
-            f"INIT_CHECKPOINT={config.checkpoint.init_checkpoint} lacks {', '.join(lacking)}: it was not fine-tuned "
+            f"INIT_CHECKPOINT={config.checkpoint.init_checkpoint} lacks {', '.join(loaded.new)}: it was not fine-tuned "
             f"for this task; MODE=train-eval trains it"
         )
-    if lacking or left_over:
-        _say(world, f"weights: new {', '.join(lacking) or 'none'}; not used {', '.join(left_over) or 'none'}")
+    if any(loaded):
+        _say(world, f"weights: {loaded}")
     model.to(world.device)
     fused = "lamb" in choice.names(world.device)
     accumulate = config.gradient_steps > 1

@@ -318,6 +318,6 @@ def test_graphed_evaluation_counts_as_the_eager_one(gpu, small):
         with torch.no_grad():
             eager = _count(model, batch)
         counts = graph(batch).clone()
-        assert counts[0] == eager[0]
-        assert counts[2] == eager[2]
-        torch.testing.assert_close(counts[1], eager[1], rtol=1e-3, atol=0)
+        whole = [0, 2, 3, 5]
+        assert torch.equal(counts[whole], eager[whole])
+        torch.testing.assert_close(counts[[1, 4]], eager[[1, 4]], rtol=1e-3, atol=0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from bert import hand_over
+from bert import check, hand_over, resume
 from bert.config import Config
 from bert.env import ConfigError, from_env
 
@@ -102,3 +103,18 @@ def test_what_does_not_fit_is_one_line(change, message, prepared, state, shapes,
 def test_a_hand_over_without_a_checkpoint_is_refused(prepared):
     with pytest.raises(ConfigError, match="INIT_OPTIMIZER=1 and INIT_CHECKPOINT is not set"):
         from_env(Config, prepared | {"INIT_OPTIMIZER": "1"}).check()
+
+
+def test_weights_of_another_vocabulary_are_refused_by_the_check_and_by_the_run(prepared, tiny, make_model, tmp_path):
+    """Of the same size, so that every shape fits."""
+    tensors = {name: p.detach() for name, p in make_model(tiny, dtype=torch.float32).named_parameters()}
+    path = tmp_path / "step_0000000001.pt"
+    torch.save({"model": tensors, "vocab_md5": "1" * 32}, path)
+    config = from_env(Config, prepared | {"INIT_CHECKPOINT": str(path)})
+    message = "step_0000000001.pt: trained with another vocabulary .md5 1{32}. than that of the training data .0{32}."
+    with pytest.raises(ConfigError, match=message):
+        check.report(config)
+    with pytest.raises(ConfigError, match=message):
+        resume.check_data(config, None, np.array([37]), "0" * 32)
+    torch.save({"model": tensors, "vocab_md5": "0" * 32}, path)
+    assert "weights" in check.report(config)

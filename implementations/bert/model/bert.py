@@ -19,12 +19,21 @@ from bert.model.embeddings import BertEmbeddings
 from bert.model.encoder import Encoder
 from bert.model.heads import Pooler, PretrainingHeads
 from bert.model.trainable import Trainable
+from bert.precision import LOW_PRECISION
 
 
 class Losses(NamedTuple):
     """Mean losses of a batch (0-d): over its masked tokens, and over its sequences."""
 
     mlm: Tensor
+    nsp: Tensor
+
+
+class Scored(NamedTuple):
+    """Scores at the masked positions [M, V] and their losses [M], scores of the sequences [S, 2]; fp32 at least."""
+
+    mlm: Tensor
+    mlm_losses: Tensor
     nsp: Tensor
 
 
@@ -78,27 +87,34 @@ class BertForPreTraining(Trainable):
         hidden = self.bert(batch)  # (T, D)
         masked = hidden.index_select(0, batch.masked_positions)  # (M, D)
         mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)  # (M, V)
+        return Logits(mlm, self._next_sentence(hidden, batch))
+
+    def _next_sentence(self, hidden: Tensor, batch: PretrainingBatch) -> Tensor:
         # The offset of a padding sequence may be T, one past the last token; its label is ignored.
         first = batch.cu_seqlens[:-1].clamp(max=hidden.shape[0] - 1)
-        nsp = self.cls.seq_relationship(self.bert.pooler(hidden.index_select(0, first)))
-        return Logits(mlm, nsp)
+        return self.cls.seq_relationship(self.bert.pooler(hidden.index_select(0, first)))
 
     def logits(self, batch: PretrainingBatch) -> Logits:
         """Scores of a batch."""
         mlm, nsp = self._padded_logits(batch)
         return Logits(mlm[:, : self.config.vocab_size], nsp)
 
-    def scored(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-        """Scores at the masked positions [M, V], in fp32 at least, and their losses [M]; without gradients."""
-        masked = self.bert(batch).index_select(0, batch.masked_positions)  # (M, D)
+    def scored(self, batch: PretrainingBatch) -> Scored:
+        """Scores and losses of a batch, one by one; without gradients."""
+        hidden = self.bert(batch)  # (T, D)
+        masked = hidden.index_select(0, batch.masked_positions)  # (M, D)
         mlm = self.cls.predictions.scores(masked, self.bert.embeddings.word_embeddings.weight)
-        return mlm[:, : self.config.vocab_size], self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
+        losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
+        return Scored(mlm[:, : self.config.vocab_size], losses, _fp32_at_least(self._next_sentence(hidden, batch)))
 
     def forward(self, batch: PretrainingBatch) -> Losses:
         """Losses of a batch, in fp32 at least. Ignored labels (-100) pad the capacities and count for nothing."""
         mlm, nsp = self._padded_logits(batch)
         token_losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)  # (M,)
         num_masked = (batch.masked_labels != IGNORE).sum().clamp(min=1)
-        nsp = nsp.float() if nsp.dtype in (torch.float16, torch.bfloat16) else nsp
-        nsp_loss = F.cross_entropy(nsp, batch.next_sentence_labels, ignore_index=IGNORE)
+        nsp_loss = F.cross_entropy(_fp32_at_least(nsp), batch.next_sentence_labels, ignore_index=IGNORE)
         return Losses(token_losses.sum() / num_masked, nsp_loss)
+
+
+def _fp32_at_least(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in LOW_PRECISION else values

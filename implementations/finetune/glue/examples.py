@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.records import DataError
+from bert.tokens import Integers, WordPiece
 from finetune.glue.tasks import Task
-from finetune.tokens import Integers, WordPiece
 
 
 @dataclass(frozen=True)

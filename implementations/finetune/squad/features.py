@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from bert.data.records import DataError
+from bert.tokens import Integers, Pieces, WordPiece
 from finetune.squad.examples import Answer, Dataset
-from finetune.tokens import Integers, Pieces, WordPiece
 
 WHITESPACE = " \t\r\n\u202f"  # what ends a word
 _WHITESPACE_CODES = np.array([ord(character) for character in WHITESPACE], dtype=np.uint32)

@@ -136,7 +136,7 @@ def test_scores_of_an_evaluation_are_not_rounded_to_the_weights_precision(
     seen = []
     model.cls.predictions.transform.register_forward_hook(lambda module, inputs, output: seen.append(output.double()))
     with torch.no_grad():
-        scores, losses = model.scored(batch)
+        scores, losses, _ = model.scored(batch)
         expected = seen[0] @ model.bert.embeddings.word_embeddings.weight.double().t() + model.cls.predictions.bias
         expected = expected[:, : tiny.vocab_size]
         rounded = model.logits(batch).mlm
@@ -150,4 +150,6 @@ def test_scores_of_an_evaluation_are_not_rounded_to_the_weights_precision(
 def test_scores_in_full_precision_are_the_logits(tiny, make_model, make_records, batch_of):
     model, batch = make_model(tiny).eval(), batch_of(make_records(4), range(6))
     with torch.no_grad():
-        assert torch.equal(model.scored(batch)[0], model.logits(batch).mlm)
+        scored, logits = model.scored(batch), model.logits(batch)
+        assert torch.equal(scored.mlm, logits.mlm)
+        assert torch.equal(scored.nsp, logits.nsp)

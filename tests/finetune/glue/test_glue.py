@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from bert.data.records import DataError
+from bert.tokens import WordPiece
 from finetune.glue import examples, metrics
 from finetune.glue.tasks import TASKS
-from finetune.tokens import WordPiece
 
 from .. import made_up
 

@@ -8,11 +8,11 @@ import random
 import numpy as np
 import pytest
 
+from bert.tokens import WordPiece
 from finetune.squad import answers, features
 from finetune.squad.answers import Logits, Rules
 from finetune.squad.examples import Answer, Dataset, Question
 from finetune.squad.features import Limits, make_features
-from finetune.tokens import WordPiece
 
 from .. import made_up
 from . import oracle
