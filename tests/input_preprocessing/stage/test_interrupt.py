@@ -34,6 +34,11 @@ def work():
     print("ready", flush=True)
     run_tasks("wait", wait, [FOLDER] * 3, jobs=2)
 """
+STARTING = """
+import os
+if __name__ == "__mp_main__":
+    open(f"{FOLDER}/status_{os.getpid()}", "w").write(open("/proc/self/status").read())
+"""
 IMPORT = """
 def work():
     print("ready", flush=True)
@@ -60,7 +65,7 @@ def start(folder: Path, body: str) -> subprocess.Popen[str]:
     (folder / "command.py").write_text(
         "from input_preprocessing.stage import interrupt\n"
         "if __name__ == '__main__':\n    interrupt.install('stage')\n"
-        + body.replace("FOLDER", repr(str(folder)))
+        + body.replace("{FOLDER}", str(folder)).replace("FOLDER", repr(str(folder)))
         + "if __name__ == '__main__':\n    with interrupt.reported():\n        work()\n"
     )
     process = subprocess.Popen(
@@ -81,6 +86,13 @@ def running(pid: int) -> bool:
 
 def threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def blocked(status: Path) -> set[int]:
+    """The signals that a process blocks, of its /proc/PID/status."""
+    line = next(line for line in status.read_text().splitlines() if line.startswith("SigBlk:"))
+    mask = int(line.split()[1], 16)
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -117,6 +129,20 @@ def test_workers_that_still_start_leave_no_traceback(tmp_path: Path) -> None:
     process = start(tmp_path, WORKERS)
     os.killpg(process.pid, signal.SIGINT)
     assert process.communicate(timeout=30)[1] == "stage: interrupted; to continue, run the same command again\n"
+
+
+def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path: Path) -> None:
+    """Before a worker can end without a traceback it imports the main module: there its signals are blocked."""
+    process = start(tmp_path, STARTING + WORKERS)
+    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
+    masks = [blocked(Path(f"/proc/{path.name}/status")) for path in tmp_path.iterdir() if path.name.isdigit()]
+    starting = [blocked(path) for path in tmp_path.glob("status_*")]
+    process.terminate()
+    process.communicate(timeout=30)
+    both = {signal.SIGINT, signal.SIGTERM}
+    assert len(starting) == 2
+    assert all(both <= mask for mask in starting), starting
+    assert not any(both & mask for mask in masks), masks
 
 
 def test_a_command_in_the_background_ignores_ctrl_c_as_the_shell_asked(tmp_path: Path) -> None:
