@@ -108,6 +108,7 @@ class Config(ModelFiles, Hardware):
         device, fp32 = self.device, self.numerics.dtype == torch.float32
         works = self.kernels.attention != "sdpa_loop" and not (fp32 and self.kernels.attention == "auto")
         replicated = not self.optim.is_sharded(device) and self.dist.world_size > 1
+        works &= not self.recompute.layers or self.recomputes_in_graph
         packed = self.data.packed or self.data.batching == "online"
         return device.type == "cuda" and packed and works and not replicated
 

@@ -10,6 +10,8 @@ import torch
 from bert import dist, graph, kernels, optim, precision
 from bert.env import ConfigError
 from bert.kernels import attention
+from bert.model import recompute
+from bert.model.recompute import Recomputation
 from bert.precision import Precision
 
 
@@ -22,6 +24,7 @@ class Hardware:
     precision: precision.Config = field(default_factory=precision.Config)
     graph: graph.Config = field(default_factory=graph.Config)
     optim: optim.Config = field(default_factory=optim.Config)
+    recompute: recompute.Config = field(default_factory=recompute.Config)
 
     @cached_property
     def device(self) -> torch.device:
@@ -33,6 +36,17 @@ class Hardware:
         """The precision of the run on its device."""
         return self.precision.resolve(self.device)
 
+    @property
+    def recomputes_in_graph(self) -> bool:
+        """Whether every dropout of a layer can be repeated in a CUDA graph."""
+        fused = "dropout_add_layer_norm" in self.kernels.names(self.device)
+        return self.kernels.attention == "triton" and fused
+
+    def recomputation(self, *, uses_graph: bool) -> Recomputation | None:
+        """How the model saves activations, if it does."""
+        layers = self.recompute.layers
+        return Recomputation(layers, random_state=not uses_graph) if layers else None
+
     def check_device(self, *, dropout: float, gradient_steps: int, uses_graph: bool) -> None:
         """Raises ConfigError for what this machine's device cannot do. dropout: of the attention probabilities.
 
@@ -42,6 +56,11 @@ class Hardware:
         dtype = self.numerics.dtype
         self.optim.check(self.device, dtype, self.dist.world_size)
         attention.check(self.kernels.attention, self.device, dropout, dtype, uses_graph)
+        if uses_graph and self.recompute.layers and not self.recomputes_in_graph:
+            raise ConfigError(
+                "RECOMPUTE_LAYERS in a CUDA graph needs dropout of ours: set ATTENTION=triton and "
+                "FUSED=auto, or CUDA_GRAPH=0"
+            )
         if gradient_steps > 1 and self.numerics.is_low and not self.optim.is_sharded(self.device):
             raise ConfigError(
                 f"GRADIENT_STEPS={gradient_steps} with SHARD_OPTIMIZER=0 or OPTIMIZER=apex_* would add up "

@@ -183,6 +183,8 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
         if world.is_main and any(loaded):
             print(f"weights of {path}: {loaded}", file=sys.stderr, flush=True)
     resume.check_weights(config, world, dict(model.named_parameters()))
+    if recomputation := config.recomputation(uses_graph=config.uses_graph):
+        model.recompute(recomputation)
     model.to(world.device)
     step = build_step(
         model,

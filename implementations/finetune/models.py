@@ -13,6 +13,7 @@ from bert.kernels import Kernels
 from bert.kernels.fp8 import Scaling
 from bert.model.bert import BertModel
 from bert.model.config import BertConfig
+from bert.model.recompute import Recomputation
 from bert.model.trainable import Trainable
 from finetune.batches import IGNORE, LabelledBatch, SpanBatch
 
@@ -40,6 +41,10 @@ class FineTuned(Trainable):
     def use_fp8(self, recipe: str, device: torch.device) -> Scaling:
         """See Trainable."""
         return self.bert.encoder.use_fp8(recipe, device)
+
+    def recompute(self, recomputation: Recomputation) -> None:
+        """See Trainable."""
+        self.bert.encoder.recomputation = recomputation
 
     def scores(self, batch: Batch) -> Tensor:
         """What the head says, in fp32 at least: of every token [T, 2], or of every sequence [S, classes]."""

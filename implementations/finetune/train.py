@@ -87,6 +87,8 @@ def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.
         )
     if any(loaded):
         _say(world, f"weights: {loaded}")
+    if recomputation := config.recomputation(uses_graph=config.uses_graph):
+        model.recompute(recomputation)
     model.to(world.device)
     fused = "lamb" in choice.names(world.device)
     accumulate = config.gradient_steps > 1

@@ -147,10 +147,10 @@ def _backward(
         dy = tl.load(gradient_1 + offset, mask=inside, other=0.0).to(tl.float32)
         if both and bias is not None:
             dy += tl.load(gradient_2 + offset, mask=inside, other=0.0).to(tl.float32)
+        z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)  # where there is no bias x is the sum
         keep_scale = tl.full([block_rows, block], 1.0, tl.float32)
         if threshold > 0:
             keep_scale = tl.where(keep_rows(seed, site, row, column, threshold), scale, 0.0)
-        z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)  # where there is no bias x is the sum
         if bias is not None:
             h = z + b[None, :]
             z = tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32) + h * keep_scale

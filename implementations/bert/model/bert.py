@@ -18,6 +18,7 @@ from bert.model.config import BertConfig
 from bert.model.embeddings import BertEmbeddings
 from bert.model.encoder import Encoder
 from bert.model.heads import Pooler, PretrainingHeads
+from bert.model.recompute import Recomputation
 from bert.model.trainable import Trainable
 from bert.precision import LOW_PRECISION
 
@@ -82,6 +83,10 @@ class BertForPreTraining(Trainable):
     def use_fp8(self, recipe: str, device: torch.device) -> Scaling:
         """See Trainable."""
         return self.bert.encoder.use_fp8(recipe, device)
+
+    def recompute(self, recomputation: Recomputation) -> None:
+        """See Trainable."""
+        self.bert.encoder.recomputation = recomputation
 
     def _padded_logits(self, batch: PretrainingBatch) -> Logits:
         hidden = self.bert(batch)  # (T, D)

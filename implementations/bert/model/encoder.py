@@ -10,7 +10,9 @@ F feed-forward width, N heads, H head width.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,7 @@ from bert.kernels.forward_pass import ForwardPass
 from bert.kernels.fp8 import INPUT, ROW_MULTIPLE, Scaling, Target
 from bert.kernels.fp8_linear import Fp8Linear
 from bert.model.config import BertConfig
+from bert.model.recompute import Recomputation
 
 
 class Hidden(NamedTuple):
@@ -185,6 +188,7 @@ class Encoder(nn.Module):
         self.sizes = config.hidden_size, config.intermediate_size
         self.cast_in_kernels = kernels.fp8_cast
         self.fp8_scaling: Scaling | None = None
+        self.recomputation: Recomputation | None = None
 
     def use_fp8(self, recipe: str, device: torch.device) -> Scaling:
         """Runs the QKV and feed-forward products in fp8; the output projection, too small to gain, stays as it is.
@@ -214,7 +218,21 @@ class Encoder(nn.Module):
         layer uncomputed.
         """
         hidden = Hidden(x, None if self.pre_norm else x, None)
-        last = len(self.layer) - 1
-        for number, layer in enumerate(self.layer):
-            hidden = layer(hidden, forward_pass, rows if number == last else None)
+        recomputation = self.recomputation if self.training and torch.is_grad_enabled() else None
+        calls = [functools.partial(layer, forward_pass=forward_pass) for layer in self.layer]
+        calls[-1] = functools.partial(calls[-1], rows=rows)
+        size = recomputation.layers if recomputation is not None else len(calls)
+        for begin in range(0, len(calls), size):
+            segment = functools.partial(_run, calls[begin : begin + size])
+            if recomputation is not None:
+                hidden = recomputation.run(segment, hidden, forward_pass.sites)
+            else:
+                hidden = segment(*hidden)
         return hidden.x
+
+
+def _run(layers: Iterable[Callable[[Hidden], Hidden]], *hidden: Any) -> Hidden:
+    state = Hidden(*hidden)
+    for layer in layers:
+        state = layer(state)
+    return state

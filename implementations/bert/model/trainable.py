@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from bert.env import ConfigError
 from bert.kernels.fp8 import Scaling
+from bert.model.recompute import Recomputation
 
 
 class Trainable(nn.Module, ABC):
@@ -30,6 +31,10 @@ class Trainable(nn.Module, ABC):
     def use_fp8(self, recipe: str, device: torch.device) -> Scaling:
         """Runs matrix products in fp8 from now on; their scales. Raises ConfigError where that cannot be."""
         raise ConfigError(f"PRECISION=fp8: {type(self).__name__} has no products in fp8: use PRECISION=bf16")
+
+    def recompute(self, recomputation: Recomputation) -> None:
+        """Keeps only some activations from now on. Raises ConfigError where that cannot be."""
+        raise ConfigError(f"RECOMPUTE_LAYERS: {type(self).__name__} has no layers to compute again: set it to 0")
 
 
 def loss_names(losses: tuple[Tensor, ...]) -> tuple[str, ...]:

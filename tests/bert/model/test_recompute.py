@@ -1,0 +1,118 @@
+"""RECOMPUTE_LAYERS: loss and every gradient are bit for bit those of kept activations, and less is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from bert import kernels, optim
+from bert.config import Config
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.env import ConfigError, from_env
+from bert.kernels import triton_support
+from bert.model.bert import BertForPreTraining
+from bert.model.recompute import Recomputation
+from bert.precision import Config as PrecisionConfig
+from bert.step import build_step
+
+CPU = torch.device("cpu")
+IN_GRAPH = "fused, without a random state, as in a CUDA graph"
+
+
+def _outcome(model, batch, recomputation):
+    """Losses and gradients of a pass with dropout, by name, and the bytes kept for its backward pass."""
+    kept = {}
+
+    def note(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    model.zero_grad()
+    model.bert.encoder.recomputation = recomputation
+    torch.manual_seed(5)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        losses = model(batch)
+    sum(losses).backward()
+    torch.rand(3)  # whatever comes next draws from the state that the pass left
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    return {"mlm": losses.mlm.detach(), "nsp": losses.nsp.detach(), **gradients}, sum(kept.values())
+
+
+@pytest.mark.parametrize(
+    ("fused", "pre_norm"),
+    [("none", False), ("none", True), ("dropout_add_layer_norm", False), (IN_GRAPH, True)],
+)
+def test_loss_and_gradients_are_those_of_kept_activations_bit_for_bit(
+    fused, pre_norm, tiny, make_model, make_records, batch_of
+):
+    """With "dropout_add_layer_norm" alone the seed is drawn within the first segment, among PyTorch's own dropout."""
+    if fused != "none" and triton_support.triton is None:
+        pytest.skip("Triton is not installed")
+    layers = 2 if fused == IN_GRAPH else 3  # Triton's interpreter is slow
+    config = dataclasses.replace(tiny, num_hidden_layers=layers, layer_norm_large_model=pre_norm)
+    names = kernels.Config(fused="all", attention="triton") if fused == IN_GRAPH else kernels.Config(fused=fused)
+    records = make_records(4)
+    batch = batch_of(records, [int(np.diff(records.sequence_offsets).argmin())])
+    with triton_support.interpreted():
+        model = BertForPreTraining(config, kernels.select(names, CPU))
+        model.load_state_dict(make_model(config, dtype=torch.float32).state_dict())
+        plain, all_kept = _outcome(model, batch, None)
+        for segment in {1, layers - 1} if fused == "none" else {layers - 1}:
+            again, kept = _outcome(model, batch, Recomputation(segment, random_state=fused != IN_GRAPH))
+            assert kept < 0.8 * all_kept
+            for name, tensor in plain.items():
+                assert torch.equal(again[name], tensor), (segment, name)
+
+
+def _trained(config, recomputation, precision, world, batches):
+    """State after two steps, of which the first measures the fp8 scales."""
+    torch.manual_seed(1)
+    model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), CPU))
+    if recomputation:
+        model.recompute(recomputation)
+    numerics = PrecisionConfig(precision=precision).resolve(CPU)
+    settings = optim.Config(optimizer="adamw", sharded=True)
+    step = build_step(model, numerics, settings, world, accumulate=True, fused_update=False)
+    for number in range(2):
+        torch.manual_seed(number)
+        step(batches, 0.01)
+    return step.state_dict()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_two_sharded_steps_leave_the_same_state(precision, tiny, make_records, batch_of):
+    batches = [batch_of(make_records(2), np.arange(begin, begin + 2)) for begin in (0, 2)]
+    config, world = dataclasses.replace(tiny, num_hidden_layers=3), World(DistConfig(device="cpu"))
+    plain = _trained(config, None, precision, world, batches)
+    again = _trained(config, Recomputation(2, random_state=True), precision, world, batches)
+    for part in ("masters", "first_moments", "second_moments"):
+        for name, tensor in plain["optimizer"][part].items():
+            assert torch.equal(again["optimizer"][part][name], tensor), (part, name)
+    if precision == "fp8":
+        assert torch.equal(again["fp8"]["scales"], plain["fp8"]["scales"])
+
+
+def test_an_evaluation_keeps_nothing_and_computes_nothing_twice(tiny, make_model, make_records, batch_of, monkeypatch):
+    model = make_model(tiny).eval()
+    model.recompute(Recomputation(1, random_state=True))
+    monkeypatch.setattr(Recomputation, "run", lambda *arguments: pytest.fail("recomputed"))
+    with torch.no_grad():
+        model(batch_of(make_records(1), np.arange(1)))
+
+
+@pytest.mark.parametrize(("attention", "allowed"), [("triton", True), ("auto", False), ("cudnn", False)])
+def test_in_a_graph_all_dropout_must_be_of_ours(attention, allowed, prepared, monkeypatch):
+    config = from_env(Config, prepared | {"RECOMPUTE_LAYERS": "1"})
+    monkeypatch.setattr(kernels.Config, "names", lambda self, device: {"dropout_add_layer_norm"})
+    monkeypatch.setattr("bert.kernels.attention.check", lambda *arguments: None)
+    config = dataclasses.replace(config, kernels=dataclasses.replace(config.kernels, attention=attention))
+    assert config.recomputation(uses_graph=True) == Recomputation(1, random_state=False)
+    if allowed:
+        config.check_device(dropout=0.1, gradient_steps=1, uses_graph=True)
+        return
+    with pytest.raises(ConfigError, match=r"RECOMPUTE_LAYERS in a CUDA graph needs dropout of ours"):
+        config.check_device(dropout=0.1, gradient_steps=1, uses_graph=True)
