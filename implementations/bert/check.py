@@ -12,7 +12,7 @@ from bert.config import Config
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.shards import Shards
-from bert.data.training import make_batching, open_source
+from bert.data.training import make_batching, open_masks, open_source
 from bert.dist import World, pick_device
 from bert.evaluate import Evaluator
 from bert.kernels import select
@@ -67,7 +67,8 @@ def _model(config: Config) -> tuple[BertForPreTraining, str]:
 def _data(config: Config) -> str:
     if config.data.synthetic:
         return "synthetic"
-    folder, variable = config.data.source
+    data = config.data
+    folder, variable = data.source
     shards = open_source(config.data, config.model.vocab_size)
     assert isinstance(shards, Shards)
     first = shards[0]
@@ -82,6 +83,10 @@ def _data(config: Config) -> str:
     if vocab is not None and vocab.is_file() and hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:
         raise DataError(f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again")
     found = f"{len(shards)} files in {folder}"
+    if masks := open_masks(data, shards, config.phase1, config.model.vocab_size, seed=0):
+        found += (
+            f"; MASKING=dynamic: other masks every epoch, token {masks.tokens.mask} of {masks.tokens.size:,} is [MASK]"
+        )
     if not config.evaluates:
         return found
     world = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0, device="cpu"))

@@ -142,6 +142,12 @@ RULES = (
         lambda _, value: value in ("rows", "online"),
     ),
     Rule(
+        "MASKING",
+        "masks are those of the prepared data: static (reference, create_pretraining_data.py)",
+        lambda c: c.data.masking,
+        _equals("static"),
+    ),
+    Rule(
         "SYNTH_DATA",
         "the data set is Wikipedia's (training rules, benchmarks)",
         lambda c: int(c.data.synthetic),

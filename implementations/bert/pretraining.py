@@ -17,7 +17,7 @@ from bert.config import Config
 from bert.data.pretraining import PretrainingBatch, make_batch
 from bert.data.sampler import Sampler
 from bert.data.synthetic import synthetic_records
-from bert.data.training import TrainingData, open_source, row_sequences
+from bert.data.training import TrainingData, open_masks, open_source, row_sequences
 from bert.dist import World
 from bert.evaluate import EvaluationGraph, Evaluator
 from bert.graph import graph_capacity, static_batch
@@ -59,8 +59,9 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     row_counts = source.row_counts()
     resume.check_data(config, saved, row_counts, source.vocab_md5)
     sampler = Sampler(row_counts, config.data.rows_per_step, seed, world.rank, world.size)
+    masks = open_masks(config.data, source, config.phase1, model.config.vocab_size, seed)
     data = TrainingData(
-        source, sampler, config.data, model.config.vocab_size, done_batches + 1, finisher(config, world)
+        source, sampler, config.data, model.config.vocab_size, done_batches + 1, finisher(config, world), masks
     )
     rate = partial(learning_rate, config=config.schedule)
     steps = Steps(rate, config.max_steps, step.scaler, done, done_batches)

@@ -56,6 +56,7 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
         "ONLINE_BUFFER": data.online_buffer,
         "BIN_COUNTS": data.bin_counts,
         "EXCHANGE_GROUP": data.exchange_group,
+        "MASKING": None if data.masking == "static" else data.masking,
         "OPTIMIZER": config.optim.optimizer,
         "CLIP": config.optim.clip,
         "PRECISION": config.precision.precision,

@@ -37,10 +37,11 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True)
 class Chosen:
-    """Sequences of a micro-batch: the file of each and its number there, both int64 (S,)."""
+    """Sequences of a micro-batch: the file of each, its number there, and which time through the data; int64 (S,)."""
 
     files: np.ndarray
     sequences: np.ndarray
+    epochs: np.ndarray
 
 
 class Batching(Protocol):
@@ -66,7 +67,8 @@ class RowBatching:
         counts = np.concatenate([count for _, count in expanded])
         sequences = np.concatenate([chosen for chosen, _ in expanded])
         ends = np.concatenate([[0], np.cumsum(counts)])[:: self.batch_size]
-        return _cut(np.repeat(files, counts), sequences, ends)
+        epochs = np.full(len(sequences), self.sampler.epoch(step))
+        return _cut(Chosen(np.repeat(files, counts), sequences, epochs), ends)
 
 
 class OnlineBatching:
@@ -77,6 +79,7 @@ class OnlineBatching:
         """batch_size: rows of a micro-batch, of at most max_tokens and max_sequences; buffer_size: in sequences."""
         self.source, self.sampler, self.batch_size = source, sampler, batch_size
         self.limits = max_tokens, max_sequences, min(buffer_size, sampler.rows_per_rank)
+        self._num_files = len(sampler.row_counts)
         self._packer = self._first()
         self._next_step = 1
 
@@ -89,14 +92,17 @@ class OnlineBatching:
             for begin in range(0, skipped, _ROWS_AT_ONCE):
                 self._packer.rows(min(_ROWS_AT_ONCE, skipped - begin))
         self._next_step = step + 1
-        files, sequences, offsets = self._packer.rows(self.sampler.rows_per_step)
-        return _cut(files, sequences, offsets[:: self.batch_size])
+        labels, sequences, offsets = self._packer.rows(self.sampler.rows_per_step)
+        epochs, files = np.divmod(labels, self._num_files)
+        return _cut(Chosen(files, sequences, epochs), offsets[:: self.batch_size])
 
     def _first(self) -> OnlinePacker:
-        return OnlinePacker(self.sampler.stream(), self._lengths, *self.limits)
+        # The packer knows a file of an epoch by one number.
+        stream = ((epoch * self._num_files + file, rows) for epoch, file, rows in self.sampler.stream())
+        return OnlinePacker(stream, self._lengths, *self.limits)
 
-    def _lengths(self, file: int, sequences: np.ndarray) -> np.ndarray:
-        return _lengths_of(self.source[file], sequences)
+    def _lengths(self, label: int, sequences: np.ndarray) -> np.ndarray:
+        return _lengths_of(self.source[label % self._num_files], sequences)
 
 
 class BinBatching:
@@ -130,7 +136,8 @@ class BinBatching:
             repeated = np.repeat([files_of_bin[file] for file, _ in pieces], [len(rows) for _, rows in pieces])
             files.append(repeated.reshape(-1, count))
             sequences.append(np.concatenate([rows for _, rows in pieces]).reshape(-1, count))
-        return [Chosen(*pair) for pair in zip(np.hstack(files), np.hstack(sequences), strict=True)]
+        epochs = np.full(sum(self.counts), self.parts[0][1].epoch(step))
+        return [Chosen(*pair, epochs) for pair in zip(np.hstack(files), np.hstack(sequences), strict=True)]
 
 
 class ExchangeBatching:
@@ -152,6 +159,7 @@ class ExchangeBatching:
         pool = [chosen for of_rank in micro_batches for chosen in of_rank]
         files = np.concatenate([chosen.files for chosen in pool])
         sequences = np.concatenate([chosen.sequences for chosen in pool])
+        epochs = np.concatenate([chosen.epochs for chosen in pool])
         lengths = np.empty(len(files), dtype=np.int64)
         for file in np.unique(files).tolist():
             where = files == file
@@ -159,7 +167,7 @@ class ExchangeBatching:
         cells = np.argsort(-lengths, kind="stable").reshape(-1, len(pool))
         cells[1::2] = cells[1::2, ::-1]
         mine = cells[:, self.place :: self.group]
-        return [Chosen(files[cell], sequences[cell]) for cell in mine.T]
+        return [Chosen(files[cell], sequences[cell], epochs[cell]) for cell in mine.T]
 
 
 def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:
@@ -209,6 +217,7 @@ def _lengths_of(records: Records, sequences: np.ndarray) -> np.ndarray:
     return lengths
 
 
-def _cut(files: np.ndarray, sequences: np.ndarray, ends: np.ndarray) -> list[Chosen]:
+def _cut(chosen: Chosen, ends: np.ndarray) -> list[Chosen]:
     """Micro-batches [ends[i], ends[i + 1])."""
-    return [Chosen(files[a:b], sequences[a:b]) for a, b in itertools.pairwise(ends.tolist())]
+    parts = itertools.pairwise(ends.tolist())
+    return [Chosen(chosen.files[a:b], chosen.sequences[a:b], chosen.epochs[a:b]) for a, b in parts]

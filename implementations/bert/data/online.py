@@ -64,7 +64,7 @@ class OnlinePacker:
         max_sequences: int,
         buffer_size: int,
     ) -> None:
-        """stream: (file, sequences in it) after another; lengths_of(file, sequences): their tokens."""
+        """stream: (file, sequences in it) after another, a file by any number; lengths_of of the same: their tokens."""
         self.stream, self.lengths_of = stream, lengths_of
         self.max_tokens, self.max_sequences = max_tokens, max_sequences
         nothing = np.zeros(0, np.int64)
@@ -93,7 +93,7 @@ class OnlinePacker:
         lengths = self.lengths_of(file, sequences)
         if lengths.size and not 1 <= lengths.min() <= lengths.max() <= self.max_tokens:
             raise DataError(
-                f"training file {file}: sequences of {lengths.min()} to {lengths.max()} tokens do not fit rows of "
+                f"training data: sequences of {lengths.min()} to {lengths.max()} tokens do not fit rows of "
                 f"{self.max_tokens}; verify the data, or set MAX_SEQ_LENGTH"
             )
         numbers = np.ascontiguousarray(sequences, dtype=np.int64)

@@ -33,18 +33,22 @@ class Sampler:
         self._order = lru_cache(maxsize=2)(self._file_order)
         self._permutation = lru_cache(maxsize=4)(self._row_permutation)
 
+    def epoch(self, step: int) -> int:
+        """Times through the data before that of optimizer step ``step``."""
+        return (step - 1) // self.steps_per_epoch
+
     def rows(self, step: int, rank: int | None = None) -> Pieces:
         """Rows of optimizer step ``step`` (1 is the first) on this rank or another."""
-        epoch, step_in_epoch = divmod(step - 1, self.steps_per_epoch)
+        epoch, step_in_epoch = self.epoch(step), (step - 1) % self.steps_per_epoch
         begin = (self.rank if rank is None else rank) * self.rows_per_rank + step_in_epoch * self.rows_per_step
         return list(self._pieces(epoch, begin, begin + self.rows_per_step))
 
-    def stream(self) -> Iterator[tuple[int, np.ndarray]]:
-        """This rank's rows epoch after epoch, without end and without steps: here each epoch leaves nothing out."""
+    def stream(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        """This rank's (epoch, file, rows in it) without end and without steps: here each epoch leaves nothing out."""
         total, epoch = int(self.row_counts.sum()), 0
         while True:
             begin, end = (total * rank // self.world_size for rank in (self.rank, self.rank + 1))
-            yield from self._pieces(epoch, begin, end)
+            yield from ((epoch, file, rows) for file, rows in self._pieces(epoch, begin, end))
             epoch += 1
 
     def _pieces(self, epoch: int, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from bert.data.batching import (
     bin_counts,
 )
 from bert.data.batching import row_sequences as row_sequences
+from bert.data.masking import DynamicMasks, MaskTokens, margin
 from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, gather_batch
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
@@ -56,6 +58,12 @@ class Config:
     exchange_group: int = env(
         "EXCHANGE_GROUP", 1, at_least=1, doc="ranks that balance sequence lengths among themselves; 1: off"
     )
+    masking: str = env(
+        "MASKING",
+        "static",
+        choices=("static", "dynamic"),
+        doc="masks of the records, or others drawn in every epoch (open division)",
+    )
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that contradict each other."""
@@ -69,9 +77,13 @@ class Config:
 
     @property
     def capacity(self) -> PretrainingCapacity:
-        """Sizes that no micro-batch exceeds, where 15% of the tokens are masked as in the benchmark's data."""
+        """Sizes that no micro-batch exceeds, where 15% of the tokens are masked: each sequence as in the benchmark's
+        data, or with MASKING=dynamic on average.
+        """
         sequences = self.batch_size * (self.max_sequences_per_row if self.packed or self.batching == "online" else 1)
-        return PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
+        room = PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
+        more = margin(room.tokens) if self.masking == "dynamic" else 0
+        return dataclasses.replace(room, masked=room.masked + more)
 
     @property
     def rows_per_step(self) -> int:
@@ -119,6 +131,27 @@ def make_batching(source: RowSource, sampler: Sampler, config: Config) -> Batchi
     return ExchangeBatching(batching, source, sampler.rank, config.exchange_group)
 
 
+def open_masks(config: Config, source: RowSource, phase1: Path | None, vocab_size: int,
+               seed: int) -> DynamicMasks | None:  # fmt: skip
+    """What draws the masks of MASKING=dynamic; None: they are the records'.
+
+    phase1: the folder of vocab.txt. Raises DataError where that is missing, or of other data.
+    """
+    if config.masking == "static":
+        return None
+    tokens = MaskTokens.made_up(vocab_size)
+    if not config.synthetic:
+        if phase1 is None:
+            raise ConfigError("MASKING=dynamic needs the vocabulary: set CHECKPOINTDIR_PHASE1, where vocab.txt is")
+        _ = source[0]  # of which vocabulary it is
+        tokens = MaskTokens.read(phase1 / "vocab.txt", source.vocab_md5)
+    if tokens.size > vocab_size:
+        raise DataError(
+            f"{phase1}/vocab.txt has {tokens.size} tokens, bert_config.json vocab_size {vocab_size}: use a pair"
+        )
+    return DynamicMasks(tokens, seed, config.capacity.masked)
+
+
 class TrainingData:
     """``next_step()`` gives the micro-batches of step after step, from ``first_step`` on."""
 
@@ -130,11 +163,12 @@ class TrainingData:
         vocab_size: int,
         first_step: int,
         finish: Callable[[PretrainingBatch], PretrainingBatch],
+        masks: DynamicMasks | None = None,
     ) -> None:
-        """``finish`` is applied to each batch on the thread: pad to a capacity, pin memory."""
+        """On the thread each batch gets its ``masks``, then ``finish`` is applied: pad to a capacity, pin memory."""
         self.source, self.config = source, config
         self.batching = make_batching(source, sampler, config)
-        self.vocab_size, self.finish = vocab_size, finish
+        self.vocab_size, self.finish, self.masks = vocab_size, finish, masks
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="data")
         self._ready: deque[list[PretrainingBatch] | Exception] = deque()
         self._pending = self._executor.submit(self._prepare, range(first_step, first_step + 1))
@@ -178,4 +212,5 @@ class TrainingData:
             numbers = np.unique(files).tolist()
             places = [np.flatnonzero(files == number) for number in numbers]
         sources = [self.source[number] for number in numbers]
-        return gather_batch(sources, places, chosen.sequences, self.config.max_seq_length, self.vocab_size)
+        batch = gather_batch(sources, places, chosen.sequences, self.config.max_seq_length, self.vocab_size)
+        return self.masks(batch, chosen) if self.masks else batch

@@ -1,0 +1,248 @@
+"""MASKING=dynamic: rates, and masks that hang on seed, epoch and sequence alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bert.data.batching import Chosen
+from bert.data.format import open_records, write_records
+from bert.data.masking import DynamicMasks, MaskTokens, margin
+from bert.data.pretraining import make_batch
+from bert.data.records import DataError, Records
+from bert.data.sampler import Sampler
+from bert.data.synthetic import synthetic_records
+from bert.data.training import Config, TrainingData, open_masks
+from bert.env import ConfigError
+from bert.graph import graph_capacity, static_batch
+
+from ..states import newest, same
+
+LENGTH, WORDS = 48, 211
+CLS, SEP, MASK = 1, 2, 3
+
+
+def original(records: Records) -> np.ndarray:
+    """The tokens before the records' own masks."""
+    tokens = records.input_ids.copy()
+    owner = np.repeat(np.arange(records.num_sequences), np.diff(records.masked_lm_offsets))
+    tokens[records.sequence_offsets[owner] + records.masked_lm_positions] = records.masked_lm_ids
+    return tokens
+
+
+def chosen_of(records: Records, epoch: int = 0, file: int = 0) -> Chosen:
+    count = records.num_sequences
+    return Chosen(np.full(count, file), np.arange(count), np.full(count, epoch))
+
+
+@pytest.fixture(scope="module")
+def many() -> Records:
+    """Half a million tokens of a vocabulary of 211, each sequence with [CLS] in front and [SEP] at the end."""
+    records = synthetic_records(2000, 512, WORDS, False, 0)
+    starts, ends = records.sequence_offsets[:-1], records.sequence_offsets[1:] - 1
+    free = ~np.isin(records.masked_lm_positions, [0])
+    assert free.all()
+    records.input_ids[starts] = CLS
+    records.input_ids[ends] = SEP
+    return records
+
+
+def test_masks_are_15_percent_of_the_text_80_10_10(many: Records) -> None:
+    masks = DynamicMasks(MaskTokens(CLS, SEP, MASK, WORDS), seed=7, capacity=10**9)
+    plain = make_batch(many, np.arange(many.num_sequences), 512)
+    batch = masks(plain, chosen_of(many))
+    tokens, before = batch.input_ids.numpy(), original(many)
+    where, labels = batch.masked_positions.numpy(), batch.masked_labels.numpy()
+    assert np.array_equal(labels, before[where]), "what is predicted is what was there"
+    rest = np.ones(len(tokens), dtype=bool)
+    rest[where] = False
+    assert np.array_equal(tokens[rest], before[rest]), "the records' own masks are gone"
+    assert not np.isin(before[where], (CLS, SEP)).any()
+    assert (np.diff(where) > 0).all()
+    assert batch.num_masked == len(where)
+    text = ~np.isin(before, (CLS, SEP))
+    assert abs(len(where) / text.sum() - 0.15) < 0.003
+    now = tokens[where]
+    assert abs((now == MASK).mean() - 0.8) < 0.01
+    assert abs((now == labels).mean() - 0.1) < 0.01
+    other = now[(now != MASK) & (now != labels)]
+    assert abs(len(other) / len(now) - 0.1) < 0.01
+    counts = np.bincount(other, minlength=WORDS)
+    assert len(counts) == WORDS
+    assert 0.3 * counts.mean() < np.delete(counts, MASK).min() <= counts.max() < 2 * counts.mean()
+    thirds = np.array_split(np.isin(np.arange(len(tokens)), where)[text], 3)
+    assert all(abs(part.mean() - 0.15) < 0.006 for part in thirds), "everywhere alike"
+    assert (plain.input_ids.numpy() == many.input_ids).all(), "the batch given stays what it was"
+
+
+def test_another_epoch_file_or_seed_has_other_masks_and_the_same_the_same(many: Records) -> None:
+    tokens = MaskTokens(CLS, SEP, MASK, WORDS)
+    plain = make_batch(many, np.arange(many.num_sequences), 512)
+
+    def drawn(seed: int, epoch: int, file: int) -> frozenset[int]:
+        batch = DynamicMasks(tokens, seed, 10**9)(plain, chosen_of(many, epoch, file))
+        return frozenset(batch.masked_positions.tolist())
+
+    first = drawn(7, 0, 0)
+    assert drawn(7, 0, 0) == first
+    for other in (drawn(7, 1, 0), drawn(7, 2, 0), drawn(7, 0, 1), drawn(8, 0, 0), drawn(7, 0, 2**20)):
+        assert 0.13 < len(first & other) / len(first) < 0.17, "independent"
+
+
+def test_masks_beyond_the_room_of_a_graph_are_left_out(many: Records) -> None:
+    tokens = MaskTokens(CLS, SEP, MASK, WORDS)
+    plain = make_batch(many, np.arange(50), 512)
+    chosen = Chosen(np.zeros(50, np.int64), np.arange(50), np.zeros(50, np.int64))
+    whole, cut = (DynamicMasks(tokens, 7, room)(plain, chosen) for room in (10**9, 100))
+    assert cut.num_masked == 100 < whole.num_masked
+    assert torch.equal(cut.masked_positions, whole.masked_positions[:100])
+    last = int(cut.masked_positions[-1])
+    end = int(plain.cu_seqlens[-1])
+    assert torch.equal(cut.input_ids[: last + 1], whole.input_ids[: last + 1])
+    assert np.array_equal(cut.input_ids[last + 1 :], original(many)[last + 1 : end])
+
+
+class Files:
+    """Records in memory as a source, each file a bin of its own."""
+
+    vocab_md5 = ""
+
+    def __init__(self, files: list[Records]) -> None:
+        self.files = files
+        self.bins = [np.array([number]) for number in range(len(files))]
+
+    def row_counts(self) -> np.ndarray:
+        return np.array([records.num_rows for records in self.files])
+
+    def __getitem__(self, number: int) -> Records:
+        return self.files[number]
+
+
+KINDS = {
+    "packed": {"packed": True},
+    "unpacked": {},
+    "binned": {"batching": "bins", "bin_counts": "2:1:1"},
+    "online": {"batching": "online", "online_buffer": 16},
+    "exchanged": {"exchange_group": -1},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) -> None:
+    settings = KINDS[kind]
+    source = Files([make_records(40, packed=kind == "packed", seed=seed) for seed in range(3)])
+    found: dict[tuple[int, int, int], set[tuple[int, ...]]] = {}
+    epochs: dict[int, int] = {}
+    for world in (1, 2, 3):
+        more = {name: world if value == -1 else value for name, value in settings.items()}
+        config = Config(batch_size=4, gradient_steps=2, max_seq_length=LENGTH, masking="dynamic", **more)
+        for rank in range(world):
+            sampler = Sampler(source.row_counts(), config.rows_per_step, 5, rank, world)
+            masks = DynamicMasks(MaskTokens(CLS, SEP, MASK, WORDS), 5, config.capacity.masked)
+            data = TrainingData(source, sampler, config, WORDS, 1, lambda batch: batch, masks)
+            steps = [data.next_step() for _ in range(30 // world)]
+            chosen = [data.batching.step(step) for step in range(1, 30 // world + 1)]
+            data.close()
+            for batch, picked in zip(itertools.chain(*steps), itertools.chain(*chosen), strict=True):
+                parts = np.split(batch.input_ids.numpy(), batch.cu_seqlens.numpy()[1:-1])
+                keys = zip(picked.epochs.tolist(), picked.files.tolist(), picked.sequences.tolist(), strict=True)
+                for key, part in zip(keys, parts, strict=True):
+                    found.setdefault(key, set()).add(tuple(part.tolist()))
+                    epochs[key[0]] = epochs.get(key[0], 0) + 1
+            resumed = TrainingData(source, sampler, config, WORDS, 5, lambda batch: batch, masks)
+            for expected, again in zip(steps[4], resumed.next_step(), strict=True):
+                assert torch.equal(expected.input_ids, again.input_ids)
+                assert torch.equal(expected.masked_positions, again.masked_positions)
+            resumed.close()
+    assert all(len(drawn) == 1 for drawn in found.values())
+    assert sum(epochs.values()) > 1.5 * len(found), "most sequences were seen by several"
+    assert min(epochs[0], epochs[1]) > 30
+    both = [key for key in found if key[0] == 0 and (1, *key[1:]) in found]
+    differing = sum(found[key] != found[(1, *key[1:])] for key in both)
+    assert differing > 0.9 * len(both) > 10, "every epoch has masks of its own"
+
+
+def test_every_batch_fits_the_fixed_sizes_of_a_graph() -> None:
+    source = Files([synthetic_records(800, LENGTH, WORDS, True, 0)])
+    config = Config(batch_size=4, packed=True, max_seq_length=LENGTH, masking="dynamic", synthetic=True)
+    sampler = Sampler(source.row_counts(), config.rows_per_step, 5, 0, 1)
+    masks = open_masks(config, source, None, WORDS, seed=1)
+    assert masks is not None
+    capacity = graph_capacity(config.capacity, 4)
+    data = TrainingData(source, sampler, config, WORDS, 1, lambda batch: static_batch(batch, capacity), masks)
+    counts = [int((batch.masked_labels >= 0).sum()) for _ in range(200) for batch in data.next_step()]
+    data.close()
+    static = dataclasses.replace(config, masking="static").capacity
+    assert config.capacity == dataclasses.replace(static, masked=static.masked + margin(4 * LENGTH))
+    assert static.masked < max(counts) < config.capacity.masked, "the margin is needed, and enough"
+
+
+VOCABULARY = "\n".join(["[PAD]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(4, WORDS))]) + "\n"
+
+
+@pytest.fixture
+def dynamic(prepared: dict[str, str]) -> dict[str, str]:
+    """A run on records made with a vocabulary that is there."""
+    path = Path(prepared["CHECKPOINTDIR_PHASE1"]) / "vocab.txt"
+    path.write_text(VOCABULARY)
+    md5 = hashlib.md5(path.read_bytes()).hexdigest()
+    for name in ("DATADIR_PHASE2_PACKED", "EVALDIR"):
+        for shard in Path(prepared[name]).iterdir():
+            records, metadata = open_records(shard)
+            write_records(shard, records.select(range(records.num_sequences)).with_rows(records.row_offsets),
+                          dataclasses.replace(metadata, vocab_md5=md5))  # fmt: skip
+    unscored = {"EVAL_ITER_START_SAMPLES": "", "EVAL_ITER_SAMPLES": "", "TARGET_MLM_ACCURACY": ""}
+    return prepared | unscored | {"MASKING": "dynamic"}
+
+
+def test_the_ids_are_the_vocabularys(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_text("a\n[SEP]\nb\nb\n[MASK]\r\n[CLS]")
+    assert MaskTokens.read(path, "") == MaskTokens(cls=4, sep=1, mask=3, size=5)
+    with pytest.raises(DataError, match="made with another vocabulary"):
+        MaskTokens.read(path, "0" * 32)
+    path.write_text("a\n[SEP]\n")
+    with pytest.raises(DataError, match=r"no \[CLS\], \[MASK\]"):
+        MaskTokens.read(path, "")
+    with pytest.raises(DataError, match="needs the vocabulary"):
+        MaskTokens.read(tmp_path / "none", "")
+
+
+def test_a_vocabulary_that_is_not_the_models_is_refused(make_records, tmp_path: Path) -> None:
+    source = Files([make_records(40)])
+    config = Config(batch_size=4, masking="dynamic", datadir=tmp_path)
+    with pytest.raises(ConfigError, match="CHECKPOINTDIR_PHASE1"):
+        open_masks(config, source, None, WORDS, seed=1)
+    (tmp_path / "vocab.txt").write_text(VOCABULARY)
+    with pytest.raises(DataError, match=f"{WORDS} tokens, bert_config.json vocab_size 200"):
+        open_masks(config, source, tmp_path, 200, seed=1)
+    assert open_masks(dataclasses.replace(config, masking="static"), source, None, 200, seed=1) is None
+
+
+def test_the_check_names_the_masking(dynamic: dict[str, str], run_bert) -> None:
+    checked = run_bert(dynamic, arguments=("--check",))
+    assert checked.returncode == 0, checked.stderr
+    assert "MASKING=dynamic: other masks every epoch, token 3 of 211 is [MASK]" in checked.stdout
+
+
+def test_a_resumed_run_with_dynamic_masks_is_the_run_in_one_piece(dynamic: dict[str, str], run_bert,
+                                                                  tmp_path: Path) -> None:  # fmt: skip
+    def run(name: str, **more: str) -> dict:
+        finished = run_bert(dynamic | {"CHECKPOINT_DIR": str(tmp_path / name), "RESUME": "1"} | more)
+        assert finished.returncode == 0, finished.stderr
+        return newest(tmp_path / name)
+
+    whole = run("whole")
+    run("parts", STEPS_THIS_RUN="3")
+    refused = run_bert(dynamic | {"CHECKPOINT_DIR": str(tmp_path / "parts"), "RESUME": "1", "MASKING": "static"})
+    assert "MASKING dynamic" in refused.stderr
+    assert same(run("parts"), whole)
+    assert not torch.equal(
+        next(iter(run("static", MASKING="static")["model"].values())), next(iter(whole["model"].values()))
+    )
