@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from review.logs.findings import ReviewError
-from review.logs.output import print_json
+from review.logs.output import markdown_table, print_csv, print_json
 
 _Commands = Any  # argparse has no public name for what add_subparsers returns
 
@@ -21,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
 
     show = commands.add_parser("show", help="one row per run, the RCP test and the score")
     show.add_argument("target", type=Path, nargs="+", help="a log, a folder of logs, or a folder above such folders")
-    _common(show)
+    _common(show, tables=True)
     show.set_defaults(run=_show)
 
     check = commands.add_parser("check", help="is it valid? official verdict, reasons, and what it overlooks")
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
 
     compare = commands.add_parser("compare", help="results side by side: speed-up, confidence interval, significance")
     compare.add_argument("target", type=Path, nargs="+", help="results; the first is what the others are compared with")
-    _common(compare)
+    _common(compare, tables=True)
     compare.set_defaults(run=_compare)
 
     watch = commands.add_parser("watch", help="a live run: progress to the target, time to go, projected RCP margin")
@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     _common(certify)
     certify.set_defaults(run=_certify)
     _add_select(commands)
+    _add_league(commands)
     _add_report(commands)
     _add_system(commands)
     _add_package(commands)
@@ -68,6 +69,28 @@ def _add_select(commands: _Commands) -> None:
     select.add_argument("-o", "--output", type=Path, help="the folder to write them to, to submit; unset: none")
     _common(select)
     select.set_defaults(run=_select)
+
+
+def _add_league(commands: _Commands) -> None:
+    from review.league.ranking import BY
+
+    league = commands.add_parser("league", help="results ranked, their scaling and the trend over the rounds")
+    league.add_argument("target", type=Path, nargs="*", help="folders of results of your own")
+    league.add_argument(
+        "--published", action="store_true", help="among every published BERT result of rounds 0.7 to 5.0"
+    )
+    league.add_argument("--by", default="minutes", choices=list(BY), help="default %(default)s")
+    league.add_argument("--round", action="append", default=[], metavar="ROUND", help="published rounds, such as 5.0")
+    league.add_argument("--division", choices=["closed", "open"], help="of published results; unset: both")
+    league.add_argument("--accelerator", default="", metavar="TEXT", help="published results whose accelerator has it")
+    league.add_argument("--accelerators", type=int, metavar="COUNT", help="published results of this size")
+    league.add_argument(
+        "--top", type=int, default=20, metavar="COUNT", help="rows beside your own; default 20, 0 is all"
+    )
+    league.add_argument("--label", default="yours", help="the round to call your own results, default %(default)s")
+    league.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write an HTML page with charts")
+    _common(league, tables=True)
+    league.set_defaults(run=_league)
 
 
 def _add_report(commands: _Commands) -> None:
@@ -108,8 +131,13 @@ def _add_package(commands: _Commands) -> None:
     package.set_defaults(run=_package)
 
 
-def _common(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="print JSON instead of text")
+def _common(command: argparse.ArgumentParser, tables: bool = False) -> None:
+    """Options of every command; with ``tables`` also CSV and Markdown."""
+    forms = command.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="print JSON instead of text")
+    if tables:
+        forms.add_argument("--csv", action="store_true", help="print CSV, for a spreadsheet")
+        forms.add_argument("--markdown", action="store_true", help="print Markdown, for the text of an issue")
     command.add_argument("--ruleset", default="5.0.0", help="MLPerf Training ruleset, default %(default)s")
 
 
@@ -118,14 +146,20 @@ def _show(arguments: argparse.Namespace) -> int:
 
     results = [result for target in arguments.target for result in load_results(target, arguments.ruleset)]
     if arguments.json:
+        from review.league.borrowed import as_list as borrowed
         from review.verdict.checking import as_dict
 
-        print_json([as_dict(result) for result in results])
+        print_json([{**as_dict(result), "same_hyperparameters": borrowed(result)} for result in results])
         return 0
     from review.results.display import console
-    from review.show import show
+    from review.show import csv_rows, markdown, show
 
-    show(results, console())
+    if arguments.csv:
+        print_csv(csv_rows(results))
+    elif arguments.markdown:
+        print(markdown(results))
+    else:
+        show(results, console())
     return 0
 
 
@@ -161,12 +195,16 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from review.compare import as_dict, print_comparison
+    from review.compare import as_dict, csv_rows, markdown, print_comparison
     from review.results.score import load_results
 
     results = [result for target in arguments.target for result in load_results(target, arguments.ruleset)]
     if arguments.json:
         print_json(as_dict(results))
+    elif arguments.csv:
+        print_csv(csv_rows(results))
+    elif arguments.markdown:
+        print(markdown(results))
     else:
         print_comparison(results)
     return 0
@@ -187,6 +225,44 @@ def _select(arguments: argparse.Namespace) -> int:
     else:
         print_selection(selection, arguments.output)
     return 0 if selection.chosen else 1
+
+
+def _league(arguments: argparse.Namespace) -> int:
+    from review.league.entries import entry_of, published, to_rows
+    from review.league.ranking import Filter, League
+    from review.league.table import print_league, rows
+    from review.results.score import load_results
+
+    if not arguments.target and not arguments.published:
+        raise ReviewError("league needs a folder of results, --published, or both")
+    if arguments.top < 0:
+        raise ReviewError(f"--top {arguments.top}: 0 or more expected")
+    own = [
+        entry_of(result, arguments.label, target)
+        for target in arguments.target
+        for result in load_results(target, arguments.ruleset)
+    ]
+    wanted = Filter(
+        rounds=tuple(arguments.round),
+        division=arguments.division or "",
+        accelerator=arguments.accelerator,
+        count=arguments.accelerators,
+    )
+    others = [entry for entry in published() if wanted.takes(entry)] if arguments.published else []
+    league, top = League(tuple(own), tuple(others), arguments.by), arguments.top or None
+    if arguments.output is not None:
+        from review.league.page import write_page
+
+        write_page(league, None, arguments.output)
+    if arguments.json:
+        print_json(league.as_dict())
+    elif arguments.csv:
+        print_csv(to_rows(league.ranked))
+    elif arguments.markdown:
+        print(markdown_table(rows(league, top)))
+    else:
+        print_league(league, top)
+    return 0
 
 
 def _watch(arguments: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from review.logs.findings import ReviewError
 from review.logs.mllog import text
+from review.logs.output import markdown_table, markdown_text
 from review.logs.tree import read_json
 from review.results.display import console, labelled, rate_format, subtitle
 from review.results.run import HYPERPARAMETERS, Run
@@ -37,6 +38,7 @@ MEASURES = {
     "samples": "samples to target",
     "energy": "joules to target",
 }
+_RATIO_HEADINGS = ("speed-up", "95% interval", "p")
 _MORE_IS_BETTER = ("throughput", "throughput_per_accelerator")
 _LARGEST = 1e100  # of any measure; squares of it can be computed with
 _LEAST_TRIMMED = 4  # runs; of fewer, none is left out, and nothing is claimed
@@ -219,6 +221,39 @@ def _names(results: Sequence[Result]) -> list[str]:
     ]
 
 
+def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
+    """Headings and a row for each measure of each result, against the first: for a spreadsheet."""
+    names, comparisons = _names(results), compare(results)
+    headings = ["result", "baseline", "measure", "mean", "baseline_mean", "ratio", "low", "high", "p", "significant"]
+    rows: list[list[Any]] = [headings]
+    for name, comparison in zip(names[1:], comparisons, strict=True):
+        means, first = _means(comparison.other), _means(comparison.baseline)
+        for measure, found in comparison.ratios.items():
+            known = [means[measure], first[measure], found.value, found.low, found.high, found.p, found.significant]
+            rows.append([name, names[0], measure, *known])
+    return rows
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """The tables and verdicts, for the text of an issue."""
+    names, comparisons = _names(results), compare(results)
+    letters = _letters(len(names))
+    about = [
+        f"- **{letter}** {markdown_text(f'{name}: {subtitle(result)}')}"
+        for letter, name, result in zip(letters, names, results, strict=True)
+    ]
+    rows = [["", *letters], *([label, *cells] for label, cells in _result_rows(results).items())]
+    parts = ["\n".join(about), markdown_table(rows, [False, *[True] * len(names)])]
+    for letter, comparison in zip(letters[1:], comparisons, strict=True):
+        ratios = [[MEASURES[measure], *_ratio_cells(found)] for measure, found in comparison.ratios.items()]
+        parts.append(f"**{letter} against A**: {markdown_text(comparison.verdict())}")
+        parts.append(markdown_table([["", *_RATIO_HEADINGS], *ratios], [False, True, True, True]))
+    differing = differing_hyperparameters(results)
+    if differing:
+        parts.append(markdown_table([["hyper-parameter", *letters], *_hyperparameter_rows(differing)]))
+    return "\n\n".join(parts)
+
+
 def print_comparison(results: Sequence[Result]) -> None:
     """Prints the tables on stdout."""
     comparisons = compare(results)
@@ -237,6 +272,10 @@ def _print_results(results: Sequence[Result], names: Sequence[str], out: Console
     for letter, name, result in zip(_letters(len(names)), names, results, strict=True):
         out.print(Text.assemble((f"{letter}  {name}", "bold")), soft_wrap=True)
         out.print(Text(f"   {subtitle(result)}"), soft_wrap=True)
+    _print_table(_result_rows(results), out)
+
+
+def _result_rows(results: Sequence[Result]) -> dict[str, list[str]]:
     rows = {
         "runs that count": [f"{len(result.counted)} of {len(result.runs)}" for result in results],
         "score, minutes": [_number(result.score, ",.4f") for result in results],
@@ -252,7 +291,7 @@ def _print_results(results: Sequence[Result], names: Sequence[str], out: Console
     for measure in _MORE_IS_BETTER:
         rates = [_means(Sample(result))[measure] for result in results]
         rows[MEASURES[measure]] = [_number(rate, rate_format(rate)) for rate in rates]
-    _print_table(rows, out)
+    return rows
 
 
 def _rcp(result: Result) -> str:
@@ -289,21 +328,27 @@ def _print_one(name: str, baseline: str, comparison: Comparison, out: Console) -
     out.print(Text.assemble((name, "bold"), " against ", (baseline, "bold")), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("")
-    for heading in ("speed-up", "95% interval", "p"):
+    for heading in _RATIO_HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
     for measure, found in comparison.ratios.items():
-        interval = "-" if found.low is None or found.high is None else f"{found.low:.4f} to {found.high:.4f}"
         style = "" if not found.significant else "green" if found.value > 1 else "red"
-        cells = [f"{found.value:.4f}", interval, "-" if found.p is None else f"{found.p:.2g}"]
-        table.add_row(Text(MEASURES[measure]), *(Text(cell, style) for cell in cells))
+        table.add_row(Text(MEASURES[measure]), *(Text(cell, style) for cell in _ratio_cells(found)))
     out.print(table)
     out.print(labelled("verdict", comparison.verdict()), soft_wrap=True)
     out.print()
 
 
+def _ratio_cells(found: Ratio) -> list[str]:
+    interval = "-" if found.low is None or found.high is None else f"{found.low:.4f} to {found.high:.4f}"
+    return [f"{found.value:.4f}", interval, "-" if found.p is None else f"{found.p:.2g}"]
+
+
+def _hyperparameter_rows(differing: dict[str, list[Any]]) -> list[list[str]]:
+    return [[key, *("-" if value is None else text(value) for value in values)] for key, values in differing.items()]
+
+
 def _print_hyperparameters(differing: dict[str, list[Any]], out: Console) -> None:
-    rows = {key: ["-" if value is None else text(value) for value in values] for key, values in differing.items()}
     from rich.text import Text
 
     out.print(Text("hyper-parameters that differ", "bold"))
-    _print_table(rows, out)
+    _print_table({key: cells for key, *cells in _hyperparameter_rows(differing)}, out)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from review.league.borrowed import describe
 from review.logs.findings import ERROR, Finding
 from review.logs.mllog import text
+from review.logs.output import markdown_table, markdown_text
 from review.results.display import labelled, rate_format, subtitle
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
-from review.verdict.checking import energy_obstacles, obstacles
+from review.verdict.checking import as_dict, energy_obstacles, obstacles
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,6 +60,39 @@ def _show_one(result: Result, out: Console) -> None:
         out.print(labelled(label, line, style), soft_wrap=True)
     for file, reason in () if has_reasons else reasons(result):
         out.print(labelled("fails", f"{file}: {reason}", "red"), soft_wrap=True)
+
+
+_OF_RESULT = ("name", "folder", "organization", "division", "global_batch_size", "accelerators", "score_minutes")
+_OF_SCORE = ("olympic_minutes", "scaling_factor", "official")
+
+
+def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
+    """Headings and a row for each run, what is of its result in front: for a spreadsheet."""
+    found: list[list[Any]] = []
+    headings: list[str] = []
+    for result in results:
+        whole = as_dict(result)
+        for run in whole["runs"]:
+            values = {name: whole[name] for name in (*_OF_RESULT, *_OF_SCORE)}
+            values["energy_joules"] = whole["energy"]["joules"] if whole["energy"] else None
+            values |= {name: value for name, value in run.items() if name != "findings"}
+            headings = list(values)
+            found.append(list(values.values()))
+    return [headings, *found]
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """The table and the lines beneath it, for the text of an issue."""
+    parts = []
+    for result in results:
+        shown = [i for i, column in enumerate(_COLUMNS) if result.energy or column[0] != "kJ"]
+        rows = [_row(run, result, True) for run in result.runs]
+        rows += [_crash(number, reason, True) for number, reason in result.crashes.items()]
+        table = [[_COLUMNS[i][0] for i in shown], *([row[i].plain for i in shown] for row in rows)]
+        lines = [f"- **{label or '…'}** {markdown_text(line)}" for label, line, _ in summary(result)]
+        about = f"### {markdown_text(text(result.name))}\n\n{markdown_text(subtitle(result))}"
+        parts += [about, markdown_table(table, [_COLUMNS[i][1] for i in shown]), "\n".join(lines)]
+    return "\n\n".join(parts)
 
 
 def reasons(result: Result) -> list[tuple[str, str]]:
@@ -167,6 +202,9 @@ def summary(result: Result) -> list[tuple[str, str, str]]:
         lines.append(("score", score + (", official" if official else ""), "bold green" if official else ""))
     elif result.median_minutes is not None:
         lines.append(("median", f"{result.median_minutes:.4f} min, no olympic score yet", ""))
+    elif result.reached_minutes is not None:
+        about = "not checked: the olympic mean of the runs that say they reached the target"
+        lines.append(("raw", f"{result.reached_minutes:.4f} min, {about}", "yellow"))
     if not official:
         lines.append(("unofficial", "; ".join(reasons) or "no score", "yellow"))
     if result.other_ruleset:
@@ -174,7 +212,8 @@ def summary(result: Result) -> list[tuple[str, str, str]]:
     lines.extend(_spread(result))
     lines.extend(_energy_lines(result, official))
     lines.extend(_rcp_lines(result))
-    return lines
+    borrowed = describe(result)
+    return [*lines, ("recipe", borrowed, "dim")] if borrowed else lines
 
 
 def _energy_lines(result: Result, official: bool) -> list[tuple[str, str, str]]:

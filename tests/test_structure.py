@@ -68,6 +68,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"results"},
         {"verdict"},
         {"report"},
+        {"league"},
         {"submission"},
         {"certify"},
         {"show", "compare", "select", "watch", "rehearsal"},

@@ -1,11 +1,15 @@
-"""How the commands put out what they found: files that appear whole or not at all, and strict JSON."""
+"""How the commands put out what they found: files that appear whole or not at all, strict JSON, CSV and Markdown."""
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
+import re
+import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +47,27 @@ def _strict(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_strict(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_csv(rows: Iterable[Sequence[Any]]) -> None:
+    """Prints rows of CSV, the headings first; an unknown value is an empty cell."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    for row in rows:
+        writer.writerow(["" if value is None else value for value in _strict(list(row))])
+
+
+def markdown_table(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
+    """A Markdown table of headings and rows. ``right``: which columns are numbers."""
+    sides = [*right, *[False] * (len(rows[0]) - len(right))]
+    lines = [_markdown_row(rows[0]), "|" + "|".join("---:" if side else "---" for side in sides) + "|"]
+    return "\n".join([*lines, *map(_markdown_row, rows[1:])])
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(markdown_text(cell) for cell in cells) + " |"
+
+
+def markdown_text(content: str) -> str:
+    """Text that Markdown shows as it is."""
+    content = content.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+    return re.sub(r"[*`<\[]|(?<!\w)_|_(?!\w)", r"\\\g<0>", content)

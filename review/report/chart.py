@@ -6,34 +6,64 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["samples", "minutes", "accuracy", "rate", "loss"]
+Unit = Literal["samples", "minutes", "accuracy", "rate", "loss", "count"]
 Role = Literal["target", "reference", "minimum", "own"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """A linear axis from ``low`` to ``high``; one without width is widened."""
+    """An axis from ``low`` to ``high``; one without width is widened.
+
+    ``log``: equal factors are equally far, both ends above 0. ``names``: of the values 0, 1, ..., instead of numbers.
+    """
 
     label: str
     unit: Unit
     low: float
     high: float
+    log: bool = False
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.log and self.high < 1.01 * self.low:
+            object.__setattr__(self, "high", 1.01 * self.low)
         least = 1e-9 * max(abs(self.low), abs(self.high), 1e-3)
         if self.high - self.low < least:
             object.__setattr__(self, "high", self.low + least)
 
+    def share(self, value: float) -> float:
+        """Where a value lies: 0 at the low end, 1 at the high one."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
     def ticks(self, count: int) -> list[float]:
         """At most about ``count`` round values within the axis."""
+        if self.log:
+            return self._log_ticks(count)
+        if self.names:
+            every = math.ceil(len(self.names) / max(count, 1))
+            return [float(i) for i in range(len(self.names)) if (len(self.names) - 1 - i) % every == 0]
         rough = (self.high - self.low) / max(count, 1)
         power = 10 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)
         return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
+    def _log_ticks(self, count: int) -> list[float]:
+        """Powers of ten with the steps between them that there is room for."""
+        decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        ticks: list[float] = []
+        for steps in ((1,), (1, 3), (1, 2, 5)):
+            found = [step * 10.0**power for power in decades for step in steps]
+            within = [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
+            ticks = within if len(within) <= count or not ticks else ticks
+        return ticks
+
     def text(self, value: float) -> str:
         """A tick's label."""
+        if self.names:
+            return self.names[round(value)]
         return format_value(value, self.unit)
 
 

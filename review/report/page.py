@@ -20,13 +20,18 @@ from review.results.score import Result
 from review.verdict.checking import Checked
 
 
-def build_page(results: Sequence[Result], checked: Sequence[Checked] = ()) -> str:
-    """The page, with what `check` found of the same target. Raises ReviewError where jinja2 is missing."""
+def render(template: str, **values: object) -> str:
+    """A page of one of the templates. Raises ReviewError where jinja2 is missing."""
     try:
         from jinja2 import Environment, PackageLoader
     except ImportError:
         raise ReviewError("the page needs jinja2: pip install jinja2") from None
     environment = Environment(loader=PackageLoader("review.report"), autoescape=_is_markup, trim_blocks=True)
+    return environment.get_template(template).render(**values)
+
+
+def build_page(results: Sequence[Result], checked: Sequence[Checked] = ()) -> str:
+    """The page, with what `check` found of the same target. Raises ReviewError where jinja2 is missing."""
     by_path = {one.path: one for one in checked}
     pages = []
     for index, result in enumerate(results):
@@ -35,7 +40,8 @@ def build_page(results: Sequence[Result], checked: Sequence[Checked] = ()) -> st
             own = by_path.pop(result.runs[0].path, None)
         pages.append(_result(result, own, f"r{index}"))
     title = pages[0]["name"] if len(pages) == 1 else f"{len(pages)} results"
-    return environment.get_template("report.html").render(
+    return render(
+        "report.html",
         title=f"{title}: MLPerf Training BERT",
         results=pages,
         submissions=[_findings(one) for one in by_path.values()],
@@ -65,7 +71,7 @@ def _findings(checked: Checked) -> dict[str, Any]:
 
 
 def _result(result: Result, checked: Checked | None, identifier: str) -> dict[str, Any]:
-    figures = [_chart(chart, f"{identifier}-{chart.key}") for chart in charts(result)]
+    figures = [figure(chart, f"{identifier}-{chart.key}") for chart in charts(result)]
     hyperparameters, described = data.hyperparameters(result), facts(result)
     have = [
         ("runs", "Runs", True),
@@ -96,7 +102,8 @@ def _result(result: Result, checked: Checked | None, identifier: str) -> dict[st
     }
 
 
-def _chart(chart: Chart, identifier: str) -> dict[str, Any]:
+def figure(chart: Chart, identifier: str) -> dict[str, Any]:
+    """What the templates show of a chart. ``identifier`` is unique on the page."""
     from markupsafe import Markup
 
     return {

@@ -49,13 +49,11 @@ class _Frame:
     y_axis: Axis | None = None
 
     def x(self, value: float) -> float:
-        share = (value - self.x_axis.low) / (self.x_axis.high - self.x_axis.low)
-        return self.left + share * (self.right - self.left)
+        return self.left + self.x_axis.share(value) * (self.right - self.left)
 
     def y(self, value: float) -> float:
         assert self.y_axis is not None
-        share = (value - self.y_axis.low) / (self.y_axis.high - self.y_axis.low)
-        return self.bottom - share * (self.bottom - self.top)
+        return self.bottom - self.y_axis.share(value) * (self.bottom - self.top)
 
 
 def draw(chart: Chart, identifier: str) -> str:

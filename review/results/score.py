@@ -130,6 +130,20 @@ class Result:
         return self.counted[1 : len(self.counted) - (1 - self.failed_runs)]
 
     @functools.cached_property
+    def reached_kept(self) -> list[Run]:
+        """The runs of a raw olympic mean: those that say they reached the target, whatever rules their logs break."""
+        reached = [run for run in self.runs if run.converged and run.minutes is not None]
+        missed = len(self.runs) - len(reached)
+        ordered = sorted(reached, key=lambda run: run.minutes or 0.0)
+        return ordered[1 : len(ordered) - (1 - missed)] if missed <= 1 else []
+
+    @functools.cached_property
+    def reached_minutes(self) -> float | None:
+        """Raw olympic mean, not checked and not scaled: for logs of a round whose rules are not installed."""
+        minutes = [run.minutes for run in self.reached_kept if run.minutes is not None]
+        return math.fsum(minutes) / len(minutes) if minutes else None
+
+    @functools.cached_property
     def energy(self) -> Energy | None:
         """The energy of its runs; None where it was not measured."""
         return measure(self.folder, self.runs, self.counted, self.kept, self.scaling_factor)
@@ -262,6 +276,7 @@ class Result:
             "crashed": {str(number): reason for number, reason in self.crashes.items()},
             "unreadable": {str(path): reason for path, reason in self.unreadable.items()},
             "olympic_minutes": self.olympic_minutes,
+            "raw_olympic_minutes_not_checked": self.reached_minutes,
             "median_minutes": self.median_minutes,
             "mean_samples": self.mean_samples,
             "rcp": None

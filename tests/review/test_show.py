@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 
 import pytest
 
 from review.__main__ import main
+from review.league.borrowed import describe, same_hyperparameters
 from review.results.score import load_results
 from review.show import show
 
@@ -29,7 +31,7 @@ def test_every_label_is_separated_from_its_text(width, submission):
     lines = rendered(submission, width).splitlines()
     assert "  unofficial  2 of 10 runs" in lines
     labels = {line[:14].strip() for line in lines if line.startswith("  ")}
-    assert labels == {"", "median", "unofficial", "runs", "RCP"}
+    assert labels == {"", "median", "unofficial", "runs", "RCP", "recipe"}
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -56,3 +58,48 @@ def test_published_scores_are_reproduced_to_the_last_digit(real_folders, capsys)
     for name, score in scores.items():
         assert results[name]["score_minutes"] == pytest.approx(score, abs=5e-9)
         assert results[name]["official"]
+
+
+def test_csv_has_a_row_for_each_run_with_its_result(submission, capsys):
+    (result,) = load_results(submission)
+    assert main(["show", "--csv", str(submission)]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [float(row["minutes"]) for row in rows] == [run.minutes for run in result.runs]
+    assert {(float(row["score_minutes"]), row["official"]) for row in rows} == {(result.score, "True")}
+    assert [row["dropped"] for row in rows].count("best") == 1
+
+
+def test_markdown_keeps_its_cells_whatever_a_log_says(submission, writer, capsys):
+    writer(seed=9).change("submission_org", value="a|b *c* <d>").write(submission / "result_0.txt")
+    (submission / "result_3.txt").unlink()
+    (submission / "failed_3.txt").write_text("")
+    assert main(["show", "--markdown", str(submission)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    rows = [line for line in shown if line.startswith("|")]
+    assert len(rows) == 2 + 9 + 1
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
+    assert any("a\\|b \\*c\\* \\<d>" in line for line in shown)
+    assert any(line.startswith("- **unofficial** 9 of 10 runs") for line in shown)
+
+
+def test_logs_that_the_rules_reject_still_have_a_raw_mean_that_says_so(submission):
+    for path in submission.glob("result_*.txt"):
+        path.write_text(path.read_text().replace('"cache_clear"', '"cache_cleared"'))
+    (result,) = load_results(submission)
+    minutes = sorted(run.minutes for run in result.runs)[1:-1]
+    assert f"  raw         {sum(minutes) / 8:.4f} min, not checked" in rendered(submission, 200)
+
+
+def test_the_published_result_with_the_same_hyperparameters_is_named(submission, writer):
+    for index, path in enumerate(sorted(submission.glob("result_*.txt"))):
+        writer(seed=index).change("opt_base_learning_rate", value=0.000425).write(path)
+    (result,) = load_results(submission)
+    assert describe(result) is None
+    for index, path in enumerate(sorted(submission.glob("result_*.txt"))):
+        writer(seed=index).write(path)
+    (result,) = load_results(submission)
+    found = same_hyperparameters(result)
+    assert found[0].batch_size == 768
+    assert found[0].round == min(entry.round for entry in found if entry.batch_size == 768)
+    assert all(entry.hyperparameters["opt_lamb_beta_1"] == pytest.approx(0.60466) for entry in found)
+    assert f"recipe      those of {len(found)} published results" in rendered(submission, 200)

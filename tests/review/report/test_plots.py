@@ -258,3 +258,16 @@ def test_the_last_stretch_of_few_evaluations_starts_left_of_where_the_curve_ente
     chart = close_to_target_chart(result_of(tmp_path))
     crossing = 1_000_000 + (0.70 - 0.4) / (0.71 - 0.4) * 1_000_000
     assert chart.x.low < crossing < chart.x.low + 0.1 * (chart.x.high - chart.x.low)
+
+
+def test_an_axis_by_factors_puts_equal_factors_equally_far():
+    axis = Axis(label="x", unit="count", low=8, high=8 * 4**5, log=True)
+    assert [axis.share(8 * 4**power) for power in range(6)] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+    assert axis.ticks(4) == [10, 100, 1000]
+    assert axis.ticks(8) == [10, 30, 100, 300, 1000, 3000]
+
+
+def test_an_axis_of_names_leaves_out_some_where_there_is_no_room_and_never_the_last():
+    axis = Axis(label="round", unit="count", low=-0.2, high=4.2, names=("a", "b", "c", "d", "e"))
+    assert [axis.text(value) for value in axis.ticks(8)] == ["a", "b", "c", "d", "e"]
+    assert [axis.text(value) for value in axis.ticks(3)] == ["a", "c", "e"]

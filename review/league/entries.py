@@ -1,0 +1,209 @@
+"""One line of the league: what a result folder amounts to, and the same as a line of CSV."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from review.logs import tree
+from review.logs.findings import ReviewError
+from review.logs.mllog import number, text
+from review.results.run import Run
+from review.results.score import Result
+
+HYPERPARAMETERS = (  # what another submitter borrows as a group
+    "opt_base_learning_rate",
+    "opt_learning_rate_training_steps",
+    "opt_learning_rate_warmup_steps",
+    "start_warmup_step",
+    "opt_lamb_beta_1",
+    "opt_lamb_beta_2",
+    "opt_lamb_weight_decay_rate",
+    "opt_epsilon",
+    "gradient_accumulation_steps",
+)
+_SANE_SAMPLES = (1e5, 1e8)  # that a run to the target takes; a log that counts epochs has a handful
+_DIGEST = Path(__file__).with_name("published.csv")
+_WHOLE = ("nodes", "accelerators", "batch_size", "runs")
+_DECIMALS = {"minutes": 4, "samples": 0, "sequences_per_second": 1, "joules": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A result in the league. What is not known is None, or empty.
+
+    ``minutes``: the score where ``checked``, which says that the rules of its round accept it; else the olympic mean
+    of the runs that reached the target. ``joules``: of the same runs. ``folder``: in the repository of its round.
+    """
+
+    round: str
+    submitter: str
+    system: str
+    division: str = ""
+    status: str = ""
+    nodes: float | None = None
+    accelerators: float | None = None
+    accelerator: str = ""
+    batch_size: float | None = None
+    runs: float | None = None
+    minutes: float | None = None
+    checked: bool = False
+    samples: float | None = None
+    sequences_per_second: float | None = None
+    joules: float | None = None
+    hyperparameters: dict[str, float] = field(default_factory=dict)
+    folder: str = ""
+
+    @property
+    def per_accelerator(self) -> float | None:
+        """Sequences a second of one accelerator."""
+        rate, count = self.sequences_per_second, self.accelerators
+        return rate / count if rate and count else None
+
+    @property
+    def kind(self) -> tuple[str, str, str, str]:
+        """What shares a scaling curve: round, submitter, division, accelerator."""
+        return self.round, self.submitter, self.division, self.accelerator
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {**found, "sequences_per_second_per_accelerator": self.per_accelerator}
+
+
+COLUMNS = tuple(one.name for one in fields(Entry) if one.name not in ("hyperparameters", "folder"))
+_ALL_COLUMNS = (*COLUMNS, *HYPERPARAMETERS, "folder")
+
+
+def entry_of(result: Result, label: str, root: Path) -> Entry:
+    """The line of a result. ``label``: what to call its round. ``root``: its folder is named from there."""
+    system = tree.system_file(result.folder)
+    described = (tree.read_json(system) if system else None) or {}
+    checked = result.score is not None and not result.obstacles
+    kept = result.kept if result.score is not None else result.reached_kept
+    nodes = number(_integer(described.get("number_of_nodes")))
+    run = next((run for run in result.runs if run.log.events), None)
+    return Entry(
+        round=label,
+        submitter=text(described.get("submitter") or result.organization or ""),
+        system=text(result.name),
+        division=_division(result.division),
+        status=text(described.get("status") or (run.log.value("submission_status") if run else None) or ""),
+        nodes=nodes,
+        accelerators=None if _integer(described.get("accelerators_per_node")) == 0 else result.accelerators,
+        accelerator=_accelerator(described, result),
+        batch_size=result.batch_size,
+        runs=len(result.runs),
+        minutes=result.score if result.score is not None else result.reached_minutes,
+        checked=checked,
+        samples=_mean([_samples(one) for one in kept]),
+        sequences_per_second=_mean([_rate(one) for one in kept]),
+        joules=result.energy.joules if result.energy else None,
+        hyperparameters=logged(run),
+        folder=_place(result.folder, root),
+    )
+
+
+def _division(division: str | None) -> str:
+    known = (division or "").casefold()
+    return "closed" if known.startswith("close") else "open" if known == "open" else known
+
+
+def _integer(value: Any) -> int | None:
+    found = re.fullmatch(r"\s*(\d+)(?:\.0)?\s*", str(value))
+    return int(found[1]) if found else None
+
+
+def _accelerator(described: dict[str, Any], result: Result) -> str:
+    """The accelerator's name, of a system without any its processor's."""
+    name = text(described.get("accelerator_model_name") or "").strip()
+    if name and name.casefold() not in ("n/a", "none", "-"):
+        return name
+    environment = tree.read_json(result.folder / "environment.json") or {}
+    gpus = environment.get("gpus")
+    if isinstance(gpus, list) and gpus:
+        first = gpus[0]
+        return text(first.get("name", "") if isinstance(first, dict) else first)
+    return text(described.get("host_processor_model_name") or "").strip()
+
+
+def _samples(run: Run) -> float | None:
+    samples = run.samples
+    return samples if samples is not None and _SANE_SAMPLES[0] <= samples <= _SANE_SAMPLES[1] else None
+
+
+def _rate(run: Run) -> float | None:
+    return run.sequences_per_second if _samples(run) is not None else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def logged(run: Run | None) -> dict[str, float]:
+    """What a run logs of HYPERPARAMETERS, numbers alone."""
+    if run is None:
+        return {}
+    values = {key: number(run.hyperparameters.get(key)) for key in HYPERPARAMETERS}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _place(folder: Path, root: Path) -> str:
+    folder, root = folder.resolve(), root.resolve()
+    return folder.relative_to(root).as_posix() if folder.is_relative_to(root) and folder != root else folder.name
+
+
+def _row(entry: Entry) -> list[str]:
+    cells = []
+    for name in COLUMNS:
+        value = getattr(entry, name)
+        if isinstance(value, bool):
+            cells.append("yes" if value else "no")
+        elif isinstance(value, (int, float)):
+            cells.append(f"{value:.{_DECIMALS[name]}f}" if name in _DECIMALS else f"{value:.12g}")
+        else:
+            cells.append("" if value is None else str(value))
+    values = [entry.hyperparameters.get(key) for key in HYPERPARAMETERS]
+    return [*cells, *("" if value is None else f"{value:.10g}" for value in values), entry.folder]
+
+
+def to_rows(entries: Iterable[Entry]) -> list[list[str]]:
+    """Headings, and a row for each entry."""
+    return [list(_ALL_COLUMNS), *map(_row, entries)]
+
+
+def read_digest(path: Path = _DIGEST) -> list[Entry]:
+    """The entries of a CSV that `league --csv` wrote. Raises ReviewError."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, csv.Error) as error:
+        raise ReviewError(f"{path}: cannot be read: {error}") from None
+    return [_entry(row) for row in rows]
+
+
+def _entry(row: dict[str, str]) -> Entry:
+    known: dict[str, Any] = {}
+    for name in COLUMNS:
+        cell = row.get(name) or ""
+        if name == "checked":
+            known[name] = cell == "yes"
+        elif name in _WHOLE or name in _DECIMALS:
+            known[name] = float(cell) if cell else None
+        else:
+            known[name] = cell
+    values = {key: float(row[key]) for key in HYPERPARAMETERS if row.get(key)}
+    return Entry(**known, hyperparameters=values, folder=row.get("folder") or "")
+
+
+@functools.cache
+def published() -> tuple[Entry, ...]:
+    """Every BERT result of rounds 0.7 to 5.0 of MLPerf Training, by the logs that MLCommons published."""
+    return tuple(read_digest())

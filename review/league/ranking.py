@@ -1,0 +1,118 @@
+"""Who is faster, and how well does a system scale: ranks, efficiencies, and where one's own results stand."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from review.league.entries import Entry
+from review.logs.findings import ReviewError
+
+BY: dict[str, tuple[str, Callable[[Entry], float | None], int]] = {  # name: label, value, 1 where less is better
+    "minutes": ("minutes", lambda entry: entry.minutes, 1),
+    "rate": ("sequences/s", lambda entry: entry.sequences_per_second, -1),
+    "per-accelerator": ("sequences/s and accelerator", lambda entry: entry.per_accelerator, -1),
+    "energy": ("joules", lambda entry: entry.joules, 1),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Which results take part; an empty field lets all in."""
+
+    rounds: tuple[str, ...] = ()
+    division: str = ""
+    accelerator: str = ""
+    count: int | None = None
+
+    def takes(self, entry: Entry) -> bool:
+        """Whether a published result takes part."""
+        return (
+            (not self.rounds or entry.round in self.rounds)
+            and (not self.division or entry.division == self.division)
+            and self.accelerator.casefold() in entry.accelerator.casefold()
+            and (self.count is None or entry.accelerators == self.count)
+        )
+
+
+@dataclass(frozen=True)
+class League:
+    """One's own results and published ones. ``by``: a name of BY."""
+
+    own: tuple[Entry, ...]
+    others: tuple[Entry, ...]
+    by: str = "minutes"
+
+    def __post_init__(self) -> None:
+        if not self.own and not self.others:
+            raise ReviewError("no result is left to rank: leave out a filter, or name a folder of results")
+
+    @functools.cached_property
+    def ranked(self) -> list[Entry]:
+        """Every result, the best first; those without the value last, by name."""
+        _, value, sign = BY[self.by]
+
+        def order(entry: Entry) -> tuple[Any, ...]:
+            found = value(entry)
+            return (found is None, sign * (found or 0.0), entry.round, entry.submitter, entry.system)
+
+        return sorted([*self.own, *self.others], key=order)
+
+    def is_own(self, entry: Entry) -> bool:
+        """Whether it is one of one's own."""
+        return any(entry is one for one in self.own)
+
+    def rank(self, entry: Entry, among: Sequence[Entry] | None = None) -> int | None:
+        """Its place, from 1; equal values share one. None where it has no value."""
+        _, value, sign = BY[self.by]
+        own = value(entry)
+        if own is None:
+            return None
+        values = [found for one in among or self.ranked if (found := value(one)) is not None]
+        return 1 + sum(sign * found < sign * own for found in values)
+
+    def efficiency(self, entry: Entry) -> float | None:
+        """Its rate an accelerator against the smallest system of its kind; None where that is the only size."""
+        smallest = self._smallest.get(entry.kind)
+        if smallest is None or not entry.per_accelerator or not smallest.per_accelerator:
+            return None
+        return entry.per_accelerator / smallest.per_accelerator
+
+    @functools.cached_property
+    def kinds(self) -> dict[tuple[str, str, str, str], list[Entry]]:
+        """Results with a rate an accelerator by round, submitter, division and accelerator, the smallest first."""
+        found: dict[tuple[str, str, str, str], list[Entry]] = {}
+        for entry in sorted(self.ranked, key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0))):
+            if entry.per_accelerator:
+                found.setdefault(entry.kind, []).append(entry)
+        return {kind: ones for kind, ones in found.items() if len({one.accelerators for one in ones}) > 1}
+
+    @functools.cached_property
+    def _smallest(self) -> dict[tuple[str, str, str, str], Entry]:
+        return {kind: ones[0] for kind, ones in self.kinds.items()}
+
+    def standing(self, entry: Entry) -> str:
+        """In words: its rank among all of its division, and among systems of its size."""
+        division = [one for one in self.ranked if one.division == entry.division]
+        size = [one for one in division if one.accelerators == entry.accelerators]
+        place, of_size = self.rank(entry, division), self.rank(entry, size)
+        if place is None:
+            return f"has no {BY[self.by][0]} to rank it by"
+        known = [sum(BY[self.by][1](one) is not None for one in ones) for ones in (division, size)]
+        said = f"rank {place} of {known[0]} {entry.division or 'division unknown'} results by {BY[self.by][0]}"
+        if entry.accelerators and known[1] > 1:
+            said += f", {of_size} of {known[1]} with {entry.accelerators:g} accelerators"
+        return said
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "by": self.by,
+            "results": [
+                {**one.as_dict(), "rank": self.rank(one), "efficiency": self.efficiency(one), "own": self.is_own(one)}
+                for one in self.ranked
+            ],
+            "standing": [{"folder": one.folder, "system": one.system, "said": self.standing(one)} for one in self.own],
+        }

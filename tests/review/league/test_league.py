@@ -1,0 +1,174 @@
+"""`league` ranks results, measures their scaling, and sets one's own among the published ones."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+
+import pytest
+
+from review.__main__ import main
+from review.league.entries import Entry, entry_of, published, read_digest, to_rows
+from review.league.page import build_page, charts
+from review.league.ranking import Filter, League
+from review.results.score import load_results
+
+
+def entry(system="a", **fields):
+    given = {"round": "5.0", "submitter": "EXAMPLE", "division": "closed", "accelerator": "X1", "checked": True}
+    return Entry(system=system, **{**given, **fields})
+
+
+SCALING = [  # 8, 16 and 64 accelerators at 100%, 90% and 50% of the rate of one
+    entry("one", nodes=1, accelerators=8, minutes=8.0, sequences_per_second=8000.0),
+    entry("two", nodes=2, accelerators=16, minutes=4.4, sequences_per_second=14400.0),
+    entry("eight", nodes=8, accelerators=64, minutes=2.0, sequences_per_second=32000.0),
+]
+
+
+def test_the_digest_holds_every_published_result():
+    found = published()
+    rounds = sorted({one.round for one in found})
+    assert rounds == ["0.7", "1.0", "1.1", "2.0", "2.1", "3.0", "3.1", "4.0", "4.1", "5.0"]
+    assert len(found) == len({(one.round, one.folder) for one in found}) == 346
+    by_folder = {(one.round, one.folder): one for one in found}
+    lenovo = by_folder["5.0", "Lenovo/results/SR780aV3-8xB200_SXM_180GB/bert"]
+    assert (lenovo.minutes, lenovo.joules, lenovo.checked) == (3.5713, 1949215.94, True)
+    assert all(one.folder.startswith(one.folder.split("/")[0] + "/results/") for one in found)
+    rates = [one.per_accelerator for one in found if one.per_accelerator]
+    assert len(rates) > 330
+    assert max(rates) < 1700
+
+
+def test_the_digest_is_what_the_logs_of_published_results_give(real_folders):
+    by_folder = {(one.round, one.folder): one for one in published()}
+    for folder in real_folders:
+        (result,) = load_results(folder)
+        made = entry_of(result, "5.0", folder.parents[3])
+        assert to_rows([made]) == to_rows([by_folder["5.0", made.folder]])
+
+
+def test_a_digest_is_read_as_it_was_written(tmp_path):
+    before = published()[:30]
+    text = io.StringIO()
+    csv.writer(text).writerows(to_rows(before))
+    (tmp_path / "digest.csv").write_text(text.getvalue())
+    assert read_digest(tmp_path / "digest.csv") == list(before)
+
+
+def test_efficiency_is_against_the_smallest_system_of_the_same_kind():
+    other_round = entry("old", round="4.1", accelerators=64, sequences_per_second=1.0)
+    league = League((), (*SCALING, other_round))
+    assert [league.efficiency(one) for one in SCALING] == pytest.approx([1.0, 0.9, 0.5])
+    assert league.efficiency(other_round) is None
+
+
+@pytest.mark.parametrize(
+    ("by", "names"),
+    [("minutes", ["eight", "two", "one"]), ("per-accelerator", ["one", "two", "eight"]), ("energy", ["two"])],
+)
+def test_results_are_ranked_by_what_is_asked_for(by, names):
+    entries = [*SCALING[:1], entry("two", accelerators=16, minutes=4.4, sequences_per_second=14400.0, joules=5.0)]
+    league = League((SCALING[2],), tuple(entries), by)
+    assert [one.system for one in league.ranked][: len(names)] == names
+    assert [league.rank(one) for one in league.ranked][: len(names)] == list(range(1, len(names) + 1))
+    assert all(league.rank(one) is None for one in league.ranked[len(names) :])
+
+
+def test_equal_results_share_a_rank():
+    league = League((), (entry("a", minutes=1.0), entry("b", minutes=1.0), entry("c", minutes=2.0)))
+    assert [league.rank(one) for one in league.ranked] == [1, 1, 3]
+
+
+def test_filters_leave_out_what_is_not_asked_for():
+    wanted = Filter(rounds=("5.0",), division="closed", accelerator="b200", count=8)
+    found = [one for one in published() if wanted.takes(one)]
+    assert {(one.round, one.division, one.accelerators) for one in found} == {("5.0", "closed", 8)}
+    assert all("B200" in one.accelerator for one in found)
+
+
+def test_own_results_stand_among_the_published_ones(submission, capsys):
+    assert main(["league", str(submission), "--published", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (own,) = [one for one in found["results"] if one["own"]]
+    (result,) = load_results(submission)
+    faster = sum(one.minutes < result.score for one in published() if one.minutes)
+    assert (own["minutes"], own["rank"], own["round"]) == (pytest.approx(result.score), faster + 1, "yours")
+    assert own["accelerators"] == 8
+    assert len(found["results"]) == 347
+    assert f"rank {own['rank'] - sum_open(faster_than=result.score)} of" in found["standing"][0]["said"]
+
+
+def sum_open(faster_than):
+    """Published results of the open division that are faster."""
+    return sum(one.minutes < faster_than for one in published() if one.minutes and one.division == "open")
+
+
+def test_the_table_shows_the_first_and_ones_own(submission, capsys):
+    assert main(["league", str(submission), "--published", "--top", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "344 more: --top 0 shows all 347" in shown
+    assert re.search(r"yours +EXAMPLE +dgx +closed +1 x 8 +H100 +768", shown)
+
+
+def test_csv_and_markdown_have_the_same_results(submission, capsys):
+    assert main(["league", str(submission), "--csv", "--label", "2026"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    (result,) = load_results(submission)
+    assert (row["round"], row["minutes"], row["checked"]) == ("2026", f"{result.score:.4f}", "yes")
+    assert float(row["opt_base_learning_rate"]) == 0.00096
+    assert main(["league", str(submission), "--markdown"]) == 0
+    heading, rule, line = capsys.readouterr().out.strip().splitlines()
+    assert heading.count("|") == rule.count("|") == line.count("|") == 14
+    assert f"| {result.score:,.4f} |" in line
+
+
+def test_logs_of_a_round_whose_rules_reject_them_are_marked(submission, capsys):
+    for path in submission.glob("result_*.txt"):
+        path.write_text(path.read_text().replace('"cache_clear"', '"cache_cleared"'))
+    assert main(["league", str(submission)]) == 0
+    shown = capsys.readouterr().out
+    (result,) = load_results(submission)
+    assert result.score is None
+    assert f"{result.reached_minutes:.4f}*" in shown
+    assert "* not checked" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "needs a folder of results, --published, or both"),
+        (["nowhere"], "no such file or folder"),
+        (["--published", "--round", "9.9"], "no result is left to rank"),
+        (["--published", "--top", "-1"], "0 or more expected"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments, says, capsys):
+    assert main(["league", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_the_page_draws_scaling_and_trend_and_escapes_names(submission, tmp_path, capsys):
+    hostile = tmp_path / "EXAMPLE" / "results" / "<b>x"
+    shutil.move(submission.parent, hostile)
+    output = tmp_path / "league.html"
+    assert main(["league", str(hostile), "--published", "-o", str(output)]) == 0
+    page = output.read_text()
+    assert not re.search(r"(src|href)=|@import|url\((?!#)", page)
+    assert "<b>" not in page
+    assert "&lt;b&gt;x" in page
+    assert all(title in page for title in ("Time to train over accelerators", "Efficiency over", "over the rounds"))
+    assert page.count("<tr") == 1 + 347
+
+
+def test_curves_are_of_systems_in_several_sizes():
+    league = League(tuple(SCALING), ())
+    scaling, efficiency = charts(league)
+    assert [(point.x, point.y) for point in scaling.lines[0].points] == [(8, 8.0), (16, 4.4), (64, 2.0)]
+    assert [point.y for point in efficiency.lines[0].points] == pytest.approx([100, 90, 50])
+    assert charts(League((SCALING[0],), ())) == []
+    assert "<svg" not in build_page(League((SCALING[0],), ()), None)
