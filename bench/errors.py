@@ -5,14 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 
-
-def root_cause(error: BaseException) -> BaseException:
-    """The first error of a chain: the one that the others were raised from, or while it was dealt with."""
-    while True:
-        earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if earlier is None:
-            return error
-        error = earlier
+from bert.errors import root_cause
 
 
 def explain(error: BaseException) -> str:

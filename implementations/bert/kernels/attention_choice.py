@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bert.errors import root_cause
 from bert.kernels.forward_pass import ForwardPass
 
 Attention = Callable[[Tensor, ForwardPass, float], Tensor]
@@ -46,7 +47,8 @@ def trials(candidates: Mapping[str, Attention], oracle: Attention, device: torch
             problem = disagreement(run, oracle, device)
             found.append(Trial(name=name, milliseconds=None if problem else _time(run, device), problem=problem))
         except Exception as error:  # whatever a library raises for what it cannot do
-            found.append(Trial(name=name, milliseconds=None, problem=" ".join(str(error).split())[:200]))
+            reason = " ".join(str(root_cause(error)).split())[:200]  # the end of a graph's capture raises another one
+            found.append(Trial(name=name, milliseconds=None, problem=reason))
     torch.cuda.set_rng_state(random_state, device)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -57,6 +58,24 @@ def test_a_candidate_that_fails_or_is_slower_is_not_chosen():
     ]
     assert attention_choice.fastest(results) == "quick"
     assert attention_choice.fastest(results[:1]) is None
+
+
+def test_of_a_candidate_that_fails_in_a_graph_the_first_error_is_reported(monkeypatch):
+    @contextlib.contextmanager
+    def capture():
+        try:
+            yield
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def fails(qkv, forward_pass, dropout):
+        with capture():
+            raise ValueError("head size 64\nis not supported")
+
+    for name in ("get_rng_state", "set_rng_state"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    (trial,) = attention_choice.trials({"new": fails}, attention.sdpa_loop, CPU)
+    assert trial == attention_choice.Trial(name="new", milliseconds=None, problem="head size 64 is not supported")
 
 
 def test_a_wrong_backend_is_told_from_a_right_one():
