@@ -140,10 +140,15 @@ class Needs:
     workers: int
 
 
-def needs_of(sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1) -> Needs:
-    """Needs for text files of these sizes, in bytes."""
+def needs_of(
+    sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1, sequences: int | None = None
+) -> Needs:
+    """Needs for text files of these sizes, in bytes; with so many sequences at most."""
     total = sum(sizes)
     workers = min(jobs, -(-len(sizes) // nodes))
+    if sequences is not None:  # those files alone that hold so many, one more a process, and the evaluation text
+        bytes_of_text = sequences * _sequence_bytes(config) / config.dupe_factor / _RECORD_BYTES_PER_TEXT_BYTE
+        total = min(total, int(bytes_of_text) + workers * max(sizes) + sizes[-1])
     records = total * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE
     worker = _PROCESS_BYTES + max(_BYTES_PER_TEXT_BYTE * max(sizes), 2 * min(records, _GROUP_BYTES))
     return Needs(
@@ -156,11 +161,16 @@ def needs_of(sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1
     )
 
 
-def public_needs(config: SamplingConfig, jobs: int) -> Needs:
+def _sequence_bytes(config: SamplingConfig) -> float:
+    """Bytes of the records of a sequence at most."""
+    return 2 * config.max_seq_length + 4 * config.max_predictions_per_seq + 19
+
+
+def public_needs(config: SamplingConfig, jobs: int, sequences: int | None = None) -> Needs:
     """Needs for the benchmark's own text before it is downloaded; the time is without the download's."""
     count = _PUBLIC_TEXT_FILES - 1
     sizes = [_LARGEST_PUBLIC_TEXT, *[(PUBLIC_TEXT_BYTES - _LARGEST_PUBLIC_TEXT) // count] * count]
-    needs = needs_of(sizes, config, jobs)
+    needs = needs_of(sizes, config, jobs, sequences=sequences)
     download = float(PUBLIC_TEXT_BYTES + _OTHER_DOWNLOADS_BYTES)
     return dataclasses.replace(needs, disk=needs.disk + download, download=download)
 

@@ -26,14 +26,12 @@ import shutil
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from bert.data.format import open_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import download, phase1, phases
 from input_preprocessing.dataset.inputs import (
-    Inputs,
     Needs,
     check_config,
     check_needs,
@@ -41,8 +39,9 @@ from input_preprocessing.dataset.inputs import (
     needs_of,
     public_needs,
 )
-from input_preprocessing.instances.make import compile_first, write_instances
-from input_preprocessing.instances.options import SamplingConfig, add_sampling_options, sampling_config, sampling_digest
+from input_preprocessing.dataset.job import Job
+from input_preprocessing.dataset.texts import make_all_instances
+from input_preprocessing.instances.options import add_sampling_options, sampling_config
 from input_preprocessing.records import bins, evalset
 from input_preprocessing.records.deal import check_target, num_shards
 from input_preprocessing.records.pack import pack_records
@@ -58,133 +57,10 @@ from input_preprocessing.stage.cli import (
     run,
     stage_parser,
 )
-from input_preprocessing.stage.folder import contents_of
-from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.reading import read_text
 from input_preprocessing.text import corpus, vocabulary
-from input_preprocessing.text.vocabulary import Vocabulary
 from input_preprocessing.wiki import wikipedia
 
 _OUTPUTS = ("work", "packed_data", "hdf5", "eval")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One preparation: its options, what it reads and where it writes."""
-
-    options: argparse.Namespace
-    config: SamplingConfig
-    inputs: Inputs
-    words: Vocabulary
-
-    @property
-    def outputdir(self) -> Path:
-        """Folder of the data set."""
-        path: Path = self.options.outputdir
-        return path
-
-    @property
-    def instances(self) -> Path:
-        """Folder of the instances of each text file."""
-        return self.outputdir / "work" / "instances"
-
-    @property
-    def eval_instances(self) -> Path:
-        """Instances of the evaluation text."""
-        return self.outputdir / "work" / "eval" / "eval_all.hdf5"
-
-    @property
-    def kind(self) -> str:
-        """'packed', 'binned' or 'unpacked'."""
-        return "packed" if self.options.packed_data else "binned" if self.options.binned_data else "unpacked"
-
-    @property
-    def manifest(self) -> Path:
-        """File that tells that, and how, the data set was finished."""
-        return self.outputdir / f"prepared-{self.kind}.json"
-
-    @property
-    def edges(self) -> tuple[int, ...]:
-        """Most tokens of each bin, of binned data."""
-        return bins.edges_for(self.config.max_seq_length, self.options.edges) if self.kind == "binned" else ()
-
-    def recipe(self) -> dict[str, object]:
-        """All that decides the result but the text itself."""
-        return {
-            "vocab_md5": self.words.md5,
-            **dataclasses.asdict(self.config),
-            "kind": self.kind,
-            "shards": self.options.shards,
-            "max_sequences_per_row": self.options.max_sequences_per_row if self.kind == "packed" else 1,
-            "edges": list(self.edges),
-            "num_eval_samples": self.options.num_eval_samples,
-            "folder": phases.FOLDER if self.options.phases and self.kind == "unpacked" else None,
-        }
-
-    def is_finished(self) -> bool:
-        """Whether an earlier run made all this of this text, and the files are still there."""
-        try:
-            made = manifest.read(self.manifest)
-        except DataError:
-            return False
-        if any(made.recipe.get(name) != value for name, value in self.recipe().items()):
-            return False
-        if not all(_is_whole(self.outputdir / name) for name in made.files):
-            return False
-        texts = self.inputs.all_texts
-        if {path.name for path in texts} != set(made.texts):
-            return False
-        return contents_of(texts, "check text", self.options.jobs) == made.texts
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether the file is there and, of records, not cut short."""
-    try:
-        return path.is_file() and (path.suffix != ".hdf5" or bool(open_records(path)))
-    except DataError:
-        return False
-
-
-def _make_instances(task: tuple[Path, Path, Vocabulary, SamplingConfig]) -> tuple[int, str]:
-    """Writes the instances of a text unless they are there already; their number and the text's md5."""
-    source, target, words, config = task
-    try:
-        found, metadata = open_records(target)
-    except DataError:
-        pass
-    else:
-        made_of = (source.name, read_text(source, "--downloaddir")[1]), ("sampling", sampling_digest(config))
-        if metadata.source == made_of and metadata.vocab_md5 == words.md5:
-            return found.num_sequences, metadata.source[0][1]
-    count, metadata = write_instances(source, target, words, config)
-    return count, metadata.source[0][1]
-
-
-def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[int, dict[str, str]]:
-    """Instances of every text; the number of those to train on, and the md5 of each text.
-
-    Args:
-        job: the preparation.
-        part: (i, n) makes those of every n-th text from the i-th on only.
-
-    Raises:
-        DataError: the text holds nothing.
-    """
-    targets = [job.instances / f"{path.name}.hdf5" for path in job.inputs.texts] + [job.eval_instances]
-    for folder in (job.instances, job.eval_instances.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    for stale in set(job.instances.glob("*.hdf5")) - set(targets):
-        stale.unlink(missing_ok=True)
-    texts = job.inputs.all_texts[part[0] :: part[1]]
-    chosen = zip(texts, targets[part[0] :: part[1]], strict=True)
-    tasks = [(text, target, job.words, job.config) for text, target in chosen]
-    weights = [path.stat().st_size for path in texts]
-    compile_first(job.words, job.config)
-    made = run_tasks("instances", _make_instances, tasks, jobs=job.options.jobs, weights=weights)
-    total = sum(count for text, (count, _) in zip(texts, made, strict=True) if text != job.inputs.eval_text)
-    if not total and part[1] == 1:
-        raise DataError(f"the text in {job.inputs.texts[0].parent} holds no words; check the part files")
-    return total, {text.name: md5 for text, (_, md5) in zip(texts, made, strict=True)}
 
 
 def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path, str]:
@@ -193,7 +69,9 @@ def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path,
     Raises:
         DataError: instances are missing, or too few for the shards wanted.
     """
-    sources = [job.instances / f"{path.name}.hdf5" for path in job.inputs.texts]
+    sources = job.instances_of_texts
+    if job.limit:
+        sources = [path for path in sources if path.exists()]
     missing = [path for path in sources if not path.is_file()]
     if missing:
         raise DataError(f"{missing[0]} is missing; run --only instances for every part first")
@@ -239,6 +117,8 @@ def start(options: argparse.Namespace) -> Job | None:
         DataError: an input is missing or wrong, or the disk is too small.
     """
     config = sampling_config(options)
+    if options.sequences and options.only:
+        raise DataError("--sequences is for one machine, which makes them in one go: leave --only out")
     outputdir: Path = options.outputdir
     folder = _download_folder(options)
     if options.only in (None, "start") and wikipedia.text_is_wanted(folder):
@@ -246,7 +126,12 @@ def start(options: argparse.Namespace) -> Job | None:
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             outputdir.mkdir(parents=True, exist_ok=True)
-            check_needs(_with_later(public_needs(config, options.jobs), options), outputdir, "download", *_OUTPUTS)
+            check_needs(
+                _with_later(public_needs(config, options.jobs, options.sequences), options),
+                outputdir,
+                "download",
+                *_OUTPUTS,
+            )
         download.download(folder, options.mirror)
     inputs = find_inputs(folder, outputdir / "phase1", options.vocab_file)
     job = Job(options=options, config=config, inputs=inputs, words=vocabulary.load(inputs.vocab))
@@ -259,7 +144,7 @@ def start(options: argparse.Namespace) -> Job | None:
     if options.only in (None, "start"):
         outputdir.mkdir(parents=True, exist_ok=True)
         _check_targets(job)
-        needs = needs_of(inputs.sizes, config, options.jobs, options.part[1])
+        needs = needs_of(inputs.sizes, config, options.jobs, options.part[1], options.sequences)
         check_needs(_with_later(needs, options), outputdir, *_OUTPUTS)
         job.manifest.unlink(missing_ok=True)
     return job
@@ -287,7 +172,7 @@ def finish(job: Job) -> None:
     started = time.monotonic()
     options = job.options
     others = fill_phase1(job)
-    _, texts = make_all_instances(job)
+    texts = make_all_instances(job)
     eval_file = job.outputdir / "eval" / "part_eval_10k.hdf5"
     eval_file.parent.mkdir(exist_ok=True)
     picked = evalset.pick_samples(job.eval_instances, eval_file, options.num_eval_samples)
@@ -368,6 +253,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--max-sequences-per-row", type=positive, default=3, help="of packed data (default %(default)s)"
     )
     bins.add_edges(parser)
+    parser.add_argument("--sequences", type=positive, help="training sequences to prepare at most (default: all)")
     parser.add_argument("--num-eval-samples", type=positive, default=evalset.NUM_SAMPLES, help="(default %(default)s)")
     parser.add_argument("--only", choices=("start", "instances", "shards"), help="one step, on one of many nodes")
     parser.add_argument("--part", type=part_of, default=(0, 1), help="I/N: this node's number, from 0, of N")

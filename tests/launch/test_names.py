@@ -93,7 +93,7 @@ def test_the_list_of_configs_and_the_difference_of_two(checkout):
     assert len(table) == 1 + len(list((checkout.root / "configs").glob("config_*.sh")))
     row = next(line.split() for line in table if line.startswith("DGXH100_4x8x48x1_pack"))
     assert row[1:] == ["4", "8", "48", "x", "1", "packed", "3072", "0.002711", "1040", "closed"]
-    rows = sourced(checkout, "launch/configs.sh DGXH100_4x8 config_GB200_2x4x48x1_pack.sh").stdout.splitlines()[1:]
+    rows = sourced(checkout, "launch/configs.sh DGXH100_4x8x48 config_GB200_2x4x48x1_pack.sh").stdout.splitlines()[1:]
     assert ["LR", "0.002711", "0.00096"] in [row.split() for row in rows]
     assert not any(row.startswith("BATCHSIZE") for row in rows), "the same in both"
     rows = sourced(checkout, "launch/configs.sh demo Samsung").stdout.splitlines()
