@@ -5,9 +5,10 @@ DEMO_DIR ?= demo
 VENV ?= .venv
 RUN := $(VENV)/.run-ready
 DEV := $(VENV)/.dev-ready
+DEEPSPEED := $(VENV)/.deepspeed-ready
 REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/setup_venv.sh
 
-.PHONY: help setup demo finetune-demo test test-pythons test-slow test-slurm test-gpu lint format variables configs doctor clean
+.PHONY: help setup demo finetune-demo test test-pythons test-slow test-slurm test-deepspeed test-gpu lint format variables configs doctor clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -31,7 +32,7 @@ finetune-demo: $(RUN)
 
 ## make test              lint and the CPU tests, under 10 minutes on 2 cores
 test: $(DEV) lint
-	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'not gpu and not slurm and not slow'
+	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'
 
 ## make test-pythons      make test with every Python from 3.10 to 3.13 found here: PATH's, pyenv's, the system's
 test-pythons:
@@ -39,11 +40,19 @@ test-pythons:
 
 ## make test-slow         the tests marked slow
 test-slow: $(DEV)
-	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'slow and not gpu and not slurm'
+	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'slow and not gpu and not slurm and not deepspeed'
 
 ## make test-slurm        run.sub on a real Slurm of two node daemons on this machine (root, Debian packages)
 test-slurm: $(DEV)
 	@$(VENV)/bin/python -m pytest -m slurm -o timeout=900 tests/launch tests/input_preprocessing
+
+## make test-deepspeed    ENGINE=deepspeed on two processes; installs DeepSpeed into VENV
+test-deepspeed: $(DEEPSPEED)
+	@$(VENV)/bin/python -m pytest -m 'deepspeed and not slow' tests/bert/zero tests/launch
+
+$(DEEPSPEED): requirements/deepspeed.txt $(DEV)
+	@$(VENV)/bin/python -m pip --disable-pip-version-check install -q -r requirements/deepspeed.txt
+	@touch $@
 
 ## make test-gpu          the tests marked gpu, on a machine with an NVIDIA GPU
 test-gpu: $(DEV)

@@ -23,6 +23,7 @@ from bert.data import training
 from bert.env import ConfigError, env
 from bert.hardware import Hardware
 from bert.model.config import BertConfig, ModelFiles
+from bert.zero import settings as zero
 
 MAX_SAMPLES = 14_000_000  # at which a run that has not reached its target gives up
 
@@ -62,6 +63,7 @@ class Config(ModelFiles, Hardware):
     mlperf: mlperf.Config = field(default_factory=mlperf.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
     observers: observers.Config = field(default_factory=observers.Config)
+    zero: zero.Config = field(default_factory=zero.Config)
 
     def check(self) -> None:
         """Raises ConfigError for settings that contradict each other, before anything starts."""
@@ -72,6 +74,14 @@ class Config(ModelFiles, Hardware):
         if self.steps_this_run and self.checkpoint.directory is None:
             raise ConfigError("STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from")
         self._check_device()
+        self.zero.check(
+            self.optim,
+            self.numerics,
+            {
+                "CUDA_GRAPH=1": bool(self.graph.cuda_graph),
+                "WARMUP_RUN=1": bool(self.warm_up),
+            },
+        )
         if self.data.max_seq_length > self.model.max_position_embeddings:
             raise ConfigError(
                 f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds max_position_embeddings "
@@ -105,6 +115,8 @@ class Config(ModelFiles, Hardware):
         """
         if self.graph.cuda_graph is not None:
             return self.graph.cuda_graph
+        if self.zero.is_deepspeed:
+            return False
         device, fp32 = self.device, self.numerics.dtype == torch.float32
         works = self.kernels.attention != "sdpa_loop" and not (fp32 and self.kernels.attention == "auto")
         replicated = not self.optim.is_sharded(device) and self.dist.world_size > 1

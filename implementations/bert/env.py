@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -103,6 +104,11 @@ def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT
         elif "env" in field.metadata:
             values[field.name] = _read(field, kind, environ)
     return config_class(**values)
+
+
+def announce(name: str, value: str) -> None:
+    """Sets a variable of this process that a library insists on reading, unless it is set."""
+    os.environ.setdefault(name, value)
 
 
 def _plain_type(hint: Any) -> tuple[type, bool]:

@@ -12,12 +12,12 @@ from torch import Tensor
 from bert.checkpoint import canonical_name
 from bert.config import Config
 from bert.env import ConfigError
-from bert.step import Step
+from bert.step import Trainer
 
 DECODER = "cls.predictions.decoder.weight"  # tied: DeepLearningExamples names it twice and optimizes it once
 
 
-def restore(config: Config, step: Step, shapes: Mapping[str, torch.Size]) -> None:
+def restore(config: Config, step: Trainer, shapes: Mapping[str, torch.Size]) -> None:
     """Gives a fresh optimizer the state in INIT_CHECKPOINT; ``shapes``, ConfigError: see read()."""
     step.optimizer.load_state_dict(read(config, shapes))
 

@@ -28,11 +28,13 @@ from bert.model.init import initialize
 from bert.observers import Observer
 from bert.progress import Progress
 from bert.schedule import learning_rate
-from bert.step import Step, TrainingStep, build_step
+from bert.step import Step, Trainer, TrainingStep, build_step
 from bert.steps import Steps
 from bert.stop import LAST_STEP, Ending, Stop, TrainingError
 from bert.train import Parts, step_seed, train
 from bert.warm_up import ready
+from bert.zero.partitions import shape_of
+from bert.zero.step import DeepSpeedStep
 
 
 def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
@@ -46,7 +48,7 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     model, step = build(config, world, seed)
     log.weights(name for name, _ in model.named_parameters())
     if saved is None and config.checkpoint.init_optimizer:
-        hand_over.restore(config, step, {name: parameter.shape for name, parameter in model.named_parameters()})
+        hand_over.restore(config, step, {name: shape_of(parameter) for name, parameter in model.named_parameters()})
     done, done_batches, done_samples = resume.restore(config, step, seed, saved)
     take_step, evaluation_graph = prepare(config, model, step, world)
     watchers = watch(config, world, log, seed, done)
@@ -69,7 +71,7 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
         world, last=config.max_steps, rate=rate, epochs=epochs(config, int(row_counts.sum())),
         skips_overflows=step.scaler.enabled, observers=watchers, done=done, samples=done_samples,
     )  # fmt: skip
-    evaluation = Evaluation(config, world, log, model, step, source.vocab_md5, evaluation_graph, watchers)
+    evaluation = Evaluation(config, world, log, step, source.vocab_md5, evaluation_graph, watchers)
 
     saver = resume.Saver(config, step, world, seed, source)
     last = min(config.max_steps, done + (config.steps_this_run or config.max_steps))
@@ -170,7 +172,7 @@ def settle_kernels(config: Config, world: World) -> Config:
     return dataclasses.replace(config, kernels=choice)
 
 
-def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, Step]:
+def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, Trainer]:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit.
 
     ``config``: with the attention backend named.
@@ -186,6 +188,9 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
     resume.check_weights(config, world, dict(model.named_parameters()))
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
+    if config.zero.is_deepspeed:
+        given = config.zero.complete(config.optim, config.numerics, config.data.batch_size, config.data.gradient_steps)
+        return model, DeepSpeedStep(model, config.numerics, config.optim, world, given)
     model.to(world.device)
     step = build_step(
         model,
@@ -211,9 +216,11 @@ def finisher(config: Config, world: World) -> Callable[[PretrainingBatch], Pretr
 
 
 def prepare(
-    config: Config, model: BertForPreTraining, step: Step, world: World
+    config: Config, model: BertForPreTraining, step: Trainer, world: World
 ) -> tuple[TrainingStep, EvaluationGraph | None]:
     """Before the clock: all that the first step and the first evaluation would otherwise wait for."""
+    if not isinstance(step, Step):
+        return step, None
     rehearse = config.warm_up if config.warm_up is not None else world.device.type == "cuda"
     take_step = ready(step, lambda: made_up_step(config, world), graph=config.uses_graph, rehearse=rehearse)
     if not config.uses_graph or not config.evaluates:
@@ -238,25 +245,27 @@ class Evaluation:
         config: Config,
         world: World,
         log: MlperfLog,
-        model: BertForPreTraining,
-        step: Step,
+        step: Trainer,
         vocab_md5: str,
         graph: EvaluationGraph | None,
         watchers: Sequence[Observer],
     ) -> None:
-        self.config, self.world, self.log, self.model, self.step = config, world, log, model, step
+        self.config, self.world, self.log, self.step = config, world, log, step
         self.vocab_md5, self.graph, self.watchers = vocab_md5, graph, watchers
         self.evaluator: Evaluator | None = None
 
     def run(self, step: int, samples: int) -> bool:
         """One evaluation after ``step``, of ``samples`` trained samples. A collective."""
-        self.step.optimizer.gather()
+        with self.step.whole() as model:
+            return self._run(model, step, samples)
+
+    def _run(self, model: BertForPreTraining, step: int, samples: int) -> bool:
         begin = time.monotonic()
         self.log.eval_start(samples)
         if self.evaluator is None:
-            length, vocab_size = self.config.data.max_seq_length, self.model.config.vocab_size
+            length, vocab_size = self.config.data.max_seq_length, model.config.vocab_size
             self.evaluator = Evaluator(self.config.evaluate, length, vocab_size, self.vocab_md5, self.world, self.graph)
-        result = self.evaluator(self.model)
+        result = self.evaluator(model)
         self.log.eval_stop(samples, result.accuracy)
         seconds = time.monotonic() - begin
         target = self.config.evaluate.target

@@ -17,7 +17,7 @@ from bert.config import Config
 from bert.data.batching import RowSource
 from bert.dist import World
 from bert.env import ConfigError
-from bert.step import Step
+from bert.step import Trainer
 
 
 def pick_seed(config: Config, saved: dict[str, Any] | None) -> int:
@@ -27,7 +27,7 @@ def pick_seed(config: Config, saved: dict[str, Any] | None) -> int:
     return int(saved["run"]["SEED"]) if saved else int.from_bytes(os.urandom(4), "little")
 
 
-def restore(config: Config, step: Step, seed: int, saved: dict[str, Any] | None) -> tuple[int, int, int]:
+def restore(config: Config, step: Trainer, seed: int, saved: dict[str, Any] | None) -> tuple[int, int, int]:
     """Restores a checkpoint where there is one: (steps, batches, samples) done. Raises ConfigError where it differs."""
     if saved is None:
         return 0, 0, 0
@@ -96,7 +96,7 @@ def check_weights(config: Config, world: World, weights: Mapping[str, Tensor]) -
 class Saver:
     """Saves the state of a run from rank 0, on a thread; the steps wait for a copy to host memory only."""
 
-    def __init__(self, config: Config, trained: Step, world: World, seed: int, data: RowSource) -> None:
+    def __init__(self, config: Config, trained: Trainer, world: World, seed: int, data: RowSource) -> None:
         """data: what is trained on."""
         self.config, self.trained, self.world, self.seed = config, trained, world, seed
         self.data = data

@@ -17,6 +17,7 @@ from bert.env import ConfigError, from_env
 from bert.mlperf import MlperfLog
 from bert.pretraining import pretrain
 from bert.stop import TrainingError
+from bert.zero.settings import merged
 
 SUCCESS, CRASHED, BAD_INPUT, NOT_REACHED = 0, 1, 2, 3
 
@@ -27,7 +28,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     try:
         run_config = from_env(rundir.Config, environ)
         variables.check_names(environ)
-        config = from_env(Config, environ)
+        config = from_env(Config, merged(environ))
         config.check()
         closed_division.check(config, starts=not check_only)
         if not check_only:

@@ -45,6 +45,40 @@ class TrainingStep(Protocol):
         ...
 
 
+class Trainer(TrainingStep, Protocol):
+    """A step with all that a run needs of it beside taking it: whoever the engine is."""
+
+    @property
+    def scaler(self) -> LossScaler:
+        """The loss scale, and the steps that were skipped for it."""
+        ...
+
+    @property
+    def optimizer(self) -> Stateful:
+        """What holds masters and states."""
+        ...
+
+    def whole(self) -> contextlib.AbstractContextManager[Any]:
+        """The model with current weights on every rank, for evaluation. A collective."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, by part. A collective."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores ``state_dict()``, of any engine. A collective."""
+        ...
+
+
+class Stateful(Protocol):
+    """What a run that is handed over needs of an optimizer."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores ``state_dict()``. Raises KeyError for a name missing."""
+        ...
+
+
 def build_step(
     model: Trainable,
     precision: Precision,
@@ -99,7 +133,7 @@ class Step:
         fp8: Scaling | None,
         world: World,
     ) -> None:
-        self.optimizer, self.scaler, self.fp8, self.world = optimizer, scaler, fp8, world
+        self.model, self.optimizer, self.scaler, self.fp8, self.world = model, optimizer, scaler, fp8, world
         self.lr = torch.zeros((), dtype=torch.float32, device=world.device)
         self.gradients = optimizer.gradients(model, clipping, world, scaler.enabled)
         self.mark: Callable[[str], None] = _unmarked  # called where a part of the step ends; to time it
@@ -153,6 +187,12 @@ class Step:
             self.optimizer.gather()
         if self.fp8 is not None:
             self.fp8.calibrated = calibrated
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[Any]:
+        """See Trainer."""
+        self.optimizer.gather()
+        yield self.model
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor on the device that a step changes."""

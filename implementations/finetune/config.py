@@ -137,6 +137,8 @@ def read(environ: Mapping[str, str]) -> Config:
     config = from_env(Config, with_defaults(environ))
     if environ.get("MAX_STEPS"):
         raise ConfigError("MAX_STEPS is set: EPOCHS says how long fine-tuning takes; unset MAX_STEPS")
+    if environ.get("ENGINE", "own") not in ("", "own"):
+        raise ConfigError("ENGINE is set: fine-tuning has an engine of its own; unset ENGINE")
     config.check()
     return config
 

@@ -84,6 +84,8 @@ def main(environ: Mapping[str, str]) -> int:
         config, load = from_env(Config, environ), from_env(LoadConfig, environ)
         trainer = from_env(TrainerConfig, environ)
         trainer.check()
+        if trainer.zero.is_deepspeed:
+            raise ConfigError("ENGINE=deepspeed: machines are certified with our own engine: unset ENGINE")
         if run.run_dir is None:
             raise ConfigError("RUN_DIR is not set: start it by certify.sh")
         meeting = meet(config, trainer)

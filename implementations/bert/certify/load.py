@@ -125,6 +125,7 @@ class Load:
     def _trainee(self, world: World) -> Iterator[Trainee]:
         torch.manual_seed(SEED)
         model, step = pretraining.build(self.trainer, world, SEED)
+        assert isinstance(step, Step)
         recorder = Recorder(self.device)
         step.mark = recorder.mark
         recorder.watch(model)

@@ -1,0 +1,140 @@
+"""The training step with DeepSpeed as the engine: its ZeRO stages and offload; our losses, rules, rates and seeds."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+import operator
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor, nn
+
+from bert.data.batch import Batch
+from bert.dist import World
+from bert.env import ConfigError, announce
+from bert.model.trainable import Trainable
+from bert.optim import Config as OptimizerConfig
+from bert.precision import LossScaler, Precision
+from bert.step import StepResult
+from bert.zero.partitions import MASTERS, ZeroRule, partitions_of
+from bert.zero.state import ZeroState
+
+
+def load() -> Any:
+    """The package. Raises ConfigError where it is not installed."""
+    if not torch.cuda.is_available():
+        announce("DS_ACCELERATOR", "cpu")  # else it warns that it has chosen so
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise ConfigError(
+            f"ENGINE=deepspeed: {error}: pip install -r requirements/deepspeed.txt, or leave ENGINE unset"
+        ) from None
+    deepspeed.utils.logger.setLevel(logging.WARNING)
+    # It calls collectives by names that PyTorch 2.13 warns of, at every step.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    return deepspeed
+
+
+def _choose_device(deepspeed: Any, world: World) -> None:
+    """DEVICE decides, not what DeepSpeed finds; and its collectives are those of our process group."""
+    from deepspeed.accelerator import set_accelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    if world.device.type == "cpu":
+        set_accelerator(CPU_Accelerator())
+    announce("LOCAL_RANK", str(world.local_rank))  # DeepSpeed will not start without; srun and a bare shell set none
+    if not distributed.is_initialized():  # one rank: DeepSpeed wants a group all the same
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False)
+
+
+def _without_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy of the model on the meta device."""
+    empty = {id(p): nn.Parameter(torch.empty_like(p, device="meta", dtype=dtype)) for p in model.parameters()}
+    return copy.deepcopy(model, dict(empty))
+
+
+class DeepSpeedStep:
+    """Callable training step over micro-batches, as bert.step.Step, run by a DeepSpeed engine."""
+
+    def __init__(
+        self,
+        model: Trainable,
+        precision: Precision,
+        optimizer: OptimizerConfig,
+        world: World,
+        settings: dict[str, Any],
+    ) -> None:
+        """``model`` has its first weights in fp32, on the CPU; settings: DeepSpeed's, complete. A collective."""
+        deepspeed = load()
+        _choose_device(deepspeed, world)
+        precision.apply()
+        self.world = world
+        self.scaler = LossScaler(precision, world.device)  # a copy of DeepSpeed's, for the loop
+        named = dict(model.named_parameters())
+        weights = {name: parameter.detach().clone() for name, parameter in named.items()} if precision.is_low else None
+        stage = int(settings["zero_optimization"]["stage"])
+        self.spare = _without_weights(model, precision.dtype) if stage == 3 else None  # for ``whole``
+        shapes = {name: parameter.shape for name, parameter in named.items()}
+        update = ZeroRule(named.values(), optimizer.rule, world)
+        self.engine, zero, _, _ = deepspeed.initialize(
+            model=model, optimizer=update, config=settings, dist_init_required=False
+        )
+        update.bind(list(named), partitions_of(zero, list(named.values()), world.rank))
+        self.optimizer = ZeroState(zero, update, shapes, world)
+        if weights is not None:  # DeepSpeed took its masters from the weights after the cast
+            self.optimizer.fill({MASTERS: weights})
+
+    def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
+        """Trains on the micro-batches; their gradients are averaged."""
+        assert len(batches) == self.engine.gradient_accumulation_steps()
+        self.optimizer.set_rate(lr)
+        totals: list[Tensor] = []
+        for batch in batches:
+            losses = self.engine(batch.to(self.world.device))
+            self.engine.backward(functools.reduce(operator.add, losses))
+            self.engine.step()
+            totals = totals or [torch.zeros((), device=self.world.device) for _ in losses]
+            for total, loss in zip(totals, losses, strict=True):
+                total.add_(loss.detach(), alpha=1 / len(batches))
+        norm = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.world.device).float()
+        if self.scaler.enabled:
+            self.scaler.scale.fill_(self.optimizer.loss_scale)
+            self.scaler.num_skipped_steps.add_(~torch.isfinite(norm))
+        return StepResult(losses._make(totals), norm, torch.isfinite(norm))
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[Any]:
+        """The model with all its weights on every rank, for evaluation. A collective.
+
+        Stage 3: a copy, whose memory is free again afterwards. The trained model gathers its layers on all ranks
+        together, and ranks may have unequal numbers of evaluation batches.
+        """
+        if self.spare is None:
+            yield self.engine.module
+            return
+        whole = self.spare.to_empty(device=self.world.device)
+        with torch.no_grad():
+            for source, target in zip(self.engine.module.parameters(), whole.parameters(), strict=True):
+                with load().zero.GatheredParameters([source]):
+                    target.copy_(source)
+        yield whole
+        self.spare = whole.to("meta")
+
+    def state_dict(self) -> dict[str, Any]:
+        """As bert.step.Step's. A collective."""
+        return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores ``state_dict()``, or that of bert.step.Step. A collective."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        if self.scaler.enabled:
+            self.optimizer.set_loss_scale(float(self.scaler.scale), int(self.scaler.num_good_steps))
