@@ -310,7 +310,7 @@ def _certify(arguments: argparse.Namespace) -> int:
         print_json(found.as_dict())
     else:
         print_certificate(found)
-    return 0 if found.passes else 1
+    return {"pass": 0, "warn": 3, "fail": 1}[found.state]
 
 
 def _system(arguments: argparse.Namespace) -> int:

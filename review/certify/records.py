@@ -20,6 +20,14 @@ STAGES = {
     "pairs": "two nodes, gradients reduced",
     "together": "all ranks, gradients reduced",
 }
+PROBES = {
+    "matmul": "matrix product",
+    "matmul_fp8": "matrix product in fp8",
+    "copy": "memory copy",
+    "host_copy": "copy from the host",
+    "disk": "read of the data disk",
+}
+LABELS = STAGES | PROBES
 ALONE = ("single", "parallel")
 PARTS = ("data", "compute", "wait", "update")
 VERSION = 1
@@ -56,6 +64,21 @@ class Records:
     def stages(self) -> list[str]:
         """Those that ran."""
         return [name for number, name in enumerate(STAGES) if (self.steps["stage"] == number).any()]
+
+    @property
+    def probed(self) -> list[str]:
+        """Parts of the load that ran by themselves."""
+        return [name for name in PROBES if (self.probes["probe"] == name.encode()).any()]
+
+    def probe(self, name: str) -> dict[int, list[float]]:
+        """Seconds of a part of the load by itself, by rank and round."""
+        chosen = self.probes["probe"] == name.encode()
+        found: dict[int, list[float]] = {rank: [] for rank in self.places}
+        order = np.argsort(self.probes["round"][chosen], kind="stable")
+        columns = (self.probes[column][chosen][order].tolist() for column in ("rank", "seconds"))
+        for rank, seconds in zip(*columns, strict=True):
+            found[rank].append(seconds)
+        return found
 
     def of(self, stage: str) -> Columns:
         """The steps of a stage."""
@@ -114,7 +137,13 @@ def read(folder: Path) -> Records:
         }
         for table in ("steps", "probes")
     }
-    return Records(folder, dict(sorted(places.items())), nodes, tables["steps"], tables["probes"])
+    telemetry = {
+        about["node"]: {
+            name.partition(".")[2]: column for name, column in columns.items() if name.startswith("telemetry.")
+        }
+        for about, columns in files
+    }
+    return Records(folder, dict(sorted(places.items())), nodes, tables["steps"], tables["probes"], telemetry)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Columns]:
@@ -123,7 +152,8 @@ def _read(path: Path) -> tuple[dict[str, Any], Columns]:
             about: dict[str, Any] = json.loads(str(file["about"]))
             columns = {name: file[name] for name in file.files if name != "about"}
         whole = about["version"] == VERSION and bool(about["ranks"]) and bool(about["nodes"]) and about["size"] > 0
-        whole = whole and len(columns["steps.checksum"]) > 0 and "probes.seconds" in columns
+        whole = whole and len(columns["steps.checksum"]) > 0
+        whole = whole and "probes.seconds" in columns and "telemetry.device" in columns
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         whole = False
     if not whole:

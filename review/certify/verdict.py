@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from review.certify.corruption import Corruption, corrupt
+from review.certify.hardware import Fault, devices, faults, throttled
 from review.certify.outliers import LEAST, Outlier, slow
-from review.certify.records import ALONE, STAGES, Records, read
+from review.certify.records import ALONE, LABELS, STAGES, Records, read
 
 LEAST_EXCESS = {"slow": 0.03, "hesitates": 0.05, "network": 0.15}  # what is less concerns nobody
 SPREAD = {"slow": 0.01, "hesitates": 0.02, "network": 0.05}  # of healthy ones: outliers.HEALTHY_SPREAD
@@ -57,7 +58,7 @@ class Finding:
         also = f"; also: {', '.join(self.also)}" if self.also else ""
         evidence = f"; {self.evidence}" if self.evidence else ""
         excess = f"{self.outlier.excess:.1%}"
-        return f"{self.name}: {excess} {WORDS[self.what]} ({STAGES[self.stage]}; {sure}){evidence}{also}"
+        return f"{self.name}: {excess} {WORDS[self.what]} ({LABELS[self.stage]}; {sure}){evidence}{also}"
 
 
 def _tests(chance: float) -> str:
@@ -73,28 +74,36 @@ class Certificate:
     findings: list[Finding]
     corrupt: list[Corruption]
     repeats: bool
+    faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
-    def passes(self) -> bool:
-        """Nobody is slow and all ranks have computed the same."""
-        return not self.corrupt and not self.findings
+    def state(self) -> str:
+        """pass: nobody is slow and all have computed the same; warn: so it is, but a device complains; or fail."""
+        if self.corrupt or self.findings or any(one.state == "fail" for one in self.faults):
+            return "fail"
+        return "warn" if self.faults else "pass"
 
     def reasons(self) -> list[str]:
         """What is wrong, a line each."""
-        return [*(one.text() for one in self.corrupt), *(one.text() for one in self.findings)]
+        return [
+            *(one.text() for one in self.corrupt),
+            *(one.text() for one in self.findings),
+            *(one.text() for one in self.faults),
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
         places = self.records.places
         return {
-            "pass": self.passes,
+            "state": self.state,
             "ranks": len(places),
             "nodes": len(self.records.nodes),
             "compared": len(places) >= LEAST,
             "reasons": self.reasons(),
             "findings": [asdict(one) for one in self.findings],
             "corrupt": [asdict(one) for one in self.corrupt],
+            "faults": [asdict(one) for one in self.faults],
             "notes": self.notes,
             "seconds_per_step": {
                 stage: {places[rank].name: value for rank, value in values.items()}
@@ -124,7 +133,8 @@ def judge(records: Records) -> Certificate:
         notes.append(f"too few nodes to tell a slow one from the others: {LEAST} or more")
     if not repeats:
         notes.append("the same steps do not repeat bit for bit here, so that nothing is said of silent corruption")
-    return Certificate(records, seconds, _findings(records, questions, comparisons), broken, repeats, notes)
+    findings = _findings(records, questions, comparisons)
+    return Certificate(records, seconds, findings, broken, repeats, faults(records), notes)
 
 
 def _questions(records: Records) -> Iterator[Question]:
@@ -137,6 +147,10 @@ def _questions(records: Records) -> Iterator[Question]:
         yield Question("slow", stage, "node", _by_node(records, typical))
         yield Question("slow", stage, "rank", {names[rank]: rounds for rank, rounds in typical.items()})
         yield Question("hesitates", stage, "rank", {names[rank]: rounds for rank, rounds in lost.items()})
+    for probe in records.probed:
+        times = records.probe(probe)
+        yield Question("slow", probe, "node", _by_node(records, times))
+        yield Question("slow", probe, "rank", {records.places[rank].name: rounds for rank, rounds in times.items()})
     pairs = records.pairs()
     meetings: dict[str, list[float]] = defaultdict(list)
     for pair, seconds in pairs.items():
@@ -201,16 +215,19 @@ def _explained(name: str, kind: str, found: dict[str, Finding]) -> bool:
 
 
 def _evidence(records: Records, question: Question, name: str) -> str:
-    """What the others wait for it, where they do."""
-    if question.kind == "link" or "together" not in records.stages or question.stage not in (*ALONE, "node"):
-        return ""
-    waits = records.waits("together")
-    mine = [waits[rank] for rank, place in records.places.items() if name in (place.name, f"node {place.node}")]
-    others = [waits[rank] for rank, place in records.places.items() if name not in (place.name, f"node {place.node}")]
-    if not others or statistics.median(others) <= statistics.median(mine):
-        return ""
-    gap = statistics.median(others) - statistics.median(mine)
-    return f"the others wait {gap * 1e3:.1f} ms a step longer than it does"
+    """What the others wait for it, and why it may be slow, where something says so."""
+    own = [rank for rank, place in records.places.items() if name in (place.name, f"node {place.node}")]
+    said = [
+        throttled(samples) for who, samples in devices(records) if who in {records.places[rank].name for rank in own}
+    ]
+    said = [reason for reason in dict.fromkeys(said) if reason][:1]
+    if own and len(own) < len(records.places) and "together" in records.stages and question.stage in (*ALONE, "node"):
+        waits = records.waits("together")
+        mine = statistics.median(waits[rank] for rank in own)
+        gap = statistics.median(wait for rank, wait in waits.items() if rank not in own) - mine
+        if gap > 0:
+            said.append(f"the others wait {gap * 1e3:.1f} ms a step longer than it does")
+    return "; ".join(said)
 
 
 def print_certificate(found: Certificate) -> None:
@@ -221,4 +238,4 @@ def print_certificate(found: Certificate) -> None:
         print(f"  {STAGES[stage]:<40} {min(times) * 1e3:10.2f} to {max(times) * 1e3:10.2f} ms a step")
     for line in (*found.notes, *found.reasons()):
         print(f"  {line}")
-    print("pass" if found.passes else "fail")
+    print(found.state)

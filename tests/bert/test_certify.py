@@ -16,6 +16,7 @@ import torch.distributed as distributed
 from bert.certify.__main__ import write
 from bert.certify.load import Config, Load, checksum
 from bert.certify.meeting import Meeting, pairings
+from bert.certify.telemetry import ROW
 from bert.config import Config as Trainer
 from bert.env import ConfigError, from_env
 from review.certify.verdict import certify
@@ -65,7 +66,7 @@ def alone(tmp_path, monkeypatch):
         meeting = Meeting(trainer.dist, distributed.HashStore(), "here")
         load = Load(from_env(Config, environ), trainer, meeting)
         load.run()
-        write(tmp_path, load)
+        write(tmp_path, load, np.empty(0, ROW))
         return tmp_path
 
     return run_alone

@@ -23,6 +23,7 @@ from bert.certify import record
 from bert.certify.load import Config as LoadConfig
 from bert.certify.load import Load
 from bert.certify.meeting import Meeting
+from bert.certify.telemetry import ROW, Cpus, Gpus, Sampler
 from bert.config import Config as TrainerConfig
 from bert.env import ConfigError, env, from_env
 from bert.exit import leave
@@ -52,7 +53,18 @@ def meet(config: Config, trainer: TrainerConfig) -> Meeting:
     return Meeting(ranks, distributed.PrefixStore("certify", store), config.node or platform.node())
 
 
-def write(folder: Path, load: Load) -> None:
+def telemetry(meeting: Meeting) -> Sampler | None:
+    """On the first rank of a node, what samples its devices."""
+    if meeting.rank != meeting.members(meeting.node)[0]:
+        return None
+    count = len(meeting.members(meeting.node)) if torch.cuda.is_available() else 0
+    uuids = [str(getattr(torch.cuda.get_device_properties(number), "uuid", "")) for number in range(count)]
+    sampler = Sampler([Gpus(uuids), Cpus()])
+    sampler.start()
+    return sampler
+
+
+def write(folder: Path, load: Load, samples: np.ndarray) -> None:
     """The first rank of each node writes what its ranks have measured. Every rank calls it."""
     meeting = load.meeting
     own = io.BytesIO()
@@ -63,6 +75,7 @@ def write(folder: Path, load: Load) -> None:
     if meeting.rank == members[0]:
         parts = [np.load(io.BytesIO(meeting.store.get(f"rows/{rank}"))) for rank in members]
         tables = {name: np.concatenate([part[name] for part in parts]) for name in ("steps", "probes")}
+        tables["telemetry"] = samples
         node = meeting.nodes[meeting.node]
         ranks = [
             {"rank": rank, "local_rank": meeting.places[rank].local_rank, "device": devices[rank]} for rank in members
@@ -92,9 +105,10 @@ def main(environ: Mapping[str, str]) -> int:
         if meeting.rank == 0:
             rundir.write_description(run, trainer, {})
         meeting.barrier()
+        sampler = telemetry(meeting)
         taken = Load(load, trainer, meeting)
         taken.run()
-        write(run.run_dir, taken)
+        write(run.run_dir, taken, sampler.stop() if sampler else np.empty(0, ROW))
     except ConfigError as error:
         return rundir.fail(run, "certify", str(error), 2)
     except Exception as error:

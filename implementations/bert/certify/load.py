@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from bert import allreduce, pretraining
-from bert.certify import record
+from bert.certify import probes, record
 from bert.certify.meeting import Meeting, pairings
 from bert.certify.recorder import Recorder
 from bert.config import Config as TrainerConfig
@@ -75,6 +75,7 @@ class Load:
         self.alone = World(dataclasses.replace(trainer.dist, rank=0, world_size=1))
         with meeting.world(range(meeting.size)) as everyone:
             self.trainer = pretraining.settle_kernels(trainer, everyone)
+            meeting.barrier()  # whoever leaves the group while another one still joins it breaks it
         self.device = self.alone.device
         self.source = open_source(trainer.data, trainer.model.vocab_size)
         self.rows: list[np.ndarray] = []
@@ -92,10 +93,19 @@ class Load:
                         self._round(trainee, "single", number, count)
                 meeting.barrier()
                 self._round(trainee, "parallel", number, count, drill=number == rounds - 1)
+        self._probe_all()
         if len(meeting.nodes) > 1:
             self._group("node", meeting.members(meeting.node), range(rounds))
             self._pairs()
         self._group("together", range(meeting.size), range(rounds))
+
+    def _probe_all(self) -> None:
+        """Products, copies and reads by themselves, all ranks at the same time."""
+        found = probes.build(self.device, self.trainer.data, self.meeting.rank)
+        for number in range(self.config.rounds):
+            for one in found:
+                self.meeting.barrier()
+                self.probe(one.name, number, one.measure(self.device), one.amount)
 
     def _pairs(self) -> None:
         """Every node with one other after the other, all pairs at the same time."""

@@ -78,6 +78,21 @@ def make(
     )
 
 
+FIELDS = (
+    *("sm_mhz", "memory_mhz", "watts", "celsius", "memory_celsius", "throttle", "busy"),
+    *("ecc_corrected", "ecc_uncorrected", "xid_count", "xid_last"),
+    *("pcie_generation", "pcie_generation_most", "pcie_width", "pcie_width_most", "pcie_replays", "nvlink_errors"),
+)
+HEALTHY = (1755, 2619, 650, 62, 70, 4, 1, 0, 0, 0, np.nan, 5, 5, 16, 16, 3, 0)
+
+
+def telemetry(devices: int, seconds: int) -> dict[str, np.ndarray]:
+    """Samples of healthy GPUs."""
+    count = devices * seconds
+    found = {"time": np.repeat(1e9 + np.arange(seconds), devices), "device": np.tile(np.arange(devices), seconds)}
+    return found | {name: np.full(count, value, np.float64) for name, value in zip(FIELDS, HEALTHY, strict=True)}
+
+
 def write(folder: Path, records: Records) -> None:
     """As the ranks write them."""
     for number, node in enumerate(records.nodes):
@@ -88,6 +103,8 @@ def write(folder: Path, records: Records) -> None:
         for table, columns in (("steps", records.steps), ("probes", records.probes)):
             chosen = np.isin(columns["rank"], [place.rank for place in places])
             tables |= {f"{table}.{name}": column[chosen] for name, column in columns.items()}
+        samples = records.telemetry.get(node) or telemetry(0, 0)
+        tables |= {f"telemetry.{name}": column for name, column in samples.items()}
         np.savez_compressed(
             folder / f"certify_{node}.npz", about=np.array(json.dumps(about | {"ranks": ranks})), **tables
         )
