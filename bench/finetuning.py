@@ -15,6 +15,7 @@ import statistics
 import sys
 from pathlib import Path
 
+import numpy as np
 import result
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from bert.schedule import learning_rate
 from bert.tokens import WordPiece
 from finetune import config, demo, tasks, train
 from finetune.batches import Order
+from finetune.glue.metrics import accuracy
 from finetune.inference import predict
 
 _LR, _EPOCHS = 5e-5, 2
@@ -42,8 +44,8 @@ class Ours:
     def accuracy(self) -> float:
         """Of the test."""
         scores = predict(self.run.model, self.run.task.test, self.run.world, 32)
-        right = [int(row.argmax()) == label for row, label in zip(scores, self.run.task.test.labels, strict=True)]
-        return statistics.mean(right)
+        predicted = np.array([row.argmax() for row in scores])
+        return accuracy(predicted, self.run.task.test.labels)
 
 
 class HuggingFace:
@@ -81,12 +83,11 @@ class HuggingFace:
     def accuracy(self) -> float:
         """Of the test."""
         self.model.eval()
-        right = []
+        found = []
         for begin in range(0, len(self.task.test.labels), 32):
             chosen = list(range(begin, min(begin + 32, len(self.task.test.labels))))
-            predicted = self.model(**self.padded(self.task.test, chosen)).logits.argmax(dim=1)
-            right += (predicted.numpy() == self.task.test.labels[chosen]).tolist()
-        return statistics.mean(right)
+            found += self.model(**self.padded(self.task.test, chosen)).logits.argmax(dim=1).tolist()
+        return accuracy(np.array(found), self.task.test.labels)
 
 
 def build(folder: Path, batch_size: int, seed: int, sentences: int) -> tuple[Ours, HuggingFace]:

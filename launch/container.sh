@@ -11,6 +11,8 @@
 # shellcheck disable=SC2034 # container and mounts are for the runtime's file and the run script
 
 declare -a container=() mounts=()
+# Variables whose paths a command reads; fine-tuning adds its own.
+declare -a container_inputs=(DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT)
 
 # Sources the runtime. Argument: the runtime taken when CONT is set and CONTAINER_RUNTIME is not.
 container::load() {
@@ -34,8 +36,7 @@ container::remove() { :; }
 # Makes the paths that are mounted absolute, as the trainer will see them, and refuses what mount lists cannot say.
 container::paths() {
   local name
-  for name in DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT CHECKPOINT_DIR \
-    LOGDIR; do
+  for name in "${container_inputs[@]}" CHECKPOINT_DIR LOGDIR; do
     if [[ -n ${!name:-} ]]; then
       export "$name=$(realpath -ms -- "${!name}")"
       container::mountable "$name" "${!name}"
@@ -51,10 +52,14 @@ container::mountable() {
 # Sets the array mounts, an entry SOURCE:TARGET:ro or SOURCE:TARGET:rw for each file, folder or device that a command may need
 # and that exists: the repository, data, weights, results and InfiniBand devices at their own paths, and CONTAINER_MOUNTS.
 container::mounts() {
-  local name entry
+  local name entry path
   mounts=("$REPO_DIR:$REPO_DIR:ro")
-  for name in DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT; do
-    if [[ -n ${!name:-} && -e ${!name} ]]; then mounts+=("${!name}:${!name}:ro"); fi
+  for name in "${container_inputs[@]}"; do
+    path=${!name:-}
+    # Beside the weights that fine-tuning starts from are their config.json and vocabulary.
+    if [[ $name == INIT_CHECKPOINT && -f $path && ${RANK_MODULE:-} == finetune ]]; then path=$(dirname -- "$path"); fi
+    # A path that is named twice is mounted once: docker refuses the second.
+    if [[ $path && -e $path && " ${mounts[*]} " != *" $path:$path:ro "* ]]; then mounts+=("$path:$path:ro"); fi
   done
   for name in LOGDIR CHECKPOINT_DIR; do
     if [[ -n ${!name:-} && -d ${!name} ]]; then mounts+=("${!name}:${!name}:rw"); fi

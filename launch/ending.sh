@@ -13,7 +13,7 @@ trial::conclude() {
     log::error "${#failures[@]} of $NEXP trials failed: ${list#; }"
     exit 1
   fi
-  log::info "all $NEXP trials reached the target: $RUN_DIR"
+  log::info "$(trainer::success): $RUN_DIR"
 }
 
 trial::interrupted() {

@@ -7,7 +7,7 @@
 preflight::check() {
   local reason
   log::info 'checking the configuration'
-  if RUN_DIR='' answers::shown runner::python -m bert --check && grep -q '^global batch ' <<<"$answers_said"; then return 0; fi
+  if RUN_DIR='' answers::shown runner::python -m "${RANK_MODULE:-bert}" --check && grep -q '^global batch ' <<<"$answers_said"; then return 0; fi
   reason=$(grep 'error: ' <<<"$answers_said" | grep -v '^srun: ' | tail -n 1 | sed 's/.*error: //') || reason=''
   log::die "this configuration cannot run: ${reason:-$(answers::reason "$answers_said")}"
 }

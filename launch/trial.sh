@@ -6,9 +6,11 @@
 #   runner::trial          all ranks of one trial; RUN_DIR, TRIAL, SEED and CACHE_CLEARED are exported
 #   runner::python ARG...  one Python process in the environment of the ranks
 #   runner::cleanup        removes what prepare made, also after a failure; and, where they know, runner::nodes and runner::why
-# All ranks run launch/rank.sh: the trainer, or before the first trial with NCCL_TEST=1 the test that RANK_MODULE names.
+# All ranks run launch/rank.sh: the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or before the first trial
+# with NCCL_TEST=1 a test in its place.
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
-for part in ranks preflight nccl_test power rehearsal; do
+[[ -r $REPO_DIR/launch/trainer_${RANK_MODULE:-bert}.sh ]] || log::die "RANK_MODULE=$RANK_MODULE: expected bert or finetune"
+for part in ranks preflight nccl_test power rehearsal "trainer_${RANK_MODULE:-bert}"; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -31,11 +33,11 @@ trial::main() {
   local trial status
   for ((trial = 0; trial < NEXP; trial++)); do
     status=0
-    [[ -f $RUN_DIR/result_$trial.txt ]] || trial::run "$trial" || status=$?
+    trainer::complete "$trial" "$RUN_DIR" || trial::run "$trial" || status=$?
     trial::verify "$trial"
     if ((status == 2)); then break; fi # bad input: the next trial would meet it too
   done
-  runner::python -m review show "$RUN_DIR" || log::warn 'no table of results, see above'
+  trainer::show || log::warn 'no table of results, see above'
   rehearsal::judge
   trial::conclude
 }
@@ -45,7 +47,7 @@ trial::run() {
   local -r trial=$1
   local launched=0 status=0 cleared=0
   caches::drop && cleared=1
-  rm -rf -- "$RUN_DIR/running_$trial" "$RUN_DIR/error_$trial.txt" "$RUN_DIR/failed_$trial.txt" "$RUN_DIR/power_$trial"
+  rm -rf -- "$RUN_DIR"/{running_"$trial",error_"$trial".txt,failed_"$trial".txt,power_"$trial",model_"$trial"}
   mkdir -- "$RUN_DIR/running_$trial" || exit 1
   log::info "trial $((trial + 1)) of $NEXP starts: result_$trial.txt"
   power::start "$trial"
@@ -69,10 +71,10 @@ trial::collect() {
   current='' # read by trial::interrupted
   power::stop
   if [[ -s $staging/status ]]; then status=$(<"$staging/status"); fi
+  # A run that was asked to stop has saved and ends with 0, but it is not complete, and leaves its word.
+  if [[ $status == 0 && -s $staging/error_$trial.txt ]]; then status=1; fi
   if [[ $status == [03] ]]; then
-    # A run that was asked to stop has saved and ends with 0, but it is not complete, and leaves its word.
-    if [[ $status == 0 && -s $staging/error_$trial.txt || ! -s $staging/result_$trial.txt ]]; then status=1; fi
-    if [[ $status == [03] ]]; then log=result_$trial.txt; fi
+    if trainer::complete "$trial" "$staging"; then log=result_$trial.txt; else status=1; fi
   fi
   if ((status)); then
     reasons[trial]=$(trial::reason "$trial" "$status" "$staging")
@@ -90,9 +92,7 @@ trial::verify() {
   local -r trial=$1
   if [[ ${reasons[trial]:-} || -f $RUN_DIR/error_$trial.txt ]]; then
     failures+=("trial $trial: ${reasons[trial]:-$(<"$RUN_DIR/error_$trial.txt")}")
-  elif [[ $CHECK_COMPLIANCE == 1 ]] && ! runner::python -m mlperf_logging.compliance_checker --usage training \
-    --ruleset "$MLPERF_RULESET" --log_output /dev/null "$RUN_DIR/result_$trial.txt" \
-    >"$RUN_DIR/compliance_$trial.out" 2>&1; then
-    failures+=("trial $trial: compliance check failed, see $RUN_DIR/compliance_$trial.out")
+  else
+    trainer::verify "$trial"
   fi
 }

@@ -22,6 +22,7 @@ variables::check_names() {
 
 variables::load() {
   variables::check_names
+  if declare -F trainer::defaults >/dev/null; then trainer::defaults; fi # the doctor has no trainer
   variables::default DGXNNODES 1
   variables::default NEXP 1
   variables::default LOGDIR results

@@ -26,7 +26,6 @@ NOT_FOR_USERS = {
         "PROC_SYS",
         "SYSFS",
         "TOPOLOGY_GPUS",
-        "RANK_MODULE",
         "PYXIS_NAME",
         *("PYXIS_NAME", "STAGED", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"),
         "STAGED",

@@ -47,6 +47,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"models", "config"},
         {"weights", "inference", "tasks"},
         {"train"},
+        {"check"},
         {"run"},
         {"saved", "commands", "demo", "__main__"},
     ],

@@ -34,6 +34,9 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     seeds = commands.add_parser("seeds", help="figures of a run's seeds, with mean and standard deviation")
     for command in (predict, timing, seeds):
         command.add_argument("folder", type=Path, help="of the run, results/<RUN_NAME>")
+    parser.add_argument(
+        "--check", action="store_true", help="validate settings, data and weights, print them, and stop"
+    )
     options = parser.parse_args(arguments)
     if options.command:
         from finetune import commands as handlers
@@ -41,7 +44,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         return handlers.run(options)
     from finetune.run import run
 
-    return run(environ)
+    return run(environ, options.check)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class Config(Hardware):
     max_answer_length: int = env("MAX_ANSWER_LENGTH", 30, at_least=1, doc="SQuAD: tokens of an answer at most")
     null_threshold: float = env("NULL_SCORE_DIFF_THRESHOLD", 0.0, doc='SQuAD 2.0: by how much "no answer" must win')
     seeds: str = env("SEEDS", "", doc="fine-tuning: a seed per trial, joined by commas; unset: SEED")
-    seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: 1")
+    seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: 1, then 2, ...")
     batch_size: int = env("BATCHSIZE", at_least=1, doc="sequences per GPU in one micro-batch")
     gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, doc="micro-batches accumulated into one step")
     eval_batch_size: int = env("EVAL_BATCHSIZE", 32, at_least=1, doc="sequences per GPU in a prediction batch")
@@ -61,8 +61,6 @@ class Config(Hardware):
         _ = self.trial_seed
         if self.checkpoint.init_checkpoint is None:
             raise ConfigError("INIT_CHECKPOINT is not set: give the weights to start from (.pt or .safetensors)")
-        if self.run.run_dir is None:
-            raise ConfigError("RUN_DIR is not set: give the folder for the model and the predictions")
         if self.length > self.model.max_position_embeddings:
             raise ConfigError(
                 f"MAX_SEQ_LENGTH={self.length} exceeds max_position_embeddings {self.model.max_position_embeddings} "
@@ -113,7 +111,7 @@ class Config(Hardware):
     def trial_seed(self) -> int:
         """The seed of this trial. Raises ConfigError for SEEDS that are no numbers, or fewer than trials."""
         if not self.seeds:
-            return 1 if self.seed is None else self.seed
+            return 1 + self.run.trial if self.seed is None else self.seed
         seeds = self.seeds.split(",")
         if not all(seed.strip().isdecimal() for seed in seeds):
             raise ConfigError(f"SEEDS={self.seeds}: expected whole numbers joined by commas")

@@ -55,7 +55,10 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         assert task.train is not None
         ending, trained = _train(run, task.train)
         if ending.stopped:
-            _say(world, f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues")
+            said = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
+            if world.is_main:
+                rundir.write_error(config.run, said)  # the launcher's word that the run is not complete
+            _say(world, said)
             return figures
         figures |= trained
         masters = run.step.state_dict()["optimizer"].get("masters", {})
@@ -77,14 +80,7 @@ def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.
     if world.device.type == "cuda":
         _say(world, f"attention: {words}")
     model = task.model(config.model, select(choice, world.device))
-    weights.initialise(model, config.trial_seed)
-    assert config.checkpoint.init_checkpoint is not None
-    loaded = weights.load(model, config.checkpoint.init_checkpoint)
-    if loaded.new and not config.trains:
-        raise ConfigError(
-            f"INIT_CHECKPOINT={config.checkpoint.init_checkpoint} lacks {', '.join(loaded.new)}: it was not fine-tuned "
-            f"for this task; MODE=train-eval trains it"
-        )
+    loaded = load_weights(config, model)
     if any(loaded):
         _say(world, f"weights: {loaded}")
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
@@ -96,10 +92,29 @@ def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.
     return Run(config, environ, world, task, model, step)
 
 
+def load_weights(config: Config, model: FineTuned) -> weights.Loaded:
+    """Gives the model its first weights. Raises ConfigError for those that do not fit."""
+    path = config.checkpoint.init_checkpoint
+    assert path is not None
+    weights.initialise(model, config.trial_seed)
+    loaded = weights.load(model, path)
+    if loaded.new and not config.trains:
+        raise ConfigError(
+            f"INIT_CHECKPOINT={path} lacks {', '.join(loaded.new)}: it was not fine-tuned for this task; "
+            "MODE=train-eval trains it"
+        )
+    return loaded
+
+
+def num_steps(config: Config, num_samples: int) -> int:
+    """Optimizer steps of a run."""
+    return max(1, math.ceil(num_samples * config.epochs / config.samples_per_step))
+
+
 def _train(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     config, world, step = run.config, run.world, run.step
     num_samples, seed = len(samples.lengths), config.trial_seed
-    last = max(1, math.ceil(num_samples * config.epochs / config.samples_per_step))
+    last = num_steps(config, num_samples)
     rates = learning_rates(run.environ, last)
     saved = checkpoint.newest(config.checkpoint)
     identity = _identity(config, num_samples)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -106,24 +106,18 @@ def test_the_demos_sentences_are_split_by_their_hash_and_labelled_by_their_sign(
     assert table("\n".join(reversed(lines)))[1] == test[::-1]
 
 
-def test_the_script_runs_every_seed_once_and_says_what_is_wrong(squad_environment, repository, tmp_path):
-    def call(*arguments):
-        environment = {**os.environ, "LOGDIR": str(tmp_path), "RUN_NAME": "r", "OMP_NUM_THREADS": "1"}
-        script = [str(repository / "run_finetuning.sh"), *arguments]
-        return subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
-
+def test_the_script_checks_trains_every_seed_and_ends_in_their_table(squad_environment, repository, tmp_path):
     (tmp_path / "train.tsv").write_text("the red cat\tgood\nthe old dog\tbad\n" * 8)
     (tmp_path / "dev.tsv").write_text("a red dog\tgood\n")
     settings = {**squad_environment, "TASK": "TSV", "DATA": str(tmp_path), "SEEDS": "4,7", "EPOCHS": "1"}
-    arguments = ["glue", *(f"{name}={value}" for name, value in settings.items() if name != "SEED")]
-    done = call(*arguments)
+    settings |= {"LOGDIR": str(tmp_path), "RUN_NAME": "r", "PYTHON": sys.executable}
+    words = ["glue", *(f"{name}={value}" for name, value in settings.items() if name != "SEED")]
+    script = str(repository / "run_finetuning.sh")
+    done = subprocess.run([script, *words], capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[:3] == ["seed", "4", "7"]
-    before = (tmp_path / "r" / "model_1" / "figures.json").read_bytes()
-    assert call(*arguments).returncode == 0  # both are there: nothing runs
-    assert (tmp_path / "r" / "model_1" / "figures.json").read_bytes() == before
-    wrong = call(*arguments, "SEEDS=4,7,x")
-    assert wrong.returncode != 0
-    assert "SEEDS=4,7,x: expected whole numbers" in wrong.stderr.splitlines()[-1]
-    assert call("glue", "batch=3").stderr.splitlines()[-1].endswith("batch=3: expected NAME=VALUE")
-    assert call("classify").returncode == 2
+    assert "global batch   12 sequences = 12 x 1 accumulated x 1 ranks" in done.stderr
+    assert "data           training: 16 examples, labels bad, good" in done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["seed", "4", "7", "mean", "std"] in rows
+    assert done.stderr.splitlines()[-1] == f"run: all 2 trials are complete: {tmp_path}/r"
+    assert saved.load(tmp_path / "r" / "model_1", "cpu").facts["labels"] == ["bad", "good"]

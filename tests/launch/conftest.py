@@ -96,8 +96,9 @@ def copy_scripts(repository: Path, root: Path) -> None:
         shutil.copytree(repository / name, root / name)
     for name in ("env.sh", "run.sub", "run_and_time.sh", *(path.name for path in repository.glob("run_*.sh"))):
         shutil.copy(repository / name, root / name)
-    (root / "implementations" / "bert").mkdir(parents=True)
-    shutil.copy(FAKES / "bert.py", root / "implementations" / "bert" / "__main__.py")
+    for trainer in ("bert", "finetune"):
+        (root / "implementations" / trainer).mkdir(parents=True)
+        shutil.copy(FAKES / "bert.py", root / "implementations" / trainer / "__main__.py")
     shutil.copy(FAKES / "allreduce.py", root / "implementations" / "bert" / "allreduce.py")
     for name in ("env.py", "variables.py"):
         shutil.copy(repository / "implementations" / "bert" / name, root / "implementations" / "bert" / name)

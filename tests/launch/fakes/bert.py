@@ -1,4 +1,7 @@
-"""Stands in for the trainer, by its contract with the launcher: TRIAL_<N> in the environment says how a trial goes."""
+"""Stands in for the trainers, by their contract with the launcher: TRIAL_<N> in the environment says how a trial goes.
+
+Of pretraining the result is result_N.txt, of fine-tuning model_N/figures.json.
+"""
 
 import json
 import os
@@ -10,7 +13,17 @@ from pathlib import Path
 KEPT = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SEED", "CACHE_CLEARED", "LR", "RUN_DIR"),
     *("OMP_NUM_THREADS", "SLURMD_NODENAME", "SLURM_MPI_TYPE", "CUDA_VISIBLE_DEVICES", "INSIDE"),
-    *("PHASE", "INIT_CHECKPOINT", "INIT_OPTIMIZER", "CHECKPOINT_DIR", "RESUME", "MAX_SEQ_LENGTH"),
+    *(
+        "TASK",
+        "SEEDS",
+        "DATA",
+        "PHASE",
+        "INIT_CHECKPOINT",
+        "INIT_OPTIMIZER",
+        "CHECKPOINT_DIR",
+        "RESUME",
+        "MAX_SEQ_LENGTH",
+    ),
 )
 
 
@@ -52,6 +65,19 @@ def measured(folder: Path, trial: str) -> str:
     return "".join(f'{head}{at}, "key": "{key}", {tail}\n' for key, at in (("run_start", start), ("run_stop", stop)))
 
 
+def seeds() -> int:
+    print("seeds of", sys.argv[-1])
+    return 0
+
+
+def whole(folder: Path, trial: str, text: str) -> None:
+    """The complete result."""
+    (folder / f"result_{trial}.txt").write_text(text)
+    if os.environ.get("RANK_MODULE") == "finetune":
+        (folder / f"model_{trial}").mkdir()
+        (folder / f"model_{trial}" / "figures.json").write_text("{}\n")
+
+
 def train() -> int:
     folder, trial, rank = Path(os.environ["RUN_DIR"]), os.environ["TRIAL"], int(os.environ["RANK"])
     outcome, _, culprit = os.environ.get(f"TRIAL_{trial}", "success").partition(":")
@@ -75,8 +101,7 @@ def train() -> int:
     if outcome in ("kill", "exit", "crash") or (outcome == "hang" and "SLURM_RESTART_COUNT" not in os.environ):
         time.sleep(60)  # in a collective that will never end
     if rank == 0 and outcome != "no-result":
-        text = measured(folder, trial) if outcome == "measured" else "MLLOG whole\n"
-        (folder / f"result_{trial}.txt").write_text(text)
+        whole(folder, trial, measured(folder, trial) if outcome == "measured" else "MLLOG whole\n")
     if outcome == "stopped" and rank == 0:
         return fail(folder, trial, 0, "stopped at step 7 (STEPS_THIS_RUN); RESUME=1 continues")
     if outcome == "not-reached":
@@ -84,4 +109,4 @@ def train() -> int:
     return 0
 
 
-sys.exit(check() if "--check" in sys.argv else train())
+sys.exit(check() if "--check" in sys.argv else seeds() if "seeds" in sys.argv else train())

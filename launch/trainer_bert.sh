@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# What the trial loop has to know of pretraining. Sourced by trial.sh, which takes the file of RANK_MODULE: fine-tuning's is
+# trainer_finetune.sh, with the same functions.
+#   trainer::defaults           its own defaults of the launcher's variables; stops for what it cannot do
+#   trainer::complete N FOLDER  has trial N left its whole result in FOLDER?
+#   trainer::verify N           adds to failures what is wrong with a complete trial
+#   trainer::show               the table of results
+#   trainer::success            the last line of a run in which no trial failed
+# shellcheck disable=SC2034,SC2154 # failures is of ending.sh, the variables are of variables.sh
+
+trainer::defaults() { :; }
+
+trainer::complete() { [[ -s $2/result_$1.txt ]]; }
+
+trainer::verify() {
+  if [[ $CHECK_COMPLIANCE == 1 ]] && ! runner::python -m mlperf_logging.compliance_checker --usage training \
+    --ruleset "$MLPERF_RULESET" --log_output /dev/null "$RUN_DIR/result_$1.txt" >"$RUN_DIR/compliance_$1.out" 2>&1; then
+    failures+=("trial $1: compliance check failed, see $RUN_DIR/compliance_$1.out")
+  fi
+}
+
+trainer::show() { runner::python -m review show "$RUN_DIR"; }
+
+trainer::success() { echo "all $NEXP trials reached the target"; }

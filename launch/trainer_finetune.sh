@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# What the trial loop has to know of fine-tuning: a trial is a seed. Sourced by trial.sh; the functions are described in
+# trainer_bert.sh.
+# shellcheck disable=SC2034,SC2154 # container_inputs is of container.sh, the variables are of variables.sh
+
+trainer::defaults() {
+  local commas=${SEEDS:-}
+  commas=${commas//[^,]/}
+  [[ ${REHEARSAL:-0} == 0 ]] || log::die 'REHEARSAL=1 compares with published runs of pretraining: unset it to fine-tune'
+  [[ ${POWER:-0} == 0 ]] || log::die 'POWER=1 measures the power of timed runs of pretraining: unset it to fine-tune'
+  [[ ! ${STAGE_DIR:-} ]] || log::die 'STAGE_DIR copies the records of pretraining: unset it to fine-tune'
+  variables::default DGXNGPU 1
+  variables::default DGXSYSTEM "finetune_${TASK:-unset}"
+  variables::default CLEAR_CACHES 0
+  container_inputs+=(DATA VOCAB_FILE)
+  if [[ ${SEEDS:-} ]]; then
+    [[ ${NEXP:-$((${#commas} + 1))} == $((${#commas} + 1)) ]] ||
+      log::die "NEXP=$NEXP and SEEDS=$SEEDS: a seed is a trial; unset NEXP"
+    export NEXP=$((${#commas} + 1))
+  fi
+}
+
+trainer::complete() { [[ -s $2/model_$1/figures.json ]]; }
+
+trainer::verify() { :; }
+
+trainer::show() { runner::python -m finetune seeds "$RUN_DIR"; }
+
+trainer::success() { echo "all $NEXP trials are complete"; }

@@ -1,0 +1,170 @@
+"""Fine-tuning starts like every run: a trial is a seed, and the last line says what came of all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+FAKES = Path(__file__).resolve().parent / "fakes"
+SCRIPT = "./run_finetuning.sh"
+
+
+def last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def site(checkout, tmp_path):
+    """The checkout, with data and weights at paths without spaces."""
+    for name in ("data/squad/dev-v1.1.json", "weights/model.safetensors", "weights/vocab.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    checkout.root = checkout.root.rename(tmp_path / "checkout")
+    checkout.env |= {"LOGDIR": str(tmp_path / "results"), "PYTHONPATH": str(checkout.root), "NCCL_TEST": "0"}
+    return checkout
+
+
+def finetune(site, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    folder = site.root.parent
+    paths = [f"DATA={folder}/data/squad", f"INIT_CHECKPOINT={folder}/weights/model.safetensors"]
+    command = [SCRIPT, *words, *paths] if words else [SCRIPT]
+    return subprocess.run(
+        command, cwd=site.root, env=site.env | env, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_every_seed_is_a_trial_and_runs_once(site):
+    words = ("squad", "SEEDS=4,7", "DGXNGPU=2", "RUN_NAME=r")
+    done = finetune(site, *words)
+    assert done.returncode == 0, done.stderr
+    assert last_line(done.stderr) == f"run: all 2 trials are complete: {site.run_dir}"
+    assert last_line(done.stdout) == f"seeds of {site.run_dir}"
+    assert sorted((rank["TRIAL"], rank["RANK"]) for rank in site.ranks()) == [(t, r) for t in "01" for r in "01"]
+    assert {(rank["TASK"], rank["SEEDS"]) for rank in site.ranks()} == {("squad", "4,7")}
+    assert {path.name for path in site.run_dir.glob("model_*")} == {"model_0", "model_1"}
+    assert not list(site.run_dir.glob("running_*")), "nothing is left of the folders in which trials run"
+    assert not list(site.run_dir.glob("compliance_*")), "compliance is of timed pretraining"
+    assert finetune(site, *words).returncode == 0
+    assert len(site.ranks()) == 4, "a seed that has its figures is not trained again"
+
+
+def test_a_seed_that_fails_gives_its_reason_last_and_is_the_one_that_continues(site):
+    words = ("squad", "SEEDS=4,7,9", "RUN_NAME=r")
+    done = finetune(site, *words, TRIAL_1="crash")
+    assert done.returncode == 1
+    assert last_line(done.stderr) == "run: error: 1 of 3 trials failed: trial 1: the loss is nan at step 3"
+    assert finetune(site, *words).returncode == 0
+    assert [rank["TRIAL"] for rank in site.ranks()] == ["0", "1", "2", "1"]
+
+
+def test_a_run_that_was_asked_to_stop_is_not_complete(site):
+    done = finetune(site, "squad", TRIAL_0="stopped")
+    assert done.returncode == 1
+    assert last_line(done.stderr).endswith("trial 0: stopped at step 7 (STEPS_THIS_RUN); RESUME=1 continues")
+
+
+def test_a_run_without_seeds_takes_its_trials_from_nexp(site):
+    done = finetune(site, "glue", "TASK=MRPC", "NEXP=2", "SEED=5")
+    assert done.returncode == 0, done.stderr
+    assert [(rank["TRIAL"], rank["SEED"]) for rank in site.ranks()] == [("0", "5"), ("1", "6")]
+    assert site.run_dir.name.startswith("finetune_MRPC_")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("squad", "batch=3"), "batch=3: expected NAME=VALUE"),
+        (("squad", "BATCHSZIE=3"), "did you mean BATCHSIZE"),
+        (("squad", "REHEARSAL=1"), "REHEARSAL=1 compares with published runs of pretraining: unset it"),
+        (("squad", "POWER=1"), "POWER=1 measures the power of timed runs of pretraining: unset it"),
+        (("squad", "STAGE_DIR=/tmp/x"), "STAGE_DIR copies the records of pretraining: unset it"),
+        (("squad", "SEEDS=1,2", "NEXP=3"), "NEXP=3 and SEEDS=1,2: a seed is a trial; unset NEXP"),
+        (("squad", "CHECK=bad"), "this configuration cannot run: LR='fast': expected a number"),
+    ],
+)
+def test_what_cannot_run_is_one_line_and_leaves_nothing(site, words, message):
+    done = finetune(site, *words)
+    assert done.returncode == 2
+    assert message in last_line(done.stderr)
+    assert not site.logdir.exists()
+    assert not site.ranks()
+
+
+def test_without_slurm_a_job_is_refused(site):
+    programs = site.root.parent / "programs"
+    programs.mkdir()
+    for name in ("bash", "dirname"):
+        (programs / name).symlink_to(shutil.which(name))
+    done = finetune(site, "--slurm", "squad", PATH=str(programs))
+    assert (done.returncode, last_line(done.stderr)) == (2, "run: error: --slurm: there is no sbatch here")
+
+
+def test_without_a_kind_it_shows_how_it_is_used(site):
+    done = finetune(site)
+    assert done.returncode == 2
+    assert "./run_finetuning.sh squad INIT_CHECKPOINT=" in done.stderr
+
+
+def test_another_trainer_is_refused_by_name(site):
+    done = site.run("./run_local.sh", RANK_MODULE="berd")
+    assert done.returncode == 2
+    assert last_line(done.stderr) == "run: error: RANK_MODULE=berd: expected bert or finetune"
+
+
+def test_in_a_container_the_data_and_what_lies_beside_the_weights_are_there(site):
+    site.stand_in("docker", "")
+    docker = site.root.parent / "bin" / "docker"
+    docker.write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{FAKES / "container.py"}" docker "$@"\n')
+    folder = site.root.parent
+    done = finetune(site, "--docker", "squad", f"CHECKPOINTDIR_PHASE1={folder}/weights", CONT="mlperf-bert",
+                    LOOK_FOR=f"{folder}/data/squad/dev-v1.1.json:{folder}/weights/vocab.txt")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert last_line(done.stderr) == f"run: all 1 trials are complete: {site.run_dir}"
+    (rank,) = site.ranks()
+    assert len(rank["SEES"]) == 2
+    (training,) = [
+        call for call in map(json.loads, site.calls("docker")) if "rank.sh" in " ".join(call.get("command", []))
+    ]
+    volumes = training["options"]["--volume"]
+    assert len(volumes) == len(set(volumes)), "docker refuses a mount point that is named twice"
+
+
+def test_on_several_machines_all_ranks_are_one_world(site):
+    site.stand_in(
+        "ssh",
+        """
+while [[ $1 == -* ]]; do case $1 in -o | -p) shift 2 ;; *) shift ;; esac; done
+exec setsid --wait env -i PATH="$PATH" HOME="$HOME" REAL_PYTHON="$REAL_PYTHON" FAKE_CALLS="$FAKE_CALLS" bash -c "$2"
+""",
+    )
+    done = finetune(site, "--ssh", "squad", "DGXNNODES=2", "DGXNGPU=2", HOSTS="dgx1 dgx2")
+    assert done.returncode == 0, done.stderr
+    assert last_line(done.stderr) == f"run: all 1 trials are complete: {site.run_dir}"
+    assert sorted(rank["RANK"] for rank in site.ranks()) == list("0123")
+    assert {(rank["WORLD_SIZE"], rank["TASK"]) for rank in site.ranks()} == {("4", "squad")}
+
+
+def test_a_job_of_slurm_trains_and_its_last_line_has_the_reason(site):
+    site.stand_in("srun", (FAKES / "srun.sh").read_text())
+    site.stand_in(
+        "scontrol",
+        """case "$*" in
+      'show config') echo 'TaskPlugin = task/none' ;;
+      'show hostnames'*) echo node0 ;;
+      'show node'*) echo 'NodeAddr=127.0.0.1 NodeHostName=node0' ;;
+      *) exit 1 ;;
+    esac""",
+    )
+    site.stand_in("sbatch", 'cd / && exec "${@: -1}"')
+    site.env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node0"}
+    done = finetune(site, "--slurm", "squad", "SEEDS=1,2", "DEVICE=cpu", TRIAL_1="kill:0")
+    assert site.calls("sbatch") == [f"'-N' '1' '{site.root}/run.sub'"]
+    assert done.returncode == 1
+    reason = "rank 0 on node0 was killed by SIGKILL"
+    assert last_line(done.stderr) == f"run: error: 1 of 2 trials failed: trial 1: {reason}"
+    assert site.run_dir.name.endswith("_7")
+    assert (site.run_dir / "model_0" / "figures.json").is_file()
