@@ -4,7 +4,7 @@
 # Or with the names of Samsung's script: PYTHON, DGXSYSTEM (a config's name), INPUT_DIR, EVAL_DIR, CHECKPOINTDIR_PHASE1, NEXP.
 # CONT set: in containers of that image (docker, or CONTAINER_RUNTIME=apptainer); empty: with PYTHON of the machines.
 set -euo pipefail
-# The machines: edit this line, or export HOSTS. A user is written user@host, other options in SSH_OPTIONS.
+# The machines: edit this line, or export HOSTS, or HOSTFILE, a hostfile as DeepSpeed reads it. A user is written user@host, other options in SSH_OPTIONS.
 hosts=()
 
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)

@@ -2,9 +2,15 @@
 # The machines of run_multinode.sh, and the names that Samsung's script has for its settings.
 # shellcheck disable=SC2154 # hosts is run_multinode.sh's
 
+declare -a slots=()
+
 hosts::load() {
   local -r config=$REPO_DIR/configs/config_${DGXSYSTEM:-}.sh
-  if [[ -n ${HOSTS:-} ]]; then read -ra hosts <<<"${HOSTS//,/ }"; fi
+  if [[ -n ${HOSTS:-} ]]; then
+    read -ra hosts <<<"${HOSTS//,/ }"
+  elif [[ -n ${HOSTFILE:-} ]]; then
+    hosts::read "$HOSTFILE"
+  fi
   # DGXSYSTEM alone names a config; a config that was sourced has set the batch as well.
   if [[ -n ${DGXSYSTEM:-} && -z ${BATCHSIZE:-} ]]; then
     [[ -f $config ]] || log::die "DGXSYSTEM=$DGXSYSTEM: no such config: $config"
@@ -20,8 +26,41 @@ hosts::load() {
   fi
 }
 
+# A hostfile as DeepSpeed reads it, "node1 slots=8" a line, rank 0 first; comments begin with #.
+hosts::read() {
+  local -r file=$1
+  local line number=0
+  [[ -r $file ]] || log::die "HOSTFILE=$file: no such file"
+  hosts=() slots=()
+  while IFS= read -r line || [[ -n $line ]]; do
+    ((++number))
+    line=${line%$'\r'}
+    [[ $line =~ ^[[:space:]]*(#|$) ]] && continue
+    [[ $line =~ ^([^[:space:]]+)[[:space:]]+slots=([0-9]+)[[:space:]]*(#.*)?$ ]] ||
+      log::die "HOSTFILE=$file, line $number: '$line': expected a machine and its GPUs: node1 slots=8"
+    [[ " ${hosts[*]-} " != *" ${BASH_REMATCH[1]} "* ]] ||
+      log::die "HOSTFILE=$file, line $number: ${BASH_REMATCH[1]} stands there twice"
+    hosts+=("${BASH_REMATCH[1]}")
+    slots+=("${BASH_REMATCH[2]}")
+  done <"$file"
+  ((${#hosts[@]})) || log::die "HOSTFILE=$file: no machine in it: a line is node1 slots=8"
+}
+
+# Of a hostfile the first DGXNNODES machines take part, each with all its GPUs.
+hosts::of_file() {
+  local number
+  ((${#hosts[@]} >= DGXNNODES)) ||
+    log::die "HOSTFILE=$HOSTFILE: ${#hosts[@]} machines and the config wants DGXNNODES=$DGXNNODES: add some, or lower it"
+  hosts=("${hosts[@]:0:DGXNNODES}")
+  for number in "${!hosts[@]}"; do
+    ((slots[number] == DGXNGPU)) ||
+      log::die "HOSTFILE=$HOSTFILE: ${hosts[number]} slots=${slots[number]} and DGXNGPU=$DGXNGPU: they must be equal"
+  done
+}
+
 hosts::check() {
+  if ((${#slots[@]})); then hosts::of_file; fi
   ((${#hosts[@]} == DGXNNODES)) ||
-    log::die "${#hosts[@]} machines and the config wants DGXNNODES=$DGXNNODES: HOSTS='node1 node2 ...'"
+    log::die "${#hosts[@]} machines and the config wants DGXNNODES=$DGXNNODES: HOSTS='node1 node2 ...', or HOSTFILE"
   (($(printf '%s\n' "${hosts[@]}" | sort -u | wc -l) == DGXNNODES)) || log::die "HOSTS=${hosts[*]}: a machine stands there twice"
 }

@@ -38,7 +38,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"config"},
         {"resume", "hand_over", "kernel_choice", "closed_division"},
         {"pretraining", "check", "allreduce", "trained"},
-        {"run", "certify", "evaluation", "export", "fill_mask"},
+        {"run", "certify", "evaluation", "export", "fill_mask", "deepspeed_config"},
         {"__main__"},
     ],
     "implementations/finetune": [
@@ -101,6 +101,7 @@ READ_THE_ENVIRONMENT = {
     "bert.env",
     "bert.variables",
     "bert.__main__",
+    "bert.deepspeed_config",
     "bert.allreduce",
     "finetune.__main__",
     "bert.certify.__main__",

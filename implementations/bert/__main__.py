@@ -31,7 +31,15 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         choices=("table", "markdown"),
         help="list every variable, grouped, with its value in this environment or its default, and stop",
     )
+    # What the `deepspeed` launcher appends, and its users write.
+    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
+    parser.add_argument("--deepspeed", action="store_true", help="ENGINE=deepspeed")
+    parser.add_argument("--deepspeed_config", metavar="FILE", help="DEEPSPEED_CONFIG=FILE")
     options = parser.parse_args(arguments)
+    if options.deepspeed or options.deepspeed_config:
+        environ = {**environ, "ENGINE": "deepspeed"}
+    if options.deepspeed_config:
+        environ = {**environ, "DEEPSPEED_CONFIG": options.deepspeed_config}
     if options.variables:
         print(variables.table(environ) if options.variables == "table" else variables.markdown())
         return 0

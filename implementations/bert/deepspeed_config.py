@@ -1,0 +1,79 @@
+"""``python -m bert.deepspeed_config``: a DeepSpeed JSON as exports for our own engine, and a .deepspeed_env file.
+
+    python -m bert.deepspeed_config ds.json --ranks 8        what to export instead of ENGINE=deepspeed
+    python -m bert.deepspeed_config --environment            what is set here, for the `deepspeed` launcher's nodes
+
+Exit status: 0, or 2 where the JSON says what our own engine does not do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bert import variables
+from bert.env import ConfigError
+from bert.zero import ds_config
+
+
+def exports(path: Path, ranks: int) -> Iterator[str]:
+    """Lines of shell. Raises ConfigError, naming the entry, for what our own engine does not do."""
+    found = ds_config.read(path)
+    zero = found.get("zero_optimization", {})
+    offloads = [(zero.get(f"offload_{what}") or {}).get("device", "none") != "none" for what in ("optimizer", "param")]
+    if zero.get("stage") == 3 or any(offloads):
+        raise ConfigError(
+            f"{path}: zero_optimization: our own engine has no stage 3 and no offload: set ENGINE=deepspeed"
+        )
+    for key, name, value, explicit in ds_config.meanings(found, ranks):
+        yield f"export {name}={value} # {key}{'' if explicit else ', the default'}"
+    for key in ignored(found):
+        yield f"# {key}: DeepSpeed's alone, without a variable here"
+
+
+def ignored(found: Mapping[str, Any]) -> list[str]:
+    """Entries that only DeepSpeed's engine heeds."""
+    zero = [f"zero_optimization.{key}" for key in found.get("zero_optimization", {}) if key != "stage"]
+    return sorted([*(found.keys() & ds_config.DEEPSPEED_ONLY), *zero])
+
+
+def environment(environ: Mapping[str, str]) -> Iterator[str]:
+    """NAME=value of every variable of a run that is set, but for those that tell a rank its place."""
+    for title, entries in variables.groups().items():
+        for entry in entries if title != SET_BY_LAUNCHERS else ():
+            if value := environ.get(entry.name):
+                if "\n" in value:
+                    raise ConfigError(f"{entry.name} has a line break: DeepSpeed's file has a line a variable")
+                yield f"{entry.name}={value}"
+
+
+SET_BY_LAUNCHERS = "Set by the launch scripts"
+
+
+def main(arguments: list[str], environ: Mapping[str, str]) -> int:
+    """Prints the lines; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bert.deepspeed_config",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("file", nargs="?", type=Path, help="DeepSpeed's JSON")
+    what.add_argument("--environment", action="store_true", help="NAME=value of what is set here, for .deepspeed_env")
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs of the run, by which train_batch_size is divided")
+    options = parser.parse_args(arguments)
+    try:
+        lines = list(environment(environ) if options.environment else exports(options.file, options.ranks))
+    except ConfigError as error:
+        print(f"bert.deepspeed_config: error: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

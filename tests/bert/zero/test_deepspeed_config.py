@@ -1,0 +1,82 @@
+"""``python -m bert.deepspeed_config``: the JSON as exports that mean the same, and the launcher's file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from bert import variables
+from bert.config import Config
+from bert.deepspeed_config import main
+from bert.env import from_env
+
+FOUND = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 4,
+    "fp16": {"enabled": True, "initial_scale_power": 12},
+    "gradient_clipping": 0.5,
+    "zero_optimization": {"stage": 1, "overlap_comm": True},
+    "optimizer": {"type": "Lamb", "params": {"lr": 0.002, "betas": [0.8, 0.9], "weight_decay": 0.1}},
+    "wall_clock_breakdown": True,
+}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """saved(JSON) -> its path."""
+
+    def save(found):
+        path = tmp_path / "ds.json"
+        path.write_text(json.dumps(found))
+        return str(path)
+
+    return save
+
+
+def test_a_shell_that_evaluates_the_exports_has_the_settings_of_the_json(saved, capsys, prepared):
+    assert main([saved(FOUND), "--ranks", "8"], {}) == 0
+    printed = capsys.readouterr().out
+    shown = subprocess.run(
+        ["bash", "-c", f"{printed}\nenv -0"],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    exported = dict(entry.partition("=")[::2] for entry in shown.split("\0") if "=" in entry)
+    config = from_env(Config, prepared | exported)
+    assert (config.data.batch_size, config.data.gradient_steps, config.schedule.lr) == (4, 2, 0.002)
+    assert (config.optim.optimizer, config.optim.max_grad_norm, config.optim.sharded) == ("lamb", 0.5, True)
+    assert (config.optim.lamb.beta1, config.optim.lamb.beta2, config.optim.lamb.weight_decay) == (0.8, 0.9, 0.1)
+    assert (config.precision.precision, config.precision.init_loss_scale) == ("fp16", 4096.0)
+    for alone in ("wall_clock_breakdown", "zero_optimization.overlap_comm"):
+        assert f"# {alone}: DeepSpeed's alone" in printed
+
+
+@pytest.mark.parametrize("zero", [{"stage": 3}, {"stage": 2, "offload_optimizer": {"device": "cpu"}}])
+def test_what_our_own_engine_does_not_do_is_an_error(saved, capsys, zero):
+    assert main([saved({"zero_optimization": zero})], {}) == 2
+    assert "our own engine has no stage 3 and no offload" in capsys.readouterr().err
+
+
+def test_the_environment_is_what_is_set_but_for_the_place_of_a_rank(capsys):
+    environ = {
+        "BATCHSIZE": "4",
+        "LR": "1e-3",
+        "DATADIR": "/a b",
+        "RANK": "3",
+        "WORLD_SIZE": "8",
+        "PATH": "/bin",
+        "SEED": "",
+    }
+    assert main(["--environment"], environ) == 0
+    assert sorted(capsys.readouterr().out.splitlines()) == ["BATCHSIZE=4", "DATADIR=/a b", "LR=1e-3"]
+    assert "RANK" in [entry.name for entry in variables.groups()["Set by the launch scripts"]]
+
+
+def test_a_value_that_is_no_line_is_an_error(capsys):
+    assert main(["--environment"], {"DATADIR": "a\nb"}) == 2
+    assert "DATADIR has a line break" in capsys.readouterr().err
