@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from review.certify import commands as certify_commands
 from review.logs.findings import ReviewError
 from review.logs.output import markdown_table, print_csv, print_json
 
@@ -51,10 +52,7 @@ def parser() -> argparse.ArgumentParser:
     rehearsal.add_argument("--band", type=Path, metavar="FILE", help="accuracies of your own to hold it to, as JSON")
     _common(rehearsal)
     rehearsal.set_defaults(run=_rehearsal)
-    certify = commands.add_parser("certify", help="an acceptance test of certify.sh: who is slow, pass or fail")
-    certify.add_argument("target", type=Path, help="the folder that certify.sh named")
-    _common(certify)
-    certify.set_defaults(run=_certify)
+    certify_commands.add(commands, _common)
     _add_select(commands)
     _add_league(commands)
     _add_report(commands)
@@ -300,17 +298,6 @@ def _rehearsal(arguments: argparse.Namespace) -> int:
     else:
         print_rehearsal(found)
     return 0 if found.go else 1
-
-
-def _certify(arguments: argparse.Namespace) -> int:
-    from review.certify.verdict import certify, print_certificate
-
-    found = certify(arguments.target)
-    if arguments.json:
-        print_json(found.as_dict())
-    else:
-        print_certificate(found)
-    return {"pass": 0, "warn": 3, "fail": 1}[found.state]
 
 
 def _system(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,8 @@ import numpy as np
 
 from review.certify.records import ALONE, STAGES, Records
 
+Key = tuple[str, int, int]  # stage, rank, round
+
 
 @dataclass(frozen=True)
 class Corruption:
@@ -37,24 +39,30 @@ def corrupt(records: Records) -> tuple[list[Corruption], bool]:
     comparable = False
     sequences = {stage: _sequences(records, stage) for stage in records.stages}
     alone = {(stage, *key): checks for stage in ALONE for key, checks in sequences.get(stage, {}).items()}
-    groups: list[dict[tuple[str, int, int], tuple[int, ...]]] = [alone]
+    groups: list[dict[Key, tuple[int, ...]]] = [alone]
     for stage in (one for one in sequences if one not in ALONE):
         for rank in records.places:
             groups.append({(stage, *key): checks for key, checks in sequences[stage].items() if key[0] == rank})
         # Where every rank has all weights, they must be the same on all of them, too.
         if stage == "together":
             groups.append({(stage, *key): checks for key, checks in sequences[stage].items()})
-    for group in groups:
+    for group in map(_as_long, groups):
         common = _common(group)
         comparable = comparable or common is not None
         for (stage, rank, number), checks in group.items():
             if common is not None and checks != common and rank not in found:
-                step = next(i for i, (own, other) in enumerate(zip(checks, common, strict=False)) if own != other)
+                step = next(i for i, (own, other) in enumerate(zip(checks, common, strict=True)) if own != other)
                 found[rank] = Corruption(records.places[rank].name, stage, number, step)
     return [found[rank] for rank in sorted(found)], comparable
 
 
-def _common(group: Mapping[tuple[str, int, int], tuple[int, ...]]) -> tuple[int, ...] | None:
+def _as_long(group: Mapping[Key, tuple[int, ...]]) -> dict[Key, tuple[int, ...]]:
+    """The steps that all have taken: pairs of nodes take as many as their time allows."""
+    shortest = min((len(checks) for checks in group.values()), default=0)
+    return {key: checks[:shortest] for key, checks in group.items()}
+
+
+def _common(group: Mapping[Key, tuple[int, ...]]) -> tuple[int, ...] | None:
     """What more than half have computed; None where nothing is, or there is one alone."""
     if len(group) < 2:
         return None

@@ -15,6 +15,7 @@ from review.certify.corruption import Corruption, corrupt
 from review.certify.hardware import Fault, devices, faults, throttled
 from review.certify.outliers import LEAST, Outlier, slow
 from review.certify.records import ALONE, LABELS, STAGES, Records, read
+from review.logs.output import write_whole
 
 LEAST_EXCESS = {"slow": 0.03, "hesitates": 0.05, "network": 0.15}  # what is less concerns nobody
 SPREAD = {"slow": 0.01, "hesitates": 0.02, "network": 0.05}  # of healthy ones: outliers.HEALTHY_SPREAD
@@ -54,15 +55,17 @@ class Finding:
 
     def text(self) -> str:
         """In one line: who, by how much, in which stage, how sure that is."""
-        sure = f"{self.outlier.deviations:.0f} deviations, by chance in one of {_tests(self.outlier.chance)} tests"
+        sure = f"{self.outlier.deviations:.0f} deviations, {chance_words(self.outlier.chance)}"
         also = f"; also: {', '.join(self.also)}" if self.also else ""
         evidence = f"; {self.evidence}" if self.evidence else ""
         excess = f"{self.outlier.excess:.1%}"
         return f"{self.name}: {excess} {WORDS[self.what]} ({LABELS[self.stage]}; {sure}){evidence}{also}"
 
 
-def _tests(chance: float) -> str:
-    return "over 1,000,000" if chance < 1e-6 else f"{float(f'{1 / chance:.1g}'):,.0f}"
+def chance_words(chance: float) -> str:
+    """How often a whole test of healthy machines names somebody so."""
+    tests = "over 1,000,000" if chance < 1e-6 else f"{float(f'{1 / chance:.1g}'):,.0f}"
+    return f"by chance in one of {tests} tests"
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,20 @@ def _evidence(records: Records, question: Question, name: str) -> str:
         if gap > 0:
             said.append(f"the others wait {gap * 1e3:.1f} ms a step longer than it does")
     return "; ".join(said)
+
+
+def write_csv(found: Certificate, path: Path) -> None:
+    """A row a stage and rank, the slowest of each stage first. Raises ReviewError."""
+    lines = ["stage,node,rank,local_rank,device,seconds_per_step,slower_than_median"]
+    for stage, values in found.seconds.items():
+        center = statistics.median(values.values())
+        for rank, seconds in sorted(values.items(), key=lambda item: -item[1]):
+            place = found.records.places[rank]
+            device = place.device.replace('"', "'")
+            lines.append(
+                f'{stage},{place.node},{rank},{place.local_rank},"{device}",{seconds:.6f},{seconds / center - 1:.4f}'
+            )
+    write_whole(path, ("\n".join(lines) + "\n").encode())
 
 
 def print_certificate(found: Certificate) -> None:

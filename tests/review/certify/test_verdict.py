@@ -119,6 +119,17 @@ def test_weights_that_differ_between_ranks_by_design_are_compared_round_by_round
     assert [one.name for one in judge(records).corrupt] == ["rank 2 on node1"]
 
 
+def test_rounds_of_unequal_length_are_compared_as_far_as_both_go():
+    records = make(4, 2)
+    steps = records.steps
+    kept = (steps["stage"] != 3) | (steps["round"] > 0) | (steps["step"] < 5)
+    for name, column in steps.items():
+        steps[name] = column[kept]
+    assert judge(records).corrupt == []
+    steps["checksum"][(steps["stage"] == 3) & (steps["rank"] == 1) & (steps["round"] == 4) & (steps["step"] == 4)] += 1
+    assert [(one.name, one.step) for one in judge(records).corrupt] == [("rank 1 on node0", 4)]
+
+
 def test_records_survive_the_way_through_files(tmp_path):
     records = make(4, 2, slow=everywhere(2, 3, factor=1.2))
     write(tmp_path, records)

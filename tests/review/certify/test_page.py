@@ -1,0 +1,62 @@
+"""The page of an acceptance test: what is wrong, a heat map a stage, timelines; nothing from elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+
+import pytest
+
+from review.__main__ import main
+
+from .made_up import make, telemetry, write
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A test of four nodes with a slow rank and telemetry."""
+    records = make(4, 4, slow={("parallel", 6): 1.3})
+    for node in records.nodes:
+        records.telemetry[node] = telemetry(4, 30)
+    write(tmp_path, records)
+    return tmp_path
+
+
+def test_the_page_shows_verdict_outliers_a_heat_map_for_each_stage_and_timelines(folder):
+    assert main(["certify", str(folder), "-o", str(folder / "page.html")]) == 1
+    page = (folder / "page.html").read_text()
+    assert "<strong>Fail</strong>" in page
+    assert re.search(r'<th scope="row" class="bad-text">rank 6 on node1</th>', page)
+    assert page.count('class="panel heat"') == 5
+    (hot,) = re.findall(r'<td class="slow" style="--heat: 1.00" title="([^"]*)"', page)
+    assert hot.startswith("rank 6 on node1: 1")
+    for chart in ("clock", "power", "temperature"):
+        assert f'id="chart-{chart}"' in page
+    assert "http" not in re.sub(r'"http-equiv|http-equiv=', "", page)
+
+
+def test_names_of_nodes_are_text_and_not_markup(tmp_path):
+    records = make(1, 4)
+    object.__setattr__(records, "nodes", ["<b>"])
+    places = {rank: type(place)(rank, rank, "<b>", "<i>") for rank, place in records.places.items()}
+    object.__setattr__(records, "places", places)
+    write(tmp_path, records)
+    main(["certify", str(tmp_path), "-o", str(tmp_path / "page.html")])
+    assert "<b>" not in (tmp_path / "page.html").read_text()
+
+
+def test_csv_and_json_rank_what_the_text_says(folder, capsys):
+    assert main(["certify", str(folder), "--json", "--csv", str(folder / "ranks.csv")]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["findings"][0]["stage"]) == ("fail", "parallel")
+    rows = list(csv.DictReader((folder / "ranks.csv").open()))
+    parallel = [row for row in rows if row["stage"] == "parallel"]
+    assert parallel[0]["rank"] == "6"
+    assert float(parallel[0]["slower_than_median"]) == pytest.approx(0.3, abs=0.03)
+    assert len(rows) == 5 * 16
+
+
+def test_a_page_that_is_a_folder_is_one_line(folder, capsys):
+    assert main(["certify", str(folder), "-o", str(folder)]) == 2
+    assert "is a folder: name the page itself" in capsys.readouterr().err
