@@ -89,7 +89,8 @@ class Job:
             made = manifest.read(self.manifest)
         except DataError:
             return False
-        if any(made.recipe.get(name) != value for name, value in self.recipe().items()):
+        recipe = {"do_lower_case": True, **made.recipe}  # as before there was a choice
+        if any(recipe.get(name) != value for name, value in self.recipe().items()):
             return False
         if not all(_is_whole(self.outputdir / name) for name in made.files):
             return False

@@ -20,7 +20,7 @@ from input_preprocessing.stage.manifest import md5_of
 CHECKPOINT = "model.ckpt-28252"
 
 
-def fill(phase1: Path, inputs: Inputs, download: Path, vocab_md5: str) -> list[Path]:
+def fill(phase1: Path, inputs: Inputs, download: Path, vocab_md5: str, lower_case: bool) -> list[Path]:
     """Makes what is not there yet, or is there of other inputs; the files.
 
     Args:
@@ -28,6 +28,7 @@ def fill(phase1: Path, inputs: Inputs, download: Path, vocab_md5: str) -> list[P
         inputs: vocabulary and bert_config.json to copy.
         download: folder to look for the TensorFlow checkpoint in.
         vocab_md5: of the vocabulary that the records are made with.
+        lower_case: whether their text was lower-cased; where not, tokenizer_config.json says so, as Hugging Face's.
 
     Raises:
         DataError: the vocabulary has changed since, or the checkpoint cannot be converted.
@@ -36,10 +37,23 @@ def fill(phase1: Path, inputs: Inputs, download: Path, vocab_md5: str) -> list[P
     targets = [_copy(inputs.vocab, phase1 / "vocab.txt"), *(_copy(path, phase1 / path.name) for path in inputs.others)]
     if md5_of(targets[0]) != vocab_md5:
         raise DataError(f"{inputs.vocab} changed while it was read; run the same command again once it is complete")
+    targets += _note_case(phase1 / "tokenizer_config.json", lower_case)
     converted = phase1 / f"{CHECKPOINT}.pt"
     if checkpoint := _find_checkpoint(download):
         _convert(checkpoint, converted, next(iter(inputs.others), None))
     return [*targets, converted] if converted.is_file() else targets
+
+
+def _note_case(path: Path, lower_case: bool) -> list[Path]:
+    """The file by which exports and fine-tuning know a cased vocabulary, where it is one."""
+    if lower_case:
+        path.unlink(missing_ok=True)
+        return []
+    text = json.dumps({"do_lower_case": False}) + "\n"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        with atomic_file(path) as partial:
+            partial.write_text(text, encoding="utf-8")
+    return [path]
 
 
 def _copy(source: Path, target: Path) -> Path:

@@ -95,7 +95,9 @@ def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path,
 
 def fill_phase1(job: Job) -> list[Path]:
     """Vocabulary, model sizes and the checkpoint converted; the files."""
-    return phase1.fill(job.outputdir / "phase1", job.inputs, _download_folder(job.options), job.words.md5)
+    return phase1.fill(
+        job.outputdir / "phase1", job.inputs, _download_folder(job.options), job.words.md5, job.config.do_lower_case
+    )
 
 
 def refresh_phase1(job: Job) -> None:
@@ -146,6 +148,7 @@ def start(options: argparse.Namespace) -> Job | None:
         _check_targets(job)
         needs = needs_of(inputs.sizes, config, options.jobs, options.part[1], options.sequences)
         check_needs(_with_later(needs, options), outputdir, *_OUTPUTS)
+        job.words.check_case(config.do_lower_case)
         job.manifest.unlink(missing_ok=True)
     return job
 

@@ -27,6 +27,7 @@ def _main(options: argparse.Namespace) -> None:
     from input_preprocessing.text import vocabulary
 
     words = vocabulary.load(options.vocab_file)
+    words.check_case(config.do_lower_case)
     records, metadata = instances_of(options.input_file, words, config)
     if options.format == "tfrecord":
         write_tfrecord(options.output_file, records, config.max_seq_length, config.max_predictions_per_seq)

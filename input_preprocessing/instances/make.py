@@ -32,7 +32,7 @@ def instances_of(source: Path, words: Vocabulary, config: SamplingConfig) -> tup
         DataError: the text cannot be read.
     """
     data, md5 = read_text(source, "--input-file")
-    text = tokenize(data, words)
+    text = tokenize(data, words, config.do_lower_case)
     del data
     records = make_instances(text, words, config)
     metadata = Metadata(

@@ -8,6 +8,7 @@ import hashlib
 from dataclasses import dataclass
 
 from bert.data.records import DataError
+from input_preprocessing.stage.cli import add_lower_case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class SamplingConfig:
     short_seq_prob: float = 0.1
     random_seed: int = 12345
     dupe_factor: int = 10
+    do_lower_case: bool = True
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -39,8 +41,14 @@ class SamplingConfig:
 
 
 def sampling_digest(config: SamplingConfig) -> str:
-    """Short digest of all sampling options, to tell files made with other options."""
-    return hashlib.md5(repr(sorted(dataclasses.asdict(config).items())).encode()).hexdigest()
+    """Short digest of all sampling options, to tell files made with other options.
+
+    What is lower-cased has the digest that it had before there was a choice.
+    """
+    options = dataclasses.asdict(config)
+    if config.do_lower_case:
+        del options["do_lower_case"]
+    return hashlib.md5(repr(sorted(options.items())).encode()).hexdigest()
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +56,10 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     default = SamplingConfig()
     for field in dataclasses.fields(SamplingConfig):
         value = getattr(default, field.name)
-        flag = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(flag, type=type(value), default=value, help="(default %(default)s)")
+        if field.name != "do_lower_case":
+            flag = f"--{field.name.replace('_', '-')}"
+            parser.add_argument(flag, type=type(value), default=value, help="(default %(default)s)")
+    add_lower_case(parser)
 
 
 def sampling_config(options: argparse.Namespace) -> SamplingConfig:

@@ -42,6 +42,22 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_lower_case(parser: argparse.ArgumentParser) -> None:
+    """--do-lower-case."""
+    parser.add_argument(
+        "--do-lower-case", type=_yes_or_no, default=True, metavar="0|1",
+        help="0 for a cased vocabulary: keep capitals and accents (default 1)",
+    )  # fmt: skip
+
+
+def _yes_or_no(text: str) -> bool:
+    """argparse type: as the reference's flag takes it, or 0 and 1."""
+    values = {"1": True, "true": True, "0": False, "false": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 0 or 1")
+    return values[text.lower()]
+
+
 def check_not_source(target: Path, source: Path) -> None:
     """Raises DataError where a stage would write over what it reads."""
     if target.exists() and source.exists() and target.samefile(source):

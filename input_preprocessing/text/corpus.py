@@ -24,7 +24,7 @@ from tokenizers import BertWordPieceTokenizer
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import human_bytes, positive, run, stage_parser
+from input_preprocessing.stage.cli import add_lower_case, human_bytes, positive, run, stage_parser
 from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.sentences import LAYOUTS, Document
@@ -65,17 +65,17 @@ def write_shards(folder: Path, documents: list[Document], num_files: int | None)
     return paths
 
 
-def train_vocabulary(paths: list[Path], size: int, target: Path) -> None:
-    """Trains an uncased WordPiece vocabulary of at most `size` tokens.
+def train_vocabulary(paths: list[Path], size: int, target: Path, lower_case: bool = True) -> None:
+    """Trains a WordPiece vocabulary of at most `size` tokens, uncased or cased.
 
     Which of two equally frequent pairs is merged first hangs on the order in which the trainer meets the characters,
     which is random; naming them all beforehand makes the vocabulary the same every time.
     """
-    lines = [line for path in paths for line in normalise(path.read_text("utf-8")).split("\n")]
+    lines = [line for path in paths for line in normalise(path.read_text("utf-8"), lower_case).split("\n")]
     characters = Counter("".join(lines).replace(" ", ""))
     common = sorted(character for character, _ in characters.most_common(size // 8))
     named = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *common, *(f"##{character}" for character in common)]
-    tokenizer = BertWordPieceTokenizer(lowercase=True)
+    tokenizer = BertWordPieceTokenizer(lowercase=lower_case, strip_accents=lower_case)
     tokenizer.train_from_iterator(
         lines, vocab_size=size, min_frequency=2, limit_alphabet=len(common), special_tokens=named, show_progress=False
     )
@@ -112,7 +112,7 @@ def _write(options: argparse.Namespace, documents: list[Document], download: Pat
         with atomic_file(download / "vocab.txt") as partial:
             shutil.copyfile(options.vocab_file, partial)
     else:
-        train_vocabulary(shards, options.vocab_size, download / "vocab.txt")
+        train_vocabulary(shards, options.vocab_size, download / "vocab.txt", options.do_lower_case)
     words = vocabulary.load(download / "vocab.txt")
     config = bert_config(len(words), options.layers, options.hidden_size, options.max_seq_length)
     with atomic_file(download / "bert_config.json") as partial:
@@ -141,7 +141,7 @@ def make(options: argparse.Namespace, download: Path) -> None:
     """Makes the text, vocabulary and model size of a preparation, unless they were made so already.
 
     Args:
-        options: of `add_text_options`, and input, vocab_file and max_seq_length.
+        options: of `add_text_options` and `add_lower_case`, and input, vocab_file and max_seq_length.
         download: folder to write to.
 
     Raises:
@@ -153,6 +153,8 @@ def make(options: argparse.Namespace, download: Path) -> None:
     pool = read_pool(options.input, options.layout, options.text_key)
     named = {name: getattr(options, name) for name in (*TEXT_OPTIONS, "max_seq_length")}
     recipe = {"text": pool.md5, "vocab_file": vocab_md5, **named}
+    if not options.do_lower_case:
+        recipe["do_lower_case"] = False
     note = download / NOTE
     try:
         made = json.loads(note.read_text(encoding="utf-8"))
@@ -191,6 +193,7 @@ def main() -> None:
     parser.add_argument("--outputdir", type=Path, required=True, help="where prepare_data.sh will look")
     parser.add_argument("--vocab-file", type=Path, help="a vocab.txt to use (default: train one)")
     add_text_options(parser)
+    add_lower_case(parser)
     parser.add_argument("--max-seq-length", type=positive, default=512, help="(default %(default)s)")
     run(parser, lambda options: make(options, options.outputdir / "download"))
 

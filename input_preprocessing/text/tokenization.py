@@ -1,8 +1,9 @@
-"""BERT's uncased tokenizer, compiled: text to token ids of segments and documents.
+"""BERT's tokenizer, compiled: text to token ids of segments and documents.
 
 Equal to the reference's BasicTokenizer + WordpieceTokenizer on any bytes. Words of printable ASCII go to the compiled
 loop as they are; words with other bytes are first normalised here, as Unicode 11.0 has it. The loop lower-cases ASCII,
-splits on space and ASCII punctuation and walks the vocabulary's trie, longest match first.
+splits on space and ASCII punctuation and walks the vocabulary's trie, longest match first. For a cased vocabulary
+(do_lower_case=False of the reference) letters and accents stay as they are.
 """
 
 from __future__ import annotations
@@ -49,11 +50,13 @@ class _CleanTable(dict[int, "str | None"]):
     """str.translate table of the first pass: drop control characters, make spaces plain, set CJK ideographs apart.
 
     Characters newer than Unicode 11.0 that lower() or normalize() would change become lone surrogates, which no decoded
-    text holds and which both leave alone; `shielded` tells which stands for what.
+    text holds and which both leave alone; `shielded` tells which stands for what. Where case is kept, neither is
+    called.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lower_case: bool) -> None:
         super().__init__()
+        self.lower_case = lower_case
         self.shielded: dict[int, str] = {}
 
     def __missing__(self, code: int) -> str | None:
@@ -68,12 +71,12 @@ class _CleanTable(dict[int, "str | None"]):
             value = None
         elif any(first <= code <= last for first, last in _CJK):
             value = f" {char} "
-        elif unicode11.needs_shield(code):
+        elif self.lower_case and unicode11.needs_shield(code):
             shield = 0xD800 + len(self.shielded)
             assert shield <= 0xDFFF
             self.shielded[shield] = char
             value = chr(shield)
-        elif code in unicode11.REPLACED:
+        elif self.lower_case and code in unicode11.REPLACED:
             value = unicode11.REPLACED[code]
         elif char.isspace():
             value = " "  # U+2028, U+2029: str.split() of the reference breaks there
@@ -82,17 +85,20 @@ class _CleanTable(dict[int, "str | None"]):
 
 
 class _SplitTable(dict[int, "str | None"]):
-    """str.translate table of the last pass: drop combining marks, set punctuation apart, take shields away."""
+    """str.translate table of the last pass: drop combining marks, set punctuation apart, take shields away.
 
-    def __init__(self, shielded: dict[int, str]) -> None:
+    Where case is kept, marks are too.
+    """
+
+    def __init__(self, clean: _CleanTable) -> None:
         super().__init__()
-        self.shielded = shielded
+        self.lower_case, self.shielded = clean.lower_case, clean.shielded
 
     def __missing__(self, code: int) -> str | None:
         char = self.shielded.get(code, chr(code))
         category = unicode11.category(ord(char))
         value: str | None = char
-        if category == "Mn":
+        if category == "Mn" and self.lower_case:
             value = None
         elif ord(char) >= 128 and category.startswith("P"):
             value = f" {char} "  # ASCII punctuation is left to the compiled loop
@@ -102,19 +108,24 @@ class _SplitTable(dict[int, "str | None"]):
         return value
 
 
-_CLEAN = _CleanTable()
-_SPLIT = _SplitTable(_CLEAN.shielded)
+_CLEAN = _CleanTable(lower_case=True)
+_SPLIT = _SplitTable(_CLEAN)
+_CLEAN_CASED = _CleanTable(lower_case=False)
+_SPLIT_CASED = _SplitTable(_CLEAN_CASED)
 
 
-def normalise(text: str) -> str:
+def normalise(text: str, lower_case: bool = True) -> str:
     """The text lower-cased, without accents and control characters, non-ASCII punctuation set apart; keeps newlines.
 
-    A whole text gives the same as word by word: nothing here looks beyond a space (final sigma, canonical order).
+    Without ``lower_case``, letters and accents stay. A whole text gives the same as word by word: nothing here looks
+    beyond a space (final sigma, canonical order).
     """
+    if not lower_case:
+        return text.translate(_CLEAN_CASED).translate(_SPLIT_CASED)
     return unicodedata.normalize("NFD", text.translate(_CLEAN).lower()).translate(_SPLIT)
 
 
-def prepare(data: bytes) -> bytes:
+def prepare(data: bytes, lower_case: bool = True) -> bytes:
     """The bytes of a text file as the compiled loop takes them: UTF-8, normalised where it is not plain ASCII.
 
     What stands between two spaces or ends of line is normalised on its own, once however often it occurs.
@@ -126,8 +137,9 @@ def prepare(data: bytes) -> bytes:
     blocks = np.split(spans, range(_BLOCK, len(spans), _BLOCK))  # Python's lists of all of them would take gigabytes
     originals = list(dict.fromkeys(data[start:end] for block in blocks for start, end in block.tolist()))
     decoded = [original.decode("utf-8", "ignore") for original in originals]
+    words = normalise("\n".join(decoded), lower_case).split("\n")
     normalised = {}
-    for original, text, word in zip(originals, decoded, normalise("\n".join(decoded)).split("\n"), strict=True):
+    for original, text, word in zip(originals, decoded, words, strict=True):
         # What held something still holds something, so that its line does not end the document.
         normalised[original] = _MARKER.encode() if text.strip() and not word.strip(" ") else word.encode()
     parts = []
@@ -166,16 +178,17 @@ def _odd_words(text, is_odd):  # type: ignore[no-untyped-def]
     return spans[:count]
 
 
-def tokenize(data: bytes, vocabulary: Vocabulary) -> TokenizedText:
+def tokenize(data: bytes, vocabulary: Vocabulary, lower_case: bool = True) -> TokenizedText:
     """Token ids of a text file: a line is a segment, a blank line ends a document; empty ones are left out."""
-    text = np.frombuffer(prepare(data), dtype=np.uint8)
+    text = np.frombuffer(prepare(data, lower_case), dtype=np.uint8)
     tokens = np.empty(text.size, dtype=np.int16)  # a token takes a byte at least
     num_lines = int(np.count_nonzero(text == ord("\n"))) + 1
     segment_offsets = np.zeros(num_lines + 1, dtype=np.int64)
     document_offsets = np.zeros(num_lines + 1, dtype=np.int64)
     counts = _tokenize(
-        text, _BYTE_CLASS, vocabulary.trie.entries, vocabulary.ids["[UNK]"], tokens, segment_offsets, document_offsets
-    )
+        text, _BYTE_CLASS, _LOWER if lower_case else _AS_IS, vocabulary.trie.entries, vocabulary.ids["[UNK]"], tokens,
+        segment_offsets, document_offsets,
+    )  # fmt: skip
     num_tokens, num_segments, num_documents = counts
     return TokenizedText(
         tokens[:num_tokens].copy(), segment_offsets[: num_segments + 1], document_offsets[: num_documents + 1]
@@ -192,11 +205,13 @@ def _byte_classes() -> npt.NDArray[np.uint8]:
 
 
 _BYTE_CLASS = _byte_classes()
+_AS_IS = np.arange(256, dtype=np.uint8)
+_LOWER = np.frombuffer(bytes(range(256)).lower(), dtype=np.uint8)
 _IS_ODD = np.array([byte > 127 or byte in _CONTROLS for byte in range(256)])
 
 
 @compiled
-def _split_word(text, start, end, entries, unknown, tokens, num_tokens):  # type: ignore[no-untyped-def]
+def _split_word(text, start, end, case, entries, unknown, tokens, num_tokens):  # type: ignore[no-untyped-def]
     """Appends the pieces of the word text[start:end], or `unknown` when it cannot be split; returns the new count."""
     first = num_tokens
     i = start
@@ -206,9 +221,7 @@ def _split_word(text, start, end, entries, unknown, tokens, num_tokens):  # type
         best = 0
         best_end = i
         for j in range(i, end):
-            byte = text[j]
-            if 65 <= byte <= 90:
-                byte += 32
+            byte = case[text[j]]
             entry = entries[slot_of(entries, (np.int64(node) << 8) | np.int64(byte))]
             if entry == -1:
                 break
@@ -229,7 +242,7 @@ def _split_word(text, start, end, entries, unknown, tokens, num_tokens):  # type
 
 @compiled
 def _tokenize(  # type: ignore[no-untyped-def]
-    text, byte_class, entries, unknown, tokens, segment_offsets, document_offsets
+    text, byte_class, case, entries, unknown, tokens, segment_offsets, document_offsets
 ):
     num_tokens = num_segments = num_documents = 0
     blank = True
@@ -266,5 +279,5 @@ def _tokenize(  # type: ignore[no-untyped-def]
                 tokens[num_tokens] = unknown
                 num_tokens += 1
             else:
-                num_tokens = _split_word(text, start, i, entries, unknown, tokens, num_tokens)
+                num_tokens = _split_word(text, start, i, case, entries, unknown, tokens, num_tokens)
     return num_tokens, num_segments, num_documents

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -46,6 +47,17 @@ class Vocabulary:
     def ids(self) -> dict[str, int]:
         """Id of each token."""
         return {token: i for i, token in enumerate(self.tokens)}
+
+    def check_case(self, lower_case: bool) -> None:
+        """Warns on stderr where the vocabulary does not look like one for text treated so."""
+        capitals = sum(token != token.lower() for token in self.tokens if not (token[:1] == "[" and token[-1:] == "]"))
+        if lower_case and capitals:
+            how = f"{capitals:,} tokens with capitals, and the text is lower-cased: is it cased, --do-lower-case 0?"
+        elif not lower_case and not capitals:
+            how = "no token with a capital, and the text keeps its own: is it uncased, --do-lower-case 1?"
+        else:
+            return
+        print(f"warning: the vocabulary has {how}", file=sys.stderr)
 
     @cached_property
     def trie(self) -> Trie:

@@ -167,7 +167,7 @@ def _is_benchmarks(made: Manifest) -> bool:
     return (
         made.texts.get("eval.txt") == TEXT_MD5["eval.txt"]
         and made.recipe["num_eval_samples"] == NUM_SAMPLES
-        and all(made.recipe[name] == value for name, value in options.items())
+        and all(made.recipe.get(name, True) == value for name, value in options.items())
     )
 
 

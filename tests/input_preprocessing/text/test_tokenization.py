@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -109,15 +110,27 @@ def strings(count: int, seed: int, words: Vocabulary) -> Iterator[str]:
             yield "x" * rng.randint(198, 202)
 
 
-def ours(texts: list[str], words: Vocabulary) -> list[list[int]]:
+@pytest.fixture(scope="module")
+def cased() -> Vocabulary:
+    """Tokens of one and two characters as they stand in text, capitals, accents and marks."""
+    rng = random.Random(0)
+    letters = {char for part in by_category().values() for char in rng.sample(part, min(len(part), 400))} | set(ODD)
+    plain = sorted({char for letter in letters for char in letter if char.strip()})
+    common = [*"abcdefghijklmnopqrstuvwxyzABCXYZ\u0301\u00e9\u00c9", *plain]
+    longer = ["".join(rng.choices(common, k=2)) for _ in range(3000)]
+    tokens = [token for text in (*common, *longer) for token in (text, f"##{text}")]
+    return Vocabulary(tuple(dict.fromkeys(SPECIAL + tokens))[:32768], "")
+
+
+def ours(texts: list[str], words: Vocabulary, lower_case: bool = True) -> list[list[int]]:
     """Tokens of each text; each line starts with a word of its own, lest a line without tokens is left out."""
-    found = tokenize("\n".join(f"the {text}" for text in texts).encode(), words)
+    found = tokenize("\n".join(f"the {text}" for text in texts).encode(), words, lower_case)
     ends = found.segment_offsets
     return [found.tokens[start + 1 : end].tolist() for start, end in pairwise(ends)]
 
 
-def theirs(texts: list[str], words: Vocabulary) -> list[list[int]]:
-    basic, pieces = legacy.BasicTokenizer(), legacy.WordpieceTokenizer(words.ids, "[UNK]", 200)
+def theirs(texts: list[str], words: Vocabulary, lower_case: bool = True) -> list[list[int]]:
+    basic, pieces = legacy.BasicTokenizer(do_lower_case=lower_case), legacy.WordpieceTokenizer(words.ids, "[UNK]", 200)
     return [[words.ids[p] for word in basic.tokenize(text) for p in pieces.tokenize(word)] for text in texts]
 
 
@@ -148,6 +161,24 @@ def compare(count: int, seed: int, words: Vocabulary, monkeypatch: pytest.Monkey
 
 def test_random_unicode_gives_the_tokens_of_transformers(words: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(2_000, 1, words, monkeypatch)
+
+
+def test_where_case_is_kept_letters_and_accents_stay_as_they_are(
+    cased: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers' tokenizer, but for what the reference does not do: composed forms (NFC), all of category C."""
+    stand_in = SimpleNamespace(category=unicodedata.category, normalize=lambda form, text: text)
+    monkeypatch.setattr(legacy, "unicodedata", stand_in)
+    monkeypatch.setattr(legacy, "_is_control", lambda c: c not in "\t\n\r" and unicodedata.category(c) in ("Cc", "Cf"))
+    texts = [text for text in strings(2_000, 7, cased) if not is_newer(text)]
+    tokens = ours(texts, cased, lower_case=False)
+    assert tokens == theirs(texts, cased, lower_case=False)
+    unknown = cased.ids["[UNK]"]
+    assert sum(set(found) != {unknown} for found in tokens) > len(texts) / 2, "most give known tokens"
+    assert ours(["ABC \u00c9x E\u0301"], cased, lower_case=False) != ours(["abc ex e"], cased, lower_case=False)
+    (found,) = ours(["\u00c9 E\u0301 a"], cased, lower_case=False)
+    assert [cased.tokens[token] for token in found] == ["\u00c9", "E", "##\u0301", "a"]
+    assert normalise("\u1734\U0001e900 X\u00e9", lower_case=False) == "\u1734\U0001e900 X\u00e9"
 
 
 @pytest.mark.slow
