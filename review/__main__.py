@@ -5,144 +5,30 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from review.certify import commands as certify_commands
 from review.logs.findings import ReviewError
 from review.logs.output import markdown_table, print_csv, print_json
+from review.options import parser
 
-_Commands = Any  # argparse has no public name for what add_subparsers returns
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    top = argparse.ArgumentParser(prog="python -m review", description="Review MLPerf BERT results.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    show = commands.add_parser("show", help="one row per run, the RCP test and the score")
-    show.add_argument("target", type=Path, nargs="+", help="a log, a folder of logs, or a folder above such folders")
-    _common(show, tables=True)
-    show.set_defaults(run=_show)
-
-    check = commands.add_parser("check", help="is it valid? official verdict, reasons, and what it overlooks")
-    check.add_argument("target", type=Path, nargs="+", help="a log, a result folder, a submission, or a folder above")
-    check.add_argument("--strict", action="store_true", help="warnings fail as well")
-    _common(check)
-    check.set_defaults(run=_check)
-
-    compare = commands.add_parser("compare", help="results side by side: speed-up, confidence interval, significance")
-    compare.add_argument("target", type=Path, nargs="+", help="results; the first is what the others are compared with")
-    _common(compare, tables=True)
-    compare.set_defaults(run=_compare)
-
-    watch = commands.add_parser("watch", help="a live run: progress to the target, time to go, projected RCP margin")
-    watch.add_argument("target", type=Path, help="the log of the run, or a folder: the newest log below it")
-    watch.add_argument("--accuracy", type=float, help="target accuracy; unset: 0.720, or what config.json says if open")
-    watch.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="default %(default)s")
-    watch.add_argument("--once", action="store_true", help="print where the run stands, and end")
-    _common(watch)
-    watch.set_defaults(run=_watch)
-    reference = commands.add_parser("rcp", help="the reference convergence point that a batch size is held to")
-    reference.add_argument("batch_size", type=int, help="global batch size, in sequences")
-    _common(reference)
-    reference.set_defaults(run=_rcp)
-    rehearsal = commands.add_parser("rehearsal", help="does a run start as published ones? go, or what is wrong")
-    rehearsal.add_argument("target", type=Path, help="the folder of a run with REHEARSAL=1, or a log")
-    rehearsal.add_argument("--band", type=Path, metavar="FILE", help="accuracies of your own to hold it to, as JSON")
-    _common(rehearsal)
-    rehearsal.set_defaults(run=_rehearsal)
-    certify_commands.add(commands, _common)
-    _add_select(commands)
-    _add_league(commands)
-    _add_report(commands)
-    _add_system(commands)
-    _add_package(commands)
-    return top
+if TYPE_CHECKING:
+    from review.results.score import Terms
 
 
-def _add_select(commands: _Commands) -> None:
-    select = commands.add_parser("select", help="of more than ten runs, the ten consecutive ones to submit, and why")
-    select.add_argument("target", type=Path, help="the folder of the runs")
-    select.add_argument("-o", "--output", type=Path, help="the folder to write them to, to submit; unset: none")
-    _common(select)
-    select.set_defaults(run=_select)
+def _terms(arguments: argparse.Namespace) -> Terms:
+    """What results are held to, by the options that the command has."""
+    from review.results.score import Terms
 
-
-def _add_league(commands: _Commands) -> None:
-    from review.league.ranking import BY
-
-    league = commands.add_parser("league", help="results ranked, their scaling and the trend over the rounds")
-    league.add_argument("target", type=Path, nargs="*", help="folders of results of your own")
-    league.add_argument(
-        "--published", action="store_true", help="among every published BERT result of rounds 0.7 to 5.0"
-    )
-    league.add_argument("--by", default="minutes", choices=list(BY), help="default %(default)s")
-    league.add_argument("--round", action="append", default=[], metavar="ROUND", help="published rounds, such as 5.0")
-    league.add_argument("--division", choices=["closed", "open"], help="of published results; unset: both")
-    league.add_argument("--accelerator", default="", metavar="TEXT", help="published results whose accelerator has it")
-    league.add_argument("--accelerators", type=int, metavar="COUNT", help="published results of this size")
-    league.add_argument(
-        "--top", type=int, default=20, metavar="COUNT", help="rows beside your own; default 20, 0 is all"
-    )
-    league.add_argument("--label", default="yours", help="the round to call your own results, default %(default)s")
-    league.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write an HTML page with charts")
-    _common(league, tables=True)
-    league.set_defaults(run=_league)
-
-
-def _add_report(commands: _Commands) -> None:
-    report = commands.add_parser("report", help="one self-contained HTML page: verdict, runs, charts, system, logs")
-    report.add_argument("target", type=Path, nargs="+", help="a log, a folder of logs, or a folder above such folders")
-    report.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the page, default %(default)s")
-    report.add_argument("--png", type=Path, metavar="FOLDER", help="write each chart as a PNG file as well")
-    _common(report)
-    report.set_defaults(run=_report)
-
-
-def _add_system(commands: _Commands) -> None:
-    system = commands.add_parser("system", help="write systems/NAME.json, the description of this system")
-    system.add_argument("-o", "--output", type=Path, required=True, help="the file, such as systems/DGXH100.json")
-    system.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field's value; repeatable")
-    system.add_argument("--answers", type=Path, metavar="FILE", help="JSON file of what no probe can know")
-    system.add_argument(
-        "--run", dest="run_folder", type=Path, metavar="FOLDER", help="take versions and GPUs from this run's folder"
-    )
-    system.add_argument("--update", action="store_true", help="keep what the file says, fill in its blanks")
-    system.add_argument("--no-input", action="store_true", help="ask nothing, even on a terminal")
-    _common(system)
-    system.set_defaults(run=_system)
-
-
-def _add_package(commands: _Commands) -> None:
-    package = commands.add_parser("package", help="build, check and pack the tree that MLCommons takes")
-    package.add_argument("runs", type=Path, help="the folder of the ten result_*.txt")
-    package.add_argument("--org", required=True, help="submitter, as in the system description")
-    package.add_argument("--system", required=True, help="system's name, as in systems/SYSTEM.json")
-    package.add_argument("-o", "--output", type=Path, required=True, help="the folder to write")
-    package.add_argument("--add", action="store_true", help="add this system to the package in the folder")
-    package.add_argument("--description", type=Path, metavar="FILE", help="default systems/SYSTEM.json")
-    package.add_argument("--implementation", default="pytorch", metavar="NAME", help="folder, default %(default)s")
-    package.add_argument("--commit", help="the code that ran; unset: as environment.json says")
-    package.add_argument("--config", metavar="FILE", help="the config that ran; unset: as config.json says")
-    _common(package)
-    package.set_defaults(run=_package)
-
-
-def _common(command: argparse.ArgumentParser, tables: bool = False) -> None:
-    """Options of every command; with ``tables`` also CSV and Markdown."""
-    forms = command.add_mutually_exclusive_group()
-    forms.add_argument("--json", action="store_true", help="print JSON instead of text")
-    if tables:
-        forms.add_argument("--csv", action="store_true", help="print CSV, for a spreadsheet")
-        forms.add_argument("--markdown", action="store_true", help="print Markdown, for the text of an issue")
-    command.add_argument("--ruleset", default="5.0.0", help="MLPerf Training ruleset, default %(default)s")
+    return Terms(train_samples=arguments.rcp_bert_train_samples, rcp_file=getattr(arguments, "rcp_file", None))
 
 
 def _show(arguments: argparse.Namespace) -> int:
     from review.results.score import load_results
 
-    results = [result for target in arguments.target for result in load_results(target, arguments.ruleset)]
+    terms = _terms(arguments)
+    results = [result for target in arguments.target for result in load_results(target, arguments.ruleset, terms)]
     if arguments.json:
         from review.league.borrowed import as_list as borrowed
         from review.verdict.checking import as_dict
@@ -166,7 +52,9 @@ def _check(arguments: argparse.Namespace) -> int:
     from review.verdict.text import print_checked, status
 
     with status() as progress:
-        checked = [one for target in arguments.target for one in check(target, arguments.ruleset, progress)]
+        checked = [
+            one for target in arguments.target for one in check(target, arguments.ruleset, progress, _terms(arguments))
+        ]
     passed = all(one.passed(arguments.strict) for one in checked)
     if arguments.json:
         print_json({"passed": passed, "checked": [one.as_dict() for one in checked]})
@@ -181,9 +69,10 @@ def _report(arguments: argparse.Namespace) -> int:
     from review.verdict.checking import check
     from review.verdict.text import status
 
-    results = [result for target in arguments.target for result in load_results(target, arguments.ruleset)]
+    terms = _terms(arguments)
+    results = [result for target in arguments.target for result in load_results(target, arguments.ruleset, terms)]
     with status() as progress:
-        checked = [one for target in arguments.target for one in check(target, arguments.ruleset, progress)]
+        checked = [one for target in arguments.target for one in check(target, arguments.ruleset, progress, terms)]
     files = write_report(results, checked, arguments.output, arguments.png)
     if arguments.json:
         print_json({"passed": all(one.passed() for one in checked), "files": [str(path) for path in files]})
@@ -278,15 +167,33 @@ def _watch(arguments: argparse.Namespace) -> int:
 def _rcp(arguments: argparse.Namespace) -> int:
     from review.rulebook import rcp
 
+    if arguments.runs is not None:
+        return _rcp_of_runs(arguments)
     if arguments.batch_size < 1:
         raise ReviewError(f"batch size {arguments.batch_size}: a positive integer expected")
-    point, reason = rcp.find(arguments.batch_size, arguments.ruleset)
+    point, reason = rcp.find(arguments.batch_size, arguments.ruleset, arguments.rcp_file)
     if arguments.json:
         known = {} if point is None else {"mean": point.mean, "std": point.std, "minimum": point.minimum}
         print_json({"batch_size": arguments.batch_size, "reason": reason, **known})
     else:
         print(reason if point is None else point.describe(arguments.batch_size))
     return 0 if point else 1
+
+
+def _rcp_of_runs(arguments: argparse.Namespace) -> int:
+    from review.results.display import console
+    from review.results.dossier import Dossier
+    from review.results.score import load_results
+    from review.show import print_rcp
+
+    results = load_results(arguments.runs, arguments.ruleset, _terms(arguments))
+    dossiers = [Dossier(result) for result in results]
+    if arguments.json:
+        print_json([dossier.as_dict() for dossier in dossiers])
+    else:
+        for result in results:
+            print_rcp(result, console())
+    return 0 if all(dossier.passed for dossier in dossiers) else 1
 
 
 def _rehearsal(arguments: argparse.Namespace) -> int:
@@ -351,14 +258,30 @@ def _package(arguments: argparse.Namespace) -> int:
     return 0 if made.passed else 1
 
 
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "show": _show,
+    "check": _check,
+    "compare": _compare,
+    "watch": _watch,
+    "rcp": _rcp,
+    "rehearsal": _rehearsal,
+    "select": _select,
+    "league": _league,
+    "report": _report,
+    "system": _system,
+    "package": _package,
+}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs a command."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets a question mark, not a traceback
     arguments = parser().parse_args(argv)
+    run = _COMMANDS.get(arguments.command) or arguments.run  # certify and baseline bring theirs along
     try:
-        code: int = arguments.run(arguments)
+        code = run(arguments)
         sys.stdout.flush()
         return code
     except ReviewError as error:

@@ -10,6 +10,7 @@ from review.logs.findings import ERROR, Finding
 from review.logs.mllog import text
 from review.logs.output import markdown_table, markdown_text
 from review.results.display import labelled, rate_format, subtitle
+from review.results.dossier import Dossier
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
 from review.verdict.checking import as_dict, energy_obstacles, obstacles
@@ -242,7 +243,8 @@ def _rcp_lines(result: Result) -> list[tuple[str, str, str]]:
     if result.division != "closed":
         return [("RCP", f"not tested in the {result.division} division", "dim")] if result.division else []
     if point is None:
-        return [("RCP", result.rcp_test.reason, "red")] if result.rcp_test else []
+        why = [("", line, "yellow") for line in Dossier(result).lines()]
+        return [("RCP", result.rcp_test.reason, "red"), *why] if result.rcp_test else []
     lines = [("RCP", point.describe(result.batch_size), "")]
     mean = result.mean_samples
     if mean is not None:
@@ -254,4 +256,13 @@ def _rcp_lines(result: Result) -> list[tuple[str, str, str]]:
         lines.append(("", line, "green" if verdict == "passed" else "red"))
     elif result.rcp_test is not None:
         lines.append(("", f"FAILED: {result.rcp_test.reason}", "red"))
-    return lines
+    return lines + [("", line, "yellow") for line in Dossier(result).lines()]
+
+
+def print_rcp(result: Result, out: Console) -> None:
+    """Prints the RCP test of a result, and why it fails."""
+    from rich.text import Text
+
+    out.print(Text.assemble((text(result.name), "bold"), "  ", subtitle(result)), soft_wrap=True)
+    for label, line, style in _rcp_lines(result):
+        out.print(labelled(label, line, style), soft_wrap=True)

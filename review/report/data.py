@@ -298,7 +298,7 @@ def _references(result: Result) -> list[rcp.Rcp]:
     if point is None:
         return []
     wanted = point.interpolated_from or (point.batch_size,)
-    return [found for found in rcp.points(result.ruleset) if found.batch_size in wanted]
+    return [found for found in rcp.points(result.ruleset, result.terms.rcp_file) if found.batch_size in wanted]
 
 
 def _reference_value(point: rcp.Rcp, key: str) -> str:

@@ -18,9 +18,21 @@ from review.results.run import TARGET_ACCURACY, Run, load_run
 from review.results.seeds import check_seeds
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
+from review.rulebook.rcp_reading import Reading, read_rcp
 
 REQUIRED_RUNS = 10
 _NOT_CONVERGED = 1e9  # samples of a run that did not converge, in the official RCP test
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a result is held to. ``train_samples``: the RCP test takes them, not epoch_num. ``rcp_file``: own points."""
+
+    train_samples: bool = False
+    rcp_file: Path | None = None
+
+
+USUAL = Terms()
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,7 @@ class Result:
     crashes: dict[int, str] = field(default_factory=dict)
     unreadable: dict[Path, str] = field(default_factory=dict)
     ruleset: str = DEFAULT_RULESET
+    terms: Terms = USUAL
 
     @functools.cached_property
     def division(self) -> str | None:
@@ -167,12 +180,16 @@ class Result:
 
     @functools.cached_property
     def _rcp_samples(self) -> list[float]:
-        samples = [run.rcp_reading.samples for run in self.runs]
+        samples = [reading.samples for reading in self._rcp_readings]
         return [_NOT_CONVERGED if value is None else value for value in samples]
 
     @functools.cached_property
+    def _rcp_readings(self) -> list[Reading]:
+        return [read_rcp(run.log, True) if self.terms.train_samples else run.rcp_reading for run in self.runs]
+
+    @functools.cached_property
     def _rcp_obstacle(self) -> str | None:
-        readings = [run.rcp_reading for run in self.runs]
+        readings = self._rcp_readings
         for run, reading in zip(self.runs, readings, strict=True):
             if reading.crash:
                 return f"the RCP checker crashes on {text(run.path.name)}: {reading.crash}"
@@ -187,20 +204,22 @@ class Result:
     @functools.cached_property
     def rcp_test(self) -> rcp.Verdict | None:
         """The RCP test; None where it does not apply: open division, a round without it, or too few runs."""
-        if self.division != "closed" or not rcp.has_points(self.ruleset):
+        if self.division != "closed" or not rcp.has_points(self.ruleset, self.terms.rcp_file):
             return None
         if self._rcp_obstacle:
             return rcp.Verdict(passed=False, reason=self._rcp_obstacle, scaling_factor=1.0, point=self.rcp_point)
         if self.mean_samples is None or self.batch_size is None:
             return None
-        return rcp.judge(self.batch_size, self.mean_samples, self.ruleset)
+        return rcp.judge(self.batch_size, self.mean_samples, self.ruleset, self.terms.rcp_file)
 
     @functools.cached_property
     def rcp_point(self) -> rcp.Rcp | None:
         """The reference point of the batch size, closed division only."""
-        if self.division != "closed" or self.batch_size is None or not rcp.has_points(self.ruleset):
+        if self.division != "closed" or self.batch_size is None:
             return None
-        return rcp.find(self.batch_size, self.ruleset)[0]
+        if not rcp.has_points(self.ruleset, self.terms.rcp_file):
+            return None
+        return rcp.find(self.batch_size, self.ruleset, self.terms.rcp_file)[0]
 
     @functools.cached_property
     def seed_findings(self) -> list[Finding]:
@@ -320,7 +339,7 @@ def run_dict(run: Run, result: Result) -> dict[str, Any]:
     }
 
 
-def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET) -> Result:
+def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET, terms: Terms = USUAL) -> Result:
     """Reads the logs of a folder; a file that cannot be read is named in the result, and the others are read."""
     runs, unreadable = [], {}
     for path in files:
@@ -331,14 +350,14 @@ def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET)
             runs.append(load_run(path, ruleset))
         except OSError as error:
             unreadable[path] = f"cannot be read: {error.strerror}"
-    return Result(folder, tuple(runs), tree.crashes(folder), unreadable, ruleset)
+    return Result(folder, tuple(runs), tree.crashes(folder), unreadable, ruleset, terms)
 
 
-def load_results(target: Path, ruleset: str = DEFAULT_RULESET) -> list[Result]:
+def load_results(target: Path, ruleset: str = DEFAULT_RULESET, terms: Terms = USUAL) -> list[Result]:
     """Every result at or below a path. Raises ReviewError."""
-    results = [load_result(folder, files, ruleset) for folder, files in tree.find_results(target)]
+    results = [load_result(folder, files, ruleset, terms) for folder, files in tree.find_results(target)]
     if target.is_file():
         for path, reason in results[0].unreadable.items():
             raise ReviewError(f"{path} {reason}")
-        return [Result(results[0].folder, results[0].runs, {}, {}, ruleset)]
+        return [Result(results[0].folder, results[0].runs, {}, {}, ruleset, terms)]
     return results

@@ -100,13 +100,17 @@ def check_system(path: Path, ruleset: str) -> Outcome:
     return _run("system_desc_checker", lambda _: module.check_system_desc(str(path), USAGE, ruleset)[0])
 
 
-def check_package(organization: Path, ruleset: str) -> Outcome:
-    """The package checker on an organisation's folder, which it writes into: pass a copy."""
+def check_package(organization: Path, ruleset: str, train_samples: bool = False) -> Outcome:
+    """The package checker on an organisation's folder, which it writes into: pass a copy.
+
+    ``train_samples``: its --rcp-bert-train-samples.
+    """
     module = _module("package_checker.package_checker")
     _module("compliance_checker.mlp_compliance").enqueued_configs.clear()
 
     def call(records: list[logging.LogRecord]) -> bool:
-        module.check_training_package(str(organization), USAGE, ruleset, False, False, False, False, False, "")
+        options = (USAGE, ruleset, False, False, False, train_samples, False, "")
+        module.check_training_package(str(organization), *options)
         return any("PACKAGE CHECKER FOUND NO ERRORS" in record.getMessage() for record in records)
 
     return _run("package_checker", call)

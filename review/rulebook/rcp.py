@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from review.logs.findings import ReviewError
+from review.logs.mllog import number
 from review.rulebook.compliance import DEFAULT_RULESET, package_folder
 from review.rulebook.stats import t_quantile
 
@@ -93,40 +94,61 @@ def _path(ruleset: str) -> Path:
     return package_folder() / "rcp_checker" / f"training_{ruleset}" / "rcps_bert.json"
 
 
-def has_points(ruleset: str) -> bool:
+def has_points(ruleset: str, file: Path | None = None) -> bool:
     """Whether a ruleset has reference points for BERT; the first ones did not."""
-    return _path(ruleset).is_file()
+    return file is not None or _path(ruleset).is_file()
 
 
 @functools.cache
-def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
-    """Every reference point, by batch size. Raises ReviewError."""
+def points(ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> tuple[Rcp, ...]:
+    """Every reference point, by batch size. ``file``: of one's own, instead of the ruleset's. Raises ReviewError."""
     try:
-        records = json.loads(_path(ruleset).read_text(encoding="utf-8"))
-    except OSError:
-        raise ReviewError(f"mlperf_logging has no BERT reference points for ruleset {ruleset}") from None
+        records = json.loads((file or _path(ruleset)).read_text(encoding="utf-8"))
+    except OSError as error:
+        said = f"mlperf_logging has no BERT reference points for ruleset {ruleset}"
+        raise ReviewError(f"{file}: {error.strerror}" if file else said) from None
+    except ValueError as error:
+        raise ReviewError(f"{file}: is not JSON: {error}") from None
     found = []
-    for record in records.values():
-        runs = sorted(record["Epochs to converge"])
+    for name, (batch_size, runs, hyperparameters) in _records(records, file).items():
+        if len(runs) < 3:
+            raise ReviewError(f"{file}: {name}: 3 runs or more expected, of {2 * RUNS} the rules take their statistics")
         mean, center = olympic_mean(runs), math.fsum(runs) / len(runs)
         std = math.sqrt(math.fsum((value - center) ** 2 for value in runs) / len(runs))
         found.append(
             Rcp(
-                batch_size=record["BS"],
+                batch_size=batch_size,
                 mean=mean,
                 std=std,
                 minimum=minimum_mean(mean, std, len(runs) - 2),
                 runs=tuple(runs),
-                hyperparameters=record["Hyperparams"],
+                hyperparameters=hyperparameters,
             )
         )
     return tuple(sorted(found, key=lambda point: point.batch_size))
 
 
+def _records(content: Any, file: Path | None) -> dict[str, tuple[int, list[int], dict[str, Any]]]:
+    """Batch size, samples of each run and hyper-parameters, by name. Raises ReviewError for another form."""
+    form = '{NAME: {"Benchmark": "bert", "BS": 512, "Hyperparams": {}, "Epochs to converge": [2500000, ...]}, ...}'
+    if not isinstance(content, dict) or not content:
+        raise ReviewError(f"{file}: a JSON object is expected, {form}")
+    found = {}
+    for name, record in content.items():
+        runs = record.get("Epochs to converge") if isinstance(record, dict) else None
+        size = number(record.get("BS")) if isinstance(record, dict) else None
+        if not isinstance(runs, list) or not size or size < 1 or any((number(run) or 0) <= 0 for run in runs):
+            raise ReviewError(f"{file}: {name}: BS and Epochs to converge are expected as in {form}")
+        if record.get("Benchmark") != "bert":
+            raise ReviewError(f"{file}: {name}: is of {record.get('Benchmark')!r}, reference points of bert expected")
+        found[name] = (int(size), sorted(runs), record.get("Hyperparams") or {})
+    return found
+
+
 @functools.cache
-def pruned(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
+def pruned(ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> tuple[Rcp, ...]:
     """The points that submissions are held to."""
-    every = points(ruleset)
+    every = points(ruleset, file)
     fastest = min(every, key=lambda point: point.mean)
     kept = [point for point in every if point.batch_size >= fastest.batch_size]
     i = 1
@@ -151,9 +173,17 @@ def _interpolate(batch_size: int, low: Rcp, high: Rcp) -> Rcp:
     )
 
 
-def find(batch_size: float, ruleset: str = DEFAULT_RULESET) -> tuple[Rcp | None, str]:
+def nearest(batch_size: float, ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> list[Rcp]:
+    """The points that submissions are held to on both sides of a batch size, or the one of this very size."""
+    kept = pruned(ruleset, file)
+    exact = [point for point in kept if point.batch_size == batch_size]
+    lower = [point for point in kept if point.batch_size < batch_size]
+    return exact or [*lower[-1:], *[point for point in kept if point.batch_size > batch_size][:1]]
+
+
+def find(batch_size: float, ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> tuple[Rcp | None, str]:
     """The point that a batch size is held to, and how it was found; None above the largest batch size."""
-    kept = pruned(ruleset)
+    kept = pruned(ruleset, file)
     for point in kept:
         if point.batch_size == batch_size:
             return point, "RCP found"
@@ -166,9 +196,9 @@ def find(batch_size: float, ruleset: str = DEFAULT_RULESET) -> tuple[Rcp | None,
     return None, f"Missing RCP, please submit RCP with BS = {batch_size:g}"
 
 
-def judge(batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET) -> Verdict:
+def judge(batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> Verdict:
     """The RCP test of a mean number of samples to the target."""
-    point, reason = find(batch_size, ruleset)
+    point, reason = find(batch_size, ruleset, file)
     if point is None:
         return Verdict(passed=False, reason=reason, scaling_factor=1.0, point=None)
     factor = max(1.0, point.mean / mean_samples) if mean_samples > 0 else 1.0

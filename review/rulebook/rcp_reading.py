@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from review.logs.mllog import Event, Log
+from review.logs.mllog import Event, Log, number, text
 
 NO_BATCH_SIZE = -1
 # These count samples in an entry of their own; the checker knows bert by no name.
@@ -26,8 +26,12 @@ class Reading:
     crash: str | None = None
 
 
-def read_rcp(log: Log) -> Reading:
-    """Reads the events of a log. Lines that are none make the seed checker fail, whatever is read here."""
+def read_rcp(log: Log, train_samples: bool = False) -> Reading:
+    """Reads the events of a log. Lines that are none make the seed checker fail, whatever is read here.
+
+    ``train_samples``: the samples are those that the log sums up as train_samples, which the rules grant to BERT, and
+    not the epoch_num of the evaluation that reached the target.
+    """
     batch_size: Any = NO_BATCH_SIZE
     benchmark: Any = None
     last = samples = None
@@ -37,7 +41,10 @@ def read_rcp(log: Log) -> Reading:
             batch_size = event.value
         if "submission_benchmark" in line:
             benchmark = event.value
-        if ("eval_accuracy" in line or "eval_error" in line) and benchmark not in _COUNT_SAMPLES:
+        if train_samples and benchmark in (None, "bert"):
+            if "train_samples" in line:
+                last = event.value
+        elif ("eval_accuracy" in line or "eval_error" in line) and benchmark not in _COUNT_SAMPLES:
             last = _rounded(event)
             if last is None:
                 reason = f"line {event.line} has eval_accuracy without a number epoch_num"
@@ -49,7 +56,11 @@ def read_rcp(log: Log) -> Reading:
             if event.metadata["status"] != "success":
                 samples = None
             elif last is None:
-                reason = f"line {event.line} has run_stop with success, and no eval_accuracy before it"
+                key = "train_samples" if train_samples else "eval_accuracy"
+                reason = f"line {event.line} has run_stop with success, and no {key} before it"
+                return Reading(batch_size=batch_size, benchmark=benchmark, crash=reason)
+            elif train_samples and number(last) is None:
+                reason = f"train_samples is {text(last)}, not a number"
                 return Reading(batch_size=batch_size, benchmark=benchmark, crash=reason)
             else:
                 samples = last

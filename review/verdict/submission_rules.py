@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 
 from review.logs import tree
@@ -20,6 +21,13 @@ from review.rulebook.description import FIELDS, STATUSES
 BENCHMARK = "bert"
 SCRIPTS = ("README.md", "setup.sh", "init_datasets.sh", "verify_dataset.sh", "run_and_time.sh")
 PARAMETERS = "package_checker_params"
+_CATEGORIES = (  # how descriptions spell the category, and what logs of such a system say
+    (r"(available )?on ?prem(ises?)?", frozenset({"onprem"})),
+    (r"(available )?cloud", frozenset({"cloud"})),
+    (r"available", frozenset({"onprem", "cloud"})),
+    (r"preview", frozenset({"preview"})),
+    (r"research.*|rdi", frozenset({"research"})),
+)
 _BYPASSES = ("rcp-bypass", "seed-checker-bypass")
 
 
@@ -50,16 +58,25 @@ def check_folder(result: Result) -> list[Finding]:
     return found
 
 
+def categories(status: object) -> frozenset[str]:
+    """What submission_status a log of a system of this status may have; none where the status is none of the rules'.
+
+    The status is spelt in several ways over the rounds; bare "available" does not say where.
+    """
+    words = re.sub(r"[^a-z]+", " ", str(status).casefold()).strip()
+    return next((logged for pattern, logged in _CATEGORIES if re.fullmatch(pattern, words)), frozenset())
+
+
 def _check_against_logs(result: Result, content: dict[str, object], system: Path) -> list[Finding]:
-    """Availability and number of accelerators, in the description and in the logs."""
+    """Category and number of accelerators, in the description and in the logs."""
     found, hint = [], "correct the wrong one"
-    logged = {text(run.log.value("submission_status")) for run in result.runs if run.log.events}
-    status = str(content.get("status", ""))
-    words = status.casefold().replace("-", " ")  # spelt in several ways over the rounds
-    for name, described in (("onprem", "available on premise"), ("cloud", "available cloud")):
-        if logged == {name} and words.startswith("available") and words != described:
-            rule = "the logs and the system description name one availability"
-            found.append(_finding(WARNING, f"is {status!r}, in the logs {name!r}", system, rule, hint, "status"))
+    logged = {text(run.log.value("submission_status")) for run in result.runs if run.log.events} - {"null", ""}
+    status = content.get("status")
+    wanted = categories(status)
+    if logged and wanted and not logged <= wanted:
+        rule = "the logs and the system description name one category: available (on-premise, cloud), preview, research"
+        message = f"is {status!r}, in the logs {' and '.join(map(repr, sorted(logged)))}"
+        found.append(_finding(WARNING, message, system, rule, hint, "status"))
     accelerators = tree.count_accelerators(result.folder, 0)
     ranks = {len(run.log.all("init_start")) for run in result.runs if run.log.events}
     if accelerators and len(ranks) == 1 and (count := ranks.pop()) > 1 and count != accelerators:

@@ -27,6 +27,7 @@ _STATUSES = ("onprem", "cloud", "preview", "research")
 _LIKELY_MADE_UP = {0, 1, 42, 123, 1234, 12345, 1337, 2**31 - 1}  # a clock or /dev/urandom rarely gives these
 _MOST_ACCURATE = 0.73  # a run stops at the first evaluation from 0.720; no published one reached 0.722
 _LARGEST_BATCH = 1e9  # above any, and small enough to compute with
+NOT_SAMPLES = "has an epoch_num that does not count samples"
 
 
 def check_run(run: Run, division: str | None = None) -> list[Finding]:
@@ -96,9 +97,9 @@ def _check_evaluations(run: Run) -> Iterator[Finding]:
         )
     if run.evaluations and not run.counts_samples:
         rule = "epoch_num of BERT counts training samples"
-        hint = "log the sequences trained so far as epoch_num"
+        hint = "log the sequences trained so far as epoch_num; train_samples count with --rcp-bert-train-samples"
         event = run.log.first("eval_accuracy")
-        yield in_log(run, ERROR, "has an epoch_num that does not count samples", rule, hint, event)
+        yield in_log(run, ERROR, NOT_SAMPLES, rule, hint, event)
 
 
 def _check_interval(run: Run) -> Iterator[Finding]:

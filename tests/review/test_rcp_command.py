@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import re
 
 import pytest
+from mlperf_logging.rcp_checker import rcp_checker
 
 from review.__main__ import main
+from review.results.score import Terms, load_results
+from review.rulebook import rcp
 
 
 @pytest.mark.parametrize(
@@ -32,3 +38,107 @@ def test_a_batch_size_above_every_reference_has_none(capsys):
 def test_a_batch_size_is_positive(capsys):
     assert main(["rcp", "0"]) == 2
     assert "a positive integer expected" in capsys.readouterr().err
+
+
+def points(folder, **changes):
+    """A file of reference points that converge within a million samples."""
+    found = {}
+    for size, base in ((256, 900_000), (1024, 1_000_000)):
+        runs = [base + 5_000 * index for index in range(20)]
+        found[f"own_{size}"] = {
+            "Benchmark": "bert",
+            "BS": size,
+            "Hyperparams": {},
+            "Epochs to converge": runs,
+            **changes,
+        }
+    path = folder / "rcps.json"
+    path.write_text(json.dumps(found))
+    return path
+
+
+def official(folder, train_samples, file=None):
+    """(passed, reason, scaling factor) of the official checker."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.ExitStack() as stack:
+            opened = stack.enter_context(open(file)) if file else None
+            return rcp_checker.check_directory(
+                str(folder), "training", "5.0.0", False, train_samples, rcp_file=opened, rcp_pass="pruned_rcps"
+            )
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("train_samples", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_train_samples_and_own_points_are_judged_as_officially(train_samples, own, submission, tmp_path):
+    for index, path in enumerate(submission.glob("result_*.txt")):  # train_samples of their own, around the minimum
+        path.write_text(
+            re.sub(r'("train_samples", "value": )\d+', rf"\g<1>{2_280_000 + 9_000 * index}", path.read_text())
+        )
+    file = points(tmp_path) if own else None
+    (result,) = load_results(submission, terms=Terms(train_samples=train_samples, rcp_file=file))
+    test = result.rcp_test
+    found = (test.passed, test.reason, pytest.approx(test.scaling_factor, rel=1e-12))
+    assert official(submission, train_samples, file) == found
+
+
+def test_train_samples_stand_in_for_an_epoch_num_that_counts_epochs(submission, capsys):
+    for path in submission.glob("result_*.txt"):
+        path.write_text(re.sub(r'"epoch_num": \d+', '"epoch_num": 1', path.read_text()))
+    assert main(["check", str(submission), "--json"]) == 1
+    capsys.readouterr()
+    assert main(["check", str(submission), "--json", "--rcp-bert-train-samples"]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"]
+
+
+def test_a_failing_result_has_its_dossier(submission, writer, capsys):
+    for index, path in enumerate(sorted(submission.glob("result_*.txt"))):
+        writer(seed=index, evaluations=15).write(path)
+    assert main(["rcp", "--runs", str(submission), "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    minimum = rcp.find(768)[0].minimum
+    assert (found["mean_samples"], found["minimum"]) == (2_250_000, minimum)
+    assert found["short"] == pytest.approx(minimum - 2_250_000)
+    assert found["short_over_counted_runs"] == pytest.approx(8 * found["short"])
+    assert [point["batch_size"] for point in found["nearest"]] == [448, 4608]
+    assert main(["rcp", "--runs", str(submission)]) == 1
+    shown = capsys.readouterr().out
+    assert f"{found['short']:,.0f} samples short of it on average, {8 * found['short']:,.0f} over 8 runs" in shown
+    assert "reference of batch 4,608" in shown
+
+
+def test_a_passing_result_has_none(submission, capsys):
+    assert main(["rcp", "--runs", str(submission)]) == 0
+    assert "short of it" not in capsys.readouterr().out
+
+
+def test_a_batch_size_without_a_reference_says_what_to_run(submission, writer, capsys):
+    for index, path in enumerate(sorted(submission.glob("result_*.txt"))):
+        writer(seed=index).change("global_batch_size", value=20_000).write(path)
+    assert main(["rcp", "--runs", str(submission)]) == 1
+    assert "run the reference 20 times at 20000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        ("{", "is not JSON"),
+        ("[]", "a JSON object is expected"),
+        (
+            '{"a": {"Benchmark": "bert", "BS": "x", "Epochs to converge": [1]}}',
+            "BS and Epochs to converge are expected",
+        ),
+        ('{"a": {"Benchmark": "gpt", "BS": 1, "Epochs to converge": [1, 2, 3]}}', "is of 'gpt'"),
+        ('{"a": {"Benchmark": "bert", "BS": 1, "Epochs to converge": [1, 2]}}', "3 runs or more"),
+    ],
+)
+def test_points_that_are_none_are_one_line(content, says, tmp_path, capsys):
+    path = tmp_path / "rcps.json"
+    if content is not None:
+        path.write_text(content)
+    assert main(["rcp", "768", "--rcp-file", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line

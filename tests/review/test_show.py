@@ -99,7 +99,9 @@ def test_the_published_result_with_the_same_hyperparameters_is_named(submission,
         writer(seed=index).write(path)
     (result,) = load_results(submission)
     found = same_hyperparameters(result)
-    assert found[0].batch_size == 768
+    first = [entry.batch_size == 768 for entry in found]
+    assert first == sorted(first, reverse=True)
+    assert False in first
     assert found[0].round == min(entry.round for entry in found if entry.batch_size == 768)
     assert all(entry.hyperparameters["opt_lamb_beta_1"] == pytest.approx(0.60466) for entry in found)
     assert f"recipe      those of {len(found)} published results" in rendered(submission, 200)
