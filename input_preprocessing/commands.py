@@ -13,6 +13,7 @@ _USAGE = "usage: python -m input_preprocessing.STAGE [options]   (--help after a
 STAGES = {
     "prepare": ("dataset.prepare", "all steps below that a data set needs; prepare_data.sh runs it"),
     "download": ("dataset.download", "fetch and check the benchmark's public files"),
+    "finetuning": ("dataset.finetuning", "fetch and check SQuAD or a task of GLUE, for run_finetuning.sh"),
     "corpus": ("text.corpus", "sentences, vocabulary and model size from a text of your own"),
     "extract": ("wiki.extract", "articles out of Wikipedia's dumps"),
     "clean": ("wiki.clean", "sentences out of the articles' mark-up"),

@@ -59,8 +59,7 @@ class Config(Hardware):
                 "CUDA_GRAPH=1: fine-tuning's batches differ in size, which a graph cannot: leave it unset"
             )
         _ = self.trial_seed
-        if self.checkpoint.init_checkpoint is None:
-            raise ConfigError("INIT_CHECKPOINT is not set: give the weights to start from (.pt or .safetensors)")
+        _ = self.weights_folder
         if self.length > self.model.max_position_embeddings:
             raise ConfigError(
                 f"MAX_SEQ_LENGTH={self.length} exceeds max_position_embeddings {self.model.max_position_embeddings} "
@@ -87,13 +86,19 @@ class Config(Hardware):
         return self.max_seq_length or (384 if self.task == "squad" else 128)
 
     @property
+    def weights_folder(self) -> Path:
+        """INIT_CHECKPOINT, or the folder of that file. Raises ConfigError where it is unset."""
+        path = self.checkpoint.init_checkpoint
+        if path is None:
+            raise ConfigError("INIT_CHECKPOINT is not set: give the weights to start from (.pt or .safetensors)")
+        return path if path.is_dir() else path.parent
+
+    @property
     def bert_config_path(self) -> Path:
         """The model's config.json: BERT_CONFIG, or config.json or bert_config.json beside the weights."""
         if self.bert_config is not None:
             return self.bert_config
-        if self.checkpoint.init_checkpoint is None:
-            raise ConfigError("BERT_CONFIG and INIT_CHECKPOINT are both unset: give the weights to start from")
-        folder = self.checkpoint.init_checkpoint.parent
+        folder = self.weights_folder
         return next((p for name in ("bert_config", "config") if (p := folder / f"{name}.json").is_file()),
                     folder / "config.json")  # fmt: skip
 

@@ -144,8 +144,7 @@ class Glue:
     @staticmethod
     def _known_labels(config: Config) -> tuple[str, ...]:
         """Those of the fine-tuned model that the run starts from."""
-        assert config.checkpoint.init_checkpoint is not None
-        path = config.checkpoint.init_checkpoint.with_name("task.json")
+        path = config.weights_folder / "task.json"
         if config.trains or not path.is_file():
             return ()
         return tuple(json.loads(path.read_text(encoding="utf-8")).get("labels", ()))

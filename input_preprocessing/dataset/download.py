@@ -36,13 +36,18 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class PublicFile:
-    """One file of the benchmark; an md5 of '' is not published as a whole: its contents are checked after unpacking."""
+    """A published file; an md5 of '' is not published as a whole: its contents are checked after unpacking.
+
+    Its source is its url, or else MLCommons' storage and Google Drive.
+    """
 
     name: str
     md5: str
     size: int  # bytes; 0 = not published
-    drive_id: str
-    dataset: str  # MLCommons' metadata file that lists it
+    drive_id: str = ""
+    dataset: str = ""  # MLCommons' metadata file that lists it
+    url: str = ""
+    content: str = ""  # in words, where there is no md5
 
 
 FILES = (
@@ -64,7 +69,7 @@ FILES = (
     ),
     PublicFile(
         "results_text.tar.gz", "", 0,
-        "14xV2OUGSQDG_yDBrmbSdcDC-QGeqpfs_", "bert-preprocessed-wikipedia-dataset",
+        "14xV2OUGSQDG_yDBrmbSdcDC-QGeqpfs_", "bert-preprocessed-wikipedia-dataset", content="13 GB of text within",
     ),
 )  # fmt: skip
 
@@ -153,6 +158,9 @@ def sources_of(file: PublicFile, mirror: str | None) -> Iterator[Fetch]:
         else:
             yield lambda partial: _copy(Path(mirror) / file.name, partial)
         return
+    if file.url:
+        yield lambda partial: fetch_url(file.url, partial, label)
+        return
     yield lambda partial: fetch_url(_mlcommons_url(file), partial, label)
     yield lambda partial: fetch_url(_DRIVE + file.drive_id, partial, label)
 
@@ -185,7 +193,7 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
     if target.is_file():
         if not file.md5 or md5_of(target) == file.md5:
             return target
-        raise DataError(f"{target} is not the benchmark's (md5 is not {file.md5}); remove it, or use --skip-download")
+        raise DataError(f"{target} has another md5 than {file.md5}; remove it, or use --skip-download")
     partial = folder / f".{file.name}.partial"
     reasons = []
     for fetch in sources_of(file, mirror):
@@ -202,7 +210,7 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
                 return target
             partial.unlink()
             reasons.append(f"a source gave wrong bytes (md5 {found})")
-    what = f"{human_bytes(file.size)}, " * bool(file.size) + (f"md5 {file.md5}" if file.md5 else "13 GB of text within")
+    what = f"{human_bytes(file.size)}, " * bool(file.size) + (f"md5 {file.md5}" if file.md5 else file.content)
     raise DataError(f"cannot download {file.name} ({what}): {'; '.join(reasons)}; put it at {target} and run again")
 
 

@@ -130,7 +130,7 @@ def test_a_table_of_ones_own_is_learnt_and_its_labels_are_kept(squad_environment
     assert (folder / "predictions.tsv").read_text() == "index\tprediction\n0\tplace\n1\tcolour\n"
     assert json.loads((folder / "task.json").read_text())["labels"] == ["colour", "place"]
     (tmp_path / "dev.tsv").write_text("blue\tcolour\n")  # one label only: the others are the model's
-    model = {"MODE": "eval", "INIT_CHECKPOINT": str(folder / "model.safetensors"), "RUN_DIR": str(tmp_path / "again")}
+    model = {"MODE": "eval", "INIT_CHECKPOINT": str(folder), "RUN_DIR": str(tmp_path / "again")}
     assert run(environment | model) == 0
 
 
@@ -142,7 +142,7 @@ def test_a_table_of_ones_own_is_learnt_and_its_labels_are_kept(squad_environment
         ({"SEEDS": "1,x"}, "SEEDS=1,x: expected whole numbers"),
         ({"SEEDS": "1", "TRIAL": "1"}, "1 seeds, and this is trial 1"),
         ({"MAX_SEQ_LENGTH": "64"}, "exceeds max_position_embeddings 48"),
-        ({"DATA": "/nonexistent"}, "no such folder"),
+        ({"DATA": "/no/such/data"}, "no such folder"),
         ({"CUDA_GRAPH": "1"}, "differ in size"),
         ({"SQUAD_VERSION": "2.0"}, "train-v2.0.json: No such file"),
         ({"MODE": "eval", "TASK": "TSV"}, "holds no example|No such file"),

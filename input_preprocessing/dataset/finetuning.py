@@ -1,0 +1,137 @@
+"""Fetches SQuAD or tasks of GLUE for run_finetuning.sh, resuming what was begun, and checks them.
+
+Each task becomes a folder OUTPUTDIR/NAME for DATA: SQuAD's four files are known by their md5, GLUE's tables by their
+numbers of examples. --skip-download checks what was put there by hand. MRPC is made, as GLUE makes it, of Microsoft's
+pairs and GLUE's list of those that are for development.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+from bert.data.records import DataError
+from input_preprocessing.dataset.download import PublicFile, fetch_file
+from input_preprocessing.stage.cli import named_folder, run, stage_parser
+from input_preprocessing.stage.manifest import md5_of
+
+_SQUAD = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
+_GLUE = "https://dl.fbaipublicfiles.com/glue/data"
+_PAIRS = PublicFile(
+    "msr_paraphrase_train.txt", "", 0, content="Microsoft's 4,076 pairs",
+    url="https://dl.fbaipublicfiles.com/senteval/senteval_data/msr_paraphrase_train.txt",
+)  # fmt: skip
+_DEVELOPMENT = PublicFile("mrpc_dev_ids.tsv", "", 0, content="408 pairs of ids", url=f"{_GLUE}/mrpc_dev_ids.tsv")
+
+
+def _squad(name: str, md5: str) -> PublicFile:
+    return PublicFile(name, md5, 0, url=f"{_SQUAD}/{name}")
+
+
+# The published md5 of each file.
+SQUAD = (
+    _squad("train-v1.1.json", "981b29407e0affa3b1b156f72073b945"),
+    _squad("dev-v1.1.json", "3e85deb501d4e538b6bc56f786231552"),
+    _squad("train-v2.0.json", "62108c273c268d70893182d5cf8df740"),
+    _squad("dev-v2.0.json", "246adae8b7002f8679c027697b0b7cf8"),
+)
+# Lines of each table, its header included: CoLA has none.
+TABLES: dict[str, dict[str, int]] = {
+    "MRPC": {"train.tsv": 3_668 + 1, "dev.tsv": 408 + 1},
+    "SST-2": {"train.tsv": 67_349 + 1, "dev.tsv": 872 + 1},
+    "CoLA": {"train.tsv": 8_551, "dev.tsv": 1_043},
+    "MNLI": {"train.tsv": 392_702 + 1, "dev_matched.tsv": 9_815 + 1},
+}
+
+
+def fetch(task: str, folder: Path, mirror: str | None) -> None:
+    """Brings the files of a task to ``folder``, those that are not there, and checks them. Raises DataError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if task == "squad":
+        for file in SQUAD:
+            fetch_file(file, folder, mirror)
+        return
+    if not all((folder / name).is_file() for name in TABLES[task]):
+        if task == "MRPC":
+            sources = [fetch_file(file, folder, mirror) for file in (_PAIRS, _DEVELOPMENT)]
+            _make_mrpc(sources[0], sources[1], folder)
+        else:
+            archive = PublicFile(f"{task}.zip", "", 0, url=f"{_GLUE}/{task}.zip", content=f"GLUE's archive of {task}")
+            sources = [fetch_file(archive, folder, mirror)]
+            _unpack(sources[0], task, folder)
+        check(task, folder)
+        for path in sources:
+            path.unlink()
+    check(task, folder)
+
+
+def check(task: str, folder: Path) -> None:
+    """Raises DataError where a file of the task is missing or is not the published one."""
+    expected: list[PublicFile] = list(SQUAD) if task == "squad" else []
+    for name in [file.name for file in expected] or TABLES[task]:
+        if not (folder / name).is_file():
+            raise DataError(f"{folder / name} is missing; put it there, or run without --skip-download")
+    for file in expected:
+        if md5_of(folder / file.name) != file.md5:
+            raise DataError(f"{folder / file.name} has another md5 than {file.md5}; remove it")
+    for name, lines in TABLES.get(task, {}).items():
+        found = len(_lines(folder / name))
+        if found != lines:
+            raise DataError(f"{folder / name} has {found:,} lines, GLUE's has {lines:,}; remove it and run again")
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a table that are not empty; only line feeds end one."""
+    return [line for line in path.read_bytes().decode("utf-8-sig", "replace").split("\n") if line.strip()]
+
+
+def _unpack(archive: Path, task: str, folder: Path) -> None:
+    """The tables of GLUE's archive, each whole or not at all."""
+    try:
+        with zipfile.ZipFile(archive) as zipped:
+            for name in TABLES[task]:
+                _write(folder / name, zipped.read(f"{task}/{name}"))  # which checks its CRC
+    except (KeyError, OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"cannot unpack {archive}: {error}; remove it and run again") from error
+
+
+def _make_mrpc(pairs: Path, development: Path, folder: Path) -> None:
+    header, *lines = _lines(pairs)
+    ids = {tuple(line.split()) for line in _lines(development)}
+    chosen: dict[bool, list[str]] = {True: [header], False: [header]}
+    for line in lines:
+        chosen[tuple(line.split("\t")[1:3]) in ids].append(line)
+    for name, is_development in (("train.tsv", False), ("dev.tsv", True)):
+        _write(folder / name, ("\n".join(line.rstrip("\r") for line in chosen[is_development]) + "\n").encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def _main(options: argparse.Namespace) -> None:
+    for task in options.task:
+        folder = options.outputdir / task
+        if options.skip_download:
+            check(task, folder)
+        else:
+            fetch(task, folder, options.mirror)
+        print(f"{folder}: complete and checked", file=sys.stderr)
+
+
+def main() -> None:
+    """Command line."""
+    parser = stage_parser("finetuning", __doc__)
+    parser.add_argument("--outputdir", type=named_folder, required=True, help="the tasks' folders go there")
+    parser.add_argument("--task", nargs="+", choices=("squad", *TABLES), default=["squad"], help="(default squad)")
+    parser.add_argument("--mirror", help="URL or folder that holds the files under their names")
+    parser.add_argument("--skip-download", action="store_true", help="check what is in OUTPUTDIR")
+    run(parser, _main)

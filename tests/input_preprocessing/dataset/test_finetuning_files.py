@@ -1,0 +1,108 @@
+"""SQuAD and GLUE are fetched once, resumed, and refused where they are not the published files."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bert.data.records import DataError
+from input_preprocessing.dataset import finetuning
+
+from .test_download import Server, server  # noqa: F401 - the fixture of a server on loopback
+
+QUESTIONS = b'{"data": []}' * 50_000
+PAIRS = ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", *(f'1\t{n}\t{n + 1}\tone "{n}\ttwo' for n in range(6))]
+
+
+def archive(task: str, **tables: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for name, text in tables.items():
+            zipped.writestr(f"{task}/{name}.tsv", text)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def site(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:  # noqa: F811
+    """Small files where the real ones would be."""
+    squad = [
+        dataclasses.replace(file, md5=hashlib.md5(QUESTIONS).hexdigest(), url=f"{server.url}/{file.name}")
+        for file in finetuning.SQUAD
+    ]
+    monkeypatch.setattr(finetuning, "SQUAD", tuple(squad))
+    monkeypatch.setattr(finetuning, "TABLES", {"MRPC": {"train.tsv": 5, "dev.tsv": 3}, "CoLA": {"train.tsv": 2}})
+    server.files = {file.name: QUESTIONS for file in squad}
+    server.files["CoLA.zip"] = archive("CoLA", train="x\t1\t\tA cat .\nx\t0\t*\tCat a .\n", test="no label\n")
+    server.files["msr_paraphrase_train.txt"] = "\r\n".join(PAIRS).encode()
+    server.files["mrpc_dev_ids.tsv"] = b"1\t2\n4\t5\n"
+    return server
+
+
+def test_squad_comes_from_its_site_and_goes_on_where_it_broke_off(site: Server, tmp_path: Path) -> None:
+    site.drops = 1
+    finetuning.fetch("squad", tmp_path, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(file.name for file in finetuning.SQUAD)
+    assert site.ranges == [None, "bytes=300000-", None, None, None]
+    finetuning.fetch("squad", tmp_path, None)
+    assert len(site.ranges) == 5, "what is there is not fetched again"
+
+
+def test_glue_is_unpacked_and_mrpc_is_made_of_its_pairs(site: Server, tmp_path: Path) -> None:
+    finetuning.fetch("CoLA", tmp_path / "CoLA", site.url)
+    assert [path.name for path in (tmp_path / "CoLA").iterdir()] == ["train.tsv"]
+    finetuning.fetch("MRPC", tmp_path / "MRPC", site.url)
+    tables = {path.name: path.read_text().splitlines() for path in (tmp_path / "MRPC").iterdir()}
+    header = PAIRS[0].removeprefix("\ufeff")
+    assert tables == {
+        "dev.tsv": [header, PAIRS[2], PAIRS[5]],
+        "train.tsv": [header, PAIRS[1], PAIRS[3], PAIRS[4], PAIRS[6]],
+    }
+    asked = len(site.ranges)
+    finetuning.fetch("MRPC", tmp_path / "MRPC", site.url)
+    assert len(site.ranges) == asked
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "content", "message"),
+    [
+        ("squad", "dev-v2.0.json", b"{}", "wrong bytes"),
+        ("CoLA", "CoLA.zip", b"PK no archive", "cannot unpack"),
+        ("CoLA", "CoLA.zip", archive("CoLA", train="one line"), "has 1 lines, GLUE's has 2"),
+        ("MRPC", "mrpc_dev_ids.tsv", b"1\t2\n", "train.tsv has 6 lines, GLUE's has 5"),
+        ("MRPC", "mrpc_dev_ids.tsv", None, "cannot download mrpc_dev_ids.tsv .408 pairs of ids.: .*404"),
+    ],
+)
+def test_other_files_than_the_published_ones_are_one_line(
+    site: Server, tmp_path: Path, task: str, name: str, content: bytes | None, message: str
+) -> None:
+    del site.files[name]
+    if content is not None:
+        site.files[name] = content
+    with pytest.raises(DataError, match=message) as caught:
+        finetuning.fetch(task, tmp_path, site.url)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_network_what_lies_there_is_checked(site: Server, tmp_path: Path, monkeypatch, capsys) -> None:
+    def call() -> None:
+        words = ["finetuning", "--outputdir", str(tmp_path), "--task", "squad", "--skip-download"]
+        monkeypatch.setattr("sys.argv", words)
+        finetuning.main()
+
+    (tmp_path / "squad").mkdir()
+    for file in finetuning.SQUAD[:3]:
+        (tmp_path / "squad" / file.name).write_bytes(QUESTIONS)
+    with pytest.raises(SystemExit, match=r"dev-v2.0.json is missing; put it there"):
+        call()
+    (tmp_path / "squad" / "dev-v2.0.json").write_bytes(b"{}")
+    with pytest.raises(SystemExit, match="has another md5 than"):
+        call()
+    (tmp_path / "squad" / "dev-v2.0.json").write_bytes(QUESTIONS)
+    call()
+    assert capsys.readouterr().err == f"{tmp_path / 'squad'}: complete and checked\n"
+    assert not site.ranges
