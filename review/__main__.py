@@ -159,7 +159,13 @@ def _watch(arguments: argparse.Namespace) -> int:
         raise ReviewError(f"--interval {arguments.interval}: seconds above 0 expected")
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
         raise ReviewError(f"--accuracy {arguments.accuracy}: a number between 0 and 1 expected")
-    log = find_log(arguments.target) if arguments.once else wait_for_log(arguments.target, arguments.interval)
+    if arguments.all or len(arguments.target) > 1:
+        from review.watch_many import Runs, watch_many
+
+        runs = Runs(arguments.target, arguments.ruleset, arguments.accuracy)
+        return watch_many(runs, arguments.interval, arguments.json, arguments.once)
+    (target,) = arguments.target
+    log = find_log(target) if arguments.once else wait_for_log(target, arguments.interval)
     follower = Follower(log, arguments.ruleset, arguments.accuracy)
     return watch(follower, arguments.interval, arguments.json, arguments.once)
 

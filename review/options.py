@@ -34,7 +34,10 @@ def parser() -> argparse.ArgumentParser:
     _common(compare, tables=True)
 
     watch = commands.add_parser("watch", help="a live run: progress to the target, time to go, projected RCP margin")
-    watch.add_argument("target", type=Path, help="the log of the run, or a folder: the newest log below it")
+    watch.add_argument(
+        "target", type=Path, nargs="+", help="the log of the run, or a folder: the newest log below it; of several: all"
+    )
+    watch.add_argument("--all", action="store_true", help="every run below the folder at once: a sweep, ten trials")
     watch.add_argument("--accuracy", type=float, help="target accuracy; unset: 0.720, or what config.json says if open")
     watch.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="default %(default)s")
     watch.add_argument("--once", action="store_true", help="print where the run stands, and end")

@@ -14,6 +14,7 @@ from review.logs import tree
 from review.logs.findings import ReviewError
 from review.logs.mllog import LogParser, text
 from review.logs.output import print_json
+from review.results.accuracy_chart import accuracy_chart
 from review.results.display import console, duration
 from review.results.run import Run
 from review.results.score import Result
@@ -24,26 +25,30 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _HEAD = 4096  # bytes
+CHART_ROWS = 14  # of the accuracy's chart, where the terminal has them
 _RUNNING = re.compile(r"running_\d+")
+
+
+def find_logs(target: Path) -> list[Path]:
+    """Every log at or below a path, those of trials under way included."""
+    if target.is_file():
+        return [target]
+    below = [Path(folder) / name for folder, _, names in os.walk(target) for name in names]
+    return [path for path in below if tree.RESULT_NAME.fullmatch(path.name) and path.is_file()]
 
 
 def find_log(target: Path) -> Path:
     """The log to follow: the file itself, or of a folder the newest, trials under way first. Raises ReviewError."""
-    if target.is_file():
-        return target
-    if not target.is_dir():
+    if not target.exists():
         raise ReviewError(f"{target}: no such file or folder")
-    newest: tuple[bool, float, str] | None = None
-    for folder, _, names in os.walk(target):
-        running = bool(_RUNNING.fullmatch(Path(folder).name))
-        for name in names:
-            path = Path(folder) / name
-            if tree.RESULT_NAME.fullmatch(name) and path.is_file():
-                with_time = (running, _modified(path), str(path))
-                newest = with_time if newest is None else max(newest, with_time)
+
+    def age(path: Path) -> tuple[bool, float, str]:
+        return bool(_RUNNING.fullmatch(path.parent.name)), _modified(path), str(path)
+
+    newest = max(find_logs(target), key=age, default=None)
     if newest is None:
         raise ReviewError(f"{target}: no result_*.txt here or below; name the log of a run, or its folder")
-    return Path(newest[2])
+    return newest
 
 
 def wait_for_log(target: Path, interval: float, sleep: Callable[[float], None] = time.sleep) -> Path:
@@ -73,6 +78,7 @@ class Follower:
 
     def __init__(self, path: Path, ruleset: str = DEFAULT_RULESET, target: float | None = None) -> None:
         self.path, self.ruleset, self.target = path, ruleset, target
+        self.log = path  # where it was first, whatever it is moved to
         self._run: Run | None = None
         self._parser = LogParser(path)
         self._seen: tuple[Path, int, int] | None = None
@@ -222,7 +228,10 @@ def render(standing: Standing, out: Console) -> RenderableType:
     bar = ProgressBar(total=1.0, completed=share or 0.0, width=max(10, min(60, out.width - 10)))
     percent = Table.grid(padding=(0, 1))
     percent.add_row(Text(" "), bar, Text("-" if share is None else f"{100 * share:.0f}%"))
-    return Group(head, percent, grid)
+    room = min(CHART_ROWS, out.height - len(rows) - 8)
+    end = standing.projection[0] if standing.projection else None
+    chart = accuracy_chart([run.evaluations], standing.target, min(out.width - 2, 100), room, end) if room >= 6 else []
+    return Group(head, percent, grid, *(Text(f" {line}", "dim") for line in chart))
 
 
 def _samples(standing: Standing) -> str:

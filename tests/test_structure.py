@@ -72,7 +72,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"league"},
         {"submission"},
         {"certify"},
-        {"show", "compare", "select", "watch", "rehearsal", "options"},
+        {"show", "compare", "select", "watch", "watch_many", "rehearsal", "options"},
         {"__main__"},
     ],
 }

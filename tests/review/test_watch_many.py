@@ -1,0 +1,109 @@
+"""`watch` on several runs: each a row, and the end when all have ended."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+
+import pytest
+
+from review.__main__ import main
+from review.results.accuracy_chart import accuracy_chart
+from review.results.run import Evaluation
+from review.watch_many import Runs, follow, render
+
+
+def partial(writer, path, evaluations, **options):
+    """A log that has come so far."""
+    log = writer(**options)
+    last = [i for i, line in enumerate(log.lines) if line["key"] == "eval_accuracy"][evaluations - 1]
+    log.lines = log.lines[: last + 1]
+    return log.write(path)
+
+
+@pytest.fixture
+def three(tmp_path, writer):
+    """A finished run, one that missed the target, and one under way."""
+    writer(seed=1).write(tmp_path / "lr1" / "result_0.txt")
+    writer(seed=2, target=0.7).change("run_stop", metadata={"status": "aborted"}).write(
+        tmp_path / "lr2" / "result_0.txt"
+    )
+    partial(writer, tmp_path / "lr3" / "running_0" / "result_0.txt", 9, seed=3)
+    return tmp_path
+
+
+def test_every_run_below_is_a_line_and_a_missed_target_an_exit_status(three, capsys):
+    assert main(["watch", str(three), "--all", "--once"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[1].split(",")[0] for line in lines] == ["success", "aborted", "training"]
+    assert [line.split("/")[-2] for line in (line.split(": ")[0] for line in lines)] == ["lr1", "lr2", "running_0"]
+    assert main(["watch", str(three / "lr1"), str(three / "lr3"), "--once", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["phase"] for one in found] == ["success", "training"]
+
+
+def test_runs_that_appear_and_move_are_followed_until_none_has_begun_for_a_minute(tmp_path, writer):
+    now = [1_750_000_200.0]
+    runs = Runs([tmp_path], "5.0.0")
+    seen = []
+
+    def sleep(seconds):
+        now[0] += seconds
+        step = len(seen)
+        if step == 1:
+            partial(writer, tmp_path / "running_0" / "result_0.txt", 3, seed=1)
+        if step == 2:
+            (tmp_path / "running_0" / "result_0.txt").unlink()
+            writer(seed=1).write(tmp_path / "result_0.txt")
+        if step == 3:
+            partial(writer, tmp_path / "running_1" / "result_1.txt", 3, seed=2)
+        if step == 5:
+            shutil.rmtree(tmp_path / "running_1")
+            (tmp_path / "failed_1.txt").write_text("")
+            (tmp_path / "error_1.txt").write_text("out of memory")
+
+    for found in follow(runs, 10.0, clock=lambda: now[0], sleep=sleep):
+        seen.append([(follower.path.name, standing.phase, follower.broken()) for follower, standing in found])
+        assert len(seen) < 30
+    assert seen[0] == []
+    assert seen[1] == [("result_0.txt", "training", None)]
+    assert seen[2] == [("result_0.txt", "success", None)]
+    assert [name for name, _, _ in seen[3]] == ["result_0.txt", "result_1.txt"]
+    assert seen[5] == [("failed_1.txt", "starting", "out of memory"), ("result_0.txt", "success", None)]
+    assert len(seen) == 12  # the last ended at the sixth look, a minute before the last
+
+
+@pytest.mark.parametrize("width", [50, 80, 140])
+def test_the_runs_are_drawn_at_every_width(width, three):
+    from rich.console import Console
+
+    out = io.StringIO()
+    screen = Console(file=out, width=width, height=40)
+    screen.print(render(Runs([three], "5.0.0").poll(1_750_000_300_000.0), screen))
+    shown = out.getvalue()
+    names = ("lr1/result_0.txt", "lr2/result_0.txt", "running_0/result_0.txt")
+    assert all(name[: 13 if width < 80 else None] in shown for name in names)
+    assert re.search(r"0\.720 \|-", shown)
+    assert max(len(line) for line in shown.splitlines()) <= width
+
+
+def test_the_chart_puts_each_accuracy_where_it_belongs():
+    points = [Evaluation(samples=x, accuracy=y, time_ms=0.0) for x, y in ((0, 0.3), (500, 0.5), (1000, 0.7))]
+    lines = accuracy_chart([points], 0.7, width=27, height=10)
+    rows = [line[7:] for line in lines[:-2]]
+    assert [(row.index("•"), number) for number, row in enumerate(rows) if "•" in row] == [(19, 0), (10, 4), (0, 7)]
+    assert lines[0].startswith("0.700 |---")
+    assert lines[-1].strip().startswith("0")
+    assert lines[-1].endswith("1,000 samples")
+    assert {len(line) for line in lines} == {27}
+
+
+def test_a_chart_needs_two_evaluations():
+    assert accuracy_chart([[Evaluation(samples=1.0, accuracy=0.3, time_ms=0.0)]], 0.72, 60, 10) == []
+
+
+def test_a_path_that_is_not_there_is_one_line(tmp_path, capsys):
+    assert main(["watch", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
