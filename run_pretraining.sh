@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Pretrains in the two phases of a config: phase 1, hand-over of weights and optimizer, phase 2.
 #   source env.sh; ./run_pretraining.sh configs/pretrain_large_H100_1x8 [--slurm]
+# The ending _1x8 is 1 node of 8 GPUs: pretrain_large_H100.sh with DGXNNODES=1 DGXNGPU=8.
 # Results are in LOGDIR/RUN_NAME/phase1 and phase2 (RUN_NAME: the config's name). Whatever interrupted it, the same command
 # continues from the newest checkpoint. --slurm submits both phases to Slurm, the second to follow the first.
 set -euo pipefail
@@ -13,9 +14,15 @@ pretraining::usage() { log::die "usage: ./run_pretraining.sh configs/pretrain_NA
 
 [[ ${1:-} && ${1:-} != -* ]] || pretraining::usage
 [[ $# == 1 || ($# == 2 && $2 == --slurm) ]] || pretraining::usage
-readonly CONFIG_FILE=${1%.sh}.sh SLURM=${2:-}
-[[ -r $CONFIG_FILE ]] || log::die "$1: no such config: ls configs/pretrain_*"
+readonly SLURM=${2:-}
+CONFIG_FILE=${1%.sh}.sh
 RUN_NAME=${RUN_NAME:-$(basename -- "$CONFIG_FILE" .sh)}
+if [[ ! -r $CONFIG_FILE && ${1%.sh} =~ ^(.+)_([1-9][0-9]*)x([1-9][0-9]*)$ ]]; then
+  CONFIG_FILE=${BASH_REMATCH[1]}.sh
+  export DGXNNODES=${BASH_REMATCH[2]} DGXNGPU=${BASH_REMATCH[3]}
+fi
+readonly CONFIG_FILE
+[[ -r $CONFIG_FILE ]] || log::die "$1: no such config: ls configs/pretrain_*"
 LOGDIR=${LOGDIR:-results}
 mkdir -p -- "$LOGDIR/$RUN_NAME"
 FOLDER=$(cd -- "$LOGDIR/$RUN_NAME" && pwd -P)
@@ -24,7 +31,7 @@ readonly FOLDER
 # Exports the settings of a phase: those of the config, and where it starts from and writes to.
 pretraining::settings() {
   export PHASE=$1
-  # shellcheck source=configs/pretrain_large_H100_1x8.sh
+  # shellcheck source=configs/pretrain_large_H100.sh
   source "$CONFIG_FILE"
   export LOGDIR=$FOLDER RUN_NAME=phase$1 NEXP=1 RESUME=1 CHECKPOINT_DIR=$FOLDER/phase$1/checkpoints
   if (($1 == 2)); then export INIT_CHECKPOINT=$FOLDER/phase1/checkpoints INIT_OPTIMIZER=1; fi
@@ -49,7 +56,7 @@ pretraining::run() {
 pretraining::submit() (
   pretraining::settings "$1"
   cd -- "$REPO_DIR"
-  sbatch --parsable -N "${DGXNNODES:-1}" "${@:2}" run.sub
+  sbatch --parsable --kill-on-invalid-dep=yes -N "${DGXNNODES:-1}" "${@:2}" run.sub
 )
 
 if [[ $SLURM ]]; then

@@ -5,7 +5,12 @@ to three, and from the topic's number whether B follows A: from a loss of 4.9 to
 the same weights and sees the same batches. Prints one JSON line: mean loss of each window of 25 steps for every
 variant, and the largest gap of each pair.
 
+--against huggingface holds the trainer to an independent implementation instead (bench/plain_bert.py): the same first
+weights, the same batches, no dropout; the losses of every window, and the accuracy on held-out sequences. Both compute
+in fp64, so that what differs is arithmetic that differs: in fp32 rounding alone parts the curves by 0.5% in 500 steps.
+
 usage: python bench/convergence.py [--steps 300]
+       python bench/convergence.py --against huggingface [--steps 500]
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ import numpy as np
 import torch
 from common import device, emit, machine
 
-from bert import kernels, optim
+from bert import hub, kernels, optim
 from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import Records
 from bert.dist import Config as DistConfig
@@ -104,13 +109,24 @@ def records(num_sequences: int, seed: int) -> Records:
     )
 
 
-def batches(steps: int) -> list[PretrainingBatch]:
+def batches(steps: int, data: Records) -> list[PretrainingBatch]:
     """One batch of ROWS rows a step, filled up to a fixed size."""
-    data = records(2 * ROWS * steps, seed=1)
     tokens, sequences = ROWS * LENGTH, 3 * ROWS
     room = graph_capacity(PretrainingCapacity(tokens=tokens, sequences=sequences, masked=int(0.2 * tokens)), ROWS)
     chosen = np.arange(2 * ROWS * steps).reshape(steps, -1)
     return [static_batch(make_batch(data, sequences, LENGTH), room) for sequences in chosen]
+
+
+def rate(number: int, steps: int) -> float:
+    """The learning rate of a step: up for 20, then down to the last."""
+    return PEAK_LR * min(1.0, (number + 1) / 20) * (1 - number / steps)
+
+
+def first_model(shape: BertConfig, choice: kernels.Config) -> BertForPreTraining:
+    """The model that every run begins with, on the CPU."""
+    model = BertForPreTraining(shape, kernels.select(choice, device()))
+    initialize(model, 0)
+    return model
 
 
 def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
@@ -119,9 +135,8 @@ def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
     choice = kernels.Config(
         fused=variant.fused, attention="sdpa_loop" if variant.precision == "fp32" or here.type == "cpu" else "auto"
     )
-    model = BertForPreTraining(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), kernels.select(choice, here))
-    initialize(model, 0)
-    model.to(here)
+    shape = dataclasses.replace(MODEL, hidden_act=variant.hidden_act)
+    model = first_model(shape, choice).to(here)
     fused_update = "lamb" in choice.names(here)
     settings = optim.Config(sharded=variant.sharded)
     world = World(DistConfig(device=here.type))
@@ -134,15 +149,14 @@ def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
     losses = torch.zeros(len(data), device=here)
     for number, batch in enumerate(data):
         torch.manual_seed(number)
-        lr = PEAK_LR * min(1.0, (number + 1) / 20) * (1 - number / len(data))
-        result = step([batch], lr)
+        result = step([batch], rate(number, len(data)))
         losses[number] = sum(result.losses)
     return losses.cpu().numpy().reshape(-1, WINDOW).mean(axis=1)
 
 
 def compare(steps: int) -> dict[str, Any]:
     """Curves by variant, and gap and verdict by pair."""
-    data = batches(steps)
+    data = batches(steps, records(2 * ROWS * steps, seed=1))
     wanted = pairs(torch.cuda.is_available())
     curves = {
         variant: curve(variant, data) for variant in {v for fast, plain, _ in wanted.values() for v in (fast, plain)}
@@ -160,12 +174,52 @@ def compare(steps: int) -> dict[str, Any]:
     return result
 
 
+def against_hugging_face(steps: int) -> dict[str, Any]:
+    """Mean losses of each window of ours and theirs, the largest relative gap, and both accuracies."""
+    import plain_bert
+
+    shape = dataclasses.replace(MODEL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    data, held_out = records(2 * ROWS * steps, seed=1), records(500, seed=2)
+    model = first_model(shape, kernels.Config(fused="none", attention="sdpa_loop")).double()
+    theirs = plain_bert.model(
+        hub.config_values(shape, "BertForPreTraining"),
+        {name: p.detach().clone() for name, p in model.named_parameters()},
+    )
+    theirs.double()
+    settings = optim.Config(sharded=False)
+    world = World(DistConfig(device="cpu"))
+    precision = PrecisionConfig(precision="fp32").resolve(world.device)
+    step = build_step(model, precision, settings, world, accumulate=False, fused_update=False)
+    mine = [float(sum(step([batch], rate(n, steps)).losses)) for n, batch in enumerate(batches(steps, data))]
+    chosen = np.arange(2 * ROWS * steps).reshape(steps, -1)
+    lamb = settings.lamb
+    plain = plain_bert.Lamb(theirs.named_parameters(), (lamb.beta1, lamb.beta2), lamb.weight_decay)
+    padded = (plain_bert.padded(data, sequences) for sequences in chosen)
+    other = list(plain_bert.train(theirs, padded, (rate(n, steps) for n in range(steps)), plain))
+    ours, reference = (np.array(losses).reshape(-1, WINDOW).mean(axis=1) for losses in (mine, other))
+    with torch.no_grad():
+        batch = make_batch(held_out, np.arange(500), LENGTH)
+        found = model.eval().logits(batch).mlm.argmax(dim=1) == batch.masked_labels
+    return {
+        "ours": [round(float(loss), 5) for loss in ours],
+        "huggingface": [round(float(loss), 5) for loss in reference],
+        "largest_relative_gap": float(np.abs(ours / reference - 1).max()),
+        "accuracy": float(found.double().mean()),
+        "huggingface_accuracy": plain_bert.accuracy(theirs, plain_bert.padded(held_out, np.arange(500))),
+    }
+
+
 def main() -> None:
     """Trains and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300, help="steps of each run, a multiple of 25 (default 300)")
+    parser.add_argument(
+        "--steps", type=int, help="steps of each run, a multiple of 25 (default 300; 500 with --against)"
+    )
+    parser.add_argument("--against", choices=("huggingface",), help="the implementation to compare with")
     options = parser.parse_args()
-    emit({"benchmark": "convergence", "steps": options.steps} | compare(options.steps) | {"machine": machine()})
+    steps = options.steps or (500 if options.against else 300)
+    found = against_hugging_face(steps) if options.against else compare(steps)
+    emit({"benchmark": "convergence", "against": options.against, "steps": steps} | found | {"machine": machine()})
 
 
 if __name__ == "__main__":

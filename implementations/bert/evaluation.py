@@ -1,6 +1,6 @@
 """``python -m bert.evaluation PATH``: how good are these weights? Accuracy and losses on the sequences of EVALDIR.
 
-PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or the folder of a run. With --watch it
+Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or the folder of a run. With --watch it
 follows a run that is still training, newest checkpoint first, until the run is over or TARGET_MLM_ACCURACY, where it is
 set, is reached. NUM_EVAL_EXAMPLES, EVAL_BATCHSIZE, PRECISION, DEVICE mean what they mean to the trainer; without
 NUM_EVAL_EXAMPLES all sequences count. Exit status: 0, or 2 for bad input.
@@ -85,15 +85,17 @@ class Judge:
 class Table:
     """Prints a line a checkpoint, as text or as JSON."""
 
-    def __init__(self, as_json: bool) -> None:
-        self.as_json, self.width = as_json, 0
+    def __init__(self, as_json: bool, whole_paths: bool) -> None:
+        """whole_paths: checkpoints of several runs have the same names."""
+        self.as_json, self.whole_paths, self.width = as_json, whole_paths, 0
 
     def add(self, figures: Mapping[str, Any]) -> None:
         """Prints one checkpoint's line, and the heading before the first."""
         if self.as_json:
             print(json.dumps(figures), flush=True)
             return
-        name = Path(figures["checkpoint"]).name
+        path = figures["checkpoint"]
+        name = path if self.whole_paths else Path(path).name
         if not self.width:
             self.width = max(len(name), 10)
             titles = ("accuracy", "mlm loss", "nsp loss", "nsp accuracy", "sequences/s")
@@ -136,7 +138,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bert.evaluation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("path", type=Path, help="a checkpoint, a folder of them, or a run's folder")
+    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a checkpoint, a folder of them, or a run")
     parser.add_argument("--watch", action="store_true", help="follow a run that is still training")
     parser.add_argument("--samples", type=int, help="sequences to evaluate on (default: NUM_EVAL_EXAMPLES, or all)")
     parser.add_argument("--json", action="store_true", help="a JSON object for each checkpoint")
@@ -148,14 +150,16 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         samples = options.samples or (config.evaluate.num_examples if given else None)
         if samples is not None and samples < 1:
             raise ConfigError(f"--samples {samples}: expected at least 1")
-        judge, table = Judge(config, samples, options.bert_config), Table(options.json)
+        judge, table = Judge(config, samples, options.bert_config), Table(options.json, len(options.paths) > 1)
         if options.watch:
             target = config.evaluate.target if environ.get("TARGET_MLM_ACCURACY", "").strip() else 0.0
-            watch(options.path, judge, table, target)
+            if len(options.paths) > 1:
+                raise ConfigError("--watch follows one run: give one PATH")
+            watch(options.paths[0], judge, table, target)
             return 0
-        paths = trained.find(options.path) or [trained.newest(options.path)]
-        for path in paths:
-            table.add(judge(path)[1])
+        for place in options.paths:
+            for path in trained.find(place) or [trained.newest(place)]:
+                table.add(judge(path)[1])
     except (ConfigError, DataError) as error:
         print(f"bert.evaluation: error: {error}", file=sys.stderr)
         return 2

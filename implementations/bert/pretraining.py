@@ -98,7 +98,8 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
 def finish(config: Config, log: MlperfLog, ending: Ending, saver: resume.Saver | None) -> None:
     """Stops the clock of a run that is over, then saves (None: nothing is new). A collective.
 
-    Raises TrainingError where a run that was asked to stop cannot be continued from here.
+    Raises TrainingError where the last checkpoint cannot be written and is needed: of a run that was asked to stop, and
+    of one without a target, which is there for its weights.
     """
     if not ending.stopped:
         success = ending.reached or not config.evaluate.has_target
@@ -106,8 +107,12 @@ def finish(config: Config, log: MlperfLog, ending: Ending, saver: resume.Saver |
     if saver is None or config.checkpoint.directory is None:
         return
     saver.save(ending.step, ending.batches, ending.samples, ended=not ending.stopped)
-    if not saver.finish() and ending.stopped:
-        raise TrainingError(f"stopped at step {ending.step}, and its checkpoint cannot be written, see above")
+    needed = ending.stopped or not config.evaluate.has_target
+    if not saver.finish() and needed:
+        raise TrainingError(
+            f"{'stopped at' if ending.stopped else 'the last is'} step {ending.step}, and its checkpoint cannot be "
+            "written, see above: RESUME=1 continues from the one before"
+        )
 
 
 def agenda(config: Config, last: int) -> Agenda:

@@ -1,4 +1,4 @@
-"""The fast paths train like the plain ones: 300 steps each, curves within stated bounds."""
+"""The fast paths train like the plain ones, and those like Hugging Face's BERT under a LAMB of a few lines."""
 
 from __future__ import annotations
 
@@ -45,3 +45,13 @@ def test_curves_of_gpu_paths_overlay(pair, convergence, results):
     found = _compare(convergence, results)[pair]
     assert found["plain"][-1] < 1.7, found["plain"]
     assert found["overlay"], found
+
+
+@pytest.mark.parametrize("steps", [25, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_losses_and_accuracy_are_those_of_an_independent_implementation(steps, convergence):
+    """The same first weights and batches, no dropout: within 0.5% at every report."""
+    found = convergence.against_hugging_face(steps)
+    assert found["largest_relative_gap"] < (1e-5 if steps == 25 else 0.005), found
+    assert found["accuracy"] == pytest.approx(found["huggingface_accuracy"], abs=0 if steps == 25 else 0.005)
+    if steps == 500:
+        assert found["ours"][-1] < 1.7, found

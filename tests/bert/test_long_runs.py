@@ -134,7 +134,7 @@ checkpoint.save = save
 
 
 @pytest.mark.parametrize("steps_this_run", ["0", "6"], ids=["complete", "stopped"])
-def test_a_run_survives_a_full_disk_but_does_not_claim_to_have_stopped_safely(
+def test_a_run_survives_a_full_disk_but_does_not_claim_that_its_last_weights_are_safe(
     steps_this_run, endless, run_bert, repository, tmp_path
 ):
     site = tmp_path / "site"
@@ -147,8 +147,13 @@ def test_a_run_survives_a_full_disk_but_does_not_claim_to_have_stopped_safely(
     finished = run_bert(environment)
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["step_0000000002.pt"]
     assert "checkpoint of step 4 cannot be written to" in finished.stderr
+    assert finished.returncode == 1
+    where = "the last is step 8" if steps_this_run == "0" else "stopped at step 6"
+    assert f"{where}, and its checkpoint cannot be written" in finished.stderr.splitlines()[-1]
     if steps_this_run == "0":
-        assert finished.returncode == 0, finished.stderr
-    else:
-        assert finished.returncode == 1
-        assert "stopped at step 6, and its checkpoint cannot be written" in finished.stderr.splitlines()[-1]
+        return
+    again = run_bert(endless | {"RESUME": "1"})
+    assert again.returncode == 0, again.stderr
+    whole = run_bert(endless | {"CHECKPOINT_DIR": str(tmp_path / "whole")})
+    assert whole.returncode == 0, whole.stderr
+    assert same(newest(tmp_path / "c"), newest(tmp_path / "whole")), "a full disk has lost nothing"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,14 +16,14 @@ import torch
 from bert.data.format import Metadata, write_records
 from bert.data.synthetic import synthetic_records
 
-CONFIG = "configs/pretrain_large_H100_1x8"
+CONFIG = "configs/pretrain_large_H100"
 COMMAND = f"./run_pretraining.sh {CONFIG}"
 
 
 def test_phase_2_follows_phase_1_from_its_checkpoints(checkout):
     finished = checkout.run(COMMAND, config=f"{CONFIG}.sh")
     assert finished.returncode == 0, finished.stderr
-    folder = checkout.logdir / "pretrain_large_H100_1x8"
+    folder = checkout.logdir / "pretrain_large_H100"
     first, second = [rank for rank in checkout.ranks() if rank["RANK"] == "0"]
     assert (first["PHASE"], second["PHASE"]) == ("1", "2")
     assert (first["MAX_SEQ_LENGTH"], second["MAX_SEQ_LENGTH"]) == ("128", "512")
@@ -60,8 +63,17 @@ def test_slurm_gets_both_phases_as_a_chain(checkout):
     finished = checkout.run(f"{COMMAND} --slurm", config=f"{CONFIG}.sh", INIT_OPTIMIZER="")
     assert finished.returncode == 0, finished.stderr
     first, second = checkout.calls("chain")
-    assert first.split() == ["1", "--parsable", "-N", "1", "run.sub"]
-    assert second.split() == ["2", "1", "--parsable", "-N", "1", "--dependency=afterok:41", "run.sub"]
+    assert first.split() == ["1", "--parsable", "--kill-on-invalid-dep=yes", "-N", "1", "run.sub"]
+    assert second.split() == [
+        "2",
+        "1",
+        "--parsable",
+        "--kill-on-invalid-dep=yes",
+        "-N",
+        "1",
+        "--dependency=afterok:41",
+        "run.sub",
+    ]
     assert "phase 1 is job 41, phase 2 job 42 after it" in finished.stderr
 
 
@@ -69,22 +81,33 @@ def test_a_run_that_was_asked_to_stop_is_not_complete(checkout):
     finished = checkout.run(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="stopped")
     assert finished.returncode == 1
     assert "trial 0: stopped at step 7 (STEPS_THIS_RUN)" in finished.stderr
-    phase = checkout.logdir / "pretrain_large_H100_1x8" / "phase1"
+    phase = checkout.logdir / "pretrain_large_H100" / "phase1"
     assert (phase / "failed_0.txt").is_file()
     assert not (phase / "result_0.txt").exists()
 
 
+def test_the_ending_of_a_name_is_nodes_and_gpus(checkout):
+    finished = checkout.run(f"{COMMAND}_1x2", config="/dev/null", after="unset DGXNGPU")
+    assert finished.returncode == 0, finished.stderr
+    first, second = [rank for rank in checkout.ranks() if rank["RANK"] == "0"]
+    assert (first["WORLD_SIZE"], second["WORLD_SIZE"]) == ("2", "2")
+    assert (checkout.logdir / "pretrain_large_H100_1x2" / "phase2" / "result_0.txt").is_file()
+    assert checkout.run(f"{COMMAND}_0x8").stderr.splitlines()[-1].endswith("ls configs/pretrain_*")
+
+
 TINY = """#!/usr/bin/env bash
-source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
+source {configs}/begin.sh
 export DGXNNODES=1 DGXNGPU=1 DEVICE=cpu SUBMISSION_DIVISION=open INIT_CHECKPOINT='' CHECK_COMPLIANCE=0 CLEAR_CACHES=0
 export PACKED=1 PACKING_FACTOR=2 BATCHSIZE=3 MAX_SEQ_LENGTH=48 LR=0.02 LR_SCHEDULE=dle WARMUP_PROPORTION=0.2
-export MAX_STEPS=$((40 * ${PHASE:-1})) CHECKPOINT_EVERY_STEPS=2 LOG_EVERY_STEPS=1 SEED=7 WALLTIME_RUNANDTIME=1
-source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
+export MAX_STEPS=$((40 * ${{PHASE:-1}})) CHECKPOINT_EVERY_STEPS=2 CHECKPOINT_KEEP=99 SEED=7
+export DATADIR_PHASE2_PACKED={data}/packed CHECKPOINTDIR_PHASE1={data}/phase1 OMP_NUM_THREADS=1 WALLTIME_RUNANDTIME=5
+source {configs}/common.sh
 """
 
 
-@pytest.mark.slow
-def test_interrupted_in_each_phase_it_ends_with_the_weights_of_an_undisturbed_run(repository, tmp_path):
+@pytest.fixture
+def tiny(repository, tmp_path):
+    """The name of a config of two phases of 40 and 80 steps of a tiny model, with its data."""
     for name in ("packed", "phase1"):
         (tmp_path / name).mkdir()
     metadata = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
@@ -93,42 +116,80 @@ def test_interrupted_in_each_phase_it_ends_with_the_weights_of_an_undisturbed_ru
     (tmp_path / "phase1" / "bert_config.json").write_text(
         f'{{"vocab_size": 211, {shape}, "max_position_embeddings": 48}}'
     )
-    root = tmp_path / "checkout"
-    root.mkdir()
-    for path in repository.iterdir():
-        if path.name not in (".git", "configs"):
-            (root / path.name).symlink_to(path)
-    (root / "configs").mkdir()
-    for path in (repository / "configs").iterdir():
-        (root / "configs" / path.name).symlink_to(path)
-    (root / "run_pretraining.sh").unlink()
-    (root / "run_pretraining.sh").write_bytes((repository / "run_pretraining.sh").read_bytes())
-    (root / "run_pretraining.sh").chmod(0o755)
-    (root / "configs" / "pretrain_tiny.sh").write_text(TINY)
-    environment = {
-        "PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "DATADIR": str(tmp_path),
-        "PYTHON": str(repository / ".venv" / "bin" / "python"), "DATADIR_PHASE2_PACKED": str(tmp_path / "packed"),
-        "CHECKPOINTDIR_PHASE1": str(tmp_path / "phase1"), "LOGDIR": str(tmp_path / "results"),
-    }  # fmt: skip
+    (tmp_path / "pretrain_tiny.sh").write_text(TINY.format(configs=repository / "configs", data=tmp_path))
+    return tmp_path / "pretrain_tiny"
 
-    def run(name, *stops):
-        """Runs to the end; a file of each of ``stops`` ends an attempt before, as soon as it is there."""
-        folder = tmp_path / "results" / name
-        for pattern in [*stops, None]:
+
+class Tour:
+    """Runs of run_pretraining.sh on the tiny config that are ended at chosen moments and given again."""
+
+    def __init__(self, repository: Path, config: Path, results: Path) -> None:
+        self.repository, self.config, self.results = repository, config, results
+        self.environ = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(results),
+            "PYTHON": sys.executable,
+            "LOGDIR": str(results),
+        }
+
+    def weights(self, name: str, how: signal.Signals, moments: list[tuple[str, float]]) -> dict[str, torch.Tensor]:
+        """The last weights of a run that is ended at each moment: so many seconds after a file of a name is there."""
+        folder = self.results / name
+        for pattern, seconds in [*moments, ("", 0.0)]:
             process = subprocess.Popen(
-                ["./run_pretraining.sh", "configs/pretrain_tiny"], cwd=root, env=environment | {"RUN_NAME": name},
-                stderr=subprocess.PIPE, text=True,
+                ["./run_pretraining.sh", str(self.config)], cwd=self.repository,
+                env=self.environ | {"RUN_NAME": name}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
             if pattern:
-                while process.poll() is None and not list(folder.glob(pattern)):
-                    time.sleep(0.01)
-                assert process.poll() is None, process.stderr.read()
-                process.send_signal(signal.SIGTERM)
+                deadline = time.monotonic() + 120
+                while process.poll() is None and not list(folder.glob(pattern)) and time.monotonic() < deadline:
+                    time.sleep(0.005)
+                time.sleep(seconds)
+                assert process.poll() is None, f"it ended before {pattern}: {process.communicate()[1]}"
+                self.end(process, how)
             said = process.communicate(timeout=300)[1]
-            assert (process.returncode == 0) is (pattern is None), said
+            assert (process.returncode == 0) is (not pattern), said
         (last,) = sorted((folder / "phase2" / "checkpoints").glob("step_*80.pt"))
         return torch.load(last, weights_only=True)["model"]
 
-    whole = run("whole")
-    parts = run("parts", "phase1/checkpoints/step_*06.pt", "phase2/checkpoints/*")
+    def end(self, process: subprocess.Popen[str], how: signal.Signals) -> None:
+        """SIGTERM goes to the script, which passes it on; SIGKILL to it and to all that it has started."""
+        if how == signal.SIGTERM:
+            process.send_signal(how)
+            return
+        mark = f"LOGDIR={self.results}".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                mine = any(entry.startswith(mark) for entry in (folder / "environ").read_bytes().split(b"\0"))
+            except OSError:
+                continue
+            if mine:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(folder.name), how)
+
+
+MOMENTS = [
+    ("phase1/running_0", 0.0),
+    ("phase1/checkpoints/step_*02.pt", 0.0),
+    ("phase1/checkpoints/step_*12.pt", 0.01),
+    ("phase1/checkpoints/.step_*.partial", 0.0),
+    ("phase1/checkpoints/step_*40.pt", 0.0),
+    ("phase1/result_0.txt", 0.0),
+    ("phase2/running_0", 0.3),
+    ("phase2/checkpoints/step_*02.pt", 0.0),
+    ("phase2/checkpoints/step_*50.pt", 0.02),
+    ("phase2/checkpoints/step_*80.pt", 0.0),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_ended_at_ten_moments_it_has_the_weights_of_an_undisturbed_run(how, repository, tiny, tmp_path):
+    """In both phases, while a checkpoint is written, at the hand-over and at the end."""
+    tour = Tour(repository, tiny, tmp_path / "results")
+    tour.results.mkdir()
+    whole = tour.weights("whole", how, [])
+    moments = MOMENTS if how == signal.SIGKILL else [MOMENTS[1], MOMENTS[8]]
+    parts = tour.weights("parts", how, moments)
     assert all(torch.equal(whole[name], parts[name]) for name in whole)

@@ -42,8 +42,8 @@ def prepared(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def exported(repository: Path, phase: int, datadir: Path) -> dict[str, str]:
     """What env.sh and the pretraining config export for a phase."""
-    script = "source ./env.sh; source configs/pretrain_large_H100_1x8.sh; env -0"
-    environment = {"PATH": "/usr/bin:/bin", "PHASE": str(phase), "DATADIR": str(datadir)}
+    script = "source ./env.sh; source configs/pretrain_large_H100.sh; env -0"
+    environment = {"PATH": "/usr/bin:/bin", "PHASE": str(phase), "PACKED": "0", "DATADIR": str(datadir)}
     line = ["bash", "-euc", script]
     done = subprocess.run(line, cwd=repository, env=environment, capture_output=True, text=True, check=True)
     return dict(item.split("=", 1) for item in done.stdout.split("\0") if item)

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# BERT-base from scratch in two phases on nodes of 8 A100 with 80 GB each: the recipe of two_phases.sh, run_pretraining.sh hands
+# over. DGXNNODES=4 chooses the number of nodes. The data of both phases, made by prepare_data.sh --phases, are in DATADIR.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
+export PHASE1_BATCHSIZE=512
+BERT_CONFIG=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/models" && pwd -P)/bert_base.json
+export BERT_CONFIG
+# shellcheck source=configs/two_phases.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/two_phases.sh"
+# shellcheck source=configs/common.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"

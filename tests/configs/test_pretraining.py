@@ -1,0 +1,97 @@
+"""The recipes of pretraining from scratch: DeepLearningExamples' global batches on any number of nodes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bert import schedule
+from bert.data import training
+from bert.env import from_env, variables
+from bert.model.config import BertConfig
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+RECIPES = [
+    CONFIGS / f"pretrain_{model}_{gpu}.sh" for model in ("base", "large") for gpu in ["A100", "H100", "H200", "B200"]
+]
+NODES, BATCH = (1, 4, 8, 16, 32), {"1": 65_536, "2": 32_768}
+
+
+@pytest.fixture(scope="module")
+def exported():
+    """Of each recipe, phase, PACKED and number of nodes: what sourcing the config leaves in an empty environment."""
+    cases = list(itertools.product([path.name for path in RECIPES], "12", "01", map(str, NODES)))
+    script = (
+        'set -eu; while read -r name PHASE PACKED DGXNNODES; do (export PHASE PACKED DGXNNODES; source "./$name"; '
+        + ("env -0; printf '\\1') ; done")
+    )
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=CONFIGS, env={"PATH": "/usr/bin:/bin", "DATADIR": "/data"}, check=True,
+        input="".join(" ".join(case) + "\n" for case in cases), capture_output=True, text=True,
+    )  # fmt: skip
+    assert not done.stderr, done.stderr
+    found = done.stdout.split("\1")[:-1]
+    return {c: dict(x.split("=", 1) for x in text.split("\0") if x) for c, text in zip(cases, found, strict=True)}
+
+
+def test_every_recipe_has_the_published_batches_and_schedules(exported):
+    assert len(exported) == 8 * 2 * 2 * 5
+    for (_, phase, packed, nodes), values in exported.items():
+        data, rates = from_env(training.Config, values), from_env(schedule.Config, values)
+        gpus = int(values["DGXNNODES"]) * int(values["DGXNGPU"])
+        assert gpus == 8 * int(nodes)
+        assert data.rows_per_step * data.packing_factor * gpus == BATCH[phase], "sequences of a step"
+        assert data.packing_factor == (2 if (phase, packed) == ("2", "1") else 1)
+        assert data.max_seq_length == {"1": 128, "2": 512}[phase]
+        assert data.source[0] == Path(
+            f"/data/{data.max_seq_length}", "packed_data" if packed == "1" else "hdf5/training"
+        )
+        assert rates.schedule == "dle"
+        assert (rates.lr, rates.max_steps) == {"1": (6e-3, 7038), "2": (4e-3, 1563)}[phase]
+
+
+def test_a_gpu_takes_at_once_what_fits_its_memory_and_its_share(exported):
+    tokens = {"A100": 32_768, "H100": 32_768, "H200": 65_536, "B200": 65_536}
+    for (name, phase, _, nodes), values in exported.items():
+        model, gpu = re.fullmatch(r"pretrain_(\w+)_(\w+)\.sh", name).groups()
+        room = tokens[gpu] * (2 if model == "base" else 1) // int(phase)
+        taken = int(values["BATCHSIZE"]) * int(values["MAX_SEQ_LENGTH"])
+        assert taken <= room
+        if nodes == "1":
+            assert taken == room
+        assert Path(values.get("BERT_CONFIG", "bert_large.json")).name == f"bert_{model}.json"
+    assert BertConfig.from_json(CONFIGS / "models" / "bert_base.json").hidden_size == 768
+
+
+def test_every_exported_name_is_read(exported, repository):
+    from bert.config import Config
+
+    known = {variable.name for _, variable, _, _ in variables(Config)}
+    listed = (repository / "launch" / "variables.txt").read_text()
+    known |= set(re.findall(r"^([A-Z][A-Z0-9_]+)", listed, flags=re.MULTILINE))
+    known |= {
+        "PATH",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+        "PHASE",
+        "CONFIG_EXPORTS",
+        "WALLTIME",
+        "SBATCH_TIMELIMIT",
+        "DATADIR",
+    }
+    assert not {name for values in exported.values() for name in values} - known
+
+
+def test_the_table_of_recipes_in_the_documentation_is_theirs(exported, repository):
+    """docs/pretraining.md: a row a recipe, rows at once x accumulated on one node, of both phases."""
+    text = (repository / "docs" / "pretraining.md").read_text()
+    for path in RECIPES:
+        one, two = (exported[path.name, phase, "1", "1"] for phase in "12")
+        cells = [f"{v['BATCHSIZE']} x {v['GRADIENT_STEPS']}" for v in (one, two)]
+        assert f"| `{path.stem}` | {cells[0]} | {cells[1]} |" in text, cells
