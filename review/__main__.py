@@ -238,6 +238,7 @@ def _system(arguments: argparse.Namespace) -> int:
 
 
 def _package(arguments: argparse.Namespace) -> int:
+    from review.submission.encryption import Encryption
     from review.submission.package import Request, package
     from review.verdict.text import print_checked, status
 
@@ -247,11 +248,12 @@ def _package(arguments: argparse.Namespace) -> int:
         system=arguments.system,
         output=arguments.output,
         description=arguments.description or Path("systems", f"{arguments.system}.json"),
-        repository=Path(__file__).resolve().parent.parent,
+        repository=arguments.repository or Path(__file__).resolve().parent.parent,
         implementation=arguments.implementation,
         commit=arguments.commit,
         config=arguments.config,
         add=arguments.add,
+        encryption=Encryption(recipients=tuple(arguments.encrypt_for), passphrase_file=arguments.passphrase_file),
         ruleset=arguments.ruleset,
     )
     with status() as progress:

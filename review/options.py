@@ -121,6 +121,13 @@ def _add_package(commands: _Commands) -> None:
     package.add_argument("--implementation", default="pytorch", metavar="NAME", help="folder, default %(default)s")
     package.add_argument("--commit", help="the code that ran; unset: as environment.json says")
     package.add_argument("--config", metavar="FILE", help="the config that ran; unset: as config.json says")
+    package.add_argument("--repository", type=Path, metavar="FOLDER", help="git repository of the code; unset: this")
+    package.add_argument(
+        "--encrypt-for", action="append", default=[], metavar="KEY", help="encrypt the archive for a key of age or gpg"
+    )
+    package.add_argument(
+        "--passphrase-file", type=Path, metavar="FILE", help="encrypt the archive with the passphrase in it, by gpg"
+    )
     _common(package)
 
 

@@ -1,4 +1,4 @@
-"""The code that a result ran: the commit that the run's environment.json names, out of this repository."""
+"""The code that a result ran: the commit that the run's environment.json names, out of its repository."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ class Code:
     def read(self, path: str) -> str:
         """A file of the commit. Raises ReviewError."""
         return _git(self.repository, "show", f"{self.commit}:{path}").decode("utf-8", "replace")
+
+    def has(self, path: str) -> bool:
+        """Whether the commit has this file. Raises ReviewError."""
+        return bool(_git(self.repository, "ls-tree", "--name-only", self.commit, "--", path).strip())
 
     def extract(self, folder: Path) -> None:
         """Writes the files of the commit, but those whose name starts with a dot: the official checker wants none.
@@ -111,7 +115,7 @@ def _config(files: list[str], runs: Path, config: str | None) -> str:
     name = f"configs/config_{system}.sh"
     if not isinstance(system, str) or name not in files:
         raise ReviewError(
-            f"{runs / 'config.json'} does not say which config ran: name it with --config configs/FILE.sh"
+            f"{runs / 'config.json'} does not say which config ran: name it with --config, such as configs/FILE.sh"
         )
     return name
 

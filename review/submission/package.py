@@ -27,11 +27,13 @@ from review.results.score import Result, load_results
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
 from review.submission.code import Code, find_code
+from review.submission.encryption import Encryption
 from review.submission.system import read_fields
 from review.submission.text import organization_readme, system_readme
 from review.verdict import submission_rules
 from review.verdict.checking import Checked, check
 
+NO_ENCRYPTION = Encryption()
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
@@ -49,6 +51,7 @@ class Request:
     commit: str | None = None
     config: str | None = None
     add: bool = False
+    encryption: Encryption = NO_ENCRYPTION
     ruleset: str = DEFAULT_RULESET
 
 
@@ -78,6 +81,8 @@ class Package:
 def package(request: Request, progress: Callable[[str], None] = lambda _: None) -> Package:
     """Builds, checks and writes the package; writes nothing where a check fails. Raises ReviewError."""
     _check_names(request)
+    if request.encryption:
+        request.encryption.check()
     output = request.output.resolve()  # results are found by their resolved paths
     if output.exists() and not request.add:
         raise ReviewError(f"{request.output} exists: --add puts this system into it, or name another folder")
@@ -99,12 +104,16 @@ def package(request: Request, progress: Callable[[str], None] = lambda _: None) 
             checked = tuple(_verify(request, root, progress))
             if not all(one.passed() for one in checked):
                 return Package(_renamed(checked, root, output / request.organization), (), None)
-            digest = _archive(root, whole / f"{request.organization}.tar.gz")
+            archive = _archive(root, whole / f"{request.organization}.tar.gz")
+            if request.encryption:
+                plain, archive = archive, request.encryption.encrypt(archive)
+                plain.unlink()
+            digest = _digest(archive)
             os.chmod(whole, 0o755)
             _replace(whole, output, Path(folder) / "old")
     except OSError as error:
         raise ReviewError(f"{error.filename or output}: {error.strerror}") from None
-    names = (request.organization, f"{request.organization}.tar.gz", f"{request.organization}.tar.gz.sha256")
+    names = (request.organization, archive.name, f"{archive.name}.sha256")
     return Package(_renamed(checked, root, output / names[0]), tuple(output / name for name in names), digest)
 
 
@@ -216,8 +225,15 @@ def _renamed(checked: tuple[Checked, ...], old: Path, new: Path) -> tuple[Checke
     )
 
 
-def _archive(root: Path, path: Path) -> str:
-    """Writes path and path.sha256, the same bytes for the same tree; returns the SHA-256."""
+def _digest(archive: Path) -> str:
+    """Writes the SHA-256 beside an archive; returns it."""
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    _write(archive.with_name(f"{archive.name}.sha256"), f"{digest}  {archive.name}\n")
+    return digest
+
+
+def _archive(root: Path, path: Path) -> Path:
+    """Writes the archive, the same bytes for the same tree; returns it."""
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = member.mtime = 0
@@ -231,9 +247,7 @@ def _archive(root: Path, path: Path) -> str:
             tar.add(member, member.relative_to(root.parent), recursive=False, filter=plain)
     compressed = gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0)
     path.write_bytes(compressed)
-    digest = hashlib.sha256(compressed).hexdigest()
-    _write(path.with_name(path.name + ".sha256"), f"{digest}  {path.name}\n")
-    return digest
+    return path
 
 
 def _replace(new: Path, output: Path, old: Path) -> None:

@@ -9,6 +9,7 @@ from review.results.display import listed
 from review.results.score import Result, load_results
 from review.submission.code import Code
 
+_OWN = ("run.sub", "implementations/bert/train.py")
 _SYSTEM = """\
 # {system}: MLPerf Training BERT of {organization}
 
@@ -18,19 +19,7 @@ _SYSTEM = """\
 
 The code beside this file is commit `{commit}`. `{system}_*.json` beside it has every setting and version of the runs.
 
-## Run it again
-
-```bash
-./setup.sh                                                # once: the Python environment, or `./setup.sh docker`
-./init_datasets.sh --outputdir /data/bert                 # once: text, checkpoint, records
-./verify_dataset.sh /data/bert                            # checksums of all that trains and evaluates
-source env.sh                                             # this site's paths; edit it first
-source {config}
-export NEXP=10
-sbatch -N "$DGXNNODES" -t "$WALLTIME" run.sub             # with Slurm, or ./run_local.sh without
-```
-
-Each trial writes one `result_N.txt`. `run_and_time.sh` is one rank of one trial.
+{run_again}
 
 ## The config
 
@@ -43,7 +32,30 @@ Logged hyper-parameters:
 | | |
 |---|---|
 {hyperparameters}
+{where}"""
 
+_RUN_AGAIN = """\
+## Run it again
+
+```bash
+./setup.sh                                                # once: the Python environment, or `./setup.sh docker`
+./init_datasets.sh --outputdir /data/bert                 # once: text, checkpoint, records
+./verify_dataset.sh /data/bert                            # checksums of all that trains and evaluates
+source env.sh                                             # this site's paths; edit it first
+source {config}
+export NEXP=10
+sbatch -N "$DGXNNODES" -t "$WALLTIME" run.sub             # with Slurm, or ./run_local.sh without
+```
+
+Each trial writes one `result_N.txt`. `run_and_time.sh` is one rank of one trial."""
+
+_RUN_OTHER = """\
+## Run it again
+
+`README.md` beside this file says how. The scripts that the rules ask for: `setup.sh` installs, `init_datasets.sh` makes
+the data, `verify_dataset.sh` checks it, `run_and_time.sh` runs and times one trial."""
+
+_WHERE = """
 ## Where to look
 
 | what | where |
@@ -86,12 +98,14 @@ def system_readme(system: str, organization: str, result: Result, description: d
     }
     rows = [f"| {name} | {_cell(value)} |" for name, value in facts.items() if value not in (None, "")]
     logged = [f"| `{name}` | {_cell(value)} |" for name, value in result.runs[0].hyperparameters.items()]
+    own = all(code.has(path) for path in _OWN)  # this repository, or a fork of it
     return _SYSTEM.format(
+        run_again=_RUN_AGAIN.format(config=code.config) if own else _RUN_OTHER,
+        where=_WHERE if own else "",
         system=system,
         organization=organization,
         facts="\n".join(rows),
         commit=code.commit,
-        config=code.config,
         config_text=code.read(code.config).strip(),
         hyperparameters="\n".join(logged),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import tarfile
@@ -18,6 +19,7 @@ from review.results.score import load_results
 from review.rulebook import official
 from review.submission import package as package_module
 from review.submission.code import find_code
+from review.submission.encryption import Encryption
 from review.submission.package import Request, package
 from review.verdict.submission_rules import SCRIPTS
 
@@ -330,3 +332,44 @@ def test_the_readme_prints_lists_as_words(request_):
     made = package(request_)
     (readme,) = made.files[0].rglob("README-BOX.md")
     assert "| software | libraries NCCL 2.26, cuDNN 9.9, gpus 2x H100 |" in readme.read_text()
+
+
+def test_the_code_of_another_repository_brings_its_own_instructions(request_, tmp_path):
+    other = tmp_path / "other"
+    for name in (*SCRIPTS, "params/box.yaml", "LICENSE"):
+        (other / name).parent.mkdir(parents=True, exist_ok=True)
+        (other / name).write_text(f"other {name}\n")
+    git(tmp_path, "init", "-q", str(other))
+    request = replace(request_, repository=other, commit=commit_all(other), config="params/box.yaml")
+    made = package(request)
+    assert made.passed
+    (readme,) = made.files[0].rglob("README-BOX.md")
+    assert (readme.parent / "run_and_time.sh").read_text() == "other run_and_time.sh\n"
+    shown = readme.read_text()
+    assert "other params/box.yaml" in shown
+    assert "`README.md` beside this file says how" in shown
+    assert "run.sub" not in shown
+    assert "implementations/bert/train.py" not in shown
+
+
+def test_an_encrypted_archive_stands_in_place_of_the_plain_one(request_, tmp_path, monkeypatch):
+    tool = tmp_path / "bin" / "age"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ntr a-z b-za <"$3" >"$2"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    made = package(replace(request_, encryption=Encryption(recipients=("age1abc",))))
+    names = sorted(path.name for path in request_.output.iterdir())
+    assert names == ["EXAMPLE", "EXAMPLE.tar.gz.age", "EXAMPLE.tar.gz.age.sha256"]
+    digest = hashlib.sha256((request_.output / "EXAMPLE.tar.gz.age").read_bytes()).hexdigest()
+    assert made.digest == digest
+    assert (request_.output / "EXAMPLE.tar.gz.age.sha256").read_text() == f"{digest}  EXAMPLE.tar.gz.age\n"
+
+
+def test_what_cannot_be_encrypted_writes_nothing(request_, capsys):
+    arguments = ["package", str(request_.runs), "--org", "EXAMPLE", "--system", "BOX", "-o", str(request_.output)]
+    arguments += ["--description", str(request_.description), "--repository", str(request_.repository)]
+    assert main([*arguments, "--passphrase-file", str(request_.output / "nowhere")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--passphrase-file" in line
+    assert not request_.output.exists()

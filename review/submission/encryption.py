@@ -1,0 +1,80 @@
+"""The archive encrypted for whom it is handed to: by age or gpg, whichever the recipient's key is of.
+
+A passphrase never stands on a command line, where every user of the machine could read it: it comes from a file.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from review.logs.findings import ReviewError
+from review.logs.mllog import text
+
+_AGE_KEYS = ("age1", "ssh-ed25519 ", "ssh-rsa ")
+_TIMEOUT = 600  # seconds for one archive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encryption:
+    """For whom: keys of age (age1..., ssh-...) or of gpg (address, fingerprint), or a file with a passphrase."""
+
+    recipients: tuple[str, ...] = ()
+    passphrase_file: Path | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to encrypt for."""
+        return bool(self.recipients or self.passphrase_file)
+
+    @property
+    def tool(self) -> str:
+        """age or gpg."""
+        return "age" if self.recipients and all(key.startswith(_AGE_KEYS) for key in self.recipients) else "gpg"
+
+    def check(self) -> None:
+        """Raises ReviewError where it cannot be done: before anything is made."""
+        if self.recipients and self.passphrase_file:
+            raise ReviewError("--encrypt-for and --passphrase-file exclude each other: a key, or a passphrase")
+        if any(key.startswith(_AGE_KEYS) for key in self.recipients) and self.tool != "age":
+            raise ReviewError("--encrypt-for: keys of age and of gpg in one archive: name those of one of them")
+        if shutil.which(self.tool) is None:
+            raise ReviewError(f"{self.tool} is not installed, which the archive is to be encrypted with")
+        if self.passphrase_file is not None:
+            try:
+                lines = self.passphrase_file.read_text(encoding="utf-8").splitlines()
+            except (OSError, ValueError) as error:
+                raise ReviewError(f"--passphrase-file {self.passphrase_file}: cannot be read: {error}") from None
+            if not lines or not lines[0]:
+                raise ReviewError(f"--passphrase-file {self.passphrase_file}: its first line is empty")
+        if self.tool == "gpg":
+            for key in self.recipients:
+                _run(["gpg", "--batch", "--list-keys", "--", key], f"--encrypt-for {text(key)}: gpg knows no such key")
+
+    def encrypt(self, path: Path) -> Path:
+        """Writes the encrypted file beside the plain one; returns it. Raises ReviewError."""
+        output = path.with_name(f"{path.name}.{self.tool}")
+        if self.tool == "age":
+            command = ["age", "--encrypt", *(part for key in self.recipients for part in ("-r", key))]
+            command += ["-o", str(output), str(path)]
+        else:
+            command = ["gpg", "--batch", "--yes", "--no-tty", "--output", str(output)]
+            if self.passphrase_file is not None:
+                command += ["--pinentry-mode", "loopback", "--passphrase-file", str(self.passphrase_file)]
+                command += ["--cipher-algo", "AES256", "--symmetric", str(path)]
+            else:
+                command += ["--trust-model", "always"]
+                command += [*(part for key in self.recipients for part in ("--recipient", key)), "--encrypt", str(path)]
+        _run(command, f"{self.tool} cannot encrypt the archive")
+        return output
+
+
+def _run(command: list[str], failure: str) -> None:
+    try:
+        ran = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ReviewError(f"{failure}: {error}") from None
+    if ran.returncode:
+        said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise ReviewError(f"{failure}: {text(said[-1]) if said else 'it gives no reason'}")
