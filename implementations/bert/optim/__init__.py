@@ -74,6 +74,11 @@ class Config:
     sharded: bool | None = env(
         "SHARD_OPTIMIZER", None, doc="1 divides the optimizer's state over the ranks (ZeRO-1); unset: on GPUs"
     )
+    shard_gradients: bool = env(
+        "SHARD_GRADIENTS",
+        False,
+        doc="1 divides the gradients over the ranks too (ZeRO-2): less memory, GRADIENT_STEPS times the communication",
+    )
     clip: str = env(
         "CLIP",
         "after",
@@ -103,9 +108,15 @@ class Config:
         if self.optimizer == apex_distributed.NAME:
             apex_distributed.check(dtype, world_size)
         if not self.is_sharded(device):
-            for setting, wanted in (("CLIP=bucket", self.clip), ("ALLREDUCE_DTYPE=weights", self.allreduce_dtype)):
-                if setting.endswith(f"={wanted}"):
+            for setting, wanted in (
+                ("CLIP=bucket", self.clip == "bucket"),
+                ("ALLREDUCE_DTYPE=weights", self.allreduce_dtype == "weights"),
+                ("SHARD_GRADIENTS=1", self.shard_gradients),
+            ):
+                if wanted:
                     raise ConfigError(f"{setting} needs a sharded optimizer of ours: set SHARD_OPTIMIZER=1")
+        if self.shard_gradients and self.clip == "before":
+            raise ConfigError("SHARD_GRADIENTS=1 with CLIP=before, which needs whole gradients: set CLIP=after")
 
     @property
     def clipping(self) -> Clipping:
@@ -194,4 +205,5 @@ def build(
         accumulate=accumulate,
         clip_each=config.clip == "before",
         low_wire=config.allreduce_dtype == "weights",
+        shard_gradients=config.shard_gradients,
     )

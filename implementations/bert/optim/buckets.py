@@ -30,7 +30,54 @@ def bucket_of_each(layout: Layout) -> list[int]:
     return [found[parameter] for parameter in range(len(layout.sizes))]
 
 
-class GradientBuckets:
+class Arrivals:
+    """Notes the gradients of a backward pass as they come, and hands on each bucket that is full."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], layout: Layout, world: World) -> None:
+        self.parameters, self.layout, self.world = parameters, layout, world
+        self.factor_of: Callable[[list[Tensor]], Tensor] | None = None  # of a full bucket
+        self.missing = [0] * len(layout.buckets)  # gradients that each bucket waits for in this backward pass
+        for parameter, number in zip(parameters, bucket_of_each(layout), strict=True):
+            parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._gradient_came(number))
+
+    @contextlib.contextmanager
+    def backward_pass(self, *, first: bool, reduce: bool) -> Iterator[None]:
+        """Around the backward pass of one micro-batch. reduce: full buckets are reduced at once, while it runs."""
+        self.begin(first, reduce)
+        self.missing = [len(bucket.parameters) for bucket in self.layout.buckets]
+        yield
+        assert not any(self.missing), "a parameter got no gradient"
+
+    def begin(self, first: bool, reduce: bool) -> None:
+        """Before the backward pass."""
+        raise NotImplementedError
+
+    def full(self, number: int) -> None:
+        """All gradients of a bucket are there."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def _gradient_came(self, number: int) -> None:
+        self.missing[number] -= 1
+        if not self.missing[number]:
+            self.full(number)
+
+    def taken(self, bucket: Bucket, dtype: torch.dtype) -> list[Tensor]:
+        """The gradients of a full bucket, with their factor in ``dtype``; the parameters have none afterwards."""
+        gradients: list[Tensor] = [self.parameters[index].grad for index in bucket.parameters]  # type: ignore[misc]
+        if self.factor_of is not None:
+            factor = self.factor_of(gradients).to(dtype)
+            gradients = list(torch._foreach_mul([gradient.to(dtype) for gradient in gradients], factor))
+        for index in bucket.parameters:
+            self.parameters[index].grad = None
+        return gradients
+
+    def finish(self) -> None:
+        """Waits until this rank's shard of the average is there; on a GPU the stream waits, not the host."""
+        raise NotImplementedError
+
+
+class GradientBuckets(Arrivals):
     """Collects the gradients of micro-batches in a flat buffer, and averages it over the ranks.
 
     whole: this rank's gradient; shard: its part of the average (the same memory with one rank); received: where a
@@ -52,8 +99,7 @@ class GradientBuckets:
 
         wire_dtype: in which the sums are sent to other ranks.
         """
-        self.parameters, self.layout, self.world = parameters, layout, world
-        self.factor_of: Callable[[list[Tensor]], Tensor] | None = None  # of a full bucket
+        super().__init__(parameters, layout, world)
         device = parameters[0].device
         self.whole = torch.zeros(layout.total, dtype=dtype, device=device)
         self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=device) if world.size > 1 else self.whole
@@ -63,40 +109,23 @@ class GradientBuckets:
         if world.size > 1 and wire_dtype != dtype:
             self.wire_shard = torch.zeros(layout.shard_total, dtype=wire_dtype, device=device)
         self.add = self.reduce = False  # to what is in the buffer; each bucket as soon as it is full
-        self.missing = [0] * len(layout.buckets)  # gradients that each bucket waits for in this backward pass
         self.reductions: list[distributed.Work | None] = []  # under way, of the first buckets
-        for parameter, number in zip(parameters, bucket_of_each(layout), strict=True):
-            parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._gradient_came(number))
 
-    @contextlib.contextmanager
-    def backward_pass(self, *, first: bool, reduce: bool) -> Iterator[None]:
-        """Around the backward pass of one micro-batch. reduce: full buckets are reduced at once, while it runs."""
+    def begin(self, first: bool, reduce: bool) -> None:
+        """See Arrivals."""
         self.add, self.reduce = not first and self.received is self.whole, reduce
-        self.missing = [len(bucket.parameters) for bucket in self.layout.buckets]
-        yield
-        assert not any(self.missing), "a parameter got no gradient"
 
-    @torch.no_grad()
-    def _gradient_came(self, number: int) -> None:
-        self.missing[number] -= 1
-        if self.missing[number]:
-            return
-        self._receive(self.layout.buckets[number])
-        while self.reduce and len(self.reductions) < len(self.missing) and not self.missing[len(self.reductions)]:
-            self._reduce_next()
-
-    def _receive(self, bucket: Bucket) -> None:
-        gradients: list[Tensor] = [self.parameters[index].grad for index in bucket.parameters]  # type: ignore[misc]
+    def full(self, number: int) -> None:
+        """See Arrivals."""
+        bucket = self.layout.buckets[number]
         views = [self.views[index] for index in bucket.parameters]
-        if self.factor_of is not None:
-            factor = self.factor_of(gradients).to(self.whole.dtype)
-            gradients = list(torch._foreach_mul([gradient.to(self.whole.dtype) for gradient in gradients], factor))
+        gradients = self.taken(bucket, self.whole.dtype)
         if self.add:
             torch._foreach_add_(views, gradients)
         else:
             torch._foreach_copy_(views, gradients)
-        for index in bucket.parameters:
-            self.parameters[index].grad = None
+        while self.reduce and len(self.reductions) < len(self.missing) and not self.missing[len(self.reductions)]:
+            self._reduce_next()
 
     @torch.no_grad()
     def add_received(self, factor: Tensor, first: bool) -> None:
@@ -114,7 +143,7 @@ class GradientBuckets:
             self.whole[part] = clipped if first else self.whole[part].add_(clipped)
 
     def finish(self) -> None:
-        """Waits until this rank's shard of the average is there; on a GPU the stream waits, not the host."""
+        """See Arrivals."""
         while len(self.reductions) < len(self.layout.buckets):
             self._reduce_next()
         for work in self.reductions:
@@ -129,6 +158,74 @@ class GradientBuckets:
         shard = self.wire_shard[bucket.shard_begin : bucket.shard_begin + bucket.shard_size]
         whole = self.whole[bucket.begin : bucket.begin + bucket.size]
         self.reductions.append(self.world.reduce_scatter(shard, whole.to(self.wire_shard.dtype)))
+
+
+MOST_UNDER_WAY = 2  # reductions of buckets at once, each with a copy of the bucket
+
+
+class GradientShard(Arrivals):
+    """This rank's part of the average alone (ZeRO stage 2): no whole gradient is ever there.
+
+    Each bucket of each micro-batch is averaged over the ranks as soon as it is full, and added to the shard; of several
+    micro-batches that is as many times the communication of GradientBuckets, and other roundings: averages are added,
+    not sums averaged. With one rank use GradientBuckets.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        layout: Layout,
+        world: World,
+        dtype: torch.dtype,
+        *,
+        wire_dtype: torch.dtype,
+    ) -> None:
+        """dtype: of the sum; wire_dtype: in which gradients are sent to other ranks."""
+        super().__init__(parameters, layout, world)
+        self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=parameters[0].device)
+        self.wire_dtype = wire_dtype
+        self.add = False  # to what is in the shard
+        self.num_started = 0  # buckets of this backward pass
+        self.under_way: list[tuple[Bucket, Tensor, Tensor, distributed.Work | None]] = []
+
+    def begin(self, first: bool, reduce: bool) -> None:
+        """See Arrivals; every micro-batch is reduced."""
+        self.add, self.num_started = not first, 0
+
+    def full(self, number: int) -> None:
+        """See Arrivals."""
+        while self.num_started < len(self.missing) and not self.missing[self.num_started]:
+            if len(self.under_way) == MOST_UNDER_WAY:
+                self._settle()
+            self._start(self.layout.buckets[self.num_started])
+            self.num_started += 1
+        if self.num_started == len(self.missing):
+            self.finish()
+
+    def _start(self, bucket: Bucket) -> None:
+        whole = torch.zeros(bucket.size, dtype=self.wire_dtype, device=self.shard.device)
+        begins = [self.layout.begins[index] - bucket.begin for index in bucket.parameters]
+        gradients = self.taken(bucket, self.shard.dtype)
+        views = [whole[begin : begin + g.numel()].view_as(g) for begin, g in zip(begins, gradients, strict=True)]
+        torch._foreach_copy_(views, gradients)
+        part = torch.empty(bucket.shard_size, dtype=self.wire_dtype, device=self.shard.device)
+        self.under_way.append((bucket, whole, part, self.world.reduce_scatter(part, whole)))
+
+    def _settle(self) -> None:
+        """Adds the oldest of the reductions to the shard."""
+        bucket, _, part, work = self.under_way.pop(0)
+        if work is not None:
+            work.wait()
+        target = self.shard[bucket.shard_begin : bucket.shard_begin + bucket.shard_size]
+        if self.add:
+            target.add_(part)
+        else:
+            target.copy_(part)
+
+    def finish(self) -> None:
+        """See Arrivals."""
+        while self.under_way:
+            self._settle()
 
 
 class WeightBuckets:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bert.dist import World
-from bert.optim.buckets import GradientBuckets
+from bert.optim.buckets import GradientBuckets, GradientShard
 from bert.optim.rule import squared_norms
 from bert.precision import LOW_PRECISION
 
@@ -142,7 +142,7 @@ class ReplicatedGradients:
 class ShardedOptimizer(Protocol):
     """What ShardedGradients needs of the optimizer whose gradients they are."""
 
-    buckets: GradientBuckets
+    buckets: GradientBuckets | GradientShard
 
     def forward_pass(self, first: bool) -> contextlib.AbstractContextManager[None]:
         """Around a forward pass, which waits for the weights of other ranks."""
@@ -190,6 +190,7 @@ class ShardedGradients:
     def _clip(self, first: bool, last: bool, factor: Tensor) -> None:
         """Adds the clipped gradient of a micro-batch to the sum. A single one is clipped on the way to the update."""
         buckets = self.optimizer.buckets
+        assert isinstance(buckets, GradientBuckets)
         norm = self.optimizer.squared_norm(buckets.received).sqrt()
         self.norm = norm if first else self.norm + norm
         self.coefficient = self.clipping.coefficient(norm / factor)

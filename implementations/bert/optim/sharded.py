@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bert.dist import World
-from bert.optim.buckets import GradientBuckets, WeightBuckets
+from bert.optim.buckets import GradientBuckets, GradientShard, WeightBuckets
 from bert.optim.flat import FlatRule, Shard
 from bert.optim.gradients import Clipping, Gradients, ShardedGradients
 from bert.optim.layout import Layout
@@ -30,6 +30,7 @@ class Sharded:
     ``stages``: modules that together hold all parameters and whose calls make up the forward pass, in its order.
     ``accumulate``: gradients of several micro-batches are added, which is done in fp32. ``clip_each``: each of them is
     clipped before that, so that it needs a buffer of its own. ``low_wire``: their sums are sent in the weights' type.
+    ``shard_gradients``: no rank keeps a whole gradient (ZeRO stage 2).
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Sharded:
         accumulate: bool = False,
         clip_each: bool = False,
         low_wire: bool = False,
+        shard_gradients: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         named = dict(named_parameters)
@@ -57,10 +59,15 @@ class Sharded:
         self.weights = WeightBuckets(self.parameters, stages, self.layout, world)
         self.weights.shard.copy_(masters_flat)
         sum_dtype = master_dtype if accumulate else dtype
-        self.buckets = GradientBuckets(
-            self.parameters, self.layout, world, sum_dtype,
-            apart=accumulate and clip_each, wire_dtype=dtype if low_wire else sum_dtype,
-        )  # fmt: skip
+        wire_dtype = dtype if low_wire else sum_dtype
+        self.buckets: GradientBuckets | GradientShard
+        if shard_gradients and world.size > 1:
+            assert not clip_each, "the norm of a micro-batch needs all of its gradient"
+            self.buckets = GradientShard(self.parameters, self.layout, world, sum_dtype, wire_dtype=wire_dtype)
+        else:
+            self.buckets = GradientBuckets(
+                self.parameters, self.layout, world, sum_dtype, apart=accumulate and clip_each, wire_dtype=wire_dtype
+            )
         self.shard = Shard(
             names=self.names,
             segments=self.segments,

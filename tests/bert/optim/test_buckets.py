@@ -17,7 +17,7 @@ from bert.optim.lamb import Config, LambRule
 from bert.optim.sharded import Sharded
 
 from ..ranks import run_ranks
-from .test_sharded import BUCKET_BYTES, Chain, _data
+from .test_sharded import BUCKET_BYTES, Chain, _data, train
 
 MAX_NORM = 0.3
 
@@ -87,6 +87,36 @@ def _check_wire(world):
 def _check_rank(world):
     _check_bucket_clipping(world)
     _check_wire(world)
+
+
+def _check_sharded_gradients(world):
+    """A whole gradient or none: the same averages, bit for bit where a step is one micro-batch."""
+    for clip in ("after", "bucket"):
+        for accumulate in (1, 2):
+            outcomes = []
+            for shard_gradients in (False, True):
+                model, optimizer = _sharded(world, torch.float64, shard_gradients=shard_gradients)
+                assert hasattr(optimizer.buckets, "whole") == (world.size == 1 or not shard_gradients)
+                train(world, model, optimizer, clip, range(2), accumulate)
+                outcomes.append([*(p.detach() for p in model.parameters()), optimizer.shard.gradient])
+            for whole, shard in zip(*outcomes, strict=True):
+                if accumulate == 1 or world.size == 1:
+                    assert torch.equal(whole, shard)
+                else:
+                    torch.testing.assert_close(whole, shard, atol=1e-13, rtol=1e-13)
+
+
+def test_gradients_that_are_sharded_are_the_whole_ones_on_1_2_and_3_ranks():
+    run_ranks(_check_sharded_gradients, 1, 2, 3)
+
+
+def test_sharded_gradients_need_a_sharded_optimizer_and_no_norm_of_a_micro_batch():
+    for settings, message in (
+        ({"sharded": False}, "SHARD_GRADIENTS=1 needs a sharded optimizer of ours"),
+        ({"sharded": True, "clip": "before"}, "SHARD_GRADIENTS=1 with CLIP=before"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            optim.Config(shard_gradients=True, **settings).check(torch.device("cpu"), torch.float32, 2)
 
 
 def test_two_ranks_clip_every_bucket_of_a_micro_batch_and_may_send_sums_in_the_weights_precision():
