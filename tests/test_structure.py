@@ -31,7 +31,7 @@ LAYERS: dict[str, list[set[str]]] = {
             "data.compiled",
         },
         {"model", "optim", "schedule", "precision", "data", "tokens", "mlperf", "rundir", "agenda", "stop"},
-        {"step", "graph", "evaluate", "hub", "checkpoint", "observers", "zero"},
+        {"step", "graph", "evaluate", "hub", "shard_files", "checkpoint", "observers", "zero"},
         {"steps", "progress", "warm_up"},
         {"train"},  # the loop: below the settings of any task
         {"hardware"},

@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +16,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from bert import hub
+from bert import hub, shard_files
 from bert.env import ConfigError, env
 from bert.files import whole_file
 from bert.model.bert import BertForPreTraining
+from bert.model.init import Piece
+from bert.shard_files import Part, complete
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,20 +31,28 @@ class Config:
     init_checkpoint: Path | None = env(
         "INIT_CHECKPOINT",
         None,
-        doc="weights to start from: .pt, .safetensors, a folder of step_*.pt (the newest) or a model of the Hub",
+        doc="weights to start from: .pt, .safetensors, a folder of step_* (the newest) or a model of the Hub",
     )
     init_optimizer: bool = env(
         "INIT_OPTIMIZER", False, doc="1 takes the optimizer's moments from INIT_CHECKPOINT too, and counts steps from 0"
     )
     directory: Path | None = env("CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset writes none")
     every_steps: int = env("CHECKPOINT_EVERY_STEPS", 0, at_least=0, doc="steps between checkpoints; 0: none")
+    shards: bool = env(
+        "CHECKPOINT_SHARDS",
+        False,
+        doc="1: every rank writes its own part of a checkpoint, on a folder that all nodes see; with SHARD_OPTIMIZER=1",
+    )
     keep: int = env("CHECKPOINT_KEEP", 2, at_least=1, doc="newest checkpoints to keep")
     resume: bool = env("RESUME", False, doc="1 resumes from the newest checkpoint in CHECKPOINT_DIR, if there is one")
 
     def __post_init__(self) -> None:
         """Settles for the newest checkpoint, or the weights, where INIT_CHECKPOINT is a folder."""
         if self.init_checkpoint is not None and self.init_checkpoint.is_dir():
-            found = [*checkpoints(self.init_checkpoint)[-1:], hub.weights_in(self.init_checkpoint)]
+            shards = [folder / shard_files.INDEX for folder in complete(self.init_checkpoint)[-1:]]
+            if (self.init_checkpoint / shard_files.INDEX).is_file():
+                shards = [self.init_checkpoint / shard_files.INDEX]
+            found = [*checkpoints(self.init_checkpoint)[-1:], *shards, hub.weights_in(self.init_checkpoint)]
             object.__setattr__(self, "init_checkpoint", found[0] or self.init_checkpoint)
 
     def check(self) -> None:
@@ -98,6 +108,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def _read(path: Path) -> Any:
+    if path.name == shard_files.INDEX:
+        return dict(shard_files.read(path.parent)["model"])
     if path.name.endswith(".index.json"):
         files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
         return {name: tensor for file in files for name, tensor in _read(path.parent / file).items()}
@@ -159,13 +171,31 @@ def copy_weights(
         raise ConfigError(f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}")
 
 
-def checksum(tensors: Mapping[str, Tensor]) -> int:
+def checksum(tensors: Iterable[tuple[str, Tensor]]) -> int:
     """A checksum (32 bits) of names and contents."""
-    value = 0
-    for name, tensor in tensors.items():
-        value = zlib.crc32(name.encode(), value)
-        value = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, value)
-    return value
+    sum_so_far = Checksum()
+    for name, tensor in tensors:
+        sum_so_far.add(name, tensor)
+    return sum_so_far.value
+
+
+class Checksum:
+    """A checksum (32 bits) of names and contents that come one after the other."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Takes in one of them."""
+        self.value = zlib.crc32(name.encode(), self.value)
+        numbers = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        self.value = zlib.crc32(numbers.data, self.value)
+
+    def of(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Hands the pieces through and takes them in."""
+        for piece in pieces:
+            self.add(piece.name, piece.values)
+            yield piece
 
 
 def _unresolved_twins(tensors: dict[str, Tensor], vocab_size: int) -> list[str]:
@@ -203,13 +233,16 @@ class Writer:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.error: Exception | None = None
+        self.abandoned = threading.Event()  # set where other ranks may never write their parts any more
         self._thread: threading.Thread | None = None
 
-    def start(self, step: int, state: dict[str, Any]) -> None:
-        """Copies the state, and returns while it is being written; waits for the one before."""
+    def start(self, step: int, state: dict[str, Any], part: Part | None = None) -> None:
+        """Copies the state, and returns while it is being written; waits for the one before. part: of a checkpoint
+        that all ranks write.
+        """
         self.wait()
         copy = on_host(state, {})
-        self._thread = threading.Thread(target=self._write, args=(step, copy), name="checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(step, copy, part), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -218,10 +251,14 @@ class Writer:
             self._thread.join()
             self._thread = None
 
-    def _write(self, step: int, state: dict[str, Any]) -> None:
+    def _write(self, step: int, state: dict[str, Any], part: Part | None) -> None:
         self.error = None
         try:
-            save(self.config, step, state)
+            if part is None:
+                save(self.config, step, state)
+            else:
+                assert self.config.directory is not None
+                part.write(self.config.directory, step, state, self.config.keep)
         except Exception as error:  # torch.save reports a full disk as a RuntimeError
             self.error = error
             reason = " ".join(str(error).split())
@@ -267,10 +304,12 @@ def newest(config: Config) -> dict[str, Any] | None:
     """The state in the newest checkpoint, or None. Raises ConfigError for one that cannot be read."""
     if config.directory is None or not config.resume:
         return None
-    found = checkpoints(config.directory)
+    found = sorted([*checkpoints(config.directory), *complete(config.directory)], key=lambda path: path.stem)
     if not found:
         return None
     try:
+        if found[-1].is_dir():
+            return shard_files.read(found[-1])
         return torch.load(found[-1], map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert import shard_files
 from bert.checkpoint import canonical_name
 from bert.config import Config
 from bert.env import ConfigError
@@ -31,7 +32,10 @@ def read(config: Config, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
     path = config.checkpoint.init_checkpoint
     assert path is not None
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if path.name == shard_files.INDEX:
+            saved = shard_files.read(path.parent)
+        else:
+            saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file, or none of PyTorch's
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"INIT_OPTIMIZER=1: {path} is not a readable checkpoint ({reason})") from None

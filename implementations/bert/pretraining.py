@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from bert import checkpoint, hand_over, kernel_choice, observers, resume, rundir
 from bert.agenda import Agenda
@@ -24,7 +26,7 @@ from bert.graph import graph_capacity, static_batch
 from bert.kernels import select
 from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
-from bert.model.init import initialize
+from bert.model.init import first_weights, hollow, initialize
 from bert.observers import Observer
 from bert.progress import Progress
 from bert.schedule import learning_rate
@@ -40,7 +42,7 @@ from bert.zero.step import DeepSpeedStep
 def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     """Runs to the end and says why it ended. Every rank calls it with the same settings."""
     saved = checkpoint.newest(config.checkpoint)
-    resume.check_weights(config, world, saved["model"] if saved else {})
+    resume.check_weights(config, world, resume.saved_checksum(saved))
     seed = world.broadcast_int(resume.pick_seed(config, saved))
     log.submission()
     log.hyperparameters(config.hyperparameters(seed))
@@ -89,6 +91,9 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
         progress.summary(ending)
         if config.sustained_minutes and not ending.stopped:
             sustain(take_step, data, world, log, until=started + 60 * config.sustained_minutes)
+    except BaseException:
+        saver.writer.abandoned.set()
+        raise
     finally:
         data.close()
         saver.writer.wait()
@@ -180,9 +185,41 @@ def settle_kernels(config: Config, world: World) -> Config:
 def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, Trainer]:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit.
 
-    ``config``: with the attention backend named.
+    ``config``: with the attention backend named. Where the optimizer is sharded, weights that are drawn at random are
+    never whole: each rank keeps the fp32 numbers of its shard.
     """
-    model = BertForPreTraining(config.model, select(config.kernels, world.device))
+    kernels, path, device = select(config.kernels, world.device), config.checkpoint.init_checkpoint, world.device
+    by_pieces = path is None and config.optim.is_sharded(device) and not config.zero.is_deepspeed
+    with torch.device("meta") if by_pieces else contextlib.nullcontext():
+        model = BertForPreTraining(config.model, kernels)
+    checksum = checkpoint.Checksum()
+    pieces = checksum.of(first_weights(model, seed)) if by_pieces else None
+    if by_pieces:
+        hollow(model, config.numerics.dtype, device)
+    else:
+        _whole_weights(config, world, model, seed)
+        resume.check_weights(config, world, checkpoint.checksum(model.named_parameters()))
+    if recomputation := config.recomputation(uses_graph=config.uses_graph):
+        model.recompute(recomputation)
+    if config.zero.is_deepspeed:
+        given = config.zero.complete(config.optim, config.numerics, config.data.batch_size, config.data.gradient_steps)
+        return model, DeepSpeedStep(model, config.numerics, config.optim, world, given)
+    model.to(device)
+    step = build_step(
+        model,
+        config.numerics,
+        config.optim,
+        world,
+        accumulate=config.data.gradient_steps > 1,
+        fused_update="lamb" in config.kernels.names(device),
+        first_weights=pieces,
+    )
+    if by_pieces:
+        resume.check_weights(config, world, checksum.value)
+    return model, step
+
+
+def _whole_weights(config: Config, world: World, model: BertForPreTraining, seed: int) -> None:
     path = config.checkpoint.init_checkpoint
     if path is None or config.may_have_new_heads:
         initialize(model, seed)
@@ -190,22 +227,6 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
         loaded = checkpoint.load_weights(model, path, config.may_have_new_heads)
         if world.is_main and any(loaded):
             print(f"weights of {path}: {loaded}", file=sys.stderr, flush=True)
-    resume.check_weights(config, world, dict(model.named_parameters()))
-    if recomputation := config.recomputation(uses_graph=config.uses_graph):
-        model.recompute(recomputation)
-    if config.zero.is_deepspeed:
-        given = config.zero.complete(config.optim, config.numerics, config.data.batch_size, config.data.gradient_steps)
-        return model, DeepSpeedStep(model, config.numerics, config.optim, world, given)
-    model.to(world.device)
-    step = build_step(
-        model,
-        config.numerics,
-        config.optim,
-        world,
-        accumulate=config.data.gradient_steps > 1,
-        fused_update="lamb" in config.kernels.names(world.device),
-    )
-    return model, step
 
 
 def finisher(config: Config, world: World) -> Callable[[PretrainingBatch], PretrainingBatch]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from bert import checkpoint
+from bert import checkpoint, shard_files
 from bert.config import Config
 from bert.data.batching import RowSource
 from bert.dist import World
@@ -78,10 +76,13 @@ def check_data(config: Config, saved: dict[str, Any] | None, row_counts: np.ndar
         )
 
 
-def check_weights(config: Config, world: World, weights: Mapping[str, Tensor]) -> None:
-    """Raises ConfigError, on every rank, where a rank begins with other weights than most. A collective."""
+def check_weights(config: Config, world: World, checksum: int) -> None:
+    """Raises ConfigError, on every rank, where a rank begins with other weights than most. A collective.
+
+    checksum: of this rank's weights.
+    """
     mine = torch.zeros(world.size, dtype=torch.int64, device=world.device)
-    mine[world.rank] = checkpoint.checksum(weights)
+    mine[world.rank] = checksum
     checksums = world.sum(mine).tolist()
     (most, _), *others = Counter(checksums).most_common()
     if others:
@@ -93,8 +94,15 @@ def check_weights(config: Config, world: World, weights: Mapping[str, Tensor]) -
         )
 
 
+def saved_checksum(saved: dict[str, Any] | None) -> int:
+    """Of the weights in a checkpoint; of one in shards, which nobody reads whole, its token."""
+    if saved is None:
+        return 0
+    return int(saved["token"]) if "token" in saved else checkpoint.checksum(saved["model"].items())
+
+
 class Saver:
-    """Saves the state of a run from rank 0, on a thread; the steps wait for a copy to host memory only."""
+    """Saves the state of a run on a thread, from rank 0, or each rank its part; the steps wait for a copy only."""
 
     def __init__(self, config: Config, trained: Trainer, world: World, seed: int, data: RowSource) -> None:
         """data: what is trained on."""
@@ -104,13 +112,20 @@ class Saver:
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
         """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective."""
+        facts: dict[str, Any] = {"step": step, "batches": batches, "samples": samples, "ended": ended}
+        facts |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5}
+        facts |= {"bert_config": dataclasses.asdict(self.config.model), "run": run_identity(self.config, self.seed)}
+        if self.config.checkpoint.shards:
+            token = self.world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
+            shard, index = self.trained.shard_state()
+            part = shard_files.Part(
+                rank=self.world.rank, num_ranks=self.world.size, token=token, abandoned=self.writer.abandoned
+            )
+            self.writer.start(step, {"shard": shard, "index": index | facts}, part)
+            return
         state = self.trained.state_dict()
         if self.world.is_main:
-            state |= {"step": step, "batches": batches, "samples": samples, "ended": ended}
-            state |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5}
-            state |= {"bert_config": dataclasses.asdict(self.config.model)}
-            state |= {"model": state["optimizer"]["masters"], "run": run_identity(self.config, self.seed)}
-            self.writer.start(step, state)
+            self.writer.start(step, state | facts | {"model": state["optimizer"]["masters"]})
 
     def finish(self) -> bool:
         """Waits for the last checkpoint; whether it was written, on every rank. A collective."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,10 +15,12 @@ from bert import optim
 from bert.data.batch import Batch
 from bert.dist import World
 from bert.kernels.fp8 import Scaling
+from bert.model.init import Piece
 from bert.model.trainable import Trainable
 from bert.optim import Config as OptimizerConfig
 from bert.optim import Optimizer
 from bert.optim.gradients import Clipping
+from bert.optim.sharded import Sharded
 from bert.precision import LossScaler, Precision, cast_with_masters
 
 
@@ -87,15 +89,20 @@ def build_step(
     *,
     accumulate: bool,
     fused_update: bool,
+    first_weights: Iterable[Piece] | None = None,
 ) -> Step:
     """What trains ``model``, which has its first weights in fp32 on the device: casts it and makes the optimizer.
 
-    accumulate: of several micro-batches; fused_update: by the Triton kernels.
+    accumulate: of several micro-batches; fused_update: by the Triton kernels; first_weights: of a hollow model
+    (model/init.py), which a sharded optimizer fills.
     """
     precision.apply()
-    masters = cast_with_masters(model, precision.dtype)
+    masters = cast_with_masters(model, precision.dtype) if first_weights is None else None
     fp8 = model.use_fp8(precision.fp8_recipe, world.device) if precision.fp8_recipe is not None else None
-    updater = optim.build(optimizer, model, model.stages(), masters, world, accumulate=accumulate, fused=fused_update)
+    updater = optim.build(
+        optimizer, model, model.stages(), masters, world,
+        accumulate=accumulate, fused=fused_update, first_weights=first_weights,
+    )  # fmt: skip
     return Step(model, updater, optimizer.clipping, LossScaler(precision, world.device), fp8, world)
 
 
@@ -205,6 +212,14 @@ class Step:
         if self.fp8 is not None:
             state["fp8"] = self.fp8.state_dict()
         return state
+
+    def shard_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """This rank's part of the sharded optimizer's state, and what all ranks have in common, for shard_files.py."""
+        assert isinstance(self.optimizer, Sharded)
+        index: dict[str, Any] = {"optimizer": self.optimizer.index(), "scaler": self.scaler.state_dict()}
+        if self.fp8 is not None:
+            index["fp8"] = self.fp8.state_dict()
+        return self.optimizer.shard_state(), index
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict()``; fp8 scales that are not in it are measured by the next step."""

@@ -1,29 +1,70 @@
-"""Random initialisation."""
+"""First weights: drawn at random, piece by piece, so that nobody needs to hold the whole of a large model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bert.model.bert import BertForPreTraining
 
+PIECE = 1 << 24  # numbers at a time; a multiple of the 16 that PyTorch's generator makes at once
+
+
+class Piece(NamedTuple):
+    """Numbers ``start`` to ``start + len(values)`` of a parameter laid flat: fp32, on the CPU."""
+
+    name: str
+    start: int
+    values: Tensor
+
 
 def initialize(model: BertForPreTraining, seed: int) -> None:
-    """Draws weights from N(0, initializer_range), sets biases to 0 and LayerNorm to identity; padding rows are 0.
+    """Gives the model the weights that ``first_weights`` draws."""
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, start, values in first_weights(model, seed):
+            parameters[name].view(-1)[start : start + len(values)].copy_(values)
 
-    The same seed gives the same weights on every rank and device, because the draw is made on the CPU.
+
+def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Piece]:
+    """Draws weights from N(0, initializer_range), biases are 0 and LayerNorm is the identity; padding rows are 0.
+
+    The same seed gives the same weights on every rank and device, because the draw is made on the CPU. Only the shapes
+    of ``model`` matter.
     """
     generator = torch.Generator().manual_seed(seed)
-    std = model.config.initializer_range
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                draw = torch.empty(module.weight.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
-                module.weight.copy_(draw)
-            if isinstance(module, nn.Linear):
-                module.bias.zero_()
-            if isinstance(module, nn.LayerNorm):
-                module.weight.fill_(1.0)
-                module.bias.zero_()
-        model.bert.embeddings.word_embeddings.weight[model.config.vocab_size :].zero_()
-        model.cls.predictions.bias.zero_()
+    words, used = model.bert.embeddings.word_embeddings, model.config.vocab_size * model.config.hidden_size
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            size = parameter.numel()
+            drawn = isinstance(module, (nn.Linear, nn.Embedding)) and name.endswith(".weight")
+            value = 1.0 if isinstance(module, nn.LayerNorm) and name.endswith(".weight") else 0.0
+            for start, length in _pieces(size):
+                values = torch.full((length,), value)
+                if drawn:
+                    values.normal_(0.0, model.config.initializer_range, generator=generator)
+                if module is words:
+                    values[max(0, used - start) :] = 0.0
+                yield Piece(name, start, values)
+
+
+def _pieces(size: int) -> Iterator[tuple[int, int]]:
+    """(start, length): no piece but a whole parameter is shorter than 16, which would be drawn in another way."""
+    starts = list(range(0, size, PIECE))
+    if len(starts) > 1 and size - starts[-1] < 16:
+        starts.pop()
+    yield from zip(starts, [b - a for a, b in zip(starts, [*starts[1:], size], strict=True)], strict=True)
+
+
+def hollow(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Gives a model that was built on the meta device parameters of ``dtype`` on ``device``, all of a single number.
+
+    They have the right shapes and next to no memory: the optimizer that shards them gives them theirs.
+    """
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            number = torch.zeros((), dtype=dtype, device=device)
+            setattr(module, name, nn.Parameter(number.expand(parameter.shape)))

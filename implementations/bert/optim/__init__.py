@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -186,8 +186,10 @@ def build(
     *,
     accumulate: bool,
     fused: bool,
+    first_weights: Iterable[tuple[str, int, Tensor]] | None = None,
 ) -> Optimizer:
-    """The optimizer of ``model``, on its device. ``stages``, ``masters`` and ``accumulate`` as in Sharded."""
+    """The optimizer of ``model``, on its device. stages, masters, accumulate, first_weights: as in Sharded."""
+    assert first_weights is None or config.is_sharded(world.device)
     if config.optimizer == apex_distributed.NAME:
         return DistributedLamb(
             model, model.named_parameters(), config.lamb, world,
@@ -206,4 +208,5 @@ def build(
         clip_each=config.clip == "before",
         low_wire=config.allreduce_dtype == "weights",
         shard_gradients=config.shard_gradients,
+        first_weights=first_weights,
     )

@@ -232,9 +232,18 @@ class WeightBuckets:
     """The weights of all ranks in a flat buffer, of which the parameters are views, and this rank's shard of them."""
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], stages: Sequence[nn.Module], layout: Layout, world: World
+        self,
+        parameters: Sequence[nn.Parameter],
+        stages: Sequence[nn.Module],
+        layout: Layout,
+        world: World,
+        *,
+        filled: bool = True,
     ) -> None:
-        """stages: modules whose calls make up the forward pass, in its order."""
+        """stages: modules whose calls make up the forward pass, in its order; filled: the parameters have their values.
+
+        Else the shards of all ranks, which the caller fills, are gathered.
+        """
         self.layout, self.world = layout, world
         dtype, device = parameters[0].dtype, parameters[0].device
         self.whole = torch.zeros(layout.total, dtype=dtype, device=device)
@@ -242,9 +251,10 @@ class WeightBuckets:
         self.views = parameter_views(self.whole, layout, parameters)
         with torch.no_grad():
             for parameter, view in zip(parameters, self.views, strict=True):
-                view.copy_(parameter)
+                if filled:
+                    view.copy_(parameter)
                 parameter.data = view
-        self.stale = False  # other ranks have updated their shards since the last gather
+        self.stale = not filled and world.size > 1  # other ranks have other shards since the last gather
         self.under_way: dict[int, distributed.Work | None] = {}  # by bucket: its gather
         self.order: list[int] = []  # of the gathers
         self.covered = self._await_in_forward(parameters, stages)

@@ -9,7 +9,7 @@ weights are gathered bucket by bucket while the next forward pass runs, in the o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ class Sharded:
     ``stages``: modules that together hold all parameters and whose calls make up the forward pass, in its order.
     ``accumulate``: gradients of several micro-batches are added, which is done in fp32. ``clip_each``: each of them is
     clipped before that, so that it needs a buffer of its own. ``low_wire``: their sums are sent in the weights' type.
-    ``shard_gradients``: no rank keeps a whole gradient (ZeRO stage 2).
+    ``shard_gradients``: no rank keeps a whole gradient (ZeRO stage 2). ``first_weights``: (name, first number, numbers)
+    of all parameters, where those that are given are hollow; each rank keeps what is in its shard.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Sharded:
         clip_each: bool = False,
         low_wire: bool = False,
         shard_gradients: bool = False,
+        first_weights: Iterable[tuple[str, int, Tensor]] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         named = dict(named_parameters)
@@ -55,8 +57,11 @@ class Sharded:
         self.segments = self.layout.segments(world.rank)
         master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         masters_flat = torch.zeros(self.layout.shard_total, dtype=master_dtype, device=device)
-        self._fill_shard(masters_flat, [(masters or named)[name].detach() for name in self.names])
-        self.weights = WeightBuckets(self.parameters, stages, self.layout, world)
+        if first_weights is None:
+            self._fill_shard(masters_flat, masters or named)
+        else:
+            self._fill_from(first_weights, masters_flat)
+        self.weights = WeightBuckets(self.parameters, stages, self.layout, world, filled=first_weights is None)
         self.weights.shard.copy_(masters_flat)
         sum_dtype = master_dtype if accumulate else dtype
         wire_dtype = dtype if low_wire else sum_dtype
@@ -80,10 +85,23 @@ class Sharded:
         self.squares: Tensor | None = None  # of the norms of the averaged gradient, where they have been measured
 
     @torch.no_grad()
-    def _fill_shard(self, shard: Tensor, tensors: Sequence[Tensor]) -> None:
+    def _fill_shard(self, shard: Tensor, tensors: Mapping[str, Tensor]) -> None:
         for segment in self.segments:
-            source = tensors[segment.parameter].reshape(-1)[segment.start : segment.start + segment.size]
+            whole = tensors[self.names[segment.parameter]].detach().reshape(-1)
+            source = whole[segment.start : segment.start + segment.size]
             shard[segment.begin : segment.begin + segment.size].copy_(source)
+
+    def _fill_from(self, pieces: Iterable[tuple[str, int, Tensor]], shard: Tensor) -> None:
+        segments = {self.names[segment.parameter]: segment for segment in self.segments}
+        for name, start, values in pieces:
+            segment = segments.get(name)
+            if segment is None:
+                continue
+            begin = max(start, segment.start)
+            end = min(start + len(values), segment.start + segment.size)
+            if end > begin:
+                place = segment.begin + begin - segment.start
+                shard[place : place + end - begin].copy_(values[begin - start : end - start])
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
@@ -155,6 +173,16 @@ class Sharded:
                 state[key] = dict(zip(self.names, tensors, strict=True))
         return state
 
+    def shard_state(self) -> dict[str, Any]:
+        """This rank's part of ``state_dict()``: its flat buffers, and of each segment name, start, begin and size."""
+        segments = [(self.names[s.parameter], s.start, s.begin, s.size) for s in self.segments]
+        return {"parts": self._parts(), "segments": segments}
+
+    def index(self) -> dict[str, Any]:
+        """What the parts of all ranks have in common."""
+        shapes = {name: tuple(p.shape) for name, p in zip(self.names, self.parameters, strict=True)}
+        return {"num_steps": int(self.rule.num_steps), "shapes": shapes}
+
     def _collect(self, shard: Tensor) -> list[Tensor]:
         """Whole tensors, in the order of the parameters; none but on rank 0. One bucket at a time is on the device."""
         whole: dict[int, Tensor] = {}
@@ -175,11 +203,14 @@ class Sharded:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores ``state_dict()`` of any number of ranks, weights included. Raises KeyError for a name missing."""
+        """Restores ``state_dict()`` of any number of ranks, weights included. Raises KeyError for a name missing.
+
+        Only what is in this rank's shard is read; the weights of the other ranks are gathered when they are needed.
+        """
         self.rule.num_steps.fill_(int(state["num_steps"]))
         for key, shard in self._parts().items():
-            self._fill_shard(shard, [state[key][name] for name in self.names])
-        for name, view in zip(self.names, self.weights.views, strict=True):
-            view.copy_(state["masters"][name])
+            if missing := [name for name in self.names if name not in state[key]]:
+                raise KeyError(missing[0])
+            self._fill_shard(shard, state[key])
         self.weights.shard.copy_(self.shard.masters)
-        self.weights.stale = False
+        self.weights.mark_stale()
