@@ -7,7 +7,7 @@ import hashlib
 
 import torch
 
-from bert import checkpoint, hand_over, kernel_choice, schedule
+from bert import checkpoint, hand_over, kernel_choice, memory, schedule
 from bert.config import Config
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
@@ -41,6 +41,7 @@ def report(config: Config) -> str:
     rows.append(("evaluation", f"{when if evaluate.every_samples else 'none'}, {target}"))
     if config.mlperf.division == "closed":
         rows.append(("convergence", f"the reference's: python -m review rcp {config.global_batch_size}"))
+    rows.append(("memory", memory.describe(config)))
     rows.append(("data", _data(config)))
     rows.append(("weights", weights))
     width = max(len(name) for name, _ in rows)

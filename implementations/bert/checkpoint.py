@@ -171,10 +171,10 @@ def copy_weights(
         raise ConfigError(f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}")
 
 
-def checksum(tensors: Iterable[tuple[str, Tensor]]) -> int:
+def checksum(tensors: Mapping[str, Tensor]) -> int:
     """A checksum (32 bits) of names and contents."""
     sum_so_far = Checksum()
-    for name, tensor in tensors:
+    for name, tensor in tensors.items():
         sum_so_far.add(name, tensor)
     return sum_so_far.value
 

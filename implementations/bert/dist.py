@@ -154,3 +154,19 @@ class World:
     def any(self, flag: bool) -> bool:
         """True on every process when it is true on one."""
         return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0)
+
+
+class PlannedWorld(World):
+    """Rank 0 of a world that is not there, to see what such a rank holds: its collectives leave all as it is."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        super().__init__(Config(device="cpu"))
+        self.size, self.device = size, device
+
+    def sum(self, values: Tensor) -> Tensor:
+        """See World."""
+        return values
+
+    def max(self, values: Tensor) -> Tensor:
+        """See World."""
+        return values

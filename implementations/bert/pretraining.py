@@ -198,7 +198,7 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
         hollow(model, config.numerics.dtype, device)
     else:
         _whole_weights(config, world, model, seed)
-        resume.check_weights(config, world, checkpoint.checksum(model.named_parameters()))
+        resume.check_weights(config, world, checkpoint.checksum(dict(model.named_parameters())))
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
     if config.zero.is_deepspeed:

@@ -98,7 +98,7 @@ def saved_checksum(saved: dict[str, Any] | None) -> int:
     """Of the weights in a checkpoint; of one in shards, which nobody reads whole, its token."""
     if saved is None:
         return 0
-    return int(saved["token"]) if "token" in saved else checkpoint.checksum(saved["model"].items())
+    return int(saved["token"]) if "token" in saved else checkpoint.checksum(saved["model"])
 
 
 class Saver:
