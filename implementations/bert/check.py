@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
-
-import torch
 
 from bert import checkpoint, hand_over, kernel_choice, memory, schedule
 from bert.config import Config
@@ -17,6 +16,7 @@ from bert.dist import World, pick_device
 from bert.evaluate import Evaluator
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
+from bert.model.init import on_meta
 
 
 def report(config: Config) -> str:
@@ -50,11 +50,8 @@ def report(config: Config) -> str:
 
 def _model(config: Config) -> tuple[BertForPreTraining, str]:
     """The model as the run would load it, on the meta device where there are no weights to check; and of what."""
-    device = torch.device("cpu")
-    if config.checkpoint.init_checkpoint is None:
-        device = torch.device("meta")
     kernels = select(config.kernels, pick_device(config.dist))
-    with device:
+    with on_meta() if config.checkpoint.init_checkpoint is None else contextlib.nullcontext():
         model = BertForPreTraining(config.model, kernels)
     said = "random"
     if config.checkpoint.init_checkpoint is not None:

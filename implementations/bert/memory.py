@@ -22,7 +22,7 @@ from bert.dist import PlannedWorld
 from bert.env import ConfigError
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import hollow
+from bert.model.init import hollow, on_meta
 from bert.optim.buckets import MOST_UNDER_WAY, GradientBuckets
 from bert.optim.replicated import Replicated
 from bert.optim.sharded import Sharded
@@ -74,7 +74,7 @@ def estimate(plan: Plan) -> dict[str, int]:
     weights, gradients, states (with the fp32 masters) stay; activations: the most that is needed besides at once, by
     the backward pass with the gradients that wait in it, or by the update; runtime: what the device's libraries take.
     """
-    with META:
+    with on_meta():
         model = BertForPreTraining(plan.model, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
     hollow(model, plan.dtype, META)
     settings = plan.optimizer if not plan.optimizer.is_apex else replace(plan.optimizer, optimizer="lamb")
@@ -158,7 +158,7 @@ def host(config: Config, plan: Plan, states: int) -> int:
 
     states: of its device memory.
     """
-    with META:
+    with on_meta():
         model = BertForPreTraining(plan.model, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
     whole = 4 * sum(p.numel() for p in model.parameters())
     beginning = 0 if config.checkpoint.init_checkpoint is None and plan.optimizer.sharded else whole

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from bert import checkpoint, hand_over, kernel_choice, observers, resume, rundir
 from bert.agenda import Agenda
@@ -26,7 +25,7 @@ from bert.graph import graph_capacity, static_batch
 from bert.kernels import select
 from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
-from bert.model.init import first_weights, hollow, initialize
+from bert.model.init import first_weights, hollow, initialize, on_meta
 from bert.observers import Observer
 from bert.progress import Progress
 from bert.schedule import learning_rate
@@ -190,7 +189,7 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
     """
     kernels, path, device = select(config.kernels, world.device), config.checkpoint.init_checkpoint, world.device
     by_pieces = path is None and config.optim.is_sharded(device) and not config.zero.is_deepspeed
-    with torch.device("meta") if by_pieces else contextlib.nullcontext():
+    with on_meta() if by_pieces else contextlib.nullcontext():
         model = BertForPreTraining(config.model, kernels)
     checksum = checkpoint.Checksum()
     pieces = checksum.of(first_weights(model, seed)) if by_pieces else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from bert.model.bert import BertForPreTraining
 
@@ -57,6 +59,22 @@ def _pieces(size: int) -> Iterator[tuple[int, int]]:
     if len(starts) > 1 and size - starts[-1] < 16:
         starts.pop()
     yield from zip(starts, [b - a for a, b in zip(starts, [*starts[1:], size], strict=True)], strict=True)
+
+
+class _NoDraws(TorchFunctionMode):
+    """Inside, PyTorch's modules leave their parameters as they come. On the meta device their draws take seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def on_meta() -> Iterator[None]:
+    """Models made inside have shapes and no numbers."""
+    with torch.device("meta"), _NoDraws():
+        yield
 
 
 def hollow(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
