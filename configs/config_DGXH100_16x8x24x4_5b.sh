@@ -4,7 +4,7 @@
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=16 DGXNGPU=8 BATCHSIZE=24 GRADIENT_STEPS=4
-export BERT_CONFIG=bert_5b.json MAX_STEPS=75000 CHECKPOINT_EVERY_STEPS=120 LOG_EVERY_STEPS=1 RECOMPUTE_LAYERS=1
+export BERT_CONFIG=bert_5b.json MAX_STEPS=75000 CHECKPOINT_EVERY_STEPS=120 CHECKPOINT_SHARDS=1 LOG_EVERY_STEPS=1 RECOMPUTE_LAYERS=1
 # shellcheck source=configs/large_model.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/large_model.sh"
 # shellcheck source=configs/common.sh

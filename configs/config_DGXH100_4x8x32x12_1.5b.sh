@@ -4,7 +4,7 @@
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=4 DGXNGPU=8 BATCHSIZE=32 GRADIENT_STEPS=12
-export BERT_CONFIG=bert_1.5b.json MAX_STEPS=155000 CHECKPOINT_EVERY_STEPS=200 LOG_EVERY_STEPS=10 RECOMPUTE_LAYERS=0
+export BERT_CONFIG=bert_1.5b.json MAX_STEPS=155000 CHECKPOINT_EVERY_STEPS=200 CHECKPOINT_SHARDS=1 LOG_EVERY_STEPS=10 RECOMPUTE_LAYERS=0
 # shellcheck source=configs/large_model.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/large_model.sh"
 # shellcheck source=configs/common.sh
