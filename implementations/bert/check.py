@@ -41,7 +41,8 @@ def report(config: Config) -> str:
     rows.append(("evaluation", f"{when if evaluate.every_samples else 'none'}, {target}"))
     if config.mlperf.division == "closed":
         rows.append(("convergence", f"the reference's: python -m review rcp {config.global_batch_size}"))
-    rows.append(("memory", memory.describe(config)))
+    if not config.zero.is_deepspeed:
+        rows.append(("memory", memory.describe(config)))
     rows.append(("data", _data(config)))
     rows.append(("weights", weights))
     width = max(len(name) for name, _ in rows)

@@ -73,7 +73,7 @@ class Config(ModelFiles, Hardware):
         self.observers.check(self.run)
         if self.steps_this_run and self.checkpoint.directory is None:
             raise ConfigError("STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from")
-        if self.checkpoint.shards and not self.optim.is_sharded(self.device):
+        if self.checkpoint.shards and (self.zero.is_deepspeed or not self.optim.is_sharded(self.device)):
             raise ConfigError("CHECKPOINT_SHARDS=1 needs a sharded optimizer of ours: set SHARD_OPTIMIZER=1")
         self._check_device()
         self.zero.check(

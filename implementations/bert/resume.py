@@ -15,7 +15,7 @@ from bert.config import Config
 from bert.data.batching import RowSource
 from bert.dist import World
 from bert.env import ConfigError
-from bert.step import Trainer
+from bert.step import Step, Trainer
 
 
 def pick_seed(config: Config, saved: dict[str, Any] | None) -> int:
@@ -117,6 +117,7 @@ class Saver:
         facts |= {"bert_config": dataclasses.asdict(self.config.model), "run": run_identity(self.config, self.seed)}
         if self.config.checkpoint.shards:
             token = self.world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
+            assert isinstance(self.trained, Step)
             shard, index = self.trained.shard_state()
             part = shard_files.Part(
                 rank=self.world.rank, num_ranks=self.world.size, token=token, abandoned=self.writer.abandoned
