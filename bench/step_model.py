@@ -7,7 +7,8 @@ over the memory's rate. On several GPUs gradients go out bucket by bucket while 
 come back while the next forward pass does: what does not fit beside them is added. A model, not a measurement: where
 both are there, the difference by part says where to look next.
 
-Prints one JSON line; with --markdown a table of both precisions on both GPUs.
+Prints one JSON line; with --markdown a table of both precisions on both GPUs, with --pretraining one of the recipes of
+configs/pretrain_large_*.sh on a node of 8 GPUs.
 
 usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--network nvlink] [--markdown]
 """
@@ -56,7 +57,17 @@ class Rates:
 
 # Products: 90%, for a layer's sizes, of what large ones reach (bf16 measured on an H200, fp8 assumed); memory: 90% of
 # measured copies.
-GPUS = {"h100": Rates(memory=0.9 * 3.0e12), "h200": Rates(memory=0.9 * 4.3e12)}
+# A100 and B200 are not measured: the H100's share of their published peaks (bf16: 312 and 2,250 Tflop/s, 2 and 8 TB/s;
+# the B200's fp8 is twice its bf16 by the H100's ratio), their multiprocessors and clocks. An A100 has no fp8.
+GPUS = {
+    "h100": Rates(memory=0.9 * 3.0e12),
+    "h200": Rates(memory=0.9 * 4.3e12),
+    "a100": Rates(bf16=0.9 * 243e12, memory=0.9 * 1.8e12, issue=0.55 * 108 * 4 * 1.41e9),
+    "b200": Rates(
+        bf16=0.9 * 1750e12, fp8_fast=0.9 * 3070e12, fp8_exact=0.9 * 3070e12, memory=0.9 * 7.1e12,
+        issue=0.55 * 148 * 4 * 1.965e9,
+    ),
+}  # fmt: skip
 NETWORKS = {"nvlink": 450e9 * 0.8, "infiniband": 50e9 * 0.8}  # bytes a second and GPU each way, and the share reached
 PARTS = {
     "attention_triton": "attention", "dropout_add_layer_norm": "LayerNorm", "bias_gelu": "GELU", "fp8_cast": "casts",
@@ -223,9 +234,13 @@ def exposed_seconds(buckets: list[float], spans: list[float], rate: float, ranks
 
 
 def predict(
-    config: BertConfig, batch: PretrainingBatch, rows: int, precision: str, rates: Rates, ranks: int, network: float
-) -> dict[str, Any]:
-    """Milliseconds by part, their sum and sequences a second and GPU; ``batch`` is of so many packed rows."""
+    config: BertConfig, batch: PretrainingBatch, rows: int, precision: str, rates: Rates, ranks: int, network: float,
+    accumulate: int = 1,
+) -> dict[str, Any]:  # fmt: skip
+    """Milliseconds by part, their sum and sequences a second and GPU; ``batch`` is of so many packed rows.
+
+    accumulate: such batches a step, which updates and communicates once.
+    """
     launches = record(config, static_batch(batch, capacity(rows, config.max_position_embeddings)), precision)
     parts: dict[str, float] = {}
     phases = {"forward": 0.0, "backward": 0.0, "update": 0.0}
@@ -236,6 +251,7 @@ def predict(
         phases[launch.phase] += spent
     if ranks > 1:
         parts["LAMB"] /= ranks  # each rank updates its share
+    parts = {name: spent if name == "LAMB" else accumulate * spent for name, spent in parts.items()}
     layers = config.num_hidden_layers
     of_layer = 2.0 * (4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size)
     of_rest = 2.0 * (config.padded_vocab_size + config.max_position_embeddings) * config.hidden_size
@@ -248,7 +264,7 @@ def predict(
     return {
         "milliseconds": {name: round(spent * 1e3, 3) for name, spent in parts.items()},
         "total": round(total * 1e3, 2),
-        "sequences_per_second": round(batch.num_sequences / total, 1),
+        "sequences_per_second": round(accumulate * batch.num_sequences / total, 1),
         "launches": len(launches),
         "gigabytes": round(sum(launch.num_bytes for launch in launches) / 1e9, 1),
         "product_operations": sum(launch.operations for launch in launches),
@@ -260,7 +276,7 @@ def markdown(config: BertConfig, batch: PretrainingBatch, rows: int) -> str:
     columns = {
         f"{precision} {gpu.upper()}": predict(config, batch, rows, precision, rates, 1, 1.0)
         for precision in ("bf16", "fp8")
-        for gpu, rates in GPUS.items()
+        for gpu, rates in [(gpu, GPUS[gpu]) for gpu in ("h100", "h200")]
     }
     names = list(dict.fromkeys(name for column in columns.values() for name in column["milliseconds"]))
     lines = [f"| ms, modelled | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
@@ -273,22 +289,54 @@ def markdown(config: BertConfig, batch: PretrainingBatch, rows: int) -> str:
     return "\n".join([*lines, f"| **sequences/s** | {rates} |"])
 
 
+# Of two_phases.sh: tokens of a row; rows at once on a GPU of 80 GB, and of more; rows of a step on 8 GPUs; steps.
+PHASES = [(128, 256, 512, 65_536, 7_038), (512, 32, 64, 16_384, 1_563)]
+
+
+def pretraining(gpus: list[str]) -> str:
+    """Both phases of BERT-large in bf16 on 8 GPUs of a node, as a table: rows a second and hours."""
+    lines = [
+        "| modelled, 8 GPUs | rows of 128 a second | phase 1, hours | rows of 512 a second | phase 2, hours |",
+        "|---" * 5 + "|",
+    ]
+    for gpu in gpus:
+        cells = []
+        for length, small, large, rows_a_step, steps in PHASES:
+            rows = small if gpu in ("a100", "h100") else large
+            config = BertConfig(max_position_embeddings=length)
+            batch = packed_batches(rows, 1, config)[0]
+            found = predict(
+                config, batch, rows, "bf16", GPUS[gpu], 8, NETWORKS["nvlink"], accumulate=rows_a_step // (8 * rows)
+            )
+            seconds = found["total"] / 1e3
+            cells += [f"{rows_a_step / seconds:,.0f}", f"{steps * seconds / 3600:.1f}"]
+        lines.append(f"| {gpu.upper()} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Records and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", choices=list(GPUS), default="h200", help="(default h200)")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="fp8", help="(default fp8)")
-    parser.add_argument("--rows", type=int, default=48, help="rows of 512 tokens on each GPU (default 48)")
+    parser.add_argument("--rows", type=int, default=48, help="packed rows on each GPU (default 48)")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a row (default 512)")
     parser.add_argument("--gpus", type=int, default=1, help="ranks that share the update (default 1)")
     parser.add_argument("--network", choices=list(NETWORKS), default="nvlink", help="between them (default nvlink)")
     for rate in dataclasses.fields(Rates):
         parser.add_argument(
             f"--{rate.name.replace('_', '-')}", type=float, help=f"another rate of the GPU: {rate.name}"
         )
+    parser.add_argument("--pretraining", action="store_true", help="a table of the recipes of pretraining instead")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     parser.add_argument("--markdown", action="store_true", help="a table of both precisions and GPUs instead")
     options = parser.parse_args()
-    config = BertConfig(**TINY) if options.tiny else BertConfig()
+    if options.gpu == "a100" and options.precision == "fp8":
+        parser.error("an A100 has no fp8: --precision bf16")
+    if options.pretraining:
+        print(pretraining(list(GPUS)))
+        return
+    config = BertConfig(**TINY) if options.tiny else BertConfig(max_position_embeddings=options.length)
     batch = packed_batches(options.rows, 1, config)[0]
     if options.markdown:
         print(markdown(config, batch, options.rows))
@@ -296,7 +344,7 @@ def main() -> None:
     given = {rate.name: getattr(options, rate.name) for rate in dataclasses.fields(Rates)}
     rates = dataclasses.replace(GPUS[options.gpu], **{name: value for name, value in given.items() if value})
     found = predict(config, batch, options.rows, options.precision, rates, options.gpus, NETWORKS[options.network])
-    settings = {name: getattr(options, name) for name in ("gpu", "precision", "rows", "gpus", "network")}
+    settings = {name: getattr(options, name) for name in ("gpu", "precision", "rows", "length", "gpus", "network")}
     emit({"benchmark": "step_model", **settings, **found, "triton": triton.__version__})
 
 

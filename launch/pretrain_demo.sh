@@ -64,6 +64,6 @@ cat >&2 <<NEXT
 What to do next:
   source .venv/bin/activate
   python -m bert.fill_mask ${MODEL@Q} "A [MASK] is an object that contains other objects."
-  python -c "from transformers import pipeline; print(pipeline('fill-mask', ${MODEL@Q})('a [MASK] is an object'))"
+  pip install transformers    # then AutoModelForPreTraining, AutoModel and pipeline("fill-mask") take the same folder
   ./run_pretraining.sh configs/pretrain_large_H100_1x8    # the real one: docs/pretraining.md
 NEXT

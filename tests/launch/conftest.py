@@ -18,6 +18,10 @@ from typing import Any
 
 import pytest
 
+from bert.data.format import write_records
+from bert.data.records import Metadata
+from bert.data.synthetic import synthetic_records
+
 FAKES = Path(__file__).resolve().parent / "fakes"
 CONFIG = "configs/config_P8000H100_1x8x48x1_pack.sh"
 
@@ -239,3 +243,28 @@ def slurm(cluster: Path, checkout: Checkout, tmp_path: Path) -> Iterator[Slurm]:
     checkout.env |= {"SLURM_CONF": str(cluster), "SBATCH_TIMELIMIT": "10"}
     yield Slurm(checkout, tmp_path)
     subprocess.run(["scancel", "--full", "--user", "root"], check=False)
+
+
+TINY = """#!/usr/bin/env bash
+source {configs}/begin.sh
+export DGXNNODES=1 DGXNGPU=1 DEVICE=cpu SUBMISSION_DIVISION=open INIT_CHECKPOINT='' CHECK_COMPLIANCE=0 CLEAR_CACHES=0
+export PACKED=1 PACKING_FACTOR=2 BATCHSIZE=3 MAX_SEQ_LENGTH=48 LR=0.02 LR_SCHEDULE=dle WARMUP_PROPORTION=0.2
+export MAX_STEPS=$((40 * ${{PHASE:-1}})) CHECKPOINT_EVERY_STEPS=2 CHECKPOINT_KEEP=99 SEED=7
+export DATADIR_PHASE2_PACKED={data}/packed CHECKPOINTDIR_PHASE1={data}/phase1 OMP_NUM_THREADS=1 WALLTIME_RUNANDTIME=5
+source {configs}/common.sh
+"""
+
+
+@pytest.fixture
+def tiny(repository: Path, tmp_path: Path) -> Path:
+    """The name of a pretraining config of two phases of 40 and 80 steps of a tiny model, with its data."""
+    for name in ("packed", "phase1"):
+        (tmp_path / name).mkdir()
+    metadata = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
+    write_records(tmp_path / "packed" / "part_00000_of_00001.hdf5", synthetic_records(60, 48, 211, True, 3), metadata)
+    shape = '"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40'
+    (tmp_path / "phase1" / "bert_config.json").write_text(
+        f'{{"vocab_size": 211, {shape}, "max_position_embeddings": 48}}'
+    )
+    (tmp_path / "pretrain_tiny.sh").write_text(TINY.format(configs=repository / "configs", data=tmp_path))
+    return tmp_path / "pretrain_tiny"

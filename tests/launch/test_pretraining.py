@@ -13,9 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert.data.format import Metadata, write_records
-from bert.data.synthetic import synthetic_records
-
 CONFIG = "configs/pretrain_large_H100"
 COMMAND = f"./run_pretraining.sh {CONFIG}"
 
@@ -93,31 +90,6 @@ def test_the_ending_of_a_name_is_nodes_and_gpus(checkout):
     assert (first["WORLD_SIZE"], second["WORLD_SIZE"]) == ("2", "2")
     assert (checkout.logdir / "pretrain_large_H100_1x2" / "phase2" / "result_0.txt").is_file()
     assert checkout.run(f"{COMMAND}_0x8").stderr.splitlines()[-1].endswith("ls configs/pretrain_*")
-
-
-TINY = """#!/usr/bin/env bash
-source {configs}/begin.sh
-export DGXNNODES=1 DGXNGPU=1 DEVICE=cpu SUBMISSION_DIVISION=open INIT_CHECKPOINT='' CHECK_COMPLIANCE=0 CLEAR_CACHES=0
-export PACKED=1 PACKING_FACTOR=2 BATCHSIZE=3 MAX_SEQ_LENGTH=48 LR=0.02 LR_SCHEDULE=dle WARMUP_PROPORTION=0.2
-export MAX_STEPS=$((40 * ${{PHASE:-1}})) CHECKPOINT_EVERY_STEPS=2 CHECKPOINT_KEEP=99 SEED=7
-export DATADIR_PHASE2_PACKED={data}/packed CHECKPOINTDIR_PHASE1={data}/phase1 OMP_NUM_THREADS=1 WALLTIME_RUNANDTIME=5
-source {configs}/common.sh
-"""
-
-
-@pytest.fixture
-def tiny(repository, tmp_path):
-    """The name of a config of two phases of 40 and 80 steps of a tiny model, with its data."""
-    for name in ("packed", "phase1"):
-        (tmp_path / name).mkdir()
-    metadata = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
-    write_records(tmp_path / "packed" / "part_00000_of_00001.hdf5", synthetic_records(60, 48, 211, True, 3), metadata)
-    shape = '"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40'
-    (tmp_path / "phase1" / "bert_config.json").write_text(
-        f'{{"vocab_size": 211, {shape}, "max_position_embeddings": 48}}'
-    )
-    (tmp_path / "pretrain_tiny.sh").write_text(TINY.format(configs=repository / "configs", data=tmp_path))
-    return tmp_path / "pretrain_tiny"
 
 
 class Tour:
