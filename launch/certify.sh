@@ -27,7 +27,11 @@ certify::prepare() {
     export BERT_CONFIG=$RUN_DIR/bert_config.json
     certify::model "$CERTIFY_SIZE" "$((CERTIFY_SIZE / 64))" >"$BERT_CONFIG"
   fi
-  rm -f -- "$RUN_DIR"/certify_*.npz "$RUN_DIR/error_0.txt" "$RUN_DIR/output.txt" "$RUN_DIR/status"
+  rm -f -- "$RUN_DIR/error_0.txt" "$RUN_DIR/output.txt" "$RUN_DIR/status"
+  # A burn-in that was ended goes on.
+  if [[ ! ${DURATION:-} || ! -f $RUN_DIR/burn_in.json ]]; then
+    rm -f -- "$RUN_DIR"/certify_*.npz "$RUN_DIR"/burn_in*.json*
+  fi
 }
 
 # Prints the description of a model of width $1 and $2 heads: at 1024 BERT-large.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from review.certify import burn_in
+from review.certify.burn_in import BurnIn
 from review.certify.corruption import Corruption, corrupt
 from review.certify.hardware import Fault, devices, faults, throttled
 from review.certify.outliers import LEAST, Outlier, slow
@@ -79,11 +81,13 @@ class Certificate:
     repeats: bool
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    burn_in: BurnIn | None = None
 
     @property
     def state(self) -> str:
         """pass: nobody is slow and all have computed the same; warn: so it is, but a device complains; or fail."""
-        if self.corrupt or self.findings or any(one.state == "fail" for one in self.faults):
+        burnt = self.burn_in is not None and bool(self.burn_in.different)
+        if self.corrupt or self.findings or burnt or any(one.state == "fail" for one in self.faults):
             return "fail"
         return "warn" if self.faults else "pass"
 
@@ -91,6 +95,7 @@ class Certificate:
         """What is wrong, a line each."""
         return [
             *(one.text() for one in self.corrupt),
+            *(self.burn_in.different if self.burn_in else []),
             *(one.text() for one in self.findings),
             *(one.text() for one in self.faults),
         ]
@@ -107,6 +112,7 @@ class Certificate:
             "findings": [asdict(one) for one in self.findings],
             "corrupt": [asdict(one) for one in self.corrupt],
             "faults": [asdict(one) for one in self.faults],
+            "burn_in": asdict(self.burn_in) if self.burn_in else None,
             "notes": self.notes,
             "seconds_per_step": {
                 stage: {places[rank].name: value for rank, value in values.items()}
@@ -117,7 +123,9 @@ class Certificate:
 
 def certify(folder: Path) -> Certificate:
     """Judges the records in the folder of a test. Raises ReviewError where they are missing or are no records."""
-    return judge(read(folder))
+    found = judge(read(folder))
+    burnt = burn_in.read(folder, found.records.places)
+    return replace(found, burn_in=burnt, notes=[*found.notes, *([burnt.text()] if burnt else [])])
 
 
 def judge(records: Records) -> Certificate:
@@ -142,7 +150,7 @@ def judge(records: Records) -> Certificate:
 
 def _questions(records: Records) -> Iterator[Question]:
     """All comparisons of the test, in the order of the stages."""
-    for stage in records.stages:
+    for stage in (one for one in records.stages if one != "pairs"):  # few rounds, and `node` has asked the same
         own = records.seconds(stage)
         typical = {rank: [_median(times) for times in rounds] for rank, rounds in own.items()}
         lost = {rank: [_mean(times) / _median(times) for times in rounds] for rank, rounds in own.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -13,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as distributed
 
-from bert.certify.__main__ import write
+from bert.certify.__main__ import certify as run_load
+from bert.certify.burn_in import BurnIn
 from bert.certify.load import Config, Load, checksum
 from bert.certify.meeting import Meeting, pairings
-from bert.certify.telemetry import ROW
 from bert.config import Config as Trainer
 from bert.env import ConfigError, from_env
 from review.certify.verdict import certify
@@ -55,18 +56,25 @@ def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path):
 
 
 @pytest.fixture
-def alone(tmp_path, monkeypatch):
-    """Runs the load on one rank, in this process, with settings of the environment; the folder with its record."""
+def load(tmp_path):
+    """Makes the load of one rank in this process, with settings of the environment."""
 
-    def run_alone(**settings: str) -> Path:
+    def make(**settings: str) -> Load:
         (tmp_path / "model.json").write_text(json.dumps(MODEL))
         environ = SETTINGS | {"BERT_CONFIG": str(tmp_path / "model.json"), "LR": "1", "MAX_STEPS": "9"}
         environ |= {"SYNTH_DATA": "1", "SUBMISSION_DIVISION": "open", "EVAL_ITER_SAMPLES": "1000"} | settings
         trainer = from_env(Trainer, environ)
-        meeting = Meeting(trainer.dist, distributed.HashStore(), "here")
-        load = Load(from_env(Config, environ), trainer, meeting)
-        load.run()
-        write(tmp_path, load, np.empty(0, ROW))
+        return Load(from_env(Config, environ), trainer, Meeting(trainer.dist, distributed.HashStore(), "here"))
+
+    return make
+
+
+@pytest.fixture
+def alone(tmp_path, load):
+    """Runs it; the folder with its record."""
+
+    def run_alone(**settings: str) -> Path:
+        run_load(load(**settings), tmp_path)
         return tmp_path
 
     return run_alone
@@ -103,6 +111,52 @@ def test_one_flipped_bit_changes_the_checksum():
     assert checksum([weights.to(torch.float64)]) != checksum([other.to(torch.float64)])
     assert checksum([weights, other]) != checksum([weights, weights])
     assert checksum([weights.bfloat16()]) == checksum([weights.bfloat16()])
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "burn_in_here.jsonl").read_text().splitlines()]
+
+
+def test_a_burn_in_repeats_bit_for_bit_and_continues_where_it_ended(alone):
+    folder = alone(DURATION="0.2s")
+    written = lines(folder)
+    assert [line["repeat"] for line in written] == [*range(1, len(written) + 1)]
+    assert not any(line["different"] for line in written)
+    assert certify(folder).state == "pass"
+    record = (folder / "certify_here.npz").stat().st_mtime_ns
+    with (folder / "burn_in_here.jsonl").open("a") as file:
+        file.write('{"repeat": 9')  # the power failed
+    alone(DURATION=f"{written[-1]['elapsed'] + 0.1}s", CERTIFY_FLIP="0:1")
+    assert (folder / "certify_here.npz").stat().st_mtime_ns == record, "the stages have run already"
+    more = lines(folder)
+    assert [line["repeat"] for line in more] == [*range(1, len(more) + 1)]
+    assert len(more) > len(written)
+    assert {json.dumps(line["different"]) for line in more[len(written) :]} == {'{"0": 1}'}
+    found = certify(folder)
+    assert found.state == "fail"
+    assert f"first in step 2 of repeat {len(written) + 1}" in found.reasons()[0]
+
+
+def test_the_memory_of_a_burn_in_does_not_grow(tmp_path, load, monkeypatch):
+    held = []
+    tell = BurnIn._tell
+
+    def weigh(self, repeat, *figures):
+        tell(self, repeat, *figures)
+        gc.collect()
+        held.append(len(gc.get_objects()))
+        self.duration = 0 if repeat == 10 else 1000
+
+    monkeypatch.setattr(BurnIn, "_tell", weigh)
+    BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 1000).run()
+    assert len(held) == 10
+    assert max(held[5:]) - held[4] < 5, "objects that a repeat leaves behind"
+
+
+@pytest.mark.parametrize("duration", ["24", "long", "-1h"])
+def test_a_duration_that_is_none_is_bad_input(duration):
+    with pytest.raises(ConfigError, match=f"DURATION='{duration}': expected a number and s, m, h or d"):
+        from_env(Config, SETTINGS | {"DURATION": duration})
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7, 16])

@@ -20,6 +20,7 @@ import torch.distributed as distributed
 
 from bert import rundir
 from bert.certify import record
+from bert.certify.burn_in import BurnIn
 from bert.certify.load import Config as LoadConfig
 from bert.certify.load import Load
 from bert.certify.meeting import Meeting
@@ -53,6 +54,21 @@ def meet(config: Config, trainer: TrainerConfig) -> Meeting:
     return Meeting(ranks, distributed.PrefixStore("certify", store), config.node or platform.node())
 
 
+def certify(load: Load, folder: Path) -> None:
+    """The stages, unless their record is there already, and the burn-in where one is asked for."""
+    meeting, seconds = load.meeting, load.config.burn_in_seconds
+    done = bool(seconds) and BurnIn.begun(folder)
+    meeting.barrier()  # all have looked before any writes
+    if not done:
+        sampler = telemetry(meeting)
+        load.run()
+        write(folder, load, sampler.stop() if sampler else np.empty(0, ROW))
+        load.rows.clear()
+    if seconds:
+        BurnIn(load, folder, seconds).run()
+    meeting.leave()
+
+
 def telemetry(meeting: Meeting) -> Sampler | None:
     """On the first rank of a node, what samples its devices."""
     if meeting.rank != meeting.members(meeting.node)[0]:
@@ -82,7 +98,8 @@ def write(folder: Path, load: Load, samples: np.ndarray) -> None:
         ]
         about = {"node": node, "number": meeting.node, "nodes": meeting.nodes, "ranks": ranks, "size": meeting.size}
         record.write(folder / f"certify_{node}.npz", about, tables)
-    meeting.leave()
+    meeting.barrier()
+    meeting.store.delete_key(f"rows/{meeting.rank}")
 
 
 def _device_name(device: torch.device) -> str:
@@ -105,10 +122,7 @@ def main(environ: Mapping[str, str]) -> int:
         if meeting.rank == 0:
             rundir.write_description(run, trainer, {})
         meeting.barrier()
-        sampler = telemetry(meeting)
-        taken = Load(load, trainer, meeting)
-        taken.run()
-        write(run.run_dir, taken, sampler.stop() if sampler else np.empty(0, ROW))
+        certify(Load(load, trainer, meeting), run.run_dir)
     except ConfigError as error:
         return rundir.fail(run, "certify", str(error), 2)
     except Exception as error:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import re
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -43,12 +44,21 @@ class Config:
 
     seconds: float = env("CERTIFY_SECONDS", above=0, doc="seconds of a stage; set by the launcher")
     rounds: int = env("CERTIFY_ROUNDS", 6, at_least=3, doc="parts into which a stage is divided; each is compared")
+    duration: str = env("DURATION", "", doc="burn-in after the stages, such as 24h, 30m or 90s; unset: none")
     flip: str = env("CERTIFY_FLIP", "", doc="drill: RANK:STEP, the rank and step at which one bit of a weight flips")
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a drill that is none."""
         if self.flip and not re.fullmatch(r"\d+:\d+", self.flip):
             raise ConfigError(f"CERTIFY_FLIP={self.flip!r}: expected RANK:STEP, such as 5:3")
+        if self.duration and not re.fullmatch(r"\d+(\.\d+)?[smhd]", self.duration):
+            raise ConfigError(f"DURATION={self.duration!r}: expected a number and s, m, h or d, such as 24h")
+
+    @property
+    def burn_in_seconds(self) -> float:
+        """DURATION in seconds; 0 without one."""
+        units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+        return float(self.duration[:-1]) * units[self.duration[-1]] if self.duration else 0.0
 
     @property
     def flipped(self) -> tuple[int, ...]:
@@ -84,8 +94,9 @@ class Load:
     def run(self) -> None:
         """All stages, each about as long as the settings say."""
         meeting, rounds = self.meeting, self.config.rounds
-        with self._trainee(self.alone) as trainee:
-            count = self._count(trainee, rounds)
+        with self.trainee_alone() as trainee:
+            count = self.count_steps(trainee)
+            self._say("single, parallel", count)
             for number in range(rounds):
                 for turn in range(1 + max(place.local_rank for place in meeting.places)):
                     meeting.barrier()
@@ -98,6 +109,11 @@ class Load:
             self._group("node", meeting.members(meeting.node), range(rounds))
             self._pairs()
         self._group("together", range(meeting.size), range(rounds))
+
+    def _say(self, stage: str, count: int) -> None:
+        """Rank 0 says what comes."""
+        if self.meeting.rank == 0:
+            print(f"certify: {stage}: {count} steps in each round", file=sys.stderr, flush=True)
 
     def _probe_all(self) -> None:
         """Products, copies and reads by themselves, all ranks at the same time."""
@@ -124,12 +140,21 @@ class Load:
         self.meeting.barrier()
         with self.meeting.world(ranks) as world, self._trainee(world) as trainee:
             count = self._count(trainee, rounds or len(numbers))
+            self._say(stage, count)
             for number in numbers:
                 self.meeting.barrier()
                 if stage != "pairs" or partner != NOBODY:
                     self._round(trainee, stage, number, count, partner)
                     self._all_reduce(trainee, stage, number, partner)
             self.meeting.barrier()
+
+    def trainee_alone(self) -> contextlib.AbstractContextManager[Trainee]:
+        """A model that this rank trains by itself."""
+        return self._trainee(self.alone)
+
+    def count_steps(self, trainee: Trainee) -> int:
+        """Steps of a round; every rank calls it."""
+        return self._count(trainee, self.config.rounds)
 
     @contextlib.contextmanager
     def _trainee(self, world: World) -> Iterator[Trainee]:
@@ -144,9 +169,9 @@ class Load:
     def _count(self, trainee: Trainee, rounds: int) -> int:
         """Steps of a round: as many as the slowest rank takes in the time, the same on every rank."""
         with trainee.step.undone():
-            self._steps(trainee, 1)
+            self.take_steps(trainee, 1)
             trainee.recorder.settle()
-            self._steps(trainee, WARM_UP_STEPS)
+            self.take_steps(trainee, WARM_UP_STEPS)
             parts = trainee.recorder.take()
         slowest = self.meeting.most(statistics.median(parts.sum(axis=1).tolist()))
         return max(LEAST_STEPS, int(self.config.seconds / rounds / slowest))
@@ -156,11 +181,11 @@ class Load:
     ) -> None:
         """The first ``count`` steps from the first weights, and their rows. drill: a bit flips where one shall."""
         with trainee.step.undone():
-            checksums = self._steps(trainee, count, drill)
+            checksums = self.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
         self.rows.append(record.steps(self.meeting.rank, stage, number, partner, parts, checksums.numpy(force=True)))
 
-    def _steps(self, trainee: Trainee, count: int, drill: bool = False) -> torch.Tensor:
+    def take_steps(self, trainee: Trainee, count: int, drill: bool = False) -> torch.Tensor:
         """Takes steps; the checksums of the weights after each [count] int64, on the device."""
         data, sampler = self.trainer.data, self._sampler()
         finish = pretraining.finisher(self.trainer, self.alone)

@@ -45,7 +45,7 @@ def test_a_slow_rank_is_named_with_its_stage_and_nobody_else(stage, noise):
 def test_a_node_slower_by_ten_percent_is_named_once_and_not_its_ranks():
     (found,) = judge(make(4, 2, slow=everywhere(4, 5, factor=1.1))).findings
     assert (found.what, found.stage, found.name) == ("slow", "single", "node node2")
-    assert found.also == ("parallel", "node", "pairs", "together")
+    assert found.also == ("parallel", "node", "together")
 
 
 def test_a_node_with_a_slow_network_is_named_and_not_those_it_was_paired_with():
