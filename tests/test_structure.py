@@ -32,13 +32,13 @@ LAYERS: dict[str, list[set[str]]] = {
         },
         {"model", "optim", "schedule", "precision", "data", "tokens", "mlperf", "rundir", "agenda", "stop"},
         {"step", "graph", "evaluate", "hub", "shard_files", "checkpoint", "observers", "zero"},
-        {"steps", "progress", "warm_up"},
+        {"steps", "progress", "warm_up", "capture"},
         {"train"},  # the loop: below the settings of any task
         {"hardware"},
         {"config"},
         {"memory", "resume", "hand_over", "kernel_choice", "closed_division"},
         {"pretraining", "check", "allreduce", "trained"},
-        {"run", "certify", "evaluation", "export", "fill_mask", "deepspeed_config"},
+        {"run", "certify", "evaluation", "export", "fill_mask", "compare_captures", "deepspeed_config"},
         {"__main__"},
     ],
     "implementations/finetune": [

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from bert import (
+    capture,
     checkpoint,
     evaluate,
     hub,
@@ -63,6 +64,7 @@ class Config(ModelFiles, Hardware):
     mlperf: mlperf.Config = field(default_factory=mlperf.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
     observers: observers.Config = field(default_factory=observers.Config)
+    capture: capture.Config = field(default_factory=capture.Config)
     zero: zero.Config = field(default_factory=zero.Config)
 
     def check(self) -> None:
@@ -71,6 +73,7 @@ class Config(ModelFiles, Hardware):
         self.schedule.check()
         self.checkpoint.check()
         self.observers.check(self.run)
+        self.capture.check(self.run, self.uses_graph)
         if self.steps_this_run and self.checkpoint.directory is None:
             raise ConfigError("STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from")
         if self.checkpoint.shards and (self.zero.is_deepspeed or not self.optim.is_sharded(self.device)):

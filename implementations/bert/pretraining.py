@@ -14,6 +14,7 @@ import numpy as np
 
 from bert import checkpoint, hand_over, kernel_choice, observers, resume, rundir
 from bert.agenda import Agenda
+from bert.capture import CapturedStep
 from bert.config import Config
 from bert.data.pretraining import PretrainingBatch, make_batch
 from bert.data.sampler import Sampler
@@ -248,6 +249,10 @@ def prepare(
         return step, None
     rehearse = config.warm_up if config.warm_up is not None else world.device.type == "cuda"
     take_step = ready(step, lambda: made_up_step(config, world), graph=config.uses_graph, rehearse=rehearse)
+    if config.capture.kinds:
+        assert config.run.run_dir is not None
+        folder = config.run.run_dir / f"capture_{config.run.trial}"
+        take_step = CapturedStep(config.capture, folder, world.rank, model, take_step)
     if not config.uses_graph or not config.evaluates:
         return take_step, None
     return take_step, EvaluationGraph(config.evaluate, config.data.max_seq_length, model, world.device)

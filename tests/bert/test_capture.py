@@ -1,0 +1,72 @@
+"""CAPTURE: tensors by module in the order of the step, and a comparison that names the first that differs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bert import capture, compare_captures, optim, rundir
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.env import ConfigError
+from bert.model.recompute import Recomputation
+from bert.precision import Precision
+from bert.step import build_step
+
+
+@pytest.fixture
+def captured(tiny, make_model, make_records, batch_of, tmp_path):
+    """captured(name, spoil=None, recompute=False) -> the folder that two steps leave; one of them is written."""
+    batches = [batch_of(make_records(2), np.arange(begin, begin + 1)) for begin in (0, 1)]
+
+    def run(name, spoil=None, recompute=False):
+        model = make_model(tiny, dtype=torch.float32)
+        if spoil:
+            with torch.no_grad():
+                dict(model.named_parameters())[spoil][0] += 0.5
+        if recompute:
+            model.recompute(Recomputation(1, random_state=True))
+        world = World(DistConfig(device="cpu"))
+        settings = optim.Config(optimizer="adamw", sharded=False)
+        step = build_step(model, Precision(dtype=torch.float32), settings, world, accumulate=True, fused_update=False)
+        config = capture.Config(capture="inputs,activations,gradients", steps=1)
+        take_step = capture.CapturedStep(config, tmp_path / name, 0, model, step)
+        for seed in range(2):
+            torch.manual_seed(seed)
+            take_step(batches, 0.1)
+        return tmp_path / name
+
+    return run
+
+
+def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(captured, capsys):
+    one = captured("one")
+    assert [path.name for path in one.iterdir()] == ["step_1_rank_0.safetensors"]
+    assert compare_captures.main([str(one), str(captured("again", recompute=True))]) == 0
+    assert capsys.readouterr().out == "equal\n"
+    spoilt = captured("spoilt", spoil="bert.encoder.layer.1.intermediate.dense.bias")
+    assert compare_captures.main([str(one), str(spoilt)]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == (
+        "the first that differs: 1.bert.encoder.layer.1.intermediate.activation of step_1_rank_0.safetensors"
+    )
+    assert any("2.bert.encoder.layer.0.attention.gradient" in line for line in said), "gradients flow back to layer 0"
+    assert not any("layer.0" in line and ".activation" in line for line in said)
+    assert compare_captures.main([str(one), str(one / "nothing")]) == 2
+
+
+def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):
+    run = rundir.Config(run_dir=tmp_path)
+    capture.Config(capture="inputs, gradients").check(run, uses_graph=False)
+    for config, arguments, message in (
+        (
+            capture.Config(capture="weights"),
+            (run, False),
+            "CAPTURE names weights: expected inputs, activations, gradients",
+        ),
+        (capture.Config(capture="inputs"), (rundir.Config(), False), "CAPTURE writes to RUN_DIR"),
+        (capture.Config(capture="inputs"), (run, True), "set CUDA_GRAPH=0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config.check(*arguments)
