@@ -7,6 +7,8 @@ tokens (whole segments of one document each, then cut at both ends): only its en
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -37,10 +39,11 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
         [min(config.max_predictions_per_seq, max(1, round(int(n) * config.masked_lm_prob))) for n in lengths],
         dtype=np.int64,
     )
-    special = np.array([vocabulary.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")], dtype=np.int16)
+    special = np.array([vocabulary.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")], dtype=text.tokens.dtype)
+    room = np.empty(0, dtype=np.int32 if text.tokens.itemsize == 2 else np.int64)  # of a position and an id
     state = initial_state(config.random_seed)
     pairs, masked_offsets, masked = sample(
-        state, text.tokens, text.segment_offsets, text.document_offsets, special, len(vocabulary),
+        state, text.tokens, text.segment_offsets, text.document_offsets, special, len(vocabulary), room,
         config.max_seq_length, config.short_seq_prob, config.dupe_factor, num_predictions,
     )  # fmt: skip
     order = np.arange(len(pairs))
@@ -49,11 +52,11 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
 
 
 def _assemble(
-    tokens: npt.NDArray[np.int16],
-    special: npt.NDArray[np.int16],
+    tokens: npt.NDArray[Any],
+    special: npt.NDArray[Any],
     pairs: npt.NDArray[np.int64],
     masked_offsets: npt.NDArray[np.int64],
-    masked: npt.NDArray[np.int32],
+    masked: npt.NDArray[Any],
     order: npt.NDArray[np.int64],
 ) -> Records:
     """Records of the pairs in the order given."""
@@ -62,9 +65,9 @@ def _assemble(
     lengths = lengths_a + chosen[:, 3] - chosen[:, 2] + 3
     sequence_offsets = np.concatenate([[0], np.cumsum(lengths)])
     new_masked_offsets = np.concatenate([[0], np.cumsum(np.diff(masked_offsets)[order])])
-    input_ids = np.empty(sequence_offsets[-1], dtype=np.int16)
+    input_ids = np.empty(sequence_offsets[-1], dtype=tokens.dtype)
     positions = np.empty(new_masked_offsets[-1], dtype=np.int16)
-    labels = np.empty(new_masked_offsets[-1], dtype=np.int16)
+    labels = np.empty(new_masked_offsets[-1], dtype=tokens.dtype)
     _write_sequences(tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels)
     return Records(
         input_ids=input_ids,
@@ -213,19 +216,22 @@ def _next_pair(  # type: ignore[no-untyped-def]
 
 @compiled
 def sample(  # type: ignore[no-untyped-def]
-    state, tokens, segment_offsets, document_offsets, special, vocabulary_size,
+    state, tokens, segment_offsets, document_offsets, special, vocabulary_size, room,
     max_seq_length, short_seq_prob, dupe_factor, num_predictions,
 ):  # fmt: skip
-    """All pairs in the order they are drawn: (N, 5) ends and label, masked offsets (N + 1,), masks (M,)."""
+    """All pairs in the order they are drawn: (N, 5) ends and label, masked offsets (N + 1,), masks (M,).
+
+    room: an empty array of the type of the masks.
+    """
     order = np.arange(document_offsets.size - 1)
     shuffle(state, order)
     max_num_tokens = max_seq_length - 3
     pairs = np.empty((max(16, dupe_factor * tokens.size // max_num_tokens), 5), dtype=np.int64)
     masked_offsets = np.zeros(pairs.shape[0] + 1, dtype=np.int64)
-    masked = np.empty(max(max_seq_length, dupe_factor * tokens.size // 6), dtype=np.int32)
+    masked = np.empty(max(max_seq_length, dupe_factor * tokens.size // 6), dtype=room.dtype)
     candidates = np.empty(max_seq_length, dtype=np.int32)
     partners = np.empty(max_seq_length, dtype=np.int64)
-    replaced = np.empty(max_seq_length, dtype=np.int32)
+    replaced = np.empty(max_seq_length, dtype=room.dtype)
     mask = np.int64(special[2])
     count = 0
     at = 0

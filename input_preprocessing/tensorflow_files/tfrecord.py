@@ -10,14 +10,14 @@ take any order. TensorFlow is not needed.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.format import atomic_file
-from bert.data.records import DataError, Metadata, Records
+from bert.data.records import IDS, DataError, Metadata, Records, id_dtype
 from input_preprocessing.tensorflow_files.crc32c import TABLES, masked_crc
 from input_preprocessing.tensorflow_files.protobuf import fields
 
@@ -36,7 +36,7 @@ NAMES = (
 _INPUT_IDS, _INPUT_MASK, _LABELS, _POSITIONS, _WEIGHTS, _NEXT_SENTENCE, _SEGMENTS = range(7)
 _HEADER, _FOOTER = 12, 4
 _BLOCK = 512  # sequences written at once
-_LARGEST = 32767
+_LARGEST, _LARGEST_ID = 32767, (1 << 21) - 1  # a number of three bytes
 
 
 class _Keys(NamedTuple):
@@ -49,11 +49,11 @@ class _Keys(NamedTuple):
 class _Sequences(NamedTuple):
     """The arrays of records as the compiled writer takes them."""
 
-    input_ids: npt.NDArray[np.int16]
+    input_ids: npt.NDArray[Any]
     offsets: Integers
     b_starts: npt.NDArray[np.int16]
     positions: npt.NDArray[np.int16]
-    labels: npt.NDArray[np.int16]
+    labels: npt.NDArray[Any]
     masked_offsets: Integers
     next_labels: npt.NDArray[np.int8]
 
@@ -285,7 +285,7 @@ def _numbers(feature: bytes) -> Integers:
 
 def _integers(part: int | bytes) -> Integers:
     if isinstance(part, int):
-        return np.array([part if part <= _LARGEST else _LARGEST + 1])
+        return np.array([min(part, _LARGEST_ID + 1)])
     out = np.empty(len(part), dtype=np.int64)
     count = _varints(np.frombuffer(part, dtype=np.uint8), out)
     if count < 0:
@@ -339,8 +339,10 @@ def _sequence(features: dict[str, Integers]) -> tuple[Integers, ...]:
     segments = features["segment_ids"][:length]
     if features["input_mask"][length:].any() or features["masked_lm_weights"][masks:].any():
         raise ValueError("its padding is not at the end")
-    if max(int(features[name].max(initial=0)) for name in NAMES) > _LARGEST:
-        raise ValueError(f"a number is above {_LARGEST}")
+    for name in NAMES:
+        largest = _LARGEST_ID if name in IDS else _LARGEST
+        if int(features[name].max(initial=0)) > largest:
+            raise ValueError(f"a number is above {largest}")
     if (np.diff(segments) < 0).any() or segments.max(initial=0) > 1:
         raise ValueError("its segment_ids are not zeros and then ones")
     start_b = np.count_nonzero(segments == 0)
@@ -354,18 +356,20 @@ def _sequence(features: dict[str, Integers]) -> tuple[Integers, ...]:
 
 
 def _records(parts: list[tuple[Integers, ...]]) -> Records:
-    def flat(index: int, dtype: type) -> npt.NDArray[np.int16]:
+    ids = id_dtype(1 + max((int(part[index].max(initial=0)) for part in parts for index in (0, 3)), default=0))
+
+    def flat(index: int, dtype: type) -> npt.NDArray[Any]:
         return np.concatenate([np.zeros(0, np.int64), *(part[index] for part in parts)]).astype(dtype)
 
     def offsets(index: int) -> Integers:
         return np.concatenate([[0], np.cumsum([len(part[index]) for part in parts], dtype=np.int64)]).astype(np.int64)
 
     return Records(
-        input_ids=flat(0, np.int16),
+        input_ids=flat(0, ids),
         sequence_offsets=offsets(0),
         segment_b_start=flat(1, np.int16),
         masked_lm_positions=flat(2, np.int16),
-        masked_lm_ids=flat(3, np.int16),
+        masked_lm_ids=flat(3, ids),
         masked_lm_offsets=offsets(2),
         next_sentence_labels=flat(4, np.int8),
     )

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.compiled import compiled
+from bert.data.records import id_dtype
 from input_preprocessing.text import unicode11
 from input_preprocessing.text.vocabulary import NODE_MASK, TOKEN_BITS, TOKEN_MASK, Vocabulary, slot_of
 
@@ -41,7 +42,7 @@ _CJK = (
 class TokenizedText:
     """Documents of segments of tokens, flat."""
 
-    tokens: npt.NDArray[np.int16]
+    tokens: npt.NDArray[np.int16] | npt.NDArray[np.int32]  # by the vocabulary's size
     segment_offsets: npt.NDArray[np.int64]  # segment s is tokens [o[s], o[s + 1])
     document_offsets: npt.NDArray[np.int64]  # document d is segments [o[d], o[d + 1])
 
@@ -181,7 +182,7 @@ def _odd_words(text, is_odd):  # type: ignore[no-untyped-def]
 def tokenize(data: bytes, vocabulary: Vocabulary, lower_case: bool = True) -> TokenizedText:
     """Token ids of a text file: a line is a segment, a blank line ends a document; empty ones are left out."""
     text = np.frombuffer(prepare(data, lower_case), dtype=np.uint8)
-    tokens = np.empty(text.size, dtype=np.int16)  # a token takes a byte at least
+    tokens = np.empty(text.size, dtype=id_dtype(len(vocabulary)))  # a token takes a byte at least
     num_lines = int(np.count_nonzero(text == ord("\n"))) + 1
     segment_offsets = np.zeros(num_lines + 1, dtype=np.int64)
     document_offsets = np.zeros(num_lines + 1, dtype=np.int64)

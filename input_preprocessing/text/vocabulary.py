@@ -15,8 +15,8 @@ from bert.data.compiled import compiled
 from bert.data.records import DataError
 
 SPECIAL_TOKENS = ("[UNK]", "[CLS]", "[SEP]", "[MASK]")
-LARGEST_VOCABULARY = 32768  # ids are stored as int16
-NODE_BITS, TOKEN_BITS = 19, 16  # of a trie's entry
+NODE_BITS, TOKEN_BITS = 19, 17  # of a trie's entry
+LARGEST_VOCABULARY = (1 << TOKEN_BITS) - 1
 NODE_MASK, TOKEN_MASK = (1 << NODE_BITS) - 1, (1 << TOKEN_BITS) - 1
 _EDGE_SHIFT = NODE_BITS + TOKEN_BITS
 _MULTIPLIER = 0x9E3779B97F4A7C1
@@ -78,7 +78,7 @@ def load(path: str | Path) -> Vocabulary:
     """Reads a vocab.txt: one token a line, surrounding space dropped, a repeated token keeps its first id.
 
     Raises:
-        DataError: unreadable, over 32,768 tokens, or without [UNK], [CLS], [SEP] or [MASK].
+        DataError: unreadable, over 131,071 tokens, or without [UNK], [CLS], [SEP] or [MASK].
     """
     try:
         data = Path(path).read_bytes()
@@ -92,7 +92,7 @@ def load(path: str | Path) -> Vocabulary:
     if missing:
         raise DataError(f"{path} is no BERT vocabulary: it lacks {', '.join(missing)}; give a WordPiece vocab.txt")
     if len(tokens) > LARGEST_VOCABULARY:
-        raise DataError(f"{path} has {len(tokens)} tokens, more than the {LARGEST_VOCABULARY} that records can hold")
+        raise DataError(f"{path} has {len(tokens):,} tokens; {LARGEST_VOCABULARY:,} are the most there may be")
     return Vocabulary(tokens, hashlib.md5(data).hexdigest())
 
 

@@ -36,6 +36,11 @@ def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
     return lambda function: _compile(function, arguments)
 
 
+def compiled_for_each(*signatures: tuple[Any, ...]) -> Callable[[Function], Function]:
+    """As ``compiled_for``, for each of several lists of argument types."""
+    return lambda function: _compile(function, list(signatures))
+
+
 def is_kept(function: Function) -> bool:
     """Whether machine code of the function, and of the sources as they are, is on disk from an earlier run."""
     if numba is None:

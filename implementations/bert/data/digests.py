@@ -43,8 +43,9 @@ def sum_of_hashes(
 ) -> int:
     """Sum modulo 2^128 of the hash of each sequence: its head, tokens, masked positions and labels.
 
-    heads: int16 (N, 4). The others, contiguous, are those of Records; all are hashed as they lie in memory, low byte
-    first.
+    heads: int16 (N, 4). The others, contiguous, are those of Records; all are hashed as 16-bit numbers, low byte first.
+    Of a sequence that has an id beyond 16 bits all ids count as 32-bit numbers, low half first: how wide a file stores
+    them changes nothing.
 
     Raises:
         ValueError: offsets that fall, or reach beyond the arrays: compiled code does not look.
@@ -57,10 +58,17 @@ def sum_of_hashes(
         return 0
     if numba is None:
         return _interpreted_sum(heads, input_ids, positions, labels, offsets, masked_offsets)
-    largest = _HEAD + int((lengths + 2 * counts).max())
+    input_ids, labels = (_signed(ids) for ids in (input_ids, labels))
+    width = max(input_ids.itemsize, labels.itemsize) // 2
+    largest = _HEAD + int((width * lengths + (1 + width) * counts).max())
     message = np.zeros(-(-largest // _BLOCK) * _BLOCK, dtype=np.int16)
     low, high = _sum(heads, input_ids, positions, labels, offsets, masked_offsets, message, message.view(np.uint64))
     return int(low) + (int(high) << 64)
+
+
+def _signed(ids: Array) -> Array:
+    """The ids as int32 where they are wider than 16 bits, else as they are."""
+    return ids if ids.itemsize == 2 else np.ascontiguousarray(ids, dtype=np.int32)
 
 
 def add_multiset_digests(digests: Sequence[str]) -> str:
@@ -71,14 +79,15 @@ def add_multiset_digests(digests: Sequence[str]) -> str:
 def _interpreted_sum(
     heads: Array, input_ids: Array, positions: Array, labels: Array, offsets: Array, masked_offsets: Array
 ) -> int:
-    ids, at, to, head = (a.reshape(-1).view(np.uint8).data for a in (input_ids, positions, labels, heads))
     total = token = masked = 0
-    ends = zip((2 * offsets[1:]).tolist(), (2 * masked_offsets[1:]).tolist(), strict=True)
-    for i, (token_end, masked_end) in enumerate(ends):
-        h = hashlib.blake2b(head[2 * _HEAD * i : 2 * _HEAD * (i + 1)], digest_size=HASH_BYTES)
-        h.update(ids[token:token_end])
-        h.update(at[masked:masked_end])
-        h.update(to[masked:masked_end])
+    for i, (token_end, masked_end) in enumerate(zip(offsets[1:].tolist(), masked_offsets[1:].tolist(), strict=True)):
+        ids, to = input_ids[token:token_end], labels[masked:masked_end]
+        wide = any(part.size and not -(2**15) <= part.min() <= part.max() < 2**15 for part in (ids, to))
+        dtype = np.int32 if wide else np.int16
+        h = hashlib.blake2b(heads[i].tobytes(), digest_size=HASH_BYTES)
+        h.update(ids.astype(dtype).tobytes())
+        h.update(positions[masked:masked_end].tobytes())
+        h.update(to.astype(dtype).tobytes())
         total += int.from_bytes(h.digest(), "little")
         token, masked = token_end, masked_end
     return total % (1 << 128)
@@ -103,6 +112,30 @@ def _mixed(a, b, c, d, x, y):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _is_wide(ids, first, last):  # type: ignore[no-untyped-def]
+    """Whether one of ids[first:last] is beyond 16 bits."""
+    beyond = np.int64(0)
+    for j in range(first, last):
+        beyond |= np.int64(ids[j]) ^ np.int64(np.int16(ids[j]))
+    return beyond != 0
+
+
+@compiled
+def _put_ids(message, size, ids, first, last, wide):  # type: ignore[no-untyped-def]
+    """Appends ids[first:last] to the message; its new size."""
+    if wide:
+        for j in range(first, last):
+            message[size] = np.int16(np.int64(ids[j]) & 0xFFFF)
+            message[size + 1] = np.int16(np.int64(ids[j]) >> 16)
+            size += 2
+    else:
+        for j in range(first, last):
+            message[size] = np.int16(ids[j])
+            size += 1
+    return size
+
+
+@compiled
 def _sum(heads, input_ids, positions, labels, offsets, masked_offsets, message, words):  # type: ignore[no-untyped-def]
     """`message` takes the longest sequence, in whole blocks; `words` are its bytes, 8 at a time."""
     low = np.uint64(0)
@@ -113,15 +146,13 @@ def _sum(heads, input_ids, positions, labels, offsets, masked_offsets, message, 
         for j in range(heads.shape[1]):
             message[size] = heads[i, j]
             size += 1
-        for j in range(offsets[i], offsets[i + 1]):
-            message[size] = input_ids[j]
-            size += 1
-        for j in range(masked_offsets[i], masked_offsets[i + 1]):
+        begin, end, first, last = offsets[i], offsets[i + 1], masked_offsets[i], masked_offsets[i + 1]
+        wide = input_ids.itemsize > 2 and (_is_wide(input_ids, begin, end) or _is_wide(labels, first, last))
+        size = _put_ids(message, size, input_ids, begin, end, wide)
+        for j in range(first, last):
             message[size] = positions[j]
             size += 1
-        for j in range(masked_offsets[i], masked_offsets[i + 1]):
-            message[size] = labels[j]
-            size += 1
+        size = _put_ids(message, size, labels, first, last, wide)
         num_blocks = (size + _BLOCK - 1) // _BLOCK
         message[size : num_blocks * _BLOCK] = 0
         h[:] = _START

@@ -26,7 +26,7 @@ from bert.files import whole_file
 
 from . import nvidia_format
 from .digests import sum_of_hashes
-from .records import DTYPES, Array, DataError, Metadata, Records
+from .records import DTYPES, IDS, Array, DataError, Metadata, Records, dtypes_of
 
 FORMAT = "bert-records"
 VERSION = 1
@@ -34,8 +34,8 @@ VERSION = 1
 
 def _arrays(records: Records) -> dict[str, Array]:
     """Datasets of the file, in the order they are written and digested."""
-    named = {name: getattr(records, name) for name in DTYPES}
-    return {name: np.ascontiguousarray(a, dtype=DTYPES[name]) for name, a in named.items() if a is not None}
+    named = {name: (getattr(records, name), dtype) for name, dtype in dtypes_of([records]).items()}
+    return {name: np.ascontiguousarray(a, dtype=dtype) for name, (a, dtype) in named.items() if a is not None}
 
 
 def content_digest(records: Records) -> str:
@@ -155,8 +155,9 @@ def _map(file: h5py.File, path: Path, name: str) -> Array:
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
         raise DataError(f"{path} has no dataset {name}; prepare it again")
-    if dataset.ndim != 1 or dataset.dtype != DTYPES[name]:
-        wanted = np.dtype(DTYPES[name]).name
+    allowed = [DTYPES[name], np.int32] if name in IDS else [DTYPES[name]]
+    if dataset.ndim != 1 or dataset.dtype not in allowed:
+        wanted = " or ".join(np.dtype(dtype).name for dtype in allowed)
         raise DataError(
             f"{path}: dataset {name} is {dataset.dtype} of {dataset.ndim} dimensions, expected one of {wanted}"
         )
@@ -202,6 +203,8 @@ def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
                 metadata = _read_metadata(path, file.attrs)
                 names = [name for name in DTYPES if name != "row_offsets" or name in file]
                 records = Records(**{name: _map(file, path, name) for name in names})
+                if records.input_ids.dtype != records.masked_lm_ids.dtype:
+                    raise DataError(f"{path}: input_ids and masked_lm_ids are of two types; prepare it again")
             else:
                 records, metadata = nvidia_format.read(path, file)
     except OSError as error:

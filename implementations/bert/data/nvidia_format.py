@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from .records import Array, DataError, Metadata, Records
+from .records import IDS, Array, DataError, Metadata, Records, id_dtype
 
 _COMMON = {"input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels"}
 _PACKED = _COMMON | {"packed_input_len", "packed_masked_lm_len"}
@@ -47,7 +47,7 @@ def _narrowed(path: Path, name: str, values: Array, dtype: Any) -> Array:
     """The values as `dtype`.
 
     Raises:
-        DataError: one does not fit, as ids of a vocabulary above 32,768 words.
+        DataError: one does not fit.
     """
     limits = np.iinfo(dtype)
     if len(values) and values.dtype != dtype and not limits.min <= values.min() <= values.max() <= limits.max:
@@ -72,6 +72,8 @@ def _table(path: Path, file: h5py.File, name: str, dtype: Any) -> Array:
 def _assemble(path: Path, fields: dict[str, Array], lengths: Array, masked: Array) -> Records:
     """Records from flat arrays, the length of each sequence and its number of masked tokens."""
     sequence_offsets = _offsets(lengths)
+    largest = max(int(fields[name].max(initial=0)) for name in IDS)
+    fields |= {name: fields[name].astype(id_dtype(largest + 1)) for name in IDS}
     if not (
         len(fields["input_ids"]) == len(fields["segment_ids"]) == sequence_offsets[-1]
         and len(fields["masked_lm_positions"]) == len(fields["masked_lm_ids"]) == masked.sum()
@@ -95,7 +97,7 @@ def _assemble(path: Path, fields: dict[str, Array], lengths: Array, masked: Arra
 def _packed(path: Path, file: h5py.File) -> Records:
     lengths, per_row = _ragged(path, file, "packed_input_len", np.int64)
     masked, _ = _ragged(path, file, "packed_masked_lm_len", np.int64)
-    input_ids, row_tokens = _ragged(path, file, "input_ids", np.int16)
+    input_ids, row_tokens = _ragged(path, file, "input_ids", np.int32)
     positions, _ = _ragged(path, file, "masked_lm_positions", np.int64)
     rows = _offsets(per_row)
     starts = _offsets(lengths)
@@ -108,21 +110,21 @@ def _packed(path: Path, file: h5py.File) -> Records:
         "input_ids": input_ids,
         "segment_ids": _ragged(path, file, "segment_ids", np.int8)[0],
         "masked_lm_positions": (positions - np.repeat(in_row, masked)).astype(np.int16),
-        "masked_lm_ids": _ragged(path, file, "masked_lm_ids", np.int16)[0],
+        "masked_lm_ids": _ragged(path, file, "masked_lm_ids", np.int32)[0],
         "next_sentence_labels": _ragged(path, file, "next_sentence_labels", np.int8)[0],
     }
     return _assemble(path, fields, lengths, masked).with_rows(rows)
 
 
 def _variable(path: Path, file: h5py.File) -> Records:
-    input_ids, lengths = _ragged(path, file, "input_ids", np.int16)
+    input_ids, lengths = _ragged(path, file, "input_ids", np.int32)
     positions, entries = _ragged(path, file, "masked_lm_positions", np.int16)
     real = positions != 0
     fields = {
         "input_ids": input_ids,
         "segment_ids": _ragged(path, file, "segment_ids", np.int8)[0],
         "masked_lm_positions": positions[real],
-        "masked_lm_ids": _ragged(path, file, "masked_lm_ids", np.int16)[0][real],
+        "masked_lm_ids": _ragged(path, file, "masked_lm_ids", np.int32)[0][real],
         "next_sentence_labels": _table(path, file, "next_sentence_labels", np.int8).reshape(-1),
     }
     owner = np.repeat(np.arange(len(entries)), entries)
@@ -130,7 +132,7 @@ def _variable(path: Path, file: h5py.File) -> Records:
 
 
 def _fixed(path: Path, file: h5py.File) -> Records:
-    ids = _table(path, file, "input_ids", np.int16)
+    ids = _table(path, file, "input_ids", np.int32)
     if "input_mask" not in file:
         raise DataError(f"{path} has fixed-length input_ids but no input_mask; copy or prepare it again")
     real = file["input_mask"][:] != 0
@@ -140,7 +142,7 @@ def _fixed(path: Path, file: h5py.File) -> Records:
         "input_ids": ids[real],
         "segment_ids": file["segment_ids"][:][real],
         "masked_lm_positions": positions[masked],
-        "masked_lm_ids": _table(path, file, "masked_lm_ids", np.int16)[masked],
+        "masked_lm_ids": _table(path, file, "masked_lm_ids", np.int32)[masked],
         "next_sentence_labels": _table(path, file, "next_sentence_labels", np.int8).reshape(-1),
     }
     return _assemble(path, fields, real.sum(axis=1), masked.sum(axis=1))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bert.data.batch import Batch, Capacity, padded
-from bert.data.compiled import array, compiled_for, scalar
+from bert.data.compiled import array, compiled_for, compiled_for_each, scalar
 from bert.data.records import DataError, Records
 from bert.kernels.cross_entropy import IGNORE
 
@@ -131,10 +131,12 @@ def _read_heads(  # type: ignore[no-untyped-def]
     return True
 
 
-@compiled_for(
-    *[array("int16", readonly=True)] * 3, array("int64"), array("int64", ndim=2), array("int64"), array("int64"),
-    array("int32", ndim=2), array("int32"), array("int64"),
-)  # fmt: skip
+_PLACES = array("int64"), array("int64", ndim=2), array("int64"), array("int64")
+_INTO = array("int32", ndim=2), array("int32"), array("int64")
+_NARROW, _WIDE = array("int16", readonly=True), array("int32", readonly=True)
+
+
+@compiled_for_each((_NARROW, _NARROW, _NARROW, *_PLACES, *_INTO), (_WIDE, _NARROW, _WIDE, *_PLACES, *_INTO))
 def _copy_sequences(  # type: ignore[no-untyped-def]
     input_ids, positions, labels, where, heads, starts, masked_starts, tokens, masked_positions, masked_labels
 ):

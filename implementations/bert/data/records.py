@@ -30,11 +30,11 @@ class Records:
     from the first token of their sequence. next_sentence_labels: 1 = segment B is a random text.
     """
 
-    input_ids: Array  # int16 (tokens,)
+    input_ids: Array  # int16 (tokens,); int32 of a vocabulary above 32,768, as masked_lm_ids
     sequence_offsets: Array  # int64 (N + 1,)
     segment_b_start: Array  # int16 (N,)
     masked_lm_positions: Array  # int16 (M,)
-    masked_lm_ids: Array  # int16 (M,)
+    masked_lm_ids: Array  # int16 or int32 (M,)
     masked_lm_offsets: Array  # int64 (N + 1,)
     next_sentence_labels: Array  # int8 (N,)
     row_offsets: Array | None = None  # int64 (R + 1,)
@@ -101,7 +101,9 @@ class Metadata:
     multiset_digest: str = ""
 
 
-# Datasets of a file, in the order they are written and digested.
+IDS = ("input_ids", "masked_lm_ids")
+
+# Datasets of a file, in the order they are written and digested; IDS may be int32.
 DTYPES: dict[str, Any] = {
     "input_ids": np.int16,
     "sequence_offsets": np.int64,
@@ -112,6 +114,17 @@ DTYPES: dict[str, Any] = {
     "next_sentence_labels": np.int8,
     "row_offsets": np.int64,
 }
+
+
+def id_dtype(vocab_size: int) -> Any:
+    """Type of the ids of a vocabulary: int16, or int32 for more than 32,768 tokens."""
+    return np.int16 if vocab_size <= 1 << 15 else np.int32
+
+
+def dtypes_of(parts: Sequence[Records]) -> dict[str, Any]:
+    """Types of the datasets of these records together."""
+    wide = any(getattr(part, name).dtype == np.int32 for part in parts for name in IDS)
+    return {**DTYPES, **dict.fromkeys(IDS, np.int32)} if wide else DTYPES
 
 
 def _gather(values: Array, offsets: Array, indices: Array) -> tuple[Array, Array]:
@@ -129,12 +142,13 @@ def concatenate(parts: Sequence[Records], copied: Callable[[int], None] = lambda
     packed = bool(parts) and all(part.row_offsets is not None for part in parts)
     names = [name for name in DTYPES if name != "row_offsets" or packed]
     joined: dict[str, Array] = {}
+    dtypes = dtypes_of(parts)
     for name in names:
         if name.endswith("_offsets"):
             sizes = [np.zeros(1, np.int64), *(np.diff(getattr(part, name)) for part in parts)]
             joined[name] = np.cumsum(np.concatenate(sizes))
         else:
-            joined[name] = np.empty(sum(len(getattr(part, name)) for part in parts), DTYPES[name])
+            joined[name] = np.empty(sum(len(getattr(part, name)) for part in parts), dtypes[name])
     flat = [name for name in names if not name.endswith("_offsets")]
     ends = dict.fromkeys(flat, 0)
     for number, part in enumerate(parts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bert.data.packing import pack
-from bert.data.records import Records
+from bert.data.records import Records, id_dtype
 
 _NUM_ROWS, _NUM_BINS = 16_384, 4
 _FEW_ROWS = 512  # best fit packs them as well as the linear program does, and without scipy: benchmarks take no more
@@ -47,11 +47,11 @@ def synthetic_records(num_rows: int, max_seq_length: int, vocab_size: int, packe
         for length, count in zip(lengths.tolist(), counts.tolist(), strict=True)
     ]
     return Records(
-        input_ids=generator.integers(0, vocab_size, int(lengths.sum())).astype(np.int16),
+        input_ids=generator.integers(0, vocab_size, int(lengths.sum())).astype(id_dtype(vocab_size)),
         sequence_offsets=np.concatenate([[0], np.cumsum(lengths)]),
         segment_b_start=(lengths // 2).astype(np.int16),
         masked_lm_positions=np.concatenate(positions).astype(np.int16),
-        masked_lm_ids=generator.integers(0, vocab_size, int(counts.sum())).astype(np.int16),
+        masked_lm_ids=generator.integers(0, vocab_size, int(counts.sum())).astype(id_dtype(vocab_size)),
         masked_lm_offsets=np.concatenate([[0], np.cumsum(counts)]),
         next_sentence_labels=generator.integers(0, 2, len(lengths)).astype(np.int8),
         row_offsets=row_offsets,

@@ -11,13 +11,17 @@ from bert.data import digests
 
 
 def arguments(lengths: list[int], counts: list[int], seed: int) -> list[np.ndarray]:
-    """Random numbers of all 16 bits, in sequences of these lengths."""
+    """Random numbers of all 16 bits, in sequences of these lengths; of an odd seed, some ids of 17 bits."""
     rng = np.random.default_rng(seed)
 
     def numbers(*shape: int) -> np.ndarray:
         return rng.integers(-(2**15), 2**15, shape).astype(np.int16)
 
     flat = [numbers(sum(lengths)), numbers(sum(counts)), numbers(sum(counts))]
+    if seed % 2:
+        flat = [ids.astype(np.int32) for ids in flat[:1]] + flat[1:2] + [ids.astype(np.int32) for ids in flat[2:]]
+        for ids in flat[::2]:
+            ids[rng.random(len(ids)) < 0.003] += 1 << 16
     offsets = [np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64) for sizes in (lengths, counts)]
     return [numbers(len(lengths), 4), *flat, *offsets]
 

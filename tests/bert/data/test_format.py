@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert.data.digests import add_multiset_digests
-from bert.data.format import multiset_digest, open_records, verify_records, write_records
+from bert.data.format import content_digest, multiset_digest, open_records, verify_records, write_records
 from bert.data.index import count_rows
 from bert.data.records import DataError, concatenate
 
@@ -221,19 +221,19 @@ def test_rows_of_no_sequence_in_others_files_come_as_they_are_and_are_counted(tm
 
 @pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
 @pytest.mark.parametrize("name", ["input_ids", "masked_lm_ids"])
-@pytest.mark.parametrize("odd", [32_768, 65_536 + 7, -40_000])
+@pytest.mark.parametrize("odd", [2**31, -(2**31) - 7])
 def test_ids_that_records_cannot_hold_are_refused(tmp_path: Path, schema: str, name: str, odd: int) -> None:
     records = make_records(4)
     write_nvidia(tmp_path / "part", records.with_rows([0, 2, 4]) if schema == "packed" else records, schema)
     with h5py.File(tmp_path / "part", "r+") as file:
-        rows = [np.array(row, np.int32) for row in file[name][:]]
+        rows = [np.array(row, np.int64) for row in file[name][:]]
         rows[1][0] = odd
         del file[name]
         if schema == "fixed":
             file[name] = np.stack(rows)
         else:
-            ragged(file, name, rows, np.int32)
-    with pytest.raises(DataError, match=f"part: {name} has {odd}, and records hold -32768 to 32767"):
+            ragged(file, name, rows, np.int64)
+    with pytest.raises(DataError, match=f"part: {name} has {odd}, and records hold -2147483648 to 2147483647"):
         open_records(tmp_path / "part")
 
 
@@ -258,3 +258,51 @@ def test_nvidia_made_shards_whose_lengths_disagree_are_refused(tmp_path: Path, n
         ragged(file, name, rows, dtype)
     with pytest.raises(DataError, match="inconsistent"):
         open_records(path)
+
+
+def test_wide_ids_are_kept_as_they_are_and_hashed_as_if_narrow_where_they_fit(tmp_path: Path) -> None:
+    records = make_records(50, seed=3)
+    assert content_digest(records) == "cf6be7b466d9dfabe77ea2e821171435", "of files made before there were wide ids"
+    assert multiset_digest(records) == "d9cbd738871cfd8933a6e5df50069e62"
+    stored = dataclasses.replace(
+        records, input_ids=records.input_ids.astype(np.int32), masked_lm_ids=records.masked_lm_ids.astype(np.int32)
+    )
+    assert multiset_digest(stored) == multiset_digest(records)
+    wide = dataclasses.replace(stored, input_ids=stored.input_ids + 40_000, masked_lm_ids=stored.masked_lm_ids + 90_000)
+    write_records(tmp_path / "a.hdf5", wide, METADATA)
+    found, _ = verify_records(tmp_path / "a.hdf5")
+    assert_equal(found, wide)
+    assert found.input_ids.dtype == found.masked_lm_ids.dtype == np.int32
+    mixed = concatenate([records, wide])
+    assert mixed.input_ids.dtype == np.int32
+    added = add_multiset_digests([multiset_digest(records), multiset_digest(wide)])
+    assert multiset_digest(mixed) == added
+    assert multiset_digest(mixed.select(np.arange(100)[::-1])) == added
+    beyond = dataclasses.replace(wide, input_ids=wide.input_ids + (1 << 16))
+    assert multiset_digest(beyond) != multiset_digest(wide), "the high halves count"
+    with h5py.File(tmp_path / "a.hdf5", "r+") as file:
+        narrow = file["masked_lm_ids"][:].astype(np.int16)
+        del file["masked_lm_ids"]
+        file["masked_lm_ids"] = narrow
+    with pytest.raises(DataError, match="two types"):
+        open_records(tmp_path / "a.hdf5")
+
+
+@pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
+@pytest.mark.parametrize("name", ["input_ids", "masked_lm_ids"])
+def test_nvidia_made_shards_of_a_large_vocabulary_are_read(tmp_path: Path, schema: str, name: str) -> None:
+    records = make_records(4)
+    write_nvidia(tmp_path / "part", records.with_rows([0, 2, 4]) if schema == "packed" else records, schema)
+    with h5py.File(tmp_path / "part", "r+") as file:
+        rows = [np.array(row, np.int32) for row in file[name][:]]
+        rows[1][0] = 119_000
+        del file[name]
+        if schema == "fixed":
+            file[name] = np.stack(rows)
+        else:
+            ragged(file, name, rows, np.int32)
+    found, _ = open_records(tmp_path / "part")
+    assert found.input_ids.dtype == found.masked_lm_ids.dtype == np.int32
+    assert getattr(found, name).max() == 119_000
+    other = "masked_lm_ids" if name == "input_ids" else "input_ids"
+    assert np.array_equal(getattr(found, other), getattr(records, other))

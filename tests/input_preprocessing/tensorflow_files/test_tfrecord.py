@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import struct
 import subprocess
@@ -82,6 +83,15 @@ def test_a_file_is_the_plain_encoding_and_reads_back(tmp_path: Path, count: int)
     assert metadata.max_seq_length == (LENGTH if count else 1)
 
 
+def test_ids_of_a_large_vocabulary_are_written_and_read(tmp_path: Path) -> None:
+    records = make_records(30)
+    ids = {name: getattr(records, name).astype(np.int32) + 90_000 for name in ("input_ids", "masked_lm_ids")}
+    records = dataclasses.replace(records, **ids)
+    write_tfrecord(tmp_path / "a", records, LENGTH, MASKS)
+    assert (tmp_path / "a").read_bytes() == b"".join(frame(example(features_of(records, i))) for i in range(30))
+    assert_equal(read_tfrecord(tmp_path / "a")[0], records)
+
+
 def test_the_references_instances_are_protobufs_own_bytes(shared: Path, tmp_path: Path) -> None:
     """The digest is of the file after protobuf 7.36.2 parsed and serialised (deterministic) every Example in it."""
     words = vocabulary.load(shared / "golden" / "vocab.txt")
@@ -128,8 +138,7 @@ ODD = {
     "another kind of example": ({"image": [1]}, "no input_ids"),
     "lists of other sizes": ({"segment_ids": [0] * 63}, "values"),
     "padding in the middle": ({"input_mask": [1, 0, *[1] * 62]}, "padding"),
-    "a token too large": ({"input_ids": [70000] * LENGTH}, "above 32767"),
-    "a label too large": ({"masked_lm_ids": [32768] * MASKS}, "above 32767"),
+    "a position too large": ({"masked_lm_positions": [32768] * MASKS}, "above 32767"),
     "a number of four bytes": ({"input_ids": [1 << 30] * LENGTH}, "negative or too large"),
     "three segments": ({"segment_ids": [0, 1, 2, *[2] * 61], "input_mask": [1] * LENGTH}, "zeros and then ones"),
 }

@@ -1,19 +1,27 @@
-"""Vocabularies other than the benchmark's: cased ones, from text to training records."""
+"""Vocabularies other than the benchmark's: cased and large ones, from text to training records."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bert import hub
-from bert.data.format import open_records
+from bert.data.format import multiset_digest, open_records
+from bert.data.pretraining import gather_batch, make_batch
+from bert.data.records import DataError
+from bert.data.synthetic import synthetic_records
 from input_preprocessing.dataset import prepare
+from input_preprocessing.instances import make
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
 from input_preprocessing.text import corpus, vocabulary
+from input_preprocessing.text.tokenization import tokenize
 from input_preprocessing.verify.verdict import verify
 
+from ...bert.data.samples import make_records
 from ..conftest import all_records, made_up_documents, prepare_options
+from ..instances import oracle
 
 
 def original_words(folder: Path) -> set[str]:
@@ -72,3 +80,62 @@ def test_a_vocabulary_that_does_not_look_like_the_text_is_pointed_out(
 def test_what_was_made_before_there_was_a_choice_of_case_is_known_again() -> None:
     assert sampling_digest(SamplingConfig()) == "98045428e840d4f859113b4a622352d3"
     assert sampling_digest(SamplingConfig(do_lower_case=False)) != sampling_digest(SamplingConfig())
+
+
+FILLERS = 40_000
+
+
+def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(tmp_path: Path) -> None:
+    """The instances are the plain restatement's; shards, evaluation set, audit and batches have the same ids."""
+    data = tmp_path / "data" / "download"
+    (data / "results4").mkdir(parents=True)
+    documents = made_up_documents(20)
+    text = data / "results4" / "part-00000-of-00001"
+    corpus.write_text(text, documents)
+    corpus.write_text(data / "results4" / "eval.txt", documents[:2])
+    corpus.train_vocabulary([text], 400, tmp_path / "small.txt")
+    small = (tmp_path / "small.txt").read_text(encoding="utf-8").splitlines()
+    tokens = [*small[:100], *(f"[unused{i}]" for i in range(FILLERS)), *small[100:]]
+    (data / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    words = vocabulary.load(data / "vocab.txt")
+    config = SamplingConfig(max_seq_length=64, dupe_factor=2)
+    records, _ = make.instances_of(text, words, config)
+    assert records.input_ids.dtype == records.masked_lm_ids.dtype == np.int32
+    assert records.input_ids.max() > FILLERS > 32_768
+    expected = oracle.make_instances(text.read_bytes(), words.ids, max_seq_length=64, dupe_factor=2)
+    assert records.num_sequences == len(expected)
+    for i, instance in enumerate(expected):
+        start, end = records.sequence_offsets[i : i + 2]
+        first, last = records.masked_lm_offsets[i : i + 2]
+        assert [words.tokens[token] for token in records.input_ids[start:end]] == instance.tokens
+        assert [words.tokens[token] for token in records.masked_lm_ids[first:last]] == instance.labels
+    prepare.prepare(prepare_options(tmp_path / "data", "--packed-data", "--shards", "2"))
+    rows = all_records(tmp_path / "data" / "packed_data")
+    assert multiset_digest(rows) == multiset_digest(records)
+    assert not [check for check in verify(tmp_path / "data", jobs=1)["packed"] if check.holds is False]
+    batch = make_batch(rows, np.arange(rows.num_sequences), 64)
+    assert np.array_equal(batch.input_ids.numpy(), rows.input_ids)
+    assert np.array_equal(batch.masked_labels.numpy(), rows.masked_lm_ids)
+    narrow = make_records(3)
+    mixed = gather_batch([narrow, rows], [np.array([0, 2]), np.array([1])], np.array([1, 0, 2]), 64, len(words))
+    assert int(mixed.input_ids.max()) <= len(words)
+    assert mixed.num_sequences == 3
+
+
+def test_made_up_records_of_a_large_vocabulary_have_its_ids() -> None:
+    records = synthetic_records(50, 64, 120_000, True, 0)
+    assert records.input_ids.min() >= 0
+    assert records.input_ids.max() > 32_768
+    assert records.masked_lm_ids.max() > 32_768
+
+
+def test_a_vocabulary_of_more_tokens_than_the_tokenizer_takes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.txt"
+    tokens = ["[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(131_068))]
+    path.write_text("\n".join(tokens[:131_071]))
+    words = vocabulary.load(path)
+    text = tokenize(b"131066 7 131067\n", words)
+    assert text.tokens[:2].tolist() == [131_070, 11]
+    path.write_text("\n".join(tokens))
+    with pytest.raises(DataError, match="131,072 tokens; 131,071 are the most there may be"):
+        vocabulary.load(path)
