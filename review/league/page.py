@@ -141,7 +141,6 @@ def _trend_minutes(league: League) -> Chart | None:
     series: list[tuple[str, Callable[[Entry], float | None]]] = [
         ("fastest of any size", lambda entry: entry.minutes),
         (f"fastest with {_NODE} accelerators", lambda entry: entry.minutes if entry.accelerators == _NODE else None),
-        ("fastest of one node", lambda entry: entry.minutes if entry.nodes == 1 else None),
     ]
     lines, rounds = _trend(league, series, min, "minutes")
     if len(rounds) < 2 or not lines:
