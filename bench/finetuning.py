@@ -101,8 +101,10 @@ def build(folder: Path, batch_size: int, seed: int, sentences: int) -> tuple[Our
     if sentences:
         for name in ("train", "test"):
             whole = getattr(task, name)
-            part = tasks.Labelled(whole.sequences[:sentences], whole.labels[:sentences], whole.lengths[:sentences])
-            setattr(task, name, part)
+            # Spread over the table, in which one label comes first.
+            chosen = np.linspace(0, len(whole.labels) - 1, min(sentences, len(whole.labels))).astype(int)
+            sequences = [whole.sequences[i] for i in chosen]
+            setattr(task, name, tasks.Labelled(sequences, whole.labels[chosen], whole.lengths[chosen]))
     torch.manual_seed(seed)
     run = train.build(settings, environment, World(settings.dist), task)
     run.model.train()

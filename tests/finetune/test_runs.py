@@ -112,15 +112,20 @@ def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
     assert (tmp_path / "run" / "model_0" / "null_odds.json").is_file()
 
 
-def test_a_table_of_ones_own_is_learnt_and_its_labels_are_kept(squad_environment, tmp_path):
+def write_table(folder):
+    """Sentences with a label that is easily learnt."""
     lines = [
         f"the {a} {b} was {c}\t{'colour' if c in ('red', 'blue') else 'place'}"
         for a in ("old", "new", "happy")
         for b in ("cat", "dog", "king")
         for c in ("red", "blue", "north", "here")
     ]
-    (tmp_path / "train.tsv").write_text("\n".join(lines * 4))
-    (tmp_path / "dev.tsv").write_text("sentence\tlabel\nthe cat was north\tplace\nthe old queen was red\tcolour\n")
+    (folder / "train.tsv").write_text("\n".join(lines * 4))
+    (folder / "dev.tsv").write_text("sentence\tlabel\nthe cat was north\tplace\nthe old queen was red\tcolour\n")
+
+
+def test_a_table_of_ones_own_is_learnt_and_its_labels_are_kept(squad_environment, tmp_path):
+    write_table(tmp_path)
     environment = squad_environment | {"TASK": "TSV", "DATA": str(tmp_path), "RUN_DIR": str(tmp_path / "run"),
                                        "EPOCHS": "10", "SEEDS": "5,6", "TRIAL": "1"}  # fmt: skip
     assert run(environment) == 0
@@ -132,6 +137,24 @@ def test_a_table_of_ones_own_is_learnt_and_its_labels_are_kept(squad_environment
     (tmp_path / "dev.tsv").write_text("blue\tcolour\n")  # one label only: the others are the model's
     model = {"MODE": "eval", "INIT_CHECKPOINT": str(folder), "RUN_DIR": str(tmp_path / "again")}
     assert run(environment | model) == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"PRECISION": "bf16"},
+        {"PRECISION": "fp16"},
+        {"PRECISION": "fp8"},
+        {"BATCHSIZE": "4", "GRADIENT_STEPS": "3", "RECOMPUTE_LAYERS": "1"},
+        {"OPTIMIZER": "lamb", "LR": "1e-2"},
+    ],
+    ids=lambda settings: ",".join(settings.values()),
+)
+def test_what_bert_trains_with_trains_here_too(squad_environment, tmp_path, settings):
+    write_table(tmp_path)
+    environment = squad_environment | {"TASK": "TSV", "DATA": str(tmp_path), "RUN_DIR": str(tmp_path / "run")}
+    assert run(environment | {"EPOCHS": "10"} | settings) == 0
+    assert json.loads((tmp_path / "run" / "model_0" / "figures.json").read_text())["accuracy"] == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""Real weights: a fine-tuned model as it is saved says in Hugging Face's classes what it says here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bert import kernels
+from bert.model.config import BertConfig
+from bert.tokens import WordPiece
+from finetune import inference, weights
+from finetune.batches import Labelled
+from finetune.glue.examples import encode
+from finetune.models import Classification, SpanPrediction
+
+TEXTS = [
+    ("The film is a mess, but a charming one.",),
+    ("Who wrote it?", "It was written in 1957 by a Welsh schoolteacher, whose name nobody in town remembered."),
+    ("Dreary " * 60,),
+    ("Ein Kaffee, bitte!", "\u6f22\u5b57 and caf\u00e9"),
+]
+
+
+@pytest.fixture(scope="module")
+def pretrained(repository):
+    """The weights of `make finetune-demo`."""
+    folder = Path(os.environ.get("DEMO_DIR", repository / "demo")) / "finetune" / "weights"
+    if not (folder / "vocab.txt").is_file():
+        pytest.skip(f"no weights in {folder}: make finetune-demo fetches them")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["QuestionAnswering", "SequenceClassification"])
+def test_the_logits_of_an_exported_model_are_those_of_transformers(pretrained, tmp_path, kind):
+    transformers = pytest.importorskip("transformers")
+    shape = BertConfig.from_json(pretrained / "config.json")
+    plain = kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+    spans = kind == "QuestionAnswering"
+    model = SpanPrediction(shape, plain) if spans else Classification(shape, plain, 2)
+    weights.initialise(model, seed=1)
+    weights.load(model, pretrained / "model.safetensors")
+    facts = {"task": "squad" if spans else "MRPC", "lower_case": True, "labels": [] if spans else ["0", "1"]}
+    weights.save(tmp_path, model.eval(), dict(model.named_parameters()), pretrained / "vocab.txt", facts)
+    other = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(tmp_path).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+
+    sequences = encode(TEXTS, WordPiece(pretrained / "vocab.txt"), 128)
+    lengths = np.array([len(ids) for ids, _ in sequences], dtype=np.int32)
+    samples = Labelled(sequences, np.zeros(len(TEXTS), np.int64), lengths)
+    batch = samples.batch(np.arange(len(TEXTS)))
+    with torch.no_grad():
+        mine = (
+            np.split(model.scores(batch).numpy(), np.cumsum(lengths)[:-1])
+            if spans
+            else inference.batch_scores(model, batch)
+        )
+        for text, (ids, _), row in zip(TEXTS, sequences, mine, strict=True):
+            words = tokenizer(*text, truncation=True, max_length=128, return_tensors="pt")
+            assert words["input_ids"][0].tolist() == ids.tolist()
+            theirs = other(**words)
+            found = torch.stack([theirs.start_logits[0], theirs.end_logits[0]], 1) if spans else theirs.logits[0]
+            np.testing.assert_allclose(row, found.numpy(), atol=1e-5)
