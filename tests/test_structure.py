@@ -32,7 +32,7 @@ LAYERS: dict[str, list[set[str]]] = {
         },
         {"model", "optim", "schedule", "precision", "data", "tokens", "mlperf", "rundir", "agenda", "stop"},
         {"step", "graph", "evaluate", "hub", "shard_files", "checkpoint", "observers", "zero"},
-        {"steps", "progress", "warm_up", "capture"},
+        {"steps", "progress", "warm_up", "capture", "profile_steps"},
         {"train"},  # the loop: below the settings of any task
         {"hardware"},
         {"config"},

@@ -17,6 +17,7 @@ from bert import (
     hub,
     mlperf,
     observers,
+    profile_steps,
     rundir,
     schedule,
 )
@@ -65,6 +66,7 @@ class Config(ModelFiles, Hardware):
     run: rundir.Config = field(default_factory=rundir.Config)
     observers: observers.Config = field(default_factory=observers.Config)
     capture: capture.Config = field(default_factory=capture.Config)
+    profile: profile_steps.Config = field(default_factory=profile_steps.Config)
     zero: zero.Config = field(default_factory=zero.Config)
 
     def check(self) -> None:
@@ -74,6 +76,7 @@ class Config(ModelFiles, Hardware):
         self.checkpoint.check()
         self.observers.check(self.run)
         self.capture.check(self.run, self.uses_graph)
+        self.profile.check(self.run)
         if self.steps_this_run and self.checkpoint.directory is None:
             raise ConfigError("STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from")
         if self.checkpoint.shards and (self.zero.is_deepspeed or not self.optim.is_sharded(self.device)):

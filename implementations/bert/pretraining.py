@@ -28,6 +28,7 @@ from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
 from bert.model.init import first_weights, hollow, initialize, on_meta
 from bert.observers import Observer
+from bert.profile_steps import ProfiledStep
 from bert.progress import Progress
 from bert.schedule import learning_rate
 from bert.step import Step, Trainer, TrainingStep, build_step
@@ -253,6 +254,10 @@ def prepare(
         assert config.run.run_dir is not None
         folder = config.run.run_dir / f"capture_{config.run.trial}"
         take_step = CapturedStep(config.capture, folder, world.rank, model, take_step)
+    if config.profile.span is not None and world.is_main:
+        assert config.run.run_dir is not None
+        trace = config.run.run_dir / f"trace_{config.run.trial}.json"
+        take_step = ProfiledStep(config.profile.span, trace, take_step)
     if not config.uses_graph or not config.evaluates:
         return take_step, None
     return take_step, EvaluationGraph(config.evaluate, config.data.max_seq_length, model, world.device)

@@ -1,0 +1,69 @@
+"""PROFILE_STEPS: PyTorch's own profile of some steps, where Nsight Systems is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from bert import rundir
+from bert.data.batch import Batch
+from bert.env import ConfigError, env
+from bert.files import whole_file
+from bert.step import StepResult, TrainingStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Which steps."""
+
+    steps: str = env(
+        "PROFILE_STEPS", "", doc="first,last step of this process whose torch.profiler trace rank 0 writes to RUN_DIR"
+    )
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The first and the last, counted from 1; None without any."""
+        found = re.fullmatch(r"(\d+),(\d+)", self.steps)
+        return (int(found[1]), int(found[2])) if found else None
+
+    def check(self, run: rundir.Config) -> None:
+        """Raises ConfigError for what is not a span of steps, and without RUN_DIR."""
+        if not self.steps:
+            return
+        if self.span is None or not 1 <= self.span[0] <= self.span[1]:
+            raise ConfigError(f"PROFILE_STEPS={self.steps!r}: expected the first and the last step, such as 2,3")
+        if run.run_dir is None:
+            raise ConfigError("PROFILE_STEPS writes to RUN_DIR, which is not set: give the folder")
+
+
+class ProfiledStep:
+    """A training step that is profiled from the ``first`` call to the ``last``; the trace is Chrome's JSON."""
+
+    def __init__(self, span: tuple[int, int], path: Path, take_step: TrainingStep) -> None:
+        self.first, self.last = span
+        self.path, self.take_step, self.count = path, take_step, 0
+        self.profile: profile | None = None
+
+    def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
+        """Trains on the micro-batches."""
+        self.count += 1
+        if self.count == self.first:
+            activities = [ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(ProfilerActivity.CUDA)
+            self.profile = profile(activities=activities)
+            self.profile.start()
+        result = self.take_step(batches, lr)
+        if self.profile is not None and self.count == self.last:
+            self.profile.stop()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(self.path) as partial:
+                self.profile.export_chrome_trace(str(partial))
+            self.profile = None
+        return result
