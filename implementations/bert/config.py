@@ -88,6 +88,7 @@ class Config(ModelFiles, Hardware):
             {
                 "CUDA_GRAPH=1": bool(self.graph.cuda_graph),
                 "WARMUP_RUN=1": bool(self.warm_up),
+                "CHECKPOINT_SHARDS=1": self.checkpoint.shards,
             },
         )
         if self.data.max_seq_length > self.model.max_position_embeddings:

@@ -37,6 +37,8 @@ def load() -> Any:
             f"ENGINE=deepspeed: {error}: pip install -r requirements/deepspeed.txt, or leave ENGINE unset"
         ) from None
     deepspeed.utils.logger.setLevel(logging.WARNING)
+    # Its warning of an optimizer that it does not know: ours is tested with every stage.
+    deepspeed.utils.logger.addFilter(lambda record: "untested optimizer" not in record.getMessage())
     # It calls collectives by names that PyTorch 2.13 warns of, at every step.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     return deepspeed
@@ -49,6 +51,9 @@ def _choose_device(deepspeed: Any, world: World) -> None:
 
     if world.device.type == "cpu":
         set_accelerator(CPU_Accelerator())
+    # An all-reduce through shared memory that DeepSpeed would compile here, minutes on a busy machine, and one that was
+    # killed meanwhile leaves a lock on which every later run waits for ever. gloo does the same.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     announce("LOCAL_RANK", str(world.local_rank))  # DeepSpeed will not start without; srun and a bare shell set none
     if not distributed.is_initialized():  # one rank: DeepSpeed wants a group all the same
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
