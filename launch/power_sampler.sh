@@ -30,11 +30,21 @@ sampler::choose() {
   return 1
 }
 
+# Readings take time themselves: they begin every INTERVAL seconds, and are not INTERVAL seconds apart.
+sampler::wait() {
+  local -r now=$(date +%s%3N)
+  due=$((due + interval))
+  ((due > now)) || due=$now
+  sleep "$(((due - now) / 1000)).$(printf %03d $(((due - now) % 1000)))"
+}
+
 chosen=$(sampler::choose) || exit 1
 if [[ $FOLDER == check ]]; then exit 0; fi
 readonly FILE=$FOLDER/${SLURMD_NODENAME:-$(uname -n)}.csv
 echo "time_ms,watts_$chosen" >"$FILE"
+interval=$(awk -v seconds="$INTERVAL" 'BEGIN { printf "%d", 1000 * seconds }')
+due=$(date +%s%3N)
 while [[ -d $FOLDER && ! -e $FOLDER/stop ]] && kill -0 "$PPID" 2>/dev/null; do
   watts=$("sampler::$chosen") && echo "$(date +%s%3N),$watts" >>"$FILE"
-  sleep "$INTERVAL"
+  sampler::wait
 done

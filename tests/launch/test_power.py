@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from itertools import pairwise
 
 import pytest
 
@@ -40,6 +42,28 @@ def test_the_power_of_a_run_is_sampled_and_reported(checkout, program, text, sou
         assert found[-1]["key"] == "power_measurement_stop"
         assert f"{watts:.0f} W ({source}, " in done.stdout
     assert not list(checkout.run_dir.glob("running_*"))
+
+
+def test_readings_begin_at_a_fixed_beat_however_long_one_takes(tmp_path, repository):
+    """With a clock that a reading takes 0.3 s of; the sampler's own sleep ends the run at the third."""
+    tools = {
+        "ipmitool": f'echo $(($(cat {tmp_path}/now) + 300)) >{tmp_path}/now\n' + IPMI,
+        "date": f"cat {tmp_path}/now",
+        "sleep": f'echo "$1" >>{tmp_path}/slept\necho $(($(cat {tmp_path}/now) + 10#${{1/./}})) >{tmp_path}/now\n'
+        f"[[ $(wc -l <{tmp_path}/slept) -lt 3 ]] || touch {tmp_path}/power/stop",
+    }  # fmt: skip
+    (tmp_path / "power").mkdir()
+    (tmp_path / "now").write_text("1000000\n")
+    for name, text in tools.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "POWER_SOURCE": "ipmi", "POWER_INTERVAL": "1"}
+    command = [repository / "launch" / "power_sampler.sh", tmp_path / "power"]
+    subprocess.run(command, env=environment, check=True, timeout=60)
+    assert (tmp_path / "slept").read_text().split() == ["0.700"] * 3
+    (readings,) = (tmp_path / "power").glob("*.csv")
+    times = [int(line.split(",")[0]) for line in readings.read_text().splitlines()[1:]]
+    assert [later - earlier for earlier, later in pairwise(times)] == [1000, 1000]
 
 
 def test_ipmi_is_asked_through_sudo_where_it_must_be(checkout):
