@@ -7,8 +7,7 @@ variant, and the largest gap of each pair.
 
 --against huggingface holds the trainer to an independent implementation instead (bench/plain_bert.py): the same first
 weights, the same batches, no dropout; the losses of every window, and the accuracy on held-out sequences. Both compute
-in fp64, at a quarter of the learning rate: at the whole its last digits, which ours keeps in fp32, part the curves by
-0.4% in 500 steps.
+in fp64, at a quarter of the learning rate: at the whole the curves part by 0.4% in 500 steps.
 
 usage: python bench/convergence.py [--steps 300]
        python bench/convergence.py --against huggingface [--steps 500]
