@@ -1,7 +1,7 @@
-"""What recording costs an acceptance test: steps with the marks of their parts and telemetry, and without, in turns.
+"""What recording costs an acceptance test: steps with the marks of their parts and without, in turns.
 
 The load is that of certify.sh: BERT-large at 16 rows on a GPU, a small model on a CPU. Beside the ratio of turns, which
-a busy machine blurs, the marks of a step and a sample are timed by themselves. Prints one JSON line.
+a busy machine blurs, the marks of a step and a sample of telemetry are timed by themselves. Prints one JSON line.
 
 usage: python bench/certify_overhead.py [--turns 20] [--steps 5] [--tiny]
 """

@@ -31,6 +31,8 @@ def exports(path: Path, ranks: int) -> Iterator[str]:
         )
     for key, name, value, explicit in ds_config.meanings(found, ranks):
         yield f"export {name}={value} # {key}{'' if explicit else ', the default'}"
+    if zero.get("stage") == 2:
+        yield "export SHARD_GRADIENTS=1 # zero_optimization.stage"
     for key in ignored(found):
         yield f"# {key}: DeepSpeed's alone, without a variable here"
 

@@ -56,6 +56,13 @@ def test_a_shell_that_evaluates_the_exports_has_the_settings_of_the_json(saved, 
         assert f"# {alone}: DeepSpeed's alone" in printed
 
 
+@pytest.mark.parametrize(("stage", "names"), [(1, ["SHARD_OPTIMIZER"]), (2, ["SHARD_OPTIMIZER", "SHARD_GRADIENTS"])])
+def test_a_stage_shards_as_much_here(saved, capsys, stage, names):
+    assert main([saved({"zero_optimization": {"stage": stage}})], {}) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "SHARD" in line]
+    assert [line.split(" #")[0] for line in lines] == [f"export {name}=1" for name in names]
+
+
 @pytest.mark.parametrize("zero", [{"stage": 3}, {"stage": 2, "offload_optimizer": {"device": "cpu"}}])
 def test_what_our_own_engine_does_not_do_is_an_error(saved, capsys, zero):
     assert main([saved({"zero_optimization": zero})], {}) == 2
