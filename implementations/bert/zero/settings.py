@@ -45,8 +45,8 @@ class Config:
             if self.path is not None:
                 raise ConfigError(f"DEEPSPEED_CONFIG={self.path} and ENGINE is not deepspeed: set it, or unset this")
             return
-        load()
         zero = self.json().get("zero_optimization", {})
+        load()
         if zero.get("stage", 0) == 0:
             raise ConfigError(
                 f"ENGINE=deepspeed and zero_optimization.stage is 0 in {self.path}: set 1, 2 or 3; without ZeRO, unset "
