@@ -139,7 +139,7 @@ def run_bert(repository: Path) -> Callable[..., subprocess.CompletedProcess[str]
     """run(environment, ranks=1, arguments=()) -> the finished ``python -m bert`` (of rank 0)."""
 
     def run(environment: dict[str, str], ranks: int = 1, arguments: tuple[str, ...] = ()) -> Any:
-        base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+        base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "GLOO_SOCKET_IFNAME": "lo"}
         base |= environment | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         started = [Command("bert", base | {"RANK": str(rank)}, arguments) for rank in range(ranks)]
         try:

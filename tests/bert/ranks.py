@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -16,19 +17,22 @@ from bert.dist import World
 
 from ..forked import context
 
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 200  # below that of a test, so that the ranks' own errors are shown
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _free_ports(number: int) -> list[int]:
+    with contextlib.ExitStack() as stack:  # all at once, so that no two are the same
+        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _worker(
     function: Callable[..., Any], rank: int, sizes: list[tuple[int, int]], arguments: tuple, queue: Any
 ) -> None:
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # not by this machine's name, whose address is others' to change
     try:
         for size, port in sizes:
             if rank < size:
@@ -47,7 +51,7 @@ def run_ranks(function: Callable[..., Any], *sizes: int, arguments: tuple[Any, .
     """
     processes = context()
     queue = processes.SimpleQueue()
-    worlds = [(size, _free_port()) for size in sizes]
+    worlds = list(zip(sizes, _free_ports(len(sizes)), strict=True))
     workers = [
         processes.Process(target=_worker, args=(function, rank, worlds, arguments, queue)) for rank in range(max(sizes))
     ]

@@ -34,7 +34,7 @@ def learnt(squad_environment, tmp_path_factory):
 
 def start(environment, rank=0, world_size=1, port=0):
     settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port, "OMP_NUM_THREADS": 1}  # fmt: skip
+                "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     everything = {**os.environ, **environment, **{name: str(value) for name, value in settings.items()}}
     return Command("finetune", everything)
 

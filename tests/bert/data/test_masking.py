@@ -147,8 +147,8 @@ def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) 
             masks = DynamicMasks(MaskTokens(CLS, SEP, MASK, WORDS), 5, config.capacity.masked)
             data = TrainingData(source, sampler, config, WORDS, 1, lambda batch: batch, masks)
             steps = [data.next_step() for _ in range(30 // world)]
+            data.close()  # its thread has the batching until then
             chosen = [data.batching.step(step) for step in range(1, 30 // world + 1)]
-            data.close()
             for batch, picked in zip(itertools.chain(*steps), itertools.chain(*chosen), strict=True):
                 parts = np.split(batch.input_ids.numpy(), batch.cu_seqlens.numpy()[1:-1])
                 keys = zip(picked.epochs.tolist(), picked.files.tolist(), picked.sequences.tolist(), strict=True)
