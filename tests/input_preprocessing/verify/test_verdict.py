@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -188,7 +189,8 @@ def test_the_published_digest_is_that_of_lists_as_text() -> None:
 
 def command(*arguments: object, script: str | None = None) -> subprocess.CompletedProcess[str]:
     line = [script] if script else [sys.executable, "-m", "input_preprocessing.verify"]
-    return subprocess.run([*line, *map(str, arguments)], capture_output=True, text=True, check=False)
+    environ = {**os.environ, "PYTHON": sys.executable}
+    return subprocess.run([*line, *map(str, arguments)], env=environ, capture_output=True, text=True, check=False)
 
 
 def test_the_command_prints_a_table_and_one_verdict(packed: Path, tmp_path: Path, repository: Path) -> None:
