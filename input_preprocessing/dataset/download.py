@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import human_bytes, run, stage_parser
-from input_preprocessing.stage.manifest import md5_of
+from input_preprocessing.stage.manifest import hash_of, md5_of
 from input_preprocessing.stage.parallel import Progress
 
 MLCOMMONS = "https://training.mlcommons-storage.org/metadata"
@@ -36,7 +36,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class PublicFile:
-    """A published file; an md5 of '' is not published as a whole: its contents are checked after unpacking.
+    """A published file, known by its sha256 or else its md5; one without is checked by its contents after unpacking.
 
     Its source is its url, or else MLCommons' storage and Google Drive.
     """
@@ -47,7 +47,18 @@ class PublicFile:
     drive_id: str = ""
     dataset: str = ""  # MLCommons' metadata file that lists it
     url: str = ""
-    content: str = ""  # in words, where there is no md5
+    content: str = ""  # in words
+    sha256: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The published digest with its kind, as "md5 7f59165e..."; '' where there is none."""
+        return f"sha256 {self.sha256}" if self.sha256 else f"md5 {self.md5}" if self.md5 else ""
+
+    def digest_of(self, path: Path) -> str:
+        """What ``digest`` must be for that file. Raises DataError where it cannot be read."""
+        kind = self.digest.partition(" ")[0]
+        return f"{kind} {hash_of(path, kind)}" if kind else ""
 
 
 FILES = (
@@ -191,9 +202,9 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
     """
     target = folder / file.name
     if target.is_file():
-        if not file.md5 or md5_of(target) == file.md5:
+        if file.digest_of(target) == file.digest:
             return target
-        raise DataError(f"{target} has another md5 than {file.md5}; remove it, or use --skip-download")
+        raise DataError(f"{target} is not the published file ({file.digest}); remove it, or use --skip-download")
     partial = folder / f".{file.name}.partial"
     reasons = []
     for fetch in sources_of(file, mirror):
@@ -204,13 +215,13 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
             except SourceError as error:
                 reasons.append(str(error))
                 break
-            found = md5_of(partial)
-            if not file.md5 or found == file.md5:
+            found = file.digest_of(partial)
+            if found == file.digest:
                 os.replace(partial, target)
                 return target
             partial.unlink()
-            reasons.append(f"a source gave wrong bytes (md5 {found})")
-    what = f"{human_bytes(file.size)}, " * bool(file.size) + (f"md5 {file.md5}" if file.md5 else file.content)
+            reasons.append(f"a source gave wrong bytes ({found})")
+    what = f"{human_bytes(file.size)}, " * bool(file.size) + (file.digest or file.content)
     raise DataError(f"cannot download {file.name} ({what}): {'; '.join(reasons)}; put it at {target} and run again")
 
 

@@ -1,8 +1,8 @@
 """Fetches SQuAD or tasks of GLUE for run_finetuning.sh, resuming what was begun, and checks them.
 
-Each task becomes a folder OUTPUTDIR/NAME for DATA: SQuAD's four files are known by their md5, GLUE's tables by their
-numbers of examples. --skip-download checks what was put there by hand. MRPC is made, as GLUE makes it, of Microsoft's
-pairs and GLUE's list of those that are for development.
+Each task becomes a folder OUTPUTDIR/NAME for DATA: SQuAD's four files are known by their md5, GLUE's archives by their
+sha256, the tables in them by their numbers of examples. --skip-download checks what was put there by hand. MRPC is
+made, as GLUE makes it, of Microsoft's pairs and GLUE's list of those that are for development.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from pathlib import Path
 from bert.data.records import DataError
 from input_preprocessing.dataset.download import PublicFile, fetch_file
 from input_preprocessing.stage.cli import named_folder, run, stage_parser
-from input_preprocessing.stage.manifest import md5_of
 
 _SQUAD = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 _GLUE = "https://dl.fbaipublicfiles.com/glue/data"
-_PAIRS = PublicFile(
-    "msr_paraphrase_train.txt", "", 0, content="Microsoft's 4,076 pairs",
-    url="https://dl.fbaipublicfiles.com/senteval/senteval_data/msr_paraphrase_train.txt",
-)  # fmt: skip
-_DEVELOPMENT = PublicFile("mrpc_dev_ids.tsv", "", 0, content="408 pairs of ids", url=f"{_GLUE}/mrpc_dev_ids.tsv")
+_SENTEVAL = "https://dl.fbaipublicfiles.com/senteval/senteval_data"
 
 
 def _squad(name: str, md5: str) -> PublicFile:
     return PublicFile(name, md5, 0, url=f"{_SQUAD}/{name}")
+
+
+def _archive(task: str, size: int, sha256: str) -> PublicFile:
+    return PublicFile(f"{task}.zip", "", size, url=f"{_GLUE}/{task}.zip", sha256=sha256)
 
 
 # The published md5 of each file.
@@ -38,7 +37,23 @@ SQUAD = (
     _squad("train-v2.0.json", "62108c273c268d70893182d5cf8df740"),
     _squad("dev-v2.0.json", "246adae8b7002f8679c027697b0b7cf8"),
 )
-# Lines of each table, its header included: CoLA has none.
+# Where each table comes from. Sizes and sha256 are those that TensorFlow Datasets and Hugging Face's datasets recorded.
+SOURCES: dict[str, tuple[PublicFile, ...]] = {
+    "MRPC": (
+        PublicFile(
+            "msr_paraphrase_train.txt", "", 1_047_044, url=f"{_SENTEVAL}/msr_paraphrase_train.txt",
+            sha256="60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89",
+        ),
+        PublicFile(
+            "mrpc_dev_ids.tsv", "", 6_222, url=f"{_GLUE}/mrpc_dev_ids.tsv",
+            sha256="971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7",
+        ),
+    ),
+    "SST-2": (_archive("SST-2", 7_439_277, "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),),
+    "CoLA": (_archive("CoLA", 376_971, "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),),
+    "MNLI": (_archive("MNLI", 312_783_507, "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),),
+}  # fmt: skip
+# Lines of each table: its examples, as both count them, and a header, which CoLA has not.
 TABLES: dict[str, dict[str, int]] = {
     "MRPC": {"train.tsv": 3_668 + 1, "dev.tsv": 408 + 1},
     "SST-2": {"train.tsv": 67_349 + 1, "dev.tsv": 872 + 1},
@@ -55,17 +70,14 @@ def fetch(task: str, folder: Path, mirror: str | None) -> None:
             fetch_file(file, folder, mirror)
         return
     if not all((folder / name).is_file() for name in TABLES[task]):
+        sources = [fetch_file(file, folder, mirror) for file in SOURCES[task]]
         if task == "MRPC":
-            sources = [fetch_file(file, folder, mirror) for file in (_PAIRS, _DEVELOPMENT)]
             _make_mrpc(sources[0], sources[1], folder)
         else:
-            archive = PublicFile(f"{task}.zip", "", 0, url=f"{_GLUE}/{task}.zip", content=f"GLUE's archive of {task}")
-            sources = [fetch_file(archive, folder, mirror)]
             _unpack(sources[0], task, folder)
-        check(task, folder)
-        for path in sources:
-            path.unlink()
     check(task, folder)
+    for file in SOURCES[task]:
+        (folder / file.name).unlink(missing_ok=True)
 
 
 def check(task: str, folder: Path) -> None:
@@ -75,12 +87,12 @@ def check(task: str, folder: Path) -> None:
         if not (folder / name).is_file():
             raise DataError(f"{folder / name} is missing; put it there, or run without --skip-download")
     for file in expected:
-        if md5_of(folder / file.name) != file.md5:
-            raise DataError(f"{folder / file.name} has another md5 than {file.md5}; remove it")
+        if file.digest_of(folder / file.name) != file.digest:
+            raise DataError(f"{folder / file.name} is not the published file ({file.digest}); remove it")
     for name, lines in TABLES.get(task, {}).items():
         found = len(_lines(folder / name))
         if found != lines:
-            raise DataError(f"{folder / name} has {found:,} lines, GLUE's has {lines:,}; remove it and run again")
+            raise DataError(f"{folder / name} has {found:,} lines, GLUE's has {lines:,}: remove it and run again")
 
 
 def _lines(path: Path) -> list[str]:

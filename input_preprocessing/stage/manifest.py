@@ -43,12 +43,17 @@ def digest_of(path: Path) -> str:
 
 
 def md5_of(path: Path) -> str:
-    """md5 of a file's contents.
+    """md5 of a file's contents. Raises DataError where it cannot be read."""
+    return hash_of(path, "md5")
+
+
+def hash_of(path: Path, kind: str) -> str:
+    """Digest of a file's contents by one of hashlib's algorithms.
 
     Raises:
         DataError: it cannot be read.
     """
-    digest = hashlib.md5()
+    digest = hashlib.new(kind)
     try:
         with open(path, "rb") as file:
             while chunk := file.read(_CHUNK):

@@ -6,6 +6,7 @@ the chosen one; a limit on the size of files kills it in the middle of a write, 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import os
@@ -14,6 +15,7 @@ import shutil
 import signal
 import sys
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import pytest
 
 from bert.data.format import write_records
 from input_preprocessing.checkpoints import convert as convert_checkpoint
-from input_preprocessing.dataset import download, prepare
+from input_preprocessing.dataset import download, finetuning, prepare
 from input_preprocessing.instances import make as instances
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records import bins, evalset, import_records, pack, shuffle
@@ -108,6 +110,17 @@ def make_mirror(folder: Path) -> None:
     (folder / "mirror" / "vocab.txt").write_bytes(b"x" * 9000)
 
 
+def make_glue(folder: Path) -> None:
+    (folder / "mirror").mkdir()
+    with zipfile.ZipFile(folder / "mirror" / "CoLA.zip", "w") as zipped:
+        for name, count in (("train", 400), ("dev", 300)):
+            zipped.writestr(f"CoLA/{name}.tsv", "".join(f"gj04\t1\t\tThe cat sat {i}.\n" for i in range(count)))
+    rows = "".join(f"1\t{i}\t{i + 1}\tOne cat sat {i}.\tA cat sat.\r\n" for i in range(300))
+    (folder / "mirror" / "msr_paraphrase_train.txt").write_text("Quality\t#1 ID\t#2 ID\tA\tB\r\n" + rows)
+    ids = "".join(f"{i}\t{i + 1}\n" for i in range(0, 300, 4))
+    (folder / "mirror" / "mrpc_dev_ids.tsv").write_text(ids)
+
+
 @pytest.fixture(autouse=True)
 def small_download(monkeypatch: pytest.MonkeyPatch) -> None:
     """The public files as `make_mirror` has them."""
@@ -116,6 +129,13 @@ def small_download(monkeypatch: pytest.MonkeyPatch) -> None:
              download.PublicFile("results_text.tar.gz", "", 0, "", ""))  # fmt: skip
     for name, value in (("FILES", files), ("NUM_PARTS", 2), ("TEXT_MD5", {})):
         monkeypatch.setattr(download, name, value)
+    sources = {
+        task: tuple(dataclasses.replace(file, sha256="") for file in files)
+        for task, files in finetuning.SOURCES.items()
+    }
+    monkeypatch.setattr(finetuning, "SOURCES", sources)
+    tables = {"CoLA": {"train.tsv": 400, "dev.tsv": 300}, "MRPC": {"train.tsv": 226, "dev.tsv": 76}}
+    monkeypatch.setattr(finetuning, "TABLES", tables)
 
 
 def run_instances(folder: Path) -> None:
@@ -133,6 +153,10 @@ def run_download(folder: Path) -> None:
     download.download(folder / "download", str(folder / "mirror"))
 
 
+def run_finetuning(task: str) -> Callable[[Path], object]:
+    return lambda folder: finetuning.fetch(task, folder / "out", str(folder / "mirror"))
+
+
 def dealt(stage: Callable[..., object], **options: Any) -> Callable[[Path], object]:
     return lambda folder: stage(folder / "source", folder / "out", shards=3, seed=1, jobs=1, **options)
 
@@ -140,6 +164,8 @@ def dealt(stage: Callable[..., object], **options: Any) -> Callable[[Path], obje
 Stage = tuple[Callable[[Path], object], Callable[[Path], object]]
 STAGES: dict[str, Stage] = {
     "download": (make_mirror, run_download),
+    "finetuning of an archive": (make_glue, run_finetuning("CoLA")),
+    "finetuning of MRPC": (make_glue, run_finetuning("MRPC")),
     "instances": (make_text, run_instances),
     "evalset": (make_source, lambda d: evalset.pick_samples(d / "source" / "part-0.hdf5", d / "out.hdf5", 40)),
     "shuffle": (make_source, dealt(shuffle.shuffle_records)),
