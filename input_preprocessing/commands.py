@@ -25,6 +25,7 @@ STAGES = {
     "bins": ("records.bins", "instances into bins of similar length"),
     "import_records": ("records.import_records", "TFRecord files and NVIDIA's HDF5 shards into records"),
     "convert_checkpoint": ("checkpoints.convert", "TensorFlow and PyTorch checkpoints into one another"),
+    "data_card": ("dataset.data_card", "write DATA_CARD.md of a prepared data set"),
     "verify": ("verify.verdict", "check a prepared data set"),
 }
 

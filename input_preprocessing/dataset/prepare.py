@@ -9,10 +9,12 @@ Wikipedia dumps (*.xml.bz2) and there is no text yet, the text is first made of 
   eval/part_eval_10k.hdf5
   phase1/                                           vocab.txt, bert_config.json, model.ckpt-28252.pt where it is known
   prepared-{packed,binned,unpacked}.json            what was made, and of what
+  DATA_CARD.md                                      the same for people
 With --phases it writes all this to OUTPUTDIR/128 and OUTPUTDIR/512, of one text: what run_pretraining.sh trains on.
 Shuffled sequences are then in hdf5/training. With --input, the text in DOWNLOADDIR is first made of files of your own.
 Work files are under OUTPUTDIR/work until the end. Stop it at any moment, kill -9 included, and run it again: finished
-files are kept, and the result equals an uninterrupted run byte for byte, whatever --jobs.
+files are kept, and the result equals an uninterrupted run byte for byte, whatever --jobs. What was damaged later,
+--repair finds and makes again, with the options that prepared-*.json has; other options are not needed then.
 
 On a cluster, prepare_data.sub runs it with --only start, then with --only instances and --only shards on every node,
 each with its own --part, and at last without, which finds all that finished.
@@ -28,9 +30,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from bert.data.format import open_records
 from bert.data.records import DataError
-from input_preprocessing.dataset import download, phase1, phases
+from input_preprocessing.dataset import data_card, download, phases, repair
 from input_preprocessing.dataset.inputs import (
     Needs,
     check_config,
@@ -40,12 +41,16 @@ from input_preprocessing.dataset.inputs import (
     public_needs,
 )
 from input_preprocessing.dataset.job import Job
+from input_preprocessing.dataset.steps import (
+    download_folder,
+    fill_phase1,
+    make_evaluation_set,
+    make_training_files,
+)
 from input_preprocessing.dataset.texts import make_all_instances
 from input_preprocessing.instances.options import add_sampling_options, sampling_config
 from input_preprocessing.records import bins, evalset
-from input_preprocessing.records.deal import check_target, num_shards
-from input_preprocessing.records.pack import pack_records
-from input_preprocessing.records.shuffle import shuffle_records
+from input_preprocessing.records.deal import check_target
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import (
     add_jobs,
@@ -63,53 +68,14 @@ from input_preprocessing.wiki import wikipedia
 _OUTPUTS = ("work", "packed_data", "hdf5", "eval")
 
 
-def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path, str]:
-    """Packed, binned or shuffled shards of all instances; their folder and their multiset digest.
-
-    Raises:
-        DataError: instances are missing, or too few for the shards wanted.
-    """
-    sources = job.instances_of_texts
-    if job.limit:
-        sources = [path for path in sources if path.exists()]
-    missing = [path for path in sources if not path.is_file()]
-    if missing:
-        raise DataError(f"{missing[0]} is missing; run --only instances for every part first")
-    options, seed, jobs = job.options, job.config.random_seed, job.options.jobs
-    if job.kind == "binned":
-        target = job.outputdir / "hdf5" / "bins"
-        digest = bins.bin_records(
-            job.instances, target, edges=job.edges, shards=options.shards, seed=seed, jobs=jobs, part=part
-        )
-        return target, digest
-    shards = num_shards(sum(open_records(path)[0].num_sequences for path in sources), options.shards)
-    if job.kind == "unpacked":
-        target = job.outputdir / "hdf5" / (phases.FOLDER if options.phases else f"training-{shards}")
-        return target, shuffle_records(job.instances, target, shards=shards, seed=seed, jobs=jobs, part=part)
-    target, rows = job.outputdir / "packed_data", options.max_sequences_per_row
-    digest = pack_records(
-        job.instances, target, shards=shards, seed=seed, max_sequences_per_row=rows, jobs=jobs, part=part
-    )
-    return target, digest
-
-
-def fill_phase1(job: Job) -> list[Path]:
-    """Vocabulary, model sizes and the checkpoint converted; the files."""
-    return phase1.fill(
-        job.outputdir / "phase1", job.inputs, _download_folder(job.options), job.words.md5, job.config.do_lower_case
-    )
-
-
-def refresh_phase1(job: Job) -> None:
-    """Brings model sizes and checkpoint up to date that came, or were replaced, after the data set was finished."""
+def refresh(job: Job) -> None:
+    """Brings model sizes, checkpoint and license up to date that came, or were replaced, after the set was finished."""
     made = manifest.read(job.manifest)
     files = {str(path.relative_to(job.outputdir)): manifest.digest_of(path) for path in fill_phase1(job)}
-    if files.items() - made.files.items():
-        manifest.write(job.manifest, dataclasses.replace(made, files={**made.files, **files}))
-
-
-def _download_folder(options: argparse.Namespace) -> Path:
-    return options.downloaddir or options.outputdir / "download"
+    license = made.license if job.options.license is None else job.options.license
+    if files.items() - made.files.items() or license != made.license:
+        manifest.write(job.manifest, dataclasses.replace(made, files={**made.files, **files}, license=license))
+    data_card.write(job.outputdir)
 
 
 def start(options: argparse.Namespace) -> Job | None:
@@ -122,7 +88,7 @@ def start(options: argparse.Namespace) -> Job | None:
     if options.sequences and options.only:
         raise DataError("--sequences is for one machine, which makes them in one go: leave --only out")
     outputdir: Path = options.outputdir
-    folder = _download_folder(options)
+    folder = download_folder(options)
     if options.only in (None, "start") and wikipedia.text_is_wanted(folder):
         wikipedia.make_text(folder, outputdir / "work" / "wiki", jobs=options.jobs)
     if not (options.skip_download or options.input):
@@ -140,8 +106,9 @@ def start(options: argparse.Namespace) -> Job | None:
     check_config(inputs, job.words, config)
     if job.is_finished():
         if options.only in (None, "start"):
-            refresh_phase1(job)
-        print(f"{outputdir} is prepared already ({job.manifest.name}); nothing to do", file=sys.stderr)
+            refresh(job)
+        done = f"{outputdir} is prepared already ({job.manifest.name}); nothing to do"
+        print(f"{done} (--repair reads every file and compares)", file=sys.stderr)
         return None
     if options.only in (None, "start"):
         outputdir.mkdir(parents=True, exist_ok=True)
@@ -176,10 +143,7 @@ def finish(job: Job) -> None:
     options = job.options
     others = fill_phase1(job)
     texts = make_all_instances(job)
-    eval_file = job.outputdir / "eval" / "part_eval_10k.hdf5"
-    eval_file.parent.mkdir(exist_ok=True)
-    picked = evalset.pick_samples(job.eval_instances, eval_file, options.num_eval_samples)
-    print(evalset.report(eval_file, picked, options.num_eval_samples), file=sys.stderr)
+    eval_file, picked = make_evaluation_set(job)
     target, digest = make_training_files(job)
     job.inputs.check_unchanged()
     made = manifest.summarise(
@@ -190,13 +154,17 @@ def finish(job: Job) -> None:
         multiset_digest=digest,
         texts=texts,
         recipe=job.recipe(),
+        license=options.license or "",
     )
     manifest.write(job.manifest, made)
+    data_card.write(job.outputdir)
     print(f"{target}: {made.text}; done in {human_time(time.monotonic() - started)}", file=sys.stderr)
 
 
 def prepare(options: argparse.Namespace) -> None:
     """Runs all steps, or the one of --only, of every phase; all that can be checked is checked before the first."""
+    if options.repair or options.json:
+        return _repair(options)
     whole = options.only in (None, "start")
     with ExitStack() as locks:
         parts = phases.split(options)
@@ -209,6 +177,27 @@ def prepare(options: argparse.Namespace) -> None:
                 _run(job)
             if options.only is None:  # before the next phase needs the room
                 shutil.rmtree(part.outputdir / "work", ignore_errors=True)
+
+
+def _repair(options: argparse.Namespace) -> None:
+    """Finds and mends what is wrong with finished data sets, and prints a report where it is asked for.
+
+    Raises:
+        DataError: an option has no place here, or a file cannot be mended.
+    """
+    if not options.repair:
+        raise DataError("--json is the report of --repair; give both or neither")
+    for name in ("only", "input", "mirror"):
+        if getattr(options, name):
+            raise DataError(
+                f"--repair makes files again, on one machine, of what is in DOWNLOADDIR: leave --{name} out"
+            )
+    with ExitStack() as locks:
+        for folder in dict.fromkeys([options.outputdir, *(path.parent for path in repair.find_manifests(options))]):
+            locks.enter_context(lock_folder(folder, exclusive=True))
+        report = repair.repair(options)
+    if options.json:
+        print(report.to_json(options.outputdir))
 
 
 def _run(job: Job) -> None:
@@ -236,7 +225,7 @@ def _make_text(options: argparse.Namespace, wanted: bool) -> None:
             raise DataError(f"--{given[0].replace('_', '-')} is about the text of --input, and there is none")
     elif wanted:
         text = argparse.Namespace(**{**vars(options), "max_seq_length": phases.longest(options)})
-        corpus.make(text, _download_folder(options))
+        corpus.make(text, download_folder(options))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -260,11 +249,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-eval-samples", type=positive, default=evalset.NUM_SAMPLES, help="(default %(default)s)")
     parser.add_argument("--only", choices=("start", "instances", "shards"), help="one step, on one of many nodes")
     parser.add_argument("--part", type=part_of, default=(0, 1), help="I/N: this node's number, from 0, of N")
+    data_card.add_license(parser)
+    parser.add_argument("--repair", action="store_true", help="find what is wrong in OUTPUTDIR, make again only that")
+    parser.add_argument("--json", action="store_true", help="print the report of --repair as JSON")
     add_sampling_options(parser)
     add_jobs(parser)
     text = parser.add_argument_group("a text of your own (python -m input_preprocessing.corpus --help)")
     text.add_argument("--input", nargs="+", help="files or folders of text, or 'pydoc'")
     corpus.add_text_options(text)
+    parser.set_defaults(defaults=repair.defaults_of(parser))
     return parser
 
 

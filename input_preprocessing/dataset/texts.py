@@ -60,6 +60,13 @@ def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, st
     return {name: md5 for name, (_, md5) in made.items()}
 
 
+def make_evaluation_instances(job: Job) -> None:
+    """Instances of the evaluation text alone."""
+    job.eval_instances.parent.mkdir(parents=True, exist_ok=True)
+    compile_first(job.words, job.config)
+    _make([(job.inputs.eval_text, job.eval_instances, job.words, job.config)], 1)
+
+
 def _make(tasks: Sequence[Task], jobs: int) -> dict[str, Made]:
     """The instances of these texts, by the texts' names."""
     weights = [text.stat().st_size for text, *_ in tasks]

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from bert.data.format import atomic_file, open_records
+import h5py
+import numpy as np
+
+from bert.data.format import VERSION, atomic_file, open_records
 from bert.data.records import DataError
 
 _CHUNK = 1 << 20
@@ -28,11 +32,18 @@ class Manifest:
     texts: dict[str, str]  # md5 of each text file
     recipe: dict[str, object]  # all options that decide the result
     files: dict[str, str]  # digest_of each file, by its path in the folder
+    license: str = ""  # of the texts, as the user gave it
+    versions: dict[str, str] = field(default_factory=dict)  # of the programs that made it
 
     @property
     def records(self) -> list[str]:
         """Training files."""
         return [name for name in self.files if name.endswith(".hdf5") and not name.startswith("eval/")]
+
+    @property
+    def evaluation(self) -> list[str]:
+        """Evaluation files."""
+        return [name for name in self.files if name.startswith("eval/")]
 
 
 def digest_of(path: Path) -> str:
@@ -72,6 +83,7 @@ def summarise(
     multiset_digest: str,
     texts: dict[str, str],
     recipe: dict[str, object],
+    license: str = "",
 ) -> Manifest:
     """The manifest of finished files, all under `outputdir`."""
     sequences = rows = tokens = capacity = 0
@@ -93,7 +105,20 @@ def summarise(
         texts=texts,
         recipe=recipe,
         files=files,
+        license=license,
+        versions=_versions(),
     )
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what a preparation's result could depend on."""
+    return {
+        "records": str(VERSION),
+        "Python": platform.python_version(),
+        "NumPy": np.__version__,
+        "h5py": h5py.__version__,
+        "HDF5": h5py.version.hdf5_version,
+    }
 
 
 def write(path: Path, manifest: Manifest) -> None:

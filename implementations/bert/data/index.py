@@ -30,12 +30,25 @@ class Entry:
 
 def write_index(folder: Path, paths: Sequence[Path]) -> None:
     """Writes the index of the files in the folder. Raises DataError where one cannot be read, or the index written."""
+    text = _text_of(paths)
+    with atomic_file(folder / NAME) as partial:
+        partial.write_text(text)
+
+
+def is_index_of(folder: Path, paths: Sequence[Path]) -> bool:
+    """Whether the folder's index is the one of these files. Raises DataError where one cannot be read."""
+    try:
+        return (folder / NAME).read_bytes() == _text_of(paths).encode()
+    except OSError:
+        return False
+
+
+def _text_of(paths: Sequence[Path]) -> str:
     files = {}
     for path in paths:
         records, metadata = open_records(path)
         files[path.name] = [records.num_rows, metadata.content_digest]
-    with atomic_file(folder / NAME) as partial:
-        partial.write_text(json.dumps({"format": _KIND, "version": _VERSION, "files": files}, indent=0) + "\n")
+    return json.dumps({"format": _KIND, "version": _VERSION, "files": files}, indent=0) + "\n"
 
 
 def read_index(folder: Path) -> dict[str, Entry]:

@@ -102,6 +102,7 @@ class Metadata:
 
 
 IDS = ("input_ids", "masked_lm_ids")
+SUFFIXES = {"", ".hdf5", ".hdf", ".h5"}  # NVIDIA's packed parts have no suffix, its shuffled ones .hdf
 
 # Datasets of a file, in the order they are written and digested; IDS may be int32.
 DTYPES: dict[str, Any] = {

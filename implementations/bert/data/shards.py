@@ -15,9 +15,8 @@ import numpy as np
 from bert.data.format import open_records
 from bert.data.index import NAME as INDEX
 from bert.data.index import Entry, count_rows, read_index
-from bert.data.records import DataError, Metadata, Records
+from bert.data.records import SUFFIXES, DataError, Metadata, Records
 
-_SUFFIXES = {"", ".hdf5", ".hdf", ".h5"}  # NVIDIA's packed parts have no suffix, its shuffled ones .hdf
 _MOST_OPEN = 128  # bins and exchange read from many files in turn
 _DESCRIPTORS_PER_FILE = 8  # one a dataset
 _OTHER_DESCRIPTORS = 256
@@ -46,7 +45,7 @@ def list_shards(folder: Path, variable: str) -> list[Path]:
     shards = sorted(
         path
         for path in folder.iterdir()
-        if path.suffix in _SUFFIXES and not path.name.startswith(".") and path.is_file()
+        if path.suffix in SUFFIXES and not path.name.startswith(".") and path.is_file()
     )
     if not shards:
         raise DataError(f"{variable}={folder}: no record files (*.hdf5) in it; prepare the data first")

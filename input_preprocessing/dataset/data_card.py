@@ -1,0 +1,195 @@
+"""Writes DATA_CARD.md: what a prepared folder holds, of what and how it was made, from its prepared-*.json alone.
+
+Two equal preparations have equal cards: there is no date and no path in them. `prepare_data.sh` writes the card at its
+end; this command writes it for folders of earlier versions, or after --license was forgotten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from bert.data.format import atomic_file
+from bert.data.records import DataError
+from input_preprocessing.dataset.download import NUM_PARTS, TEXT_MD5
+from input_preprocessing.instances.options import SamplingConfig
+from input_preprocessing.records.evalset import NUM_SAMPLES
+from input_preprocessing.stage import manifest
+from input_preprocessing.stage.cli import lock_folder, run, stage_parser
+from input_preprocessing.stage.manifest import Manifest
+
+NAME = "DATA_CARD.md"
+_LISTED = 20  # texts by name; of more, the first and the last
+_WORDS = {
+    "packed": "packed rows of several sequences each",
+    "binned": "sequences in bins of similar length, shuffled",
+    "unpacked": "single sequences, shuffled",
+}
+
+
+def _manifests(folder: Path) -> list[Path]:
+    """The manifests in a folder.
+
+    Raises:
+        DataError: there are none.
+    """
+    if paths := sorted(folder.glob("prepared-*.json")):
+        return paths
+    raise DataError(f"{folder} has no prepared-*.json; give the --outputdir of a finished preparation, or its phase's")
+
+
+def render(sets: dict[str, Manifest]) -> str:
+    """The card of the data sets of a folder, by their kind."""
+    parts = ["# Data card", ""]
+    parts += ["Training data for BERT: masked-LM and next-sentence instances, tokenized and masked, ready to train on."]
+    for kind, made in sets.items():
+        parts += ["", f"## {kind.capitalize()}", "", *_describe(kind, made)]
+    return "\n".join(parts) + "\n"
+
+
+def _describe(kind: str, made: Manifest) -> list[str]:
+    per_row = f", at most {made.recipe['max_sequences_per_row']} a row" if kind == "packed" else ""
+    facts = {
+        "training data": f"{_WORDS.get(kind, kind)}{per_row}",
+        "sequences": f"{made.sequences:,}",
+        "rows": f"{made.rows:,}",
+        "tokens": f"{made.tokens:,}",
+        "shards": f"{len(made.records):,}",
+        "evaluation samples": f"{made.eval_samples:,}",
+        "summary": made.text,
+    }
+    digests = {
+        "sequences, in any order (multiset digest)": made.multiset_digest,
+        "all files (md5 of their digests)": _digest(made.files),
+        "all texts (md5 of their md5s)": _digest(made.texts),
+        **{name: digest for name, digest in made.files.items() if name not in made.records},
+    }
+    return [
+        *_table(("what", ""), facts.items()),
+        "", "### Texts", "", *_texts(made),
+        "", "### Options", "", *_table(("option", "value"), _shown(made.recipe).items()),
+        "", "### Digests", "",
+        "Of record files the digest of their contents, of others the md5. "
+        f"`prepared-{kind}.json` has that of every file.",
+        "", *_table(("of", "digest"), digests.items()),
+        "", "### Made with", "",
+        *(_table(("program", "version"), made.versions.items()) if made.versions else ["Not recorded."]),
+        "", "### To make it again", "", "With the same texts, vocabulary and model files in DOWNLOADDIR:",
+        "", "```bash", _command(kind, made), "./verify_dataset.sh OUTPUTDIR", "```",
+    ]  # fmt: skip
+
+
+def _texts(made: Manifest) -> list[str]:
+    """Whose text it is, its license and the md5 of each file."""
+    right = [name for name, md5 in TEXT_MD5.items() if made.texts.get(name) == md5]
+    if len(right) == len(TEXT_MD5) and len(made.texts) == NUM_PARTS + 1:
+        what = f"The benchmark's text: {NUM_PARTS} parts and eval.txt, {len(right)} of {len(right)} known md5 right."
+    elif right:
+        what = f"In part the benchmark's text: {len(right)} of {len(TEXT_MD5)} known md5 right."
+    else:
+        what = f"Not the benchmark's text. {len(made.texts):,} files, the evaluation text among them."
+    names = sorted(made.texts)
+    shown = names if len(names) <= _LISTED else [*names[: _LISTED - 1], names[-1]]
+    left = ["", f"and {len(names) - len(shown):,} more"] if len(shown) < len(names) else []
+    license = made.license or "not given (`--license`)"
+    table = _table(("text", "md5"), ((name, made.texts[name]) for name in shown))
+    return [what, "", f"License, as given: {license}", "", *table, *left]
+
+
+def _shown(recipe: dict[str, object]) -> dict[str, object]:
+    """Options with a value."""
+    return {name: value for name, value in recipe.items() if value not in (None, [], ())}
+
+
+def _table(heads: tuple[str, str], rows: Iterable[tuple[str, object]]) -> list[str]:
+    """A Markdown table of two columns."""
+    cells = ((str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows)
+    return [f"| {' | '.join(heads)} |", "|---|---|", *(f"| {' | '.join(row)} |" for row in cells)]
+
+
+def _digest(digests: dict[str, str]) -> str:
+    """One digest of many files' digests and names."""
+    lines = "".join(f"{digest} {name}\n" for name, digest in sorted(digests.items()))
+    return hashlib.md5(lines.encode()).hexdigest()
+
+
+def _command(kind: str, made: Manifest) -> str:
+    """The command line of these options."""
+    recipe = made.recipe
+    line = ["input_preprocessing/prepare_data.sh", "--outputdir", "OUTPUTDIR", "--downloaddir", "DOWNLOADDIR"]
+    line += ["--skip-download"] + ([f"--{kind}-data"] if kind in ("packed", "binned") else [])
+    usual: dict[str, object] = {**dataclasses.asdict(SamplingConfig()), "num_eval_samples": NUM_SAMPLES}
+    usual |= {"shards": None, "sequences": None, "max_sequences_per_row": 3 if kind == "packed" else 1}
+    for name, default in usual.items():
+        value = recipe.get(name, default)
+        if value not in (default, None):
+            line += [f"--{name.replace('_', '-')}", str(int(value) if isinstance(value, bool) else value)]
+    if kind == "binned":
+        edges = recipe["edges"]
+        line += ["--edges", ",".join(map(str, edges if isinstance(edges, list) else []))]
+    if made.license:
+        line += ["--license", made.license]
+    return shlex.join(line)
+
+
+def read_sets(folder: Path) -> dict[str, Manifest]:
+    """The manifests in a folder, by the kind of their data.
+
+    Raises:
+        DataError: there are none, or one is damaged.
+    """
+    return {path.stem.removeprefix("prepared-"): manifest.read(path) for path in _manifests(folder)}
+
+
+def is_current(folder: Path) -> bool:
+    """Whether the card says what the manifests do."""
+    try:
+        return (folder / NAME).read_text(encoding="utf-8") == render(read_sets(folder))
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def write(folder: Path) -> None:
+    """Writes the card of a folder, whole or not at all, unless it is there.
+
+    Raises:
+        DataError: there is no manifest, or the card cannot be written.
+    """
+    if not is_current(folder):
+        text = render(read_sets(folder))
+        with atomic_file(folder / NAME) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+
+def _main(options: argparse.Namespace) -> None:
+    folder: Path = options.folder
+    paths = _manifests(folder)
+    with lock_folder(folder, exclusive=True):
+        if options.license is not None:
+            for path in paths:
+                manifest.write(path, dataclasses.replace(manifest.read(path), license=options.license))
+        write(folder)
+    if options.json:
+        sets = {kind: dataclasses.asdict(made) for kind, made in read_sets(folder).items()}
+        print(json.dumps({"card": str(folder / NAME), "sets": sets}))
+    print(f"{folder / NAME}: {', '.join(read_sets(folder))}", file=sys.stderr)
+
+
+def add_license(parser: argparse.ArgumentParser) -> None:
+    """--license."""
+    parser.add_argument("--license", help=f"of the texts, for {NAME}; such as 'CC BY-SA 3.0'")
+
+
+def main() -> None:
+    """Command line."""
+    parser = stage_parser("data_card", __doc__)
+    parser.add_argument("folder", type=Path, help="folder of a data set")
+    add_license(parser)
+    parser.add_argument("--json", action="store_true", help="print what the card is made of as JSON")
+    run(parser, _main)

@@ -1,0 +1,243 @@
+"""`prepare --repair` finds every kind of damage and makes again only what is damaged, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert.data.format import open_records, write_records
+from bert.data.records import DataError
+from input_preprocessing.dataset import prepare, repair
+from input_preprocessing.stage.cli import run
+from input_preprocessing.verify.verdict import failures, verify
+
+from ..conftest import prepare_options
+from ..test_crash_points import ENDED, contents, run_and_kill
+
+SHARD = "packed_data/part_00001_of_00004.hdf5"
+OTHER = "packed_data/part_00002_of_00004.hdf5"
+EVALUATION = "eval/part_eval_10k.hdf5"
+
+
+def options_of(folder: Path, *more: str):
+    line = ["--outputdir", str(folder), "--jobs", "1", "--repair", *more]
+    return prepare.make_parser().parse_args(line)
+
+
+def mend(folder: Path, *more: str) -> repair.Report:
+    """Repairs without a word of the options that it was prepared with."""
+    return repair.repair(options_of(folder, *more))
+
+
+@pytest.fixture
+def folder(packed: Path, tmp_path: Path) -> Path:
+    """A finished data set to damage."""
+    shutil.copytree(packed, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """md5 of every file, manifest and index among them, but of what was set aside."""
+    found = contents(folder) | {
+        path.name: path.read_text() for path in (*folder.glob("prepared-*"), *folder.glob("*.md"))
+    }
+    return {name: md5 for name, md5 in found.items() if not name.startswith("set_aside")}
+
+
+def times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def swap_for_a_whole_file(folder: Path, name: str = SHARD) -> None:
+    """Other sequences under sound digests, and with the source of the right file: one row is lost."""
+    records, metadata = open_records(folder / name)
+    keep = np.arange(records.num_sequences - 1)
+    write_records(folder / name, records.with_rows(None).select(keep), metadata)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2000])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def relabel(folder: Path) -> None:
+    """The right sequences, said to be of another source."""
+    records, metadata = open_records(folder / SHARD)
+    kept = type(records)(**{name: np.array(value) for name, value in vars(records).items() if value is not None})
+    write_records(folder / SHARD, kept, type(metadata)(**{**vars(metadata), "source": (("x", "y"),)}))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
+    "a whole file of other contents": (swap_for_a_whole_file, [SHARD], "holds other sequences than were prepared"),
+    "a shard that is not there": (lambda d: (d / SHARD).unlink(), [SHARD], "is missing"),
+    "a shard cut short": (lambda d: cut(d / SHARD), [SHARD], "is truncated|cannot be read"),
+    "a flipped bit": (lambda d: flip(d / SHARD), [SHARD], "."),
+    "another shard's copy": (lambda d: shutil.copy(d / OTHER, d / SHARD), [SHARD], "holds other sequences"),
+    "attributes of another source": (relabel, [SHARD], "says another source than was prepared"),
+    "the evaluation set": (lambda d: swap_for_a_whole_file(d, EVALUATION), [EVALUATION], "holds other sequences"),
+    "the vocabulary": (lambda d: flip(d / "phase1/vocab.txt"), ["phase1/vocab.txt"], "has other contents"),
+    "the index": (lambda d: flip(d / "packed_data/index.json"), ["packed_data/index.json"], "does not tell what"),
+    "the data card": (lambda d: (d / "DATA_CARD.md").unlink(), ["DATA_CARD.md"], "is missing"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_found_and_only_the_file_is_made_again(
+    folder: Path, packed: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage, wrong, problem = DAMAGE[name]
+    damage(folder)
+    before = times(folder)
+    report = mend(folder)
+    assert [fault.file for fault in report.found["prepared-packed"]] == wrong == report.made_again
+    assert re.search(problem, report.found["prepared-packed"][0].problem)
+    assert files_of(folder) == files_of(packed)
+    after = times(folder)
+    index = "packed_data/index.json"
+    allowed = {folder / path for path in wrong} | ({folder / index} if wrong == [SHARD] else set())
+    assert {path for path in after if after[path] != before.get(path)} <= allowed
+    told = capsys.readouterr().err
+    assert f"{folder / wrong[0]} was made again" in told
+    assert not (folder / "work").exists()
+
+
+def test_a_sound_folder_is_left_as_it_is_without_its_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(folder / "download")
+    before = times(folder)
+    assert not mend(folder).found["prepared-packed"]
+    assert times(folder) == before
+    assert "nothing is wrong, every file is as prepared" in capsys.readouterr().err
+
+
+def test_a_stray_file_is_moved_aside_and_none_is_lost(folder: Path, packed: Path) -> None:
+    strays = ["packed_data/part_00000_of_00009.hdf5", "packed_data/mine", "eval/.part_eval_10k.hdf5.partial"]
+    for round_ in range(2):
+        for name in strays:
+            (folder / name).write_text(f"{name} {round_}")
+        report = mend(folder)
+        assert sorted(report.set_aside) == sorted(strays)
+        assert not report.made_again
+        assert files_of(folder) == files_of(packed)
+        for name, target in report.set_aside.items():
+            assert (folder / target).read_text() == f"{name} {round_}"
+    assert len([path for path in (folder / "set_aside").rglob("*") if path.is_file()]) == 2 * len(strays)
+
+
+def test_files_of_another_data_set_in_the_folder_are_no_strays(folder: Path) -> None:
+    prepare.prepare(prepare_options(folder, "--shards", "4"))
+    (folder / "hdf5/training-4/part_00000_of_00004.hdf5").unlink()
+    report = mend(folder)
+    assert report.made_again == ["hdf5/training-4/part_00000_of_00004.hdf5"]
+    assert not report.set_aside
+    assert not failures(verify(folder, jobs=1))
+
+
+@pytest.mark.parametrize("kind", ["--packed-data", "--binned-data", "--phases"])
+def test_every_kind_and_both_phases_are_repaired(fresh: Path, kind: str) -> None:
+    more = {"--binned-data": ["--edges", "32,64"], "--phases": ["32:5,64:9", "--max-seq-length", "512"]}.get(kind, [])
+    if kind != "--packed-data":
+        more += ["--sequences", "300"]
+    shards = "1" if kind == "--binned-data" else "2"
+    prepare.prepare(prepare_options(fresh, kind, *more, "--shards", shards, "--num-eval-samples", "20"))
+    whole = contents(fresh)
+    for path in (p for p in fresh.rglob("part_*") if "00000_of" in p.name or p.name == "part_eval_10k.hdf5"):
+        cut(path)
+    assert len(mend(fresh).made_again) == {"--packed-data": 2, "--binned-data": 3, "--phases": 4}[kind]
+    assert contents(fresh) == whole
+
+
+def test_killed_in_the_middle_it_is_started_again(folder: Path, packed: Path, tmp_path: Path) -> None:
+    (folder / "packed_data/stray.hdf5").write_text("mine")
+    for name in (SHARD, EVALUATION):
+        swap_for_a_whole_file(folder, name)
+    kills = 0
+    for at in (1, 6, 20, 33):
+        damaged = tmp_path / f"killed{at}"
+        shutil.copytree(folder, damaged)
+        kills += run_and_kill(mend, damaged, at) != ENDED
+        mend(damaged)
+        assert files_of(damaged) == files_of(packed), f"killed at change {at}"
+    assert kills == 4
+
+
+def edit_text(folder: Path) -> None:
+    text = folder / "download/results4/part-00001-of-00003"
+    text.write_text(text.read_text().replace("e", "a", 1))
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
+    "another text": (edit_text, [], "part-00001-of-00003 in .* is another text .md5 .*prepare again without --repair"),
+    "no text": (lambda d: shutil.rmtree(d / "download"), [], "no text"),
+    "another vocabulary": (
+        lambda d: (d / "download/vocab.txt").write_text((d / "download/vocab.txt").read_text() + "x\n"),
+        [],
+        "vocab.txt is another vocabulary",
+    ),
+    "no manifest": (lambda d: (d / "prepared-packed.json").unlink(), [], "has no prepared-.*prepare it without"),
+    "no manifest of that kind": (lambda d: None, ["--binned-data"], "has no prepared-binned.json"),
+    "a damaged manifest": (lambda d: cut(d / "prepared-packed.json"), [], "prepared-packed.json is damaged"),
+    "another option": (lambda d: None, ["--shards", "3"], "was prepared with --shards 4, not 3; leave --shards out"),
+    "one of many nodes": (lambda d: None, ["--only", "shards"], "leave --only out"),
+    "a text to make": (lambda d: None, ["--input", "pydoc"], "leave --input out"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_repaired_is_one_line_and_nothing_is_changed(
+    folder: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, more, message = REFUSED[name]
+    swap_for_a_whole_file(folder)
+    change(folder)
+    before = contents(folder)
+    with pytest.raises(SystemExit) as ended:
+        run(prepare.make_parser(), prepare.prepare, ["--outputdir", str(folder), "--repair", "--jobs", "1", *more])
+    assert ended.value.code not in (None, 0)
+    assert "\n" not in str(ended.value.code)
+    assert re.search(message, str(ended.value.code))
+    assert contents(folder) == before
+
+
+def test_what_comes_out_otherwise_than_prepared_is_an_error(folder: Path) -> None:
+    path = folder / "prepared-packed.json"
+    made = json.loads(path.read_text())
+    made["files"][SHARD] = "0" * 32
+    path.write_text(json.dumps(made))
+    with pytest.raises(DataError, match="and cannot be made as it was"):
+        mend(folder)
+
+
+def test_a_lost_checkpoint_without_its_source_is_an_error(folder: Path) -> None:
+    path = folder / "prepared-packed.json"
+    made = json.loads(path.read_text())
+    made["files"]["phase1/model.ckpt-28252.pt"] = "0" * 32
+    path.write_text(json.dumps(made))
+    with pytest.raises(DataError, match=r"model\.ckpt-28252\.pt is missing, and cannot be made as it was"):
+        mend(folder)
+
+
+def test_the_report_is_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / SHARD).unlink()
+    prepare.prepare(options_of(folder, "--json"))
+    printed = capsys.readouterr().out
+    report = json.loads(printed)
+    assert report["found"] == {"prepared-packed": [{"file": SHARD, "problem": "is missing", "stray": False}]}
+    assert (report["made_again"], report["set_aside"]) == ([SHARD], {})
+    with pytest.raises(DataError, match="--json is the report of --repair"):
+        prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4", "--json"))
+
+
+def test_two_runs_do_not_repair_one_folder_at_once(folder: Path) -> None:
+    with prepare.lock_folder(folder, exclusive=True), pytest.raises(DataError, match="another run is writing"):
+        prepare.prepare(options_of(folder))
