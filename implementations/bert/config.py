@@ -108,13 +108,6 @@ class Config(ModelFiles, Hardware):
             gradient_steps=self.data.gradient_steps,
             uses_graph=self.uses_graph,
         )
-        device, dtype, sharded = self.device, self.numerics.dtype, self.optim.is_sharded(self.device)
-        if self.graph.cuda_graph and device.type != "cuda":
-            raise ConfigError("CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU")
-        if self.graph.cuda_graph and dtype == torch.float32 and self.kernels.attention == "auto":
-            raise ConfigError("CUDA_GRAPH=1 with PRECISION=fp32 needs ATTENTION=triton")
-        if self.graph.cuda_graph and not sharded and self.dist.world_size > 1:
-            raise ConfigError("CUDA_GRAPH=1 on several GPUs needs OPTIMIZER=lamb, SHARD_OPTIMIZER=1: leave it unset")
 
     @property
     def uses_graph(self) -> bool:

@@ -28,7 +28,9 @@ class Config:
     """Whether steps run as CUDA graphs."""
 
     cuda_graph: bool | None = env(
-        "CUDA_GRAPH", None, doc="1 runs each step and evaluation pass as one CUDA graph; unset: on GPUs, packed data"
+        "CUDA_GRAPH",
+        None,
+        doc="1: steps as one CUDA graph, evaluation as another; unset: pretraining on GPUs, packed data",
     )
 
 

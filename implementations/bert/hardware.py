@@ -66,3 +66,13 @@ class Hardware:
                 f"GRADIENT_STEPS={gradient_steps} with SHARD_OPTIMIZER=0 or OPTIMIZER=apex_* would add up "
                 f"gradients in {str(dtype).removeprefix('torch.')}: set SHARD_OPTIMIZER=1, OPTIMIZER=lamb"
             )
+        if self.graph.cuda_graph:
+            self._check_graph(dtype)
+
+    def _check_graph(self, dtype: torch.dtype) -> None:
+        if self.device.type != "cuda":
+            raise ConfigError("CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU")
+        if dtype == torch.float32 and self.kernels.attention == "auto":
+            raise ConfigError("CUDA_GRAPH=1 with PRECISION=fp32 needs ATTENTION=triton")
+        if not self.optim.is_sharded(self.device) and self.dist.world_size > 1:
+            raise ConfigError("CUDA_GRAPH=1 on several GPUs needs OPTIMIZER=lamb, SHARD_OPTIMIZER=1: leave it unset")

@@ -10,6 +10,7 @@ from bert.dist import World, pick_device
 from bert.kernels import select
 from bert.tokens import WordPiece
 from finetune import tasks, train
+from finetune.batches import Order
 from finetune.config import Config, learning_rates
 
 
@@ -34,6 +35,10 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
     if task.train is not None:
         last = train.num_steps(config, len(task.train.lengths))
         rows.append(("steps", f"{last:,}, {config.epochs:g} epochs"))
+        count, ranks = len(task.train.lengths), config.dist.world_size
+        order = Order(count, config.batch_size, config.gradient_steps, config.trial_seed, world_size=ranks)
+        if room := train.room_of(config, task.train, order, last):
+            rows.append(("CUDA graph", str(room)))
         rows.append(("learning rate", schedule.describe(learning_rates(environ, last))))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)

@@ -54,10 +54,6 @@ class Config(Hardware):
         self.observers.check(self.run)
         dropout = self.model.attention_probs_dropout_prob
         self.check_device(dropout=dropout, gradient_steps=self.gradient_steps, uses_graph=self.uses_graph)
-        if self.graph.cuda_graph:
-            raise ConfigError(
-                "CUDA_GRAPH=1: fine-tuning's batches differ in size, which a graph cannot: leave it unset"
-            )
         _ = self.trial_seed
         _ = self.weights_folder
         if self.length > self.model.max_position_embeddings:
@@ -72,8 +68,8 @@ class Config(Hardware):
 
     @property
     def uses_graph(self) -> bool:
-        """Whether steps run as CUDA graphs: no, batches without padding differ in size."""
-        return False
+        """Whether steps run as CUDA graphs: only where CUDA_GRAPH=1, since batches are filled up to the largest one."""
+        return bool(self.graph.cuda_graph)
 
     @property
     def trains(self) -> bool:

@@ -25,8 +25,9 @@ from bert.steps import Steps
 from bert.stop import Ending, Stop
 from bert.tokens import WordPiece
 from bert.train import Parts, step_seed, train
+from bert.warm_up import ready
 from finetune import inference, tasks, weights
-from finetune.batches import Order, Samples, Source
+from finetune.batches import Order, Room, Samples, Source
 from finetune.config import Config, learning_rates
 from finetune.models import FineTuned
 
@@ -53,7 +54,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
     figures: dict[str, Any] = {"task": config.task, "seed": config.trial_seed}
     if config.trains:
         assert task.train is not None
-        ending, trained = _train(run, task.train)
+        ending, trained = train_on(run, task.train)
         if ending.stopped:
             said = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
             if world.is_main:
@@ -111,7 +112,16 @@ def num_steps(config: Config, num_samples: int) -> int:
     return max(1, math.ceil(num_samples * config.epochs / config.samples_per_step))
 
 
-def _train(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
+def room_of(config: Config, samples: Samples, order: Order, num_steps: int) -> Room | None:
+    """What a CUDA graph's micro-batches are filled up to; None without one."""
+    if not config.uses_graph:
+        return None
+    # A step of fp16 that overflows is put off to the next batch, so that there may be more batches than steps.
+    return Room.of(samples.lengths, order, 2 * num_steps if config.numerics.scales_loss else num_steps)
+
+
+def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
+    """Trains, from the newest checkpoint on where there is one; why it ended, and its figures. A collective."""
     config, world, step = run.config, run.world, run.step
     num_samples, seed = len(samples.lengths), config.trial_seed
     last = num_steps(config, num_samples)
@@ -124,6 +134,11 @@ def _train(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
         step.load_state_dict(saved)
         done, batches, trained = (int(saved[name]) for name in ("step", "batches", "samples"))
     order = Order(num_samples, config.batch_size, config.gradient_steps, seed, world.rank, world.size)
+    room = room_of(config, samples, order, last)
+    if room is not None:
+        _say(world, f"CUDA graph: {room}")
+    source = partial(Source, samples, order, room=room, pin=world.device.type == "cuda")
+    take_step = ready(step, lambda: source(1).next_step(), graph=room is not None, rehearse=False)
     rate = partial(learning_rate, config=rates)
     watchers = observers.build(config.observers, config.run, identity, done) if world.is_main else []
     progress = Progress(
@@ -141,7 +156,7 @@ def _train(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     begin = time.monotonic()
     with Stop(world, listen=config.checkpoint.directory is not None) as stop:
         parts = Parts(
-            data=Source(samples, order, batches + 1, pin=world.device.type == "cuda"), take_step=step,
+            data=source(batches + 1), take_step=take_step,
             steps=Steps(rate, last, step.scaler, done, batches),
             agenda=Agenda(
                 last=last, report_every=config.log_every_steps, checkpoint_every=config.checkpoint.every_steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 
 import numpy as np
@@ -25,6 +24,8 @@ from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.precision import Config as PrecisionConfig
 from bert.step import build_step, preserved
+
+from . import no_gpu
 
 
 def _capacity(batch, rows, length):
@@ -123,18 +124,6 @@ def test_state_tensors_are_all_that_a_step_changes(tiny, make_records, batch_of)
         assert torch.equal(cold, warm)
 
 
-class _Stream:
-    """A stream or an event of a device that does everything at once."""
-
-    def wait_stream(self, other):
-        pass
-
-    wait_event = record = wait_stream
-
-    def query(self):
-        return True
-
-
 class _Replayed:
     """What a recorded graph does, without a GPU: the same again, in the mode that it was recorded in."""
 
@@ -154,12 +143,7 @@ class _Replayed:
 @pytest.fixture
 def graphed(monkeypatch):
     """graphed(step, examples): a GraphedStep on the CPU, what it recorded (mode, after which), and what it started."""
-    for name in ("Stream", "Event"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: _Stream())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: _Stream())
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    monkeypatch.setattr(World, "wait_for", lambda self, event: None)
+    no_gpu.streams(monkeypatch)
 
     def build(step, examples):
         recorded, started = [], []

@@ -166,7 +166,7 @@ def test_what_bert_trains_with_trains_here_too(squad_environment, tmp_path, sett
         ({"SEEDS": "1", "TRIAL": "1"}, "1 seeds, and this is trial 1"),
         ({"MAX_SEQ_LENGTH": "64"}, "exceeds max_position_embeddings 48"),
         ({"DATA": "/no/such/data"}, "no such folder"),
-        ({"CUDA_GRAPH": "1"}, "differ in size"),
+        ({"CUDA_GRAPH": "1"}, "CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU"),
         ({"SQUAD_VERSION": "2.0"}, "train-v2.0.json: No such file"),
         ({"MODE": "eval", "TASK": "TSV"}, "holds no example|No such file"),
         ({"BATCHSZIE": "3"}, "did you mean BATCHSIZE"),
