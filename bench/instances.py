@@ -27,7 +27,8 @@ import result
 from bert.data.format import content_digest
 from input_preprocessing.instances.make import instances_of, write_instances
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.tensorflow_files.tfrecord import read_tfrecord, write_tfrecord
+from input_preprocessing.tensorflow_files.tfrecord import read_tfrecord
+from input_preprocessing.tensorflow_files.tfrecord_writer import Widths, write_tfrecord
 from input_preprocessing.text import vocabulary
 
 _SHARD_BYTES = 27_000_000
@@ -66,7 +67,7 @@ def against_reference(text: Path, vocab: Path, folder: Path, options: argparse.N
     line = [options.reference_python, script, options.reference, text, vocab, theirs]
     words, config = vocabulary.load(vocab), SamplingConfig()
     records, _ = instances_of(text, words, config)
-    write_tfrecord(ours, records, config.max_seq_length, config.max_predictions_per_seq)
+    write_tfrecord(ours, records, Widths(config.max_seq_length, config.max_predictions_per_seq))
     made: list[float] = []
     both: list[float] = []
     for _ in range(options.repeats):
@@ -74,7 +75,7 @@ def against_reference(text: Path, vocab: Path, folder: Path, options: argparse.N
         reference = json.loads(done.stdout.splitlines()[-1])
         mine = result.cpu_seconds(lambda: instances_of(text, words, config))
         write = result.cpu_seconds(
-            lambda: write_tfrecord(ours, records, config.max_seq_length, config.max_predictions_per_seq)
+            lambda: write_tfrecord(ours, records, Widths(config.max_seq_length, config.max_predictions_per_seq))
         )
         made.append(reference["instances"] / mine)
         both.append((reference["instances"] + reference["write"]) / (mine + write))

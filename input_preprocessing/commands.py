@@ -24,6 +24,7 @@ STAGES = {
     "pack": ("records.pack", "instances into shards of packed rows"),
     "bins": ("records.bins", "instances into bins of similar length"),
     "import_records": ("records.import_records", "TFRecord files and NVIDIA's HDF5 shards into records"),
+    "export_records": ("records.export_records", "records into TFRecord files and NVIDIA's HDF5 shards"),
     "convert_checkpoint": ("checkpoints.convert", "TensorFlow and PyTorch checkpoints into one another"),
     "data_card": ("dataset.data_card", "write DATA_CARD.md of a prepared data set"),
     "verify": ("verify.verdict", "check a prepared data set"),

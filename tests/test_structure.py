@@ -61,7 +61,7 @@ LAYERS: dict[str, list[set[str]]] = {
         # the commands by the names that users type, which import a room's module when they are run
         {"commands", "__main__", "instances.__main__", "verify.__main__"}
         | {"prepare", "download", "corpus", "extract", "clean", "split", "evalset", "shuffle", "pack", "bins"}
-        | {"finetuning", "import_records", "convert_checkpoint", "data_card"},
+        | {"finetuning", "import_records", "export_records", "convert_checkpoint", "data_card"},
     ],
     "review": [
         {"logs"},

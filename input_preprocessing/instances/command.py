@@ -23,14 +23,15 @@ def _main(options: argparse.Namespace) -> None:
     # Here, not above: the compiler takes longer to import than --help and a mistake need.
     from bert.data.format import write_records
     from input_preprocessing.instances.make import instances_of
-    from input_preprocessing.tensorflow_files.tfrecord import write_tfrecord
+    from input_preprocessing.tensorflow_files.tfrecord_writer import Widths, write_tfrecord
     from input_preprocessing.text import vocabulary
 
     words = vocabulary.load(options.vocab_file)
     words.check_case(config.do_lower_case)
     records, metadata = instances_of(options.input_file, words, config)
     if options.format == "tfrecord":
-        write_tfrecord(options.output_file, records, config.max_seq_length, config.max_predictions_per_seq)
+        widths = Widths(config.max_seq_length, config.max_predictions_per_seq)
+        write_tfrecord(options.output_file, records, widths)
     else:
         write_records(options.output_file, records, metadata)
     note = "" if records.num_sequences else " (the text has no token)"

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 
+from bert.data.digests import add_multiset_digests
 from bert.data.format import check_contents, open_records, write_records
-from bert.data.records import DataError, Metadata, Records
+from bert.data.records import IDS, DataError, Metadata, Records, id_dtype
+from input_preprocessing.records.check_list import differences, read_list
 from input_preprocessing.stage.cli import add_jobs, human_bytes, run, stage_parser
 from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.parallel import run_tasks
@@ -63,6 +66,9 @@ def import_file(task: tuple[Path, Path, Vocabulary | None]) -> tuple[int, int, i
     largest = max(records.input_ids.max(initial=0), records.masked_lm_ids.max(initial=0))
     if words and largest >= len(words):
         raise DataError(f"{source} has token {largest}, the vocabulary has {len(words)}; give the one it was made with")
+    if words:  # every shard of a data set has ids of one type, whatever ids it happens to hold
+        ids = {name: getattr(records, name).astype(id_dtype(len(words))) for name in IDS}
+        records = dataclasses.replace(records, **ids)
     empty = records.num_empty_rows
     if records.row_offsets is not None:
         records = records.with_rows(np.unique(records.row_offsets))
@@ -70,8 +76,8 @@ def import_file(task: tuple[Path, Path, Vocabulary | None]) -> tuple[int, int, i
     return records.num_sequences, records.num_rows, empty
 
 
-def plan_files(source: Path, target: Path) -> list[tuple[Path, Path]]:
-    """Each source file and the record file to make of it.
+def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[Path, Path]]:
+    """Each source file and the file to make of it in `target`, of the same name but for the suffix.
 
     Raises:
         DataError: there are none, or two would make the same.
@@ -87,7 +93,7 @@ def plan_files(source: Path, target: Path) -> list[tuple[Path, Path]]:
         raise DataError(f"no files in {source}; check --source")
     planned: dict[Path, Path] = {}
     for path in files:
-        made = target / f"{path.stem if path.suffix in _SUFFIXES else path.name}.hdf5"
+        made = target / f"{path.stem if path.suffix in _SUFFIXES else path.name}{suffix}"
         if made in planned:
             raise DataError(f"{path} and {planned[made]} would both become {made}; move one of them")
         if made.resolve() == path.resolve():
@@ -96,14 +102,32 @@ def plan_files(source: Path, target: Path) -> list[tuple[Path, Path]]:
     return [(path, made) for made, path in planned.items()]
 
 
+def _check(options: argparse.Namespace, files: list[Path]) -> None:
+    """Raises DataError, each difference told on a line of its own before, where the files are not those of the list."""
+    listed = read_list(options.check_list)
+    wrong = differences(files, listed, whole=options.source.is_dir(), jobs=options.jobs)
+    for line in wrong:
+        print(f"import_records: {line}", file=sys.stderr)
+    if wrong:
+        raise DataError(f"{options.source} is not as {options.check_list} lists it: {len(wrong)} differences, told "
+                        "above; nothing was imported")  # fmt: skip
+    print(f"{options.source}: {len(files)} files as {options.check_list} lists them", file=sys.stderr)
+
+
 def _main(options: argparse.Namespace) -> None:
     words = vocabulary.load(options.vocab_file) if options.vocab_file else None
     files = plan_files(options.source, options.target)
+    if options.check_list:
+        _check(options, [path for path, _ in files])
     options.target.mkdir(parents=True, exist_ok=True)
     weights = [path.stat().st_size if path.exists() else 0 for path, _ in files]
     tasks = [(path, made, words) for path, made in files]
     counts = run_tasks("import", import_file, tasks, jobs=options.jobs, weights=weights)
     sequences, rows, empty = (sum(count[i] for count in counts) for i in range(3))
+    if options.json:
+        digests = [open_records(made)[1].multiset_digest for _, made in files]
+        total = {"files": len(files), "sequences": sequences, "rows": rows, "empty_rows": empty}
+        print(json.dumps({**total, "multiset_digest": add_multiset_digests(digests)}))
     size = human_bytes(sum(made.stat().st_size for _, made in files))
     note = f"; {empty:,} rows of no sequence left out" if empty else ""
     print(
@@ -119,5 +143,11 @@ def main() -> None:
     parser.add_argument(
         "--vocab-file", type=Path, help="vocab.txt they were made with: tokens are checked, and its md5 is recorded"
     )
+    parser.add_argument(
+        "--check-list", type=Path,
+        help="import nothing unless the files are those listed: lines 'md5  name' as md5sum writes them, or "
+        "'name  md5' of input_ids as NVIDIA publishes",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print counts and the digest of the sequences as JSON")
     add_jobs(parser)
     run(parser, _main)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from bert.data.format import open_records
 from bert.data.records import Records
 from input_preprocessing.dataset.download import TEXT_MD5
 from input_preprocessing.instances.options import SamplingConfig
+from input_preprocessing.records.check_list import input_ids_digest
 from input_preprocessing.records.evalset import NUM_SAMPLES
 from input_preprocessing.stage.manifest import Manifest
 from input_preprocessing.verify.audit import TELLING_MASKS, Audit, Hashes
@@ -172,11 +172,10 @@ def _is_benchmarks(made: Manifest) -> bool:
 
 
 def published_digest(records: Records) -> str:
-    """Digest of input_ids as the published lists have it: md5 of the list of the md5 of each sequence, as text."""
+    """Digest of input_ids as the published lists have it."""
     offsets = records.sequence_offsets
     rows = (records.input_ids[offsets[i] : offsets[i + 1]].tolist() for i in range(records.num_sequences))
-    digests = [hashlib.md5(str(row).encode()).hexdigest() for row in rows]
-    return hashlib.md5(str(digests).encode()).hexdigest()
+    return input_ids_digest(rows)
 
 
 def check_held_out(audits: Sequence[Audit], known: Hashes | None) -> Check:

@@ -13,8 +13,8 @@ from input_preprocessing.commands import STAGES, overview
 
 # As documented and used for as long as the stages exist; a name may be added, none may go.
 NAMES = {
-    "bins", "clean", "convert_checkpoint", "corpus", "download", "evalset", "extract", "import_records", "instances",
-    "pack", "prepare", "shuffle", "split", "verify",
+    "bins", "clean", "convert_checkpoint", "corpus", "download", "evalset", "export_records", "extract",
+    "import_records", "instances", "pack", "prepare", "shuffle", "split", "verify",
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from input_preprocessing.checkpoints import convert as convert_checkpoint
 from input_preprocessing.dataset import download, finetuning, prepare
 from input_preprocessing.instances import make as instances
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records import bins, evalset, import_records, pack, shuffle
+from input_preprocessing.records import bins, evalset, export_records, import_records, pack, shuffle
 from input_preprocessing.text import vocabulary
 
 from ..bert.data.samples import METADATA, make_records
@@ -149,6 +149,12 @@ def run_import(folder: Path) -> None:
         import_records.import_file((source, target, None))
 
 
+def run_export(folder: Path, kind: str) -> None:
+    export_records.export_folder(
+        folder / "source", folder / "out", kind=kind, unpack=False, max_predictions_per_seq=12, jobs=1
+    )
+
+
 def run_download(folder: Path) -> None:
     download.download(folder / "download", str(folder / "mirror"))
 
@@ -172,6 +178,8 @@ STAGES: dict[str, Stage] = {
     "pack": (make_source, dealt(pack.pack_records, max_sequences_per_row=3)),
     "bins": (make_source, dealt(bins.bin_records, edges=(32, 64))),
     "import_records": (make_source, run_import),
+    "export_records": (make_source, lambda d: run_export(d, "tfrecord")),
+    "export_records to NVIDIA's layout": (make_source, lambda d: run_export(d, "nvidia")),
     "convert_checkpoint": (
         lambda d: None,
         lambda d: convert_checkpoint.convert(CHECKPOINT, d / "out.safetensors", "huggingface"),

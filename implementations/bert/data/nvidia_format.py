@@ -33,7 +33,9 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
     else:
         found = ", ".join(sorted(names)[:8]) or "nothing"
         raise DataError(f"{path} holds no training records (found {found}); prepare the data or check the path")
-    width = 512 if file["input_ids"].ndim == 1 else file["input_ids"].shape[1]
+    # Of variable-length shards only those that export_records wrote say how long a sequence may be.
+    longest = int(file.attrs.get("max_seq_length", 512))
+    width = longest if file["input_ids"].ndim == 1 else file["input_ids"].shape[1]
     return records, Metadata(max_seq_length=width, vocab_md5="", random_seed=-1, dupe_factor=0)
 
 

@@ -11,7 +11,7 @@ import pytest
 from bert.data.format import multiset_digest, open_records, verify_records
 from bert.data.records import DataError
 from input_preprocessing.records.import_records import import_file, plan_files
-from input_preprocessing.tensorflow_files.tfrecord import write_tfrecord
+from input_preprocessing.tensorflow_files.tfrecord_writer import Widths, write_tfrecord
 from input_preprocessing.text.vocabulary import Vocabulary
 from input_preprocessing.verify.verdict import verify
 
@@ -31,7 +31,7 @@ def test_a_foreign_file_becomes_records_of_the_same_sequences(tmp_path: Path, ki
     if kind == "packed":
         records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
     if kind == "tfrecord":
-        write_tfrecord(tmp_path / "a", records, 64, 20)
+        write_tfrecord(tmp_path / "a", records, Widths(64, 20))
     else:
         write_nvidia(tmp_path / "a", records, kind)
     assert import_file((tmp_path / "a", tmp_path / "b.hdf5", WORDS)) == (13, 6 if kind == "packed" else 13, 0)
@@ -44,10 +44,10 @@ def test_a_foreign_file_becomes_records_of_the_same_sequences(tmp_path: Path, ki
 
 
 def test_a_changed_source_or_vocabulary_is_imported_again(tmp_path: Path) -> None:
-    write_tfrecord(tmp_path / "a", make_records(3), 64, 20)
+    write_tfrecord(tmp_path / "a", make_records(3), Widths(64, 20))
     import_file((tmp_path / "a", tmp_path / "b.hdf5", None))
     other = make_records(4, seed=1)
-    write_tfrecord(tmp_path / "a", other, 64, 20)
+    write_tfrecord(tmp_path / "a", other, Widths(64, 20))
     assert import_file((tmp_path / "a", tmp_path / "b.hdf5", None)) == (4, 4, 0)
     assert open_records(tmp_path / "b.hdf5")[1].multiset_digest == multiset_digest(other)
     import_file((tmp_path / "a", tmp_path / "b.hdf5", WORDS))
@@ -89,7 +89,7 @@ def test_rows_of_no_sequence_are_left_out_and_counted(tmp_path: Path) -> None:
 def test_bad_sources_are_told_in_one_line_and_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no records at all, but long enough for a header")
     (tmp_path / "empty").touch()
-    write_tfrecord(tmp_path / "good", make_records(3), 64, 20)
+    write_tfrecord(tmp_path / "good", make_records(3), Widths(64, 20))
     few = Vocabulary(("a", "b"), "00")
     for source, words, message in (
         ("text", None, "no TFRecord file"),

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from bert.data.records import DataError, Records
 from input_preprocessing.instances import make as instances
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.tensorflow_files import crc32c
-from input_preprocessing.tensorflow_files.tfrecord import read_tfrecord, write_tfrecord
+from input_preprocessing.tensorflow_files.tfrecord import read_tfrecord
+from input_preprocessing.tensorflow_files.tfrecord_writer import Widths, write_tfrecord
 from input_preprocessing.text import vocabulary
 
 from ...bert.data.samples import assert_equal, make_records
@@ -76,18 +78,58 @@ def features_of(records: Records, i: int) -> dict[str, list[int] | list[float]]:
 @pytest.mark.parametrize("count", [0, 1, 530])
 def test_a_file_is_the_plain_encoding_and_reads_back(tmp_path: Path, count: int) -> None:
     records = make_records(count)
-    write_tfrecord(tmp_path / "a", records, LENGTH, MASKS)
+    write_tfrecord(tmp_path / "a", records, Widths(LENGTH, MASKS))
     assert (tmp_path / "a").read_bytes() == b"".join(frame(example(features_of(records, i))) for i in range(count))
     found, metadata = read_tfrecord(tmp_path / "a")
     assert_equal(found, records)
     assert metadata.max_seq_length == (LENGTH if count else 1)
 
 
+def row_features_of(records: Records, row: range, masks: int, sequences: int) -> dict[str, list[int] | list[float]]:
+    """The features of a packed row, of those of its sequences alone."""
+    joined: dict[str, list[Any]] = {name: [] for name in features_of(records, 0)}
+    lengths, counts = records.sequence_lengths.tolist(), np.diff(records.masked_lm_offsets).tolist()
+    for i in row:
+        shift = len(joined["input_ids"])
+        for name, values in features_of(records, i).items():
+            count = {"next_sentence_labels": 1}.get(name, counts[i] if name.startswith("masked") else lengths[i])
+            moved = shift if name == "masked_lm_positions" else 0
+            joined[name] += [value + moved for value in values[:count]]
+    joined["packed_input_len"] = [lengths[i] for i in row]
+    joined["packed_masked_lm_len"] = [counts[i] for i in row]
+    for name, values in joined.items():
+        width = masks if name.startswith("masked") else LENGTH * 3
+        width = sequences if name.startswith(("packed", "next")) else width
+        joined[name] = values + [0.0 if name == "masked_lm_weights" else 0] * (width - len(values))
+    return dict(sorted(joined.items()))
+
+
+def test_a_file_of_packed_rows_is_the_plain_encoding_and_reads_back(tmp_path: Path) -> None:
+    offsets = [0, 1, 4, 6, 9]
+    records = make_records(9).with_rows(offsets)
+    write_tfrecord(tmp_path / "a", records, Widths(3 * LENGTH, 30, 4))
+    rows = [range(*offsets[i : i + 2]) for i in range(4)]
+    plain = b"".join(frame(example(row_features_of(records, row, 30, 4))) for row in rows)
+    assert (tmp_path / "a").read_bytes() == plain
+    found, metadata = read_tfrecord(tmp_path / "a")
+    assert_equal(found, records)
+    assert metadata.max_seq_length == 3 * LENGTH
+    with pytest.raises(DataError, match="would hold 3 sequences, at most 2"):
+        write_tfrecord(tmp_path / "b", records, Widths(3 * LENGTH, 30, 2))
+    (tmp_path / "a").write_bytes(plain + frame(example(features_of(records, 0))))
+    with pytest.raises(DataError, match="packed rows and single sequences"):
+        read_tfrecord(tmp_path / "a")
+    wrong = {**row_features_of(records, rows[1], 30, 4), "packed_input_len": [5, 5, 5, 0]}
+    (tmp_path / "a").write_bytes(frame(example(wrong)))
+    with pytest.raises(DataError, match="packed_input_len and packed_masked_lm_len do not add up"):
+        read_tfrecord(tmp_path / "a")
+
+
 def test_ids_of_a_large_vocabulary_are_written_and_read(tmp_path: Path) -> None:
     records = make_records(30)
     ids = {name: getattr(records, name).astype(np.int32) + 90_000 for name in ("input_ids", "masked_lm_ids")}
     records = dataclasses.replace(records, **ids)
-    write_tfrecord(tmp_path / "a", records, LENGTH, MASKS)
+    write_tfrecord(tmp_path / "a", records, Widths(LENGTH, MASKS))
     assert (tmp_path / "a").read_bytes() == b"".join(frame(example(features_of(records, i))) for i in range(30))
     assert_equal(read_tfrecord(tmp_path / "a")[0], records)
 
@@ -96,7 +138,7 @@ def test_the_references_instances_are_protobufs_own_bytes(shared: Path, tmp_path
     """The digest is of the file after protobuf 7.36.2 parsed and serialised (deterministic) every Example in it."""
     words = vocabulary.load(shared / "golden" / "vocab.txt")
     records, _ = instances.instances_of(shared / "golden" / "en_a.txt", words, SamplingConfig())
-    write_tfrecord(tmp_path / "a", records, 512, 76)
+    write_tfrecord(tmp_path / "a", records, Widths(512, 76))
     digest = hashlib.sha256((tmp_path / "a").read_bytes()).hexdigest()
     assert digest == "c009b0123186e2aa11e3b7a5dd41090bcd30b37c01832eb7aff70f2f643dcf27"
 
@@ -112,14 +154,14 @@ def test_any_order_of_features_and_unpacked_numbers_are_read(tmp_path: Path) -> 
 
 def test_sequences_longer_than_asked_for_are_not_written(tmp_path: Path) -> None:
     for length, masks in ((32, MASKS), (LENGTH, 3)):
-        with pytest.raises(DataError, match="longer than"):
-            write_tfrecord(tmp_path / "a", make_records(20), length, masks)
+        with pytest.raises(DataError, match=r"would hold \d+ (masked )?tokens, at most"):
+            write_tfrecord(tmp_path / "a", make_records(20), Widths(length, masks))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_any_changed_byte_or_cut_is_found(tmp_path: Path, seed: int) -> None:
-    write_tfrecord(tmp_path / "a", make_records(3), LENGTH, MASKS)
+    write_tfrecord(tmp_path / "a", make_records(3), Widths(LENGTH, MASKS))
     data, rng = bytearray((tmp_path / "a").read_bytes()), np.random.default_rng(seed)
     at = int(rng.integers(1, len(data)))
     if seed % 2:

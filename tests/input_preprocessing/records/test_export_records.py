@@ -1,0 +1,198 @@
+"""What is exported is what other trainers read, and imported again it is what it was, digest and rows included."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from bert.data.format import multiset_digest, open_records, write_records
+from bert.data.records import IDS, DataError, Records
+from input_preprocessing.records import export_records, import_records
+from input_preprocessing.records.export_records import Exported, export_folder, folders_of
+from input_preprocessing.records.import_records import import_file
+from input_preprocessing.tensorflow_files.tfrecord_writer import Widths, write_tfrecord
+from input_preprocessing.text.vocabulary import Vocabulary
+
+from ...bert.data import samples
+from ...bert.data.samples import assert_equal, make_records, write_nvidia
+
+METADATA = dataclasses.replace(samples.METADATA, max_seq_length=192)
+ROWS = [0, 2, 3, 6, 9, 10, 13]
+
+
+def export(source: Path, target: Path, kind: str, *, unpack: bool = False, masks: int = 12) -> Exported:
+    return export_folder(source, target, kind=kind, unpack=unpack, max_predictions_per_seq=masks, jobs=1)
+
+
+def write_source(folder: Path, rows: list[int] | None = None) -> Records:
+    folder.mkdir()
+    records = make_records(13).with_rows(rows)
+    write_records(folder / "part_0.hdf5", records, METADATA)
+    return records
+
+
+def entries(path: Path) -> dict[str, tuple[str, list[list[int]]]]:
+    """Type and rows of every dataset."""
+    with h5py.File(path, "r") as file:
+        types = {name: str(h5py.check_vlen_dtype(data.dtype) or data.dtype) for name, data in file.items()}
+        return {name: (types[name], [np.ravel(row).tolist() for row in data[:]]) for name, data in file.items()}
+
+
+@pytest.mark.parametrize("rows", [None, ROWS], ids=["unpacked", "packed"])
+@pytest.mark.parametrize("kind", ["tfrecord", "nvidia"])
+def test_exported_and_imported_again_the_records_are_the_same(
+    tmp_path: Path, kind: str, rows: list[int] | None
+) -> None:
+    records = write_source(tmp_path / "source", rows)
+    told = export(tmp_path / "source", tmp_path / "out", kind)
+    made = tmp_path / "out" / f"part_0{export_records.SUFFIXES[kind]}"
+    import_file((made, tmp_path / "again.hdf5", None))
+    found, metadata = open_records(tmp_path / "again.hdf5")
+    before = open_records(tmp_path / "source" / "part_0.hdf5")[1]
+    assert_equal(found, records)
+    assert metadata.content_digest == before.content_digest
+    assert (metadata.multiset_digest, metadata.max_seq_length) == (before.multiset_digest, before.max_seq_length)
+    assert told == Exported(
+        target=str(tmp_path / "out"), files=1, sequences=13, rows=records.num_rows,
+        multiset_digest=before.multiset_digest, widths=told.widths,
+    )  # fmt: skip
+    most = int(np.diff(records.masked_lm_offsets[ROWS]).max())
+    widths = Widths(192, most, 3) if rows else Widths(192, 12)
+    assert told.widths == (Widths(0, 0) if kind == "nvidia" else widths)
+
+
+@pytest.mark.parametrize("schema", ["packed", "variable"])
+def test_shards_for_nvidias_trainer_have_its_datasets_types_and_entries(tmp_path: Path, schema: str) -> None:
+    records = write_source(tmp_path / "source", ROWS if schema == "packed" else None)
+    export(tmp_path / "source", tmp_path / "out", "nvidia")
+    write_nvidia(tmp_path / "theirs", records, schema)
+    assert entries(tmp_path / "out" / "part_0.hdf5") == entries(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "nvidia"])
+def test_unpacked_rows_are_the_same_sequences_one_by_one(tmp_path: Path, kind: str) -> None:
+    records = write_source(tmp_path / "source", ROWS)
+    told = export(tmp_path / "source", tmp_path / "out", kind, unpack=True)
+    made = tmp_path / "out" / f"part_0{export_records.SUFFIXES[kind]}"
+    assert (told.rows, told.widths.sequences) == (13, 0)
+    assert_equal(import_records.read_foreign(made)[0], records.with_rows(None))
+    if kind == "tfrecord":
+        write_tfrecord(tmp_path / "plain", make_records(13), Widths(192, 12))
+        assert made.read_bytes() == (tmp_path / "plain").read_bytes()
+
+
+def test_ids_of_a_large_vocabulary_keep_their_type_though_all_are_small(tmp_path: Path) -> None:
+    records = make_records(13).with_rows(ROWS)
+    wide = dataclasses.replace(records, **{name: getattr(records, name).astype(np.int32) for name in IDS})
+    (tmp_path / "source").mkdir()
+    digest = write_records(tmp_path / "source" / "a.hdf5", wide, METADATA).content_digest
+    export(tmp_path / "source", tmp_path / "out", "nvidia")
+    words = Vocabulary(tuple(map(str, range(40_000))), "ef" * 16)
+    import_file((tmp_path / "out" / "a.hdf5", tmp_path / "again.hdf5", words))
+    assert open_records(tmp_path / "again.hdf5")[1].content_digest == digest
+
+
+def test_a_prepared_folder_is_exported_folder_by_folder(packed: Path, tmp_path: Path) -> None:
+    assert folders_of(packed, tmp_path) == [
+        (packed / name, tmp_path / name) for name in ("eval", "packed_data")
+    ]  # fmt: skip
+    for source, target in folders_of(packed, tmp_path):
+        export(source, target, "nvidia")
+        for path in source.glob("*.hdf5"):
+            assert_equal(open_records(target / path.name)[0], open_records(path)[0])
+
+
+def test_finished_files_are_kept_and_other_options_write_them_again(tmp_path: Path) -> None:
+    write_source(tmp_path / "source", ROWS)
+    write_records(tmp_path / "source" / "part_1.hdf5", make_records(5, 1).with_rows([0, 2, 5]), METADATA)
+    out = tmp_path / "out"
+    export(tmp_path / "source", out, "tfrecord")
+    made = {path.name: path.read_bytes() for path in out.glob("*.tfrecord")}
+    times = {path.name: path.stat().st_mtime_ns for path in out.glob("*.tfrecord")}
+    export(tmp_path / "source", out, "tfrecord")
+    assert {path.name: path.stat().st_mtime_ns for path in out.glob("*.tfrecord")} == times
+    (out / "part_1.tfrecord").unlink()
+    export(tmp_path / "source", out, "tfrecord")
+    assert {path.name: path.read_bytes() for path in out.glob("*.tfrecord")} == made
+    assert (out / "part_0.tfrecord").stat().st_mtime_ns == times["part_0.tfrecord"]
+    export(tmp_path / "source", out, "tfrecord", unpack=True)
+    assert (out / "part_0.tfrecord").read_bytes() != made["part_0.tfrecord"]
+
+
+def test_what_cannot_be_exported_is_told_in_a_line_and_leaves_no_file(tmp_path: Path) -> None:
+    records = write_source(tmp_path / "source", ROWS)
+    with pytest.raises(DataError, match="masked tokens, at most 3 were asked for"):
+        export(tmp_path / "source", tmp_path / "out", "tfrecord", unpack=True, masks=3)
+    (tmp_path / "others").mkdir()
+    write_nvidia(tmp_path / "others" / "part_0", records, "packed")
+    with pytest.raises(DataError, match="make records of it with import_records"):
+        export(tmp_path / "others", tmp_path / "out", "tfrecord")
+    with pytest.raises(DataError, match="written over"):
+        export(tmp_path / "source", tmp_path / "source", "nvidia")
+    write_records(tmp_path / "source" / "single.hdf5", make_records(3), METADATA)
+    with pytest.raises(DataError, match="packed and unpacked"):
+        export(tmp_path / "source", tmp_path / "out", "tfrecord")
+    (tmp_path / "source" / "single.hdf5").unlink()
+    data = bytearray((tmp_path / "source" / "part_0.hdf5").read_bytes())
+    where = data.index(records.masked_lm_ids.tobytes())
+    data[where] ^= 1
+    (tmp_path / "source" / "part_0.hdf5").write_bytes(data)
+    with pytest.raises(DataError, match="was changed after it was written"):
+        export(tmp_path / "source", tmp_path / "out", "nvidia")
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name != "stage.json"]
+
+
+def test_a_masked_first_token_is_not_written_as_padding(tmp_path: Path) -> None:
+    records = make_records(3)
+    records.masked_lm_positions[records.masked_lm_offsets[1]] = 0
+    (tmp_path / "source").mkdir()
+    write_records(tmp_path / "source" / "a.hdf5", records, METADATA)
+    with pytest.raises(DataError, match="sequence 1 has its first token masked"):
+        export(tmp_path / "source", tmp_path / "out", "nvidia")
+
+
+def test_files_of_others_in_the_target_are_left(tmp_path: Path) -> None:
+    records = write_source(tmp_path / "source", ROWS)
+    (tmp_path / "out").mkdir()
+    write_nvidia(tmp_path / "out" / "part_0.hdf5", records, "packed")
+    before = (tmp_path / "out" / "part_0.hdf5").read_bytes()
+    with pytest.raises(DataError, match="was not made by export_records"):
+        export(tmp_path / "source", tmp_path / "out", "nvidia")
+    assert (tmp_path / "out" / "part_0.hdf5").read_bytes() == before
+
+
+def test_the_commands_tell_the_same_digest_on_the_way_out_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = write_source(tmp_path / "source", ROWS)
+    line = ["export_records", "--source", tmp_path / "source", "--target", tmp_path / "out", "--format", "tfrecord"]
+    monkeypatch.setattr(sys, "argv", [*map(str, line), "--json", "--jobs", "1"])
+    export_records.main()
+    answer = capsys.readouterr()
+    (told,) = json.loads(answer.out)["folders"]
+    assert "13 sequences in 6 rows, 1 files" in answer.err
+    assert told["widths"]["sequences"] == 3
+    line = ["import_records", "--source", tmp_path / "out", "--target", tmp_path / "again", "--json", "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", list(map(str, line)))
+    import_records.main()
+    again = json.loads(capsys.readouterr().out)
+    assert again == {
+        "files": 1,
+        "sequences": 13,
+        "rows": 6,
+        "empty_rows": 0,
+        "multiset_digest": told["multiset_digest"],
+    }
+    assert told["multiset_digest"] == multiset_digest(records)
+    shutil.rmtree(tmp_path / "source")
+    monkeypatch.setattr(sys, "argv", ["export_records", "--source", str(tmp_path / "source"), "--target",
+                                      str(tmp_path / "x"), "--format", "nvidia"])  # fmt: skip
+    with pytest.raises(SystemExit, match="no data file"):
+        export_records.main()
