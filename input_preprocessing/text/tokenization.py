@@ -17,7 +17,7 @@ import numpy.typing as npt
 from bert.data.compiled import compiled
 from bert.data.records import id_dtype
 from input_preprocessing.text import unicode11
-from input_preprocessing.text.vocabulary import NODE_MASK, TOKEN_BITS, TOKEN_MASK, Vocabulary, slot_of
+from input_preprocessing.text.vocabulary import NODE_MASK, Vocabulary, slot_of
 
 MAX_CHARACTERS_PER_WORD = 200
 
@@ -186,8 +186,9 @@ def tokenize(data: bytes, vocabulary: Vocabulary, lower_case: bool = True) -> To
     num_lines = int(np.count_nonzero(text == ord("\n"))) + 1
     segment_offsets = np.zeros(num_lines + 1, dtype=np.int64)
     document_offsets = np.zeros(num_lines + 1, dtype=np.int64)
+    trie, unknown = vocabulary.trie, vocabulary.ids["[UNK]"]
     counts = _tokenize(
-        text, _BYTE_CLASS, _LOWER if lower_case else _AS_IS, vocabulary.trie.entries, vocabulary.ids["[UNK]"], tokens,
+        text, _BYTE_CLASS, _LOWER if lower_case else _AS_IS, trie.entries, trie.ids, unknown, tokens,
         segment_offsets, document_offsets,
     )  # fmt: skip
     num_tokens, num_segments, num_documents = counts
@@ -212,7 +213,7 @@ _IS_ODD = np.array([byte > 127 or byte in _CONTROLS for byte in range(256)])
 
 
 @compiled
-def _split_word(text, start, end, case, entries, unknown, tokens, num_tokens):  # type: ignore[no-untyped-def]
+def _split_word(text, start, end, case, entries, ids, unknown, tokens, num_tokens):  # type: ignore[no-untyped-def]
     """Appends the pieces of the word text[start:end], or `unknown` when it cannot be split; returns the new count."""
     first = num_tokens
     i = start
@@ -226,15 +227,14 @@ def _split_word(text, start, end, case, entries, unknown, tokens, num_tokens):  
             entry = entries[slot_of(entries, (np.int64(node) << 8) | np.int64(byte))]
             if entry == -1:
                 break
-            node = (entry >> TOKEN_BITS) & NODE_MASK
-            token = entry & TOKEN_MASK
-            if token > 0:
-                best = token
+            node = (entry >> 1) & NODE_MASK
+            if entry & 1:
+                best = node
                 best_end = j + 1
-        if best == 0:
+        if best == 0:  # the root: no token ends there
             tokens[first] = unknown
             return first + 1
-        tokens[num_tokens] = best - 1
+        tokens[num_tokens] = ids[best]
         num_tokens += 1
         i = best_end
         root = 1
@@ -243,7 +243,7 @@ def _split_word(text, start, end, case, entries, unknown, tokens, num_tokens):  
 
 @compiled
 def _tokenize(  # type: ignore[no-untyped-def]
-    text, byte_class, case, entries, unknown, tokens, segment_offsets, document_offsets
+    text, byte_class, case, entries, ids, unknown, tokens, segment_offsets, document_offsets
 ):
     num_tokens = num_segments = num_documents = 0
     blank = True
@@ -280,5 +280,5 @@ def _tokenize(  # type: ignore[no-untyped-def]
                 tokens[num_tokens] = unknown
                 num_tokens += 1
             else:
-                num_tokens = _split_word(text, start, i, case, entries, unknown, tokens, num_tokens)
+                num_tokens = _split_word(text, start, i, case, entries, ids, unknown, tokens, num_tokens)
     return num_tokens, num_segments, num_documents

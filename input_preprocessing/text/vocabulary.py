@@ -15,10 +15,9 @@ from bert.data.compiled import compiled
 from bert.data.records import DataError
 
 SPECIAL_TOKENS = ("[UNK]", "[CLS]", "[SEP]", "[MASK]")
-NODE_BITS, TOKEN_BITS = 19, 17  # of a trie's entry
-LARGEST_VOCABULARY = (1 << TOKEN_BITS) - 1
-NODE_MASK, TOKEN_MASK = (1 << NODE_BITS) - 1, (1 << TOKEN_BITS) - 1
-_EDGE_SHIFT = NODE_BITS + TOKEN_BITS
+NODE_BITS = 27  # of a node's number
+NODE_MASK = (1 << NODE_BITS) - 1
+_EDGE_SHIFT = NODE_BITS + 1
 _MULTIPLIER = 0x9E3779B97F4A7C1
 
 
@@ -26,11 +25,12 @@ _MULTIPLIER = 0x9E3779B97F4A7C1
 class Trie:
     """Byte trie as an open-addressing hash table. Node 0 starts a word, node 1 continues one ("##").
 
-    An entry is an edge: the node it leaves and its byte (`edge`) above NODE_BITS + TOKEN_BITS, the node it leads to,
-    and one more than the token that ends there, 0 where none does. One number, hence one cache line a byte of text.
+    An entry is an edge: the node it leaves and its byte (`edge`), the node it leads to, and in the lowest bit whether a
+    token ends there. One number, hence one cache line a byte of text.
     """
 
     entries: npt.NDArray[np.int64]  # -1 where empty; a power of two long
+    ids: npt.NDArray[np.int32]  # of the token that ends at a node
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,21 @@ class Vocabulary:
         encoded = [token.encode() for token in self.tokens]
         data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
         ends = np.cumsum([len(token) for token in encoded], dtype=np.int64)
+        if len(data) > NODE_MASK - 1:  # a node for each byte at most, besides the two roots
+            raise DataError(f"the vocabulary's tokens are {len(data):,} bytes; {NODE_MASK - 1:,} are the most")
+        ids = np.zeros(len(data) + 2, dtype=np.int32)
         size = 1 << int(2 * len(data)).bit_length()
-        num_nodes = _insert_tokens(data, ends, np.full(size, -1, dtype=np.int64))
-        if num_nodes > 1 << NODE_BITS:
-            raise DataError(f"the vocabulary's tokens are {len(data):,} bytes; {1 << NODE_BITS:,} are the most")
+        num_nodes = _insert_tokens(data, ends, np.full(size, -1, dtype=np.int64), ids)
         entries = np.full(1 << int(2 * num_nodes).bit_length(), -1, dtype=np.int64)
-        _insert_tokens(data, ends, entries)
-        return Trie(entries)
+        _insert_tokens(data, ends, entries, ids)
+        return Trie(entries, ids[:num_nodes])
 
 
 def load(path: str | Path) -> Vocabulary:
     """Reads a vocab.txt: one token a line, surrounding space dropped, a repeated token keeps its first id.
 
     Raises:
-        DataError: unreadable, over 131,071 tokens, or without [UNK], [CLS], [SEP] or [MASK].
+        DataError: unreadable, or without [UNK], [CLS], [SEP] or [MASK].
     """
     try:
         data = Path(path).read_bytes()
@@ -91,8 +92,6 @@ def load(path: str | Path) -> Vocabulary:
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]
     if missing:
         raise DataError(f"{path} is no BERT vocabulary: it lacks {', '.join(missing)}; give a WordPiece vocab.txt")
-    if len(tokens) > LARGEST_VOCABULARY:
-        raise DataError(f"{path} has {len(tokens):,} tokens; {LARGEST_VOCABULARY:,} are the most there may be")
     return Vocabulary(tokens, hashlib.md5(data).hexdigest())
 
 
@@ -107,8 +106,8 @@ def slot_of(entries, edge):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _insert_tokens(data, ends, entries):  # type: ignore[no-untyped-def]
-    """Fills the table; returns the number of nodes."""
+def _insert_tokens(data, ends, entries, ids):  # type: ignore[no-untyped-def]
+    """Fills the table and the tokens' ids by node; returns the number of nodes."""
     num_nodes = 2
     start = 0
     for token in range(ends.size):
@@ -123,10 +122,11 @@ def _insert_tokens(data, ends, entries):  # type: ignore[no-untyped-def]
             edge = (np.int64(node) << 8) | np.int64(data[j])
             slot = slot_of(entries, edge)
             if entries[slot] == -1:
-                entries[slot] = (edge << _EDGE_SHIFT) | (num_nodes << TOKEN_BITS)
+                entries[slot] = (edge << _EDGE_SHIFT) | (num_nodes << 1)
                 num_nodes += 1
-            node = (entries[slot] >> TOKEN_BITS) & NODE_MASK
+            node = (entries[slot] >> 1) & NODE_MASK
         if end > start:
-            entries[slot] |= token + 1
+            entries[slot] |= 1
+            ids[node] = token
         start = end
     return num_nodes

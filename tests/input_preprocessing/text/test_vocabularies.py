@@ -129,13 +129,13 @@ def test_made_up_records_of_a_large_vocabulary_have_its_ids() -> None:
     assert records.masked_lm_ids.max() > 32_768
 
 
-def test_a_vocabulary_of_more_tokens_than_the_tokenizer_takes_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "vocab.txt"
-    tokens = ["[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(131_068))]
-    path.write_text("\n".join(tokens[:131_071]))
-    words = vocabulary.load(path)
-    text = tokenize(b"131066 7 131067\n", words)
-    assert text.tokens[:2].tolist() == [131_070, 11]
-    path.write_text("\n".join(tokens))
-    with pytest.raises(DataError, match="131,072 tokens; 131,071 are the most there may be"):
-        vocabulary.load(path)
+def test_half_a_million_tokens_are_told_apart_whole_and_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the largest multilingual BERTs have."""
+    tokens = ("[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(500_000)), "##a", "##ab")
+    words = vocabulary.Vocabulary(tokens, "")
+    text = tokenize(b"499999 7 131068\n\n262143ab 500000 5a\n", words)
+    assert [tokens[i] for i in text.tokens] == ["499999", "7", "131068", "262143", "##ab", "[UNK]", "5", "##a"]
+    assert text.tokens.dtype == np.int32
+    monkeypatch.setattr(vocabulary, "NODE_MASK", 7)
+    with pytest.raises(DataError, match="tokens are 9 bytes; 6 are the most"):
+        _ = vocabulary.Vocabulary(("[UNK]", "abcd"), "").trie
