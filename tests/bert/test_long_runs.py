@@ -14,6 +14,7 @@ from bert.checkpoint import Config, Writer
 from bert.config import Config as RunConfig
 from bert.env import ConfigError, from_env
 
+from ..disks import enlarge, small_disk
 from .states import newest, same
 
 
@@ -157,3 +158,25 @@ def test_a_run_survives_a_full_disk_but_does_not_claim_that_its_last_weights_are
     whole = run_bert(endless | {"CHECKPOINT_DIR": str(tmp_path / "whole")})
     assert whole.returncode == 0, whole.stderr
     assert same(newest(tmp_path / "c"), newest(tmp_path / "whole")), "a full disk has lost nothing"
+
+
+def test_a_file_system_that_fills_up_keeps_the_last_good_checkpoint_and_the_run_continues(endless, run_bert, tmp_path):
+    """On a disk with room for two checkpoints and a half: the third and the fourth do not fit."""
+    often = endless | {"CHECKPOINT_EVERY_STEPS": "2", "CHECKPOINT_KEEP": "99"}
+    whole = run_bert(often | {"CHECKPOINT_DIR": str(tmp_path / "whole")})
+    assert whole.returncode == 0, whole.stderr
+    size, small = max(path.stat().st_size for path in (tmp_path / "whole").iterdir()), tmp_path / "small"
+    with small_disk(small, int(2.5 * size)):
+        resumed = often | {"CHECKPOINT_DIR": str(small), "RESUME": "1"}
+        finished = run_bert(resumed)
+        warnings = [line for line in finished.stderr.splitlines() if "warning" in line]
+        said = f"bert: warning: the checkpoint of step {{}} cannot be written to {small}: "
+        assert [line.startswith(said.format(step)) for line, step in zip(warnings, (6, 8), strict=True)] == [True, True]
+        assert "the last is step 8, and its checkpoint cannot be written" in finished.stderr.splitlines()[-1]
+        assert finished.returncode == 1
+        assert sorted(path.name for path in small.iterdir()) == ["step_0000000002.pt", "step_0000000004.pt"]
+        assert same(newest(small), torch.load(tmp_path / "whole" / "step_0000000004.pt", weights_only=True))
+        enlarge(small, 9 * size)
+        again = run_bert(resumed)
+        assert again.returncode == 0, again.stderr
+        assert same(newest(small), newest(tmp_path / "whole"))

@@ -19,6 +19,7 @@ from input_preprocessing.dataset import prepare
 from input_preprocessing.stage.folder import NAME as STAGE_FILE
 from input_preprocessing.verify import verdict as verify
 
+from .. import disks
 from .conftest import all_records, prepare_options, prepared_digests
 from .test_crash_points import STAGES, contents, make_source
 
@@ -67,14 +68,8 @@ def test_a_write_that_fails_is_told_and_leaves_no_file(tmp_path: Path, name: str
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 400 kB; skips where none can be mounted."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    line = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with disks.small_disk(tmp_path / "small", 409_600):
+        yield tmp_path / "small"
 
 
 def test_a_full_disk_is_told_and_leaves_no_partial_file(small_disk: Path, tmp_path: Path) -> None:

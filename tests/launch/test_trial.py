@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ..disks import small_disk
+
 LOCAL = "./run_local.sh"
 
 
@@ -209,10 +211,7 @@ def test_a_check_that_says_nothing_has_not_run(checkout):
 def test_a_full_disk_is_the_reason_though_nothing_could_be_written(checkout, tmp_path):
     """On a file system that fills up as the trials begin."""
     results = tmp_path / "small"
-    results.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", results], check=False).returncode:
-        pytest.skip("a file system of its own needs CAP_SYS_ADMIN")
-    try:
+    with small_disk(results, 65_536):
         fill = (
             "import os, sys\n"
             "if '--check' not in sys.argv:\n"
@@ -225,8 +224,6 @@ def test_a_full_disk_is_the_reason_though_nothing_could_be_written(checkout, tmp
         assert done.returncode == 1
         reason = f"no space left on LOGDIR={results}"
         assert last_line(done.stderr) == f"run: error: 2 of 2 trials failed: trial 0: {reason}; trial 1: {reason}"
-    finally:
-        subprocess.run(["umount", results], check=True)
 
 
 def test_the_last_complaint_of_the_output_is_the_reason_where_no_rank_left_one(checkout):
