@@ -17,10 +17,10 @@ from pathlib import Path
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.dataset.download import NUM_PARTS, TEXT_MD5
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.evalset import NUM_SAMPLES
 from input_preprocessing.stage import manifest
+from input_preprocessing.stage.benchmark import NUM_PARTS, TEXT_MD5
 from input_preprocessing.stage.cli import lock_folder, run, stage_parser
 from input_preprocessing.stage.manifest import Manifest
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert.data.records import DataError
+from input_preprocessing.stage.benchmark import NUM_PARTS, TEXT_MD5
 from input_preprocessing.stage.cli import human_bytes, run, stage_parser
 from input_preprocessing.stage.manifest import hash_of, md5_of
 from input_preprocessing.stage.parallel import Progress
@@ -85,16 +86,6 @@ FILES = (
 )  # fmt: skip
 
 # md5 of some of the 500 parts and of eval.txt; the archive's own list, where it carries one, is checked as well.
-NUM_PARTS = 500
-TEXT_MD5 = {
-    "part-00000-of-00500": "a64a7c31eff5cd38ae6d94f7a6229dab",
-    "part-00001-of-00500": "549a9ed4f805257245bec936563abfd0",
-    "part-00002-of-00500": "1a1366ddfc03aef9d41ce552ee247abf",
-    "part-00497-of-00500": "66835aa75d4855f2e678e8f3d73812e9",
-    "part-00498-of-00500": "e6d68a7632e9f4aa1a94128cce556dc9",
-    "part-00499-of-00500": "b3b087ad24e3770d879a351664cebc5a",
-    "eval.txt": "2a220f790517261547b1b45ed3ada07a",
-}
 
 
 class SourceError(Exception):

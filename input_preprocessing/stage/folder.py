@@ -70,8 +70,8 @@ def finished_recipe(folder: Path) -> dict[str, Any] | None:
     return made["recipe"] if _changed(folder, made) == [] else None
 
 
-def contents_of(paths: Sequence[Path], label: str, jobs: int) -> dict[str, str]:
-    """What source files hold, for a recipe: md5 by name, with a line of progress.
+def contents_of(paths: Sequence[Path], label: str, jobs: int, base: Path | None = None) -> dict[str, str]:
+    """What source files hold, for a recipe: md5 by name, or by path from `base`, with a line of progress.
 
     Raises:
         DataError: one cannot be read.
@@ -79,7 +79,8 @@ def contents_of(paths: Sequence[Path], label: str, jobs: int) -> dict[str, str]:
     weights = [path.stat().st_size for path in paths]
     workers = jobs if sum(weights) > _WORTH_WORKERS else 1
     found = run_tasks(label, md5_of, paths, jobs=workers, weights=weights)
-    return {path.name: md5 for path, md5 in zip(paths, found, strict=True)}
+    names = [str(path.relative_to(base)) if base else path.name for path in paths]
+    return dict(zip(names, found, strict=True))
 
 
 def finished_files(folder: Path, stage: str) -> list[Path]:

@@ -12,10 +12,10 @@ import numpy as np
 from bert.data.digests import add_multiset_digests
 from bert.data.format import open_records
 from bert.data.records import Records
-from input_preprocessing.dataset.download import TEXT_MD5
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.check_list import input_ids_digest
 from input_preprocessing.records.evalset import NUM_SAMPLES
+from input_preprocessing.stage.benchmark import TEXT_MD5
 from input_preprocessing.stage.manifest import Manifest
 from input_preprocessing.verify.audit import TELLING_MASKS, Audit, Hashes
 

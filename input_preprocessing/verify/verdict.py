@@ -17,8 +17,8 @@ from pathlib import Path
 
 from bert.data.format import open_records
 from bert.data.records import DataError
-from input_preprocessing.dataset.download import NUM_PARTS, TEXT_MD5
 from input_preprocessing.stage import manifest
+from input_preprocessing.stage.benchmark import NUM_PARTS, TEXT_MD5
 from input_preprocessing.stage.cli import add_jobs, run, stage_parser
 from input_preprocessing.stage.manifest import Manifest
 from input_preprocessing.stage.parallel import run_tasks

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
+from input_preprocessing.stage.benchmark import DUMP_MD5
 from input_preprocessing.stage.cli import add_jobs, positive, run, stage_parser
 from input_preprocessing.stage.folder import StageFolder, contents_of
 from input_preprocessing.stage.parallel import Progress, run_tasks
@@ -47,7 +48,9 @@ def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = 
     """
     dumps = sorted(sources, key=_natural)
     sizes = [_size(path) for path in dumps]
-    recipe = {"dumps": contents_of(dumps, "check dumps", jobs), "chunk_bytes": chunk_bytes}
+    contents = contents_of(dumps, "check dumps", jobs)
+    _check_known(contents)
+    recipe = {"dumps": contents, "chunk_bytes": chunk_bytes}
     folder = StageFolder(target, "extract", [PATTERN], recipe)
     if not folder.finished:
         chunks: list[_Chunk] = []
@@ -64,6 +67,22 @@ def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = 
     if not any(next(read_pages(path), None) for path in files):
         raise DataError(f"{dumps[0]} holds no article; give a dump of pages-articles")
     return len(files)
+
+
+def _check_known(contents: dict[str, str]) -> None:
+    """Checks the md5 of the benchmark's dump, and tells whether it is the one.
+
+    Raises:
+        DataError: a file of its name is another, or damaged.
+    """
+    for name, md5 in contents.items():
+        wanted = DUMP_MD5.get(name)
+        if wanted is None:
+            print(f"{name}: not the benchmark's dump, {', '.join(DUMP_MD5)}", file=sys.stderr)
+        elif md5 != wanted:
+            raise DataError(f"{name} has md5 {md5}, the published one has {wanted}; download it again, or rename it")
+        else:
+            print(f"{name}: the benchmark's dump, md5 {md5}", file=sys.stderr)
 
 
 def find_dumps(folder: Path) -> list[Path]:

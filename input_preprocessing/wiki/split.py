@@ -1,16 +1,25 @@
-"""Splits cleaned text into training shards and evaluation text.
+"""Splits cleaned text into training shards and evaluation text, by the rule of the benchmark's reference.
 
-Takes the folder that `clean` wrote. --num-eval-documents articles, picked at random with --random-seed over all of
-them, become eval.txt; the others go, in their order, to part-XXXXX-of-XXXXX files of about the same size, as the
-reference gathers them. No article is cut, lost or in two files. Runs again from where it was stopped; the result does
-not depend on --jobs.
+Takes the folder that `clean` wrote, or the tree of sentence files (AA/wiki_00.3 ...) that WikiExtractor and the
+reference's own clean-up scripts leave. --num-eval-documents articles become eval.txt: of each file its share, drawn by
+a generator of its own, seeded with --random-seed + 13 x the file's number. Text of `clean` counts as files of at most
+1 MiB, as WikiExtractor's are. eval.md5 lists the md5 of each of these articles. The others go, in their order, to
+part-XXXXX-of-XXXXX files of about the same size. No article is cut, lost or in two files. Runs again from where it was
+stopped; the result does not depend on --jobs.
+
+Of the reference's own files the rule gives the benchmark's own evaluation text; other programs than those of 2020 leave
+other text, and so other articles in a file. What was made is compared with the published md5, and it is said.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import dataclasses
+import hashlib
+import json
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +27,40 @@ import numpy.typing as npt
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
+from input_preprocessing.stage.benchmark import TEXT_MD5
 from input_preprocessing.stage.cli import add_jobs, human_bytes, positive, run, stage_parser
+from input_preprocessing.stage.folder import NAME as STAGE_FILE
 from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
+from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.wiki import reference
 
 NUM_SHARDS, NUM_EVAL_DOCUMENTS = 500, 10_000
+LIST = "eval.md5"  # the md5 of each evaluation article
+_BLANK = b"\n\n"
 DOCUMENTS_PER_SHARD = 20  # a random next sentence comes from the same shard
 _MOST_FOR_EVALUATION = 0.05  # of the documents, where there are few
-PATTERNS = ("part-*-of-*", "eval.txt")
+PATTERNS = ("part-*-of-*", "eval.txt", LIST)
 
 Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Split:
+    """What `split` made."""
+
+    shards: int
+    training: int  # documents
+    held_out: int
+    eval_md5: str  # of eval.txt
+    is_benchmarks: bool  # eval.txt is the benchmark's own
+
+    @property
+    def note(self) -> str:
+        """Whether the evaluation text is the benchmark's, for people."""
+        if self.is_benchmarks:
+            return "eval.txt is the benchmark's, byte for byte"
+        return f"eval.txt (md5 {self.eval_md5}) is not the benchmark's ({TEXT_MD5['eval.txt']})"
 
 
 def split(
@@ -39,11 +72,11 @@ def split(
     num_eval_documents: int = NUM_EVAL_DOCUMENTS,
     seed: int = 12345,
     origin: dict[str, str] | None = None,
-) -> tuple[int, int, int]:
-    """Writes the shards and eval.txt to `target`; (shards, training documents, evaluation documents).
+) -> Split:
+    """Writes the shards, eval.txt and eval.md5 to `target`.
 
     Args:
-        source: folder that `clean` wrote.
+        source: folder that `clean` wrote, or a tree of the reference's sentence files.
         target: folder to write to.
         jobs: worker processes.
         shards: part files; None: NUM_SHARDS, fewer where that would leave less than DOCUMENTS_PER_SHARD in each.
@@ -54,34 +87,65 @@ def split(
     Raises:
         DataError: `source` is not finished, or has too few documents for so many shards.
     """
-    texts = finished_files(source, "clean")
-    documents = np.concatenate(run_tasks("split: documents", _documents, list(enumerate(texts)), jobs=jobs))
-    num_eval = min(num_eval_documents, max(1, int(len(documents) * _MOST_FOR_EVALUATION)))
-    num_training = len(documents) - num_eval
-    if shards is None:
-        shards = max(1, min(NUM_SHARDS, num_training // DOCUMENTS_PER_SHARD))
-    if num_training < 2 * shards:
-        most = max(1, num_training // 2)
-        raise DataError(f"{source} has {len(documents)} documents, too few for {shards} shards; use --shards {most}")
+    texts, is_reference = _texts(source)
+    places = [(number, path, is_reference) for number, path in enumerate(texts)]
+    documents = np.concatenate(run_tasks("split: documents", _documents, places, jobs=jobs))
+    num_eval = num_eval_documents
+    if not is_reference:
+        documents = documents[documents[:, 2] > documents[:, 1]]
+        num_eval = min(num_eval_documents, max(1, int(len(documents) * _MOST_FOR_EVALUATION)))
+    sizes = documents[:, 2] - documents[:, 1] + len(_BLANK)
+    held_out = reference.hold_out(
+        documents[:, 0] if is_reference else reference.files_of(sizes.tolist()), num_eval, seed
+    )
+    training = documents[~held_out]
+    gathered = is_reference and shards is None
+    parts = _cut_as_reference(training, texts) if gathered else _cut_evenly(training, shards, source)
+    names = [f"part-{number:05d}-of-{len(parts):05d}" for number in range(len(parts))]
     recipe = {
-        "texts": contents_of(texts, "check text", jobs),
-        "shards": shards,
+        "texts": contents_of(texts, "check text", jobs, base=source),
+        "rule": reference.SEED_STEP,
+        "shards": len(parts),
         "num_eval_documents": num_eval,
         "seed": seed,
         "origin": origin,
     }
-    held_out = np.zeros(len(documents), dtype=bool)
-    held_out[random.Random(seed).sample(range(len(documents)), num_eval)] = True
     folder = StageFolder(target, "split", PATTERNS, recipe)
-    training = documents[~held_out]
-    names = [f"part-{number:05d}-of-{shards:05d}" for number in range(shards)]
     if not folder.finished:
-        tasks = [(texts, part, target / name) for part, name in zip(cut(training, shards), names, strict=True)]
-        tasks.append((texts, documents[held_out], target / "eval.txt"))
-        costs = [float((part[:, 2] - part[:, 1]).sum()) for _, part, _ in tasks]
+        tasks = [(texts, part, target / name, gathered) for part, name in zip(parts, names, strict=True)]
+        tasks.append((texts, documents[held_out], target / "eval.txt", False))
+        tasks.append((texts, documents[held_out], target / LIST, False))
+        costs = [float((part[:, 2] - part[:, 1]).sum()) for _, part, *_ in tasks]
         run_tasks("split", _write, tasks, jobs=jobs, weights=costs)
-        folder.finish([*names, "eval.txt"])
-    return shards, len(training), num_eval
+        folder.finish([*names, "eval.txt", LIST])
+    md5 = md5_of(target / "eval.txt")
+    return Split(len(parts), len(training), int(held_out.sum()), md5, md5 == TEXT_MD5["eval.txt"])
+
+
+def _texts(source: Path) -> tuple[list[Path], bool]:
+    """The text files, in order, and whether they are the reference's own."""
+    found = sorted(source.glob(reference.SENTENCES)) if not (source / STAGE_FILE).is_file() else []
+    return (found, True) if found else (finished_files(source, "clean"), False)
+
+
+def _cut_as_reference(documents: Integers, texts: Sequence[Path]) -> list[Integers]:
+    """The documents of the files that make each of the reference's parts."""
+    parts = reference.parts_of(texts)
+    return np.split(documents, np.searchsorted(parts[documents[:, 0]], np.arange(1, parts[-1] + 1)))
+
+
+def _cut_evenly(documents: Integers, shards: int | None, source: Path) -> list[Integers]:
+    """The documents in so many runs, or as many as they are worth.
+
+    Raises:
+        DataError: they are too few.
+    """
+    if shards is None:
+        shards = max(1, min(NUM_SHARDS, len(documents) // DOCUMENTS_PER_SHARD))
+    if len(documents) < 2 * shards:
+        most = max(1, len(documents) // 2)
+        raise DataError(f"{source} has {len(documents)} documents, too few for {shards} shards; use --shards {most}")
+    return cut(documents, shards)
 
 
 def cut(documents: Integers, count: int) -> list[Integers]:
@@ -94,56 +158,83 @@ def cut(documents: Integers, count: int) -> list[Integers]:
     return np.split(documents, places)
 
 
-def _documents(task: tuple[int, Path]) -> Integers:
-    """(file, begin, end) of every document of a text file, (N, 3)."""
-    number, path = task
+def _documents(task: tuple[int, Path, bool]) -> Integers:
+    """(file, begin, end) of every document of a text file, (N, 3), without the blank line that ends it.
+
+    What follows the last blank line counts as a document, as it does for the reference, were it of no bytes.
+    """
+    number, path, is_reference = task
     data = path.read_bytes()
-    ends = []
-    found = data.find(b"\n\n")
+    if data and not data.endswith(b"\n" if is_reference else _BLANK):
+        raise DataError(
+            f"{path} is cut short, it does not end with a {'line' if is_reference else 'document'}; make it again"
+        )
+    bounds = []
+    begin, found = 0, data.find(_BLANK)
     while found >= 0:
-        ends.append(found + 2)
-        found = data.find(b"\n\n", found + 2)
-    if (ends[-1] if ends else 0) != len(data):
-        raise DataError(f"{path} does not end with a blank line; run python -m input_preprocessing.clean again")
-    bounds = np.array([0, *ends], dtype=np.int64)
-    return np.stack([np.full(len(ends), number), bounds[:-1], bounds[1:]], axis=1)
+        bounds.append((number, begin, found))
+        begin = found + len(_BLANK)
+        found = data.find(_BLANK, begin)
+    return np.array([*bounds, (number, begin, len(data))], dtype=np.int64)
 
 
-def _write(task: tuple[list[Path], Integers, Path]) -> None:
-    """Writes documents to a file unless it is there already."""
-    texts, documents, target = task
+def _write(task: tuple[list[Path], Integers, Path, bool]) -> None:
+    """Writes documents to a file, or the md5 of each, unless it is there already.
+
+    The reference, where it gathers files, drops the last of two line's ends of each of them.
+    """
+    texts, documents, target, gathered = task
     if target.is_file():
         return
     with atomic_file(target) as partial, open(partial, "wb") as output:
         for number in np.unique(documents[:, 0]).tolist():
-            with open(texts[number], "rb") as text:
-                for begin, end in documents[documents[:, 0] == number, 1:].tolist():
-                    text.seek(begin)
-                    output.write(text.read(end - begin))
+            found = _read(texts[number], documents[documents[:, 0] == number, 1:].tolist())
+            if target.name == LIST:
+                output.writelines(hashlib.md5(_stripped(each)).hexdigest().encode() + b"\n" for each in found)
+            else:
+                output.write(b"".join(each + _BLANK for each in found)[: -1 if gathered else None])
+
+
+def _read(path: Path, bounds: list[list[int]]) -> Iterator[bytes]:
+    """Stretches of a file."""
+    with open(path, "rb") as file:
+        for begin, end in bounds:
+            file.seek(begin)
+            yield file.read(end - begin)
+
+
+def _stripped(document: bytes) -> bytes:
+    """A document without the spaces at its end, those beyond ASCII included."""
+    return document.decode("utf-8", "surrogateescape").rstrip().encode("utf-8", "surrogateescape")
 
 
 def _main(options: argparse.Namespace) -> None:
-    shards, training, held_out = split(
+    made = split(
         options.source, options.target, jobs=options.jobs, shards=options.shards,
         num_eval_documents=options.num_eval_documents, seed=options.random_seed,
     )  # fmt: skip
     size = sum(path.stat().st_size for path in options.target.glob("part-*"))
     print(
-        f"{options.target}: {training:,} documents ({human_bytes(size)}) in {shards} files, "
-        f"{held_out:,} for evaluation",
+        f"{options.target}: {made.training:,} documents ({human_bytes(size)}) in {made.shards} files, "
+        f"{made.held_out:,} for evaluation; {made.note}",
         file=sys.stderr,
     )
+    if options.json:
+        print(json.dumps(dataclasses.asdict(made)))
 
 
 def main() -> None:
     """Command line."""
     parser = stage_parser("split", __doc__)
-    parser.add_argument("--source", type=Path, required=True, help="folder that `clean` wrote")
+    parser.add_argument(
+        "--source", type=Path, required=True, help="folder of `clean`, or with the reference's ??/wiki_??.3"
+    )
     parser.add_argument("--target", type=Path, required=True, help="folder for part-XXXXX-of-XXXXX and eval.txt")
     parser.add_argument("--shards", type=positive, help=f"training files (default {NUM_SHARDS}, fewer for little text)")
     parser.add_argument(
         "--num-eval-documents", type=positive, default=NUM_EVAL_DOCUMENTS, help="at most (default %(default)s)"
     )
     parser.add_argument("--random-seed", type=int, default=12345, help="(default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print what was made as JSON")
     add_jobs(parser)
     run(parser, _main)

@@ -13,6 +13,11 @@ from input_preprocessing.wiki.extract import extract, find_dumps
 from input_preprocessing.wiki.split import split
 from input_preprocessing.wiki.wikitext import require
 
+WHAT_A_DUMP_LACKS = (
+    "its articles were cleaned and cut into sentences by other programs, of 2020, so that a dump gives neither its "
+    "text nor its evaluation set; for a submission download results4"
+)
+
 
 def text_is_wanted(download: Path) -> bool:
     """Whether DOWNLOADDIR/wiki has dumps, and there is no text yet, an unfinished one, or one made of other dumps."""
@@ -46,9 +51,11 @@ def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = Non
     target = download / "results4"
     dumps = find_dumps(download / "wiki")
     extract(dumps, work / "pages", jobs=jobs)
-    origin = contents_of(dumps, "check dumps", jobs)
+    origin = contents_of(dumps, "check dumps", jobs)  # which `extract` has checked
     failures, _ = clean(work / "pages", work / "text", jobs=jobs)
-    _, training, held_out = split(work / "text", target, jobs=jobs, shards=shards, seed=seed, origin=origin)
+    made = split(work / "text", target, jobs=jobs, shards=shards, seed=seed, origin=origin)
     note = f"; {failures} articles left out whose mark-up cannot be parsed" if failures else ""
-    print(f"{target}: {training:,} articles, {held_out:,} more for evaluation{note}", file=sys.stderr)
+    print(f"{target}: {made.training:,} articles, {made.held_out:,} more for evaluation{note}", file=sys.stderr)
+    if not made.is_benchmarks:
+        print(f"{target}: {made.note}: {WHAT_A_DUMP_LACKS}", file=sys.stderr)
     shutil.rmtree(work)

@@ -78,7 +78,7 @@ def dump(tmp_path: Path, xml: bytes) -> Path:
     cuts = [len(HEADER), *(generator.randrange(len(xml)) for _ in range(9)), xml.index(b"<page>", 2000) + 3]
     folder = tmp_path / "download" / "wiki"
     folder.mkdir(parents=True)
-    path = folder / "enwiki-20200101-pages-articles-multistream.xml.bz2"
+    path = folder / "simplewiki-20200101-pages-articles-multistream.xml.bz2"
     path.write_bytes(streams(xml, cuts))
     return path
 
@@ -136,6 +136,14 @@ def made(dump: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     assert not wikipedia.text_is_wanted(download)
     assert not work.exists()
     return outcome(download)
+
+
+def test_what_a_dump_cannot_give_is_said(dump, capsys):
+    wikipedia.make_text(dump.parents[1], dump.parents[2] / "work", jobs=1, shards=4)
+    said = capsys.readouterr().err
+    assert "simplewiki-20200101-pages-articles-multistream.xml.bz2: not the benchmark's dump" in said
+    assert "is not the benchmark's (2a220f790517261547b1b45ed3ada07a)" in said
+    assert wikipedia.WHAT_A_DUMP_LACKS in said
 
 
 def test_text_holds_every_article_once_in_shards_or_evaluation(made, dump):
