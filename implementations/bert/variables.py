@@ -47,7 +47,7 @@ SYNONYMS = {
 PREFIXES = (
     *("DGX", "EVAL_", "OPT_LAMB_", "OPT_ADAM_", "SUBMISSION_", "DATADIR_", "CHECKPOINTDIR_", "START_WARMUP", "WARMUP_"),
     *("LR_", "BATCHSIZE_", "GRADIENT_", "NUM_EVAL_", "TARGET_MLM_", "INIT_LOSS_", "LOSS_SCALE_", "FP8_", "WALLTIME_"),
-    *("NCCL_TEST_", "MAX_SAMPLES_", "CONTAINER_MOUNT"),
+    *("NCCL_TEST_", "MAX_SAMPLES_", "CONTAINER_MOUNT", "EXPECTED_"),
 )
 # Names of others that lie within a letter or two of one of ours.
 FOREIGN = {"HOST", "GLOBAL_RANK", "CPUS", "DEVICES", "LOG_DIR", "RANKS", "COUNT", "PYTHON3", "PYTHON2"}

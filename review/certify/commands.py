@@ -19,6 +19,9 @@ def add(commands: Any, common: Callable[[argparse.ArgumentParser], None]) -> Non
     certify.add_argument("target", type=Path, help="the folder that certify.sh or certify.sub named")
     certify.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write the page as well: certify.html")
     certify.add_argument("--csv", type=Path, metavar="FILE", help="write ranks and nodes, the slowest first, as well")
+    certify.add_argument(
+        "--expected", action="store_true", help="print the figures of the test instead, as a config expects them"
+    )
     common(certify)
     certify.set_defaults(run=_certify)
 
@@ -41,6 +44,16 @@ def add(commands: Any, common: Callable[[argparse.ArgumentParser], None]) -> Non
 def _certify(arguments: argparse.Namespace) -> int:
     from review.certify.verdict import certify, print_certificate, write_csv
 
+    if arguments.expected:
+        from review.certify.expected import exports
+        from review.certify.records import read
+
+        figures = exports(read(arguments.target))
+        if arguments.json:
+            print_json(figures)
+        else:
+            print("\n".join(f"export {variable}={value:.10g}" for variable, value in figures.items()))
+        return 0
     found = certify(arguments.target)
     if arguments.output:
         from review.certify.page import write_page

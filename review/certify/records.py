@@ -30,7 +30,7 @@ PROBES = {
 LABELS = STAGES | PROBES
 ALONE = ("single", "parallel")
 PARTS = ("data", "compute", "wait", "update")
-VERSION = 1
+VERSION = 2
 Columns = dict[str, np.ndarray]
 
 
@@ -94,6 +94,19 @@ class Records:
             rank: [own[(steps["rank"] == rank) & (steps["round"] == number)] for number in range(rounds)]
             for rank in self.places
         }
+
+    def rates(self, stage: str) -> dict[int, list[float]]:
+        """A rank's sequences per second, by round; empty where the stage did not run."""
+        steps = self.of(stage)
+        if not len(steps["rank"]):
+            return {}
+        total = steps["data"] + steps["compute"] + steps["wait"] + steps["update"]
+        rounds = int(steps["round"].max()) + 1
+        found: dict[int, list[float]] = {}
+        for rank in self.places:
+            chosen = [(steps["rank"] == rank) & (steps["round"] == number) for number in range(rounds)]
+            found[rank] = [float(steps["sequences"][one].sum() / total[one].sum()) for one in chosen]
+        return found
 
     def waits(self, stage: str) -> dict[int, float]:
         """Median seconds a step that a rank waits for others and for the network."""

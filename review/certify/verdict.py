@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from review.certify import burn_in
+from review.certify import burn_in, expected
 from review.certify.burn_in import BurnIn
 from review.certify.corruption import Corruption, corrupt
+from review.certify.expected import Reached
 from review.certify.hardware import Fault, devices, faults, throttled
 from review.certify.outliers import LEAST, Outlier, slow
 from review.certify.records import ALONE, LABELS, STAGES, Records, read
@@ -82,14 +83,19 @@ class Certificate:
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     burn_in: BurnIn | None = None
+    reached: list[Reached] = field(default_factory=list)
 
     @property
     def state(self) -> str:
-        """pass: nobody is slow and all have computed the same; warn: so it is, but a device complains; or fail."""
+        """pass: nobody is slow and all have computed the same; warn: so it is, but a device complains; or fail.
+
+        Of the figures that a config expects the worst counts as well.
+        """
         burnt = self.burn_in is not None and bool(self.burn_in.different)
-        if self.corrupt or self.findings or burnt or any(one.state == "fail" for one in self.faults):
+        states = {one.state for one in (*self.faults, *self.reached)}
+        if self.corrupt or self.findings or burnt or "fail" in states:
             return "fail"
-        return "warn" if self.faults else "pass"
+        return "warn" if self.faults or "warn" in states else "pass"
 
     def reasons(self) -> list[str]:
         """What is wrong, a line each."""
@@ -97,6 +103,7 @@ class Certificate:
             *(one.text() for one in self.corrupt),
             *(self.burn_in.different if self.burn_in else []),
             *(one.text() for one in self.findings),
+            *(one.text() for one in self.reached if one.state != "pass"),
             *(one.text() for one in self.faults),
         ]
 
@@ -112,6 +119,7 @@ class Certificate:
             "findings": [asdict(one) for one in self.findings],
             "corrupt": [asdict(one) for one in self.corrupt],
             "faults": [asdict(one) for one in self.faults],
+            "expected": [asdict(one) for one in self.reached],
             "burn_in": asdict(self.burn_in) if self.burn_in else None,
             "notes": self.notes,
             "seconds_per_step": {
@@ -125,7 +133,10 @@ def certify(folder: Path) -> Certificate:
     """Judges the records in the folder of a test. Raises ReviewError where they are missing or are no records."""
     found = judge(read(folder))
     burnt = burn_in.read(folder, found.records.places)
-    return replace(found, burn_in=burnt, notes=[*found.notes, *([burnt.text()] if burnt else [])])
+    reached, notes = expected.check(found.records, expected.read(folder))
+    notes += [one.text() for one in reached if one.state == "pass"]
+    notes += [burnt.text()] if burnt else []
+    return replace(found, burn_in=burnt, reached=reached, notes=[*found.notes, *notes])
 
 
 def judge(records: Records) -> Certificate:

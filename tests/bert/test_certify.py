@@ -80,6 +80,34 @@ def alone(tmp_path, load):
     return run_alone
 
 
+def test_alone_a_rank_takes_its_steps_from_the_graph_that_a_benchmark_uses(alone, monkeypatch):
+    taken = []
+
+    class Graph:
+        """Stands for a recorded step: none of its parts is seen from outside."""
+
+        def __init__(self, step, examples):
+            assert sum(one.num_tokens for one in examples) > 0
+            self.step = step
+
+        def __call__(self, batches, lr):
+            taken.append(len(batches))
+            return self.step(batches, lr)
+
+    monkeypatch.setattr(Trainer, "uses_graph", property(lambda _: True))
+    monkeypatch.setattr("bert.warm_up.GraphedStep", Graph)
+    folder = alone()
+    record = np.load(folder / "certify_here.npz")
+    by_itself = record["steps.stage"] < 2
+    assert len(taken) > by_itself.sum() > 0
+    assert (record["steps.compute"][by_itself] > 0).all()
+    assert (
+        record["steps.wait"][by_itself] + record["steps.update"][by_itself] < record["steps.compute"][by_itself]
+    ).all()
+    assert (record["steps.update"][~by_itself] > 0).all(), "with others the parts are told apart"
+    assert certify(folder).state == "pass"
+
+
 def test_a_flipped_bit_is_told_with_rank_and_step(alone):
     (found,) = certify(alone(CERTIFY_FLIP="0:2")).corrupt
     assert (found.name, found.stage, found.round, found.step) == ("rank 0 on here", "parallel", 2, 2)

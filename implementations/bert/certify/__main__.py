@@ -5,6 +5,7 @@ Exit status: 0; 1 it crashed; 2 bad input.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import io
 import os
@@ -21,6 +22,7 @@ import torch.distributed as distributed
 from bert import rundir
 from bert.certify import record
 from bert.certify.burn_in import BurnIn
+from bert.certify.expected import Expected
 from bert.certify.load import Config as LoadConfig
 from bert.certify.load import Load
 from bert.certify.meeting import Meeting
@@ -112,7 +114,7 @@ def main(environ: Mapping[str, str]) -> int:
     try:
         run = from_env(rundir.Config, environ)
         config, load = from_env(Config, environ), from_env(LoadConfig, environ)
-        trainer = from_env(TrainerConfig, environ)
+        trainer, expected = from_env(TrainerConfig, environ), from_env(Expected, environ)
         trainer.check()
         if trainer.zero.is_deepspeed:
             raise ConfigError("ENGINE=deepspeed: machines are certified with our own engine: unset ENGINE")
@@ -120,7 +122,7 @@ def main(environ: Mapping[str, str]) -> int:
             raise ConfigError("RUN_DIR is not set: start it by certify.sh")
         meeting = meet(config, trainer)
         if meeting.rank == 0:
-            rundir.write_description(run, trainer, {})
+            rundir.write_description(run, trainer, {"expected": dataclasses.asdict(expected)})
         meeting.barrier()
         certify(Load(load, trainer, meeting), run.run_dir)
     except ConfigError as error:

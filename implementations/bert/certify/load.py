@@ -13,6 +13,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,7 +27,8 @@ from bert.data.sampler import Sampler
 from bert.data.training import TrainingData, open_source
 from bert.dist import World
 from bert.env import ConfigError, env
-from bert.step import Step
+from bert.step import Step, TrainingStep
+from bert.warm_up import ready
 
 SEED = 0  # one for all ranks and rounds: the same work, bit for bit
 LEARNING_RATE = 1e-4
@@ -68,12 +70,17 @@ class Config:
 
 @dataclass
 class Trainee:
-    """A model that is trained, with what trains and times it; the ranks of one process group have one each."""
+    """A model that is trained, with what trains and times it; the ranks of one process group have one each.
+
+    take_step: ``step``, or where it is ``graphed`` the CUDA graph of it.
+    """
 
     world: World
     model: torch.nn.Module
     step: Step
     recorder: Recorder
+    take_step: TrainingStep
+    graphed: bool
 
 
 class Load:
@@ -88,6 +95,7 @@ class Load:
             meeting.barrier()  # whoever leaves the group while another one still joins it breaks it
         self.device = self.alone.device
         self.source = open_source(trainer.data, trainer.model.vocab_size)
+        self.sequences: dict[int, int] = {}  # of each step; the same for all ranks, stages and rounds
         self.rows: list[np.ndarray] = []
         self.probes: list[np.ndarray] = []
 
@@ -149,22 +157,25 @@ class Load:
             self.meeting.barrier()
 
     def trainee_alone(self) -> contextlib.AbstractContextManager[Trainee]:
-        """A model that this rank trains by itself."""
-        return self._trainee(self.alone)
+        """A model that this rank trains by itself, as a benchmark's run would: from a CUDA graph, where it uses one."""
+        return self._trainee(self.alone, self.trainer.uses_graph)
 
     def count_steps(self, trainee: Trainee) -> int:
         """Steps of a round; every rank calls it."""
         return self._count(trainee, self.config.rounds)
 
     @contextlib.contextmanager
-    def _trainee(self, world: World) -> Iterator[Trainee]:
+    def _trainee(self, world: World, graphed: bool = False) -> Iterator[Trainee]:
         torch.manual_seed(SEED)
         model, step = pretraining.build(self.trainer, world, SEED)
         assert isinstance(step, Step)
         recorder = Recorder(self.device)
-        step.mark = recorder.mark
-        recorder.watch(model)
-        yield Trainee(world, model, step, recorder)
+        if not graphed:
+            step.mark = recorder.mark
+            recorder.watch(model)
+        example = partial(pretraining.made_up_step, self.trainer, world)
+        take_step = ready(step, example, graph=graphed, rehearse=False)
+        yield Trainee(world, model, step, recorder, take_step, graphed)
 
     def _count(self, trainee: Trainee, rounds: int) -> int:
         """Steps of a round: as many as the slowest rank takes in the time, the same on every rank."""
@@ -183,7 +194,9 @@ class Load:
         with trainee.step.undone():
             checksums = self.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
-        self.rows.append(record.steps(self.meeting.rank, stage, number, partner, parts, checksums.numpy(force=True)))
+        sequences = [self.sequences[step] for step in range(count)]
+        columns = {"cpu": trainee.recorder.cpu, "sequences": sequences, "checksum": checksums.numpy(force=True)}
+        self.rows.append(record.steps(self.meeting.rank, stage, number, partner, parts, **columns))
 
     def take_steps(self, trainee: Trainee, count: int, drill: bool = False) -> torch.Tensor:
         """Takes steps; the checksums of the weights after each [count] int64, on the device."""
@@ -198,7 +211,9 @@ class Load:
                 trainee.recorder.begin()
                 batch = batches.next_step()
                 trainee.recorder.mark("data")
-                trainee.step(batch, LEARNING_RATE)
+                trainee.take_step(batch, LEARNING_RATE)
+                trainee.recorder.end(whole=trainee.graphed)
+                self.sequences[number] = sum(one.num_sequences for one in batch)
                 if drill and self.config.flipped == (self.meeting.rank, number):
                     flip(weights[0])
                 checksums[number] = checksum(weights)

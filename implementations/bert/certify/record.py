@@ -12,13 +12,15 @@ import numpy as np
 from bert.certify.recorder import PARTS
 from bert.files import whole_file
 
-VERSION = 1
+VERSION = 2
 STAGES = ("single", "parallel", "node", "pairs", "together")
-# One row a step. partner: the number of the other node of a pair, or -1; checksum: of the weights after the step.
+# One row a step. partner: the number of the other node of a pair, or -1; sequences: trained on; cpu: seconds that the
+# rank's process used of CPUs; checksum: of the weights after the step.
 STEP = np.dtype(
     [
         *(("rank", np.int32), ("stage", np.int8), ("round", np.int16), ("partner", np.int16), ("step", np.int32)),
         *((part, np.float32) for part in PARTS),
+        *(("cpu", np.float32), ("sequences", np.int32)),
         ("checksum", np.int64),
     ]
 )
@@ -32,15 +34,16 @@ PROBE = np.dtype(
 
 
 def steps(
-    rank: int, stage: str, number: int, partner: int, parts: np.ndarray, checksums: Sequence[int] | np.ndarray
+    rank: int, stage: str, number: int, partner: int, parts: np.ndarray, **columns: Sequence[int] | np.ndarray
 ) -> np.ndarray:
-    """Rows of one round. parts [steps, 4] seconds; checksums [steps]."""
+    """Rows of one round. parts [steps, 4] seconds; columns: cpu, sequences and checksum [steps]."""
     rows = np.zeros(len(parts), STEP)
     rows["rank"], rows["stage"], rows["round"], rows["partner"] = rank, STAGES.index(stage), number, partner
     rows["step"] = np.arange(len(parts))
     for column, part in enumerate(PARTS):
         rows[part] = parts[:, column]
-    rows["checksum"] = checksums
+    for name, column in columns.items():
+        rows[name] = column
     return rows
 
 

@@ -25,7 +25,9 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.cpu = np.empty(0, np.float32)  # seconds that this process used of CPUs in each step that was taken last
         self._steps: list[list[Any]] = []
+        self._cpu: list[list[float]] = []
         self._free: list[torch.cuda.Event] = []
         self._hooks: dict[nn.Parameter, torch.utils.hooks.RemovableHandle] = {}
         self._last: nn.Parameter | None = None
@@ -45,11 +47,12 @@ class Recorder:
         for parameter, hook in self._hooks.items():
             if parameter is not self._last:
                 hook.remove()
-        self._steps.clear()
+        self._forget()
 
     def begin(self) -> None:
         """A step begins."""
         self._steps.append([None] * len(_MARKS))
+        self._cpu.append([time.process_time()] * 2)
         self.mark("start")
 
     def mark(self, name: str) -> None:
@@ -64,6 +67,14 @@ class Recorder:
             step[place] = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         step[place].record()
 
+    def end(self, whole: bool = False) -> None:
+        """A step is over on the host. whole: it was one CUDA graph, all of it compute: no mark lies within a graph."""
+        if whole:
+            for name in _MARKS[2:]:
+                self.mark(name)
+        if self._cpu:
+            self._cpu[-1][1] = time.process_time()
+
     def take(self) -> np.ndarray:
         """Seconds by step and part [steps, 4] float32, and forgets them. Waits for the device."""
         taken = np.empty((len(self._steps), len(PARTS)), np.float32)
@@ -74,8 +85,13 @@ class Recorder:
                 taken[number, part] = self._between(marks[part], marks[part + 1])
             if self.device.type == "cuda":
                 self._free += marks
-        self._steps.clear()
+        self.cpu = np.array([end - begin for begin, end in self._cpu], np.float32)
+        self._forget()
         return taken
+
+    def _forget(self) -> None:
+        self._steps.clear()
+        self._cpu.clear()
 
     def _between(self, begin: Any, end: Any) -> float:
         return float(begin.elapsed_time(end)) / 1e3 if self.device.type == "cuda" else end - begin

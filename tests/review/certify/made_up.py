@@ -12,6 +12,7 @@ from review.certify.records import PARTS, STAGES, Place, Records
 
 ROUNDS, STEPS = 6, 20
 STEP_SECONDS, WAIT_SECONDS, REDUCE_SECONDS = 0.1, 0.01, 0.02
+SEQUENCES = 32  # of a step
 
 
 def noise(shape, generator, step: float, disturbed: float = 0.0) -> np.ndarray:
@@ -40,7 +41,7 @@ def make(
     ranks = nodes * per_node
     speed = 1 + between * generator.standard_normal(ranks)
     rows: dict[str, list[np.ndarray]] = {
-        name: [] for name in ("rank", "stage", "round", "partner", "step", *PARTS, "checksum")
+        name: [] for name in ("rank", "stage", "round", "partner", "step", *PARTS, "cpu", "sequences", "checksum")
     }
     probes: dict[str, list] = {name: [] for name in ("rank", "probe", "round", "partner", "seconds", "amount")}
     met = [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]
@@ -57,6 +58,7 @@ def make(
                 "round": np.repeat(np.arange(ROUNDS), STEPS), "step": np.tile(np.arange(STEPS), ROUNDS),
                 "partner": np.full(count, -1), "compute": times.ravel(), "data": np.zeros(count),
                 "wait": np.full(count, WAIT_SECONDS), "update": np.zeros(count),
+                "cpu": np.full(count, STEP_SECONDS), "sequences": np.full(count, SEQUENCES),
             }  # fmt: skip
             columns["checksum"] = 7 + columns["step"]
             for name, column in columns.items():
@@ -98,7 +100,7 @@ def write(folder: Path, records: Records) -> None:
     for number, node in enumerate(records.nodes):
         places = [place for place in records.places.values() if place.node == node]
         ranks = [vars(place) for place in places]
-        about = {"version": 1, "node": node, "number": number, "nodes": records.nodes, "size": len(records.places)}
+        about = {"version": 2, "node": node, "number": number, "nodes": records.nodes, "size": len(records.places)}
         tables = {}
         for table, columns in (("steps", records.steps), ("probes", records.probes)):
             chosen = np.isin(columns["rank"], [place.rank for place in places])
