@@ -166,6 +166,10 @@ def _watch(arguments: argparse.Namespace) -> int:
         return watch_many(runs, arguments.interval, arguments.json, arguments.once)
     (target,) = arguments.target
     log = find_log(target) if arguments.once else wait_for_log(target, arguments.interval)
+    if log.is_dir():
+        from review.certify import watch as certify_watch
+
+        return certify_watch.watch(certify_watch.Watched(log), arguments.interval, arguments.json, arguments.once)
     follower = Follower(log, arguments.ruleset, arguments.accuracy)
     return watch(follower, arguments.interval, arguments.json, arguments.once)
 

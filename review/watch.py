@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from review.certify.watch import is_test
 from review.logs import tree
 from review.logs.findings import ReviewError
 from review.logs.mllog import LogParser, text
@@ -38,7 +39,10 @@ def find_logs(target: Path) -> list[Path]:
 
 
 def find_log(target: Path) -> Path:
-    """The log to follow: the file itself, or of a folder the newest, trials under way first. Raises ReviewError."""
+    """The log to follow: the file itself, or of a folder the newest, trials under way first. Raises ReviewError.
+
+    The folder of an acceptance test has none, and is followed itself.
+    """
     if not target.exists():
         raise ReviewError(f"{target}: no such file or folder")
 
@@ -46,6 +50,8 @@ def find_log(target: Path) -> Path:
         return bool(_RUNNING.fullmatch(path.parent.name)), _modified(path), str(path)
 
     newest = max(find_logs(target), key=age, default=None)
+    if newest is None and is_test(target):
+        return target
     if newest is None:
         raise ReviewError(f"{target}: no result_*.txt here or below; name the log of a run, or its folder")
     return newest

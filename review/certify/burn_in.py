@@ -6,9 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from review.certify.records import Place
 from review.logs.findings import ReviewError
+
+if TYPE_CHECKING:
+    from review.certify.records import Place
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class Certificate:
         Of the figures that a config expects the worst counts as well.
         """
         burnt = self.burn_in is not None and bool(self.burn_in.different)
-        states = {one.state for one in (*self.faults, *self.reached)}
+        states = {one.state for one in self.faults} | {one.state for one in self.reached}
         if self.corrupt or self.findings or burnt or "fail" in states:
             return "fail"
         return "warn" if self.faults or "warn" in states else "pass"

@@ -122,7 +122,8 @@ def main(environ: Mapping[str, str]) -> int:
             raise ConfigError("RUN_DIR is not set: start it by certify.sh")
         meeting = meet(config, trainer)
         if meeting.rank == 0:
-            rundir.write_description(run, trainer, {"expected": dataclasses.asdict(expected)})
+            derived = {"expected": dataclasses.asdict(expected), "burn_in_seconds": load.burn_in_seconds}
+            rundir.write_description(run, trainer, derived)
         meeting.barrier()
         certify(Load(load, trainer, meeting), run.run_dir)
     except ConfigError as error:

@@ -195,8 +195,12 @@ class Load:
             checksums = self.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
         sequences = [self.sequences[step] for step in range(count)]
-        columns = {"cpu": trainee.recorder.cpu, "sequences": sequences, "checksum": checksums.numpy(force=True)}
-        self.rows.append(record.steps(self.meeting.rank, stage, number, partner, parts, **columns))
+        self.rows.append(
+            record.steps(
+                self.meeting.rank, stage, number, partner, parts,
+                cpu=trainee.recorder.cpu, sequences=sequences, checksum=checksums.numpy(force=True),
+            )
+        )  # fmt: skip
 
     def take_steps(self, trainee: Trainee, count: int, drill: bool = False) -> torch.Tensor:
         """Takes steps; the checksums of the weights after each [count] int64, on the device."""

@@ -42,8 +42,8 @@ def steps(
     rows["step"] = np.arange(len(parts))
     for column, part in enumerate(PARTS):
         rows[part] = parts[:, column]
-    for name, column in columns.items():
-        rows[name] = column
+    for name, values in columns.items():
+        rows[name] = values
     return rows
 
 
