@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 
@@ -50,13 +49,15 @@ def report(config: Config) -> str:
 
 
 def _model(config: Config) -> tuple[BertForPreTraining, str]:
-    """The model as the run would load it, on the meta device where there are no weights to check; and of what."""
+    """The model, on the meta device, and what weights it would begin with, of which names and shapes are checked."""
     kernels = select(config.kernels, pick_device(config.dist))
-    with on_meta() if config.checkpoint.init_checkpoint is None else contextlib.nullcontext():
+    with on_meta():
         model = BertForPreTraining(config.model, kernels)
     said = "random"
     if config.checkpoint.init_checkpoint is not None:
-        loaded = checkpoint.load_weights(model, config.checkpoint.init_checkpoint, config.may_have_new_heads)
+        _, loaded = checkpoint.pieces_of(
+            model, config.checkpoint.init_checkpoint, 0, config.may_have_new_heads, checkpoint.Checksum()
+        )
         said = f"{config.checkpoint.init_checkpoint}{f': {loaded}' if any(loaded) else ''}"
     if config.checkpoint.init_optimizer:
         hand_over.read(config, {name: parameter.shape for name, parameter in model.named_parameters()})

@@ -20,8 +20,8 @@ from bert import hub, shard_files
 from bert.env import ConfigError, env
 from bert.files import whole_file
 from bert.model.bert import BertForPreTraining
-from bert.model.init import Piece
-from bert.shard_files import Part, complete
+from bert.model.init import Piece, first_weights
+from bert.shard_files import Part, WholeTensors, complete
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +49,7 @@ class Config:
     def __post_init__(self) -> None:
         """Settles for the newest checkpoint, or the weights, where INIT_CHECKPOINT is a folder."""
         if self.init_checkpoint is not None and self.init_checkpoint.is_dir():
-            shards = [folder / shard_files.INDEX for folder in complete(self.init_checkpoint)[-1:]]
-            if (self.init_checkpoint / shard_files.INDEX).is_file():
-                shards = [self.init_checkpoint / shard_files.INDEX]
-            found = [*checkpoints(self.init_checkpoint)[-1:], *shards, hub.weights_in(self.init_checkpoint)]
+            found = [*saved(self.init_checkpoint)[-1:], hub.weights_in(self.init_checkpoint)]
             object.__setattr__(self, "init_checkpoint", found[0] or self.init_checkpoint)
 
     def check(self) -> None:
@@ -62,7 +59,7 @@ class Config:
         if self.init_optimizer and self.init_checkpoint is None:
             raise ConfigError("INIT_OPTIMIZER=1 and INIT_CHECKPOINT is not set: give the checkpoint to hand over")
         if self.init_checkpoint is not None and not self.init_checkpoint.is_file():
-            what = "no step_*.pt and no model.safetensors in it" if self.init_checkpoint.is_dir() else "no such file"
+            what = "no step_* and no model.safetensors in it" if self.init_checkpoint.is_dir() else "no such file"
             raise ConfigError(f"INIT_CHECKPOINT={self.init_checkpoint}: {what}")
 
 
@@ -77,6 +74,7 @@ _DERIVED = {  # entries of a foreign state dict that repeat another one, or hold
 }
 _BARE = ("embeddings.", "encoder.", "pooler.")  # of an encoder that was saved by itself
 _NEW_HEADS = ("cls.", "bert.pooler.")  # what an encoder may come without
+SAMPLE = 256  # numbers of a tensor, about, by which ranks compare their checkpoints
 
 
 def canonical_name(name: str) -> str:
@@ -87,11 +85,12 @@ def canonical_name(name: str) -> str:
     return name
 
 
-def read_state_dict(path: Path) -> dict[str, Tensor]:
+def read_state_dict(path: Path) -> Mapping[str, Tensor]:
     """Tensors by canonical name from a .safetensors file or a PyTorch file (a state dict, or one under "model").
 
-    PyTorch files are read with weights_only; of the Hub's model.safetensors.index.json all files are. Raises
-    ConfigError for a file that cannot be read.
+    PyTorch files are read with weights_only; of the Hub's model.safetensors.index.json all files are. Files are mapped:
+    a number is read when it is used; a checkpoint in shards gives WholeTensors. Raises ConfigError for a file that
+    cannot be read.
     """
     try:
         loaded = _read(path)
@@ -101,6 +100,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     for key in ("model", "state_dict"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
+    if isinstance(loaded, WholeTensors):
+        return loaded
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise ConfigError(f"INIT_CHECKPOINT={path}: expected a state dict (name -> tensor), or one under 'model'")
     named = {canonical_name(name): tensor for name, tensor in loaded.items()}
@@ -109,7 +110,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 def _read(path: Path) -> Any:
     if path.name == shard_files.INDEX:
-        return dict(shard_files.read(path.parent)["model"])
+        return shard_files.read(path.parent)["model"]
     if path.name.endswith(".index.json"):
         files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
         return {name: tensor for file in files for name, tensor in _read(path.parent / file).items()}
@@ -134,8 +135,45 @@ def load_weights(model: BertForPreTraining, path: Path, new_heads: bool = False)
     new_heads: heads and pooler may be missing, and heads of other tasks be left over. Raises ConfigError listing every
     other name that is missing or left over, and those of another shape, or at odds with their twin.
     """
+    tensors, loaded, problems = _matched(model, path, new_heads)
+    copy_weights(dict(model.named_parameters()), tensors, model.config.vocab_size, problems, path)
+    return loaded
+
+
+def pieces_of(
+    model: BertForPreTraining, path: Path, seed: int, new_heads: bool, checksum: Checksum
+) -> tuple[Iterator[Piece], Loaded]:
+    """What ``load_weights`` would load, piece by piece: who takes a part of a piece reads that part of the file alone.
+
+    Only the shapes of ``model`` matter. New heads are those that ``first_weights`` draws with the seed. The checksum
+    takes in what is drawn, a sample of each tensor that is read (all of it would mean to read all), and the token of a
+    checkpoint in shards. Raises ConfigError as ``load_weights`` does.
+    """
+    tensors, loaded, problems = _matched(model, path, new_heads)
+    parameters = dict(model.named_parameters())
+    _raise_misfits(parameters, tensors, model.config.vocab_size, problems, path)
+
+    def pieces() -> Iterator[Piece]:
+        if loaded.new:
+            yield from checksum.of(piece for piece in first_weights(model, seed) if piece.name in loaded.new)
+        if isinstance(tensors, WholeTensors):
+            checksum.add("token", torch.tensor(tensors.token))
+            yield from (Piece(name, *span) for name in parameters for span in tensors.spans[name])
+            return
+        for name in parameters:  # in the same order on every rank
+            if name not in tensors:
+                continue
+            numbers = tensors[name].reshape(-1)
+            checksum.add(name, numbers[:: max(1, len(numbers) // SAMPLE)])
+            yield Piece(name, 0, numbers)
+
+    return pieces(), loaded
+
+
+def _matched(model: BertForPreTraining, path: Path, new_heads: bool) -> tuple[Mapping[str, Tensor], Loaded, list[str]]:
+    """The tensors in a checkpoint; what they lack and have left over, where that is allowed; what is wrong else."""
     tensors = read_state_dict(path)
-    problems = _unresolved_twins(tensors, model.config.vocab_size)
+    problems = _unresolved_twins(tensors, model.config.vocab_size) if isinstance(tensors, dict) else []
     parameters = dict(model.named_parameters())
     missing = [name for name in parameters if name not in tensors]
     left_over = sorted(name for name in tensors if name not in parameters)
@@ -145,8 +183,7 @@ def load_weights(model: BertForPreTraining, path: Path, new_heads: bool = False)
         loaded, missing, left_over = Loaded(missing, left_over), [], []
     problems += [f"{name} is missing" for name in missing]
     problems += [f"{name} is not in this model" for name in left_over]
-    copy_weights(parameters, tensors, model.config.vocab_size, problems, path)
-    return loaded
+    return tensors, loaded, problems
 
 
 @torch.no_grad()
@@ -157,16 +194,24 @@ def copy_weights(
 
     Raises ConfigError listing ``problems`` and every tensor of another shape.
     """
+    _raise_misfits(parameters, tensors, vocab_size, problems, path)
     for name in parameters.keys() & tensors.keys():
         source, target = tensors[name], parameters[name]
-        rows = source.shape[0] if source.ndim else 0
-        if name in _PADDED and vocab_size <= rows <= target.shape[0] and source.shape[1:] == target.shape[1:]:
+        if source.shape != target.shape:
             target.zero_()
-            target[:rows].copy_(source)
-        elif source.shape == target.shape:
-            target.copy_(source)
-        else:
-            problems = [*problems, f"{name} is {tuple(source.shape)}, expected {tuple(target.shape)}"]
+            target = target[: len(source)]
+        target.copy_(source)
+
+
+def _raise_misfits(
+    parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], vocab_size: int, problems: list[str], path: Path
+) -> None:
+    for name in parameters.keys() & tensors.keys():
+        source = tensors.shapes[name] if isinstance(tensors, WholeTensors) else tensors[name].shape
+        target = parameters[name].shape
+        fits_padded = name in _PADDED and source[1:] == target[1:] and vocab_size <= (*source, 0)[0] <= target[0]
+        if source != target and not fits_padded:
+            problems = [*problems, f"{name} is {tuple(source)}, expected {tuple(target)}"]
     if problems:
         raise ConfigError(f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}")
 
@@ -287,10 +332,28 @@ def checkpoints(directory: Path) -> list[Path]:
     return sorted(directory.glob("step_*.pt"))
 
 
+def saved(directory: Path) -> list[Path]:
+    """The complete checkpoints in a folder, oldest first: files, and of those in shards, or of one itself, index.pt."""
+    if (directory / shard_files.INDEX).is_file():
+        return [directory / shard_files.INDEX]
+    found = [*checkpoints(directory), *(folder / shard_files.INDEX for folder in complete(directory))]
+    return sorted(found, key=lambda path: place(path).stem)
+
+
+def place(path: Path) -> Path:
+    """A checkpoint as its user knows it: the file, or the folder of its shards."""
+    return path.parent if path.name == shard_files.INDEX else path
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file of weights is a checkpoint of this trainer, which says more than weights."""
+    return path.match("step_*.pt") or path.name == shard_files.INDEX
+
+
 def check_vocabulary(config: Config, vocab_md5: str) -> None:
     """Raises ConfigError where a checkpoint to start from was trained with another vocabulary than the data's."""
     path = config.init_checkpoint
-    if path is None or not path.match("step_*.pt") or not vocab_md5:
+    if path is None or not is_ours(path) or not vocab_md5:
         return
     known = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("vocab_md5")
     if known and known != vocab_md5:
@@ -304,15 +367,15 @@ def newest(config: Config) -> dict[str, Any] | None:
     """The state in the newest checkpoint, or None. Raises ConfigError for one that cannot be read."""
     if config.directory is None or not config.resume:
         return None
-    found = sorted([*checkpoints(config.directory), *complete(config.directory)], key=lambda path: path.stem)
+    found = saved(config.directory)
     if not found:
         return None
     try:
-        if found[-1].is_dir():
-            return shard_files.read(found[-1])
+        if found[-1].name == shard_files.INDEX:
+            return shard_files.read(found[-1].parent)
         return torch.load(found[-1], map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"{found[-1]}: damaged checkpoint ({reason}): remove it to resume from the one before"
+            f"{place(found[-1])}: damaged checkpoint ({reason}): remove it to resume from the one before"
         ) from None

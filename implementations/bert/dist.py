@@ -36,12 +36,23 @@ class Config:
     timeout_seconds: int = env(
         "DIST_TIMEOUT", 600, at_least=1, doc="seconds before a collective that hangs is an error"
     )
+    emulated_rank: int | None = env(
+        "EMULATE_RANK",
+        None,
+        at_least=0,
+        doc="this process alone is that rank of WORLD_SIZE: says what it holds, trains nothing (docs/large_models.md)",
+    )
     num_threads: int = env("OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads per process; 0 leaves PyTorch's choice")
 
     def check(self) -> None:
         """Raises ConfigError for ranks or devices that cannot be."""
         if self.rank >= self.world_size:
             raise ConfigError(f"RANK={self.rank} with WORLD_SIZE={self.world_size}: a rank is below the world size")
+        if self.emulated_rank is not None and (self.rank or self.emulated_rank >= self.world_size):
+            raise ConfigError(
+                f"EMULATE_RANK={self.emulated_rank} with WORLD_SIZE={self.world_size}, RANK={self.rank}: start one "
+                "process, and export WORLD_SIZE, the ranks of the job, of which EMULATE_RANK is one"
+            )
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("DEVICE=cuda, and PyTorch finds no GPU here: set DEVICE=cpu, or check nvidia-smi")
 
@@ -86,6 +97,11 @@ class World:
         # After an error the peers may be gone: a clean shutdown would wait for them.
         if self.size > 1 and exception_type is None:
             distributed.destroy_process_group()
+
+    @property
+    def whole_device(self) -> torch.device:
+        """Where weights and gradients are that every rank holds whole."""
+        return self.device
 
     @property
     def is_main(self) -> bool:
@@ -156,17 +172,50 @@ class World:
         return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0)
 
 
-class PlannedWorld(World):
-    """Rank 0 of a world that is not there, to see what such a rank holds: its collectives leave all as it is."""
+class EmulatedWorld(World):
+    """One rank of a world whose others are not there, to see what it holds and what its step takes.
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    It takes every other rank for one with the same numbers. PyTorch's own group of that kind is private to its tests;
+    all collectives of a sharded optimizer pass through here.
+
+    whole_device: where what every rank holds whole is; the meta device, which has no numbers, where no other has room.
+    """
+
+    def __init__(self, size: int, rank: int, device: torch.device, whole_device: torch.device) -> None:
         super().__init__(Config(device="cpu"))
-        self.size, self.device = size, device
+        self.size, self.rank, self.device, self._whole_device = size, rank, device, whole_device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody else is there to part from."""
+
+    @property
+    def whole_device(self) -> torch.device:
+        """See World."""
+        return self._whole_device
+
+    def barrier(self) -> None:
+        """See World."""
 
     def sum(self, values: Tensor) -> Tensor:
-        """See World."""
+        """The values of this rank: all that is known."""
         return values
 
     def max(self, values: Tensor) -> Tensor:
         """See World."""
         return values
+
+    def reduce_scatter(self, shard: Tensor, whole: Tensor) -> None:
+        """See World: the average of equals."""
+        if not whole.is_meta:
+            shard.copy_(whole.view(self.size, -1)[self.rank])
+
+    def all_gather(self, whole: Tensor, shard: Tensor) -> None:
+        """See World."""
+        if not whole.is_meta:
+            whole.view(self.size, -1).copy_(shard)
+
+    def broadcast_int(self, value: int) -> int:
+        """See World."""
+        return value

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert import evaluate, trained
+from bert import checkpoint, evaluate, trained
 from bert.data.index import count_rows
 from bert.data.records import DataError
 from bert.data.shards import list_shards
@@ -74,7 +74,11 @@ class Judge:
         begin = time.perf_counter()
         result = self._evaluator(self._model)
         seconds, number = time.perf_counter() - begin, self.config.evaluate.num_examples
-        figures: dict[str, Any] = {"checkpoint": str(path), "steps": source.steps, "trained_samples": source.samples}
+        figures: dict[str, Any] = {
+            "checkpoint": str(checkpoint.place(path)),
+            "steps": source.steps,
+            "trained_samples": source.samples,
+        }
         figures |= {name: getattr(result, name) for name in _COLUMNS}
         figures |= {"sequences": number, "sequences_per_second": number / seconds}
         if source.steps is None and number == SEQUENCES and self._evaluator.vocab_md5 == VOCAB_MD5:

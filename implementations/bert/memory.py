@@ -10,15 +10,14 @@ and on a CPU with dropout the attention's probabilities.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from bert import kernels, optim
+from bert import host_memory, kernels, optim
 from bert.config import Config
-from bert.dist import PlannedWorld
+from bert.dist import EmulatedWorld
 from bert.env import ConfigError
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
@@ -31,6 +30,7 @@ from bert.peak import Peak
 META = torch.device("meta")
 GIB = 2**30
 RUNTIME = {"cuda": 1 * GIB, "cpu": 0}  # CUDA context, kernels and NCCL's buffers: about; not measured
+PROCESS = GIB // 2  # of host memory, which Python with PyTorch takes: about, measured on CPUs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,42 +82,52 @@ def estimate(plan: Plan) -> dict[str, int]:
     masters = {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()} if low else None
     fused_update = plan.fused and settings.optimizer == "lamb"
     made = optim.build(
-        settings, model, model.stages(), masters, PlannedWorld(plan.num_ranks, META),
+        settings, model, model.stages(), masters, EmulatedWorld(plan.num_ranks, 0, META, META),
         accumulate=plan.accumulate, fused=False,
     )  # fmt: skip
     assert isinstance(made, (Sharded, Replicated))
-    rest, waiting = _sharded(made) if isinstance(made, Sharded) else _replicated(made, low)
+    rest = held(made) if isinstance(made, Sharded) else _replicated(made, low)
+    waiting = _waiting(made) if isinstance(made, Sharded) else 0
     # The first gradient of the table of words, of the scores, waits for its second one, of the embeddings.
     words = plan.model.padded_vocab_size * plan.model.hidden_size * plan.dtype.itemsize
     needed = max(activations(plan) + words, waiting, 0 if fused_update else _update(made))
     return {**rest, "activations": needed, "runtime": RUNTIME[plan.device_type]}
 
 
-def _replicated(made: Replicated, low: bool) -> tuple[dict[str, int], int]:
-    """What stays, and the gradients that wait at most in a backward pass."""
+def _replicated(made: Replicated, low: bool) -> dict[str, int]:
     weights = _size(*made.parameters)
     states = _size(*(t for state in made.pieces.states.values() for t in state))
     return {
         "weights": weights,
         "gradients": weights,
         "states": states + (_size(*made.pieces.masters) if low else 0),
-    }, 0
+    }
 
 
-def _sharded(made: Sharded) -> tuple[dict[str, int], int]:
-    buckets, layout, b = made.buckets, made.layout, made.parameters[0].dtype.itemsize
-    largest = sorted(bucket.size for bucket in layout.buckets)[-MOST_UNDER_WAY:]
-    waiting = sum(largest) * b
+def held(made: Sharded, *, with_numbers: bool = False) -> dict[str, int]:
+    """Bytes that a sharded optimizer keeps from step to step, by part. with_numbers: not those on the meta device."""
+    parts = {
+        "weights": [made.weights.whole, made.weights.shard],
+        "gradients": gradient_buffers(made),
+        "states": [made.shard.masters, *made.shard.states.values()],
+    }
+    return {name: _size(*(t for t in some if not (with_numbers and t.is_meta))) for name, some in parts.items()}
+
+
+def gradient_buffers(made: Sharded) -> list[Tensor]:
+    """The tensors in which gradients stay."""
+    buckets = made.buckets
     if isinstance(buckets, GradientBuckets):
-        gradients = _size(buckets.whole, buckets.shard, buckets.received, buckets.wire_shard)
-    else:
-        gradients = _size(buckets.shard)
-        waiting += sum(largest) * buckets.wire_dtype.itemsize
-    return {
-        "weights": _size(made.weights.whole, made.weights.shard),
-        "gradients": gradients,
-        "states": _size(made.shard.masters, *made.shard.states.values()),
-    }, waiting
+        return [buckets.whole, buckets.shard, buckets.received, buckets.wire_shard]
+    return [buckets.shard]
+
+
+def _waiting(made: Sharded) -> int:
+    """Gradients that wait at most in a backward pass."""
+    buckets = made.buckets
+    largest = sorted(bucket.size for bucket in made.layout.buckets)[-MOST_UNDER_WAY:]
+    waiting = sum(largest) * made.parameters[0].dtype.itemsize
+    return waiting if isinstance(buckets, GradientBuckets) else waiting + sum(largest) * buckets.wire_dtype.itemsize
 
 
 def _update(made: Sharded | Replicated) -> int:
@@ -144,7 +154,7 @@ def activations(plan: Plan) -> int:
     statistics = 4 * (4 + shape.num_attention_heads)
     layer = tokens * (numbers * b + statistics) + 3 * width * width * b  # and the joined weights of Q, K and V
     if not plan.fused and shape.attention_probs_dropout_prob:
-        layer += 3 * tokens * plan.length * shape.num_attention_heads * b + 3 * tokens * width * b
+        layer += 3 * tokens * (plan.length * shape.num_attention_heads + width) * max(b, 4)  # in fp32 at least
     kept = layers * layer
     if k := plan.recompute_layers:
         inputs = (2 if shape.layer_norm_large_model else 1) * tokens * width * b
@@ -153,35 +163,49 @@ def activations(plan: Plan) -> int:
     return kept + 2 * tokens * width * b + scores
 
 
-def host(config: Config, plan: Plan, states: int) -> int:
-    """Bytes of host memory that a rank needs at most for weights that it begins with, and for checkpoints.
+def host(config: Config, plan: Plan, parts: dict[str, int]) -> int:
+    """Bytes of host memory that the ranks of a node need together, at most: rank 0's node has most to hold.
 
-    states: of its device memory.
+    For weights that they begin with, then for checkpoints; on CPUs what else would be on the device too. parts: what
+    ``estimate`` gives.
     """
+    ranks = -(-plan.num_ranks // config.mlperf.num_nodes)
     with on_meta():
         model = BertForPreTraining(plan.model, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
     whole = 4 * sum(p.numel() for p in model.parameters())
-    beginning = 0 if config.checkpoint.init_checkpoint is None and plan.optimizer.sharded else whole
-    if config.checkpoint.directory is None:
-        return beginning
-    gathered = plan.optimizer.sharded and not config.checkpoint.shards
-    return max(beginning, states * plan.num_ranks if gathered else states)
+    beginning = 0 if plan.optimizer.sharded else whole * ranks
+    saving = 0
+    if config.checkpoint.directory is not None:
+        saving = parts["states"]
+        if config.checkpoint.shards:
+            saving *= ranks
+        elif plan.optimizer.sharded:
+            saving *= plan.num_ranks  # rank 0 gathers them
+    device = sum(parts.values()) if plan.device_type == "cpu" else 0
+    return max(beginning, saving) + ranks * (PROCESS + device)
 
 
 def describe(config: Config) -> str:
-    """The estimate in words. Raises ConfigError where a GPU has less than that."""
+    """The estimate in words. Raises ConfigError where a GPU or its host has less than that.
+
+    Where DEVICE=auto finds no GPU nothing is refused: the check then runs on another machine than the run.
+    """
     plan = Plan.of(config)
     parts = estimate(plan)
-    total = sum(parts.values())
+    total, needed, there = sum(parts.values()), host(config, plan, parts), host_memory.capacity()
     said = f"{total / GIB:.1f} GiB per rank: " + ", ".join(f"{n} {size / GIB:.1f}" for n, size in parts.items() if size)
-    said += f"; host {host(config, plan, parts['states']) / GIB:.1f} GiB on the rank that needs most"
-    if plan.device_type == "cpu":
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return f"{said}; this machine has {there / GIB:.0f}"
-    there = torch.cuda.get_device_properties(config.device).total_memory
-    if total > there:
+    if plan.device_type == "cuda":
+        device = torch.cuda.get_device_properties(config.device).total_memory
+        said += f"; the GPU has {device / GIB:.1f}"
+        if total > device:
+            raise ConfigError(
+                f"out of memory: {said}: lower BATCHSIZE and raise GRADIENT_STEPS, or set RECOMPUTE_LAYERS=1, "
+                "SHARD_GRADIENTS=1"
+            )
+    said += f"; host {needed / GIB:.1f} GiB for the ranks of a node; this machine has {there / GIB:.1f}"
+    if needed > there and (plan.device_type == "cuda" or config.dist.device == "cpu"):
         raise ConfigError(
-            f"out of memory: {said}; the GPU has {there / GIB:.1f}: lower BATCHSIZE and raise GRADIENT_STEPS, or set "
-            "RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1"
+            f"out of memory: {said}: set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1, or start "
+            "fewer ranks on a node"
         )
-    return f"{said}; the GPU has {there / GIB:.1f}"
+    return said

@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from bert.graph import graph_capacity, static_batch
 from bert.kernels import select
 from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
-from bert.model.init import first_weights, hollow, initialize, on_meta
+from bert.model.init import Piece, first_weights, hollow, initialize, on_meta
 from bert.observers import Observer
 from bert.profile_steps import ProfiledStep
 from bert.progress import Progress
@@ -186,17 +187,17 @@ def settle_kernels(config: Config, world: World) -> Config:
 def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, Trainer]:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit.
 
-    ``config``: with the attention backend named. Where the optimizer is sharded, weights that are drawn at random are
-    never whole: each rank keeps the fp32 numbers of its shard.
+    ``config``: with the attention backend named. Where the optimizer is sharded, weights are never whole: each rank
+    keeps the fp32 numbers of its shard.
     """
-    kernels, path, device = select(config.kernels, world.device), config.checkpoint.init_checkpoint, world.device
-    by_pieces = path is None and config.optim.is_sharded(device) and not config.zero.is_deepspeed
+    kernels, device = select(config.kernels, world.device), world.device
+    by_pieces = config.optim.is_sharded(device) and not config.zero.is_deepspeed
     with on_meta() if by_pieces else contextlib.nullcontext():
         model = BertForPreTraining(config.model, kernels)
-    checksum = checkpoint.Checksum()
-    pieces = checksum.of(first_weights(model, seed)) if by_pieces else None
+    checksum, pieces = checkpoint.Checksum(), None
     if by_pieces:
-        hollow(model, config.numerics.dtype, device)
+        pieces = _pieces(config, world, model, seed, checksum)
+        hollow(model, config.numerics.dtype, world.whole_device)
     else:
         _whole_weights(config, world, model, seed)
         resume.check_weights(config, world, checkpoint.checksum(dict(model.named_parameters())))
@@ -205,7 +206,7 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
     if config.zero.is_deepspeed:
         given = config.zero.complete(config.optim, config.numerics, config.data.batch_size, config.data.gradient_steps)
         return model, DeepSpeedStep(model, config.numerics, config.optim, world, given)
-    model.to(device)
+    model.to(world.whole_device)
     step = build_step(
         model,
         config.numerics,
@@ -225,9 +226,24 @@ def _whole_weights(config: Config, world: World, model: BertForPreTraining, seed
     if path is None or config.may_have_new_heads:
         initialize(model, seed)
     if path is not None:
-        loaded = checkpoint.load_weights(model, path, config.may_have_new_heads)
-        if world.is_main and any(loaded):
-            print(f"weights of {path}: {loaded}", file=sys.stderr, flush=True)
+        _say_loaded(path, checkpoint.load_weights(model, path, config.may_have_new_heads), world)
+
+
+def _pieces(
+    config: Config, world: World, model: BertForPreTraining, seed: int, checksum: checkpoint.Checksum
+) -> Iterator[Piece]:
+    """The first weights of a model that is all shapes, piece by piece, which the checksum takes in as they come."""
+    path = config.checkpoint.init_checkpoint
+    if path is None:
+        return checksum.of(first_weights(model, seed))
+    pieces, loaded = checkpoint.pieces_of(model, path, seed, config.may_have_new_heads, checksum)
+    _say_loaded(path, loaded, world)
+    return pieces
+
+
+def _say_loaded(path: Path, loaded: checkpoint.Loaded, world: World) -> None:
+    if world.is_main and any(loaded):
+        print(f"weights of {path}: {loaded}", file=sys.stderr, flush=True)
 
 
 def finisher(config: Config, world: World) -> Callable[[PretrainingBatch], PretrainingBatch]:

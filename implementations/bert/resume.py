@@ -81,9 +81,11 @@ def check_weights(config: Config, world: World, checksum: int) -> None:
 
     checksum: of this rank's weights.
     """
-    mine = torch.zeros(world.size, dtype=torch.int64, device=world.device)
-    mine[world.rank] = checksum
-    checksums = world.sum(mine).tolist()
+    mine = torch.tensor([checksum], dtype=torch.int64, device=world.device)
+    everyones = mine.repeat(world.size)
+    if work := world.all_gather(everyones, mine):
+        work.wait()
+    checksums = everyones.tolist()
     (most, _), *others = Counter(checksums).most_common()
     if others:
         odd = [f"rank {rank} ({value:08x})" for rank, value in enumerate(checksums) if value != most]

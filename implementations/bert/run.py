@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from bert import check, closed_division, rundir, variables
+from bert import check, closed_division, emulate, rundir, variables
 from bert.config import Config
 from bert.data.records import DataError
 from bert.dist import HangError, World, pick_device
@@ -30,12 +30,16 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         variables.check_names(environ)
         config = from_env(Config, merged(environ))
         config.check()
-        closed_division.check(config, starts=not check_only)
-        if not check_only:
+        starts = not check_only and config.dist.emulated_rank is None
+        closed_division.check(config, starts=starts)
+        if starts:
             _check_gpu(config)
         config = config.rehearsed()
         if check_only:
             print(check.report(config))
+            return SUCCESS
+        if config.dist.emulated_rank is not None:
+            print(emulate.report(config))
             return SUCCESS
         return _train(config)
     except (ConfigError, DataError) as error:

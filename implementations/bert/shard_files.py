@@ -109,7 +109,9 @@ def complete(directory: Path) -> list[Path]:
 class WholeTensors(Mapping[str, Tensor]):
     """Parameters by name, put together when asked for from the ranks' files, which are mapped and not read."""
 
-    def __init__(self, parts: list[dict[str, Any]], key: str, shapes: Mapping[str, Any]) -> None:
+    def __init__(self, parts: list[dict[str, Any]], key: str, shapes: Mapping[str, Any], token: int) -> None:
+        """parts: what ``Sharded.shard_state()`` gave each rank; token: of the checkpoint."""
+        self.token = token
         self.shapes = {name: torch.Size(shape) for name, shape in shapes.items()}
         self.spans: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in shapes}
         for part in parts:
@@ -119,11 +121,17 @@ class WholeTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         """The whole tensor, new."""
-        spans = self.spans[name]
-        whole = torch.empty(self.shapes[name].numel(), dtype=spans[0][1].dtype)
-        for start, numbers in spans:
-            whole[start : start + len(numbers)].copy_(numbers)
-        return whole.view(self.shapes[name])
+        shape = self.shapes[name]
+        return self.part(name, 0, shape.numel()).view(shape)
+
+    def part(self, name: str, start: int, size: int) -> Tensor:
+        """Numbers ``start`` to ``start + size`` of a tensor laid flat, new; no others are read."""
+        found = torch.empty(size, dtype=self.spans[name][0][1].dtype)
+        for begin, numbers in self.spans[name]:
+            low, high = max(start, begin), min(start + size, begin + len(numbers))
+            if high > low:
+                found[low - start : high - start].copy_(numbers[low - begin : high - begin])
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.spans)
@@ -144,5 +152,5 @@ def read(path: Path) -> dict[str, Any]:
     ]
     optimizer: dict[str, Any] = {"num_steps": index["optimizer"]["num_steps"]}
     for key in parts[0]["parts"]:
-        optimizer[key] = WholeTensors(parts, key, index["optimizer"]["shapes"])
+        optimizer[key] = WholeTensors(parts, key, index["optimizer"]["shapes"], index["token"])
     return {**index, "optimizer": optimizer, "model": optimizer["masters"]}

@@ -159,7 +159,7 @@ class Step:
             with self.gradients.micro_batch(number == 1, number == len(batches), factor):
                 losses = self.gradients.forward(batch)
                 (functools.reduce(operator.add, losses) * factor).backward()
-            totals = totals or [torch.zeros((), device=self.world.device) for _ in losses]
+            totals = totals or [torch.zeros((), device=loss.device) for loss in losses]
             for total, loss in zip(totals, losses, strict=True):
                 total.add_(loss.detach(), alpha=1 / len(batches))
         norm, grad_scale = self.gradients.finish(self.scaler.scale)

@@ -39,7 +39,7 @@ class Source(Hardware):
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """One file of weights, and what is known of it.
+    """One file of weights, or the index of one in shards, and what is known of it.
 
     steps, samples: trained, None where unknown; ended: the run was over; vocab_md5: "" where unknown.
     """
@@ -63,10 +63,10 @@ def find(path: Path) -> list[Path]:
     if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder: name a checkpoint, a folder of them, or a run")
     for folder in (path, path / "phase2" / "checkpoints", path / "checkpoints", path / "phase1" / "checkpoints"):
-        if found := checkpoint.checkpoints(folder):
+        if found := checkpoint.saved(folder):
             return found
     elsewhere = _settings(path).get("checkpoint", {}).get("directory")
-    if elsewhere and (found := checkpoint.checkpoints(Path(elsewhere))):
+    if elsewhere and (found := checkpoint.saved(Path(elsewhere))):
         return found
     weights = hub.weights_in(path)
     return [weights] if weights else []
@@ -76,7 +76,7 @@ def newest(path: Path) -> Path:
     """The newest of them. Raises ConfigError where there are none."""
     found = find(path)
     if not found:
-        raise ConfigError(f"{path}: no step_*.pt and no model.safetensors in it: name a checkpoint, or a run's folder")
+        raise ConfigError(f"{path}: no step_* and no model.safetensors in it: name a checkpoint, or a run's folder")
     return found[-1]
 
 
@@ -86,12 +86,12 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
     Raises ConfigError for a file that cannot be read, and where nothing tells the model's shape.
     """
     said: Mapping[str, Any] = {}
-    if path.match("step_*.pt"):
+    if checkpoint.is_ours(path):
         try:
             said = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # a damaged file has many errors
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(f"{path}: not a readable checkpoint ({reason})") from None
+            raise ConfigError(f"{checkpoint.place(path)}: not a readable checkpoint ({reason})") from None
     beside = bert_config or hub.config_beside(path)
     if bert_config is None and "bert_config" in said:
         shape = BertConfig(**said["bert_config"])
@@ -118,7 +118,8 @@ def vocabulary(trained: Trained, given: Path | None = None) -> Path:
 
     Raises ConfigError where it is not found, or is not the one that they were trained with.
     """
-    near = [trained.path.parent, *list(trained.path.resolve().parents)[1:3]]
+    path = checkpoint.place(trained.path)
+    near = [path.parent, *list(path.resolve().parents)[1:3]]
     places = [given] if given else [folder / "vocab.txt" for folder in near]
     if given is None:
         for settings in map(_settings, near):

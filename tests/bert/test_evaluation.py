@@ -18,7 +18,7 @@ from bert.data.pretraining import make_batch
 from bert.data.records import Metadata
 from bert.data.shards import Shards, list_shards
 
-from .states import newest
+from .states import newest, write_in_shards
 
 
 def run_evaluation(capsys, prepared, *arguments, **environ):
@@ -66,6 +66,21 @@ def test_the_figures_are_those_of_the_run_and_watching_it_ends_with_it(prepared,
     assert (status, len(out.splitlines())) == (0, 2), "the newest is the last of its run"
     assert err.startswith("the run is over: ")
     assert newest(folder)["ended"]
+
+
+def test_a_checkpoint_in_shards_has_the_figures_of_one_in_a_file(save, prepared, tmp_path, capsys):
+    """Given by itself or by the folder of both, where it is the newer one."""
+    state = torch.load(save(3), weights_only=True)
+    folder = tmp_path / "checkpoints"
+    facts = {name: state[name] for name in ("samples", "bert_config", "ended", "vocab_md5")}
+    path = write_in_shards(folder, 4, state["model"], **facts)
+    lines = [json.loads(line) for line in run_evaluation(capsys, prepared, folder, "--json")[1].splitlines()]
+    assert [line["steps"] for line in lines] == [3, 4]
+    assert lines[1]["checkpoint"] == str(path) == str(folder / "step_0000000004")
+    assert [lines[0][name] for name in ("accuracy", "mlm_loss")] == [
+        lines[1][name] for name in ("accuracy", "mlm_loss")
+    ]
+    assert json.loads(run_evaluation(capsys, prepared, path, "--json")[1])["mlm_loss"] == lines[0]["mlm_loss"]
 
 
 def test_losses_and_accuracies_are_means_over_words_and_over_sequences(tiny, make_model, save, prepared, capsys):
@@ -153,7 +168,7 @@ def test_bad_input_is_one_line(save, prepared, capsys, tmp_path):
     torch.save({}, bare)
     cases = [
         ((tmp_path / "none",), {}, "no such file or folder: name a checkpoint"),
-        ((tmp_path / "packed",), {}, "no step_*.pt and no model.safetensors in it"),
+        ((tmp_path / "packed",), {}, "no step_* and no model.safetensors in it"),
         ((damaged,), {}, "not a readable checkpoint"),
         ((bare,), {}, "nothing says of which model it is: give its bert_config.json by --bert-config"),
         ((save(1),), {"EVALDIR": ""}, "EVALDIR is not set: give the folder"),

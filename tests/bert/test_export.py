@@ -21,6 +21,8 @@ from bert.env import ConfigError, from_env
 from bert.model.config import BertConfig
 from bert.tokens import WordPiece
 
+from .states import write_in_shards
+
 transformers = pytest.importorskip("transformers")
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -88,6 +90,18 @@ def test_what_is_exported_gives_hugging_faces_classes_the_same_scores(run, make_
     encoder = transformers.AutoModel.from_pretrained(target)
     assert torch.equal(encoder.embeddings.word_embeddings.weight, model.bert.embeddings.word_embeddings.weight[:211])
     assert export.main([str(folder / "checkpoints" / "step_0000000001.pt"), "-o", str(target)]) == 0, "over the other"
+
+
+def test_a_checkpoint_in_shards_is_exported_as_one_in_a_file(run, tmp_path):
+    folder, model = run
+    assert export.main([str(folder), "-o", str(tmp_path / "of_file")]) == 0
+    state = torch.load(folder / "checkpoints" / "step_0000000002.pt", weights_only=True)
+    facts = {name: state[name] for name in ("bert_config", "vocab_md5")}
+    path = write_in_shards(folder / "checkpoints", 3, dict(model.named_parameters()), **facts)
+    for number, given in enumerate((folder, path)):
+        assert export.main([str(given), "-o", str(tmp_path / f"of_{number}")]) == 0
+        for file in ("model.safetensors", "config.json", "vocab.txt"):
+            assert (tmp_path / f"of_{number}" / file).read_bytes() == (tmp_path / "of_file" / file).read_bytes()
 
 
 def test_the_likeliest_words_are_those_of_the_fill_mask_pipeline(run, tmp_path, capsys):
@@ -164,7 +178,7 @@ def test_wrong_exports_are_one_line(run, vocab_file, tmp_path, capsys):
     new = str(tmp_path / "new")
     cases = [
         (export, [str(tmp_path / "none"), "-o", new], "no such file or folder"),
-        (export, [str(tmp_path / "full"), "-o", new], "no step_*.pt and no model.safetensors in it"),
+        (export, [str(tmp_path / "full"), "-o", new], "no step_* and no model.safetensors in it"),
         (export, [str(folder), "-o", str(tmp_path / "full")], "is there and holds no model: give a new folder"),
         (export, [str(folder), "-o", new, "--vocab", str(tmp_path / "other.txt")], "the model was trained with"),
         (export, [str(folder), "-o", new, "--vocab", str(tmp_path / "large.txt")], "has 212 words, and the model 211"),

@@ -9,9 +9,10 @@ import threading
 import time
 
 import pytest
+import safetensors.torch
 import torch
 
-from bert import checkpoint, kernels, optim, shard_files
+from bert import checkpoint, hub, kernels, optim, resume, shard_files
 from bert.dist import World
 from bert.model import init
 from bert.model.bert import BertForPreTraining
@@ -43,6 +44,30 @@ def _step(config, world, by_pieces, dtype=torch.bfloat16):
     )
 
 
+def _check_first_weights(world: World, config, path):
+    """Each rank's shard, read from a file by itself, is its part of the weights that were loaded whole."""
+    steps = []
+    for by_pieces in (False, True):
+        with torch.device("meta" if by_pieces else "cpu"):
+            model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), CPU))
+        checksum, pieces = checkpoint.Checksum(), None
+        if by_pieces:
+            pieces, loaded = checkpoint.pieces_of(model, path, 3, True, checksum)
+            init.hollow(model, torch.bfloat16, CPU)
+        else:
+            init.initialize(model, 3)
+            expected = checkpoint.load_weights(model, path, True)
+        steps.append(
+            build_step(
+                model, Precision(dtype=torch.bfloat16), optim.Config(sharded=True), world,
+                accumulate=False, fused_update=False, first_weights=pieces,
+            )
+        )  # fmt: skip
+    assert same(steps[0].state_dict(), steps[1].state_dict())
+    assert loaded == expected
+    resume.check_weights(None, world, checksum.value)
+
+
 def _check_ranks(world: World, shape, directory):
     config = BertConfig(**shape)
     if world.size == 2:
@@ -59,8 +84,25 @@ def _check_ranks(world: World, shape, directory):
         state = by_pieces[1].state_dict()
         if world.is_main:
             torch.save(state, directory / "whole.pt")
+            _save_weights(whole[0], config, directory)
         world.barrier()
-        return
+    else:
+        _check_resumed(world, config, directory)
+    for name in ("bare.pt", "unpadded.safetensors", "step_0000000005/index.pt"):
+        _check_first_weights(world, config, directory / name)
+
+
+def _save_weights(model, config, directory):
+    """As a bare encoder, and with the table of words as long as the vocabulary."""
+    tensors = {name: p.detach().clone() for name, p in model.state_dict().items()}
+    encoder = {name.removeprefix("bert."): t for name, t in tensors.items() if name.startswith("bert.encoder.")}
+    embeddings = {name.removeprefix("bert."): t for name, t in tensors.items() if ".embeddings." in name}
+    torch.save({**encoder, **embeddings}, directory / "bare.pt")
+    tensors[hub.WORDS] = tensors[hub.WORDS][: config.vocab_size].clone()
+    safetensors.torch.save_file(tensors, directory / "unpadded.safetensors")
+
+
+def _check_resumed(world: World, config, directory):
     model, step = _step(config, world, True)
     saved = checkpoint.newest(checkpoint.Config(directory=directory, resume=True))
     assert saved["step"] == 5
@@ -73,7 +115,7 @@ def _check_ranks(world: World, shape, directory):
         assert torch.equal(parameter, expected["optimizer"]["masters"][name].bfloat16()), name
 
 
-def test_parts_of_two_ranks_are_loaded_by_three_and_by_one_and_weights_by_pieces_are_the_whole_ones(tiny, tmp_path):
+def test_parts_of_two_ranks_and_weights_of_a_file_are_read_by_any_ranks_each_its_own_as_if_whole(tiny, tmp_path):
     shape = {name: getattr(tiny, name) for name in tiny.__dataclass_fields__}
     run_ranks(_check_ranks, 2, 3, 1, arguments=(shape, tmp_path))
 
@@ -167,5 +209,5 @@ def test_a_sharded_run_that_is_interrupted_continues_bit_for_bit(prepared, run_b
     for part in ("masters", "first_moments", "second_moments"):
         assert same(dict(found["optimizer"][part]), expected["optimizer"][part])
     weights = checkpoint.Config(init_checkpoint=tmp_path / "parts").init_checkpoint
-    assert same(checkpoint.read_state_dict(weights), expected["model"])
+    assert same(dict(checkpoint.read_state_dict(weights)), expected["model"])
     assert json.loads((tmp_path / "run_parts" / "config.json").read_text())["checkpoint"]["shards"]

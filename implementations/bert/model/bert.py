@@ -96,7 +96,8 @@ class BertForPreTraining(Trainable):
 
     def _next_sentence(self, hidden: Tensor, batch: PretrainingBatch) -> Tensor:
         # The offset of a padding sequence may be T, one past the last token; its label is ignored.
-        first = batch.cu_seqlens[:-1].clamp(max=hidden.shape[0] - 1)
+        # An emulated rank's states are on the meta device, and only the offsets have numbers.
+        first = batch.cu_seqlens[:-1].clamp(max=hidden.shape[0] - 1).to(hidden.device)
         return self.cls.seq_relationship(self.bert.pooler(hidden.index_select(0, first)))
 
     def logits(self, batch: PretrainingBatch) -> Logits:

@@ -102,12 +102,14 @@ class GradientBuckets(Arrivals):
         super().__init__(parameters, layout, world)
         device = parameters[0].device
         self.whole = torch.zeros(layout.total, dtype=dtype, device=device)
-        self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=device) if world.size > 1 else self.whole
+        self.shard = self.whole
+        if world.size > 1:
+            self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=world.device)
         self.received = torch.zeros(layout.total, dtype=parameters[0].dtype, device=device) if apart else self.whole
         self.views = parameter_views(self.received, layout, parameters)
         self.wire_shard = self.shard
         if world.size > 1 and wire_dtype != dtype:
-            self.wire_shard = torch.zeros(layout.shard_total, dtype=wire_dtype, device=device)
+            self.wire_shard = torch.zeros(layout.shard_total, dtype=wire_dtype, device=world.device)
         self.add = self.reduce = False  # to what is in the buffer; each bucket as soon as it is full
         self.reductions: list[distributed.Work | None] = []  # under way, of the first buckets
 
@@ -182,7 +184,7 @@ class GradientShard(Arrivals):
     ) -> None:
         """dtype: of the sum; wire_dtype: in which gradients are sent to other ranks."""
         super().__init__(parameters, layout, world)
-        self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=parameters[0].device)
+        self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=world.device)
         self.wire_dtype = wire_dtype
         self.add = False  # to what is in the shard
         self.num_started = 0  # buckets of this backward pass
@@ -203,7 +205,7 @@ class GradientShard(Arrivals):
             self.finish()
 
     def _start(self, bucket: Bucket) -> None:
-        whole = torch.zeros(bucket.size, dtype=self.wire_dtype, device=self.shard.device)
+        whole = torch.zeros(bucket.size, dtype=self.wire_dtype, device=self.parameters[0].device)
         begins = [self.layout.begins[index] - bucket.begin for index in bucket.parameters]
         gradients = self.taken(bucket, self.shard.dtype)
         views = [whole[begin : begin + g.numel()].view_as(g) for begin, g in zip(begins, gradients, strict=True)]
@@ -247,7 +249,9 @@ class WeightBuckets:
         self.layout, self.world = layout, world
         dtype, device = parameters[0].dtype, parameters[0].device
         self.whole = torch.zeros(layout.total, dtype=dtype, device=device)
-        self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=device) if world.size > 1 else self.whole
+        self.shard = self.whole
+        if world.size > 1:
+            self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=world.device)
         self.views = parameter_views(self.whole, layout, parameters)
         with torch.no_grad():
             for parameter, view in zip(parameters, self.views, strict=True):

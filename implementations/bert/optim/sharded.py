@@ -20,6 +20,7 @@ from bert.optim.buckets import GradientBuckets, GradientShard, WeightBuckets
 from bert.optim.flat import FlatRule, Shard
 from bert.optim.gradients import Clipping, Gradients, ShardedGradients
 from bert.optim.layout import Layout
+from bert.shard_files import WholeTensors
 
 BUCKET_BYTES = 64 << 20
 
@@ -51,12 +52,12 @@ class Sharded:
     ) -> None:
         named = dict(named_parameters)
         self.names, self.parameters, self.world = list(named), list(named.values()), world
-        dtype, device = self.parameters[0].dtype, self.parameters[0].device
+        dtype = self.parameters[0].dtype
         assert all(p.dtype == dtype for p in self.parameters), "one type of weights"
         self.layout = Layout([p.numel() for p in self.parameters], world.size, bucket_bytes // dtype.itemsize)
         self.segments = self.layout.segments(world.rank)
         master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        masters_flat = torch.zeros(self.layout.shard_total, dtype=master_dtype, device=device)
+        masters_flat = torch.zeros(self.layout.shard_total, dtype=master_dtype, device=world.device)
         if first_weights is None:
             self._fill_shard(masters_flat, masters or named)
         else:
@@ -87,8 +88,11 @@ class Sharded:
     @torch.no_grad()
     def _fill_shard(self, shard: Tensor, tensors: Mapping[str, Tensor]) -> None:
         for segment in self.segments:
-            whole = tensors[self.names[segment.parameter]].detach().reshape(-1)
-            source = whole[segment.start : segment.start + segment.size]
+            name = self.names[segment.parameter]
+            if isinstance(tensors, WholeTensors):
+                source = tensors.part(name, segment.start, segment.size)
+            else:
+                source = tensors[name].detach().reshape(-1)[segment.start : segment.start + segment.size]
             shard[segment.begin : segment.begin + segment.size].copy_(source)
 
     def _fill_from(self, pieces: Iterable[tuple[str, int, Tensor]], shard: Tensor) -> None:

@@ -19,6 +19,8 @@ from bert.model.recompute import Recomputation
 from bert.precision import Config as PrecisionConfig
 from bert.step import build_step
 
+from ..ranks import run_ranks
+
 CPU = torch.device("cpu")
 IN_GRAPH = "fused, without a random state, as in a CUDA graph"
 
@@ -94,6 +96,28 @@ def test_two_sharded_steps_leave_the_same_state(precision, tiny, make_records, b
             assert torch.equal(again["optimizer"][part][name], tensor), (part, name)
     if precision == "fp8":
         assert torch.equal(again["fp8"]["scales"], plain["fp8"]["scales"])
+
+
+def _check_ranks(world, config, batches):
+    """With gradients in shards, each rank's states are those without recomputation: losses and gradients were."""
+    states = []
+    for recomputation in (None, Recomputation(2, random_state=True)):
+        torch.manual_seed(1)
+        model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), CPU))
+        if recomputation:
+            model.recompute(recomputation)
+        settings = optim.Config(optimizer="adamw", sharded=True, shard_gradients=True)
+        numerics = PrecisionConfig(precision="bf16").resolve(CPU)
+        step = build_step(model, numerics, settings, world, accumulate=True, fused_update=False)
+        torch.manual_seed(world.rank)
+        found = step(batches[world.rank :: 2], 0.01)
+        states.append([*found.losses, found.norm, step.optimizer.buckets.shard, *step.optimizer.state_tensors()])
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
+def test_on_two_ranks_with_sharding_loss_and_gradients_are_bit_for_bit_those_without(tiny, make_records, batch_of):
+    batches = [batch_of(make_records(4), np.arange(begin, begin + 2)) for begin in (0, 2, 4, 6)]
+    run_ranks(_check_ranks, 2, arguments=(dataclasses.replace(tiny, num_hidden_layers=3), batches))
 
 
 def test_an_evaluation_keeps_nothing_and_computes_nothing_twice(tiny, make_model, make_records, batch_of, monkeypatch):
