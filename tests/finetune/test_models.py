@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -180,6 +181,31 @@ def test_an_epoch_has_every_sample_once_and_an_order_of_its_own(world_size):
     late = Order(20, 2, 2, seed=4, rank=0, world_size=world_size)
     assert [x.tolist() for x in late.step(9)] == [x.tolist() for x in orders[0].step(9)]
     assert Order(20, 2, 2, seed=5).step(1)[0].tolist() != Order(20, 2, 2, seed=4).step(1)[0].tolist()
+
+
+@pytest.mark.parametrize("kind", ["squad", "MNLI"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_every_sequence_is_predicted_by_exactly_one_rank(kind, world_size, monkeypatch):
+    model, samples = model_of(kind), samples_of(kind)
+    parts: list[list] = []
+    monkeypatch.setattr(inference.distributed, "all_gather_object", lambda gathered, part: parts.append(part))
+    ranks = [
+        SimpleNamespace(rank=rank, size=world_size, device=torch.device("cpu"), is_main=False)
+        for rank in range(world_size)
+    ]
+    if world_size > 1:
+        for world in ranks:
+            assert inference.predict(model, samples, world, 2) == []
+        assert sorted(number for part in parts for number, _ in part) == list(range(len(LENGTHS)))
+        monkeypatch.setattr(
+            inference.distributed, "all_gather_object", lambda gathered, _: gathered.__setitem__(slice(None), parts)
+        )
+    ranks[0].is_main = True
+    found = inference.predict(model, samples, ranks[0], 2)
+    for number, scores in enumerate(found):
+        (alone,) = inference.batch_scores(model, samples.batch(numbers(number)))
+        np.testing.assert_allclose(scores, alone, atol=1e-5)
+    assert len(found) == len(LENGTHS)
 
 
 def test_config_json_names_the_head(tmp_path):

@@ -58,6 +58,23 @@ def test_the_saved_model_predicts_the_same_by_itself(learnt, squad_environment, 
     assert predictions(tmp_path) == predictions(learnt)
 
 
+def test_prediction_needs_no_answers_and_gives_the_same_predictions(learnt, squad_environment, tmp_path):
+    content = json.loads((Path(squad_environment["DATA"]) / "dev-v1.1.json").read_text())
+    for question in (q for article in content["data"] for p in article["paragraphs"] for q in p["qas"]):
+        del question["answers"]
+    (tmp_path / "dev-v1.1.json").write_text(json.dumps(content))
+    environment = squad_environment | {"MODE": "prediction", "INIT_CHECKPOINT": str(learnt / "model_0")}
+    assert run(environment | {"DATA": str(tmp_path), "RUN_DIR": str(tmp_path)}) == 0
+    assert predictions(tmp_path) == predictions(learnt)
+    assert "f1" not in json.loads((tmp_path / "model_0" / "figures.json").read_text())
+
+
+def test_training_alone_saves_the_model_and_predicts_nothing(squad_environment, tmp_path):
+    assert run(squad_environment | {"MODE": "train", "EPOCHS": "0.1", "RUN_DIR": str(tmp_path)}) == 0
+    assert (tmp_path / "model_0" / "model.safetensors").is_file()
+    assert not predictions(tmp_path)
+
+
 def test_a_run_that_is_killed_resumes_to_the_same_predictions(learnt, squad_environment, tmp_path):
     environment = squad_environment | {
         "RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "20",
@@ -83,6 +100,7 @@ def test_several_ranks_learn_and_predict_the_same(learnt, squad_environment, tmp
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = squad_environment | {"RUN_DIR": str(tmp_path), "BATCHSIZE": str(12 // ranks)}
+    environment["SHARD_OPTIMIZER"] = "1" if ranks == 3 else "0"
     processes = [start(environment, rank, ranks, port) for rank in range(ranks)]
     done = [process.finish() for process in processes]
     assert [rank.returncode for rank in done] == [0] * ranks, done
