@@ -112,8 +112,9 @@ def make_mirror(folder: Path) -> None:
 
 def make_glue(folder: Path) -> None:
     (folder / "mirror").mkdir()
-    with zipfile.ZipFile(folder / "mirror" / "CoLA.zip", "w") as zipped:
-        for name, count in (("train", 400), ("dev", 300)):
+    # Small beside its tables, of which the last is the larger one: a write of 7,000 bytes ends within that.
+    with zipfile.ZipFile(folder / "mirror" / "CoLA.zip", "w", zipfile.ZIP_DEFLATED) as zipped:
+        for name, count in (("train", 200), ("dev", 300)):
             zipped.writestr(f"CoLA/{name}.tsv", "".join(f"gj04\t1\t\tThe cat sat {i}.\n" for i in range(count)))
     rows = "".join(f"1\t{i}\t{i + 1}\tOne cat sat {i}.\tA cat sat.\r\n" for i in range(300))
     (folder / "mirror" / "msr_paraphrase_train.txt").write_text("Quality\t#1 ID\t#2 ID\tA\tB\r\n" + rows)
@@ -134,7 +135,7 @@ def small_download(monkeypatch: pytest.MonkeyPatch) -> None:
         for task, files in finetuning.SOURCES.items()
     }
     monkeypatch.setattr(finetuning, "SOURCES", sources)
-    tables = {"CoLA": {"train.tsv": 400, "dev.tsv": 300}, "MRPC": {"train.tsv": 226, "dev.tsv": 76}}
+    tables = {"CoLA": {"train.tsv": 200, "dev.tsv": 300}, "MRPC": {"train.tsv": 226, "dev.tsv": 76}}
     monkeypatch.setattr(finetuning, "TABLES", tables)
 
 
@@ -222,7 +223,8 @@ def check(make: Callable[[Path], object], run: Callable[[Path], object], tmp_pat
 
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_killed_at_some_changes_of_the_disk_ends_the_same(tmp_path: Path, name: str) -> None:
-    assert check(*STAGES[name], tmp_path, step=3) >= 2
+    few_changes = name.startswith("finetuning")
+    assert check(*STAGES[name], tmp_path, step=1 if few_changes else 3) >= 2
 
 
 @pytest.mark.slow

@@ -11,10 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from bert import kernels
 from bert.data.format import write_records
 from bert.data.records import Metadata
 from bert.data.synthetic import synthetic_records
+from bert.model.config import BertConfig
+from finetune import weights
+from finetune.models import Classification
 
 pytestmark = pytest.mark.slurm
 
@@ -115,3 +120,35 @@ def test_a_rank_killed_while_it_trains_fails_the_job_with_its_name_last(training
     job.wait()
     assert job.exit_code == 1
     assert job.last_line == "run: error: 1 of 1 trials failed: trial 0: rank 3 on dgx2 was killed by SIGKILL"
+
+
+def test_fine_tuning_on_two_nodes_trains_each_seed_and_says_last_what_stops_it(training):
+    folder = training.folder
+    words = ["red", "blue", "north", "here"]
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    lines = [f"{word}\t{'colour' if word in words[:2] else 'place'}" for word in words]
+    for name in ("train", "dev"):
+        (folder / f"{name}.tsv").write_text("\n".join(lines * 6))
+    shape = BertConfig.from_json(folder / "phase1" / "bert_config.json")
+    model = Classification(shape, kernels.select(kernels.Config(fused="none"), torch.device("cpu")), 2)
+    weights.initialise(model, 0)
+    torch.save(dict(model.bert.named_parameters()), folder / "weights.pt")
+    (folder / "config.json").write_text((folder / "phase1" / "bert_config.json").read_text())
+    own = {"RANK_MODULE": "finetune", "TASK": "TSV", "DATA": folder, "INIT_CHECKPOINT": folder / "weights.pt"}
+    own |= {"BERT_CONFIG": folder / "config.json", "VOCAB_FILE": folder / "vocab.txt", "LR": "0.003", "EPOCHS": "20"}
+    own |= {"DGXNNODES": "2", "DGXNGPU": "1", "DEVICE": "cpu", "OMP_NUM_THREADS": "1", "NCCL_TEST": "0", "SEEDS": "4,7"}
+    settings = {"RUN_NAME": "r", "MAX_SEQ_LENGTH": str(LENGTH), "BATCHSIZE": "6", "GRADIENT_STEPS": "1"} | own
+    exports = "export " + " ".join(f"{name}={value}" for name, value in settings.items())
+    config = "configs/finetune_MRPC_DGXA100_1x8x16.sh"
+    job = training.run(config=config, after=exports)
+    assert job.exit_code == 0, job.output
+    assert job.last_line == f"run: all 2 trials are complete: {training.checkout.run_dir}"
+    for trial in "01":
+        figures = json.loads((training.checkout.run_dir / f"model_{trial}" / "figures.json").read_text())
+        assert figures["accuracy"] == 1
+    (training.checkout.run_dir / "model_1" / "figures.json").unlink()
+    (folder / "train.tsv").write_text("red\tcolour\tmore\tthan\tenough\n")
+    job = training.run(config=config, after=exports)
+    assert job.exit_code == 2
+    assert "this configuration cannot run" in job.last_line
+    assert "train.tsv:1: expected one or two columns of text" in job.last_line
