@@ -39,7 +39,16 @@ LAYERS: dict[str, list[set[str]]] = {
         {"config"},
         {"memory", "resume", "hand_over", "kernel_choice", "closed_division"},
         {"pretraining", "emulate", "check", "allreduce", "trained"},
-        {"run", "certify", "evaluation", "export", "fill_mask", "compare_captures", "deepspeed_config"},
+        {
+            "run",
+            "certify",
+            "evaluation",
+            "export",
+            "fill_mask",
+            "compare_captures",
+            "deepspeed_config",
+            "deepspeed_checkpoint",
+        },
         {"__main__"},
     ],
     "implementations/finetune": [

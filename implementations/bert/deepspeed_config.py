@@ -44,16 +44,22 @@ def ignored(found: Mapping[str, Any]) -> list[str]:
 
 
 def environment(environ: Mapping[str, str]) -> Iterator[str]:
-    """NAME=value of every variable of a run that is set, but for those that tell a rank its place."""
-    for title, entries in variables.groups().items():
-        for entry in entries if title != SET_BY_LAUNCHERS else ():
-            if value := environ.get(entry.name):
-                if "\n" in value:
-                    raise ConfigError(f"{entry.name} has a line break: DeepSpeed's file has a line a variable")
+    """NAME=value of every variable of a run that is set, but for those that tell a rank its place.
+
+    The launcher puts values between double quotes on a command line that pdsh and a shell read, and drops white space
+    around them. Raises ConfigError for a value that would not arrive as it is.
+    """
+    for entries in variables.groups().values():
+        for entry in entries:
+            value = environ.get(entry.name, "").strip()
+            if value and entry.name not in PLACE_OF_A_RANK:
+                if odd := sorted(set(value) & set('\n"$`\\%')):
+                    what = "a line break" if odd[0] == "\n" else odd[0]
+                    raise ConfigError(f"{entry.name} has {what} in it, which DeepSpeed's launcher does not hand on")
                 yield f"{entry.name}={value}"
 
 
-SET_BY_LAUNCHERS = "Set by the launch scripts"
+PLACE_OF_A_RANK = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # DeepSpeed's launcher sets them
 
 
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
@@ -73,7 +79,8 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     except ConfigError as error:
         print(f"bert.deepspeed_config: error: {error}", file=sys.stderr)
         return 2
-    print("\n".join(lines))
+    if lines:  # an empty one is more than the launcher can read
+        print("\n".join(lines))
     return 0
 
 

@@ -1,8 +1,9 @@
-"""Files that appear whole or not at all."""
+"""Files and folders that appear whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,15 +18,30 @@ def whole_file(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
-        with open(partial, "rb") as written:
-            os.fsync(written.fileno())
+        sync(partial)
         os.replace(partial, path)
     except BaseException:
         with suppress(OSError):
             partial.unlink(missing_ok=True)  # on a full disk the next attempt needs its room
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def name_folder(hidden: Path, path: Path) -> None:
+    """Renames a complete folder, in the place of one of the same name, and syncs that."""
+    replaced = path.with_name(f".{path.name}.replaced")
+    if path.exists():
+        shutil.rmtree(replaced, ignore_errors=True)  # of a run that was killed here
+        os.rename(path, replaced)
+    os.rename(hidden, path)
+    sync(path.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Returns when the file, or what the folder says of its files, is on the disk."""
+    number = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(number)
     finally:
-        os.close(folder)
+        os.close(number)

@@ -43,7 +43,7 @@ from bert.zero.step import DeepSpeedStep
 
 def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     """Runs to the end and says why it ended. Every rank calls it with the same settings."""
-    saved = checkpoint.newest(config.checkpoint)
+    saved = resume.newest(config.checkpoint)
     resume.check_weights(config, world, resume.saved_checksum(saved))
     seed = world.broadcast_int(resume.pick_seed(config, saved))
     log.submission()

@@ -16,6 +16,19 @@ from bert.data.batching import RowSource
 from bert.dist import World
 from bert.env import ConfigError
 from bert.step import Step, Trainer
+from bert.zero import checkpoints as zero_checkpoints
+from bert.zero.step import DeepSpeedStep
+
+
+def newest(config: checkpoint.Config) -> dict[str, Any] | None:
+    """The state in the newest checkpoint, ours or DeepSpeed's, or None. Raises ConfigError for one that is damaged."""
+    if config.directory is not None and config.resume:
+        ours = [*checkpoint.checkpoints(config.directory), *shard_files.complete(config.directory)]
+        theirs = zero_checkpoints.folders(config.directory)
+        last = max((path.stem.rpartition("_")[2] for path in ours), default="")
+        if theirs and theirs[-1].name.rpartition("_")[2] > last:
+            return zero_checkpoints.read(theirs[-1])
+    return checkpoint.newest(config)
 
 
 def pick_seed(config: Config, saved: dict[str, Any] | None) -> int:
@@ -125,6 +138,11 @@ class Saver:
                 rank=self.world.rank, num_ranks=self.world.size, token=token, abandoned=self.writer.abandoned
             )
             self.writer.start(step, {"shard": shard, "index": index | facts}, part)
+            return
+        if self.config.zero.checkpoints and isinstance(self.trained, DeepSpeedStep):
+            settings = self.config.checkpoint
+            assert settings.directory is not None
+            zero_checkpoints.save(self.trained, settings.directory, settings.keep, step, facts)
             return
         state = self.trained.state_dict()
         if self.world.is_main:

@@ -7,7 +7,6 @@ done: it is there whole or not at all. All nodes must see the same folder.
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.files import whole_file
+from bert.files import name_folder, whole_file
 
 INDEX = "index.pt"
 POLL_SECONDS = 0.05
@@ -62,7 +61,7 @@ class Part:
             self._await_others(hidden)
             with whole_file(hidden / INDEX) as partial:
                 torch.save({**state["index"], "num_ranks": self.num_ranks, "token": self.token}, partial)
-            _name(hidden, path)
+            name_folder(hidden, path)
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
@@ -85,20 +84,6 @@ class Part:
 
 def _file_name(rank: int) -> str:
     return f"rank_{rank:05d}.pt"
-
-
-def _name(hidden: Path, path: Path) -> None:
-    """Renames the complete folder, in the place of one of the same name, and syncs that."""
-    replaced = path.with_name(f".{path.name}.replaced")
-    if path.exists():
-        os.rename(path, replaced)
-    os.rename(hidden, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def complete(directory: Path) -> list[Path]:

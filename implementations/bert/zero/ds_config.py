@@ -28,6 +28,14 @@ DEEPSPEED_ONLY = MEASURING | MONITORS | TRANSPORT | CHECKS | {"activation_checkp
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # Entries of zero_optimization that cut what our rules run on in other ways than partitions.py knows.
 FOREIGN_PARTITIONS = ("zenflow", "zero_hpz_partition_size", "mics_shard_size", "elastic_checkpoint", "autoep")
+# How PRECISION=fp16 behaves, in DeepSpeed's words.
+FP16 = {
+    "hysteresis": 1,
+    "consecutive_hysteresis": False,
+    "min_loss_scale": 1,
+    "auto_cast": False,
+    "fp16_master_weights_and_grads": False,
+}
 ADAM = {
     "betas": ("OPT_ADAM_BETA_1", "OPT_ADAM_BETA_2"),
     "eps": "OPT_ADAM_EPSILON",
@@ -120,6 +128,12 @@ def _fp16(entry: dict[str, Any]) -> Iterator[Meaning]:
     yield Meaning("fp16.enabled", "PRECISION", "fp16")
     if entry.get("loss_scale"):
         yield Meaning("fp16.loss_scale", "LOSS_SCALE", _number(entry["loss_scale"]))
+    for key, ours in FP16.items():
+        if entry.get(key, ours) != ours:
+            raise ConfigError(
+                f"DEEPSPEED_CONFIG: fp16.{key} is {entry[key]!r}: with PRECISION=fp16 masters are fp32, and the loss "
+                f"scale halves at every overflow, down to 1: take it out, or set {json.dumps(ours)}"
+            )
     yield _of(entry, "fp16", "initial_scale_power", "INIT_LOSS_SCALE", 16, lambda power: _number(2.0**power))
     yield _of(entry, "fp16", "loss_scale_window", "LOSS_SCALE_GROWTH", 1000, _number)
 

@@ -14,6 +14,7 @@ from bert.zero import ds_config
 from bert.zero.step import load
 
 NEVER = 1 << 62  # steps between DeepSpeed's own progress lines
+WRITE_ELSEWHERE = {"use_node_local_storage", "writer"}  # entries by which files lie on several nodes, or come later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,12 @@ class Config:
         doc="what divides weights, gradients and states over the ranks: this trainer, or DeepSpeed (docs/deepspeed.md)",
     )
     path: Path | None = env("DEEPSPEED_CONFIG", None, doc="ENGINE=deepspeed: DeepSpeed's JSON")
+
+    checkpoints: bool = env(
+        "DEEPSPEED_CHECKPOINTS",
+        False,
+        doc="1 with ENGINE=deepspeed: DeepSpeed's checkpoints, a shard a rank on a folder that all nodes see",
+    )
 
     @property
     def is_deepspeed(self) -> bool:
@@ -42,11 +49,19 @@ class Config:
     def check(self, optimizer: optim.Config, precision: Precision, others: Mapping[str, bool]) -> None:
         """Raises ConfigError for what DeepSpeed cannot do, and where it is absent. others: setting -> is it made?"""
         if not self.is_deepspeed:
+            if self.checkpoints:
+                raise ConfigError("DEEPSPEED_CHECKPOINTS=1 and ENGINE is not deepspeed: set it, or unset this")
             if self.path is not None:
                 raise ConfigError(f"DEEPSPEED_CONFIG={self.path} and ENGINE is not deepspeed: set it, or unset this")
             return
-        zero = self.json().get("zero_optimization", {})
+        found = self.json()
+        zero = found.get("zero_optimization", {})
         load()
+        if self.checkpoints and (elsewhere := sorted(WRITE_ELSEWHERE & found.get("checkpoint", {}).keys())):
+            raise ConfigError(
+                f"DEEPSPEED_CHECKPOINTS=1 and checkpoint.{elsewhere[0]} in {self.path}: it would get its name "
+                "before it is whole: take the entry out"
+            )
         if zero.get("stage", 0) == 0:
             raise ConfigError(
                 f"ENGINE=deepspeed and zero_optimization.stage is 0 in {self.path}: set 1, 2 or 3; without ZeRO, unset "
@@ -80,12 +95,8 @@ class Config:
         found = {key: value for key, value in self.json().items() if key not in ours}
         low = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}.get(str(precision.dtype))
         found |= {name: {**found.get(name, {}), "enabled": name == low} for name in ("bf16", "fp16")}
-        if low == "fp16":
-            found["fp16"] |= {
-                "loss_scale": precision.init_loss_scale if precision.constant_loss_scale else 0,
-                "initial_scale_power": _power(precision.init_loss_scale or 1.0),
-                "loss_scale_window": precision.growth_interval,
-            }
+        if low == "fp16":  # DeepSpeed's scale is constant; DeepSpeedStep gives it another after a step
+            found["fp16"]["loss_scale"] = precision.init_loss_scale
         return found | {
             "train_micro_batch_size_per_gpu": batch_size,
             "gradient_accumulation_steps": gradient_steps,
@@ -94,13 +105,6 @@ class Config:
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
         }
-
-
-def _power(scale: float) -> int:
-    power = round(scale).bit_length() - 1
-    if 2.0**power != scale:
-        raise ConfigError(f"ENGINE=deepspeed: INIT_LOSS_SCALE={scale:g}: expected a power of 2")
-    return power
 
 
 def merged(environ: Mapping[str, str]) -> Mapping[str, str]:

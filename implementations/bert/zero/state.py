@@ -24,18 +24,9 @@ class ZeroState:
         for group in self.update.param_groups:
             group["lr"] = lr
 
-    @property
-    def loss_scale(self) -> float:
-        """What losses are multiplied by, in fp16."""
-        return float(self.zero.loss_scale)
-
-    def set_loss_scale(self, scale: float, num_good_steps: int) -> None:
-        """Goes on from a loss scale, with so many good steps since it last changed."""
-        scaler = self.zero.loss_scaler
-        scaler.cur_scale = scale
-        if self.zero.dynamic_loss_scale:
-            scaler.cur_iter = num_good_steps
-            scaler.last_overflow_iter = -1
+    def set_loss_scale(self, scale: Tensor) -> None:
+        """What losses are multiplied by from now on, in fp16."""
+        self.zero.loss_scaler.cur_scale = float(scale)
 
     def state_dict(self) -> dict[str, Any]:
         """As that of our own optimizers: whole, by name, on the CPU of rank 0. A collective.
@@ -86,5 +77,12 @@ class ZeroState:
         self.zero._partition_all_parameters()
         for number in range(len(self.zero.fp32_partitioned_groups_flat)):
             self.zero._reassign_or_swap_out_partitioned_parameters(number)
-        if self.zero.persistent_parameters:
-            self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
+        self.gather_persistent()
+
+    def gather_persistent(self) -> None:
+        """Stage 3 keeps small parameters whole; it expects so of every step, also of one that did not come to its end.
+
+        A collective.
+        """
+        if persistent := getattr(self.zero, "persistent_parameters", []):
+            persistent[0].all_gather(persistent)

@@ -26,16 +26,14 @@ from bert.zero.partitions import MASTERS, ZeroRule, partitions_of
 from bert.zero.state import ZeroState
 
 
-def load() -> Any:
-    """The package. Raises ConfigError where it is not installed."""
+def load(asked_by: str = "ENGINE=deepspeed") -> Any:
+    """The package. Raises ConfigError, with what asks for it, where it is not installed."""
     if not torch.cuda.is_available():
         announce("DS_ACCELERATOR", "cpu")  # else it warns that it has chosen so
     try:
         import deepspeed
     except ImportError as error:
-        raise ConfigError(
-            f"ENGINE=deepspeed: {error}: pip install -r requirements/deepspeed.txt, or leave ENGINE unset"
-        ) from None
+        raise ConfigError(f"{asked_by}: {error}: pip install -r requirements/deepspeed.txt, or do without it") from None
     deepspeed.utils.logger.setLevel(logging.WARNING)
     # Its warning of an optimizer that it does not know: ours is tested with every stage.
     deepspeed.utils.logger.addFilter(lambda record: "untested optimizer" not in record.getMessage())
@@ -60,6 +58,13 @@ def _choose_device(deepspeed: Any, world: World) -> None:
     deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False)
 
 
+def _check_fp16(deepspeed: Any, precision: Precision) -> None:
+    if precision.scales_loss and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
+        raise ConfigError(
+            "ENGINE=deepspeed and PRECISION=fp16: DeepSpeed finds no fp16 on this device: use fp32 or bf16"
+        )
+
+
 def _without_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A copy of the model on the meta device."""
     empty = {id(p): nn.Parameter(torch.empty_like(p, device="meta", dtype=dtype)) for p in model.parameters()}
@@ -82,7 +87,9 @@ class DeepSpeedStep:
         _choose_device(deepspeed, world)
         precision.apply()
         self.world = world
-        self.scaler = LossScaler(precision, world.device)  # a copy of DeepSpeed's, for the loop
+        # Decides over the loss scale. DeepSpeed's own dynamic one changes it before stage 3 has divided by it.
+        self.scaler = LossScaler(precision, world.device)
+        _check_fp16(deepspeed, precision)
         named = dict(model.named_parameters())
         weights = {name: parameter.detach().clone() for name, parameter in named.items()} if precision.is_low else None
         stage = int(settings["zero_optimization"]["stage"])
@@ -110,10 +117,13 @@ class DeepSpeedStep:
             for total, loss in zip(totals, losses, strict=True):
                 total.add_(loss.detach(), alpha=1 / len(batches))
         norm = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.world.device).float()
+        finite = torch.isfinite(norm)
         if self.scaler.enabled:
-            self.scaler.scale.fill_(self.optimizer.loss_scale)
-            self.scaler.num_skipped_steps.add_(~torch.isfinite(norm))
-        return StepResult(losses._make(totals), norm, torch.isfinite(norm))
+            self.scaler.update(finite)
+            self.optimizer.set_loss_scale(self.scaler.scale)
+            if not finite:
+                self.optimizer.gather_persistent()
+        return StepResult(losses._make(totals), norm, finite)
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[Any]:
@@ -142,4 +152,4 @@ class DeepSpeedStep:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.scaler.enabled:
-            self.optimizer.set_loss_scale(float(self.scaler.scale), int(self.scaler.num_good_steps))
+            self.optimizer.set_loss_scale(self.scaler.scale)

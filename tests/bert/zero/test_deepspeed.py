@@ -2,59 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 
-import numpy as np
 import pytest
 import torch
 
-from bert import kernels, optim
-from bert.data.pretraining import make_batch
-from bert.data.synthetic import synthetic_records
-from bert.model.bert import BertForPreTraining
-from bert.model.init import initialize
 from bert.precision import Precision
-from bert.step import build_step
-from bert.zero import settings
-from bert.zero.step import DeepSpeedStep
 
 from ..ranks import run_ranks
+from .engines import FP32, STAGES, curve, deepspeed_step, own_step, tiny_model
 
 pytestmark = pytest.mark.deepspeed
-LENGTH, ROWS, VOCABULARY = 48, 4, 211
-FP32 = Precision(dtype=torch.float32)
-
-
-def _model(config):
-    model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
-    initialize(model, 0)
-    return model
-
-
-def _own(world, config, rule, precision, accumulate):
-    sharded = optim.Config(optimizer=rule, sharded=True)
-    return build_step(_model(config), precision, sharded, world, accumulate=accumulate > 1, fused_update=False)
-
-
-def _deepspeed(world, config, rule, precision, accumulate, folder, **zero):
-    rules = optim.Config(optimizer=rule)
-    path = folder / f"ds_{world.rank}.json"
-    path.write_text(json.dumps({"zero_optimization": zero}))
-    given = settings.Config(engine="deepspeed", path=path).complete(rules, precision, ROWS, accumulate)
-    return DeepSpeedStep(_model(config), precision, rules, world, given)
-
-
-def _curve(world, step, first, last, accumulate):
-    """Losses and norms of steps first + 1 to last; what they are trained on depends on the step alone."""
-    records = synthetic_records(40, LENGTH, VOCABULARY, False, seed=world.rank)
-    data = [make_batch(records, np.arange(begin, begin + ROWS), LENGTH) for begin in range(0, 40, ROWS)]
-    figures = []
-    for number in range(first, last):
-        torch.manual_seed(100 * number + world.rank)
-        batches = [data[(accumulate * number + i) % len(data)] for i in range(accumulate)]
-        result = step(batches, 0.003 * 0.98**number)
-        figures.append([*map(float, result.losses), float(result.norm)])
-    return torch.tensor(figures)
 
 
 def _same_state(world, mine, other, tolerance):
@@ -71,15 +29,12 @@ def _same_state(world, mine, other, tolerance):
 
 def _compare(world, config, folder, steps, cases):
     for rule, accumulate, zero in cases:
-        own = _own(world, config, rule, FP32, accumulate)
-        expected = _curve(world, own, 0, steps, accumulate)
-        engine = _deepspeed(world, config, rule, FP32, accumulate, folder, **zero)
-        found = _curve(world, engine, 0, steps, accumulate)
+        own = own_step(world, config, rule, FP32, accumulate)
+        expected = curve(world, own, 0, steps, accumulate)
+        engine = deepspeed_step(world, config, rule, FP32, accumulate, folder, **zero)
+        found = curve(world, engine, 0, steps, accumulate)
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
         _same_state(world, own, engine, 1e-5)
-
-
-STAGES = [{"stage": 1}, {"stage": 2}, {"stage": 3, "stage3_param_persistence_threshold": 100}]
 
 
 def test_adamw_in_every_stage_gives_the_loss_curve_of_our_own_engine(tiny, tmp_path):
@@ -102,14 +57,14 @@ def test_rules_with_norms_see_whole_parameters_in_every_stage_and_offloaded(tiny
 
 def _low_precision(world, config, folder):
     precision = Precision(dtype=torch.bfloat16)
-    exact = _model(config).state_dict()
+    exact = tiny_model(config).state_dict()
     for zero in STAGES[1:]:
-        engine = _deepspeed(world, config, "lamb", precision, 1, folder, **zero)
+        engine = deepspeed_step(world, config, "lamb", precision, 1, folder, **zero)
         state = engine.state_dict()["optimizer"]
         for name, tensor in state.get("masters", {}).items():
             assert torch.equal(tensor, exact[name]), name
-        expected = _curve(world, _own(world, config, "lamb", precision, 1), 0, 6, 1)
-        torch.testing.assert_close(_curve(world, engine, 0, 6, 1), expected, atol=0.02, rtol=0.02)
+        expected = curve(world, own_step(world, config, "lamb", precision, 1), 0, 6, 1)
+        torch.testing.assert_close(curve(world, engine, 0, 6, 1), expected, atol=0.02, rtol=0.02)
         with engine.whole() as model:
             assert next(model.parameters()).dtype == torch.bfloat16
 
@@ -118,21 +73,57 @@ def test_in_low_precision_the_masters_are_the_weights_before_the_cast(tiny, tmp_
     run_ranks(_low_precision, 2, arguments=(tiny, tmp_path))
 
 
+def _loss_scale(world, config, folder):
+    """From a scale that overflows: the steps that are skipped, the scales and the losses are our own engine's."""
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    CPU_Accelerator.is_fp16_supported = lambda self: True  # slow without AVX-512, and right
+    precision = Precision(dtype=torch.float16, init_loss_scale=2.0**27, growth_interval=3)
+    for zero in STAGES[1:]:
+        steps = [
+            own_step(world, config, "lamb", precision, 1),
+            deepspeed_step(world, config, "lamb", precision, 1, folder, **zero),
+        ]
+        scales, figures = [], []
+        for step in steps:
+            seen = []
+            for number in range(14):
+                found = curve(world, step, number, number + 1, 1)
+                seen.append((float(step.scaler.scale), bool(torch.isfinite(found[0, -1]))))
+            figures.append(found)
+            scales.append(seen)
+        assert scales[0] == scales[1], zero
+        assert not scales[0][0][1], "the first step overflows"
+        assert any(later > sooner for (sooner, _), (later, _) in itertools.pairwise(scales[0])), "and the scale grows"
+        torch.testing.assert_close(figures[1], figures[0], atol=0.01, rtol=0.01)
+        state = steps[1].state_dict()["scaler"]
+        assert state == steps[0].state_dict()["scaler"]
+        steps[1].scaler.scale.fill_(1.0)
+        ours = [steps[0].state_dict()]
+        torch.distributed.broadcast_object_list(ours, 0)
+        steps[1].load_state_dict(ours[0])
+        assert steps[1].optimizer.zero.loss_scaler.loss_scale == state["scale"]
+
+
+def test_in_fp16_the_loss_scale_and_the_skipped_steps_are_those_of_our_own_engine(tiny, tmp_path):
+    run_ranks(_loss_scale, 2, arguments=(tiny, tmp_path))
+
+
 def _exchange(world, config, folder):
     """Half of the steps by one engine, the rest by another, from its state."""
-    whole = _curve(world, _own(world, config, "lamb", FP32, 1), 0, 8, 1)
+    whole = curve(world, own_step(world, config, "lamb", FP32, 1), 0, 8, 1)
     for zero in STAGES:
-        engine = _deepspeed(world, config, "lamb", FP32, 1, folder, **zero)
-        begun = _curve(world, engine, 0, 4, 1)
+        engine = deepspeed_step(world, config, "lamb", FP32, 1, folder, **zero)
+        begun = curve(world, engine, 0, 4, 1)
         state = [engine.state_dict()]
         torch.distributed.broadcast_object_list(state, 0)
-        again = _deepspeed(world, config, "lamb", FP32, 1, folder, **zero)
+        again = deepspeed_step(world, config, "lamb", FP32, 1, folder, **zero)
         again.load_state_dict(state[0])
-        rest = _curve(world, again, 4, 8, 1)
-        assert torch.equal(rest, _curve(world, engine, 4, 8, 1)), zero  # bit for bit: nothing is missing
-        own = _own(world, config, "lamb", FP32, 1)
+        rest = curve(world, again, 4, 8, 1)
+        assert torch.equal(rest, curve(world, engine, 4, 8, 1)), zero  # bit for bit: nothing is missing
+        own = own_step(world, config, "lamb", FP32, 1)
         own.load_state_dict(state[0])
-        for continued in (rest, _curve(world, own, 4, 8, 1)):
+        for continued in (rest, curve(world, own, 4, 8, 1)):
             torch.testing.assert_close(torch.cat([begun, continued]), whole, atol=2e-5, rtol=1e-5)
         with again.whole() as model:
             weights = {name: p.detach().clone() for name, p in model.named_parameters()}

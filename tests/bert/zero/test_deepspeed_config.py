@@ -8,7 +8,6 @@ import subprocess
 
 import pytest
 
-from bert import variables
 from bert.config import Config
 from bert.deepspeed_config import main
 from bert.env import from_env
@@ -72,18 +71,25 @@ def test_what_our_own_engine_does_not_do_is_an_error(saved, capsys, zero):
 def test_the_environment_is_what_is_set_but_for_the_place_of_a_rank(capsys):
     environ = {
         "BATCHSIZE": "4",
-        "LR": "1e-3",
+        "LR": " 1e-3",
         "DATADIR": "/a b",
+        "RUN_DIR": "/results/run",
         "RANK": "3",
         "WORLD_SIZE": "8",
+        "MASTER_ADDR": "elsewhere",
         "PATH": "/bin",
         "SEED": "",
     }
     assert main(["--environment"], environ) == 0
-    assert sorted(capsys.readouterr().out.splitlines()) == ["BATCHSIZE=4", "DATADIR=/a b", "LR=1e-3"]
-    assert "RANK" in [entry.name for entry in variables.groups()["Set by the launch scripts"]]
+    lines = sorted(capsys.readouterr().out.splitlines())
+    assert lines == ["BATCHSIZE=4", "DATADIR=/a b", "LR=1e-3", "RUN_DIR=/results/run"]
+    assert main(["--environment"], {}) == 0
+    assert capsys.readouterr().out == "", "not an empty line, on which the launcher would fail"
 
 
-def test_a_value_that_is_no_line_is_an_error(capsys):
-    assert main(["--environment"], {"DATADIR": "a\nb"}) == 2
-    assert "DATADIR has a line break" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("value", "what"), [("a\nb", "a line break"), ("$HOME/data", "$"), ("a%nb", "%"), ('a"b', '"')]
+)
+def test_a_value_that_would_not_arrive_as_it_is_is_an_error(capsys, value, what):
+    assert main(["--environment"], {"DATADIR": value}) == 2
+    assert f"DATADIR has {what} in it" in capsys.readouterr().err

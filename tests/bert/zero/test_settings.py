@@ -6,12 +6,9 @@ import json
 import sys
 
 import pytest
-import torch
 
-from bert import optim
 from bert.config import Config
-from bert.env import ConfigError, from_env
-from bert.precision import Precision
+from bert.env import from_env
 from bert.run import run
 from bert.zero.settings import merged
 
@@ -114,6 +111,10 @@ def test_the_same_said_twice_is_no_contradiction(environ):
         ({"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}}, "max_coeff: our Lamb has no such setting"),
         ({"scheduler": {"type": "WarmupLR"}}, "expected WarmupDecayLR"),
         ({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 5}}}, 'expected "linear"'),
+        (
+            {"fp16": {"enabled": True, "hysteresis": 2}},
+            "fp16.hysteresis is 2: with PRECISION=fp16 masters are fp32, and the loss scale halves",
+        ),
         ({"zero_optimization": {"stage": 4}}, "stage is 4"),
         ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, "zero_hpz_partition_size is not supported"),
     ],
@@ -134,6 +135,11 @@ def test_a_json_that_cannot_be_is_one_line(environ, capsys, found, words):
             {},
             "offload_optimizer: device nvme and a ratio are not supported",
         ),
+        (
+            {"checkpoint": {"tag_validation": "Fail", "use_node_local_storage": True}},
+            {"DEEPSPEED_CHECKPOINTS": "1"},
+            "DEEPSPEED_CHECKPOINTS=1 and checkpoint.use_node_local_storage in",
+        ),
     ],
 )
 def test_what_deepspeed_cannot_do_is_refused_before_the_start(environ, capsys, monkeypatch, found, variables, words):
@@ -150,10 +156,12 @@ def test_without_deepspeed_one_line_says_how_to_install_it(environ, capsys, monk
 def test_the_json_goes_with_the_engine(environ, capsys):
     assert "DEEPSPEED_CONFIG is not set" in _refusal(environ({}, DEEPSPEED_CONFIG=""), capsys)
     assert "ENGINE is not deepspeed" in _refusal(environ({}, ENGINE="own"), capsys)
+    own = environ({}, ENGINE="own", DEEPSPEED_CONFIG="", DEEPSPEED_CHECKPOINTS="1")
+    assert "DEEPSPEED_CHECKPOINTS=1 and ENGINE is not deepspeed" in _refusal(own, capsys)
 
 
-def test_a_loss_scale_that_is_no_power_of_two_is_an_error(environ):
-    config = from_env(Config, merged(environ({"zero_optimization": {"stage": 1}})))
-    precision = Precision(dtype=torch.float16, init_loss_scale=1000.0)
-    with pytest.raises(ConfigError, match="INIT_LOSS_SCALE=1000"):
-        config.zero.complete(optim.Config(), precision, 1, 1)
+def test_our_loss_scale_is_the_one_that_deepspeed_begins_with(environ):
+    config = from_env(Config, merged(environ({"fp16": {"enabled": True, "hysteresis": 1, "initial_scale_power": 12}})))
+    assert (config.precision.init_loss_scale, config.precision.growth_interval) == (4096, 1000)
+    given = config.zero.complete(config.optim, config.numerics, 1, 1)
+    assert (given["fp16"]["enabled"], given["fp16"]["loss_scale"]) == (True, 4096)
