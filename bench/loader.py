@@ -1,7 +1,8 @@
 """The training loader: sequences a CPU second from files in the page cache into ready batches, and time to the first.
 
 Files as `prepare_data.sh` leaves them, Wikipedia's mix of lengths (synthetic). Start is what a run does before its
-first step: list the folder, learn how many rows each file has, open the first.
+first step: list the folder, learn how many rows each file has, open the first. Where NVIDIA DALI is installed, packed
+rows are also taken through it (DATA_LOADER=dali), in turns with our loader alone.
 
 usage: python bench/loader.py [--rows-per-step 48] [--shards 4320] [--steps 400]
 """
@@ -12,10 +13,15 @@ import argparse
 import shutil
 import statistics
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import result
+import torch
 
+from bert.data import dali
+from bert.data.dali import DaliLoader
 from bert.data.format import write_records
 from bert.data.index import NAME as INDEX
 from bert.data.index import write_index
@@ -27,6 +33,7 @@ from bert.data.training import Config, TrainingData, open_source
 
 _LENGTH, _VOCABULARY = 512, 30_522
 _METADATA = Metadata(max_seq_length=_LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
+_TURNS = 7
 _FILES, _ROWS_PER_FILE = 8, 18_149  # rows of one of the 4,320 real shards
 
 
@@ -49,11 +56,16 @@ def write_many(folder: Path, records: Records, count: int) -> None:
     write_index(folder, sorted(folder.glob("part_*")))
 
 
-def rate(config: Config, steps: int) -> dict[str, float]:
-    """Sequences a CPU second and tokens of a row, over steps in random order of rows, after a first pass."""
+def open_loader(config: Config) -> TrainingData:
+    """Our loader, from the first step on."""
     source = open_source(config, _VOCABULARY)
     sampler = Sampler(source.row_counts(), config.rows_per_step, 1, 0, 1)
-    data = TrainingData(source, sampler, config, _VOCABULARY, 1, lambda batch: batch)
+    return TrainingData(source, sampler, config, _VOCABULARY, 1, lambda batch: batch)
+
+
+def rate(config: Config, steps: int) -> dict[str, float]:
+    """Sequences a CPU second and tokens of a row, over steps in random order of rows, after a first pass."""
+    data = open_loader(config)
     sequences = tokens = rows = 0
 
     def run() -> None:
@@ -69,6 +81,26 @@ def rate(config: Config, steps: int) -> dict[str, float]:
     seconds = result.cpu_seconds(run)
     data.close()
     return {"sequences_per_cpu_second": round(sequences / seconds), "tokens_per_row": round(tokens / rows, 1)}
+
+
+def through_dali(config: Config, steps: int) -> dict[str, Any]:
+    """Microseconds a step, of CPU and of the clock, of our loader alone and of DALI around it; medians of turns."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaders = {"thread": open_loader(config), "dali": DaliLoader(open_loader(config), device, config.gradient_steps)}
+
+    def steps_of(name: str) -> Callable[[], object]:
+        return lambda: [loaders[name].next_step() for _ in range(steps)]
+
+    runs = {name: steps_of(name) for name in loaders}
+    figures: dict[str, Any] = {"device": str(device)}
+    for what, measure in (("cpu", result.cpu_seconds), ("wall", result.wall_seconds)):
+        result.in_turns(runs, 1, measure)
+        medians = result.medians(result.in_turns(runs, _TURNS, measure))
+        figures[f"{what}_us_per_step"] = {name: round(1e6 * span / steps) for name, span in medians.items()}
+        figures[f"{what}_ratio"] = round(medians["dali"] / medians["thread"], 2)
+    for loader in loaders.values():
+        loader.close()
+    return figures
 
 
 def start(config: Config) -> None:
@@ -95,6 +127,8 @@ def main() -> None:
             name: Config(datadir=folder / "unpacked", batch_size=size, batching=name) for name in ("rows", "online")
         }
         figures["packed"] = rate(packed, options.steps)
+        if dali.is_installed():
+            figures["packed_through_dali"] = through_dali(packed, options.steps)
         figures["unpacked"] = rate(unpacked["rows"], options.steps)
         figures["online"] = rate(unpacked["online"], options.steps)
         small = synthetic_records(60, _LENGTH, _VOCABULARY, True, 0)

@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-_PACKAGES = ("torch", "numpy", "numba", "scipy", "h5py", "tokenizers", "triton", "transformers", "mlperf-logging")
+_PACKAGES = (
+    "torch", "numpy", "numba", "scipy", "h5py", "tokenizers", "triton", "transformers", "mlperf-logging",
+    "nvidia-dali-cuda130",
+)  # fmt: skip
 
 
 def emit(benchmark: str, figures: Mapping[str, Any], *, data: str, targets: Mapping[str, tuple[float, bool]]) -> None:

@@ -17,6 +17,8 @@ from bert import checkpoint, hand_over, kernel_choice, observers, resume, rundir
 from bert.agenda import Agenda
 from bert.capture import CapturedStep
 from bert.config import Config
+from bert.data.batching import RowSource
+from bert.data.dali import DaliLoader
 from bert.data.pretraining import PretrainingBatch, make_batch
 from bert.data.sampler import Sampler
 from bert.data.synthetic import synthetic_records
@@ -35,7 +37,7 @@ from bert.schedule import learning_rate
 from bert.step import Step, Trainer, TrainingStep, build_step
 from bert.steps import Steps
 from bert.stop import LAST_STEP, Ending, Stop, TrainingError
-from bert.train import Parts, step_seed, train
+from bert.train import DataSource, Parts, step_seed, train
 from bert.warm_up import ready
 from bert.zero.partitions import shape_of
 from bert.zero.step import DeepSpeedStep
@@ -65,10 +67,7 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     row_counts = source.row_counts()
     resume.check_data(config, saved, row_counts, source.vocab_md5)
     sampler = Sampler(row_counts, config.data.rows_per_step, seed, world.rank, world.size)
-    masks = open_masks(config.data, source, config.phase1, model.config.vocab_size, seed)
-    data = TrainingData(
-        source, sampler, config.data, model.config.vocab_size, done_batches + 1, finisher(config, world), masks
-    )
+    data = open_data(config, world, source, sampler, done_batches + 1, seed)
     rate = partial(learning_rate, config=config.schedule)
     steps = Steps(rate, config.max_steps, step.scaler, done, done_batches)
     progress = Progress(
@@ -100,6 +99,18 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
         data.close()
         saver.writer.wait()
     return ending
+
+
+def open_data(
+    config: Config, world: World, source: RowSource, sampler: Sampler, first_step: int, seed: int
+) -> TrainingData | DaliLoader[PretrainingBatch]:
+    """The loader that DATA_LOADER names. Raises what open_masks and TrainingData raise."""
+    vocab_size = config.model.vocab_size
+    masks = open_masks(config.data, source, config.phase1, vocab_size, seed)
+    data = TrainingData(source, sampler, config.data, vocab_size, first_step, finisher(config, world), masks)
+    if config.data.loader == "dali":
+        return DaliLoader(data, world.device, config.data.gradient_steps)
+    return data
 
 
 def finish(config: Config, log: MlperfLog, ending: Ending, saver: resume.Saver | None) -> None:
@@ -165,7 +176,7 @@ def watch(config: Config, world: World, log: MlperfLog, seed: int, first_step: i
     return watchers
 
 
-def sustain(take_step: TrainingStep, data: TrainingData, world: World, log: MlperfLog, until: float) -> None:
+def sustain(take_step: TrainingStep, data: DataSource, world: World, log: MlperfLog, until: float) -> None:
     """Steps on with a learning rate of 0, the same work for a power meter, until the clock of every rank is past."""
     while world.any(time.monotonic() < until):
         for _ in range(10):  # the question of the time is a collective that waits for the device

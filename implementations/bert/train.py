@@ -20,7 +20,7 @@ class DataSource(Protocol):
     """Where the batches come from."""
 
     def next_step(self) -> Sequence[Any]:
-        """Micro-batches of the next step, on the CPU."""
+        """Micro-batches of the next step, on the CPU or on the device."""
         ...
 
 

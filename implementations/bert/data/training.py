@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bert.data import dali
 from bert.data.batching import (
     Batching,
     BinBatching,
@@ -65,8 +66,17 @@ class Config:
         doc="masks of the records, or others drawn in every epoch (open division)",
     )
 
+    loader: str = env(
+        "DATA_LOADER",
+        "thread",
+        choices=("thread", "dali"),
+        doc="who brings batches to the GPU: a thread or NVIDIA DALI",
+    )
+
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that contradict each other."""
+        if self.loader == "dali":
+            dali.check()
         if self.bin_counts and not re.fullmatch(r"\d+(:\d+)*", self.bin_counts):
             raise ConfigError(f"BIN_COUNTS={self.bin_counts!r}: expected numbers between colons, such as 6:3:2:5")
         if self.packed and (self.batching != "rows" or self.exchange_group > 1):

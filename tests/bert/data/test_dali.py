@@ -1,0 +1,224 @@
+"""DATA_LOADER=dali gives the batches of our loader: by DALI itself where it is installed, and by a stand-in everywhere.
+
+The stand-in does what the adapter relies on: it asks for iterations ahead, ends with StopIteration once those that it
+holds are given out, and lends its buffers until the next run only.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bert import pretraining
+from bert.config import Config as RunConfig
+from bert.data import dali
+from bert.data.dali import DaliLoader
+from bert.data.records import DataError
+from bert.data.sampler import Sampler
+from bert.data.training import Config, TrainingData
+from bert.dist import World
+from bert.env import ConfigError, from_env
+from bert.mlperf import MlperfLog
+
+from ..states import same
+
+CPU = torch.device("cpu")
+
+
+class _Pipeline:
+    def __init__(self, source, depth):
+        self.source, self.depth = source, depth
+        self.ready, self.ended, self.lent = [], False, []
+
+    def build(self):
+        pass
+
+    def run(self):
+        for values in self.lent:
+            values.fill(-1)
+        while not self.ended and len(self.ready) <= self.depth:
+            try:
+                self.ready.append([[np.array(sample) for sample in field] for field in self.source()])
+            except StopIteration:
+                self.ended = True
+        if not self.ready:
+            raise StopIteration
+        outputs = self.ready.pop(0)
+        self.lent = [values for field in outputs for values in field]
+        return outputs
+
+
+def _stand_in(monkeypatch):
+    def external_source(source, num_outputs, batch):
+        assert batch
+        return [source] * num_outputs
+
+    def pipeline_def(batch_size, num_threads, device_id, prefetch_queue_depth):
+        assert device_id is None
+        return lambda build: lambda: _Pipeline(build()[0], prefetch_queue_depth)
+
+    def feed_ndarray(output, tensor, cuda_stream=None):
+        tensor.copy_(torch.from_numpy(output))
+
+    modules = {
+        "nvidia": {},
+        "nvidia.dali": {"fn": types.SimpleNamespace(external_source=external_source), "pipeline_def": pipeline_def},
+        "nvidia.dali.plugin": {},
+        "nvidia.dali.plugin.pytorch": {"feed_ndarray": feed_ndarray},
+    }
+    for name, contents in modules.items():
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.fixture(params=["stand-in", "DALI"])
+def pipelines(request, monkeypatch):
+    if request.param == "stand-in":
+        _stand_in(monkeypatch)
+    elif not dali.is_installed():
+        pytest.skip("NVIDIA DALI is not installed: requirements/dali.txt")
+
+
+class _Rows:
+    vocab_md5 = ""
+
+    def __init__(self, files):
+        self.files = files
+
+    def row_counts(self):
+        return np.array([records.num_rows for records in self.files])
+
+    def __getitem__(self, number):
+        return self.files[number]
+
+
+@pytest.fixture
+def data(make_records):
+    rows = _Rows([make_records(25, True, seed) for seed in range(3)])
+    return lambda **options: _data(rows, **options)
+
+
+def _data(source, first_step=1, bad_batch=None):
+    """Our loader, two micro-batches a step; its batch of that number cannot be made."""
+
+    def finish(batch):
+        made.append(batch)
+        if len(made) == bad_batch:
+            raise DataError("a damaged file")
+        return batch
+
+    made: list = []
+    config = Config(packed=True, batch_size=3, gradient_steps=2, max_seq_length=48)
+    sampler = Sampler(source.row_counts(), config.rows_per_step, seed=1, rank=0, world_size=1)
+    return TrainingData(source, sampler, config, 211, first_step, finish)
+
+
+def _same(left, right):
+    assert len(left) == len(right)
+    for ours, theirs in zip(left, right, strict=True):
+        assert type(ours) is type(theirs)
+        for name, value in vars(ours).items():
+            other = getattr(theirs, name)
+            if isinstance(value, torch.Tensor):
+                assert value.dtype == other.dtype, name
+                assert torch.equal(value, other), name
+            else:
+                assert value == other, name
+
+
+@pytest.mark.parametrize("first_step", [1, 4])
+def test_batches_are_our_loaders_bit_for_bit_from_any_step_on(pipelines, data, first_step):
+    ours, theirs = data(first_step=first_step), DaliLoader(data(first_step=first_step), CPU, 2)
+    kept = []
+    for _ in range(7):
+        left, right = ours.next_step(), theirs.next_step()
+        _same(left, right)
+        kept.append((left, right))
+    for left, right in kept:  # nothing that was given out is written over later
+        _same(left, right)
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("bad_batch", [1, 2, 3, 8])
+def test_an_error_of_the_loader_comes_at_its_step_and_stays(pipelines, data, bad_batch):
+    ours, theirs = data(), DaliLoader(data(bad_batch=bad_batch), CPU, 2)
+    for _ in range((bad_batch - 1) // 2):
+        _same(ours.next_step(), theirs.next_step())
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"^a damaged file$"):
+            theirs.next_step()
+    ours.close()
+    theirs.close()
+
+
+def test_the_end_of_the_data_comes_after_the_last_step(pipelines, data):
+    class Three:
+        def __init__(self):
+            self.data, self.left = data(), 3
+
+        def next_step(self):
+            if not self.left:
+                raise StopIteration("the data end here")
+            self.left -= 1
+            return self.data.next_step()
+
+        def close(self):
+            self.data.close()
+
+    ours, theirs = data(), DaliLoader(Three(), CPU, 2)
+    for _ in range(3):
+        _same(ours.next_step(), theirs.next_step())
+    with pytest.raises(StopIteration, match="the data end here"):
+        theirs.next_step()
+    ours.close()
+    theirs.close()
+
+
+def test_a_run_by_dali_that_stops_and_resumes_trains_the_same_weights(pipelines, prepared, monkeypatch, tmp_path):
+    def train(**settings):
+        environment = prepared | settings
+        environment["RUN_DIR"] = str(tmp_path / f"run_{len(trained)}")
+        Path(environment["RUN_DIR"]).mkdir()
+        config = from_env(RunConfig, environment)
+        log = MlperfLog(config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt"))
+        with World(config.dist) as world:
+            return pretraining.pretrain(config, world, log).step
+
+    def build(*arguments):
+        trained.append(first_build(*arguments))
+        return trained[-1]
+
+    def steps_by_dali(*arguments):
+        loaders.append(first_loader(*arguments))
+        return loaders[-1]
+
+    trained, loaders, first_build, first_loader = [], [], pretraining.build, pretraining.DaliLoader
+    monkeypatch.setattr(pretraining, "build", build)
+    monkeypatch.setattr(pretraining, "DaliLoader", steps_by_dali)
+    assert train() == 8
+    assert not loaders
+    resumed = {"DATA_LOADER": "dali", "CHECKPOINT_DIR": str(tmp_path / "saved")}
+    assert train(STEPS_THIS_RUN="3", **resumed) == 3
+    assert train(RESUME="1", **resumed) == 8
+    assert len(loaders) == 2
+    whole, _, parts = (model.state_dict() for model, _ in trained)
+    assert same(whole, parts)
+
+
+def test_without_dali_the_setting_is_an_error_in_one_line(monkeypatch):
+    monkeypatch.setattr(dali.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"DATA_LOADER=dali: .* pip install -r requirements/dali\.txt") as caught:
+        from_env(Config, {"BATCHSIZE": "1", "DATA_LOADER": "dali"})
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="DATA_LOADER='dally'"):
+        from_env(Config, {"BATCHSIZE": "1", "DATA_LOADER": "dally"})
+    assert from_env(Config, {"BATCHSIZE": "1"}).loader == "thread"
