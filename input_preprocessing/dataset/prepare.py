@@ -85,8 +85,6 @@ def start(options: argparse.Namespace) -> Job | None:
         DataError: an input is missing or wrong, or the disk is too small.
     """
     config = sampling_config(options)
-    if options.sequences and options.only:
-        raise DataError("--sequences is for one machine, which makes them in one go: leave --only out")
     outputdir: Path = options.outputdir
     folder = download_folder(options)
     if options.only in (None, "start") and wikipedia.text_is_wanted(folder):

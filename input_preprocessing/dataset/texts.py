@@ -40,11 +40,16 @@ def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, st
 
     Args:
         job: the preparation.
-        part: (i, n) makes those of every n-th text from the i-th on only.
+        part: (i, n) makes those of every n-th text from the i-th on only; with --sequences the first part makes all,
+            since how many texts that takes shows one after the other.
 
     Raises:
         DataError: the text holds nothing.
     """
+    if job.limit:
+        if part[0]:
+            return {}
+        part = (0, 1)
     targets = [*job.instances_of_texts, job.eval_instances]
     for folder in (job.instances, job.eval_instances.parent):
         folder.mkdir(parents=True, exist_ok=True)
