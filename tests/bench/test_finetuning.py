@@ -1,0 +1,73 @@
+"""bench/finetuning.py: the same examples in the same order for both loops; trainings that are done are kept."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+import numpy as np
+import pytest
+import torch
+
+from finetune.tasks import Labelled
+
+
+@pytest.fixture
+def bench(repository, monkeypatch):
+    monkeypatch.syspath_prepend(str(repository / "bench"))
+    return importlib.import_module("finetuning")
+
+
+def test_a_training_that_is_done_is_kept_and_the_others_follow(bench, tmp_path, monkeypatch):
+    trained = []
+
+    def train(loop, batch_size, seed):
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        trained.append((loop, seed))
+        return seed + len(loop) / 100
+
+    monkeypatch.setattr(bench, "build", lambda folder, batch_size, seed, sentences: bench.NAMES)
+    monkeypatch.setattr(bench, "trained", train)
+    options = argparse.Namespace(folder=tmp_path, seeds=2, batch_size=8, sentences=40, threads=1)
+    with pytest.raises(KeyboardInterrupt):
+        bench.accuracies(options)
+    first, trained[:] = list(trained), []
+    assert bench.accuracies(options) == {"ours": [1.04, 2.04], "hugging_face": [1.12, 2.12]}
+    assert first + trained == [(name, seed) for seed in (1, 2) for name in bench.NAMES]
+    options.sentences = 41
+    trained.clear()
+    with pytest.raises(KeyboardInterrupt):
+        bench.accuracies(options)
+    assert len(trained) == 3, "other settings are other trainings"
+
+
+def test_predictions_come_back_in_the_order_of_the_samples(bench):
+    """The class is that of a sequence's first token, whatever shares its batch."""
+
+    class Model:
+        def eval(self):
+            return self
+
+        train = eval
+
+        def __call__(self, input_ids, attention_mask):
+            assert input_ids.shape == attention_mask.shape
+            assert (input_ids[attention_mask == 0] == 0).all()
+            scores = torch.nn.functional.one_hot(input_ids[:, 0] % 3, 3)
+            return argparse.Namespace(logits=scores.float())
+
+    lengths = np.random.default_rng(0).integers(1, 30, 70).astype(np.int32)
+    sequences = [(np.full(length, number + 1, dtype=np.int32), 1) for number, length in enumerate(lengths)]
+    samples = Labelled(sequences, np.zeros(70, np.int64), lengths)
+    loop = bench.HuggingFace.__new__(bench.HuggingFace)
+    loop.model = Model()
+    for by_length in (False, True):
+        found = loop.predict(samples, by_length)
+        assert found.tolist() == [(number + 1) % 3 for number in range(70)]
+
+
+def test_some_of_them_are_spread_over_all(bench):
+    samples = Labelled([(np.zeros(1, np.int32), 1)] * 9, np.arange(9), np.ones(9, np.int32))
+    assert bench.some_of(samples, 3).labels.tolist() == [0, 4, 8]
+    assert bench.some_of(samples, 100).labels.tolist() == list(range(9))
