@@ -259,6 +259,7 @@ def _package(arguments: argparse.Namespace) -> int:
         add=arguments.add,
         encryption=Encryption(recipients=tuple(arguments.encrypt_for), passphrase_file=arguments.passphrase_file),
         ruleset=arguments.ruleset,
+        terms=_terms(arguments),
     )
     with status() as progress:
         made = package(request, progress)

@@ -122,6 +122,7 @@ def _add_package(commands: _Commands) -> None:
     package.add_argument("--commit", help="the code that ran; unset: as environment.json says")
     package.add_argument("--config", metavar="FILE", help="the config that ran; unset: as config.json says")
     package.add_argument("--repository", type=Path, metavar="FOLDER", help="git repository of the code; unset: this")
+    _train_samples(package)
     package.add_argument(
         "--encrypt-for", action="append", default=[], metavar="KEY", help="encrypt the archive for a key of age or gpg"
     )

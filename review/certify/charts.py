@@ -62,7 +62,10 @@ def _timeline(
     left = (
         "" if len(shown) == len(series) else f" Of {len(series)} devices, {len(shown)}: the accused and the extremes."
     )
+    lowest, highest = (float(np.nanmedian(series[name][field])) for name in (level[0], level[-1]))
     extremes = f"{level[0]} has the lowest median, {level[-1]} the highest."
+    if lowest == highest:
+        extremes = f"All have the same median, {lowest:,.0f}."
     return _chart(key, title, f"{title} of each device, in {unit}. {extremes}{left}", "minutes", unit, lines)
 
 

@@ -131,7 +131,8 @@ def _map(found: Certificate, stage: str, values: dict[int, float]) -> dict[str, 
                 heat = min(max(excess / FULL, -1.0), 1.0)
                 tip = f"{place.name}: {values[rank] * 1e3:,.2f} ms, {excess:+.1%}"
                 side = "slow" if heat >= 0 else "quick"
-                cells.append({"text": f"{100 * excess:+.1f}", "heat": f"{abs(heat):.2f}", "side": side, "tip": tip})
+                shown = f"{100 * excess:+.1f}".replace("-0.0", "0.0").replace("+0.0", "0.0")
+                cells.append({"text": shown, "heat": f"{abs(heat):.2f}", "side": side, "tip": tip})
         rows.append({"node": node, "cells": cells})
     width = max((len(row["cells"]) for row in rows), default=0)
     return {"title": LABELS[stage], "median": f"{center * 1e3:,.2f} ms", "rows": rows, "width": width}

@@ -14,6 +14,7 @@ from review.report.page import figure, render
 
 _MOST_CURVES = 8  # of the scaling charts
 _NUMBERS = ("rank", "nodes x accel.", "batch", "minutes", "seq/s", "/accel", "efficiency", "MJ")
+_FIRST = ("rank", "minutes", "/accel")  # columns that a phone shows without scrolling
 _NODE = 8  # accelerators of the systems whose trend is drawn
 
 
@@ -179,10 +180,17 @@ def _trend_rates(league: League) -> Chart | None:
     )
 
 
+def _ordered(row: list[str], order: list[str]) -> list[str]:
+    """The cells of a row in another order of the columns."""
+    cell = dict(zip(headings(), row, strict=True))
+    return [cell[heading] for heading in order]
+
+
 def build_page(league: League, top: int | None) -> str:
     """The page. Raises ReviewError where jinja2 is missing."""
     drawn, entries = charts(league), shown(league, top)
     rounds = sorted({entry.round for entry in league.others})
+    order = [*_FIRST, *(heading for heading in headings() if heading not in _FIRST)]
     about = [f"{len(league.own)} of your own"] if league.own else []
     about += [f"{len(league.others)} published in rounds {', '.join(rounds)}"] if league.others else []
     return render(
@@ -193,9 +201,9 @@ def build_page(league: League, top: int | None) -> str:
         charts=[figure(chart, f"league-{chart.key}") for chart in drawn],
         most_lines=max((len(chart.lines) for chart in drawn if isinstance(chart, LineChart)), default=0),
         by=BY[league.by][0],
-        columns=[{"label": heading, "number": heading in _NUMBERS} for heading in headings()],
-        named=headings().index("system"),
-        rows=[{"own": league.is_own(entry), "cells": cells(league, entry)} for entry in entries],
+        columns=[{"label": heading, "number": heading in _NUMBERS} for heading in order],
+        named=order.index("system"),
+        rows=[{"own": league.is_own(entry), "cells": _ordered(cells(league, entry), order)} for entry in entries],
         explained=EXPLAINED if any(not one.checked and one.minutes is not None for one in entries) else "",
         rounds=rounds,
     )

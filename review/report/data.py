@@ -12,6 +12,7 @@ from review.logs.mllog import number, text
 from review.report.plots import UNCONVERGED
 from review.report.svg import COLOURS
 from review.results.display import rate_format, subtitle
+from review.results.dossier import Dossier
 from review.results.run import HYPERPARAMETERS, Run
 from review.results.score import REQUIRED_RUNS, Result
 from review.rulebook import rcp
@@ -130,6 +131,27 @@ def _samples(result: Result) -> dict[str, str] | None:
     return _card(
         "Samples to target", f"{statistics.median(samples):,.0f}", "", f"median of {len(samples)}, no RCP test"
     )
+
+
+def dossier(result: Result) -> list[tuple[str, str]]:
+    """Why the RCP test fails, what is short, and the nearest reference points; empty where it does not fail."""
+    found, mean = Dossier(result), result.mean_samples
+    if found.passed or result.rcp_test is None:
+        return []
+    facts = [] if result.rcp_point else [("Why", text(result.rcp_test.reason))]
+    if mean is not None:
+        shown = f"{mean:,.0f} samples" if mean < UNCONVERGED else "none: a counted run did not reach the target"
+        facts.append(("Olympic mean", shown))
+    if found.minimum is not None:
+        facts.append(("Smallest mean that passes", f"{found.minimum:,.0f} samples"))
+    if found.short:
+        counted = rcp.RUNS - 2
+        over = f"{counted * found.short:,.0f} over the {counted} runs that count"
+        facts.append(("Short of it", f"{found.short:,.0f} samples on average, {over}"))
+    for point in found.nearest:
+        runs = f"; {len(point.runs)} runs, {point.runs[0]:,} to {point.runs[-1]:,}" if point.runs else ""
+        facts.append((f"Reference of batch {point.batch_size:,}", f"{point.describe()}{runs}"))
+    return facts
 
 
 def _runs(result: Result) -> dict[str, str]:

@@ -72,9 +72,11 @@ def _findings(checked: Checked) -> dict[str, Any]:
 
 def _result(result: Result, checked: Checked | None, identifier: str) -> dict[str, Any]:
     figures = [figure(chart, f"{identifier}-{chart.key}") for chart in charts(result)]
+    dossier = data.dossier(result)
     hyperparameters, described = data.hyperparameters(result), facts(result)
     have = [
         ("runs", "Runs", True),
+        ("dossier", "Convergence", dossier),
         ("findings", "Findings", checked),
         ("charts", "Charts", figures),
         ("hyperparameters", "Hyper-parameters", hyperparameters["rows"]),
@@ -91,6 +93,7 @@ def _result(result: Result, checked: Checked | None, identifier: str) -> dict[st
         "dates": data.dates(result),
         "sections": data.sections(have),
         "verdict": data.verdict(result, checked),
+        "dossier": dossier,
         "cards": data.cards(result),
         "columns": data.columns(result),
         "runs": data.run_rows(result),

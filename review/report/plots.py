@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from review.logs.mllog import number
 from review.report.chart import Axis, Bar, BarChart, Chart, Line, LineChart, Mark, Point, Segment
+from review.report.power_plot import power_chart
 from review.results.run import Evaluation, Run
 from review.results.score import REQUIRED_RUNS, Result
 
@@ -24,6 +25,7 @@ def charts(result: Result) -> list[Chart]:
         samples_chart(result),
         time_chart(result),
         throughput_chart(result),
+        power_chart(result),
         loss_chart(result),
     )
     return [chart for chart in made if chart is not None]

@@ -52,6 +52,12 @@ class PowerFile:
         """The readings in the order of time."""
         return sorted(self.log.all("power_reading"), key=lambda event: event.time_ms)
 
+    @functools.cached_property
+    def efficiency(self) -> float:
+        """What readings are multiplied by, 1 where it is not logged. Raises EnergyError."""
+        event = self._last("conversion_eff")
+        return 1.0 if event is None else self.value_of(event)
+
     def _last(self, key: str) -> Event | None:
         return max(self.log.all(key), key=lambda event: event.time_ms, default=None)
 
@@ -69,12 +75,12 @@ class PowerFile:
                 start = before = event.time_ms
                 started = True
             elif event.key == "power_reading" and started and stop is None:
-                summed += self._value(event) * (event.time_ms - before)
+                summed += self.value_of(event) * (event.time_ms - before)
                 before = last = event.time_ms
             elif event.key == "power_measurement_stop":
                 stop = event.time_ms
             elif event.key == "conversion_eff":
-                efficiency = self._value(event)
+                efficiency = self.value_of(event)
         measured = (last if stop is None else stop) - start
         if measured == 0:
             raise EnergyError(f"{self.path.name} measures from power_measurement_start to the same millisecond")
@@ -84,13 +90,14 @@ class PowerFile:
         efficiency, watts = 1.0, 0.0
         for event in self.log.events:
             if event.key == "conversion_eff":
-                efficiency = self._value(event)
+                efficiency = self.value_of(event)
             elif event.key == "interconnect_power_est":
-                watts = self._value(event)
+                watts = self.value_of(event)
                 break
         return efficiency * watts * milliseconds / 1000
 
-    def _value(self, event: Event) -> float:
+    def value_of(self, event: Event) -> float:
+        """The number that an event logs. Raises EnergyError."""
         value = number(event.value)
         if value is None:
             raise EnergyError(f"{self.path.name}:{event.line}: {event.key} is not a number")

@@ -23,7 +23,7 @@ from typing import Any
 from review.logs.findings import Finding, ReviewError
 from review.logs.mllog import text
 from review.logs.tree import read_json
-from review.results.score import Result, load_results
+from review.results.score import USUAL, Result, Terms, load_results
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
 from review.submission.code import Code, find_code
@@ -53,6 +53,7 @@ class Request:
     add: bool = False
     encryption: Encryption = NO_ENCRYPTION
     ruleset: str = DEFAULT_RULESET
+    terms: Terms = USUAL
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _check_names(request: Request) -> None:
 
 
 def _result(request: Request) -> Result:
-    results = load_results(request.runs, request.ruleset)
+    results = load_results(request.runs, request.ruleset, request.terms)
     if len(results) != 1 or request.runs.is_file():
         raise ReviewError(f"{request.runs}: name the one folder that holds the result_*.txt of {request.system}")
     if not results[0].runs:
@@ -177,7 +178,7 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
     _write(implementation / f"README-{request.system}.md", readme)
     _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2, ensure_ascii=False) + "\n")
     systems = sorted(path.stem for path in (root / "systems").glob("*.json"))
-    _write(root / "README.md", organization_readme(request.organization, systems, root))
+    _write(root / "README.md", organization_readme(request.organization, systems, root, request.terms))
     if (implementation / "LICENSE").is_file():
         shutil.copyfile(implementation / "LICENSE", root / "LICENSE.md")
 
@@ -200,14 +201,14 @@ def _write(path: Path, content: str) -> None:
 def _verify(request: Request, root: Path, progress: Callable[[str], None]) -> list[Checked]:
     """Lets the official package checker write scaling.json, then checks everything."""
     folder = root / "results" / request.system / submission_rules.BENCHMARK
-    for result in load_results(folder, request.ruleset):
+    for result in load_results(folder, request.ruleset, request.terms):
         with tempfile.TemporaryDirectory(prefix="review-package-") as scratch:
             copy = submission_rules.stage(result, root, Path(scratch))
-            official.check_package(copy, request.ruleset)
+            official.check_package(copy, request.ruleset, request.terms.train_samples)
             scaling = copy / folder.relative_to(root) / "scaling.json"
             if scaling.is_file():
                 shutil.copyfile(scaling, folder / "scaling.json")
-    return check(root, request.ruleset, progress)
+    return check(root, request.ruleset, progress, request.terms)
 
 
 def _renamed(checked: tuple[Checked, ...], old: Path, new: Path) -> tuple[Checked, ...]:

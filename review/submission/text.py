@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from review.results.display import listed
-from review.results.score import Result, load_results
+from review.results.score import USUAL, Result, Terms, load_results
 from review.submission.code import Code
 
 _OWN = ("run.sub", "implementations/bert/train.py")
@@ -92,6 +92,7 @@ def system_readme(system: str, organization: str, result: Result, description: d
         "software": listed(description.get("other_software_stack", "")),
         "operating system": description.get("operating_system"),
         "division": result.division,
+        "samples of the RCP test": "train_samples (--rcp-bert-train-samples)" if result.terms.train_samples else None,
         "global batch size": None if result.batch_size is None else f"{result.batch_size:g}",
         "score": None if result.score is None else f"{result.score:.4f} minutes",
         "energy": f"{result.energy.joules:,.2f} J" if result.energy and result.energy.joules is not None else None,
@@ -111,12 +112,12 @@ def system_readme(system: str, organization: str, result: Result, description: d
     )
 
 
-def organization_readme(organization: str, systems: list[str], root: Path) -> str:
+def organization_readme(organization: str, systems: list[str], root: Path, terms: Terms = USUAL) -> str:
     """README.md of the submission, one row a system. Raises ReviewError."""
     rows = []
     for system in systems:
         folder = root / "results" / system / "bert"
-        for result in load_results(folder):
+        for result in load_results(folder, terms=terms):
             implementations = root.glob(f"benchmarks/bert/implementations/*/README-{system}.md")
             links = ", ".join(f"[{path.name}]({path.relative_to(root).as_posix()})" for path in sorted(implementations))
             score = "" if result.score is None else f"{result.score:.4f}"

@@ -163,6 +163,10 @@ def test_the_page_draws_scaling_and_trend_and_escapes_names(submission, tmp_path
     assert "&lt;b&gt;x" in page
     assert all(title in page for title in ("Time to train over accelerators", "Efficiency over", "over the rounds"))
     assert page.count("<tr") == 1 + 347
+    headings = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', page)
+    assert headings[:3] == ["rank", "minutes", "/accel"], "what counts is in sight without scrolling"
+    first = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page.split("<tbody>")[1])[: len(headings)]
+    assert dict(zip(headings, first, strict=True))["minutes"] == "0.1193"
 
 
 def test_curves_are_of_systems_in_several_sizes():

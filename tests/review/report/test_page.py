@@ -14,6 +14,7 @@ import pytest
 from review.__main__ import main
 from review.report.page import build_page, write_report
 from review.report.svg import SIZES
+from review.results.dossier import Dossier
 from review.results.score import load_results
 from review.verdict.checking import check
 
@@ -351,3 +352,22 @@ def test_the_verdict_names_the_log_that_it_is_about(submission):
     )
     page = page_of(submission, with_check=True)
     assert "max_sequence_length is 128, 512 expected, in result_3.txt" in page.text
+
+
+def test_a_failing_rcp_test_has_its_dossier_on_the_page_and_a_passing_one_none(submission, writer):
+    assert "RCP) fails" not in page_of(submission).text
+    for index, path in enumerate(sorted(submission.glob("result_*.txt"))):
+        writer(seed=index, evaluations=15).write(path)
+    page = page_of(submission)
+    (result,) = load_results(submission)
+    dossier = Dossier(result)
+    assert ("a", {"href": "#r0-dossier"}) in page.elements
+    section = page.text.split("(RCP) fails.")[1].split("Charts")[0]
+    for shown in (
+        f"{result.mean_samples:,.0f} samples",
+        f"{dossier.minimum:,.0f} samples",
+        f"{dossier.short:,.0f} samples on average, {8 * dossier.short:,.0f} over the 8 runs that count",
+        "Reference of batch 448",
+        "Reference of batch 4,608",
+    ):
+        assert shown in section

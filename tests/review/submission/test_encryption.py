@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 
@@ -69,6 +70,28 @@ def commands(tmp_path, monkeypatch):
         tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     return lambda: (tmp_path / "calls").read_text().splitlines()
+
+
+@pytest.mark.skipif(shutil.which("age-keygen") is None, reason="age is not installed: apt-get install age")
+def test_the_recipient_decrypts_what_age_encrypted_and_nobody_else(archive, tmp_path):
+    keys = []
+    for name in ("mine", "others"):
+        made = run("age-keygen", "-o", str(tmp_path / name))
+        assert made.returncode == 0
+        keys.append(re.search(r"public key: (age1\w+)", (tmp_path / name).read_text())[1])
+    encryption = Encryption(recipients=(keys[0],))
+    encryption.check()
+    encrypted = encryption.encrypt(archive)
+    assert CONTENT not in encrypted.read_bytes()
+    assert run("age", "--decrypt", "-i", str(tmp_path / "mine"), str(encrypted)).stdout == CONTENT
+    assert run("age", "--decrypt", "-i", str(tmp_path / "others"), str(encrypted)).returncode != 0
+    with pytest.raises(ReviewError, match="age cannot encrypt the archive"):
+        Encryption(recipients=("age1notakey",)).encrypt(archive)
+
+
+def run(*command):
+    """A command that ends by itself."""
+    return subprocess.run(command, capture_output=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
 
 
 def test_keys_of_age_are_given_to_age(commands, archive):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -15,7 +16,7 @@ import pytest
 
 from review.__main__ import main
 from review.logs.findings import ReviewError
-from review.results.score import load_results
+from review.results.score import Terms, load_results
 from review.rulebook import official
 from review.submission import package as package_module
 from review.submission.code import find_code
@@ -96,6 +97,22 @@ def test_the_official_tools_accept_the_package_and_give_our_score(request_, tmp_
     assert official.summarize(root, "5.0.0")["BOX"] == pytest.approx(result.score, rel=1e-9)
     readme = (root / "README.md").read_text()
     assert f"| BOX | 8 | {result.score:.4f} | 10 |" in readme
+
+
+def test_train_samples_stand_in_for_an_epoch_num_that_counts_epochs(request_):
+    for path in request_.runs.glob("result_*.txt"):
+        path.write_text(re.sub(r'"epoch_num": \d+', '"epoch_num": 1', path.read_text()))
+    assert not package(request_).passed
+    assert not request_.output.exists()
+    line = ["package", str(request_.runs), "--org", "EXAMPLE", "--system", "BOX", "-o", str(request_.output)]
+    line += ["--description", str(request_.description), "--repository", str(request_.repository)]
+    assert main([*line, "--rcp-bert-train-samples"]) == 0
+    assert (request_.output / "EXAMPLE.tar.gz").is_file()
+    root = request_.output / "EXAMPLE"
+    readme = next(root.glob("benchmarks/bert/implementations/*/README-BOX.md")).read_text()
+    assert "| samples of the RCP test | train_samples (--rcp-bert-train-samples) |" in readme
+    (result,) = load_results(root / "results" / "BOX" / "bert", terms=Terms(train_samples=True))
+    assert f"| BOX | 8 | {result.score:.4f} | 10 |" in (root / "README.md").read_text()
 
 
 def test_logs_are_copied_byte_for_byte_and_numbered_from_zero(request_):
