@@ -119,8 +119,9 @@ def test_only_the_newest_checkpoints_are_kept_and_a_damaged_one_is_named(tmp_pat
         checkpoint.newest(config)
 
 
-def test_a_failed_write_leaves_the_older_checkpoint(tmp_path, monkeypatch):
-    config = Config(directory=tmp_path, resume=True)
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_failed_write_leaves_the_older_checkpoint(keep, tmp_path, monkeypatch):
+    config = Config(directory=tmp_path, resume=True, keep=keep)
     checkpoint.save(config, 1, {"step": 1})
 
     def full(*_):

@@ -47,6 +47,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=30
 MinJobAge=3600
+SchedulerParameters=sched_interval=2,bf_interval=2
 PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 CONF
   if ((GPUS)); then echo 'GresTypes=gpu'; fi

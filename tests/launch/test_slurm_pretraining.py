@@ -1,0 +1,66 @@
+"""Both phases as a chain of jobs on a real Slurm: cancelled, submitted again, requeued, and still the same weights."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from ..bert.states import newest, same
+from .conftest import Job
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+
+
+def test_a_chain_that_is_cancelled_and_requeued_ends_with_the_weights_of_an_undisturbed_run(
+    slurm, repository, tiny, tmp_path
+):
+    results = tmp_path / "results"
+    results.mkdir()
+    environ = {
+        "PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHON": sys.executable, "LOGDIR": str(results),
+        "MAX_STEPS": "300", "CHECKPOINT_EVERY_STEPS": "5", "NCCL_TEST": "0", "SBATCH_TIMELIMIT": "10",
+        "SBATCH_OUTPUT": str(tmp_path / "job-%j.out"), "SLURM_CONF": slurm.checkout.env["SLURM_CONF"],
+    }  # fmt: skip
+
+    def run(name, *options):
+        line = ["./run_pretraining.sh", str(tiny), *options]
+        done = subprocess.run(
+            line, cwd=repository, env=environ | {"RUN_NAME": name}, capture_output=True, text=True, timeout=300,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    def chain():
+        numbers = re.search(r"phase 1 is job (\d+), phase 2 job (\d+) after it", run("chain", "--slurm")).groups()
+        return [Job(int(number), tmp_path / f"job-{number}.out") for number in numbers]
+
+    folder = results / "chain"
+    first, second = chain()
+    first.wait_for(lambda: list(folder.glob("phase1/checkpoints/step_*20.pt")))
+    subprocess.run(["scancel", str(first.number)], check=True)
+    assert first.wait().field("JobState") == "CANCELLED"
+    assert second.wait().field("JobState") == "CANCELLED", "phase 2 does not wait for ever for a phase 1 that is gone"
+    assert not (folder / "phase2").exists()
+
+    first, second = chain()
+    second.wait_for(lambda: list(folder.glob("phase2/checkpoints/step_*20.pt")))
+    assert first.field("JobState") == "COMPLETED", first.output
+    subprocess.run(["scontrol", "requeue", str(second.number)], check=True)
+    second.wait_for(lambda: second.field("JobState") == "PENDING")
+    # Slurm holds a requeued job back for two minutes; an administrator need not.
+    subprocess.run(["scontrol", "update", f"JobId={second.number}", "StartTime=now"], check=True)
+    second.wait()
+    assert (second.field("JobState"), second.exit_code) == ("COMPLETED", 0), second.output
+    assert second.field("Restarts") == "1"
+
+    run("whole")
+    for phase in ("phase1", "phase2"):
+        whole, parts = (newest(results / name / phase / "checkpoints") for name in ("whole", "chain"))
+        assert whole["step"] == 300
+        assert whole["run"] == parts["run"]
+        assert same(whole, parts), phase
