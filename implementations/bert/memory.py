@@ -154,7 +154,9 @@ def activations(plan: Plan) -> int:
     statistics = 4 * (4 + shape.num_attention_heads)
     layer = tokens * (numbers * b + statistics) + 3 * width * width * b  # and the joined weights of Q, K and V
     if not plan.fused and shape.attention_probs_dropout_prob:
-        layer += 3 * tokens * (plan.length * shape.num_attention_heads + width) * max(b, 4)  # in fp32 at least
+        # In fp32 at least: of low precision queries, keys and values are kept so, and no longer as they came.
+        layer += 3 * tokens * plan.length * shape.num_attention_heads * max(b, 4)
+        layer += 3 * tokens * width * (b if b >= 4 else 4 - b)
     kept = layers * layer
     if k := plan.recompute_layers:
         inputs = (2 if shape.layer_norm_large_model else 1) * tokens * width * b
