@@ -1,9 +1,11 @@
-"""What recording costs an acceptance test: steps with the marks of their parts and without, in turns.
+"""What recording costs an acceptance test: the same steps with the marks of their parts and without, in turns.
 
-The load is that of certify.sh: BERT-large at 16 rows on a GPU, a small model on a CPU. Beside the ratio of turns, which
-a busy machine blurs, the marks of a step and a sample of telemetry are timed by themselves. Prints one JSON line.
+The load is that of certify.sh: BERT-large at 16 rows on a GPU, a small model on a CPU. Every other step is recorded,
+and in the next pass over the same steps the others are, so that each step is its own pair; the ratio is the median
+over all pairs, of wall time and of CPU time, with its standard error. The marks of a step and a sample of telemetry are
+timed by themselves as well. Prints one JSON line.
 
-usage: python bench/certify_overhead.py [--turns 20] [--steps 5] [--tiny]
+usage: python bench/certify_overhead.py [--passes 6] [--steps 100] [--tiny]
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 import torch.distributed as distributed
 from common import TINY, device, emit, machine, synchronize
 
-from bert.certify.load import Config, Load, Trainee
+from bert.certify.load import Config, Load
 from bert.certify.meeting import Meeting
 from bert.certify.recorder import Recorder
 from bert.certify.telemetry import Cpus, Gpus, Sampler
@@ -44,23 +46,65 @@ def make_load(folder: Path, tiny: bool) -> Load:
     return Load(from_env(Config, settings), trainer, Meeting(trainer.dist, distributed.HashStore(), "here"))
 
 
-def turn(load: Load, trainee: Trainee, steps: int) -> float:
-    """Seconds of some steps."""
-    synchronize()
-    begin = time.perf_counter()
-    load.take_steps(trainee, steps)
-    synchronize()
-    return time.perf_counter() - begin
+class EveryOther(Recorder):
+    """Records every other step, and times them all."""
 
-
-class Silent(Recorder):
-    """Records nothing."""
+    def __init__(self) -> None:
+        super().__init__(device())
+        self.parity = 0
+        self.times: list[tuple[float, float, bool]] = []  # wall and CPU seconds, and whether it was recorded
+        self._on = False
+        self._begun = (0.0, 0.0)
 
     def begin(self) -> None:
-        """No step begins."""
+        """A step begins."""
+        synchronize()
+        self._begun = time.perf_counter(), time.process_time()
+        self._on = len(self.times) % 2 == self.parity
+        if self._on:
+            super().begin()
 
     def mark(self, name: str) -> None:
-        """No part ends."""
+        """A part of a step ends."""
+        if self._on:
+            super().mark(name)
+
+    def end(self, whole: bool = False) -> None:
+        """A step is over."""
+        if self._on:
+            super().end(whole)
+        synchronize()
+        wall, cpu = self._begun
+        self.times.append((time.perf_counter() - wall, time.process_time() - cpu, self._on))
+
+
+def run_passes(load: Load, passes: int, steps: int) -> list[list[tuple[float, float, bool]]]:
+    """Times of each step, by pass; which steps are recorded alternates from pass to pass."""
+    found = []
+    recorder = EveryOther()
+    with load.trainee_alone() as trainee:
+        trainee.recorder.settle()  # it has seen no step: all of its hooks go
+        recorder.watch(trainee.model)
+        trainee.recorder, trainee.step.mark = recorder, recorder.mark
+        load.count_steps(trainee)
+        for number in range(passes):
+            recorder.parity, recorder.times = number % 2, []
+            load.take_steps(trainee, steps)
+            recorder.take()
+            found.append(recorder.times)
+    return found
+
+
+def ratio(passes: list[list[tuple[float, float, bool]]], column: int) -> tuple[float, float]:
+    """The median over steps of recorded over not recorded, of a pass and the next, and its standard error."""
+    pairs = []
+    for one, other in zip(passes[::2], passes[1::2], strict=True):
+        for a, b in zip(one, other, strict=True):
+            on, off = (a, b) if a[2] else (b, a)
+            pairs.append(on[column] / off[column])
+    center = statistics.median(pairs)
+    spread = 1.4826 * statistics.median(abs(one - center) for one in pairs)
+    return center, 1.2533 * spread / len(pairs) ** 0.5
 
 
 def marks_seconds(count: int = 1000) -> float:
@@ -79,34 +123,26 @@ def marks_seconds(count: int = 1000) -> float:
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=20, help="of each kind (default 20)")
-    parser.add_argument("--steps", type=int, default=5, help="of a turn (default 5)")
+    parser.add_argument("--passes", type=int, default=6, help="over the same steps, an even number (default 6)")
+    parser.add_argument("--steps", type=int, default=100, help="of a pass (default 100)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
+    if options.passes < 2 or options.passes % 2:
+        parser.error(f"--passes {options.passes}: an even number expected, at least 2")
     count = torch.cuda.device_count()
     sampler = Sampler([Gpus([str(torch.cuda.get_device_properties(i).uuid) for i in range(count)]), Cpus()])
-    ratios, seconds = [], []
     with tempfile.TemporaryDirectory() as folder:
-        load = make_load(Path(folder), options.tiny)
-        with load.trainee_alone() as trainee:
-            load.count_steps(trainee)
-            recorder, silent = trainee.recorder, Silent(device())
-            for _ in range(options.turns):
-                trainee.recorder, trainee.step.mark = silent, silent.mark
-                without = turn(load, trainee, options.steps)
-                trainee.recorder, trainee.step.mark = recorder, recorder.mark
-                with_marks = turn(load, trainee, options.steps)
-                recorder.take()
-                ratios.append(with_marks / without)
-                seconds.append(without / options.steps)
-    step = statistics.median(seconds)
+        passes = run_passes(make_load(Path(folder), options.tiny), options.passes, options.steps)
+    step = statistics.median(wall for times in passes for wall, _, recorded in times if not recorded)
     begin = time.perf_counter()
     for _ in range(20):
         sampler.sample()
     sample = (time.perf_counter() - begin) / 20
-    quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    result = {"benchmark": "certify_overhead", "turns": options.turns, "seconds_per_step": round(step, 6)}
-    result |= {"ratio": round(statistics.median(ratios), 5), "ratio_quartiles": [round(one, 5) for one in quartiles]}
+    result = {"benchmark": "certify_overhead", "pairs": options.passes // 2 * options.steps}
+    result |= {"seconds_per_step": round(step, 6)}
+    for column, name in enumerate(("wall", "cpu")):
+        center, error = ratio(passes, column)
+        result |= {f"{name}_ratio": round(center, 5), f"{name}_ratio_error": round(error, 5)}
     marks = marks_seconds()
     result |= {"marks_microseconds": round(marks * 1e6, 2), "marks_share_of_step": round(marks / step, 7)}
     result |= {"sample_milliseconds": round(sample * 1e3, 3), "telemetry_share_of_a_cpu": round(sample, 6)}
