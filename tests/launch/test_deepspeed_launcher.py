@@ -1,0 +1,110 @@
+"""DeepSpeed's own launcher with a hostfile of two addresses, over a real ssh server: as its users start things."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .test_multinode import sshd as sshd
+
+pytestmark = pytest.mark.deepspeed
+MODEL = {
+    "vocab_size": 211,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 48,
+}
+
+
+class Launch:
+    """``deepspeed --hostfile F --module bert`` in a process group of its own, and what it prints."""
+
+    def __init__(self, folder: Path, environ: dict[str, str], options: list[str]) -> None:
+        self.output = folder / "output"
+        command = ["deepspeed", "--hostfile", str(folder / "hostfile"), *options, "--master_addr", "127.0.0.1"]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            command += ["--master_port", str(probe.getsockname()[1])]
+        command += ["--module", "bert", "--deepspeed_config", str(folder / "ds.json")]
+        with open(self.output, "w") as output:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=environ, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def status(self) -> int:
+        try:
+            return self.process.wait(timeout=280)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end: {self.said()}") from None
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def launch(sshd, repository, tmp_path):
+    """launch(**variables): three steps on made-up data and no evaluation, on two addresses of this machine."""
+    if not shutil.which("pdsh"):
+        pytest.skip("needs pdsh, by which the launcher reaches other machines")
+    (tmp_path / "hostfile").write_text("127.0.0.1 slots=1\n127.0.0.2 slots=1\n")
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    (tmp_path / "model.json").write_text(json.dumps(MODEL))
+    settings = {
+        "BERT_CONFIG": str(tmp_path / "model.json"),
+        "SYNTH_DATA": "1",
+        "MAX_SEQ_LENGTH": "48",
+        "BATCHSIZE": "2",
+        "LR": "0.001",
+        "MAX_STEPS": "3",
+        "TARGET_MLM_ACCURACY": "0",
+        "SUBMISSION_DIVISION": "open",
+        "RUN_DIR": str(tmp_path / "the run"),
+        "SEED": "1",
+        "DEVICE": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "DIST_TIMEOUT": "200",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    environ = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(repository / "implementations"),
+        "PDSH_SSH_ARGS_APPEND": sshd.env["SSH_OPTIONS"],
+    }
+    started = []
+
+    def make(**variables):
+        listed = subprocess.run(
+            [sys.executable, "-m", "bert.deepspeed_config", "--environment"],
+            env=environ | settings | variables, capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        (tmp_path / ".deepspeed_env").write_text(listed.stdout)
+        started.append(Launch(tmp_path, environ, ["--no_ssh_check"]))
+        return started[-1]
+
+    yield make
+    for one in started:
+        one.end()
+
+
+def test_a_hostfile_of_two_addresses_trains_on_both(launch, tmp_path):
+    run = launch()
+    assert run.status() == 0, run.said()
+    assert '"key": "run_stop"' in (tmp_path / "the run" / "result_0.txt").read_text(), run.said()
+    described = json.loads((tmp_path / "the run" / "config.json").read_text())
+    assert described["dist"]["world_size"] == 2
+    assert described["zero"]["engine"] == "deepspeed"
