@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +107,18 @@ def test_the_published_result_with_the_same_hyperparameters_is_named(submission,
     assert found[0].round == min(entry.round for entry in found if entry.batch_size == 768)
     assert all(entry.hyperparameters["opt_lamb_beta_1"] == pytest.approx(0.60466) for entry in found)
     assert f"recipe      those of {len(found)} published results" in rendered(submission, 200)
+
+
+def test_the_table_in_the_readme_has_the_columns_that_a_terminal_of_its_width_shows(tmp_path, writer):
+    readme = Path(__file__).resolve().parents[2].joinpath("README.md").read_text()
+    heading = re.search(r"^ run  .*$", readme, re.MULTILINE)[0]
+    writer(seed=3812371581).write(tmp_path / "result_0.txt")
+    split = re.compile(r"\s{2,}").split
+    shown = [
+        split(line.strip())
+        for width in (126, 140)
+        for line in rendered(tmp_path, width).splitlines()
+        if line.startswith(" run ")
+    ]
+    assert split(heading.strip()) == shown[0]
+    assert [name for name in shown[1] if name not in shown[0]] == ["/accel", "eval %"]
