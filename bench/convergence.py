@@ -14,7 +14,7 @@ training, and faster at a high rate, so that no two programs can be closer than 
 weights and masks of a seed of its own. The curves overlap where in every window the means of the two sides are no
 further apart than the largest and the smallest loss of one side's seeds.
 
-usage: python bench/convergence.py [--steps 300]
+usage: python bench/convergence.py [--steps 300] [--only fp8]
        python bench/convergence.py --against huggingface [--steps 500] [--precision fp32] [--peak-lr 0.02] [--dropout 3]
 """
 
@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from common import device, emit, machine
+from fast_sums import emulated
 
 from bert import hub, kernels, optim
 from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, make_batch
@@ -68,6 +69,8 @@ class Variant:
     sharded: bool = False
     graph: bool = False
     hidden_act: str = "gelu"
+    fast_sums: str = "forward"  # of fp8 products; without tensor cores they are emulated (bench/fast_sums.py)
+    output_projection: bool = False  # in fp8
 
 
 def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
@@ -76,6 +79,12 @@ def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
     found = {
         "bf16 against fp32": (bf16, Variant(sharded=True), 0.1),
         "fp8 against bf16": (Variant(precision="fp8", sharded=True), bf16, 0.15),
+        "fp8 with the output projection against bf16": (
+            Variant(precision="fp8", sharded=True, output_projection=True),
+            bf16,
+            0.15,
+        ),
+        "fp8 with fast sums against bf16": (Variant(precision="fp8", sharded=True, fast_sums="all"), bf16, 0.15),
         "sharded against replicated": (Variant(sharded=True), Variant(), 0.1),
         "GELU by tanh against erf": (Variant(), Variant(hidden_act="gelu_erf"), 0.1),
     }
@@ -147,7 +156,12 @@ def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
     fused_update = "lamb" in choice.names(here)
     settings = optim.Config(sharded=variant.sharded)
     world = World(DistConfig(device=here.type))
-    precision = PrecisionConfig(precision=variant.precision).resolve(world.device)
+    settings_of_precision = PrecisionConfig(
+        precision=variant.precision,
+        fp8_fast_sums=variant.fast_sums,
+        fp8_output_projection=variant.output_projection,
+    )
+    precision = settings_of_precision.resolve(world.device)
     step: TrainingStep = build_step(model, precision, settings, world, accumulate=False, fused_update=fused_update)
     if here.type == "cuda":
         data = [batch.pin_memory() for batch in data]
@@ -161,13 +175,15 @@ def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
     return losses.cpu().numpy().reshape(-1, WINDOW).mean(axis=1)
 
 
-def compare(steps: int) -> dict[str, Any]:
-    """Curves by variant, and gap and verdict by pair."""
+def compare(steps: int, only: str = "") -> dict[str, Any]:
+    """Curves by variant, and gap and verdict by pair, of pairs whose name has ``only`` in it."""
     data = batches(steps, records(2 * ROWS * steps, seed=1))
-    wanted = pairs(torch.cuda.is_available())
-    curves = {
-        variant: curve(variant, data) for variant in {v for fast, plain, _ in wanted.values() for v in (fast, plain)}
-    }
+    wanted = {name: pair for name, pair in pairs(torch.cuda.is_available()).items() if only in name}
+    with emulated():
+        curves = {
+            variant: curve(variant, data)
+            for variant in {v for fast, plain, _ in wanted.values() for v in (fast, plain)}
+        }
     result: dict[str, Any] = {"pairs": {}}
     for name, (fast, plain, allowed) in wanted.items():
         gap = float(np.abs(curves[fast] - curves[plain]).max())
@@ -315,12 +331,13 @@ def main() -> None:
     )
     parser.add_argument("--precision", choices=("fp64", "fp32"), default="fp64", help="with --against (default fp64)")
     parser.add_argument("--peak-lr", type=float, default=PEAK_LR / 4, help="with --against (default %(default)s)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="pairs whose name has this in it, such as fp8")
     options = parser.parse_args()
     steps = options.steps or (500 if options.against else 300)
     dtype = {"fp64": torch.float64, "fp32": torch.float32}[options.precision]
     trial = Trial(steps=steps, dtype=dtype, peak_lr=options.peak_lr)
     if not options.against:
-        found = compare(steps)
+        found = compare(steps, options.only)
     elif options.dropout:
         found = with_dropout(trial, options.dropout)
     else:

@@ -64,6 +64,7 @@ ITEMS = [
     Item(name="self_check", command=("self_check.py",), seconds=60, tiny=("--tiny",)),
     _steps("steps_48", "rows 48", 70),
     _steps("steps_24", "main", 70, tiny=True),
+    _steps("steps_fp8", "fp8 48", 60),
     Item(name="attention", command=("attention.py",), seconds=35),
     Item(name="gemm", command=("gemm.py",), seconds=40, tiny=("--tiny",)),
     _steps("steps_96", "rows 96", 60),

@@ -21,12 +21,17 @@ from bert import kernels, optim
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.graph import GraphedStep, static_batch
-from bert.kernels import attention, attention_choice, fp8_cases, fp8_cast
+from bert.kernels import assembly_check, attention, attention_choice, fp8_cases, fp8_cast
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.precision import Config as PrecisionConfig
 from bert.step import Step, build_step
+
+
+def assembly() -> dict[str, str]:
+    """Pieces of the kernels' assembly that are wrong on this GPU; what follows then runs without any."""
+    return assembly_check.settle(device())
 
 
 def fused_kernels() -> dict[str, str]:
@@ -161,7 +166,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="what runs on a CPU, to try the script out")
     parser.parse_args()
     result: dict[str, Any] = {"benchmark": "self_check"}
-    for check in (fused_kernels, fp8_kernels, attention_backends, graphs, finite_steps):
+    for check in (assembly, fused_kernels, fp8_kernels, attention_backends, graphs, finite_steps):
         try:
             result[check.__name__] = check() or "ok"
         except Exception as error:

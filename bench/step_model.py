@@ -36,6 +36,7 @@ from bert import kernels
 from bert.data.pretraining import PretrainingBatch
 from bert.graph import static_batch
 from bert.kernels import fp8_feed_forward, fp8_linear, lamb, triton_support
+from bert.kernels.fp8 import Recipe
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 
@@ -173,7 +174,8 @@ def _bytes(tensors: list[Tensor]) -> float:
 
 @contextmanager
 def _replaced(recording: Recording) -> Iterator[None]:
-    run, products = JITFunction.run, [(module, module.product) for module in (fp8_feed_forward, fp8_linear)]
+    run = JITFunction.run
+    products = [(module, module.product) for module in (fp8_feed_forward, fp8_linear)]
     JITFunction.run = lambda function, *args, **kwargs: recording.triton(function, *args, **kwargs)  # type: ignore
     for module, _ in products:
         module.product = recording.scaled_product
@@ -186,8 +188,8 @@ def _replaced(recording: Recording) -> Iterator[None]:
             module.product = product
 
 
-def record(config: BertConfig, batch: PretrainingBatch, precision: str) -> list[Launch]:
-    """The launches of a step on a batch as a graph takes it: forward, backward, LAMB."""
+def record(config: BertConfig, batch: PretrainingBatch, precision: str, evaluates: bool = False) -> list[Launch]:
+    """The launches of a step on a batch as a graph takes it: forward, backward, LAMB; or of an evaluation pass."""
     lengths = np.diff(batch.cu_seqlens.numpy())  # padding is sequences of its own
     pairs = float((np.ceil(lengths / TILE) ** 2).sum()) * config.num_attention_heads
     table = json.loads(TABLE.read_text(encoding="utf-8"))
@@ -198,8 +200,12 @@ def record(config: BertConfig, batch: PretrainingBatch, precision: str) -> list[
         model = BertForPreTraining(config, kernels.select(kernels.Config(fused="all", attention="triton"), META))
         model.to(torch.bfloat16)
         if precision == "fp8":
-            model.use_fp8("delayed", META).calibrated = True
+            model.use_fp8(Recipe(), META).calibrated = True
         data = batch.to(META)
+        if evaluates:
+            with torch.no_grad(), recording:
+                model.eval().scored(data)
+            return recording.launches
         with recording:
             losses = model(data)
             recording.phase = "backward"
@@ -271,6 +277,20 @@ def predict(
     }
 
 
+def evaluation(
+    config: BertConfig, batch: PretrainingBatch, rows: int, rates: Rates, ranks: int, every: int, step_rate: float
+) -> dict[str, float]:
+    """Seconds of an evaluation of 10,000 sequences on so many GPUs, and its share of a run that does it ``every`` so
+    many trained ones, at ``step_rate`` sequences a second and GPU. It computes in bf16, in full batches of ``rows``.
+    """
+    capacity_of_rows = capacity(rows, config.max_position_embeddings)
+    launches = record(config, static_batch(batch, capacity_of_rows), "bf16", evaluates=True)
+    num_batches = -(-10_000 // (ranks * batch.num_sequences))
+    spent = num_batches * sum(launch.seconds(rates) for launch in launches)
+    between = every / (step_rate * ranks)
+    return {"seconds": round(spent, 3), "share": round(spent / (spent + between), 4)}
+
+
 def markdown(config: BertConfig, batch: PretrainingBatch, rows: int) -> str:
     """Both precisions on both GPUs, alone, as a table."""
     columns = {
@@ -328,6 +348,7 @@ def main() -> None:
             f"--{rate.name.replace('_', '-')}", type=float, help=f"another rate of the GPU: {rate.name}"
         )
     parser.add_argument("--pretraining", action="store_true", help="a table of the recipes of pretraining instead")
+    parser.add_argument("--evaluation", type=int, metavar="EVERY", help="evaluations too, every so many sequences")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     parser.add_argument("--markdown", action="store_true", help="a table of both precisions and GPUs instead")
     options = parser.parse_args()
@@ -344,6 +365,11 @@ def main() -> None:
     given = {rate.name: getattr(options, rate.name) for rate in dataclasses.fields(Rates)}
     rates = dataclasses.replace(GPUS[options.gpu], **{name: value for name, value in given.items() if value})
     found = predict(config, batch, options.rows, options.precision, rates, options.gpus, NETWORKS[options.network])
+    if options.evaluation:
+        step_rate = found["sequences_per_second"]
+        found["evaluation"] = evaluation(
+            config, batch, options.rows, rates, options.gpus, options.evaluation, step_rate
+        )
     settings = {name: getattr(options, name) for name in ("gpu", "precision", "rows", "length", "gpus", "network")}
     emit({"benchmark": "step_model", **settings, **found, "triton": triton.__version__})
 

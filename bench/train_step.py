@@ -58,6 +58,7 @@ class Variant:
     fused: str = "auto"
     attention: str = "auto"
     graph: bool = True
+    fp8: dict[str, Any] = field(default_factory=dict)  # settings of precision.py
     peer: dict[str, bool] | None = None  # Hugging Face's: packed, compiled
 
 
@@ -96,11 +97,17 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
             unfused,
         ],
         "fp8": [default, Variant(name="ours, fp8", precision="fp8"), separate_casts],
+        "fp8 48": [
+            Variant(name="ours, fp8", rows=48, precision="fp8"),
+            Variant(name="ours, fp8, fast sums", rows=48, precision="fp8", fp8={"fp8_fast_sums": "all"}),
+            Variant(name="ours, fp8, output too", rows=48, precision="fp8", fp8={"fp8_output_projection": True}),
+            dataclasses.replace(separate_casts, rows=48),
+        ],
         "compiled peers": [default, *[variant for variant in peers if "compiled" in variant.name]],
     }
     if not on_gpu:
         found["main"] = [Variant(name="ours"), Variant(name="ours, fp8", precision="fp8")]
-        for name in ("kernels", "compiled peers", "attention", "rows 96", "fp8"):
+        for name in ("kernels", "compiled peers", "attention", "rows 96", "fp8", "fp8 48"):
             del found[name]
     return found
 
@@ -132,7 +139,8 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBa
     model.to_empty(device=world.device)
     random_weights(model)
     fused_update = "lamb" in choice.names(world.device)
-    precision = PrecisionConfig(precision=variant.precision if on_gpu or variant.precision == "fp8" else "fp32")
+    name = variant.precision if on_gpu or variant.precision == "fp8" else "fp32"
+    precision = PrecisionConfig(precision=name, **variant.fp8)
     step: Any = build_step(
         model, precision.resolve(world.device), optim.Config(), world, accumulate=False, fused_update=fused_update
     )

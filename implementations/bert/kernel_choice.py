@@ -10,7 +10,7 @@ import torch
 from bert import kernels
 from bert.dist import World
 from bert.env import ConfigError
-from bert.kernels import attention
+from bert.kernels import assembly_check, attention, triton_support
 from bert.precision import Precision
 
 
@@ -35,6 +35,20 @@ class Settings(Protocol):
 
 def choose(config: Settings, world: World) -> tuple[kernels.Config, str]:
     """The kernels with the attention backend named, and why it is that one, in words. A collective.
+
+    Comes before any kernel runs: if a piece of assembly is wrong on a rank's GPU, all ranks do without.
+    """
+    wrong = assembly_check.settle(world.device)
+    if world.device.type == "cuda" and world.any(bool(wrong)):
+        triton_support.do_without_assembly()
+        pieces = "; ".join(f"{name}: {problem}" for name, problem in wrong.items()) or "on another rank's"
+        choice, words = _choose_attention(config, world)
+        return choice, f"{words}; all kernels do without assembly, which is wrong on this GPU ({pieces})"
+    return _choose_attention(config, world)
+
+
+def _choose_attention(config: Settings, world: World) -> tuple[kernels.Config, str]:
+    """The attention backend and why.
 
     On a GPU ATTENTION=auto is the fastest backend on rank 0, if it works on every rank. Raises ConfigError where
     nothing works in a graph that is wanted.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bert.env import ConfigError, env
+from bert.kernels.fp8 import Recipe
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 DTYPES = {
@@ -39,6 +40,15 @@ class Config:
         choices=("delayed", "current"),
         doc="fp8 scales from the step before, or from the tensor itself (one more pass over it)",
     )
+    fp8_fast_sums: str = env(
+        "FP8_FAST_SUMS",
+        "forward",
+        choices=("forward", "all"),
+        doc="passes whose fp8 products let the tensor cores keep partial sums at lower precision, which is faster",
+    )
+    fp8_output_projection: bool = env(
+        "FP8_OUTPUT_PROJECTION", False, doc="1: attention's output projection is done in fp8 as well"
+    )
 
     def check(self, device: torch.device) -> None:
         """Raises ConfigError where the hardware has no such precision."""
@@ -49,6 +59,13 @@ class Config:
         if self.loss_scale and not self.resolve(device).scales_loss:
             raise ConfigError(f"LOSS_SCALE={self.loss_scale:g} is for fp16: set PRECISION=fp16, or leave it unset")
 
+    def _recipe(self) -> Recipe:
+        return Recipe(
+            scales=self.fp8_recipe,
+            fast_backward=self.fp8_fast_sums == "all",
+            output_projection=self.fp8_output_projection,
+        )
+
     def resolve(self, device: torch.device) -> Precision:
         """What these settings come to on ``device``: the one place where that is decided."""
         name = self.precision
@@ -57,7 +74,7 @@ class Config:
         dtype = DTYPES[name]
         return Precision(
             dtype=dtype,
-            fp8_recipe=self.fp8_recipe if name == "fp8" else None,
+            fp8=self._recipe() if name == "fp8" else None,
             tf32=name == "tf32",
             init_loss_scale=(self.loss_scale or self.init_loss_scale) if dtype == torch.float16 else None,
             constant_loss_scale=self.loss_scale > 0,
@@ -74,13 +91,13 @@ def _is_ampere(device: torch.device) -> bool:
 class Precision:
     """The numeric precision of a run on its device.
 
-    dtype: of weights and activations; tf32: whether products of fp32 matrices are; fp8_recipe: None without
-    products in fp8; init_loss_scale: None without loss scaling; constant_loss_scale: it stays as it is.
+    dtype: of weights and activations; tf32: whether products of fp32 matrices are; fp8: None without products
+    in fp8; init_loss_scale: None without loss scaling; constant_loss_scale: it stays as it is.
     """
 
     dtype: torch.dtype
     tf32: bool = False
-    fp8_recipe: str | None = None
+    fp8: Recipe | None = None
     init_loss_scale: float | None = None
     constant_loss_scale: bool = False
     growth_interval: int = 2000

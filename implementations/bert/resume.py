@@ -72,6 +72,9 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
         "CLIP": config.optim.clip,
         "PRECISION": config.precision.precision,
         "FP8_RECIPE": config.precision.fp8_recipe if config.precision.precision == "fp8" else None,
+        # None where earlier versions, which had no such setting, did the same.
+        "FP8_FAST_SUMS": config.precision.fp8_fast_sums if config.precision.fp8_fast_sums != "forward" else None,
+        "FP8_OUTPUT_PROJECTION": int(config.numerics.fp8 is not None and config.numerics.fp8.output_projection) or None,
         # The run may become longer where the schedule's length is given apart.
         "LR_DECAY_STEPS" if config.schedule.decay_steps else "MAX_STEPS": config.schedule.length,
         "BERT_CONFIG": config.model.identity,

@@ -98,7 +98,7 @@ def build_step(
     """
     precision.apply()
     masters = cast_with_masters(model, precision.dtype) if first_weights is None else None
-    fp8 = model.use_fp8(precision.fp8_recipe, world.device) if precision.fp8_recipe is not None else None
+    fp8 = model.use_fp8(precision.fp8, world.device) if precision.fp8 is not None else None
     updater = optim.build(
         optimizer, model, model.stages(), masters, world,
         accumulate=accumulate, fused=fused_update, first_weights=first_weights,

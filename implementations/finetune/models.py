@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bert.data.batch import Batch
 from bert.kernels import Kernels
-from bert.kernels.fp8 import Scaling
+from bert.kernels.fp8 import Recipe, Scaling
 from bert.model.bert import BertModel
 from bert.model.config import BertConfig
 from bert.model.recompute import Recomputation
@@ -38,7 +38,7 @@ class FineTuned(Trainable):
         self.config = config
         self.bert = BertModel(config, kernels)
 
-    def use_fp8(self, recipe: str, device: torch.device) -> Scaling:
+    def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
         """See Trainable."""
         return self.bert.encoder.use_fp8(recipe, device)
 

@@ -28,7 +28,8 @@ def predicted(repository):
 @pytest.fixture(scope="module")
 def alone(predicted):
     """In bf16, on a GPU so slow that the figures of a tiny model have digits."""
-    return predicted("--precision", "bf16", "--memory", "1e9", "--issue", "1e9", "--bf16", "1e12")
+    rates = "--memory", "1e9", "--issue", "1e9", "--bf16", "1e12"
+    return predicted("--precision", "bf16", "--evaluation", "100000", *rates)
 
 
 def test_the_operations_of_every_product_are_counted(alone):
@@ -46,6 +47,14 @@ def test_the_parts_are_the_step(alone):
     assert expected <= parts.keys()
     assert all(parts[name] > 0 for name in expected)
     assert parts["communication"] == 0
+
+
+def test_an_evaluation_is_its_batches_and_its_share_that_of_the_time_between_two(alone):
+    seconds, share = alone["evaluation"]["seconds"], alone["evaluation"]["share"]
+    assert share == pytest.approx(seconds / (seconds + 100_000 / alone["sequences_per_second"]), abs=0.01)
+    step = alone["total"] / 1e3
+    batches = 10_000 / (alone["sequences_per_second"] * step)
+    assert 0.1 * step < seconds / batches < 0.5 * step, "a forward pass"
 
 
 def test_fp8_brings_casts_and_slower_memory_more_time(alone, predicted):

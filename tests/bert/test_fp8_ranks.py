@@ -11,7 +11,7 @@ import torch.distributed as distributed
 from bert import kernels, optim
 from bert.data.pretraining import make_batch
 from bert.data.synthetic import synthetic_records
-from bert.kernels.fp8 import GRADIENT, INPUT, Scaling
+from bert.kernels.fp8 import GRADIENT, INPUT, Recipe, Scaling
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
@@ -60,7 +60,7 @@ def _check_scales_and_resumption(world, sharded):
 
 
 def _check_the_largest_of_all_ranks_counts(world):
-    scaling = Scaling("delayed", 1, torch.device("cpu"))
+    scaling = Scaling(Recipe(), 1, torch.device("cpu"))
     scaling.largest[0, INPUT] = 2.0 + world.rank
     scaling.largest[0, GRADIENT] = float("nan") if world.rank == 0 else 5.0
     assert not scaling.update(world)  # on every rank, whichever saw it

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bert.env import ConfigError
+from bert.config import Config as RunConfig
+from bert.env import ConfigError, from_env
+from bert.kernels.fp8 import Recipe
 from bert.precision import Config, LossScaler
+from bert.resume import run_identity
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -51,3 +54,16 @@ def test_tf32_is_refused_where_no_hardware_has_it(monkeypatch):
                 Config(precision="tf32").check(device)
         else:
             Config(precision="tf32").check(device)
+
+
+def test_settings_of_fp8_reach_its_recipe_and_a_resumed_run_must_keep_them(prepared):
+    settings = {"PRECISION": "fp8", "FP8_FAST_SUMS": "all", "FP8_OUTPUT_PROJECTION": "1"}
+    plain, other, bf16 = (
+        from_env(RunConfig, prepared | extra) for extra in ({"PRECISION": "fp8"}, settings, {"PRECISION": "bf16"})
+    )
+    assert plain.numerics.fp8 == Recipe(scales="delayed", fast_backward=False, output_projection=False)
+    assert other.numerics.fp8 == Recipe(scales="delayed", fast_backward=True, output_projection=True)
+    assert bf16.numerics.fp8 is None
+    identities = [run_identity(config, 0) for config in (plain, other, bf16)]
+    assert [one["FP8_FAST_SUMS"] for one in identities] == [None, "all", None]
+    assert [one["FP8_OUTPUT_PROJECTION"] for one in identities] == [None, 1, None]

@@ -13,6 +13,7 @@ from bert import kernels, optim
 from bert.dist import Config as DistConfig
 from bert.dist import HangError, World
 from bert.env import ConfigError
+from bert.kernels.fp8 import Recipe
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
 from bert.precision import Config as PrecisionConfig
@@ -135,7 +136,7 @@ def test_an_fp8_step_that_saw_what_is_no_number_is_not_finite(bad, tiny, make_re
 def test_fp8_refuses_sizes_that_no_hardware_takes(tiny):
     model, _ = _step(tiny)
     with pytest.raises(ConfigError, match="fp8 takes multiples of 16, and bert_config has hidden_size=24, intermedi"):
-        model.bert.encoder.use_fp8("delayed", torch.device("cuda"))
+        model.bert.encoder.use_fp8(Recipe(), torch.device("cuda"))
 
 
 def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_device(prepared, monkeypatch):

@@ -1,4 +1,8 @@
-"""Arithmetic of fp32 within the kernels, in fewer instructions than the compiler takes for it."""
+"""Arithmetic of fp32 within the kernels, in fewer instructions than the compiler takes for it.
+
+What is done in assembly stands in functions of its own, ``native_...``, which assembly_check.py tries on a GPU before
+anything relies on them; where one is wrong there all others do without assembly (triton_support.NATIVE).
+"""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -7,27 +11,43 @@ from bert.kernels.triton_support import NATIVE, constexpr, jit, tl
 
 
 @jit
+def native_exp2(x):
+    """exp2 in assembly."""
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )  # fmt: skip
+
+
+@jit
 def exp2(x):
     """2^x of fp32 to 2^-22, in one instruction; Triton's takes three more for results that are subnormal, 0 here."""
     if NATIVE:
-        y = tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-        )  # fmt: skip
-    else:
-        y = tl.exp2(x)
-    return y
+        return native_exp2(x)
+    return tl.exp2(x)
+
+
+@jit
+def native_reciprocal(x):
+    """reciprocal in assembly."""
+    return tl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+    )  # fmt: skip
 
 
 @jit
 def reciprocal(x):
     """1 / x of fp32 to its last bit, in one instruction; a division takes seven. 0 where the result is subnormal."""
     if NATIVE:
-        y = tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-        )  # fmt: skip
-    else:
-        y = 1.0 / x
-    return y
+        return native_reciprocal(x)
+    return 1.0 / x
+
+
+@jit
+def native_widened(x):
+    """widened in assembly, of bf16."""
+    return tl.inline_asm_elementwise(
+        "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=tl.int32, is_pure=True, pack=2
+    ).to(tl.float32, bitcast=True)  # fmt: skip
 
 
 @jit
@@ -36,12 +56,16 @@ def widened(x):
     and compute all that follows again, than keep what it has.
     """
     if NATIVE and x.dtype == tl.bfloat16:
-        y = tl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], dtype=tl.int32, is_pure=True, pack=2
-        ).to(tl.float32, bitcast=True)  # fmt: skip
-    else:
-        y = x.to(tl.float32)
-    return y
+        return native_widened(x)
+    return x.to(tl.float32)
+
+
+@jit
+def native_narrowed(x):
+    """narrowed in assembly, to bf16."""
+    return tl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2
+    )  # fmt: skip
 
 
 @jit
@@ -51,23 +75,32 @@ def narrowed(x, dtype: constexpr):
     The compiler's own conversion is moved in front of a select, which then works on halves of registers.
     """
     if NATIVE and dtype == tl.bfloat16:
-        y = tl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.bfloat16, is_pure=True, pack=2
-        )  # fmt: skip
-    else:
-        y = x.to(dtype)
-    return y
+        return native_narrowed(x)
+    return x.to(dtype)
+
+
+@jit
+def native_rounded(x):
+    """rounded in assembly, by way of bf16."""
+    # Two at a time, on the pipe of the additions; conversions one by one would queue with exp2 and reciprocal.
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 both; cvt.rn.bf16x2.f32 both, $3, $2; shl.b32 $0, both, 16; and.b32 $1, both, 0xffff0000; }",
+        "=r,=r,f,f", [x], dtype=tl.int32, is_pure=True, pack=2,
+    ).to(tl.float32, bitcast=True)  # fmt: skip
 
 
 @jit
 def rounded(x, dtype: constexpr):
     """fp32 -> fp32 by way of ``dtype``: what a number would be once it is written and read again."""
     if NATIVE and dtype == tl.bfloat16:
-        # Two at a time, on the pipe of the additions; conversions one by one would queue with exp2 and reciprocal.
-        y = tl.inline_asm_elementwise(
-            "{ .reg .b32 both; cvt.rn.bf16x2.f32 both, $3, $2; shl.b32 $0, both, 16; and.b32 $1, both, 0xffff0000; }",
-            "=r,=r,f,f", [x], dtype=tl.int32, is_pure=True, pack=2,
-        ).to(tl.float32, bitcast=True)  # fmt: skip
-    else:
-        y = x.to(dtype).to(tl.float32)
-    return y
+        return native_rounded(x)
+    return x.to(dtype).to(tl.float32)
+
+
+@jit
+def native_product(constant: constexpr, word):
+    """High and low word of a product of 32-bit numbers, in assembly."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b64 both; mul.wide.u32 both, $2, $3; mov.b64 {$1, $0}, both; }",
+        "=r,=r,r,r", [word, constant], dtype=(tl.uint32, tl.uint32), is_pure=True, pack=1,
+    )  # fmt: skip

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bert.kernels.arithmetic import native_product
 from bert.kernels.triton_support import NATIVE, constexpr, jit, tl
 
 BITS = 16  # random bits of an element
@@ -67,10 +68,7 @@ class DropoutSites:
 def _product(constant: constexpr, word, one_instruction: constexpr):
     """High and low word of a product of 32-bit numbers; the compiler takes two instructions for that now and then."""
     if one_instruction:
-        high, low = tl.inline_asm_elementwise(
-            "{ .reg .b64 both; mul.wide.u32 both, $2, $3; mov.b64 {$1, $0}, both; }",
-            "=r,=r,r,r", [word, constant], dtype=(tl.uint32, tl.uint32), is_pure=True, pack=1,
-        )  # fmt: skip
+        high, low = native_product(constant, word)
     else:
         product = word.to(tl.uint64) * constant
         high, low = (product >> 32).to(tl.uint32), product.to(tl.uint32)

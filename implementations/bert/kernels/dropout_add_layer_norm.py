@@ -32,7 +32,7 @@ from bert.kernels.arithmetic import rounded
 from bert.kernels.cases import Case, Draw, each_dtype, large
 from bert.kernels.dropout import Dropout, DropoutSites, keep_rows
 from bert.kernels.fp8 import Target
-from bert.kernels.fp8_cast import bits, by_eights, magnitude_bits, to_fp8
+from bert.kernels.fp8_cast import by_eights, cast_arguments, magnitude_bits, to_fp8
 from bert.kernels.reductions import column_sums
 from bert.kernels.triton_support import constexpr, jit, next_power_of_2, row_warps, tl
 
@@ -223,12 +223,6 @@ class Started(NamedTuple):
     saved: Saved
 
 
-def _cast_arguments(target: Target | None) -> dict[str, Any]:
-    if target is None:
-        return {"cast_scale": None, "largest": None, "maximum": 0.0}
-    return {"cast_scale": target.scale, "largest": bits(target.largest), "maximum": target.maximum}
-
-
 def start_forward(
     operands: Operands, eps: float, drop: Dropout, target: Target | None, pre_norm: bool = False
 ) -> Started:
@@ -241,7 +235,7 @@ def start_forward(
     mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=x.device)
     _forward[(-(-num_rows // BLOCK_ROWS_FORWARD),)](
         x=x, bias=operands.bias, residual=residual, weight=operands.weight, norm_bias=operands.norm_bias,
-        output=output, sums=sums, cast=cast, **_cast_arguments(target), mean_out=mean, rstd_out=rstd,
+        output=output, sums=sums, cast=cast, **cast_arguments(target), mean_out=mean, rstd_out=rstd,
         seed=drop.seed, site=drop.site, scale=drop.scale, threshold=drop.threshold,
         num_rows=num_rows, width=width, eps=eps, block_rows=BLOCK_ROWS_FORWARD, block=next_power_of_2(width),
         num_warps=row_warps(NUM_WARPS_FORWARD, width),
@@ -270,7 +264,7 @@ def start_backward(saved: Saved, drop: Dropout, gradients: Sequence[Tensor | Non
         gradient_1=given[0], gradient_2=given[-1], both=len(given) == 2,
         x=x, bias=saved.bias, residual=saved.residual, weight=saved.weight, mean_in=saved.mean, rstd_in=saved.rstd,
         seed=drop.seed, site=drop.site, scale=drop.scale, threshold=drop.threshold,
-        x_gradient=x_gradient, residual_gradient=residual_gradient, partials=partials, **_cast_arguments(target),
+        x_gradient=x_gradient, residual_gradient=residual_gradient, partials=partials, **cast_arguments(target),
         num_rows=num_rows, width=width, block_rows=BLOCK_ROWS_BACKWARD, block=next_power_of_2(width),
         num_warps=row_warps(NUM_WARPS_BACKWARD, width), maxnreg=MAX_REGISTERS if width <= FITTING_WIDTH else None,
     )  # fmt: skip

@@ -26,6 +26,19 @@ ROW_MULTIPLE = 16  # what the hardware's product wants of every dimension
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a model's products are done in fp8.
+
+    scales: "delayed" or "current", see above; fast_backward: products of the backward pass too let the tensor cores
+    keep partial sums at lower precision; output_projection: attention's output projection is one of the products.
+    """
+
+    scales: str = "delayed"
+    fast_backward: bool = False
+    output_projection: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Target:
     """What a kernel needs to leave a tensor in fp8.
 
@@ -50,8 +63,9 @@ class Scaling:
     has measured them. It is known on the host, because it decides which kernels the next step runs.
     """
 
-    def __init__(self, recipe: str, num_products: int, device: torch.device) -> None:
-        self.delayed_recipe = recipe == "delayed"
+    def __init__(self, recipe: Recipe, num_products: int, device: torch.device) -> None:
+        self.delayed_recipe = recipe.scales == "delayed"
+        self.fast_backward = recipe.fast_backward
         self.calibrated = False
         self.scales, self.inverses = torch.ones(2, num_products, 3, device=device)
         self.largest = torch.zeros(num_products, 3, device=device)

@@ -11,7 +11,7 @@ from bert.kernels import bias_gelu, dropout_add_layer_norm
 from bert.kernels.cases import Draw
 from bert.kernels.dropout import DropoutSites
 from bert.kernels.dropout_add_layer_norm import Operands
-from bert.kernels.fp8 import BACKWARD, FORWARD, INPUT, Scaling, Target
+from bert.kernels.fp8 import BACKWARD, FORWARD, INPUT, Recipe, Scaling, Target
 from bert.kernels.fp8_cast import cast_transpose, transpose
 from bert.kernels.fp8_feed_forward import Settings, Weights, feed_forward
 from bert.kernels.fp8_linear import Fp8Linear
@@ -98,14 +98,14 @@ class _Chain:
 
     def measured_scales(self) -> Tensor:
         """Scales of a first step."""
-        scaling = Scaling("delayed", 3, self.device)
+        scaling = Scaling(Recipe(), 3, self.device)
         self._run(scaling, in_kernels=False)
         scaling.update(World(DistConfig(device="cpu")))
         return scaling.scales
 
     def run(self, scales: Tensor, in_kernels: bool) -> dict[str, Tensor]:
         """Results, gradients and the magnitudes seen."""
-        scaling = Scaling("delayed", 3, self.device)
+        scaling = Scaling(Recipe(), 3, self.device)
         scaling.load_state_dict({"scales": scales, "calibrated": True})
         return self._run(scaling, in_kernels)
 

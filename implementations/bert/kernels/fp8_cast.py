@@ -11,6 +11,8 @@ magnitudes, inf and NaN above them. Saturation lets NaN through.
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -119,6 +121,13 @@ def num_tiles(num_rows: int, num_columns: int) -> tuple[int, int]:
 def bits(largest: Tensor) -> Tensor:
     """The same memory as integers, for an atomic maximum that knows NaN."""
     return largest.view(torch.int32)
+
+
+def cast_arguments(target: Target | None) -> dict[str, Any]:
+    """What a kernel that casts its result is given for it; without a target nothing that makes it cast."""
+    if target is None:
+        return {"cast_scale": None, "largest": None, "maximum": 0.0}
+    return {"cast_scale": target.scale, "largest": bits(target.largest), "maximum": target.maximum}
 
 
 def cast_transpose(x: Tensor, target: Target, column_sums: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:

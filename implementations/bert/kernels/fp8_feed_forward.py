@@ -162,18 +162,18 @@ class _FeedForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x8, inner, bias_1, a8_t, w1_t, w2_t, x_inverse, w1_inverse, a_inverse, w2_inverse, *saved = ctx.saved_tensors
-        settings, dtype = ctx.settings, inner.dtype
+        settings, dtype, fast = ctx.settings, inner.dtype, ctx.settings.first.scaling.fast_backward
         target = settings.second.target(GRADIENT)
         g8, bias_2, residual, norm_weight, norm_bias = norm_kernels.start_backward(
             norm_kernels.Saved(*saved), ctx.drop, gradients[:2], target
         )
         g_inverse = target.inverse
-        weight_2 = product(transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, fast=False)
-        inner_gradient = product(g8, w2_t.t(), g_inverse, w2_inverse, None, dtype, fast=False)  # (T, F)
+        weight_2 = product(transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, fast)
+        inner_gradient = product(g8, w2_t.t(), g_inverse, w2_inverse, None, dtype, fast)  # (T, F)
         target = settings.first.target(GRADIENT)
         h8, h8_t, bias_1 = gelu_backward_cast(inner_gradient, inner, bias_1, settings.approximate, target)
-        weight_1 = product(h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, fast=False)
-        x = product(h8, w1_t.t(), target.inverse, w1_inverse, None, dtype, fast=False)
+        weight_1 = product(h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, fast)
+        x = product(h8, w1_t.t(), target.inverse, w1_inverse, None, dtype, fast)
         return x, None, residual, weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias, None
 
 

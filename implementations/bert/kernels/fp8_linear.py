@@ -56,7 +56,7 @@ class _Fp8Product(torch.autograd.Function):
         w8, w8_t, _ = cast_transpose(weight, w_target)
         # One order of x is kept; the other one is made of it in the backward pass.
         ctx.save_for_backward(x8 if x8_t is None else None, x8_t, w8_t, x_target.inverse, w_target.inverse)
-        ctx.scaling, ctx.number, ctx.has_bias = scaling, number, bias is not None
+        ctx.scaling, ctx.number, ctx.sums_bias = scaling, number, bias is not None and ctx.needs_input_grad[3]
         return product(x8, w8.t(), x_target.inverse, w_target.inverse, bias, x.dtype, fast=True)
 
     @staticmethod
@@ -64,8 +64,9 @@ class _Fp8Product(torch.autograd.Function):
         x8, x8_t, w8_t, x_inverse, w_inverse = ctx.saved_tensors
         gradient = gradient.contiguous()
         target = ctx.scaling.target_for(gradient, ctx.number, GRADIENT)
-        g8, g8_t, bias_gradient = cast_transpose(gradient, target, column_sums=ctx.has_bias)
-        x_gradient = product(g8, w8_t.t(), target.inverse, w_inverse, None, gradient.dtype, fast=False)
+        g8, g8_t, bias_gradient = cast_transpose(gradient, target, column_sums=ctx.sums_bias)
+        fast = ctx.scaling.fast_backward
+        x_gradient = product(g8, w8_t.t(), target.inverse, w_inverse, None, gradient.dtype, fast)
         x8_t = transpose(x8) if x8_t is None else x8_t
-        weight_gradient = product(g8_t, x8_t.t(), target.inverse, x_inverse, None, gradient.dtype, fast=False)
+        weight_gradient = product(g8_t, x8_t.t(), target.inverse, x_inverse, None, gradient.dtype, fast)
         return x_gradient, None, weight_gradient, bias_gradient, None, None

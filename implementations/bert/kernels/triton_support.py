@@ -98,5 +98,13 @@ def _probe():
     pass
 
 
-# False in Triton's interpreter, which knows no assembly.
-NATIVE = constexpr(isinstance(_probe, triton.runtime.JITFunction)) if triton is not None else False
+# False in Triton's interpreter, which knows no assembly, and where assembly_check.py found it wrong.
+NATIVE: Any = constexpr(isinstance(_probe, triton.runtime.JITFunction)) if triton is not None else False
+
+
+def do_without_assembly() -> None:
+    """From now on the kernels compute without assembly. Before any of them has been compiled: Triton notes the value.
+
+    All modules hold the same object.
+    """
+    NATIVE.value = False

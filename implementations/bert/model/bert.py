@@ -13,7 +13,7 @@ from bert.data.pretraining import PretrainingBatch
 from bert.kernels import Kernels
 from bert.kernels.cross_entropy import IGNORE
 from bert.kernels.forward_pass import ForwardPass
-from bert.kernels.fp8 import Scaling
+from bert.kernels.fp8 import Recipe, Scaling
 from bert.model.config import BertConfig
 from bert.model.embeddings import BertEmbeddings
 from bert.model.encoder import Encoder
@@ -80,7 +80,7 @@ class BertForPreTraining(Trainable):
             self.cls.seq_relationship,
         ]
 
-    def use_fp8(self, recipe: str, device: torch.device) -> Scaling:
+    def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
         """See Trainable."""
         return self.bert.encoder.use_fp8(recipe, device)
 

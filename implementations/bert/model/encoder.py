@@ -22,7 +22,7 @@ from bert.env import ConfigError
 from bert.kernels import Kernels, fp8_feed_forward
 from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
 from bert.kernels.forward_pass import ForwardPass
-from bert.kernels.fp8 import INPUT, ROW_MULTIPLE, Scaling, Target
+from bert.kernels.fp8 import INPUT, ROW_MULTIPLE, Recipe, Scaling, Target
 from bert.kernels.fp8_linear import Fp8Linear
 from bert.model.config import BertConfig
 from bert.model.recompute import Recomputation
@@ -190,10 +190,8 @@ class Encoder(nn.Module):
         self.fp8_scaling: Scaling | None = None
         self.recomputation: Recomputation | None = None
 
-    def use_fp8(self, recipe: str, device: torch.device) -> Scaling:
-        """Runs the QKV and feed-forward products in fp8; the output projection, too small to gain, stays as it is.
-
-        Returns their scales.
+    def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
+        """Runs the products in fp8, attention's output projection if the recipe has it so. Returns their scales.
 
         Raises ConfigError for sizes that a GPU's fp8 products do not take.
         """
@@ -204,6 +202,8 @@ class Encoder(nn.Module):
             )
         layers = [layer for layer in self.layer if isinstance(layer, Layer)]
         users = [user for layer in layers for user in (layer.attention.self, layer.intermediate, layer.output)]
+        if recipe.output_projection:
+            users += [layer.attention.output for layer in layers]
         self.fp8_scaling = Scaling(recipe, len(users), device)
         for number, user in enumerate(users):
             user.fp8 = Fp8Linear(self.fp8_scaling, number)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bert.env import ConfigError
-from bert.kernels.fp8 import Scaling
+from bert.kernels.fp8 import Recipe, Scaling
 from bert.model.recompute import Recomputation
 
 
@@ -28,7 +28,7 @@ class Trainable(nn.Module, ABC):
     def forward(self, batch: Any) -> tuple[Tensor, ...]:
         """A NamedTuple of mean losses (0-d, fp32 at least). Their sum is minimised; their names are reported."""
 
-    def use_fp8(self, recipe: str, device: torch.device) -> Scaling:
+    def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
         """Runs matrix products in fp8 from now on; their scales. Raises ConfigError where that cannot be."""
         raise ConfigError(f"PRECISION=fp8: {type(self).__name__} has no products in fp8: use PRECISION=bf16")
 

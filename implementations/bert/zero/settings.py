@@ -80,7 +80,7 @@ class Config:
             wrong.add(f"CLIP={optimizer.clip}")
         if optimizer.allreduce_dtype != "fp32":
             wrong.add(f"ALLREDUCE_DTYPE={optimizer.allreduce_dtype}")
-        if precision.fp8_recipe is not None:
+        if precision.fp8 is not None:
             wrong.add("PRECISION=fp8")
         if wrong:
             raise ConfigError(

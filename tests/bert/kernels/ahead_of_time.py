@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from bert.kernels import OPERATIONS, attention_triton, fp8, fp8_feed_forward, lamb, triton_support
+from bert.kernels import OPERATIONS, assembly_check, attention_triton, fp8, fp8_feed_forward, lamb, triton_support
 from bert.kernels.dropout import DropoutSites
 from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
 from bert.kernels.forward_pass import ForwardPass
@@ -81,6 +81,12 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "attention", functools.partial(_forward_and_backward, attention_triton.attention, *arguments)
     yield "lamb", _lamb
     yield "fp8", _fp8_layer
+    yield "assembly", _assembly
+
+
+def _assembly() -> None:
+    for what in assembly_check.PIECES:
+        assembly_check.results(what, assembly_check.numbers(what, META))
 
 
 def _forward_and_backward(function: Callable[..., Any], *arguments: Any) -> None:
@@ -106,7 +112,7 @@ def _fp8_layer() -> None:
     def half(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device=META, requires_grad=True)
 
-    scaling = fp8.Scaling("delayed", 3, META)
+    scaling = fp8.Scaling(fp8.Recipe(), 3, META)
     scaling.calibrated = True
     qkv, first, second = (Fp8Linear(scaling, number) for number in range(3))
     vectors = [half(width) for _ in range(3)]

@@ -12,7 +12,7 @@ from bert.env import ConfigError
 from bert.kernels import dropout_add_layer_norm, fp8_cases, fp8_cast, fp8_feed_forward, triton_support
 from bert.kernels.dropout import DropoutSites
 from bert.kernels.forward_pass import ForwardPass
-from bert.kernels.fp8 import BACKWARD, FORWARD
+from bert.kernels.fp8 import BACKWARD, FORWARD, Recipe
 from bert.kernels.fp8_cases import new_target
 from bert.model.config import BertConfig
 from bert.model.encoder import Encoder
@@ -51,7 +51,7 @@ def _encoder(fused, device, recipe="delayed"):
             spread = 1.0 if parameter.ndim == 1 else 0.2
             parameter.copy_(spread * torch.randn(parameter.shape, generator=generator) + (".LayerNorm.w" in name))
     encoder.to(device, torch.bfloat16)
-    encoder.use_fp8(recipe, device)
+    encoder.use_fp8(Recipe(scales=recipe), device)
     return encoder
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from bert.dist import Config as DistConfig
 from bert.dist import World
-from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Scaling
+from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Recipe, Scaling
 from bert.kernels.fp8_linear import Fp8Linear
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ def _product(recipe, rows=48, width=32, outputs=64, magnitude=1.0, device=CPU, d
     weight = (0.02 * torch.randn(outputs, width, generator=generator)).to(device, dtype).requires_grad_()
     bias = torch.randn(outputs, generator=generator).to(device, dtype).requires_grad_()
     upstream = (1e-6 * torch.randn(rows, outputs, generator=generator)).to(device, dtype)
-    return Scaling(recipe, 2, device), x, weight, bias, upstream
+    return Scaling(Recipe(scales=recipe), 2, device), x, weight, bias, upstream
 
 
 def _relative(value, reference):
@@ -97,7 +97,7 @@ def test_state_restores_scales():
     scaling, *tensors = _product("delayed")
     _run(scaling, *tensors)
     scaling.update(ALONE)
-    again = Scaling("delayed", 2, CPU)
+    again = Scaling(Recipe(), 2, CPU)
     again.load_state_dict({**scaling.state_dict(), "calibrated": True})
     assert all(torch.equal(a, b) for a, b in zip(scaling.state_tensors(), again.state_tensors(), strict=True))
     assert again.calibrated

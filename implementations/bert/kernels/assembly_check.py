@@ -1,0 +1,117 @@
+"""The assembly in the kernels, tried on the GPU at hand before anything relies on it.
+
+The compiler takes a piece of assembly as it comes: that operands are in the right order, and halves of a register in
+the right places, shows only where it runs. Each piece is held against PyTorch's plain arithmetic, on all exponents and
+signs, infinities and NaN included.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from bert.errors import root_cause
+from bert.kernels import triton_support
+from bert.kernels.arithmetic import (
+    native_exp2,
+    native_narrowed,
+    native_product,
+    native_reciprocal,
+    native_rounded,
+    native_widened,
+)
+from bert.kernels.triton_support import constexpr, jit, tl
+
+BLOCK, COUNT = 1024, 1 << 16  # of a program, of all numbers
+FACTOR = 0xD2511F53  # one of Philox's
+SMALLEST = 2.0**-126  # the smallest normal number of fp32; the approximations give 0 below
+EXP2_ERROR, RECIPROCAL_ERROR = 2.0**-21, 2.0**-22  # relative, twice what the instructions are documented with
+
+
+@jit
+def _apply(x, y, low, what: constexpr, factor: constexpr, block: constexpr):
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    value = tl.load(x + place)
+    if what == "exp2":
+        result = native_exp2(value)
+    elif what == "reciprocal":
+        result = native_reciprocal(value)
+    elif what == "widened":
+        result = native_widened(value)
+    elif what == "narrowed":
+        result = native_narrowed(value)
+    elif what == "rounded":
+        result = native_rounded(value)
+    else:
+        result, other = native_product(factor, value.to(tl.uint32, bitcast=True))
+        tl.store(low + place, other.to(tl.int32, bitcast=True))
+        result = result.to(tl.int32, bitcast=True)
+    tl.store(y + place, result)
+
+
+PIECES = ("exp2", "reciprocal", "widened", "narrowed", "rounded", "product")
+
+
+def numbers(what: str, device: torch.device) -> Tensor:
+    """What a piece is tried on, [COUNT]: every upper half of a number with some lower one; for exp2 its own range."""
+    bits = torch.arange(COUNT, dtype=torch.int64, device=device)
+    if what == "exp2":
+        return bits.float() / COUNT * 300 - 160
+    if what == "widened":
+        return bits.to(torch.int16).view(torch.bfloat16)
+    spread = ((bits * 0x10001) ^ ((bits * 40503) & 0xFFFF)).to(torch.int32)
+    return spread if what == "product" else spread.view(torch.float32)
+
+
+def results(what: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What the assembly makes of ``x``; of a product the high words and the low ones."""
+    dtype = {"narrowed": torch.bfloat16, "product": torch.int32}.get(what, torch.float32)
+    y, low = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=torch.int32)
+    _apply[(COUNT // BLOCK,)](x, y, low, what, FACTOR, BLOCK, num_warps=4)
+    return y, low
+
+
+def wrong(what: str, x: Tensor, y: Tensor, low: Tensor) -> Tensor:
+    """Where the results differ from plain arithmetic (bool)."""
+    if what in ("exp2", "reciprocal"):
+        exact = torch.exp2(x.double()) if what == "exp2" else 1 / x.double()
+        allowed = (EXP2_ERROR if what == "exp2" else RECIPROCAL_ERROR) * exact.abs() + SMALLEST
+        near = (y.double() - exact).abs() <= allowed
+        same = (y == exact.float()) | (y.isnan() & x.isnan())  # infinities too
+        # What is subnormal may count as 0.
+        return ~(near | same | ((what == "reciprocal") & (x.abs() < SMALLEST) & (y.abs() > 2.0**125)))
+    if what == "product":
+        words = ((x.long() & 0xFFFFFFFF) * FACTOR).view(torch.int32).view(-1, 2)  # 64 bits, of which a sign is one
+        return (low != words[:, 0]) | (y != words[:, 1])
+    exact = {"widened": x.float, "narrowed": x.bfloat16, "rounded": lambda: x.bfloat16().float()}[what]()
+    bits = torch.int16 if what == "narrowed" else torch.int32
+    return (y.view(bits) != exact.view(bits)) & ~(y.isnan() & exact.isnan())
+
+
+@functools.cache
+def problems(device: torch.device) -> dict[str, str]:
+    """The pieces that are wrong on a device where Triton's kernels run, and how; once a process."""
+    found = {}
+    for what in PIECES:
+        try:
+            x = numbers(what, device)
+            count = int(wrong(what, x, *results(what, x)).sum())
+        except Exception as error:  # whatever a compiler raises for what it does not take
+            found[what] = " ".join(str(root_cause(error)).split())[:200]
+            continue
+        if count:
+            found[what] = f"{count} of {COUNT} numbers are wrong"
+    return found
+
+
+def settle(device: torch.device) -> dict[str, str]:
+    """Makes the kernels do without assembly where a piece of it is wrong on this GPU; ``problems``."""
+    if device.type != "cuda" or not triton_support.supported(device):
+        return {}
+    found = problems(device)
+    if found:
+        triton_support.do_without_assembly()
+    return found

@@ -1,0 +1,91 @@
+"""The kernels' assembly means what it should, and a GPU on which it does not makes the kernels do without."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bert import kernel_choice, kernels
+from bert.kernels import arithmetic, assembly_check, triton_support
+
+from . import ptx
+
+CPU = torch.device("cpu")
+TYPES = SimpleNamespace(
+    float32=torch.float32, int32=torch.int32, uint32=torch.int32, bfloat16=torch.bfloat16,
+    inline_asm_elementwise=ptx.inline_asm_elementwise,
+)  # fmt: skip
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """assembly_check on a GPU that follows the PTX ISA; ``executed(old, new)`` changes what it is given."""
+    if triton_support.triton is None:
+        pytest.skip("Triton is not installed")
+    changes = []
+
+    def changed(assembly, *rest, **named):
+        for old, new in changes:
+            assembly = assembly.replace(old, new)
+        return ptx.inline_asm_elementwise(assembly, *rest, **named)
+
+    def results(what, x):
+        piece = getattr(arithmetic, f"native_{what}").fn
+        if what == "product":
+            high, low = piece(assembly_check.FACTOR, ptx.Block(x))
+            return high.values, low.values
+        return piece(ptx.Block(x)).values, x
+
+    monkeypatch.setattr(arithmetic, "tl", SimpleNamespace(**vars(TYPES) | {"inline_asm_elementwise": changed}))
+    monkeypatch.setattr(assembly_check, "results", results)
+    assembly_check.problems.cache_clear()
+    yield lambda *change: changes.append(change)
+    assembly_check.problems.cache_clear()
+
+
+def test_every_piece_of_assembly_gives_what_plain_arithmetic_gives(executed):
+    assert assembly_check.problems(CPU) == {}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "pieces"),
+    [
+        ("both, $3, $2", "both, $2, $3", ["rounded"]),  # the halves of a register exchanged
+        ("$0, $2, $1", "$0, $1, $2", ["narrowed"]),
+        ("$2, 16", "$2, 15", ["widened"]),
+        ("0xffff0000", "0xfffe0000", ["widened", "rounded"]),
+        ("{$1, $0}", "{$0, $1}", ["product"]),
+        ("ex2.approx.ftz.f32", "rcp.approx.ftz.f32", ["exp2"]),
+        ("rcp.approx.ftz.f32", "rcp.approximate", ["reciprocal"]),  # refused
+    ],
+)
+def test_a_piece_that_is_wrong_is_found_and_no_other(old, new, pieces, executed):
+    executed(old, new)
+    assert list(assembly_check.problems(CPU)) == pieces
+
+
+def test_where_a_piece_is_wrong_on_any_rank_the_kernels_do_without_and_a_line_says_so(monkeypatch):
+    native = SimpleNamespace(value=True)
+    monkeypatch.setattr(triton_support, "NATIVE", native)
+    monkeypatch.setattr(triton_support, "supported", lambda device: True)
+    config = SimpleNamespace(kernels=kernels.Config(attention="triton"), numerics=None, uses_graph=True)
+    found = {}
+    monkeypatch.setattr(assembly_check, "problems", lambda device: found)
+    for others, expected in ((False, True), (True, False)):
+        native.value = True
+        world = SimpleNamespace(device=torch.device("cuda", 0), any=lambda mine, others=others: mine or others)
+        words = kernel_choice.choose(config, world)[1]
+        assert native.value is expected
+        assert ("do without assembly" in words) is not expected
+    found["exp2"] = "3 of 65536 numbers are wrong"
+    native.value = True
+    world = SimpleNamespace(device=torch.device("cuda", 0), any=bool)
+    assert "(exp2: 3 of 65536 numbers are wrong)" in kernel_choice.choose(config, world)[1]
+    assert native.value is False
+
+
+@pytest.mark.gpu
+def test_every_piece_of_assembly_is_right_on_this_gpu(gpu):
+    assert assembly_check.problems(gpu) == {}
