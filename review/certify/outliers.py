@@ -46,8 +46,9 @@ def slow(
 
     The center is the median over all. What a healthy one deviates by has two parts: the spread between them, from the
     median absolute deviation and, as a variance with PRIOR_FREEDOM degrees of freedom, from ``spread`` (the moderated
-    variance of Smyth 2004); and how well one repeats, from its own rounds or those of the typical one, whichever is
-    worse. The limit is Student's quantile, as both are uncertain.
+    variance of Smyth 2004); and how well one repeats, from its own rounds or those of all, whichever is worse. The
+    limit is Student's quantile, as both are uncertain, with the degrees of freedom that the sum of the two has (Welch
+    and Satterthwaite): the rounds of all tell well how much a round is off, few ranks tell badly how much they differ.
     """
     from scipy.stats import t  # slow to import, and only needed here
 
@@ -61,17 +62,28 @@ def slow(
     level = np.nanmedian(table, axis=1)
     level, table = level / np.median(level), table / np.median(level)
     rounds = np.maximum(np.sum(~np.isnan(table), axis=1), 1)
-    own = _deviation(table, level[:, None], axis=1) * _OF_MEDIAN / np.sqrt(rounds)
-    noise = np.maximum(own, np.median(own))
-    freedom = len(values) // 2 - 1
-    between = (PRIOR_FREEDOM * spread**2 + freedom * _deviation(level, 1.0, axis=0) ** 2) / (PRIOR_FREEDOM + freedom)
+    common, common_freedom = _common_noise(table - level[:, None])
+    own = _deviation(table, level[:, None], axis=1)
+    freedom = PRIOR_FREEDOM + len(values) // 2 - 1
+    between = (PRIOR_FREEDOM * spread**2 + (freedom - PRIOR_FREEDOM) * _deviation(level, 1.0, axis=0) ** 2) / freedom
     found = []
-    for name, value, error in zip(values, level, noise, strict=True):
-        deviations = float((value - 1) / math.sqrt(between + error**2))
-        chance = float(t.sf(deviations, PRIOR_FREEDOM + freedom)) * comparisons
+    for name, value, deviation, count in zip(values, level, own, rounds.tolist(), strict=True):
+        of_rounds = common_freedom if deviation <= common else max(count - 1, 1)
+        error = (max(deviation, common) * _OF_MEDIAN) ** 2 / count
+        deviations = float((value - 1) / math.sqrt(between + error))
+        sum_freedom = (between + error) ** 2 / (between**2 / freedom + error**2 / of_rounds)
+        chance = float(t.sf(deviations, sum_freedom)) * comparisons
         if chance < FALSE_ALARMS and value - 1 > least_excess:
             found.append(Outlier(name, float(value - 1), deviations, chance))
     return sorted(found, key=lambda one: -one.excess)
+
+
+def _common_noise(table: np.ndarray) -> tuple[float, float]:
+    """The standard deviation of a round of any of them, outliers cut off, and its degrees of freedom."""
+    limit = 3 * _TO_DEVIATION * float(np.nanmedian(np.abs(table)))
+    known = np.clip(table[~np.isnan(table)], -limit, limit)
+    freedom = max(len(known) - len(table), 1)
+    return math.sqrt(float(np.sum(known**2)) / freedom), freedom
 
 
 def _deviation(table: np.ndarray, center: np.ndarray | float, axis: int) -> np.ndarray:
