@@ -21,4 +21,11 @@ trainer::verify() {
 
 trainer::show() { runner::python -m review show "$RUN_DIR"; }
 
-trainer::success() { echo "all $NEXP trials reached the target"; }
+# A run from scratch may have no target (TARGET_MLM_ACCURACY=0) or no evaluation, and ends with its last step.
+trainer::success() {
+  local -r target=${TARGET_MLM_ACCURACY:-0.72}
+  local done='reached the target' who="all $NEXP trials"
+  if [[ ${EVAL_ITER_SAMPLES:-} == 0 || ! ${target//[0.]/} ]]; then done='trained to the last step'; fi
+  if ((NEXP == 1)); then who='the trial'; fi
+  echo "$who $done"
+}

@@ -43,6 +43,12 @@ def test_trials_that_reach_the_target_succeed_and_leave_numbered_logs(checkout):
     assert f"table of {checkout.run_dir}" in done.stdout
 
 
+@pytest.mark.parametrize("setting", ["TARGET_MLM_ACCURACY=0.0", "EVAL_ITER_SAMPLES=0"])
+def test_a_run_without_a_target_does_not_say_that_it_reached_one(checkout, setting):
+    done = checkout.run(LOCAL, after=f"export NEXP=1 RUN_NAME=scratch {setting}")
+    assert last_line(done.stderr) == f"run: the trial trained to the last step: {checkout.logdir / 'scratch'}"
+
+
 @pytest.mark.parametrize(
     ("outcome", "reason"),
     [
