@@ -145,7 +145,11 @@ def _fetch_rest(url: str, partial: Path, have: int, label: str) -> bool:
 def _copy(source: Path, partial: Path) -> None:
     if not source.is_file():
         raise SourceError(f"no {source}")
-    shutil.copyfile(source, partial)
+    try:
+        shutil.copyfile(source, partial)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise DataError(f"cannot write {partial}: {error.strerror}; check space and permissions, run again") from error
 
 
 Fetch = Callable[[Path], None]

@@ -8,11 +8,11 @@ made, as GLUE makes it, of Microsoft's pairs and GLUE's list of those that are f
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import zipfile
 from pathlib import Path
 
+from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.dataset.download import PublicFile, fetch_file
 from input_preprocessing.stage.cli import named_folder, run, stage_parser
@@ -121,12 +121,8 @@ def _make_mrpc(pairs: Path, development: Path, folder: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with atomic_file(path) as partial:
+        partial.write_bytes(content)
 
 
 def _main(options: argparse.Namespace) -> None:
