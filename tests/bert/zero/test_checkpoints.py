@@ -83,7 +83,8 @@ def test_a_rank_that_is_killed_or_fails_while_it_writes_leaves_the_checkpoint_be
     line = (
         "TrainingError: the checkpoint of step 2 cannot be written to .*No space left.*RESUME=1 continues from the one"
     )
-    for dies, reason in ((False, line), (True, "-9")):
+    # Of the killed one nothing is heard but its status, or first what the other one finds: its connection broken.
+    for dies, reason in ((False, line), (True, "-9|Connection (reset|closed) by peer")):
         with pytest.raises(AssertionError, match=reason):
             run_ranks(_fail_at_the_second, 2, arguments=(tiny, tmp_path, dies))
         assert [path.name for path in tmp_path.glob("deepspeed_*")] == ["deepspeed_0000000001"]
