@@ -25,7 +25,9 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.cpu = np.empty(0, np.float32)  # seconds that this process used of CPUs in each step that was taken last
+        self.cpu: np.ndarray = np.empty(
+            0, np.float32
+        )  # seconds that this process used of CPUs in each step that was taken last
         self._steps: list[list[Any]] = []
         self._cpu: list[list[float]] = []
         self._free: list[torch.cuda.Event] = []
