@@ -38,8 +38,8 @@ def run(repository, tmp_path):
 
 @pytest.fixture
 def other(tmp_path):
-    """A Python that says it is 3.10.99."""
-    return program(tmp_path / "python3.10", f"echo 3.10.99 {tmp_path}/python3.10")
+    """A Python that says it is 3.10.0."""
+    return program(tmp_path / "python3.10", f"echo 3.10.0 {tmp_path}/python3.10")
 
 
 def test_every_version_is_listed_once_and_what_is_no_supported_python_is_left_out(run, other, tmp_path):
@@ -47,7 +47,7 @@ def test_every_version_is_listed_once_and_what_is_no_supported_python_is_left_ou
     shim = program(tmp_path / "python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127")
     status, lines, _, calls = run("--list", sys.executable, old, shim, sys.executable, tmp_path / "none", other)
     assert status == 0
-    assert [line.split()[0] for line in lines] == ["3.10.99", VERSION]
+    assert [line.split()[0] for line in lines] == ["3.10.0", VERSION]
     assert lines[1].split()[1] == os.path.realpath(sys._base_executable)
     assert calls == ""
 
@@ -55,16 +55,16 @@ def test_every_version_is_listed_once_and_what_is_no_supported_python_is_left_ou
 def test_each_python_is_tested_in_an_environment_of_its_own(run, other):
     status, lines, _, calls = run(sys.executable, other)
     assert status == 0
-    folder = ".cache/pythons/3.10.99"
+    folder = ".cache/pythons/3.10.0"
     first, second, *rest = calls.splitlines()
     assert first == f"PYTHON={other} VENV={folder} {folder}/.dev-ready"
     assert second == f"PYTHON= VENV={folder} test"  # the launch scripts under test read PYTHON
     assert [f"VENV=.cache/pythons/{VERSION}" in line for line in rest] == [True, True]
-    assert [line.split()[:3] for line in lines[-2:]] == [["test_pythons:", "3.10.99", "passed"],
+    assert [line.split()[:3] for line in lines[-2:]] == [["test_pythons:", "3.10.0", "passed"],
                                                          ["test_pythons:", VERSION, "passed"]]  # fmt: skip
 
 
-@pytest.mark.parametrize("fails", ["3.10.99/.dev-ready", "3.10.99*test"])
+@pytest.mark.parametrize("fails", ["3.10.0/.dev-ready", "3.10.0*test"])
 def test_one_failure_fails_all_but_the_others_are_tested(run, other, fails):
     status, lines, _, calls = run(sys.executable, other, fails=fails)
     assert status == 1
