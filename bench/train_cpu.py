@@ -18,32 +18,21 @@ import numpy as np
 import result
 import torch
 import transformers
+from small_bert import SMALL, new_model
 
-from bert import kernels
 from bert.data.pretraining import PretrainingBatch, make_batch
 from bert.data.synthetic import synthetic_records
 from bert.dist import Config as DistConfig
 from bert.dist import World
-from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import initialize
 from bert.optim import Config as OptimizerConfig
 from bert.precision import Precision
 from bert.step import build_step
 
-SHAPE = {
-    "vocab_size": 30522,
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 1024,
-}
-
 
 def our_step(batch: PretrainingBatch) -> Callable[[], object]:
     """One step of the trainer on the packed batch."""
-    model = BertForPreTraining(BertConfig(**SHAPE), kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
-    initialize(model, 0)
+    model = new_model(BertConfig(**SMALL))
     world, precision = World(DistConfig(device="cpu")), Precision(dtype=torch.float32)
     step = build_step(model, precision, OptimizerConfig(), world, accumulate=False, fused_update=False)
     return lambda: step([batch], 1e-4)
@@ -67,7 +56,7 @@ def padded(batch: PretrainingBatch, length: int) -> dict[str, torch.Tensor]:
 
 def their_step(batch: PretrainingBatch, length: int, micro_batch: int) -> Callable[[], object]:
     """One step of BertForPreTraining with AdamW on the same sequences padded, in micro-batches that fit the cache."""
-    model = transformers.BertForPreTraining(transformers.BertConfig(**SHAPE, attn_implementation="sdpa")).train()
+    model = transformers.BertForPreTraining(transformers.BertConfig(**SMALL, attn_implementation="sdpa")).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     inputs = padded(batch, length)
 
@@ -96,7 +85,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    records = synthetic_records(options.rows, 512, SHAPE["vocab_size"], packed=True, seed=0)
+    records = synthetic_records(options.rows, 512, SMALL["vocab_size"], packed=True, seed=0)
     batch = make_batch(records, np.arange(records.num_sequences), 512)
     steps = {
         "ours_packed": our_step(batch),

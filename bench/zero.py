@@ -26,17 +26,15 @@ from typing import Any
 import result
 import torch
 from common import TINY, packed_batches
+from small_bert import SMALL, new_model
 from torch import Tensor
 from torch.multiprocessing import spawn
 
-from bert import kernels
 from bert.data.pretraining import PretrainingBatch
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.exit import leave
-from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import initialize
 from bert.optim import Config as OptimizerConfig
 from bert.peak import Peak
 from bert.precision import Precision
@@ -44,14 +42,6 @@ from bert.step import build_step
 from bert.zero.settings import Config as ZeroConfig
 from bert.zero.step import DeepSpeedStep
 
-SHAPE = {
-    "vocab_size": 30522,
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 1024,
-    "max_position_embeddings": 512,
-}
 # DeepSpeed's stage, and what shards as much here; our engine has no stage 3.
 PAIRS = {
     "stage_1": ({"stage": 1}, False),
@@ -61,13 +51,6 @@ PAIRS = {
 BUCKET = 1 << 24  # numbers at most: our own engine's 64 MiB in fp32. DeepSpeed's default of 5e8 is more than the model
 FP32 = Precision(dtype=torch.float32)
 TrainingStep = Callable[[list[PretrainingBatch], float], Any]
-
-
-def new_model(config: BertConfig) -> BertForPreTraining:
-    """The model with its first weights."""
-    model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
-    initialize(model, 0)
-    return model
 
 
 def our_step(world: World, config: BertConfig, shard_gradients: bool) -> TrainingStep:
@@ -119,7 +102,7 @@ def rank_main(rank: int, options: argparse.Namespace, port: int, folder: Path) -
     """All pairs, one after the other; rank 0 writes the figures."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
-    config = BertConfig(**(TINY if options.tiny else SHAPE))
+    config = BertConfig(**(TINY if options.tiny else SMALL))
     figures: dict[str, Any] = {"model": f"{config.num_hidden_layers} layers x {config.hidden_size}"}
     with World(DistConfig(rank=rank, world_size=options.ranks, device="cpu")) as world:
         batches = packed_batches(options.rows, 2, config, seed=rank)

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,9 @@ from review.logs import tree
 from review.logs.findings import ReviewError
 from review.logs.mllog import LogParser, text
 from review.logs.output import print_json
+from review.results import live
 from review.results.accuracy_chart import accuracy_chart
-from review.results.display import console, duration
+from review.results.display import duration
 from review.results.run import Run
 from review.results.score import Result
 from review.results.standing import Standing, margin
@@ -148,24 +150,17 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Standing]:
     """The state every ``interval`` seconds until the run has ended."""
-    while True:
-        standing = follower.poll(1000 * clock())
-        yield standing
-        if standing.done or follower.broken() is not None:
-            return
-        sleep(interval)
+    return live.follow(
+        lambda now: follower.poll(1000 * now),
+        lambda standing: standing.done or follower.broken() is not None,
+        interval, clock, sleep,
+    )  # fmt: skip
 
 
 def watch(follower: Follower, interval: float, as_json: bool, once: bool) -> int:
     """Shows the run until it ends: 0 if it reached the target (or is under way, with ``once``), else 1."""
-    states = follow(follower, interval)
-    standing = next(states)
-    if once:
-        _print(standing, as_json)
-    elif as_json or not sys.stdout.isatty():
-        standing = _print_changes(standing, states, as_json)
-    else:
-        standing = _draw_live(standing, states)
+    say = partial(_print, as_json=as_json)
+    standing = live.show(follow(follower, interval), as_json, once, say, _news, render)
     reason = follower.broken()
     if reason is not None:
         print(f"review: the trial broke: {text(reason)}", file=sys.stderr)
@@ -180,28 +175,9 @@ def _print(standing: Standing, as_json: bool) -> None:
         print(standing.line(), flush=True)
 
 
-def _print_changes(standing: Standing, states: Iterator[Standing], as_json: bool) -> Standing:
-    """One line for each new evaluation and phase."""
-    shown = None
-    while True:
-        key = (len(standing.run.evaluations), standing.stalled, standing.phase)
-        if key != shown:
-            _print(standing, as_json)
-            shown = key
-        following = next(states, None)
-        if following is None:
-            return standing
-        standing = following
-
-
-def _draw_live(standing: Standing, states: Iterator[Standing]) -> Standing:
-    from rich.live import Live
-
-    out = console()
-    with Live(render(standing, out), console=out, auto_refresh=False) as live:
-        for standing in states:
-            live.update(render(standing, out), refresh=True)
-    return standing
+def _news(standing: Standing) -> object:
+    """What makes a new line: an evaluation, or a phase."""
+    return len(standing.run.evaluations), standing.stalled, standing.phase
 
 
 def render(standing: Standing, out: Console) -> RenderableType:

@@ -12,8 +12,9 @@ from review.logs import tree
 from review.logs.findings import ReviewError
 from review.logs.mllog import text
 from review.logs.output import print_json
+from review.results import live
 from review.results.accuracy_chart import MARKS, accuracy_chart
-from review.results.display import console, duration
+from review.results.display import duration
 from review.results.standing import Standing
 from review.watch import CHART_ROWS, Follower, find_logs
 
@@ -104,7 +105,7 @@ def watch_many(runs: Runs, interval: float, as_json: bool, once: bool) -> int:
         for found in states:
             _print(found, as_json, shown)
     else:
-        found = _draw_live(found, states)
+        found = live.draw(found, states, render)
     return 1 if any(ended(*pair) and not pair[1].run.converged for pair in found) else 0
 
 
@@ -118,18 +119,6 @@ def _print(found: list[tuple[Follower, Standing]], as_json: bool, shown: dict[Pa
                 print_json(standing.as_dict(), indent=None)
             else:
                 print(f"{text(str(follower.path))}: {standing.line()}", flush=True)
-
-
-def _draw_live(
-    found: list[tuple[Follower, Standing]], states: Iterator[list[tuple[Follower, Standing]]]
-) -> list[tuple[Follower, Standing]]:
-    from rich.live import Live
-
-    out = console()
-    with Live(render(found, out), console=out, auto_refresh=False) as live:
-        for found in states:
-            live.update(render(found, out), refresh=True)
-    return found
 
 
 def render(found: list[tuple[Follower, Standing]], out: Console) -> RenderableType:

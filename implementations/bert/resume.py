@@ -23,9 +23,9 @@ from bert.zero.step import DeepSpeedStep
 def newest(config: checkpoint.Config) -> dict[str, Any] | None:
     """The state in the newest checkpoint, ours or DeepSpeed's, or None. Raises ConfigError for one that is damaged."""
     if config.directory is not None and config.resume:
-        ours = [*checkpoint.checkpoints(config.directory), *shard_files.complete(config.directory)]
+        ours = checkpoint.saved(config.directory)
         theirs = zero_checkpoints.folders(config.directory)
-        last = max((path.stem.rpartition("_")[2] for path in ours), default="")
+        last = checkpoint.place(ours[-1]).stem.rpartition("_")[2] if ours else ""
         if theirs and theirs[-1].name.rpartition("_")[2] > last:
             return zero_checkpoints.read(theirs[-1])
     return checkpoint.newest(config)

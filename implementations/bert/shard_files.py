@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,18 +91,19 @@ def complete(directory: Path) -> list[Path]:
     return sorted(index.parent for index in directory.glob(f"step_*/{INDEX}"))
 
 
+Span = tuple[str, int, Tensor]  # of a parameter laid flat: its name, the first number, the numbers
+
+
 class WholeTensors(Mapping[str, Tensor]):
     """Parameters by name, put together when asked for from the ranks' files, which are mapped and not read."""
 
-    def __init__(self, parts: list[dict[str, Any]], key: str, shapes: Mapping[str, Any], token: int) -> None:
-        """parts: what ``Sharded.shard_state()`` gave each rank; token: of the checkpoint."""
+    def __init__(self, shapes: Mapping[str, Any], spans: Iterable[Span], token: int = 0) -> None:
+        """token: of the checkpoint, where it has one."""
         self.token = token
         self.shapes = {name: torch.Size(shape) for name, shape in shapes.items()}
         self.spans: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in shapes}
-        for part in parts:
-            flat = part["parts"][key]
-            for name, start, begin, size in part["segments"]:
-                self.spans[name].append((start, flat[begin : begin + size]))
+        for name, start, numbers in spans:
+            self.spans[name].append((start, numbers))
 
     def __getitem__(self, name: str) -> Tensor:
         """The whole tensor, new."""
@@ -137,5 +138,10 @@ def read(path: Path) -> dict[str, Any]:
     ]
     optimizer: dict[str, Any] = {"num_steps": index["optimizer"]["num_steps"]}
     for key in parts[0]["parts"]:
-        optimizer[key] = WholeTensors(parts, key, index["optimizer"]["shapes"], index["token"])
+        spans = (
+            (name, start, part["parts"][key][begin : begin + size])
+            for part in parts
+            for name, start, begin, size in part["segments"]
+        )
+        optimizer[key] = WholeTensors(index["optimizer"]["shapes"], spans, index["token"])
     return {**index, "optimizer": optimizer, "model": optimizer["masters"]}

@@ -67,9 +67,8 @@ def input_ids_digest(rows: Iterable[Sequence[int]]) -> str:
     return hashlib.md5(str(digests).encode()).hexdigest()
 
 
-def _found(task: tuple[Path, bool]) -> str:
+def _found(path: Path, of_input_ids: bool) -> str:
     """What a file has of what is wanted."""
-    path, of_input_ids = task
     if not of_input_ids:
         return md5_of(path)
     try:
@@ -83,7 +82,7 @@ def _compare(task: tuple[Path, Wanted]) -> str:
     """What is wrong with a file, in a line; '' where it is the one listed."""
     path, wanted = task
     try:
-        md5 = _found((path, wanted.of_input_ids))
+        md5 = _found(path, wanted.of_input_ids)
     except DataError as error:
         return str(error)
     what = "md5 of input_ids" if wanted.of_input_ids else "md5"

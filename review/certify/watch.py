@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,12 @@ from review.certify.burn_in import BurnIn
 from review.logs.findings import ReviewError
 from review.logs.mllog import text
 from review.logs.output import print_json
-from review.results.display import console, duration
+from review.results import live
+from review.results.display import duration
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
     from review.certify.verdict import Certificate
 
 EXIT = {"pass": 0, "warn": 3, "fail": 1}
@@ -138,24 +142,13 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[State]:
     """The state every ``interval`` seconds until the test has ended."""
-    while True:
-        state = watched.poll(clock())
-        yield state
-        if state.done or state.broken is not None:
-            return
-        sleep(interval)
+    return live.follow(watched.poll, lambda state: state.done or state.broken is not None, interval, clock, sleep)
 
 
 def watch(watched: Watched, interval: float, as_json: bool, once: bool) -> int:
     """Shows the test until it ends; the exit status of `certify`, or 2 where the load did not run."""
-    states = follow(watched, interval)
-    state = next(states)
-    if once:
-        _print(state, as_json)
-    elif as_json or not sys.stdout.isatty():
-        state = _print_changes(state, states, as_json)
-    else:
-        state = _draw_live(state, states)
+    say = partial(_print, as_json=as_json)
+    state = live.show(follow(watched, interval), as_json, once, say, _news, _render)
     if state.broken is not None:
         print(f"review: the load did not run: {text(state.broken.splitlines()[0])}", file=sys.stderr)
     return state.status
@@ -168,32 +161,15 @@ def _print(state: State, as_json: bool) -> None:
         print(*state.lines(), sep="\n", flush=True)
 
 
-def _print_changes(state: State, states: Iterator[State], as_json: bool) -> State:
-    """A line for each new stage, percent of the burn-in and verdict."""
-    shown = None
-    while True:
-        wrong = len(state.found.reasons()) if state.found else 0
-        percent = int(100 * state.burn.elapsed / state.burn.duration) if state.burn and state.burn.duration else 0
-        key = (state.stage, state.verdict, wrong, percent, state.stands_still, state.done)
-        if key != shown:
-            _print(state, as_json)
-            shown = key
-        following = next(states, None)
-        if following is None:
-            return state
-        state = following
+def _news(state: State) -> object:
+    """What makes a new line: a stage, a percent of the burn-in, or another verdict."""
+    wrong = len(state.found.reasons()) if state.found else 0
+    percent = int(100 * state.burn.elapsed / state.burn.duration) if state.burn and state.burn.duration else 0
+    return state.stage, state.verdict, wrong, percent, state.stands_still, state.done
 
 
-def _draw_live(state: State, states: Iterator[State]) -> State:
-    from rich.live import Live
+def _render(state: State, _: Console) -> RenderableType:
     from rich.text import Text
 
     colors = {"pass": "green", "warn": "yellow", "fail": "red"}
-    out = console()
-    with Live(console=out, auto_refresh=False) as live:
-        while True:
-            live.update(Text("\n".join(state.lines()), colors.get(state.verdict, "")), refresh=True)
-            following = next(states, None)
-            if following is None:
-                return state
-            state = following
+    return Text("\n".join(state.lines()), colors.get(state.verdict, ""))

@@ -87,3 +87,10 @@ def packed(downloaded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(downloaded, folder)
     prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
     return folder
+
+
+def flip(path: Path) -> None:
+    """Changes one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)

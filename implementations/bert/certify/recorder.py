@@ -25,9 +25,8 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.cpu: np.ndarray = np.empty(
-            0, np.float32
-        )  # seconds that this process used of CPUs in each step that was taken last
+        # Seconds that this process used of CPUs in each step that was taken last.
+        self.cpu: np.ndarray = np.empty(0, np.float32)
         self._steps: list[list[Any]] = []
         self._cpu: list[list[float]] = []
         self._free: list[torch.cuda.Event] = []

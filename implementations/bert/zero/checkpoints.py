@@ -8,7 +8,6 @@ are read by name, for any number of ranks, stage and engine; a tensor is put tog
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from bert.env import ConfigError
 from bert.files import name_folder, sync, whole_file
+from bert.shard_files import WholeTensors
 from bert.stop import TrainingError
 from bert.zero.partitions import MASTERS, STEPS
 from bert.zero.step import DeepSpeedStep, load
@@ -82,25 +82,6 @@ def _publish(directory: Path, partial: str, name: str) -> None:
         latest.write_text(name, encoding="utf-8")
 
 
-class _Tensors(Mapping[str, Tensor]):
-    """Masters or a state by parameter name, each put together of the shards when it is asked for."""
-
-    def __init__(self, shapes: Mapping[str, torch.Size], places: Mapping[str, list[tuple[Tensor, Any]]]) -> None:
-        self.shapes, self.places = shapes, places
-
-    def __getitem__(self, name: str) -> Tensor:
-        whole = torch.empty(torch.Size(self.shapes[name]).numel())
-        for flat, (_, begin, size, start) in self.places[name]:
-            whole[start : start + size] = flat[begin : begin + size]
-        return whole.view(self.shapes[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-
 def read(folder: Path) -> dict[str, Any]:
     """The state as in a step_*.pt of ours; its tensors are mappings that read when asked. Raises ConfigError."""
     load(f"{folder} is a checkpoint of DeepSpeed's")
@@ -113,12 +94,13 @@ def read(folder: Path) -> dict[str, Any]:
     names = list(index["shapes"])
     optimizer: dict[str, Any] = {"num_steps": index["num_steps"]}
     for part in index["parts"]:
-        places: dict[str, list[tuple[Tensor, Any]]] = {name: [] for name in names}
-        for flats, partitions in zip(shards, index["segments"], strict=True):
-            for flat, segments in zip(flats[part], partitions, strict=True):
-                for segment in segments:
-                    places[names[segment[0]]].append((flat, segment))
-        optimizer[part] = _Tensors(index["shapes"], places)
+        spans = (
+            (names[number], start, flat[begin : begin + size])
+            for flats, partitions in zip(shards, index["segments"], strict=True)
+            for flat, segments in zip(flats[part], partitions, strict=True)
+            for number, begin, size, start in segments
+        )
+        optimizer[part] = WholeTensors(index["shapes"], spans)
     own = {"segments", "shapes", "parts", "num_steps"}
     facts = {key: value for key, value in index.items() if key not in own}
     return {**facts, "optimizer": optimizer, "model": optimizer[MASTERS]}

@@ -11,23 +11,9 @@ from bert.data.synthetic import SyntheticShards
 from bert.data.training import Config, TrainingData, make_batching
 from bert.env import ConfigError, from_env
 
+from .sources import Files
+
 LENGTH = 48
-
-
-class Files:
-    """Records in memory as a source, each file a bin of its own."""
-
-    vocab_md5 = ""
-
-    def __init__(self, files):
-        self.files = files
-        self.bins = [np.array([number]) for number in range(len(files))]
-
-    def row_counts(self):
-        return np.array([records.num_rows for records in self.files])
-
-    def __getitem__(self, number):
-        return self.files[number]
 
 
 @pytest.fixture

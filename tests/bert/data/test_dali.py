@@ -27,6 +27,7 @@ from bert.env import ConfigError, from_env
 from bert.mlperf import MlperfLog
 
 from ..states import same
+from .sources import Files
 
 CPU = torch.device("cpu")
 
@@ -87,22 +88,9 @@ def pipelines(request, monkeypatch):
         pytest.skip("NVIDIA DALI is not installed: requirements/dali.txt")
 
 
-class _Rows:
-    vocab_md5 = ""
-
-    def __init__(self, files):
-        self.files = files
-
-    def row_counts(self):
-        return np.array([records.num_rows for records in self.files])
-
-    def __getitem__(self, number):
-        return self.files[number]
-
-
 @pytest.fixture
 def data(make_records):
-    rows = _Rows([make_records(25, True, seed) for seed in range(3)])
+    rows = Files([make_records(25, True, seed) for seed in range(3)])
     return lambda **options: _data(rows, **options)
 
 

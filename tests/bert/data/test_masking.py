@@ -23,6 +23,7 @@ from bert.env import ConfigError
 from bert.graph import graph_capacity, static_batch
 
 from ..states import newest, same
+from .sources import Files
 
 LENGTH, WORDS = 48, 211
 CLS, SEP, MASK = 1, 2, 3
@@ -106,22 +107,6 @@ def test_masks_beyond_the_room_of_a_graph_are_left_out(many: Records) -> None:
     end = int(plain.cu_seqlens[-1])
     assert torch.equal(cut.input_ids[: last + 1], whole.input_ids[: last + 1])
     assert np.array_equal(cut.input_ids[last + 1 :], original(many)[last + 1 : end])
-
-
-class Files:
-    """Records in memory as a source, each file a bin of its own."""
-
-    vocab_md5 = ""
-
-    def __init__(self, files: list[Records]) -> None:
-        self.files = files
-        self.bins = [np.array([number]) for number in range(len(files))]
-
-    def row_counts(self) -> np.ndarray:
-        return np.array([records.num_rows for records in self.files])
-
-    def __getitem__(self, number: int) -> Records:
-        return self.files[number]
 
 
 KINDS = {

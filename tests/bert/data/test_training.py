@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.training import Config, TrainingData
 
-
-class _Files:
-    vocab_md5 = ""
-
-    def __init__(self, files):
-        self.files = files
-
-    def row_counts(self):
-        return np.array([records.num_rows for records in self.files])
-
-    def __getitem__(self, number):
-        return self.files[number]
+from .sources import Files
 
 
 def _tokens(batch):
@@ -32,7 +20,7 @@ def _tokens(batch):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_an_epoch_of_batches_is_every_sequence_once(make_records, packed):
-    files = _Files([make_records(7, packed, seed) for seed in range(3)])  # steps of 4 rows cross the ends of 7
+    files = Files([make_records(7, packed, seed) for seed in range(3)])  # steps of 4 rows cross the ends of 7
     total = int(files.row_counts().sum())
     config = Config(batch_size=2, gradient_steps=2, packed=packed, max_seq_length=48)
     sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
@@ -58,7 +46,7 @@ def test_an_epoch_of_batches_is_every_sequence_once(make_records, packed):
 
 def test_rows_of_no_sequence_are_passed_over_and_no_micro_batch_is_empty(make_records):
     records = make_records(12, False, 1)
-    files = _Files([records.with_rows([0, 0, 0, 4, 8, 8, 12, 12]), make_records(5, True, 2)])
+    files = Files([records.with_rows([0, 0, 0, 4, 8, 8, 12, 12]), make_records(5, True, 2)])
     config = Config(batch_size=1, gradient_steps=1, packed=True, max_seq_length=512)
     sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
     data = TrainingData(files, sampler, config, vocab_size=211, first_step=1, finish=lambda batch: batch)
@@ -80,7 +68,7 @@ def test_a_step_that_cannot_be_made_is_told_at_its_turn(make_records, bad):
         return batch
 
     made: list = []
-    files = _Files([make_records(40, False, 1)])
+    files = Files([make_records(40, False, 1)])
     config = Config(batch_size=2, gradient_steps=1, packed=False, max_seq_length=48)
     sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
     data = TrainingData(files, sampler, config, vocab_size=211, first_step=1, finish=finish)

@@ -17,7 +17,7 @@ from input_preprocessing.dataset import prepare, repair
 from input_preprocessing.stage.cli import run
 from input_preprocessing.verify.verdict import failures, verify
 
-from ..conftest import prepare_options
+from ..conftest import flip, prepare_options
 from ..test_crash_points import ENDED, contents, run_and_kill
 
 SHARD = "packed_data/part_00001_of_00004.hdf5"
@@ -63,12 +63,6 @@ def swap_for_a_whole_file(folder: Path, name: str = SHARD) -> None:
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2000])
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def relabel(folder: Path) -> None:

@@ -21,7 +21,7 @@ from input_preprocessing.stage import manifest
 from input_preprocessing.verify import audit, checks
 from input_preprocessing.verify import verdict as verify
 
-from ..conftest import prepare_options
+from ..conftest import flip, prepare_options
 
 SHARD = "packed_data/part_00001_of_00004.hdf5"
 OTHER = "packed_data/part_00002_of_00004.hdf5"
@@ -65,12 +65,6 @@ def swap(folder: Path) -> None:
     (folder / SHARD).rename(folder / "x")
     (folder / OTHER).rename(folder / SHARD)
     (folder / "x").rename(folder / OTHER)
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def evaluate_on_training_data(folder: Path) -> None:
