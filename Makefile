@@ -52,7 +52,7 @@ test-slurm: $(DEV)
 
 ## make test-deepspeed    ENGINE=deepspeed on two processes; installs DeepSpeed into VENV
 test-deepspeed: $(DEEPSPEED)
-	@$(VENV)/bin/python -m pytest -m 'deepspeed and not slow' tests/bert/zero tests/launch
+	@$(VENV)/bin/python -m pytest -m 'deepspeed and not slow' tests/bert tests/launch
 
 $(DEEPSPEED): requirements/deepspeed.txt $(DEV)
 	@$(VENV)/bin/python -m pip --disable-pip-version-check install -q -r requirements/deepspeed.txt

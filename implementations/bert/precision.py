@@ -68,9 +68,7 @@ class Config:
 
     def resolve(self, device: torch.device) -> Precision:
         """What these settings come to on ``device``: the one place where that is decided."""
-        name = self.precision
-        if name == "auto":
-            name = "fp32" if device.type != "cuda" else "bf16" if _is_ampere(device) else "fp16"
+        name = settle(self.precision, device)
         dtype = DTYPES[name]
         return Precision(
             dtype=dtype,
@@ -80,6 +78,13 @@ class Config:
             constant_loss_scale=self.loss_scale > 0,
             growth_interval=self.growth_interval,
         )
+
+
+def settle(name: str, device: torch.device) -> str:
+    """PRECISION=name with ``auto`` as what it is on ``device``."""
+    if name != "auto":
+        return name
+    return "fp32" if device.type != "cuda" else "bf16" if _is_ampere(device) else "fp16"
 
 
 def _is_ampere(device: torch.device) -> bool:

@@ -66,7 +66,8 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     source = open_source(config.data, model.config.vocab_size)
     row_counts = source.row_counts()
     resume.check_data(config, saved, row_counts, source.vocab_md5)
-    sampler = Sampler(row_counts, config.data.rows_per_step, seed, world.rank, world.size)
+    dealt = resume.dealt(config, saved)
+    sampler = Sampler(row_counts, config.data.rows_per_step, seed, world.rank, world.size, dealt)
     data = open_data(config, world, source, sampler, done_batches + 1, seed)
     rate = partial(learning_rate, config=config.schedule)
     steps = Steps(rate, config.max_steps, step.scaler, done, done_batches)
@@ -76,7 +77,7 @@ def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     )  # fmt: skip
     evaluation = Evaluation(config, world, log, step, source.vocab_md5, evaluation_graph, watchers)
 
-    saver = resume.Saver(config, step, world, seed, source)
+    saver = resume.Saver(config, step, world, seed, source, dealt)
     last = min(config.max_steps, done + (config.steps_this_run or config.max_steps))
 
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections import Counter
 from typing import Any
@@ -15,6 +16,7 @@ from bert.config import Config
 from bert.data.batching import RowSource
 from bert.dist import World
 from bert.env import ConfigError
+from bert.precision import settle
 from bert.step import Step, Trainer
 from bert.zero import checkpoints as zero_checkpoints
 from bert.zero.step import DeepSpeedStep
@@ -42,14 +44,38 @@ def restore(config: Config, step: Trainer, seed: int, saved: dict[str, Any] | No
     """Restores a checkpoint where there is one: (steps, batches, samples) done. Raises ConfigError where it differs."""
     if saved is None:
         return 0, 0, 0
-    for name, value in run_identity(config, seed).items():
-        if saved["run"].get(name) != value:
-            raise ConfigError(
-                f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run with {name} "
-                f"{saved['run'].get(name)}, this one has {value}: use the same settings, or another CHECKPOINT_DIR"
-            )
+    _check_run(config, run_identity(config, seed), saved["run"])
     step.load_state_dict(saved)
     return int(saved["step"]), int(saved["batches"]), int(saved["samples"])
+
+
+_ROWS = ("WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS")  # may change where their product, a step's rows, does not
+
+
+def _check_run(config: Config, mine: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Raises ConfigError where the run that was saved is not this one."""
+    can_move = config.data.batching == "rows" and config.data.exchange_group == 1  # by step and rank alone
+    rows, rows_before = (math.prod(identity.get(name, 0) for name in _ROWS) for identity in (mine, saved))
+    # Earlier versions saved the word auto itself.
+    saved = saved | {"PRECISION": settle(saved["PRECISION"], config.device)}
+    for name, value in mine.items():
+        if saved.get(name) == value or (name in _ROWS and can_move and rows == rows_before):
+            continue
+        cure = "use the same settings"
+        if name in _ROWS and can_move:
+            cure = f"{' x '.join(_ROWS)} must stay {rows_before}, and is {rows}: change another of them"
+        raise ConfigError(
+            f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run with {name} "
+            f"{saved.get(name)}, this one has {value}: {cure}, or use another CHECKPOINT_DIR"
+        )
+
+
+def dealt(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]:
+    """(ranks, rows of each in a step) by which rows are dealt: those of the run that was the first of this one."""
+    if saved is None:
+        return config.dist.world_size, config.data.rows_per_step
+    ranks, rows, steps = (saved["run"][name] for name in _ROWS)
+    return saved.get("dealt", (ranks, rows * steps))
 
 
 def run_identity(config: Config, seed: int) -> dict[str, Any]:
@@ -70,7 +96,7 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
         "MASKING": None if data.masking == "static" else data.masking,
         "OPTIMIZER": config.optim.optimizer,
         "CLIP": config.optim.clip,
-        "PRECISION": config.precision.precision,
+        "PRECISION": settle(config.precision.precision, config.device),
         "FP8_RECIPE": config.precision.fp8_recipe if config.precision.precision == "fp8" else None,
         # None where earlier versions, which had no such setting, did the same.
         "FP8_FAST_SUMS": config.precision.fp8_fast_sums if config.precision.fp8_fast_sums != "forward" else None,
@@ -122,16 +148,18 @@ def saved_checksum(saved: dict[str, Any] | None) -> int:
 class Saver:
     """Saves the state of a run on a thread, from rank 0, or each rank its part; the steps wait for a copy only."""
 
-    def __init__(self, config: Config, trained: Trainer, world: World, seed: int, data: RowSource) -> None:
-        """data: what is trained on."""
+    def __init__(
+        self, config: Config, trained: Trainer, world: World, seed: int, data: RowSource, dealt: tuple[int, int]
+    ) -> None:
+        """data: what is trained on; dealt: see Sampler."""
         self.config, self.trained, self.world, self.seed = config, trained, world, seed
-        self.data = data
+        self.data, self.dealt = data, dealt
         self.writer = checkpoint.Writer(config.checkpoint)
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
         """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective."""
         facts: dict[str, Any] = {"step": step, "batches": batches, "samples": samples, "ended": ended}
-        facts |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5}
+        facts |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5, "dealt": self.dealt}
         facts |= {"bert_config": dataclasses.asdict(self.config.model), "run": run_identity(self.config, self.seed)}
         if self.config.checkpoint.shards:
             token = self.world.broadcast_int(int.from_bytes(os.urandom(7), "little"))

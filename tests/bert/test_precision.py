@@ -9,7 +9,7 @@ from bert.config import Config as RunConfig
 from bert.env import ConfigError, from_env
 from bert.kernels.fp8 import Recipe
 from bert.precision import Config, LossScaler
-from bert.resume import run_identity
+from bert.resume import restore, run_identity
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -67,3 +67,20 @@ def test_settings_of_fp8_reach_its_recipe_and_a_resumed_run_must_keep_them(prepa
     identities = [run_identity(config, 0) for config in (plain, other, bf16)]
     assert [one["FP8_FAST_SUMS"] for one in identities] == [None, "all", None]
     assert [one["FP8_OUTPUT_PROJECTION"] for one in identities] == [None, 1, None]
+
+
+def test_auto_is_resumed_by_the_name_of_what_it_was_and_as_earlier_versions_saved_it(prepared):
+    class Trained:
+        def load_state_dict(self, state):
+            self.state = state
+
+    auto, fp32, bf16 = (from_env(RunConfig, prepared | {"PRECISION": name}) for name in ("auto", "fp32", "bf16"))
+    saved = {"run": run_identity(auto, 7), "step": 4, "batches": 5, "samples": 6}
+    assert saved["run"]["PRECISION"] == "fp32"
+    for run in (saved["run"], saved["run"] | {"PRECISION": "auto"}):
+        for config in (auto, fp32):
+            trained = Trained()
+            assert restore(config, trained, 7, saved | {"run": run}) == (4, 5, 6)
+            assert trained.state["step"] == 4
+        with pytest.raises(ConfigError, match="is of a run with PRECISION fp32, this one has bf16: use the same"):
+            restore(bf16, Trained(), 7, saved | {"run": run})

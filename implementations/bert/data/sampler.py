@@ -19,16 +19,30 @@ class Sampler:
     order, so that it reads few files. What does not fill a last step of all ranks is left out until the next epoch.
     """
 
-    def __init__(self, row_counts: np.ndarray, rows_per_step: int, seed: int, rank: int, world_size: int) -> None:
-        """row_counts: rows of every file; rows_per_step: rows a rank takes in one optimizer step."""
+    def __init__(
+        self,
+        row_counts: np.ndarray,
+        rows_per_step: int,
+        seed: int,
+        rank: int,
+        world_size: int,
+        dealt: tuple[int, int] | None = None,
+    ) -> None:
+        """row_counts: rows of every file; rows_per_step: rows a rank takes in one optimizer step.
+
+        dealt: (ranks, rows of each in a step) of the run that this one continues with other ranks: each step has the
+        rows that it would have had there, of as many ranks together.
+        """
         self.row_counts, self.rows_per_step = row_counts, rows_per_step
         self.seed, self.rank, self.world_size = seed, rank, world_size
-        self.rows_per_rank = int(row_counts.sum()) // world_size
-        self.steps_per_epoch = self.rows_per_rank // rows_per_step
+        num_runs, self._rows_dealt = dealt or (world_size, rows_per_step)
+        assert num_runs * self._rows_dealt == world_size * rows_per_step, "as many rows in a step"
+        self.rows_per_rank = int(row_counts.sum()) // num_runs
+        self.steps_per_epoch = self.rows_per_rank // self._rows_dealt
         if self.steps_per_epoch == 0:
             raise DataError(
-                f"{int(row_counts.sum())} rows of training data do not fill one step of {world_size} ranks x "
-                f"{rows_per_step} rows: prepare more data, or lower BATCHSIZE or GRADIENT_STEPS"
+                f"{int(row_counts.sum())} rows of training data do not fill one step of {num_runs} ranks x "
+                f"{self._rows_dealt} rows: prepare more data, or lower BATCHSIZE or GRADIENT_STEPS"
             )
         self._order = lru_cache(maxsize=2)(self._file_order)
         self._permutation = lru_cache(maxsize=4)(self._row_permutation)
@@ -40,8 +54,14 @@ class Sampler:
     def rows(self, step: int, rank: int | None = None) -> Pieces:
         """Rows of optimizer step ``step`` (1 is the first) on this rank or another."""
         epoch, step_in_epoch = self.epoch(step), (step - 1) % self.steps_per_epoch
-        begin = (self.rank if rank is None else rank) * self.rows_per_rank + step_in_epoch * self.rows_per_step
-        return list(self._pieces(epoch, begin, begin + self.rows_per_step))
+        first, size = (self.rank if rank is None else rank) * self.rows_per_step, self._rows_dealt
+        end = first + self.rows_per_step
+        found: Pieces = []
+        for run in range(first // size, -(-end // size)):
+            begin = run * self.rows_per_rank + step_in_epoch * size
+            low, high = max(first - run * size, 0), min(end - run * size, size)
+            found += self._pieces(epoch, begin + low, begin + high)
+        return found
 
     def stream(self) -> Iterator[tuple[int, int, np.ndarray]]:
         """This rank's (epoch, file, rows in it) without end and without steps: here each epoch leaves nothing out."""

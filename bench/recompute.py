@@ -1,0 +1,163 @@
+"""Memory and time of a training step by RECOMPUTE_LAYERS, and the estimate of ``--check`` beside what was measured.
+
+A model of the width of BERT-1.5B with few layers takes real steps on this machine's CPU. Memory: of tensors, counted
+operation by operation, in the passes beside what stays, and in the whole step; and of a process of its own that takes
+two steps, what it adds to its resident memory. Time: of the step, the variants in turns. Prints one JSON line; the
+ratios are the figures, the times depend on the machine.
+
+usage: python bench/recompute.py [--layers 4] [--rows 16] [--length 128] [--repeats 3] [--tiny]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import multiprocessing
+import resource
+import statistics
+import time
+from typing import Any
+
+import result
+import torch
+
+from bert import kernels, memory, optim
+from bert.data.pretraining import PretrainingBatch
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.model.init import first_weights, hollow, on_meta
+from bert.model.recompute import Recomputation
+from bert.optim.sharded import Sharded
+from bert.peak import Peak
+from bert.precision import Precision
+from bert.step import Step, build_step
+
+CPU, DTYPE = torch.device("cpu"), torch.float32
+OPTIMIZER = optim.Config(optimizer="lans", sharded=True)
+
+
+def full_batch(rows: int, length: int, vocab_size: int) -> PretrainingBatch:
+    """Rows of one sequence each, without padding; 15% of the tokens are masked."""
+    generator, tokens = torch.Generator().manual_seed(0), rows * length
+    masked = torch.randperm(tokens, generator=generator)[: int(0.15 * tokens)].sort().values
+    return PretrainingBatch(
+        input_ids=torch.randint(vocab_size, (tokens,), generator=generator, dtype=torch.int32),
+        segment_ids=torch.zeros(tokens, dtype=torch.int32),
+        position_ids=torch.arange(length, dtype=torch.int32).repeat(rows),
+        cu_seqlens=torch.arange(0, tokens + 1, length, dtype=torch.int32), max_seqlen=length,
+        num_tokens=tokens, num_sequences=rows, num_masked=len(masked), masked_positions=masked.int(),
+        masked_labels=torch.randint(vocab_size, (len(masked),), generator=generator),
+        next_sentence_labels=torch.zeros(rows, dtype=torch.int64),
+    )  # fmt: skip
+
+
+def make_step(shape: BertConfig, layers: int) -> Step:
+    """A step of one rank with RECOMPUTE_LAYERS=layers."""
+    with on_meta():
+        model = BertForPreTraining(shape, kernels.select(kernels.Config(fused="none"), CPU))
+    hollow(model, DTYPE, CPU)
+    if layers:
+        model.recompute(Recomputation(layers, random_state=True))
+    return build_step(
+        model, Precision(dtype=DTYPE), OPTIMIZER, World(DistConfig(device="cpu")),
+        accumulate=False, fused_update=False, first_weights=first_weights(model, 0),
+    )  # fmt: skip
+
+
+def estimate(shape: BertConfig, layers: int, batch: PretrainingBatch) -> tuple[int, int]:
+    """Bytes of the passes beside what stays, and of the whole step."""
+    plan = memory.Plan(
+        model=shape, optimizer=OPTIMIZER, dtype=DTYPE, fused=False, num_ranks=1, tokens=batch.num_tokens,
+        masked=batch.num_masked, length=batch.max_seqlen, accumulate=False, recompute_layers=layers, device_type="cpu",
+    )  # fmt: skip
+    return memory.activations(plan), sum(memory.estimate(plan).values())
+
+
+def counted(step: Step, batch: PretrainingBatch) -> tuple[int, int]:
+    """The same, counted in steps that are taken."""
+    assert isinstance(step.optimizer, Sharded)
+    stays = [*step.optimizer.state_tensors(), *memory.gradient_buffers(step.optimizer)]
+    with Peak(stays) as peak:
+        at_rest = peak.now
+        with step.gradients.micro_batch(True, True, step.scaler.scale):
+            sum(step.gradients.forward(batch)).backward()  # type: ignore[union-attr]
+        passes = peak.most - at_rest
+        step.gradients.finish(step.scaler.scale)
+    with Peak(stays) as peak:
+        step([batch], 1e-3)
+    return passes, peak.most
+
+
+def _resident(shape: BertConfig, layers: int, batch: PretrainingBatch, queue: Any) -> None:
+    small = dataclasses.replace(shape, vocab_size=16, hidden_size=shape.num_attention_heads, intermediate_size=8)
+    make_step(small, layers)([full_batch(1, 8, 16)], 0.0)  # what PyTorch imports and starts at its first step
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = make_step(shape, layers)
+    for _ in range(2):
+        step([batch], 1e-3)
+    queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+
+
+def resident(*arguments: Any) -> int:
+    """What a fresh process adds to its resident memory, at most, to build the model and take two steps."""
+    processes = multiprocessing.get_context("fork")  # before this one has computed anything
+    queue = processes.SimpleQueue()
+    child = processes.Process(target=_resident, args=(*arguments, queue))
+    child.start()
+    child.join(600)
+    if child.exitcode != 0:
+        child.kill()
+        raise RuntimeError(f"the process that was measured ended with {child.exitcode}")
+    return int(queue.get())
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
+    options = parser.parse_args()
+    sizes = (1600, 25, 6400, 30522) if not options.tiny else (32, 2, 64, 211)
+    width, heads, inner, vocab_size = sizes
+    shape = BertConfig(
+        vocab_size=vocab_size, hidden_size=width, num_hidden_layers=options.layers, num_attention_heads=heads,
+        intermediate_size=inner, layer_norm_large_model=True,
+    )  # fmt: skip
+    batch = full_batch(options.rows, options.length, vocab_size)
+    variants = [0, *(k for k in (1, 2, 4) if k <= options.layers)]
+    processes = {k: resident(shape, k, batch) for k in variants}
+    figures: dict[str, Any] = {"model": f"{options.layers} layers x {width}", "tokens": batch.num_tokens}
+    seconds: dict[int, list[float]] = {k: [] for k in variants}
+    step = make_step(shape, 0)  # one for all: what they share is most of the memory
+    assert isinstance(step.model, BertForPreTraining)
+    encoder = step.model.bert.encoder
+    for k in variants:
+        encoder.recomputation = Recomputation(k, random_state=True) if k else None
+        passes, whole = counted(step, batch)
+        passes_foreseen, whole_foreseen = estimate(shape, k, batch)
+        figures[f"recompute_{k}"] = {
+            "passes_mb": round(passes / 1e6, 1), "passes_estimate": round(passes_foreseen / passes, 3),
+            "step_mb": round(whole / 1e6, 1), "step_estimate": round(whole_foreseen / whole, 3),
+            "process_mb": round(processes[k] / 1e6, 1), "process_estimate": round(whole_foreseen / processes[k], 3),
+        }  # fmt: skip
+    for _ in range(options.repeats):
+        for k in variants:
+            encoder.recomputation = Recomputation(k, random_state=True) if k else None
+            begin = time.perf_counter()
+            step([batch], 1e-3)
+            seconds[k].append(time.perf_counter() - begin)
+    for k in variants:
+        ratio = statistics.median(a / b for a, b in zip(seconds[k], seconds[0], strict=True))
+        figures[f"recompute_{k}"] |= {"time_ratio": round(ratio, 3)}
+        memory_ratio = figures[f"recompute_{k}"]["passes_mb"] / figures["recompute_0"]["passes_mb"]
+        figures[f"recompute_{k}"] |= {"passes_ratio": round(memory_ratio, 3)}
+    result.emit("recompute", figures, data="random tokens, whole rows", targets={})
+
+
+if __name__ == "__main__":
+    main()
