@@ -108,6 +108,17 @@ class World:
         """True on rank 0, the only one that logs."""
         return self.rank == 0
 
+    def warm_up(self) -> None:
+        """Each kind of collective of a step, once and small: none of them connects ranks later. A collective."""
+        numbers = torch.ones(self.size, device=self.device)
+        self.sum(numbers.clone())
+        self.max(numbers.clone())
+        for work in (self.reduce_scatter(numbers[:1], numbers.clone()), self.all_gather(numbers.clone(), numbers[:1])):
+            if work is not None:
+                work.wait()
+        self.broadcast_int(0)
+        self.barrier()
+
     def wait_for(self, event: torch.cuda.Event) -> None:
         """Waits for the device to reach the event. Raises HangError after DIST_TIMEOUT.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from bert import checkpoint, hand_over, kernel_choice, observers, resume, rundir
 from bert.agenda import Agenda
@@ -24,16 +24,17 @@ from bert.data.sampler import Sampler
 from bert.data.synthetic import synthetic_records
 from bert.data.training import TrainingData, open_masks, open_source, row_sequences
 from bert.dist import World
-from bert.evaluate import EvaluationGraph, Evaluator
+from bert.evaluate import EvaluationGraph, Evaluator, rehearse
 from bert.graph import graph_capacity, static_batch
 from bert.kernels import select
 from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
-from bert.model.init import Piece, first_weights, hollow, initialize, on_meta
+from bert.model.init import Piece, blank, first_weights, hollow, initialize
 from bert.observers import Observer
 from bert.profile_steps import ProfiledStep
 from bert.progress import Progress
 from bert.schedule import learning_rate
+from bert.start import StartClock
 from bert.step import Step, Trainer, TrainingStep, build_step
 from bert.steps import Steps
 from bert.stop import LAST_STEP, Ending, Stop, TrainingError
@@ -43,22 +44,25 @@ from bert.zero.partitions import shape_of
 from bert.zero.step import DeepSpeedStep
 
 
-def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
+def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) -> Ending:
     """Runs to the end and says why it ended. Every rank calls it with the same settings."""
     saved = resume.newest(config.checkpoint)
     resume.check_weights(config, world, resume.saved_checksum(saved))
     seed = world.broadcast_int(resume.pick_seed(config, saved))
     log.submission()
     log.hyperparameters(config.hyperparameters(seed))
+    clock.lap("checkpoint")
     config = settle_kernels(config, world)
-    model, step = build(config, world, seed)
+    clock.lap("choice of kernels")
+    model, step = build(config, world, seed, clock)
     log.weights(name for name, _ in model.named_parameters())
     if saved is None and config.checkpoint.init_optimizer:
         hand_over.restore(config, step, {name: shape_of(parameter) for name, parameter in model.named_parameters()})
     done, done_batches, done_samples = resume.restore(config, step, seed, saved)
-    take_step, evaluation_graph = prepare(config, model, step, world)
+    clock.lap("checkpoint")
+    take_step, evaluation_graph = prepare(config, model, step, world, clock)
     watchers = watch(config, world, log, seed, done)
-    world.barrier()
+    end_start(config, world, clock)
     log.run_start()
     world.barrier()  # no rank touches the data set before the line is written
     started = time.monotonic()
@@ -196,29 +200,43 @@ def settle_kernels(config: Config, world: World) -> Config:
     return dataclasses.replace(config, kernels=choice)
 
 
-def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, Trainer]:
+def end_start(config: Config, world: World, clock: StartClock) -> None:
+    """Waits for all ranks, and says by part how long the start took on rank 0, also in the run's folder."""
+    world.barrier()
+    clock.lap("other ranks")
+    if world.is_main:
+        print(clock.line(), file=sys.stderr, flush=True)
+        parts = {part: round(seconds, 3) for part, seconds in clock.parts.items()}
+        rundir.add_to_environment(config.run, {"start_seconds": parts})
+
+
+def build(
+    config: Config, world: World, seed: int, clock: StartClock | None = None
+) -> tuple[BertForPreTraining, Trainer]:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit.
 
     ``config``: with the attention backend named. Where the optimizer is sharded, weights are never whole: each rank
     keeps the fp32 numbers of its shard.
     """
-    kernels, device = select(config.kernels, world.device), world.device
+    kernels, device, clock = select(config.kernels, world.device), world.device, clock or StartClock()
     by_pieces = config.optim.is_sharded(device) and not config.zero.is_deepspeed
-    with on_meta() if by_pieces else contextlib.nullcontext():
+    with blank(_place(config, world, by_pieces)):
         model = BertForPreTraining(config.model, kernels)
+    clock.lap("model")
     checksum, pieces = checkpoint.Checksum(), None
     if by_pieces:
         pieces = _pieces(config, world, model, seed, checksum)
         hollow(model, config.numerics.dtype, world.whole_device)
     else:
         _whole_weights(config, world, model, seed)
+        clock.lap("weights")
         resume.check_weights(config, world, checkpoint.checksum(dict(model.named_parameters())))
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
     if config.zero.is_deepspeed:
         given = config.zero.complete(config.optim, config.numerics, config.data.batch_size, config.data.gradient_steps)
         return model, DeepSpeedStep(model, config.numerics, config.optim, world, given)
-    model.to(world.whole_device)
+    clock.lap("comparison of weights")
     step = build_step(
         model,
         config.numerics,
@@ -228,17 +246,29 @@ def build(config: Config, world: World, seed: int) -> tuple[BertForPreTraining, 
         fused_update="lamb" in config.kernels.names(device),
         first_weights=pieces,
     )
+    clock.lap("weights")
     if by_pieces:
         resume.check_weights(config, world, checksum.value)
+        clock.lap("comparison of weights")
     return model, step
+
+
+def _place(config: Config, world: World, by_pieces: bool) -> torch.device:
+    """Where the model is made: shapes alone, on the CPU for DeepSpeed, or on the device."""
+    if by_pieces:
+        return torch.device("meta")
+    return torch.device("cpu") if config.zero.is_deepspeed else world.whole_device
 
 
 def _whole_weights(config: Config, world: World, model: BertForPreTraining, seed: int) -> None:
     path = config.checkpoint.init_checkpoint
-    if path is None or config.may_have_new_heads:
+    if path is None:
         initialize(model, seed)
-    if path is not None:
-        _say_loaded(path, checkpoint.load_weights(model, path, config.may_have_new_heads), world)
+        return
+    loaded = checkpoint.load_weights(model, path, config.may_have_new_heads)
+    if loaded.new:
+        initialize(model, seed, only=loaded.new)
+    _say_loaded(path, loaded, world)
 
 
 def _pieces(
@@ -271,13 +301,15 @@ def finisher(config: Config, world: World) -> Callable[[PretrainingBatch], Pretr
 
 
 def prepare(
-    config: Config, model: BertForPreTraining, step: Trainer, world: World
+    config: Config, model: BertForPreTraining, step: Trainer, world: World, clock: StartClock | None = None
 ) -> tuple[TrainingStep, EvaluationGraph | None]:
     """Before the clock: all that the first step and the first evaluation would otherwise wait for."""
     if not isinstance(step, Step):
         return step, None
-    rehearse = config.warm_up if config.warm_up is not None else world.device.type == "cuda"
-    take_step = ready(step, lambda: made_up_step(config, world), graph=config.uses_graph, rehearse=rehearse)
+    clock = clock or StartClock()
+    warms_up = config.warm_up if config.warm_up is not None else world.device.type == "cuda"
+    take_step = ready(step, lambda: made_up_step(config, world), graph=config.uses_graph, rehearse=warms_up)
+    clock.lap("warm-up")
     if config.capture.kinds:
         assert config.run.run_dir is not None
         folder = config.run.run_dir / f"capture_{config.run.trial}"
@@ -286,9 +318,14 @@ def prepare(
         assert config.run.run_dir is not None
         trace = config.run.run_dir / f"trace_{config.run.trial}.json"
         take_step = ProfiledStep(config.profile.span, trace, take_step)
-    if not config.uses_graph or not config.evaluates:
-        return take_step, None
-    return take_step, EvaluationGraph(config.evaluate, config.data.max_seq_length, model, world.device)
+    graph = None
+    if config.evaluates and config.uses_graph:
+        graph = EvaluationGraph(config.evaluate, config.data.max_seq_length, model, world.device)
+    elif config.evaluates and warms_up:
+        with step.whole():
+            rehearse(config.evaluate, config.data.max_seq_length, model, world.device)
+    clock.lap("evaluation's warm-up")
+    return take_step, graph
 
 
 def made_up_step(config: Config, world: World) -> list[PretrainingBatch]:

@@ -17,10 +17,10 @@ from bert.data.batch import Batch
 from bert.dist import World
 from bert.model.trainable import loss_names
 from bert.observers import Observer
+from bert.start import PROCESS_STARTED
 from bert.step import StepResult
 from bert.stop import Ending, TrainingError
 
-PROCESS_STARTED = time.monotonic()
 MEAN_STEPS = 100  # a single step's loss is noise: the summary also has the mean of at least so many
 
 

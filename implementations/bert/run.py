@@ -16,6 +16,7 @@ from bert.dist import HangError, World, pick_device
 from bert.env import ConfigError, from_env
 from bert.mlperf import MlperfLog
 from bert.pretraining import pretrain
+from bert.start import StartClock
 from bert.stop import TrainingError
 from bert.zero.settings import merged
 
@@ -67,13 +68,17 @@ def _check_gpu(config: Config) -> None:
 def _train(config: Config) -> int:
     is_main = config.dist.rank == 0
     path = config.run.run_dir / f"result_{config.run.trial}.txt" if config.run.run_dir else None
-    log = MlperfLog(config.mlperf, is_main, path)
+    clock, log = StartClock(), MlperfLog(config.mlperf, is_main, path)
+    clock.lap("imports")
     log.init_start()
     if is_main:
         model = dataclasses.asdict(config.model) | {"gelu_form": config.model.gelu_form}
         rundir.write_description(config.run, config, {"model": model})
     with World(config.dist) as world:
-        ending = pretrain(config, world, log)
+        clock.lap("process group")
+        world.warm_up()
+        clock.lap("communicators")
+        ending = pretrain(config, world, log, clock)
     if ending.stopped and is_main:
         said = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
         rundir.write_error(config.run, said)  # the launcher's word that the run is not complete

@@ -25,6 +25,7 @@ from bert.mlperf import MlperfLog
 from bert.precision import Config as PrecisionConfig
 from bert.precision import LossScaler, Precision
 from bert.schedule import learning_rate
+from bert.start import StartClock
 
 from .states import newest, same
 
@@ -318,7 +319,7 @@ def _train_with_overflows(environment, monkeypatch, overflow):
             batches, number = take(data), next(count)
         return batches
 
-    def poisoned(config, world, seed):
+    def poisoned(config, world, seed, clock):
         # In fp32, where scaling by powers of two is exact.
         model, step = build(dataclasses.replace(config, precision=PrecisionConfig(precision="fp32")), world, seed)
         step.scaler = LossScaler(Precision(dtype=torch.float16, init_loss_scale=2.0**20))
@@ -341,7 +342,7 @@ def _train_with_overflows(environment, monkeypatch, overflow):
         config = from_env(Config, environment)
         log = MlperfLog(config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt"))
         with World(config.dist) as world:
-            assert not pretraining.pretrain(config, world, log).reached
+            assert not pretraining.pretrain(config, world, log, StartClock()).reached
     said = [
         (event["key"], event["value"] if event["key"] != "tracked_stats" else None, event["metadata"].get("epoch_num"))
         for event in _result(environment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -23,12 +23,13 @@ class Piece(NamedTuple):
     values: Tensor
 
 
-def initialize(model: BertForPreTraining, seed: int) -> None:
-    """Gives the model the weights that ``first_weights`` draws."""
+def initialize(model: BertForPreTraining, seed: int, only: Collection[str] | None = None) -> None:
+    """Gives the model, or the parameters that ``only`` names, the weights that ``first_weights`` draws."""
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, start, values in first_weights(model, seed):
-            parameters[name].view(-1)[start : start + len(values)].copy_(values)
+            if only is None or name in only:
+                parameters[name].view(-1)[start : start + len(values)].copy_(values)
 
 
 def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Piece]:
@@ -62,7 +63,7 @@ def _pieces(size: int) -> Iterator[tuple[int, int]]:
 
 
 class _NoDraws(TorchFunctionMode):
-    """Inside, PyTorch's modules leave their parameters as they come. On the meta device their draws take seconds."""
+    """Inside, PyTorch's modules leave their parameters as they come: their draws take seconds, also on no device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
@@ -71,10 +72,15 @@ class _NoDraws(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def on_meta() -> Iterator[None]:
-    """Models made inside have shapes and no numbers."""
-    with torch.device("meta"), _NoDraws():
+def blank(device: torch.device) -> Iterator[None]:
+    """Models made inside lie on the device, and their weights have no values: who makes them gives them theirs."""
+    with device, _NoDraws():
         yield
+
+
+def on_meta() -> contextlib.AbstractContextManager[None]:
+    """Models made inside have shapes and no numbers."""
+    return blank(torch.device("meta"))
 
 
 def hollow(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
