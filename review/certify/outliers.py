@@ -21,13 +21,14 @@ _OF_MEDIAN = 1.2533  # standard error of a median over that of a mean
 class Outlier:
     """One that is far above the others.
 
-    excess: by how much, as a share of their median; deviations: how many standard deviations of a healthy one;
-    chance: expected number of such findings in a whole test of healthy machines, so that 0.001 is one in 1,000 tests.
+    excess: by how much, as a share of their median; measure: what says so, in words, such as "9 deviations" (of a
+    healthy one); chance: expected number of such findings in a whole test of healthy machines, so that 0.001 is one in
+    1,000 tests.
     """
 
     name: str
     excess: float
-    deviations: float
+    measure: str
     chance: float
 
 
@@ -74,7 +75,33 @@ def slow(
         sum_freedom = (between + error) ** 2 / (between**2 / freedom + error**2 / of_rounds)
         chance = float(t.sf(deviations, sum_freedom)) * comparisons
         if chance < FALSE_ALARMS and value - 1 > least_excess:
-            found.append(Outlier(name, float(value - 1), deviations, chance))
+            found.append(Outlier(name, float(value - 1), f"{deviations:.0f} deviations", chance))
+    return sorted(found, key=lambda one: -one.excess)
+
+
+def hesitating(lost: Mapping[str, Sequence[float]], comparisons: int, *, least: float) -> list[Outlier]:
+    """Those that lose time in more rounds than the others do, the worst first.
+
+    lost: share of each round's time, nan where one took no part; it counts by how much it is above the round's median.
+    Pauses are rare and of any length, so that nothing is assumed of how they are distributed: where all are alike, the
+    rounds that lost more than ``least`` are anybody's, and how many are one's own is hypergeometric (Fisher's exact
+    test). One long pause is no more than one round.
+    """
+    from scipy.stats import hypergeom  # slow to import, and only needed here
+
+    if len(lost) < LEAST:
+        return []
+    table = np.array([list(rounds) for rounds in lost.values()], np.float64)
+    table = table - np.nanmedian(table, axis=0)
+    rounds, hit = np.sum(~np.isnan(table), axis=1), np.sum(table > least, axis=1)
+    chances = hypergeom.sf(hit - 1, rounds.sum(), hit.sum(), rounds) * comparisons
+    found = [
+        Outlier(name, excess, f"in {own} of {count} rounds", chance)
+        for name, excess, own, count, chance in zip(
+            lost, np.nanmean(table, axis=1).tolist(), hit.tolist(), rounds.tolist(), chances.tolist(), strict=True
+        )
+        if chance < FALSE_ALARMS and excess > least
+    ]
     return sorted(found, key=lambda one: -one.excess)
 
 

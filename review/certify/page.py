@@ -90,7 +90,7 @@ def _outliers(found: Certificate) -> list[dict[str, str]]:
                 "what": WORDS[finding.what],
                 "stage": LABELS[finding.stage],
                 "excess": f"+{finding.outlier.excess:.1%}",
-                "sure": f"{finding.outlier.deviations:.0f} deviations; {chance_words(finding.outlier.chance)}",
+                "sure": f"{finding.outlier.measure}; {chance_words(finding.outlier.chance)}",
                 "evidence": "; ".join(text for text in (finding.evidence, also) if text),
             }
         )

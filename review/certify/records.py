@@ -95,6 +95,17 @@ class Records:
             for rank in self.places
         }
 
+    def relative(self, stage: str) -> dict[int, list[np.ndarray]]:
+        """The same seconds, each over the median of that step over all ranks and rounds: no two steps are alike."""
+        seconds = self.seconds(stage)
+        longest = max(len(times) for rounds in seconds.values() for times in rounds)
+        table = np.full((len(seconds), len(next(iter(seconds.values()))), longest), np.nan)
+        for rank, rounds in enumerate(seconds.values()):
+            for number, times in enumerate(rounds):
+                table[rank, number, : len(times)] = times
+        typical = np.nanmedian(table, axis=(0, 1))
+        return {rank: [times / typical[: len(times)] for times in rounds] for rank, rounds in seconds.items()}
+
     def rates(self, stage: str) -> dict[int, list[float]]:
         """A rank's sequences per second, by round; empty where the stage did not run."""
         steps = self.of(stage)

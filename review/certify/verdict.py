@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,28 +14,16 @@ from review.certify.burn_in import BurnIn
 from review.certify.corruption import Corruption, corrupt
 from review.certify.expected import Reached
 from review.certify.hardware import Fault, devices, faults, throttled
-from review.certify.outliers import LEAST, Outlier, slow
+from review.certify.outliers import LEAST, Outlier
+from review.certify.questions import Question, questions
 from review.certify.records import ALONE, LABELS, STAGES, Records, read
 from review.logs.output import write_whole
 
-LEAST_EXCESS = {"slow": 0.03, "hesitates": 0.05, "network": 0.15}  # what is less concerns nobody
-SPREAD = {"slow": 0.01, "hesitates": 0.02, "network": 0.05}  # of healthy ones: outliers.HEALTHY_SPREAD
 WORDS = {
     "slow": "slower than the median",
     "hesitates": "more lost in single steps than the median",
     "network": "slower all-reduce than the median",
 }
-
-
-@dataclass(frozen=True)
-class Question:
-    """Who of these stands out? kind: node, rank or link; values: by name and round."""
-
-    what: str
-    stage: str
-    kind: str
-    values: dict[str, list[float]]
-    paired: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,7 +44,7 @@ class Finding:
 
     def text(self) -> str:
         """In one line: who, by how much, in which stage, how sure that is."""
-        sure = f"{self.outlier.deviations:.0f} deviations, {chance_words(self.outlier.chance)}"
+        sure = f"{self.outlier.measure}, {chance_words(self.outlier.chance)}"
         also = f"; also: {', '.join(self.also)}" if self.also else ""
         evidence = f"; {self.evidence}" if self.evidence else ""
         excess = f"{self.outlier.excess:.1%}"
@@ -141,8 +127,7 @@ def certify(folder: Path) -> Certificate:
 
 def judge(records: Records) -> Certificate:
     """Who is slow, who computed something else, and what cannot be said."""
-    questions = [*_questions(records)]
-    comparisons = sum(len(question.values) for question in questions)
+    asked = [*questions(records)]
     seconds = {
         stage: {rank: float(np.median(np.concatenate(rounds))) for rank, rounds in records.seconds(stage).items()}
         for stage in records.stages
@@ -155,77 +140,25 @@ def judge(records: Records) -> Certificate:
         notes.append(f"too few nodes to tell a slow one from the others: {LEAST} or more")
     if not repeats:
         notes.append("the same steps do not repeat bit for bit here, so that nothing is said of silent corruption")
-    findings = _findings(records, questions, comparisons)
+    findings = _findings(records, asked)
     return Certificate(records, seconds, findings, broken, repeats, faults(records), notes)
 
 
-def _questions(records: Records) -> Iterator[Question]:
-    """All comparisons of the test, in the order of the stages."""
-    for stage in (one for one in records.stages if one != "pairs"):  # few rounds, and `node` has asked the same
-        own = records.seconds(stage)
-        typical = {rank: [_median(times) for times in rounds] for rank, rounds in own.items()}
-        lost = {rank: [_mean(times) / _median(times) for times in rounds] for rank, rounds in own.items()}
-        names = {rank: place.name for rank, place in records.places.items()}
-        yield Question("slow", stage, "node", _by_node(records, typical))
-        yield Question("slow", stage, "rank", {names[rank]: rounds for rank, rounds in typical.items()})
-        yield Question("hesitates", stage, "rank", {names[rank]: rounds for rank, rounds in lost.items()})
-    for probe in records.probed:
-        times = records.probe(probe)
-        yield Question("slow", probe, "node", _by_node(records, times))
-        yield Question("slow", probe, "rank", {records.places[rank].name: rounds for rank, rounds in times.items()})
-    pairs = records.pairs()
-    meetings: dict[str, list[float]] = defaultdict(list)
-    for pair, seconds in pairs.items():
-        for node in pair:
-            meetings[f"node {records.nodes[node]}"].append(min(seconds))
-    most = max((len(times) for times in meetings.values()), default=0)
-    filled = {node: times + [np.nan] * (most - len(times)) for node, times in meetings.items()}
-    yield Question("network", "pairs", "node", filled, paired=False)
-    links = {f"link {records.nodes[a]} - {records.nodes[b]}": times for (a, b), times in pairs.items()}
-    yield Question("network", "pairs", "link", links, paired=False)
-
-
-def _by_node(records: Records, values: dict[int, list[float]]) -> dict[str, list[float]]:
-    """A node is as slow as the quicker half of its ranks: one slow rank does not make a slow node."""
-    nodes: dict[str, list[list[float]]] = defaultdict(list)
-    for rank, rounds in values.items():
-        nodes[f"node {records.places[rank].node}"].append(rounds)
-    return {node: [statistics.median_low(times) for times in zip(*ranks, strict=True)] for node, ranks in nodes.items()}
-
-
-def _median(times: np.ndarray) -> float:
-    return float(np.median(times)) if len(times) else np.nan
-
-
-def _mean(times: np.ndarray) -> float:
-    return float(np.mean(times)) if len(times) else np.nan
-
-
-def _findings(records: Records, questions: list[Question], comparisons: int) -> list[Finding]:
+def _findings(records: Records, asked: list[Question]) -> list[Finding]:
     """Each culprit once, in the stage that shows it first: not the ranks and links of a node that is named itself."""
+    comparisons = sum(len(question.values) for question in asked)
     found: dict[str, Finding] = {}
-    for question in questions:
-        outliers = slow(
-            question.values,
-            comparisons,
-            least_excess=LEAST_EXCESS[question.what],
-            spread=SPREAD[question.what],
-            paired=question.paired,
-        )
-        for one in outliers:
+    for question in asked:
+        for one in question.outliers(comparisons):
+            stage, *others = question.shown_in(one.name)
             if one.name in found:
                 first = found[one.name]
-                if question.stage != first.stage and question.stage not in first.also:
-                    found[one.name] = Finding(**(_fields(first) | {"also": (*first.also, question.stage)}))
+                also = {other: None for other in (*first.also, stage, *others) if other != first.stage}
+                found[one.name] = replace(first, also=tuple(also))
             elif not _explained(one.name, question.kind, found):
-                found[one.name] = Finding(
-                    question.what, question.stage, question.kind, one, _evidence(records, question, one.name)
-                )
+                evidence = _evidence(records, stage, one.name)
+                found[one.name] = Finding(question.what, stage, question.kind, one, evidence, tuple(others))
     return list(found.values())
-
-
-def _fields(finding: Finding) -> dict[str, Any]:
-    return dict(vars(finding))
 
 
 def _explained(name: str, kind: str, found: dict[str, Finding]) -> bool:
@@ -236,14 +169,14 @@ def _explained(name: str, kind: str, found: dict[str, Finding]) -> bool:
     return kind == "link" and bool(nodes & set(name.removeprefix("link ").split(" - ")))
 
 
-def _evidence(records: Records, question: Question, name: str) -> str:
+def _evidence(records: Records, stage: str, name: str) -> str:
     """What the others wait for it, and why it may be slow, where something says so."""
     own = [rank for rank, place in records.places.items() if name in (place.name, f"node {place.node}")]
     said = [
         throttled(samples) for who, samples in devices(records) if who in {records.places[rank].name for rank in own}
     ]
     said = [reason for reason in dict.fromkeys(said) if reason][:1]
-    if own and len(own) < len(records.places) and "together" in records.stages and question.stage in (*ALONE, "node"):
+    if own and len(own) < len(records.places) and "together" in records.stages and stage in (*ALONE, "node"):
         waits = records.waits("together")
         mine = statistics.median(waits[rank] for rank in own)
         gap = statistics.median(wait for rank, wait in waits.items() if rank not in own) - mine

@@ -1,10 +1,10 @@
-"""How much slower one must be to be named: by how well the rounds of all repeat, and by how many are compared."""
+"""Who is named: by how well the rounds of all repeat, in how many one loses time, and by how many are compared."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from review.certify.outliers import slow
+from review.certify.outliers import hesitating, slow
 
 RANKS, ROUNDS, TESTS, COMPARISONS = 4, 6, 80, 74
 
@@ -31,3 +31,30 @@ def test_a_tenth_is_mostly_found_where_rounds_are_off_by_two_percent():
 def test_of_equals_nobody_is_named_however_badly_rounds_repeat():
     for noise in (0.005, 0.02, 0.08):
         assert not any(named(1.0, noise))
+
+
+def lost(generator, disturbed: float, rounds: int = 24) -> dict[str, list[float]]:
+    """What ranks lose by round where pauses of any length disturb a share of all rounds."""
+    shape = (RANKS, rounds)
+    times = generator.pareto(1.0, shape) * (generator.random(shape) < disturbed)
+    return {str(rank): own.tolist() for rank, own in enumerate(times)}
+
+
+def test_pauses_of_any_length_that_hit_all_alike_name_nobody():
+    generator = np.random.default_rng(2)
+    for disturbed in (0.05, 0.3, 0.8):
+        assert sum(bool(hesitating(lost(generator, disturbed), RANKS, least=0.03)) for _ in range(200)) <= 6
+
+
+def test_who_pauses_in_a_third_of_its_rounds_is_named_with_how_often_and_how_much():
+    table = {str(rank): [0.0] * 24 for rank in range(RANKS)}
+    table["2"][::3] = [0.3] * 8
+    (found,) = hesitating(table, COMPARISONS, least=0.03)
+    assert (found.name, found.measure, round(found.excess, 3)) == ("2", "in 8 of 24 rounds", 0.1)
+    table["2"][3:] = [0.0] * 21
+    assert hesitating(table, COMPARISONS, least=0.0) == [], "a single pause is nobody's habit"
+
+
+def test_what_all_lose_in_the_same_round_is_held_against_nobody():
+    table = {str(rank): [0.5, 0.0] * 12 for rank in range(RANKS)}
+    assert hesitating(table, COMPARISONS, least=0.03) == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from review.__main__ import main
+from review.certify.records import PARTS
 from review.certify.verdict import certify, judge
 
 from .made_up import ROUNDS, make, write
@@ -73,6 +74,35 @@ def test_a_rank_that_stops_now_and_then_is_named_though_its_median_is_as_the_oth
     records.steps["compute"][chosen] += 0.3
     (found,) = judge(records).findings
     assert (found.what, found.stage, found.name) == ("hesitates", "single", "rank 3 on node1")
+
+
+def test_a_rank_that_stops_in_some_rounds_is_named_with_the_stage_that_shows_it_most():
+    records = make(4, 2, between=0.01, step=0.05)
+    steps = records.steps
+    chosen = (steps["rank"] == 3) & (steps["step"] == 5) & ((steps["round"] % 3 == 1) | (steps["stage"] == 1))
+    steps["compute"][chosen] += 2
+    (found,) = judge(records).findings
+    assert (found.what, found.stage, found.name) == ("hesitates", "parallel", "rank 3 on node1")
+    assert "of 24 rounds" in found.text()
+
+
+def test_a_node_all_of_whose_ranks_stop_now_and_then_is_named_instead_of_them():
+    records = make(4, 2)
+    chosen = np.isin(records.steps["rank"], (2, 3)) & (records.steps["step"] % 7 == 2)
+    records.steps["compute"][chosen] += 0.3
+    (found,) = judge(records).findings
+    assert (found.what, found.stage, found.name) == ("hesitates", "single", "node node1")
+
+
+def test_steps_of_unequal_work_are_compared_each_with_itself():
+    records = make(4, 2, slow=everywhere(5, factor=1.05))
+    before = records.relative("parallel")
+    work = np.random.default_rng(0).uniform(0.5, 2.0, records.steps["step"].max() + 1)
+    for part in PARTS:
+        records.steps[part] *= work[records.steps["step"]]
+    after = records.relative("parallel")
+    assert all(np.allclose(before[rank], after[rank]) for rank in before)
+    assert np.median(after[5]) == pytest.approx(1.05, abs=0.02)
 
 
 def test_one_pause_in_one_round_names_nobody():
