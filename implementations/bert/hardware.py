@@ -40,7 +40,7 @@ class Hardware:
     def recomputes_in_graph(self) -> bool:
         """Whether every dropout of a layer can be repeated in a CUDA graph."""
         fused = "dropout_add_layer_norm" in self.kernels.names(self.device)
-        return self.kernels.attention == "triton" and fused
+        return self.kernels.attention in ("triton", "cudnn_frontend") and fused
 
     def recomputation(self, *, uses_graph: bool) -> Recomputation | None:
         """How the model saves activations, if it does."""
@@ -58,8 +58,8 @@ class Hardware:
         attention.check(self.kernels.attention, self.device, dropout, dtype, uses_graph)
         if uses_graph and self.recompute.layers and not self.recomputes_in_graph:
             raise ConfigError(
-                "RECOMPUTE_LAYERS in a CUDA graph needs dropout of ours: set ATTENTION=triton and "
-                "FUSED=auto, or CUDA_GRAPH=0"
+                "RECOMPUTE_LAYERS in a CUDA graph needs dropout of ours: set ATTENTION=triton or cudnn_frontend, "
+                "and FUSED=auto, or CUDA_GRAPH=0"
             )
         if gradient_steps > 1 and self.numerics.is_low and not self.optim.is_sharded(self.device):
             raise ConfigError(

@@ -57,19 +57,21 @@ def _choose_attention(config: Settings, world: World) -> tuple[kernels.Config, s
     if choice.attention != "auto":
         return choice, f"{choice.attention} (ATTENTION)"
     if device.type != "cuda":
-        name, words = "sdpa_loop", "sdpa_loop (the device is a CPU)"
+        name, words, fallback = "sdpa_loop", "sdpa_loop (the device is a CPU)", ""
     elif config.numerics.dtype == torch.float32:
-        name, words = "sdpa_loop", "sdpa_loop (the others compute in bf16 or fp16)"
+        name, words, fallback = "sdpa_loop", "sdpa_loop (the others compute in bf16 or fp16)", ""
     else:
         name, words = _agreed(config, world)
-    return dataclasses.replace(choice, attention=name), words
+        fallback = attention.fallback(name, attention.trials(device))
+    return dataclasses.replace(choice, attention=name, attention_fallback=fallback), words
 
 
 def _agreed(config: Settings, world: World) -> tuple[str, str]:
     trials = {trial.name: trial for trial in attention.trials(world.device)}
     tried = "; ".join(f"{trial.name} {trial.problem or f'{trial.milliseconds:.2f} ms'}" for trial in trials.values())
     names = list(attention.BACKENDS)
-    taken = names[world.broadcast_int(names.index(attention.default_backend(world.device)))]
+    best = attention.default_backend(world.device, config.uses_graph)
+    taken = names[world.broadcast_int(names.index(best))]
     if world.any(taken in trials and trials[taken].milliseconds is None):
         raise ConfigError(f"attention {taken} is the fastest on rank 0 and fails on another one: set ATTENTION")
     if taken == "sdpa_loop" and config.uses_graph:

@@ -18,10 +18,8 @@ CUDA = torch.device("cuda", 0)
 
 def _choose(monkeypatch, trials, others_fail=False, uses_graph=True, first_rank_takes=None, **settings):
     """choose() on a GPU that exists in name only."""
-    best = min((t for t in trials if t.milliseconds is not None), key=lambda t: t.milliseconds, default=None)
     monkeypatch.setattr(assembly_check, "settle", lambda device: {})  # it asks the GPU
     monkeypatch.setattr(attention, "trials", lambda device: trials)
-    monkeypatch.setattr(attention, "default_backend", lambda device: best.name if best else "sdpa_loop")
     names = list(attention.BACKENDS)
     world = SimpleNamespace(
         device=CUDA,
@@ -31,7 +29,7 @@ def _choose(monkeypatch, trials, others_fail=False, uses_graph=True, first_rank_
     precision = PrecisionConfig(precision=settings.pop("precision", "bf16")).resolve(CUDA)
     config = SimpleNamespace(kernels=kernels.Config(**settings), numerics=precision, uses_graph=uses_graph)
     choice, words = kernel_choice.choose(config, world)
-    return choice.attention, words
+    return choice.attention, words, choice.attention_fallback
 
 
 TRIALS = [
@@ -42,7 +40,16 @@ TRIALS = [
 
 
 def test_auto_is_the_fastest_and_says_what_was_tried(monkeypatch):
-    assert _choose(monkeypatch, TRIALS) == ("triton", "triton (tried: cudnn not here; flash 0.50 ms; triton 0.40 ms)")
+    assert _choose(monkeypatch, TRIALS) == (
+        "triton", "triton (tried: cudnn not here; flash 0.50 ms; triton 0.40 ms)", "",
+    )  # fmt: skip
+
+
+def test_what_compiles_for_each_size_is_taken_for_graphs_alone_and_another_steps_in_if_it_fails(monkeypatch):
+    trials = [*TRIALS, Trial(name="cudnn_frontend", milliseconds=0.3)]
+    assert _choose(monkeypatch, trials)[::2] == ("cudnn_frontend", "triton")
+    assert _choose(monkeypatch, trials, uses_graph=False)[::2] == ("triton", "")
+    assert _choose(monkeypatch, trials, attention="cudnn_frontend")[::2] == ("cudnn_frontend", "")
 
 
 def test_every_rank_takes_what_rank_0_takes_if_it_works_there(monkeypatch):
@@ -60,5 +67,5 @@ def test_nothing_that_works_is_an_error_in_a_graph_only(monkeypatch):
 
 def test_a_named_backend_and_fp32_need_no_trial(monkeypatch):
     monkeypatch.setattr(attention, "trials", lambda device: pytest.fail("tried"))
-    assert _choose(monkeypatch, [], attention="flash") == ("flash", "flash (ATTENTION)")
+    assert _choose(monkeypatch, [], attention="flash") == ("flash", "flash (ATTENTION)", "")
     assert _choose(monkeypatch, [], precision="fp32")[0] == "sdpa_loop"

@@ -43,6 +43,7 @@ class Config:
 
     fused: str = env("FUSED", "auto", doc="auto (what the hardware has), all, none, or names joined by commas")
     attention: str = env("ATTENTION", "auto", doc="attention backend; auto takes the best one of the hardware")
+    attention_fallback: str = ""  # steps in where the backend that auto has taken fails; no variable of its own
 
     def names(self, device: torch.device) -> set[str]:
         """The operations that run fused on ``device``. Raises ConfigError for a name that is unknown or cannot run."""
@@ -98,4 +99,7 @@ def select(config: Config, device: torch.device) -> Kernels:
         raise ConfigError(f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}")
     fused = config.names(device)
     bound = {name: module.fused if name in fused else module.reference for name, module in OPERATIONS.items()}
-    return Kernels(attention=attention.BACKENDS[name], fp8_cast="fp8_cast" in fused, **bound)
+    run = attention.BACKENDS[name]
+    if config.attention_fallback:
+        run = attention.with_fallback(name, config.attention_fallback)
+    return Kernels(attention=run, fp8_cast="fp8_cast" in fused, **bound)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.env import ConfigError
-from bert.kernels import attention_aten, attention_choice, attention_packages, attention_triton
+from bert.kernels import attention_aten, attention_choice, attention_cudnn, attention_packages, attention_triton
 from bert.kernels.forward_pass import ForwardPass
 
 Attention = attention_choice.Attention
@@ -47,10 +48,14 @@ class Backend:
     has_dropout: bool = True
     has_fp32: bool = False
     on_device: bool = True  # works without the host reading the lengths, so it can be part of a CUDA graph
+    compiles: bool = False  # for each size of batch, so that auto takes it for CUDA graphs alone
 
 
 _BACKENDS: dict[str, Backend] = {
     "cudnn": Backend(run=attention_aten.cudnn, missing=attention_aten.cudnn_missing),
+    "cudnn_frontend": Backend(
+        run=attention_cudnn.attention, missing=attention_packages.package_missing("cudnn", (9, 0)), compiles=True
+    ),
     "flash": Backend(run=attention_aten.flash, missing=attention_aten.flash_missing),
     "triton": Backend(run=attention_triton.attention, missing=attention_triton.missing, has_fp32=True),
     "flash_attn_2": Backend(
@@ -104,12 +109,43 @@ def candidates(device: torch.device) -> dict[str, Attention]:
     }
 
 
-@functools.cache
-def default_backend(device: torch.device) -> str:
+def usable(results: list[attention_choice.Trial], in_graph: bool) -> list[attention_choice.Trial]:
+    """Those of the trials that auto may take, for steps from a CUDA graph or not."""
+    return [trial for trial in results if in_graph or not _BACKENDS[trial.name].compiles]
+
+
+def fallback(name: str, results: list[attention_choice.Trial]) -> str:
+    """What steps in where ``name`` turns out not to work at a run's sizes; empty: nothing can, or need."""
+    if not _BACKENDS[name].compiles:
+        return ""
+    return attention_choice.fastest(usable(results, in_graph=False)) or ""
+
+
+def with_fallback(first: str, second: str) -> Attention:
+    """Backend ``first``, until it raises: then one line says so, and ``second`` takes its place for good."""
+    failed = False
+
+    def run(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
+        nonlocal failed
+        if not failed:
+            num_sites = forward_pass.sites.num_sites
+            try:
+                return _BACKENDS[first].run(qkv, forward_pass, dropout)
+            except Exception as error:  # whatever a library raises
+                failed = True
+                forward_pass.sites.num_sites = num_sites
+                reason = " ".join(str(error).split())[:300]
+                print(f"attention: {first} failed, {second} takes its place: {reason}", file=sys.stderr, flush=True)
+        return _BACKENDS[second].run(qkv, forward_pass, dropout)
+
+    return run
+
+
+def default_backend(device: torch.device, in_graph: bool = True) -> str:
     """The backend that ATTENTION=auto takes on a device: on a GPU the fastest that gives the oracle's results there."""
     if device.type != "cuda":
         return "sdpa_loop"
-    return attention_choice.fastest(trials(device)) or "sdpa_loop"
+    return attention_choice.fastest(usable(trials(device), in_graph)) or "sdpa_loop"
 
 
 @functools.cache

@@ -20,6 +20,7 @@ Attention = Callable[[Tensor, ForwardPass, float], Tensor]
 LENGTHS = (512, 384, 128, 256, 200, 56, 512, 97, 415, 333, 179)  # 3,072 tokens: full, even and odd ones
 NUM_HEADS, HEAD_SIZE, MAX_LENGTH, DROPOUT = 16, 64, 512, 0.1
 NUM_REPEATS, NUM_TIMED = 8, 5  # of LENGTHS in the timed batch: 24,576 tokens; of passes in the timed graph
+NUM_EMPTY = 3  # sequences of length 0 at the end, as those that fill up a graph's batch
 TOLERANCE = 0.02  # of the norm: bf16 operands
 
 
@@ -33,8 +34,8 @@ class Trial:
 
 
 def offsets(repeats: int, device: torch.device) -> Tensor:
-    """cu_seqlens of LENGTHS, so many times."""
-    ends = itertools.accumulate(LENGTHS * repeats)
+    """cu_seqlens of LENGTHS, so many times, and of NUM_EMPTY empty sequences."""
+    ends = itertools.accumulate(LENGTHS * repeats + (0,) * NUM_EMPTY)
     return torch.tensor([0, *ends], dtype=torch.int32, device=device)
 
 
@@ -60,7 +61,7 @@ def fastest(results: list[Trial]) -> str | None:
 
 
 def disagreement(run: Attention, oracle: Attention, device: torch.device) -> str:
-    """How the backend's context or gradient differs from the oracle's in fp32, without dropout; empty: not."""
+    """How the backend's context or gradient differs from the oracle's in fp32; empty: not."""
     generator = torch.Generator(device).manual_seed(0)
     forward_pass = ForwardPass(offsets(1, device), MAX_LENGTH)
     shape = (sum(LENGTHS), 3, NUM_HEADS, HEAD_SIZE)
@@ -77,7 +78,26 @@ def disagreement(run: Attention, oracle: Attention, device: torch.device) -> str
         error = ((value.detach().float() - reference).norm() / reference.norm()).item()
         if not error <= TOLERANCE:  # nan included
             return f"its {what} differs from the oracle's by {error:.3g}"
-    return ""
+    return _dropout_problem(run, qkv, context.detach(), forward_pass)
+
+
+def _dropout_problem(run: Attention, qkv: Tensor, without: Tensor, forward_pass: ForwardPass) -> str:
+    """What is wrong with the backend's dropout; ``without``: its context without. empty: nothing.
+
+    Dropout leaves the expected context as it is. For a given mask the context is linear in the values, so that
+    the products of context and gradient and of values and their gradient agree, if both passes drop the same.
+    """
+    context = run(qkv, forward_pass, DROPOUT)
+    (gradient,) = torch.autograd.grad(context, qkv, context.detach())
+    dropped, kept = context.detach().float(), without.float()
+    if not (dropped - kept).norm() > TOLERANCE * kept.norm():
+        return "it drops nothing"
+    share = ((dropped * kept).sum() / kept.square().sum()).item()
+    if not abs(share - 1) <= TOLERANCE:
+        return f"with dropout its context is on average {share:.3g} of what it is without"
+    by_values = (qkv.detach()[:, 2].float() * gradient[:, 2].float()).sum()
+    share = (by_values / dropped.square().sum()).item()
+    return "" if abs(share - 1) <= TOLERANCE else f"its two passes drop different probabilities ({share:.3g})"
 
 
 def _time(run: Attention, device: torch.device) -> float:

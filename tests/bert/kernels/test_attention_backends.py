@@ -23,7 +23,7 @@ def test_backend_that_cannot_run_on_this_device_is_refused_by_name(name):
 
 
 def test_unknown_backend_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match="ATTENTION=fast: expected auto or one of cudnn, flash"):
+    with pytest.raises(ConfigError, match="ATTENTION=fast: expected auto or one of cudnn, cudnn_frontend, flash"):
         attention.check("fast", CPU, 0.1, torch.bfloat16, in_graph=False)
 
 
@@ -78,7 +78,9 @@ def test_of_a_candidate_that_fails_in_a_graph_the_first_error_is_reported(monkey
     assert trial == attention_choice.Trial(name="new", milliseconds=None, problem="head size 64 is not supported")
 
 
-def test_a_wrong_backend_is_told_from_a_right_one():
+def test_a_wrong_backend_is_told_from_a_right_one(monkeypatch):
+    monkeypatch.setattr(attention_choice, "LENGTHS", (48, 33, 1, 56))
+
     def leaks(qkv, forward_pass, dropout):  # attends across sequences
         whole = ForwardPass(forward_pass.cu_seqlens[[0, -1]], forward_pass.max_seqlen)
         return attention.sdpa_loop(qkv, whole, dropout)

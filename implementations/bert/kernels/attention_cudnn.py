@@ -1,0 +1,274 @@
+"""cuDNN's fused attention through nvidia-cudnn-frontend (the module ``cudnn``), on the packed projections as they are.
+
+Queries, keys and values are read where the product has left them, by strides and by offsets of each sequence ("ragged"
+tensors), and their gradients are written side by side in one tensor: nothing is copied or stacked. cuDNN compiles a
+plan for each size of batch, so this is for batches of a fixed capacity, as in a CUDA graph.
+
+Dropout draws cuDNN's own random numbers, by a seed for each site of the forward pass: the same seeds, the same mask, so
+that recomputation repeats it. The gradient of the queries is summed by atomic additions: not the same bits every time.
+fp8 is left out: cuDNN has no fp8 backward pass of ragged sequences on Hopper.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert.env import ConfigError
+from bert.errors import root_cause
+from bert.kernels.forward_pass import ForwardPass
+
+SITES = 256  # seeds that are made at once
+SEED_STEP = 0x9E3779B97F4A7C15 - 2**64  # odd, so that no two sites of a pass share a seed
+MOST_PLANS = 16  # sizes of batches whose plans are kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What a plan is made for: sequences (those of length 0 too), the longest they may be, tokens in all."""
+
+    num_sequences: int
+    longest: int
+    num_tokens: int
+    num_heads: int
+    width: int
+    dtype: torch.dtype
+    dropout: float
+
+    @property
+    def offset_dtype(self) -> torch.dtype:
+        """Of offsets in elements of the packed projections."""
+        return torch.int32 if self.num_tokens * 3 * self.num_heads * self.width < 2**31 else torch.int64
+
+
+class Graph:
+    """A cuDNN graph under construction, with its tensors by name. Arguments past the sizes go to ``pygraph``."""
+
+    def __init__(self, sizes: Sizes, **where: Any) -> None:
+        self.cudnn, self.sizes = importlib.import_module("cudnn"), sizes
+        types = self.cudnn.data_type
+        self.dtype = types.BFLOAT16 if sizes.dtype == torch.bfloat16 else types.HALF
+        self.graph = self.cudnn.pygraph(
+            io_data_type=self.dtype, intermediate_data_type=types.FLOAT, compute_data_type=types.FLOAT, **where
+        )
+        offsets = types.INT32 if sizes.offset_dtype == torch.int32 else types.INT64
+        batch = sizes.num_sequences
+        self.tensors: dict[str, Any] = {}
+        for name, count, dtype in (
+            ("packed_offsets", batch + 1, offsets), ("context_offsets", batch + 1, offsets),
+            ("lengths", batch, types.INT32), ("seed", 1, types.INT64), ("offset", 1, types.INT64),
+        ):  # fmt: skip
+            if sizes.dropout or name not in ("seed", "offset"):
+                self._add(name, [count, 1, 1, 1], [1, 1, 1, 1], dtype)
+
+    def _add(self, name: str, shape: list[int], strides: list[int], dtype: Any) -> Any:
+        self.tensors[name] = self.graph.tensor(name=name, dim=shape, stride=strides, data_type=dtype)
+        return self.tensors[name]
+
+    def _rows(self, parts: int) -> tuple[list[int], list[int], Any]:
+        """Shape [S, N, longest, H], strides and offsets of heads in rows of so many parts of N x H."""
+        sizes = self.sizes
+        row = parts * sizes.num_heads * sizes.width
+        shape = [sizes.num_sequences, sizes.num_heads, sizes.longest, sizes.width]
+        return (
+            shape,
+            [sizes.longest * row, sizes.width, row, 1],
+            self.tensors["packed_offsets" if parts == 3 else "context_offsets"],
+        )
+
+    def add_rows(self, name: str, parts: int) -> Any:
+        """An input in rows of tokens."""
+        shape, strides, offsets = self._rows(parts)
+        return self._add(name, shape, strides, self.dtype).set_ragged_offset(offsets)
+
+    def add_sums(self) -> Any:
+        """The logarithms of the softmax's sums, as an input of the backward pass."""
+        return self._add("sums", *self._sums(), self.cudnn.data_type.FLOAT)
+
+    def _sums(self) -> tuple[list[int], list[int]]:
+        sizes = self.sizes
+        rows = sizes.num_heads * sizes.longest
+        return [sizes.num_sequences, sizes.num_heads, sizes.longest, 1], [rows, sizes.longest, 1, 1]
+
+    def leave_rows(self, name: str, tensor: Any, parts: int) -> None:
+        """A result in rows of tokens."""
+        shape, strides, offsets = self._rows(parts)
+        tensor.set_output(True).set_dim(shape).set_stride(strides).set_data_type(self.dtype).set_ragged_offset(offsets)
+        self.tensors[name] = tensor
+
+    def leave_sums(self, tensor: Any) -> None:
+        """The logarithms of the softmax's sums, as a result."""
+        shape, strides = self._sums()
+        tensor.set_output(True).set_dim(shape).set_stride(strides).set_data_type(self.cudnn.data_type.FLOAT)
+        self.tensors["sums"] = tensor
+
+    def options(self) -> dict[str, Any]:
+        """What both passes are told of the softmax."""
+        lengths = self.tensors["lengths"]
+        found: dict[str, Any] = {"attn_scale": 1 / math.sqrt(self.sizes.width), "use_padding_mask": True}
+        found |= {"seq_len_q": lengths, "seq_len_kv": lengths}
+        if self.sizes.dropout:
+            found["dropout"] = (self.sizes.dropout, self.tensors["seed"], self.tensors["offset"])
+        return found
+
+    def plan(self) -> Graph:
+        """Finds a kernel that the GPU supports; not yet compiled."""
+        self.graph.validate()
+        self.graph.build_operation_graph()
+        self.graph.create_execution_plans([self.cudnn.heur_mode.A, self.cudnn.heur_mode.FALLBACK])
+        self.graph.check_support()
+        return self
+
+
+def forward_graph(sizes: Sizes, **where: Any) -> Graph:
+    """Context and sums of the packed projections."""
+    graph = Graph(sizes, **where)
+    parts = {name: graph.add_rows(name, 3) for name in ("q", "k", "v")}
+    context, sums = graph.graph.sdpa(**parts, is_inference=False, **graph.options())
+    graph.leave_rows("context", context, 1)
+    graph.leave_sums(sums)
+    return graph.plan()
+
+
+def backward_graph(sizes: Sizes, **where: Any) -> Graph:
+    """The gradient of the packed projections. Its work space is of the tokens, not of sequences of full length."""
+    graph = Graph(sizes, **where)
+    parts = {name: graph.add_rows(name, 3) for name in ("q", "k", "v")}
+    context, gradient, sums = graph.add_rows("context", 1), graph.add_rows("gradient", 1), graph.add_sums()
+    found = graph.graph.sdpa_backward(
+        **parts, o=context, dO=gradient, stats=sums,
+        max_total_seq_len_q=sizes.num_tokens, max_total_seq_len_kv=sizes.num_tokens, **graph.options(),
+    )  # fmt: skip
+    for name, tensor in zip(("dq", "dk", "dv"), found, strict=True):
+        graph.leave_rows(name, tensor, 3)
+    return graph.plan()
+
+
+class Plans:
+    """Both passes for one size of batch on one GPU, compiled."""
+
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+        self.sizes, self.handle = sizes, _handle(device)
+        self.forward = forward_graph(sizes, handle=self.handle)
+        self.backward = backward_graph(sizes, handle=self.handle)
+        for graph in (self.forward, self.backward):
+            graph.graph.build_plans()
+        self.tried = False  # whether both passes have run
+
+    def run(self, graph: Graph, given: dict[str, Tensor]) -> None:
+        """Starts a pass on the tensors of these names, which it reads or writes, on the current stream."""
+        device = given["lengths"].device
+        if device.type == "cuda":
+            graph.cudnn.set_stream(self.handle, torch.cuda.current_stream(device).cuda_stream)
+        workspace = torch.empty(max(1, graph.graph.get_workspace_size()), dtype=torch.uint8, device=device)
+        found = {tensor: given[name].detach() for name, tensor in graph.tensors.items()}
+        graph.graph.execute(found, workspace, handle=self.handle)
+
+
+@functools.cache
+def _handle(device: torch.device) -> Any:
+    cudnn = importlib.import_module("cudnn")
+    if device.type != "cuda":
+        return cudnn.create_handle()
+    with torch.cuda.device(device):
+        return cudnn.create_handle()
+
+
+@functools.lru_cache(maxsize=MOST_PLANS)
+def _plans(sizes: Sizes, device: torch.device) -> Plans:
+    try:
+        return Plans(sizes, device)
+    except Exception as error:  # whatever the library raises for what it cannot do
+        reason = " ".join(str(root_cause(error)).split())[:200]
+        raise ConfigError(f"ATTENTION=cudnn_frontend: no plan for {sizes}: {reason}; use auto") from error
+
+
+def _offsets(forward_pass: ForwardPass, sizes: Sizes) -> dict[str, Tensor]:
+    """Lengths, and offsets in elements of packed projections and contexts; computed once a forward pass."""
+    once, cu_seqlens = forward_pass.once, forward_pass.cu_seqlens
+    row = sizes.num_heads * sizes.width
+    return {
+        "lengths": once(("cudnn", "lengths"), lambda: cu_seqlens.diff().to(torch.int32)),
+        "packed_offsets": once(("cudnn", 3 * row), lambda: cu_seqlens.to(sizes.offset_dtype) * (3 * row)),
+        "context_offsets": once(("cudnn", row), lambda: cu_seqlens.to(sizes.offset_dtype) * row),
+    }
+
+
+def _seeds(forward_pass: ForwardPass, dropout: float) -> dict[str, Tensor]:
+    """Seed and offset of the next site; each where a tensor of 16 bytes may begin."""
+    drop = forward_pass.sites.next(dropout)
+    block, place = divmod(drop.site, SITES)
+    seed = drop.seed
+    assert seed is not None
+
+    def make() -> Tensor:
+        seeds = torch.zeros(SITES, 4, dtype=torch.int64, device=seed.device)
+        numbers = torch.arange(block * SITES, (block + 1) * SITES, device=seed.device)
+        seeds[:, 0] = numbers * SEED_STEP + seed
+        return seeds
+
+    seeds = forward_pass.once(("cudnn", "seeds", block), make)[place]
+    return {"seed": seeds[:1], "offset": seeds[2:3]}
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, plans: Plans, shared: dict[str, Tensor]) -> Tensor:
+        qkv = qkv.contiguous()
+        sizes = plans.sizes
+        rows = sizes.num_sequences * sizes.num_heads * sizes.longest
+        sums = torch.empty(rows, dtype=torch.float32, device=qkv.device)
+        context = qkv.new_empty(sizes.num_tokens, sizes.num_heads, sizes.width)
+        q, k, v = qkv.unbind(1)
+        given = {"q": q, "k": k, "v": v, "context": context, "sums": sums, **shared}
+        plans.run(plans.forward, given)
+        ctx.names, ctx.plans = list(shared), plans
+        ctx.save_for_backward(qkv, context, sums, *shared.values())
+        if not plans.tried:  # an error of the backward pass comes now, where another backend can step in
+            _start_backward(plans, context, qkv, context, sums, shared)
+            plans.tried = True
+        return context
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, context, sums, *values = ctx.saved_tensors
+        shared = dict(zip(ctx.names, values, strict=True))
+        return _start_backward(ctx.plans, gradient.contiguous(), qkv, context, sums, shared), None, None
+
+
+def _start_backward(
+    plans: Plans, gradient: Tensor, qkv: Tensor, context: Tensor, sums: Tensor, shared: dict[str, Tensor]
+) -> Tensor:
+    qkv_gradient = torch.empty_like(qkv)
+    parts = zip(("q", "k", "v", "dq", "dk", "dv"), (*qkv.unbind(1), *qkv_gradient.unbind(1)), strict=True)
+    plans.run(plans.backward, {**dict(parts), "context": context, "gradient": gradient, "sums": sums, **shared})
+    return qkv_gradient
+
+
+def attention(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
+    """qkv [T, 3, N, H] in bf16 or fp16 -> context [T, N, H]. Raises ConfigError where cuDNN has no plan for the sizes.
+
+    Context and gradient are undefined at tokens past cu_seqlens[-1].
+    """
+    if qkv.dtype not in (torch.float16, torch.bfloat16):
+        raise TypeError(f"ATTENTION=cudnn_frontend computes in bf16 or fp16, not in {qkv.dtype}")
+    num_tokens, _, num_heads, width = qkv.shape
+    sizes = Sizes(
+        num_sequences=len(forward_pass.cu_seqlens) - 1,
+        longest=forward_pass.max_seqlen,
+        num_tokens=num_tokens,
+        num_heads=num_heads,
+        width=width,
+        dtype=qkv.dtype,
+        dropout=dropout,
+    )
+    plans = _plans(sizes, qkv.device)
+    shared = _offsets(forward_pass, sizes) | (_seeds(forward_pass, dropout) if dropout else {})
+    context: Tensor = _Attention.apply(qkv, plans, shared)
+    return context

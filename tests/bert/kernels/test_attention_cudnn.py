@@ -1,0 +1,214 @@
+"""cuDNN through its frontend, against a stand-in of the same interface; and that the real one has kernels for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bert.env import ConfigError
+from bert.kernels import attention, attention_choice, attention_cudnn
+from bert.kernels.forward_pass import ForwardPass
+
+from . import described_gpu, fake_cudnn
+
+CPU = torch.device("cpu")
+OFFSETS = [0, 5, 5, 18, 19, 40, 40, 40]  # odd lengths, of 1, and empty ones in the middle and at the end
+HEADS, WIDTH, LONGEST = 3, 16, 24
+
+
+@pytest.fixture
+def cudnn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cudnn", fake_cudnn)
+    fake_cudnn.built.clear()
+    attention_cudnn._plans.cache_clear()
+    attention_cudnn._handle.cache_clear()
+    yield fake_cudnn
+    attention_cudnn._plans.cache_clear()
+    attention_cudnn._handle.cache_clear()
+
+
+def _pass() -> ForwardPass:
+    return ForwardPass(torch.tensor(OFFSETS, dtype=torch.int32), LONGEST)
+
+
+def _qkv(dtype=torch.bfloat16) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(OFFSETS[-1], 3, HEADS, WIDTH, generator=generator).to(dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_context_and_gradient_are_the_oracles(cudnn, dtype):
+    qkv, upstream = _qkv(dtype), torch.randn(OFFSETS[-1], HEADS, WIDTH, generator=torch.Generator().manual_seed(4))
+    context = attention_cudnn.attention(qkv, _pass(), 0.0)
+    context.backward(upstream.to(dtype))
+    exact = qkv.detach().float().requires_grad_()
+    expected = attention.sdpa_loop(exact, _pass(), 0.0)
+    expected.backward(upstream.to(dtype).float())
+    assert torch.allclose(context.float(), expected, atol=2e-2)
+    assert (qkv.grad.float() - exact.grad).norm() < 1e-2 * exact.grad.norm()
+
+
+def test_a_trial_of_it_finds_nothing_and_finds_masks_that_differ_between_the_passes(cudnn, monkeypatch):
+    monkeypatch.setattr(attention_choice, "LENGTHS", (48, 33, 1, 56))
+    monkeypatch.setattr(attention_choice, "NUM_HEADS", 4)
+
+    def trial() -> str:
+        torch.manual_seed(0)
+        return attention_choice.disagreement(attention_cudnn.attention, attention.sdpa_loop, CPU)
+
+    assert trial() == ""
+    forward = attention_cudnn._start_backward
+
+    def other_mask(plans, gradient, qkv, context, sums, shared):
+        changed = {name: value + 1 if name == "seed" else value for name, value in shared.items()}
+        return forward(plans, gradient, qkv, context, sums, changed)
+
+    monkeypatch.setattr(attention_cudnn, "_start_backward", other_mask)
+    assert "its two passes drop different probabilities" in trial()
+
+
+def test_a_trial_finds_dropout_that_drops_nothing_or_does_not_scale(monkeypatch):
+    monkeypatch.setattr(attention_choice, "LENGTHS", (48, 33, 1, 56))
+    oracle = attention.sdpa_loop
+    assert attention_choice.disagreement(oracle, oracle, CPU) == ""
+    nothing = attention_choice.disagreement(lambda qkv, of, dropout: oracle(qkv, of, 0.0), oracle, CPU)
+    assert nothing == "it drops nothing"
+
+    def unscaled(qkv, of, dropout):
+        return oracle(qkv, of, dropout) * (1 - dropout)
+
+    assert "on average 0.9" in attention_choice.disagreement(unscaled, oracle, CPU)
+
+
+def test_sites_draw_apart_and_a_site_that_is_repeated_draws_the_same(cudnn):
+    qkv, of = _qkv().detach(), _pass()
+    first, second = (attention_cudnn.attention(qkv, of, 0.5) for _ in range(2))
+    of.sites.num_sites = 0
+    again = attention_cudnn.attention(qkv, of, 0.5)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    of.sites.num_sites = attention_cudnn.SITES
+    far = attention_cudnn.attention(qkv, of, 0.5)
+    assert not torch.equal(first, far)
+    assert not torch.equal(first, attention_cudnn.attention(qkv, _pass(), 0.5)), "another pass, another seed"
+
+
+class Launches(TorchDispatchMode):
+    """Names of the operations that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not function.is_view:
+            self.names.append(function._schema.name.removeprefix("aten::"))
+        return function(*args, **(kwargs or {}))
+
+
+def test_nothing_is_copied_and_later_layers_of_a_pass_allocate_only(cudnn, monkeypatch):
+    monkeypatch.setattr(fake_cudnn.pygraph, "_forward", lambda self, given: None)
+    monkeypatch.setattr(fake_cudnn.pygraph, "_backward", lambda self, given: None)
+    of, gradient = _pass(), torch.ones(OFFSETS[-1], HEADS, WIDTH, dtype=torch.bfloat16)
+    attention_cudnn.attention(_qkv(), of, 0.1).backward(gradient)
+    qkv = _qkv()
+    with Launches() as launches:
+        context = attention_cudnn.attention(qkv, of, 0.1)
+        torch.autograd.grad(context, qkv, gradient)
+    assert set(launches.names) <= {"empty.memory_format", "empty", "new_empty", "empty_like", "detach", "fill_"}
+    assert launches.names.count("fill_") == 2, "the stand-in's, of its work space"
+
+
+def test_plans_are_made_once_a_size_and_both_passes_run_before_the_first_result(cudnn):
+    for _ in range(2):
+        attention_cudnn.attention(_qkv().detach(), _pass(), 0.1)
+    forward, backward = cudnn.built
+    assert (forward.runs, backward.runs) == (2, 1)
+    attention_cudnn.attention(_qkv().detach(), ForwardPass(torch.tensor([0, 40], dtype=torch.int32), 40), 0.1)
+    assert len(cudnn.built) == 4
+
+
+def test_sizes_without_a_plan_are_an_error_of_one_line(cudnn):
+    with pytest.raises(ConfigError, match=r"^ATTENTION=cudnn_frontend: no plan for .*multiple of 8; use auto$"):
+        attention_cudnn.attention(_qkv()[..., :12], _pass(), 0.1)
+    with pytest.raises(TypeError, match="in bf16 or fp16"):
+        attention_cudnn.attention(_qkv(torch.float32), _pass(), 0.1)
+
+
+@pytest.mark.parametrize("fails", ["check_support", "_forward", "_backward"])
+def test_under_auto_a_failure_is_one_line_and_the_fallback_takes_over_for_good(cudnn, monkeypatch, capsys, fails):
+    calls = []
+
+    def failing(*_):
+        calls.append(1)
+        raise RuntimeError("CUDNN_STATUS\nEXECUTION_FAILED")
+
+    monkeypatch.setattr(fake_cudnn.pygraph, fails, failing)
+    run, of = attention.with_fallback("cudnn_frontend", "sdpa_loop"), _pass()
+    qkv = _qkv()
+    torch.manual_seed(1)
+    context = run(qkv, of, 0.0)
+    context.backward(torch.ones_like(context))
+    assert torch.equal(context, attention.sdpa_loop(qkv, of, 0.0))
+    assert run(qkv, of, 0.1).shape == context.shape
+    assert len(calls) == 1
+    assert of.sites.num_sites == 0, "the fallback has the sites that it would have had alone"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("attention: cudnn_frontend failed, sdpa_loop takes its place: ")
+    assert "CUDNN_STATUS EXECUTION_FAILED" in line
+
+
+def test_what_falls_back_is_the_fastest_that_compiles_nothing():
+    trial = attention_choice.Trial
+    results = [
+        trial(name="cudnn_frontend", milliseconds=1.0),
+        trial(name="flash", milliseconds=3.0),
+        trial(name="triton", milliseconds=2.0),
+    ]
+    assert attention.fallback("cudnn_frontend", results) == "triton"
+    assert attention.fallback("triton", results) == "", "what is compiled once for all needs none"
+    assert attention.fallback("cudnn_frontend", results[:1]) == ""
+
+
+def test_offsets_past_32_bits_are_of_64():
+    common = {"num_sequences": 1, "longest": 512, "num_heads": 16, "width": 64, "dropout": 0.1}
+    sizes = common | {"dtype": torch.bfloat16}
+    assert attention_cudnn.Sizes(num_tokens=699_050, **sizes).offset_dtype == torch.int32
+    assert attention_cudnn.Sizes(num_tokens=699_051, **sizes).offset_dtype == torch.int64
+
+
+def test_the_package_is_asked_for_only_where_a_gpu_could_use_it():
+    assert "GPU" in attention._BACKENDS["cudnn_frontend"].missing(CPU)
+
+
+@pytest.mark.slow
+def test_cudnn_itself_has_plans_for_both_passes_on_an_h200_that_is_described_to_it(repository, tmp_path):
+    """Downloads 530 MB, kept under .cache: the packages' libraries, without a GPU."""
+    target = repository / ".cache" / "cudnn"
+    packages = ["nvidia-cudnn-frontend==1.32.0", "nvidia-cudnn-cu13==9.28.0.42", "nvidia-cuda-nvrtc==13.*"]
+    if not (target / "cudnn" / "__init__.py").is_file():
+        command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(target), *packages]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+        if done.returncode:
+            pytest.skip(f"cuDNN cannot be installed here: {done.stderr.splitlines()[-1]}")
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    described_gpu.stubs(tmp_path)
+    libraries = [tmp_path, *sorted({path.parent for path in target.glob("nvidia/*/lib/*.so*")})]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(target), str(repository / "implementations")]),
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
+    }
+    command = [sys.executable, described_gpu.__file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["forward_graph"] >= 1
+    assert found["backward_graph"] >= 1
