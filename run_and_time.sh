@@ -8,6 +8,8 @@ REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 source "$REPO_DIR/launch/binding.sh"
 # shellcheck source=launch/profile.sh
 source "$REPO_DIR/launch/profile.sh"
+# shellcheck source=launch/kernel_cache.sh
+source "$REPO_DIR/launch/kernel_cache.sh"
 if [[ -z ${RANK:-} && -n ${SLURM_PROCID:-} ]]; then
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 fi
@@ -20,6 +22,7 @@ if [[ -z ${OMP_NUM_THREADS:-} ]]; then OMP_NUM_THREADS=$(binding::threads "$RANK
 export OMP_NUM_THREADS
 binding::apply "${LOCAL_RANK:-0}" "$RANKS_OF_NODE"
 binding::nics "${LOCAL_RANK:-0}"
+kernel_cache::export
 export PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
 declare -a profile=()
 profile::command "${RANK:-0}"

@@ -36,7 +36,8 @@ container::remove() { :; }
 # Makes the paths that are mounted absolute, as the trainer will see them, and refuses what mount lists cannot say.
 container::paths() {
   local name
-  for name in "${container_inputs[@]}" CHECKPOINT_DIR LOGDIR; do
+  variables::default KERNEL_CACHE "${LOGDIR%/}/.kernels"
+  for name in "${container_inputs[@]}" CHECKPOINT_DIR LOGDIR KERNEL_CACHE; do
     if [[ -n ${!name:-} ]]; then
       export "$name=$(realpath -ms -- "${!name}")"
       container::mountable "$name" "${!name}"
@@ -61,7 +62,8 @@ container::mounts() {
     # A path that is named twice is mounted once: docker refuses the second.
     if [[ $path && -e $path && " ${mounts[*]} " != *" $path:$path:ro "* ]]; then mounts+=("$path:$path:ro"); fi
   done
-  for name in LOGDIR CHECKPOINT_DIR; do
+  for name in LOGDIR CHECKPOINT_DIR KERNEL_CACHE; do
+    if [[ $name == KERNEL_CACHE && ${!name:-} == "${LOGDIR:-}"/* ]]; then continue; fi
     if [[ -n ${!name:-} && -d ${!name} ]]; then mounts+=("${!name}:${!name}:rw"); fi
   done
   local -r extra=${CONTAINER_MOUNTS:-}

@@ -10,7 +10,7 @@
 # with NCCL_TEST=1 a test in its place.
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
 [[ -r $REPO_DIR/launch/trainer_${RANK_MODULE:-bert}.sh ]] || log::die "RANK_MODULE=$RANK_MODULE: expected bert or finetune"
-for part in ranks preflight nccl_test power rehearsal "trainer_${RANK_MODULE:-bert}"; do
+for part in ranks kernel_cache preflight nccl_test power rehearsal "trainer_${RANK_MODULE:-bert}"; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -27,6 +27,7 @@ trial::main() {
   preflight::check
   variables::make_run_dir
   log::info "results go to $RUN_DIR"
+  kernel_cache::make
   preflight::record
   node_state::lock_clocks
   nccl_test::run

@@ -21,6 +21,7 @@ NOT_FOR_USERS = {
         "SLURM_GPUS_ON_NODE",
         "SLURMD_NODENAME",
     ),
+    *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR"),  # the compilers' own
     *(
         "PROC_STATUS",
         "PROC_SYS",

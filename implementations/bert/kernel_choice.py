@@ -10,7 +10,7 @@ import torch
 from bert import kernels
 from bert.dist import World
 from bert.env import ConfigError
-from bert.kernels import assembly_check, attention, triton_support
+from bert.kernels import assembly_check, attention, compile_once, triton_support
 from bert.precision import Precision
 
 
@@ -38,6 +38,8 @@ def choose(config: Settings, world: World) -> tuple[kernels.Config, str]:
 
     Comes before any kernel runs: if a piece of assembly is wrong on a rank's GPU, all ranks do without.
     """
+    if world.device.type == "cuda":
+        compile_once.compilations()
     wrong = assembly_check.settle(world.device)
     if world.device.type == "cuda" and world.any(bool(wrong)):
         triton_support.do_without_assembly()

@@ -26,7 +26,7 @@ from bert.data.training import TrainingData, open_masks, open_source, row_sequen
 from bert.dist import World
 from bert.evaluate import EvaluationGraph, Evaluator, rehearse
 from bert.graph import graph_capacity, static_batch
-from bert.kernels import select
+from bert.kernels import compile_once, select
 from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
 from bert.model.init import Piece, blank, first_weights, hollow, initialize
@@ -205,7 +205,8 @@ def end_start(config: Config, world: World, clock: StartClock) -> None:
     world.barrier()
     clock.lap("other ranks")
     if world.is_main:
-        print(clock.line(), file=sys.stderr, flush=True)
+        kernels = f"; {compile_once.compilations()}" if world.device.type == "cuda" else ""
+        print(f"{clock.line()}{kernels}", file=sys.stderr, flush=True)
         parts = {part: round(seconds, 3) for part, seconds in clock.parts.items()}
         rundir.add_to_environment(config.run, {"start_seconds": parts})
 

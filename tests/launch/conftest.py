@@ -53,7 +53,7 @@ class Checkout:
     @property
     def run_dir(self) -> Path:
         """The only run of the test."""
-        (folder,) = self.logdir.iterdir()
+        (folder,) = (folder for folder in self.logdir.iterdir() if folder.name != ".kernels")
         return folder
 
     def calls(self, program: str) -> list[str]:

@@ -33,6 +33,15 @@ def docker(checkout):
     return checkout
 
 
+CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "CUDA_CACHE_PATH": "cuda",
+          "NUMBA_CACHE_DIR": "numba"}  # fmt: skip
+
+
+def caches_of(rank: dict) -> dict:
+    """Where the compilers of a rank keep what they make, by the variable."""
+    return {name: rank[name] for name in CACHES if rank[name]}
+
+
 def runs(checkout) -> list[dict]:
     """The containers that were started, but for the first, which only shows that they start."""
     started = [call for call in map(json.loads, checkout.calls("docker")) if "image" in call]
@@ -94,6 +103,26 @@ def test_data_is_mounted_to_read_and_results_to_write(docker):
     assert {f"{path}:{path}:ro" for path in (docker.root, folder / "data/packed_data", folder / "data/eval")} <= volumes
     assert f"{folder / 'results'}:{folder / 'results'}:rw" in volumes
     assert not any("training-4320" in volume for volume in volumes), "what does not exist is not mounted"
+
+
+def test_compiled_kernels_lie_beside_the_results(docker):
+    done = docker.run(DOCKER)
+    assert done.returncode == 0, done.stderr
+    folder = docker.logdir / ".kernels"
+    assert folder.is_dir()
+    assert [caches_of(rank) for rank in docker.ranks()] == [{name: f"{folder}/{of}" for name, of in CACHES.items()}] * 2
+    volumes = runs(docker)[-1]["options"]["--volume"]
+    assert not any(".kernels" in volume for volume in volumes), "they come with the results"
+    assert docker.run_dir.is_dir(), "the only run"
+
+
+def test_compiled_kernels_may_lie_on_a_disk_of_the_node_and_one_compilers_elsewhere(docker):
+    folder = docker.root.parent / "scratch" / "kernels"
+    done = docker.run(DOCKER, KERNEL_CACHE=str(folder), TRITON_CACHE_DIR="/dev/shm")
+    assert done.returncode == 0, done.stderr
+    assert f"{folder}:{folder}:rw" in runs(docker)[-1]["options"]["--volume"]
+    expected = {name: f"{folder}/{of}" for name, of in CACHES.items()} | {"TRITON_CACHE_DIR": "/dev/shm"}
+    assert caches_of(docker.ranks()[0]) == expected
 
 
 def test_variables_are_handed_over_by_name_without_those_of_the_login_or_the_image(docker):

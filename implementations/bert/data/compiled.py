@@ -25,8 +25,8 @@ Function = Callable[..., Any]
 def compiled(function: Function) -> Function:
     """The function as machine code, kept on disk between runs where there is a place to write to.
 
-    It is kept beside the source, else in the user's cache folder (or NUMBA_CACHE_DIR); where neither can be written,
-    each process compiles again.
+    It is kept in NUMBA_CACHE_DIR, where that is set, else beside the source; where that cannot be written, each process
+    compiles again.
     """
     return _compile(function, None)
 
@@ -45,7 +45,7 @@ def is_kept(function: Function) -> bool:
     """Whether machine code of the function, and of the sources as they are, is on disk from an earlier run."""
     if numba is None:
         return True
-    folder = numba.config.CACHE_DIR or _cache_folder(_package_folder(function.py_func))  # type: ignore[attr-defined]
+    folder = _cache_folder(_package_folder(function.py_func), numba.config.CACHE_DIR)  # type: ignore[attr-defined]
     return any(Path(folder).rglob(f"*.{function.__name__}-*.nbi"))
 
 
@@ -71,7 +71,7 @@ def _compile(function: Function, signature: Any) -> Function:
         return function
     machine_code: Function
     users_folder = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = users_folder or _cache_folder(_package_folder(function))
+    numba.config.CACHE_DIR = _cache_folder(_package_folder(function), users_folder)
     try:
         machine_code = numba.njit(signature, cache=True, nogil=True)(function)
     except RuntimeError:  # no folder to cache in
@@ -90,7 +90,7 @@ def _package_folder(function: Function) -> Path:
 
 
 @lru_cache
-def _cache_folder(sources: Path) -> str:
+def _cache_folder(sources: Path, users_folder: str) -> str:
     """Folder of the machine code made of the package's files that have compiled functions.
 
     numba compares the function's own file only, and would keep using what it compiled into a caller before a function
@@ -98,4 +98,4 @@ def _cache_folder(sources: Path) -> str:
     """
     texts = (path.read_bytes() for path in sorted(sources.rglob("*.py")))
     digest = hashlib.md5(b"".join(text for text in texts if b"compiled" in text))
-    return str(sources / "__pycache__" / f"numba-{digest.hexdigest()[:12]}")
+    return str(Path(users_folder or sources / "__pycache__") / f"numba-{digest.hexdigest()[:12]}")

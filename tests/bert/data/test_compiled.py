@@ -5,19 +5,25 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
-def test_a_changed_helper_in_another_file_is_compiled_anew(tmp_path, repository):
+
+@pytest.mark.parametrize("chosen", [False, True], ids=["beside the sources", "in NUMBA_CACHE_DIR"])
+def test_a_changed_helper_in_another_file_is_compiled_anew(chosen, tmp_path, repository):
     head = "from bert.data.compiled import compiled\n"
     (tmp_path / "caller.py").write_text(
         f"{head}from helper import helper\n@compiled\ndef caller(x):\n    return helper(x) + 1\nprint(caller(1))\n"
     )
     command = [sys.executable, "-B", str(tmp_path / "caller.py")]
     environment = {"PYTHONPATH": str(repository / "implementations")}
+    if chosen:
+        environment["NUMBA_CACHE_DIR"] = str(tmp_path / "chosen")
     for factor in (10, 20):
         (tmp_path / "helper.py").write_text(f"{head}@compiled\ndef helper(x):\n    return {factor} * x\n")
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout == f"{factor + 1}\n"
-    assert len(list((tmp_path / "__pycache__").glob("numba-*"))) == 2
+    folder = tmp_path / ("chosen" if chosen else "__pycache__")
+    assert len(list(folder.glob("numba-*"))) == 2
 
 
 def test_a_changed_helper_in_another_room_of_the_package_is_compiled_anew(tmp_path, repository):

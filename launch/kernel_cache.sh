@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC2154 # answers_said is of answers.sh
+# Where compilers keep what they have compiled, between trials and jobs: KERNEL_CACHE. A container has no home folder that
+# stays, so that without it each trial in docker would compile every kernel. What the user exports for one of them stands.
+
+# On the nodes, before the first trial. In the container of a rank it may be a folder of the node, which must be there then.
+kernel_cache::make() {
+  if [[ ! ${KERNEL_CACHE:-} ]]; then return; fi
+  answers::everywhere mkdir -p -- "$KERNEL_CACHE" ||
+    log::die "KERNEL_CACHE=$KERNEL_CACHE: not a folder on every node: $(answers::why "$answers_said")"
+}
+
+# In a rank: tells the compilers. A folder that cannot be written costs time, never the run.
+kernel_cache::export() {
+  if [[ ! ${KERNEL_CACHE:-} ]]; then return; fi
+  if ! mkdir -p -- "$KERNEL_CACHE" 2>/dev/null || [[ ! -w $KERNEL_CACHE ]]; then
+    if ((${LOCAL_RANK:-0} == 0)); then
+      echo "run: warning: KERNEL_CACHE=$KERNEL_CACHE cannot be written: kernels are compiled in each trial" >&2
+    fi
+    return
+  fi
+  export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$KERNEL_CACHE/triton}
+  export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$KERNEL_CACHE/inductor}
+  export CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-$KERNEL_CACHE/cuda} # the driver's, of code for other GPUs than a library has
+  export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR:-$KERNEL_CACHE/numba}
+}
