@@ -43,11 +43,11 @@ test-pythons:
 	@./launch/test_pythons.sh
 
 ## make test-slow         the tests marked slow
-test-slow: $(DEV)
-	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'slow and not gpu and not slurm and not deepspeed'
+test-slow: $(DEEPSPEED)
+	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'slow and not gpu and not slurm'
 
 ## make test-slurm        run.sub on a real Slurm of two node daemons on this machine (root, Debian packages)
-test-slurm: $(DEV)
+test-slurm: $(DEEPSPEED)
 	@$(VENV)/bin/python -m pytest -m slurm -o timeout=900 tests/launch tests/input_preprocessing
 
 ## make test-deepspeed    ENGINE=deepspeed on two processes; installs DeepSpeed into VENV

@@ -1,11 +1,12 @@
 """Memory and time of a training step by RECOMPUTE_LAYERS, and the estimate of ``--check`` beside what was measured.
 
-A model of the width of BERT-1.5B with few layers takes real steps on this machine's CPU. Memory: of tensors, counted
-operation by operation, in the passes beside what stays, and in the whole step; and of a process of its own that takes
-two steps, what it adds to its resident memory. Time: of the step, the variants in turns. Prints one JSON line; the
-ratios are the figures, the times depend on the machine.
+A model of the width of BERT-1.5B with few layers takes real steps on this machine's CPU. Memory, with --repeats 0: of
+tensors, counted operation by operation, in the passes beside what stays, and in the whole step; and of a process of its
+own that takes two steps, what it adds to its resident memory. Time, with --repeats 1 or more: CPU seconds of forward
+and backward pass, the variants in turns. Prints one JSON line; the ratios are the figures, the times depend on the
+machine.
 
-usage: python bench/recompute.py [--layers 4] [--rows 16] [--length 128] [--repeats 3] [--tiny]
+usage: python bench/recompute.py [--layers 4] [--rows 16] [--length 128] [--repeats 0] [--tiny]
 """
 
 from __future__ import annotations
@@ -66,28 +67,39 @@ def make_step(shape: BertConfig, layers: int) -> Step:
     )  # fmt: skip
 
 
-def estimate(shape: BertConfig, layers: int, batch: PretrainingBatch) -> tuple[int, int]:
-    """Bytes of the passes beside what stays, and of the whole step."""
+def estimate(shape: BertConfig, layers: int, batch: PretrainingBatch) -> int:
+    """Bytes of the whole step."""
     plan = memory.Plan(
         model=shape, optimizer=OPTIMIZER, dtype=DTYPE, fused=False, num_ranks=1, tokens=batch.num_tokens,
         masked=batch.num_masked, length=batch.max_seqlen, accumulate=False, recompute_layers=layers, device_type="cpu",
     )  # fmt: skip
-    return memory.activations(plan), sum(memory.estimate(plan).values())
+    return sum(memory.estimate(plan).values())
+
+
+def recompute(step: Step, layers: int) -> None:
+    """RECOMPUTE_LAYERS=layers from now on."""
+    assert isinstance(step.model, BertForPreTraining)
+    step.model.bert.encoder.recomputation = Recomputation(layers, random_state=True) if layers else None
+
+
+def passes(step: Step, batch: PretrainingBatch) -> None:
+    """Forward and backward pass, without an update."""
+    with step.gradients.micro_batch(True, True, step.scaler.scale):
+        sum(step.gradients.forward(batch)).backward()
+    step.gradients.finish(step.scaler.scale)
 
 
 def counted(step: Step, batch: PretrainingBatch) -> tuple[int, int]:
-    """The same, counted in steps that are taken."""
+    """Bytes of the passes beside what stays, and of the whole step, counted in steps that are taken."""
     assert isinstance(step.optimizer, Sharded)
     stays = [*step.optimizer.state_tensors(), *memory.gradient_buffers(step.optimizer)]
     with Peak(stays) as peak:
         at_rest = peak.now
-        with step.gradients.micro_batch(True, True, step.scaler.scale):
-            sum(step.gradients.forward(batch)).backward()  # type: ignore[union-attr]
-        passes = peak.most - at_rest
-        step.gradients.finish(step.scaler.scale)
+        passes(step, batch)
+        needed = peak.most - at_rest
     with Peak(stays) as peak:
         step([batch], 1e-3)
-    return passes, peak.most
+    return needed, peak.most
 
 
 def _resident(shape: BertConfig, layers: int, batch: PretrainingBatch, queue: Any) -> None:
@@ -119,7 +131,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=0, help="turns of the times; 0: memory")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
     sizes = (1600, 25, 6400, 30522) if not options.tiny else (32, 2, 64, 211)
@@ -130,33 +142,50 @@ def main() -> None:
     )  # fmt: skip
     batch = full_batch(options.rows, options.length, vocab_size)
     variants = [0, *(k for k in (1, 2, 4) if k <= options.layers)]
-    processes = {k: resident(shape, k, batch) for k in variants}
     figures: dict[str, Any] = {"model": f"{options.layers} layers x {width}", "tokens": batch.num_tokens}
-    seconds: dict[int, list[float]] = {k: [] for k in variants}
+    measured = (
+        memory_of(shape, variants, batch) if options.repeats == 0 else times(shape, variants, batch, options.repeats)
+    )
+    result.emit("recompute", figures | measured, data="random tokens, whole rows", targets={})
+
+
+def memory_of(shape: BertConfig, variants: list[int], batch: PretrainingBatch) -> dict[str, Any]:
+    """Megabytes by variant, and what was foreseen as a part of them."""
+    processes = {k: resident(shape, k, batch) for k in variants}
     step = make_step(shape, 0)  # one for all: what they share is most of the memory
-    assert isinstance(step.model, BertForPreTraining)
-    encoder = step.model.bert.encoder
+    figures: dict[str, Any] = {}
     for k in variants:
-        encoder.recomputation = Recomputation(k, random_state=True) if k else None
+        recompute(step, k)
         passes, whole = counted(step, batch)
-        passes_foreseen, whole_foreseen = estimate(shape, k, batch)
+        foreseen = estimate(shape, k, batch)
         figures[f"recompute_{k}"] = {
-            "passes_mb": round(passes / 1e6, 1), "passes_estimate": round(passes_foreseen / passes, 3),
-            "step_mb": round(whole / 1e6, 1), "step_estimate": round(whole_foreseen / whole, 3),
-            "process_mb": round(processes[k] / 1e6, 1), "process_estimate": round(whole_foreseen / processes[k], 3),
+            "passes_mb": round(passes / 1e6, 1), "step_mb": round(whole / 1e6, 1),
+            "step_estimate": round(foreseen / whole, 3),
+            "process_mb": round(processes[k] / 1e6, 1), "process_estimate": round(foreseen / processes[k], 3),
         }  # fmt: skip
-    for _ in range(options.repeats):
+        figures[f"recompute_{k}"]["passes_ratio"] = round(passes / 1e6 / figures["recompute_0"]["passes_mb"], 3)
+    return figures
+
+
+def times(shape: BertConfig, variants: list[int], batch: PretrainingBatch, repeats: int) -> dict[str, Any]:
+    """CPU seconds of forward and backward pass by variant as a ratio to none, in turns: median, least and most."""
+    step = make_step(shape, 0)
+    seconds: dict[int, list[float]] = {k: [] for k in variants}
+    for turn in range(repeats + 1):  # the first one warms up
         for k in variants:
-            encoder.recomputation = Recomputation(k, random_state=True) if k else None
-            begin = time.perf_counter()
-            step([batch], 1e-3)
-            seconds[k].append(time.perf_counter() - begin)
-    for k in variants:
-        ratio = statistics.median(a / b for a, b in zip(seconds[k], seconds[0], strict=True))
-        figures[f"recompute_{k}"] |= {"time_ratio": round(ratio, 3)}
-        memory_ratio = figures[f"recompute_{k}"]["passes_mb"] / figures["recompute_0"]["passes_mb"]
-        figures[f"recompute_{k}"] |= {"passes_ratio": round(memory_ratio, 3)}
-    result.emit("recompute", figures, data="random tokens, whole rows", targets={})
+            recompute(step, k)
+            begin = time.process_time()
+            passes(step, batch)
+            if turn:
+                seconds[k].append(time.process_time() - begin)
+    ratios = {k: [a / b for a, b in zip(seconds[k], seconds[0], strict=True)] for k in variants}
+    return {
+        f"recompute_{k}": {
+            "seconds": round(statistics.median(seconds[k]), 2),
+            "time_ratio": [round(f(ratios[k]), 3) for f in (statistics.median, min, max)],
+        }
+        for k in variants
+    }
 
 
 if __name__ == "__main__":

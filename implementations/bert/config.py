@@ -85,6 +85,7 @@ class Config(ModelFiles, Hardware):
         self.zero.check(
             self.optim,
             self.numerics,
+            self.device,
             {
                 "CUDA_GRAPH=1": bool(self.graph.cuda_graph),
                 "WARMUP_RUN=1": bool(self.warm_up),

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ class Launch:
 
     def status(self) -> int:
         try:
-            return self.process.wait(timeout=280)
+            return self.process.wait(timeout=120)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not end: {self.said()}") from None
 
@@ -101,6 +102,18 @@ def launch(sshd, repository, tmp_path):
         one.end()
 
 
+def rank_of(folder: Path, number: str) -> int | None:
+    """The process of that rank of the run in ``folder``, where it has begun."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environ = (process / "cmdline").read_bytes(), (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"\0-m\0bert\0" in command and {f"RANK={number}".encode(), f"RUN_DIR={folder}".encode()} <= set(environ):
+            return int(process.name)
+    return None
+
+
 def test_a_hostfile_of_two_addresses_trains_on_both(launch, tmp_path):
     run = launch()
     assert run.status() == 0, run.said()
@@ -108,3 +121,15 @@ def test_a_hostfile_of_two_addresses_trains_on_both(launch, tmp_path):
     described = json.loads((tmp_path / "the run" / "config.json").read_text())
     assert described["dist"]["world_size"] == 2
     assert described["zero"]["engine"] == "deepspeed"
+
+
+def test_a_rank_killed_on_another_machine_is_in_the_launchers_exit_status(launch, tmp_path):
+    run = launch(MAX_STEPS="1000000", LOG_EVERY_STEPS="10")
+    deadline = time.monotonic() + 100
+    while "sequences/s" not in run.said() and run.process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    number = rank_of(tmp_path / "the run", "1")
+    assert number is not None, run.said()
+    os.kill(number, signal.SIGKILL)
+    assert run.status() != 0
+    assert '"key": "run_stop"' not in (tmp_path / "the run" / "result_0.txt").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import signal
@@ -91,6 +92,20 @@ def test_two_nodes_of_two_ranks_train_to_the_target_in_each_trial(training):
         assert values["eval_accuracy"] >= 0.3
         seeds.add(values["seed"])
     assert len(seeds) == 2
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs DeepSpeed (requirements/deepspeed.txt)")
+def test_two_nodes_train_to_the_target_with_deepspeed(training):
+    path, saved = training.folder / "ds.json", training.folder / "saved"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    engine = {"ENGINE": "deepspeed", "DEEPSPEED_CONFIG": str(path), "DEEPSPEED_CHECKPOINTS": "1"}
+    job = training.run(config=CONFIG, after=settings(NEXP="1", CHECKPOINT_DIR=str(saved), **engine))
+    assert job.exit_code == 0, job.output
+    assert job.last_line == f"run: the trial reached the target: {training.checkout.run_dir}"
+    described = json.loads((training.checkout.run_dir / "config.json").read_text())
+    assert (described["zero"]["engine"], described["dist"]["world_size"]) == ("deepspeed", 4)
+    (checkpoint,) = saved.rglob("bert.pt")
+    assert len(list(checkpoint.parent.glob("*_optim_states.pt"))) == 4, "a shard of each rank"
 
 
 def test_a_data_set_that_is_missing_ends_the_job_naming_its_variable(training):

@@ -24,7 +24,7 @@ MONITORS = {"tensorboard", "wandb", "csv_monitor", "comet"}
 TRANSPORT = {"communication_data_type", "data_types", "prescale_gradients", "gradient_predivide_factor", "aio"}
 CHECKS = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "checkpoint"}
 # What has no variable here: DeepSpeed's engine heeds it, our own does without.
-DEEPSPEED_ONLY = MEASURING | MONITORS | TRANSPORT | CHECKS | {"activation_checkpointing"}
+DEEPSPEED_ONLY = MEASURING | MONITORS | TRANSPORT | CHECKS
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # Entries of zero_optimization that cut what our rules run on in other ways than partitions.py knows.
 FOREIGN_PARTITIONS = ("zenflow", "zero_hpz_partition_size", "mics_shard_size", "elastic_checkpoint", "autoep")
@@ -212,11 +212,21 @@ def _scheduler(entry: dict[str, Any]) -> Iterator[Meaning]:
         yield Meaning(f"scheduler.params.{key}", names[key], _number(value))
 
 
+def _activation_checkpointing(entry: dict[str, Any]) -> Iterator[Meaning]:
+    """It speaks of a function of DeepSpeed's that this model does not call."""
+    for key in sorted(key for key, value in entry.items() if value):
+        raise ConfigError(
+            f"DEEPSPEED_CONFIG: activation_checkpointing.{key}: RECOMPUTE_LAYERS does that here: take this out"
+        )
+    return iter(())
+
+
 def _steps_per_print(value: int) -> Iterator[Meaning]:
     yield Meaning("steps_per_print", "LOG_EVERY_STEPS", str(value))
 
 
 _TRANSLATIONS: dict[str, Callable[[Any], Iterator[Meaning]]] = {
+    "activation_checkpointing": _activation_checkpointing,
     "bf16": _bf16,
     "fp16": _fp16,
     "gradient_clipping": _clipping,

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bert import optim
 from bert.env import ConfigError, env
 from bert.precision import Precision
 from bert.zero import ds_config
-from bert.zero.step import load
+from bert.zero.step import check_fp16, load
 
 NEVER = 1 << 62  # steps between DeepSpeed's own progress lines
 WRITE_ELSEWHERE = {"use_node_local_storage", "writer"}  # entries by which files lie on several nodes, or come later
@@ -46,7 +48,9 @@ class Config:
             raise ConfigError("ENGINE=deepspeed and DEEPSPEED_CONFIG is not set: give DeepSpeed's JSON")
         return ds_config.read(self.path)
 
-    def check(self, optimizer: optim.Config, precision: Precision, others: Mapping[str, bool]) -> None:
+    def check(
+        self, optimizer: optim.Config, precision: Precision, device: torch.device, others: Mapping[str, bool]
+    ) -> None:
         """Raises ConfigError for what DeepSpeed cannot do, and where it is absent. others: setting -> is it made?"""
         if not self.is_deepspeed:
             if self.checkpoints:
@@ -56,7 +60,7 @@ class Config:
             return
         found = self.json()
         zero = found.get("zero_optimization", {})
-        load()
+        deepspeed = load()
         if self.checkpoints and (elsewhere := sorted(WRITE_ELSEWHERE & found.get("checkpoint", {}).keys())):
             raise ConfigError(
                 f"DEEPSPEED_CHECKPOINTS=1 and checkpoint.{elsewhere[0]} in {self.path}: it would get its name "
@@ -86,6 +90,9 @@ class Config:
             raise ConfigError(
                 f"ENGINE=deepspeed: {', '.join(sorted(wrong))}: our own engine does that; unset one of the two"
             )
+
+        if precision.scales_loss:
+            check_fp16(deepspeed, device)
 
     def complete(
         self, optimizer: optim.Config, precision: Precision, batch_size: int, gradient_steps: int

@@ -58,10 +58,15 @@ def _choose_device(deepspeed: Any, world: World) -> None:
     deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False)
 
 
-def _check_fp16(deepspeed: Any, precision: Precision) -> None:
-    if precision.scales_loss and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
+def check_fp16(deepspeed: Any, device: torch.device) -> None:
+    """Raises ConfigError where DeepSpeed does not compute in fp16 on ``device``; on CPUs that depends on the model."""
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    accelerator = CPU_Accelerator() if device.type == "cpu" else deepspeed.accelerator.get_accelerator()
+    if not accelerator.is_fp16_supported():
         raise ConfigError(
-            "ENGINE=deepspeed and PRECISION=fp16: DeepSpeed finds no fp16 on this device: use fp32 or bf16"
+            f"ENGINE=deepspeed and PRECISION=fp16: DeepSpeed finds no fp16 on this {device.type.upper()}: set bf16 or "
+            "fp32, in the JSON too"
         )
 
 
@@ -89,7 +94,6 @@ class DeepSpeedStep:
         self.world = world
         # Decides over the loss scale. DeepSpeed's own dynamic one changes it before stage 3 has divided by it.
         self.scaler = LossScaler(precision, world.device)
-        _check_fp16(deepspeed, precision)
         named = dict(model.named_parameters())
         weights = {name: parameter.detach().clone() for name, parameter in named.items()} if precision.is_low else None
         stage = int(settings["zero_optimization"]["stage"])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bert.config import Config
-from bert.env import from_env
+from bert.env import ConfigError, from_env
 from bert.run import run
 from bert.zero.settings import merged
+from bert.zero.step import check_fp16
 
 PUBLISHED = {  # the recipe of the 5B model of the published DeepSpeed BERT, in its users' words
     "train_batch_size": 64,
@@ -115,6 +118,10 @@ def test_the_same_said_twice_is_no_contradiction(environ):
             {"fp16": {"enabled": True, "hysteresis": 2}},
             "fp16.hysteresis is 2: with PRECISION=fp16 masters are fp32, and the loss scale halves",
         ),
+        (
+            {"activation_checkpointing": {"profile": False, "number_checkpoints": 4}},
+            "activation_checkpointing.number_checkpoints: RECOMPUTE_LAYERS does that here",
+        ),
         ({"zero_optimization": {"stage": 4}}, "stage is 4"),
         ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, "zero_hpz_partition_size is not supported"),
     ],
@@ -165,3 +172,28 @@ def test_our_loss_scale_is_the_one_that_deepspeed_begins_with(environ):
     assert (config.precision.init_loss_scale, config.precision.growth_interval) == (4096, 1000)
     given = config.zero.complete(config.optim, config.numerics, 1, 1)
     assert (given["fp16"]["enabled"], given["fp16"]["loss_scale"]) == (True, 4096)
+
+
+@pytest.mark.parametrize(("has_fp16", "device"), [(None, "CPU"), (True, "CPU"), (False, "CUDA")])
+def test_fp16_that_deepspeed_does_not_find_on_this_processor_is_refused_before_the_start(
+    environ, capsys, monkeypatch, has_fp16, device
+):
+    accelerator = SimpleNamespace(is_fp16_supported=lambda: has_fp16)
+    fakes = {
+        "deepspeed": SimpleNamespace(accelerator=SimpleNamespace(get_accelerator=lambda: accelerator)),
+        "deepspeed.accelerator": SimpleNamespace(),
+        "deepspeed.accelerator.cpu_accelerator": SimpleNamespace(CPU_Accelerator=lambda: accelerator),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setitem(sys.modules, name, fake)
+    if device == "CUDA":
+        with pytest.raises(ConfigError, match="no fp16 on this CUDA: set bf16 or fp32, in the JSON too"):
+            check_fp16(fakes["deepspeed"], torch.device("cuda"))
+        return
+    monkeypatch.setattr("bert.zero.settings.load", lambda: fakes["deepspeed"])
+    environment = environ({"zero_optimization": {"stage": 2}, "fp16": {"enabled": True, "hysteresis": 1}})
+    if has_fp16:
+        assert run(environment, check_only=True) == 0
+    else:
+        words = "PRECISION=fp16: DeepSpeed finds no fp16 on this CPU: set bf16 or fp32, in the JSON too"
+        assert words in _refusal(environment, capsys)
