@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from review.logs.findings import ReviewError
 
@@ -30,32 +30,58 @@ class BurnIn:
         return f"burn-in: {self.repeats:,} repeats in {self.elapsed / 3600:.2f} hours ({share:.0%}), {words}"
 
 
-def read(folder: Path, places: Mapping[int, Place]) -> BurnIn | None:
-    """What the folder of a test has of it, also while it runs; None without one. Raises ReviewError."""
-    path = folder / "burn_in.json"
-    if not path.exists():
-        return None
-    repeats, elapsed = 0, 0.0
-    first: dict[int, str] = {}
-    counts: dict[int, int] = {}
-    try:
-        duration = float(json.loads(path.read_text(encoding="utf-8"))["duration"])
-        for journal in sorted(folder.glob("burn_in_*.jsonl")):
-            path = journal
-            text = journal.read_text(encoding="utf-8")
-            for written in text[: text.rfind("\n") + 1].splitlines():  # the last line may just be being written
-                line = json.loads(written)
-                repeats, elapsed = max(repeats, line["repeat"]), max(elapsed, line["elapsed"])
-                for rank, step in line["different"].items():
-                    counts[int(rank)] = counts.get(int(rank), 0) + 1
-                    where = f"first in step {step + 1} of repeat {line['repeat']}"
-                    first.setdefault(int(rank), f"{where}, {line['elapsed'] / 3600:.2f} hours after the start")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ReviewError(f"{path}: no record of a burn-in; it was cut short or is another file") from None
-    names = {rank: places[rank].name if rank in places else f"rank {rank}" for rank in first}
-    different = [
-        f"{names[rank]}: its weights differ from those of the first repeat, {first[rank]} "
-        f"(burn-in; {counts[rank]:,} of {repeats:,} repeats)"
-        for rank in sorted(first)
-    ]
-    return BurnIn(repeats, elapsed, duration, different)
+class Journal:
+    """The burn-in in the folder of a test, also while it runs; each reading takes only what is new."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._begin(())
+
+    def _begin(self, started: tuple[int, ...]) -> None:
+        """Nothing is known yet. started: tells the file of the first repeat from that of another burn-in."""
+        self._started = started
+        self._duration, self._elapsed, self._repeats = 0.0, 0.0, 0
+        self._read: dict[Path, int] = {}  # bytes of each node's journal
+        self._first: dict[int, str] = {}
+        self._counts: dict[int, int] = {}
+
+    def read(self, places: Mapping[int, Place]) -> BurnIn | None:
+        """How it goes; None without one. Raises ReviewError for files that are none of a burn-in."""
+        path = self.folder / "burn_in.json"
+        if not path.exists():
+            return None
+        try:
+            about = path.stat()
+            if (about.st_ino, about.st_mtime_ns) != self._started:
+                self._begin((about.st_ino, about.st_mtime_ns))
+                self._duration = float(json.loads(path.read_text(encoding="utf-8"))["duration"])
+            for journal in sorted(self.folder.glob("burn_in_*.jsonl")):
+                path = journal
+                self._read_on(journal)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            self._begin(())
+            raise ReviewError(f"{path}: no record of a burn-in; it was cut short or is another file") from None
+        names = {rank: places[rank].name if rank in places else f"rank {rank}" for rank in self._first}
+        different = [
+            f"{names[rank]}: its weights differ from those of the first repeat, {self._first[rank]} "
+            f"(burn-in; {self._counts[rank]:,} of {self._repeats:,} repeats)"
+            for rank in sorted(self._first)
+        ]
+        return BurnIn(self._repeats, self._elapsed, self._duration, different)
+
+    def _read_on(self, journal: Path) -> None:
+        """The lines of a node that are new; the last one may just be being written."""
+        with open(journal, "rb") as file:
+            file.seek(self._read.get(journal, 0))
+            for written in file:
+                if not written.endswith(b"\n"):
+                    break
+                self._take(json.loads(written))
+                self._read[journal] = self._read.get(journal, 0) + len(written)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        self._repeats, self._elapsed = max(self._repeats, line["repeat"]), max(self._elapsed, line["elapsed"])
+        for rank, step in line["different"].items():
+            self._counts[int(rank)] = self._counts.get(int(rank), 0) + 1
+            where = f"first in step {step + 1} of repeat {line['repeat']}"
+            self._first.setdefault(int(rank), f"{where}, {line['elapsed'] / 3600:.2f} hours after the start")

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from review.certify import burn_in, expected
-from review.certify.burn_in import BurnIn
+from review.certify import expected
+from review.certify.burn_in import BurnIn, Journal
 from review.certify.corruption import Corruption, corrupt
 from review.certify.expected import Reached
 from review.certify.hardware import Fault, devices, faults, throttled
@@ -118,7 +118,7 @@ class Certificate:
 def certify(folder: Path) -> Certificate:
     """Judges the records in the folder of a test. Raises ReviewError where they are missing or are no records."""
     found = judge(read(folder))
-    burnt = burn_in.read(folder, found.records.places)
+    burnt = Journal(folder).read(found.records.places)
     reached, notes = expected.check(found.records, expected.read(folder))
     notes += [one.text() for one in reached if one.state == "pass"]
     notes += [burnt.text()] if burnt else []

@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from review.certify import burn_in
-from review.certify.burn_in import BurnIn
+from review.certify.burn_in import BurnIn, Journal
 from review.logs.findings import ReviewError
 from review.logs.mllog import text
 from review.logs.output import print_json
@@ -91,6 +90,7 @@ class Watched:
         self.folder = folder
         self._found: Certificate | None = None
         self._judged: list[tuple[str, int]] = []
+        self._journal = Journal(folder)
 
     def poll(self, now: float) -> State:
         """How it stands at ``now`` (seconds since the epoch). Raises ReviewError for files that are none of a test."""
@@ -105,7 +105,7 @@ class Watched:
             except ReviewError:  # other nodes' files are on their way
                 self._found = None
             self._judged = judged if self._found else []
-        burn = burn_in.read(self.folder, self._found.records.places if self._found else {})
+        burn = self._journal.read(self._found.records.places if self._found else {})
         seconds = float(config.get("burn_in_seconds", burn.duration if burn else 0.0))
         if burn is not None:
             burn = replace(burn, duration=seconds)
@@ -113,9 +113,13 @@ class Watched:
         changed = [path.stat().st_mtime for path in self.folder.glob("burn_in_*.jsonl")]
         error = _text(self.folder / "error_0.txt").strip()
         done = found is not None and (burn.elapsed >= seconds if burn is not None else not seconds)
-        stages = _STAGE.findall(_text(self.folder / "output.txt"))
-        stage = "burn-in" if burn is not None else "over" if done else stages[-1] if stages else "starting"
+        stage = "burn-in" if burn is not None else "over" if done else self._stage()
         return State(stage, found, burn, now - max(changed, default=now), error or None, done)
+
+    def _stage(self) -> str:
+        """What the load said last; its output grows with each repeat of a burn-in, where nobody asks."""
+        stages = _STAGE.findall(_text(self.folder / "output.txt"))
+        return stages[-1] if stages else "starting"
 
 
 def is_test(folder: Path) -> bool:

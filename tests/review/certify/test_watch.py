@@ -8,6 +8,7 @@ import os
 import pytest
 
 from review.__main__ import main
+from review.certify.burn_in import Journal
 from review.certify.watch import Watched, follow
 from review.watch import wait_for_log
 
@@ -41,7 +42,9 @@ class Test:
         write(self.folder, make(1, 2))
 
     def repeat(self, number, elapsed, different=None):
-        (self.folder / "burn_in.json").write_text(json.dumps({"duration": DURATION, "checksums": [1]}))
+        first = self.folder / "burn_in.json"
+        if not first.exists():
+            first.write_text(json.dumps({"duration": DURATION, "checksums": [1]}))
         journal = self.folder / "burn_in_node0.jsonl"
         with journal.open("a") as file:
             line = {"repeat": number, "elapsed": elapsed, "seconds": {}, "different": different or {}}
@@ -76,6 +79,38 @@ def test_the_verdict_so_far_fails_from_the_repeat_in_which_a_rank_computed_somet
     assert [state.verdict for state in found] == ["", "pass", "pass", "fail", "fail"]
     assert found[3].lines()[1].startswith("  rank 1 on node0: its weights differ from those of the first repeat")
     assert found[-1].status == 1
+
+
+def test_each_look_reads_only_the_lines_that_are_new(tmp_path, monkeypatch):
+    taken = []
+    take = Journal._take
+    monkeypatch.setattr(Journal, "_take", lambda journal, line: taken.append(line["repeat"]) or take(journal, line))
+    journal, test = Journal(tmp_path), Test(tmp_path, [])
+    for number in range(1, 6):
+        test.repeat(number, 10.0 * number, {"0": 3} if number in (2, 4) else None)
+        with (tmp_path / "burn_in_node0.jsonl").open("a") as file:
+            file.write('{"repeat": ')  # the line after it is just being written
+        found = journal.read({})
+        whole = (tmp_path / "burn_in_node0.jsonl").read_bytes().rpartition(b"\n")[0] + b"\n"
+        (tmp_path / "burn_in_node0.jsonl").write_bytes(whole)
+    assert taken == [1, 2, 3, 4, 5]
+    assert (found.repeats, found.elapsed) == (5, 50.0)
+    assert "first in step 4 of repeat 2" in found.different[0]
+    assert "2 of 5 repeats" in found.different[0]
+
+
+def test_another_burn_in_in_the_same_folder_is_read_from_its_beginning(tmp_path):
+    journal, test = Journal(tmp_path), Test(tmp_path, [])
+    for number in (1, 2, 3):
+        test.repeat(number, 10.0 * number, {"1": 0})
+    assert journal.read({}).different
+    for path in tmp_path.glob("burn_in*"):
+        path.unlink()
+    assert journal.read({}) is None
+    test.repeat(1, 10.0)
+    os.utime(tmp_path / "burn_in.json", (2e9, 2e9))
+    found = journal.read({})
+    assert (found.repeats, found.different) == (1, [])
 
 
 def test_a_burn_in_that_stands_still_is_said_to(tmp_path):
