@@ -30,7 +30,7 @@ certify::prepare() {
   rm -f -- "$RUN_DIR/error_0.txt" "$RUN_DIR/output.txt" "$RUN_DIR/status"
   # A burn-in that was ended goes on.
   if [[ ! ${DURATION:-} || ! -f $RUN_DIR/burn_in.json ]]; then
-    rm -f -- "$RUN_DIR"/certify_*.npz "$RUN_DIR"/burn_in*.json*
+    rm -f -- "$RUN_DIR"/certify_*.npz "$RUN_DIR"/burn_in*.json* "$RUN_DIR"/burn_in_*.npz
   fi
 }
 

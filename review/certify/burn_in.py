@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +14,62 @@ from review.logs.findings import ReviewError
 if TYPE_CHECKING:
     from review.certify.records import Place
 
+MOST_ROUNDS = 64
+
 
 @dataclass(frozen=True)
 class BurnIn:
-    """repeats, elapsed: how far it has come, of ``duration`` seconds; different: lines on who computed otherwise."""
+    """How far it has come, and what it says of its ranks.
+
+    repeats, elapsed: of ``duration`` seconds; different: lines on who computed otherwise; rounds: seconds of a step of
+    each rank, the repeats put together to MOST_ROUNDS rounds or fewer, nan where a rank's are still to come.
+    """
 
     repeats: int
     elapsed: float
     duration: float
     different: list[str]
+    rounds: dict[int, list[float]] = field(default_factory=dict)
 
     def text(self) -> str:
         """In one line."""
         share = min(self.elapsed / self.duration, 1.0) if self.duration else 1.0
         words = "not all the same" if self.different else "all the same, bit for bit"
         return f"burn-in: {self.repeats:,} repeats in {self.elapsed / 3600:.2f} hours ({share:.0%}), {words}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {name: value for name, value in vars(self).items() if name != "rounds"}
+
+
+class Rounds:
+    """Means of any number of repeats, in memory for MOST_ROUNDS of each rank."""
+
+    def __init__(self) -> None:
+        self.width = 1  # repeats of a round
+        self._sums: dict[int, list[list[float]]] = {}  # seconds and repeats by rank and round
+
+    def add(self, rank: int, repeat: int, seconds: float) -> None:
+        """A repeat of a rank. repeat: counted from 1."""
+        while (repeat - 1) // self.width >= MOST_ROUNDS:
+            self.width *= 2
+            self._sums = {rank: [*map(_added, own[::2], [*own[1::2], [0.0, 0.0]])] for rank, own in self._sums.items()}
+        own = self._sums.setdefault(rank, [])
+        number = (repeat - 1) // self.width
+        own += [[0.0, 0.0] for _ in range(number + 1 - len(own))]
+        own[number] = _added(own[number], [seconds, 1.0])
+
+    def means(self) -> dict[int, list[float]]:
+        """By rank, as many of each."""
+        most = max(map(len, self._sums.values()), default=0)
+        return {
+            rank: [total / count if count else nan for total, count in own] + [nan] * (most - len(own))
+            for rank, own in sorted(self._sums.items())
+        }
+
+
+def _added(one: list[float], other: list[float]) -> list[float]:
+    return [one[0] + other[0], one[1] + other[1]]
 
 
 class Journal:
@@ -44,6 +86,7 @@ class Journal:
         self._read: dict[Path, int] = {}  # bytes of each node's journal
         self._first: dict[int, str] = {}
         self._counts: dict[int, int] = {}
+        self._rounds = Rounds()
 
     def read(self, places: Mapping[int, Place]) -> BurnIn | None:
         """How it goes; None without one. Raises ReviewError for files that are none of a burn-in."""
@@ -67,7 +110,7 @@ class Journal:
             f"(burn-in; {self._counts[rank]:,} of {self._repeats:,} repeats)"
             for rank in sorted(self._first)
         ]
-        return BurnIn(self._repeats, self._elapsed, self._duration, different)
+        return BurnIn(self._repeats, self._elapsed, self._duration, different, self._rounds.means())
 
     def _read_on(self, journal: Path) -> None:
         """The lines of a node that are new; the last one may just be being written."""
@@ -81,6 +124,8 @@ class Journal:
 
     def _take(self, line: dict[str, Any]) -> None:
         self._repeats, self._elapsed = max(self._repeats, line["repeat"]), max(self._elapsed, line["elapsed"])
+        for rank, seconds in line["seconds"].items():
+            self._rounds.add(int(rank), line["repeat"], float(seconds))
         for rank, step in line["different"].items():
             self._counts[int(rank)] = self._counts.get(int(rank), 0) + 1
             where = f"first in step {step + 1} of repeat {line['repeat']}"

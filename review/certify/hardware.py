@@ -80,8 +80,7 @@ def _of_one(samples: Columns, typical: float) -> Iterator[tuple[str, str]]:
     if said := throttled(samples, typical):
         yield "warn", said
     for field, (words, state) in COUNTERS.items():
-        known = samples[field][~np.isnan(samples[field])]
-        more = known[-1] - (0 if field == "xid_count" else known[0]) if len(known) else 0
+        more = _more(samples[field], since_zero=field == "xid_count")
         if more > 0:
             last = samples["xid_last"][-1] if field == "xid_count" else np.nan
             yield (
@@ -92,6 +91,13 @@ def _of_one(samples: Columns, typical: float) -> Iterator[tuple[str, str]]:
         now, most = _most(samples[field]), _most(samples[f"{field}_most"])
         if now < most:  # False where one is not known
             yield "warn", f"{words}: {now:.0f}, of {most:.0f} that GPU and slot have"
+
+
+def _more(counts: np.ndarray, since_zero: bool) -> float:
+    """By how much a counter has grown; it begins again where a process or a driver does."""
+    known = counts[~np.isnan(counts)]
+    before = np.concatenate([[0.0] if since_zero else known[:1], known[:-1]])
+    return float(np.sum(np.where(known < before, known, known - before)))
 
 
 def _median(values: np.ndarray) -> float:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from review.certify.outliers import Outlier, hesitating, slow
-from review.certify.records import Records
+from review.certify.records import ALONE, BURN_IN, Records
 
-LEAST_EXCESS = {"slow": 0.03, "hesitates": 0.03, "network": 0.15}  # what is less concerns nobody
-SPREAD = {"slow": 0.01, "network": 0.05}  # of healthy ones: outliers.HEALTHY_SPREAD
+LEAST_EXCESS = {"slow": 0.03, "starved": 0.03, "hesitates": 0.03, "network": 0.15}  # what is less concerns nobody
+SPREAD = {"slow": 0.01, "starved": 0.01, "network": 0.05}  # of healthy ones: outliers.HEALTHY_SPREAD
 HESITATION = 1.25  # times its typical step: what a step takes beyond that is lost
 
 
@@ -45,8 +45,8 @@ class Question:
         return [stage for stage in stages if share[stage] >= 0.5] or [max(stages, key=lambda stage: share[stage])]
 
 
-def questions(records: Records) -> Iterator[Question]:
-    """All comparisons of the test, in the order of the stages."""
+def questions(records: Records, burn_in: Mapping[int, list[float]]) -> Iterator[Question]:
+    """All comparisons of the test, in the order of the stages. burn_in: seconds of its steps by rank and round."""
     names = {rank: place.name for rank, place in records.places.items()}
     lost: dict[int, list[float]] = {rank: [] for rank in records.places}
     stages: list[str] = []
@@ -56,6 +56,11 @@ def questions(records: Records) -> Iterator[Question]:
         of_stage = (stage,) * len(next(iter(typical.values())))
         yield Question("slow", "node", _by_node(records, typical), of_stage)
         yield Question("slow", "rank", {names[rank]: rounds for rank, rounds in typical.items()}, of_stage)
+        if records.on_cpus and stage in ALONE:  # what a GPU's process does on its CPUs says nothing of the GPU
+            waited = records.per_cpu_second(stage)
+            typical = {rank: [_typical(times) for times in rounds] for rank, rounds in waited.items()}
+            yield Question("starved", "node", _by_node(records, typical), of_stage)
+            yield Question("starved", "rank", {names[rank]: rounds for rank, rounds in typical.items()}, of_stage)
         stages += of_stage
         for rank, rounds in own.items():
             lost[rank] += [_lost(times) for times in rounds]
@@ -68,6 +73,11 @@ def questions(records: Records) -> Iterator[Question]:
         yield Question("slow", "node", _by_node(records, times), of_probe)
         yield Question("slow", "rank", {names[rank]: rounds for rank, rounds in times.items()}, of_probe)
     yield from _of_network(records)
+    if set(burn_in) >= set(records.places):
+        of_burn_in = (BURN_IN,) * len(next(iter(burn_in.values())))
+        repeated = {rank: burn_in[rank] for rank in records.places}
+        yield Question("slow", "node", _by_node(records, repeated), of_burn_in)
+        yield Question("slow", "rank", {names[rank]: times for rank, times in repeated.items()}, of_burn_in)
 
 
 def _of_network(records: Records) -> Iterator[Question]:

@@ -27,10 +27,11 @@ PROBES = {
     "host_copy": "copy from the host",
     "disk": "read of the data disk",
 }
-LABELS = STAGES | PROBES
+BURN_IN = "burn-in"
+LABELS = STAGES | PROBES | {BURN_IN: "hours of the same steps"}
 ALONE = ("single", "parallel")
 PARTS = ("data", "compute", "wait", "update")
-VERSION = 2
+VERSION = 3
 Columns = dict[str, np.ndarray]
 
 
@@ -51,7 +52,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Records:
-    """The whole test. steps, probes: a column an array; places: by rank; nodes: by number."""
+    """The whole test. steps, probes: a column an array; places: by rank; nodes: by number; on_cpus: without GPUs."""
 
     folder: Path
     places: dict[int, Place]
@@ -59,6 +60,7 @@ class Records:
     steps: Columns
     probes: Columns
     telemetry: dict[str, Columns] = field(default_factory=dict)
+    on_cpus: bool = False
 
     @property
     def stages(self) -> list[str]:
@@ -89,11 +91,21 @@ class Records:
         """A rank's own seconds of each step, by round: without what it waited for others, where there are others."""
         steps = self.of(stage)
         own = steps["data"] + steps["compute"] + steps["update"] + (steps["wait"] if stage in ALONE else 0)
+        return self._by_round(steps, own)
+
+    def _by_round(self, steps: Columns, values: np.ndarray) -> dict[int, list[np.ndarray]]:
+        """What belongs to each rank and round. steps, values: rows and a value of each."""
         rounds = int(steps["round"].max()) + 1
         return {
-            rank: [own[(steps["rank"] == rank) & (steps["round"] == number)] for number in range(rounds)]
+            rank: [values[(steps["rank"] == rank) & (steps["round"] == number)] for number in range(rounds)]
             for rank in self.places
         }
+
+    def per_cpu_second(self, stage: str) -> dict[int, list[np.ndarray]]:
+        """Seconds that each step of a rank by itself took for each second that its process had of CPUs."""
+        steps = self.of(stage)
+        times = sum(steps[part] for part in PARTS) / np.maximum(steps["cpu"], 1e-6)
+        return self._by_round(steps, times)
 
     def relative(self, stage: str) -> dict[int, list[np.ndarray]]:
         """The same seconds, each over the median of that step over all ranks and rounds: no two steps are alike."""
@@ -161,13 +173,22 @@ def read(folder: Path) -> Records:
         }
         for table in ("steps", "probes")
     }
-    telemetry = {
-        about["node"]: {
-            name.partition(".")[2]: column for name, column in columns.items() if name.startswith("telemetry.")
-        }
-        for about, columns in files
-    }
-    return Records(folder, dict(sorted(places.items())), nodes, tables["steps"], tables["probes"], telemetry)
+    telemetry = {about["node"]: _telemetry(folder, about["node"], columns) for about, columns in files}
+    on_cpus = all(about["on_cpus"] for about, _ in files)
+    return Records(folder, dict(sorted(places.items())), nodes, tables["steps"], tables["probes"], telemetry, on_cpus)
+
+
+def _telemetry(folder: Path, node: str, columns: Columns) -> Columns:
+    """The samples of a node, with those of its burn-in behind."""
+    samples = {name.partition(".")[2]: column for name, column in columns.items() if name.startswith("telemetry.")}
+    path = folder / f"burn_in_{node}.npz"
+    if not path.exists():
+        return samples
+    try:
+        with np.load(path) as file:
+            return {name: np.concatenate([column, file[f"telemetry.{name}"]]) for name, column in samples.items()}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        raise ReviewError(f"{path}: no telemetry of a burn-in; it was cut short or is another file") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Columns]:
@@ -175,8 +196,14 @@ def _read(path: Path) -> tuple[dict[str, Any], Columns]:
         with np.load(path) as file:
             about: dict[str, Any] = json.loads(str(file["about"]))
             columns = {name: file[name] for name in file.files if name != "about"}
-        whole = about["version"] == VERSION and bool(about["ranks"]) and bool(about["nodes"]) and about["size"] > 0
-        whole = whole and len(columns["steps.checksum"]) > 0
+        whole = (
+            about["version"] == VERSION
+            and bool(about["ranks"])
+            and bool(about["nodes"])
+            and about["size"] > 0
+            and "on_cpus" in about
+        )
+        whole = whole and "on_cpus" in about and len(columns["steps.checksum"]) > 0
         whole = whole and "probes.seconds" in columns and "telemetry.device" in columns
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         whole = False

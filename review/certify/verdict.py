@@ -16,11 +16,12 @@ from review.certify.expected import Reached
 from review.certify.hardware import Fault, devices, faults, throttled
 from review.certify.outliers import LEAST, Outlier
 from review.certify.questions import Question, questions
-from review.certify.records import ALONE, LABELS, STAGES, Records, read
+from review.certify.records import ALONE, BURN_IN, LABELS, STAGES, Records, read
 from review.logs.output import write_whole
 
 WORDS = {
     "slow": "slower than the median",
+    "starved": "more time for each second on its CPUs than the median: others have them, or a limit",
     "hesitates": "more lost in single steps than the median",
     "network": "slower all-reduce than the median",
 }
@@ -106,7 +107,7 @@ class Certificate:
             "corrupt": [asdict(one) for one in self.corrupt],
             "faults": [asdict(one) for one in self.faults],
             "expected": [asdict(one) for one in self.reached],
-            "burn_in": asdict(self.burn_in) if self.burn_in else None,
+            "burn_in": self.burn_in.as_dict() if self.burn_in else None,
             "notes": self.notes,
             "seconds_per_step": {
                 stage: {places[rank].name: value for rank, value in values.items()}
@@ -117,17 +118,18 @@ class Certificate:
 
 def certify(folder: Path) -> Certificate:
     """Judges the records in the folder of a test. Raises ReviewError where they are missing or are no records."""
-    found = judge(read(folder))
-    burnt = Journal(folder).read(found.records.places)
+    records = read(folder)
+    burnt = Journal(folder).read(records.places)
+    found = judge(records, burnt)
     reached, notes = expected.check(found.records, expected.read(folder))
     notes += [one.text() for one in reached if one.state == "pass"]
     notes += [burnt.text()] if burnt else []
-    return replace(found, burn_in=burnt, reached=reached, notes=[*found.notes, *notes])
+    return replace(found, reached=reached, notes=[*found.notes, *notes])
 
 
-def judge(records: Records) -> Certificate:
+def judge(records: Records, burnt: BurnIn | None = None) -> Certificate:
     """Who is slow, who computed something else, and what cannot be said."""
-    asked = [*questions(records)]
+    asked = [*questions(records, burnt.rounds if burnt else {})]
     seconds = {
         stage: {rank: float(np.median(np.concatenate(rounds))) for rank, rounds in records.seconds(stage).items()}
         for stage in records.stages
@@ -141,7 +143,7 @@ def judge(records: Records) -> Certificate:
     if not repeats:
         notes.append("the same steps do not repeat bit for bit here, so that nothing is said of silent corruption")
     findings = _findings(records, asked)
-    return Certificate(records, seconds, findings, broken, repeats, faults(records), notes)
+    return Certificate(records, seconds, findings, broken, repeats, faults(records), notes, burnt)
 
 
 def _findings(records: Records, asked: list[Question]) -> list[Finding]:
@@ -154,11 +156,19 @@ def _findings(records: Records, asked: list[Question]) -> list[Finding]:
             if one.name in found:
                 first = found[one.name]
                 also = {other: None for other in (*first.also, stage, *others) if other != first.stage}
-                found[one.name] = replace(first, also=tuple(also))
+                found[one.name] = replace(first, also=tuple(also), evidence=_joined(first, question.what, one))
             elif not _explained(one.name, question.kind, found):
                 evidence = _evidence(records, stage, one.name)
                 found[one.name] = Finding(question.what, stage, question.kind, one, evidence, tuple(others))
     return list(found.values())
+
+
+def _joined(first: Finding, what: str, outlier: Outlier) -> str:
+    """The evidence of a finding, where another question has the same answer."""
+    words = f"{outlier.excess:.1%} {WORDS[what]}"
+    if what == first.what or WORDS[what] in first.evidence:
+        return first.evidence
+    return "; ".join(said for said in (first.evidence, words) if said)
 
 
 def _explained(name: str, kind: str, found: dict[str, Finding]) -> bool:
@@ -176,7 +186,7 @@ def _evidence(records: Records, stage: str, name: str) -> str:
         throttled(samples) for who, samples in devices(records) if who in {records.places[rank].name for rank in own}
     ]
     said = [reason for reason in dict.fromkeys(said) if reason][:1]
-    if own and len(own) < len(records.places) and "together" in records.stages and stage in (*ALONE, "node"):
+    if own and len(own) < len(records.places) and "together" in records.stages and stage in (*ALONE, "node", BURN_IN):
         waits = records.waits("together")
         mine = statistics.median(waits[rank] for rank in own)
         gap = statistics.median(wait for rank, wait in waits.items() if rank not in own) - mine

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,7 @@ class State:
             "stage": self.stage,
             "state": self.verdict or None,
             "reasons": self.found.reasons() if self.found else [],
-            "burn_in": asdict(self.burn) if self.burn else None,
+            "burn_in": self.burn.as_dict() if self.burn else None,
             "stands_still": self.stands_still,
             "broken": self.broken,
             "done": self.done,
@@ -84,7 +84,7 @@ class State:
 
 
 class Watched:
-    """The folder of a test; the records of its stages are judged once."""
+    """The folder of a test; its records are judged whenever they have changed, in a burn-in every few minutes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -97,7 +97,7 @@ class Watched:
         from review.certify.verdict import certify  # NumPy, which the watch of a run does without
 
         config = json.loads(_text(self.folder / "config.json") or "{}")
-        records = sorted(self.folder.glob("certify_*.npz"))
+        records = sorted([*self.folder.glob("certify_*.npz"), *self.folder.glob("burn_in_*.npz")])
         judged = [(path.name, path.stat().st_mtime_ns) for path in records]
         if judged != self._judged:
             try:

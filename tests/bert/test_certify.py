@@ -18,6 +18,7 @@ from bert.certify.__main__ import certify as run_load
 from bert.certify.burn_in import BurnIn
 from bert.certify.load import Config, Load, checksum
 from bert.certify.meeting import Meeting, pairings
+from bert.certify.telemetry import Cpus, Sampler
 from bert.config import Config as Trainer
 from bert.env import ConfigError, from_env
 from review.certify.verdict import certify
@@ -179,6 +180,23 @@ def test_the_memory_of_a_burn_in_does_not_grow(tmp_path, load, monkeypatch):
     BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 1000).run()
     assert len(held) == 10
     assert max(held[5:]) - held[4] < 5, "objects that a repeat leaves behind"
+
+
+def test_the_telemetry_of_a_burn_in_is_kept_while_it_runs_and_over_its_interruptions(tmp_path, load, monkeypatch):
+    monkeypatch.setattr("bert.certify.burn_in.SAVE_SECONDS", 0.0)
+    burn_in, source, kept = BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 0.3), Cpus(), []
+    tell = BurnIn._tell
+    monkeypatch.setattr(BurnIn, "_tell", lambda *arguments: kept.append(len(burn_in.sampled())) or tell(*arguments))
+    for _ in range(2):
+        sampler = Sampler([source], 0.02, burn_in.sampled())
+        sampler.start()
+        burn_in.run(sampler)
+        kept.append(len(burn_in.sampled()))
+        burn_in.duration += 0.3
+    assert kept[0] < kept[-1]
+    assert kept == sorted(kept), "an interruption loses nothing"
+    assert (np.diff(burn_in.sampled()["time"]) > 0).all()
+    assert len(Sampler([source], 1.0, burn_in.sampled()).rows()) == kept[-1]
 
 
 @pytest.mark.parametrize("duration", ["24", "long", "-1h"])

@@ -67,17 +67,18 @@ def certify(load: Load, folder: Path) -> None:
         write(folder, load, sampler.stop() if sampler else np.empty(0, ROW))
         load.rows.clear()
     if seconds:
-        BurnIn(load, folder, seconds).run()
+        burn_in = BurnIn(load, folder, seconds)
+        burn_in.run(telemetry(meeting, burn_in.sampled()))
     meeting.leave()
 
 
-def telemetry(meeting: Meeting) -> Sampler | None:
-    """On the first rank of a node, what samples its devices."""
+def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | None:
+    """On the first rank of a node, what samples its devices. earlier: rows of a process before this one."""
     if meeting.rank != meeting.members(meeting.node)[0]:
         return None
     count = len(meeting.members(meeting.node)) if torch.cuda.is_available() else 0
     uuids = [str(getattr(torch.cuda.get_device_properties(number), "uuid", "")) for number in range(count)]
-    sampler = Sampler([Gpus(uuids), Cpus()])
+    sampler = Sampler([Gpus(uuids), Cpus()], earlier=earlier)
     sampler.start()
     return sampler
 
@@ -99,6 +100,7 @@ def write(folder: Path, load: Load, samples: np.ndarray) -> None:
             {"rank": rank, "local_rank": meeting.places[rank].local_rank, "device": devices[rank]} for rank in members
         ]
         about = {"node": node, "number": meeting.node, "nodes": meeting.nodes, "ranks": ranks, "size": meeting.size}
+        about["on_cpus"] = load.device.type == "cpu"
         record.write(folder / f"certify_{node}.npz", about, tables)
     meeting.barrier()
     meeting.store.delete_key(f"rows/{meeting.rank}")

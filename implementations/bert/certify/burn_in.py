@@ -1,7 +1,7 @@
 """Hours of the same steps, over and over: what a rank computes must be what it computed first, bit for bit.
 
-RUN_DIR/burn_in.json is the first repeat, burn_in_<node>.jsonl has a line for each repeat. With both there a test
-continues where it ended.
+RUN_DIR/burn_in.json is the first repeat, burn_in_<node>.jsonl has a line for each repeat, burn_in_<node>.npz the node's
+telemetry. With them there a test continues where it ended.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bert import rundir
+from bert.certify import record
 from bert.certify.load import Load, Trainee
+from bert.certify.telemetry import ROW, Sampler
 from bert.progress import clock
+
+SAVE_SECONDS = 300.0  # between two writings of the telemetry
 
 
 class BurnIn:
@@ -27,7 +33,8 @@ class BurnIn:
         """duration: seconds of the whole, what an earlier process has done counted in."""
         self.load, self.meeting, self.duration = load, load.meeting, duration
         self.first = folder / "burn_in.json"
-        self.journal = folder / f"burn_in_{self.meeting.nodes[self.meeting.node]}.jsonl"
+        self.node = self.meeting.nodes[self.meeting.node]
+        self.journal, self.samples = (folder / f"burn_in_{self.node}.{kind}" for kind in ("jsonl", "npz"))
         self.writes = self.meeting.rank == self.meeting.members(self.meeting.node)[0]
 
     @staticmethod
@@ -35,8 +42,13 @@ class BurnIn:
         """Whether an earlier process has taken the first repeat."""
         return (folder / "burn_in.json").exists()
 
-    def run(self) -> None:
-        """Repeats until the time is over."""
+    def sampled(self) -> np.ndarray:
+        """Telemetry of an earlier process."""
+        return record.rows(self.samples, "telemetry", ROW)
+
+    def run(self, sampler: Sampler | None = None) -> None:
+        """Repeats until the time is over. sampler: has begun; it ends here."""
+        saved = time.monotonic()
         with self.load.trainee_alone() as trainee:
             count = self.load.count_steps(trainee)
             known = self._known()
@@ -44,7 +56,8 @@ class BurnIn:
             repeat, elapsed = known.get("repeats", 0), known.get("elapsed", 0.0)
             reference: list[int] = known.get("checksums", [])
             started = time.monotonic() - elapsed
-            while time.monotonic() - started < self.duration or not reference:
+            # One decision for all: whoever stopped by its own clock would leave the others waiting.
+            while not reference or self.meeting.most(time.monotonic() - started) < self.duration:
                 self.meeting.barrier()
                 seconds, checksums = self._repeat(trainee, len(reference) or count, drill=bool(reference))
                 if not reference:
@@ -54,8 +67,14 @@ class BurnIn:
                 )
                 repeat += 1
                 self._tell(repeat, self.meeting.most(time.monotonic() - started), seconds, different)
-                if self.meeting.most(time.monotonic() - started) >= self.duration:
-                    break
+                if sampler is not None and time.monotonic() - saved >= SAVE_SECONDS:
+                    self._save(sampler.rows())
+                    saved = time.monotonic()
+        if sampler is not None:
+            self._save(sampler.stop())
+
+    def _save(self, samples: np.ndarray) -> None:
+        record.write(self.samples, {"node": self.node}, {"telemetry": samples})
 
     def _lines(self) -> list[str]:
         """Of this node's journal; the end of one that was being written when the power failed is cut off."""

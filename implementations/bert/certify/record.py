@@ -1,4 +1,7 @@
-"""certify_<node>.npz: what the ranks of a node have measured, an array a column; review.certify.records reads it."""
+"""certify_<node>.npz: what the ranks of a node have measured, an array a column; review.certify.records reads it.
+
+burn_in_<node>.npz is the telemetry of a burn-in, in the same form.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import numpy as np
 from bert.certify.recorder import PARTS
 from bert.files import whole_file
 
-VERSION = 2
+VERSION = 3
 STAGES = ("single", "parallel", "node", "pairs", "together")
 # One row a step. partner: the number of the other node of a pair, or -1; sequences: trained on; cpu: seconds that the
 # rank's process used of CPUs; checksum: of the weights after the step.
@@ -54,3 +57,14 @@ def write(path: Path, about: Mapping[str, Any], tables: Mapping[str, np.ndarray]
     }
     with whole_file(path) as partial, open(partial, "wb") as file:
         np.savez_compressed(file, about=np.array(json.dumps({"version": VERSION, **about})), **columns)
+
+
+def rows(path: Path, table: str, kind: np.dtype) -> np.ndarray:
+    """A table of such a file, as structured rows; none where there is no file."""
+    if not path.exists():
+        return np.empty(0, kind)
+    with np.load(path) as file:
+        found = np.empty(len(file[f"{table}.{kind.names[0]}"]) if kind.names else 0, kind)
+        for column in kind.names or ():
+            found[column] = file[f"{table}.{column}"]
+    return found

@@ -184,9 +184,14 @@ class Cpus:
 class Sampler:
     """Samples on a thread of its own, from ``start`` to ``stop``; its memory is bounded."""
 
-    def __init__(self, sources: Sequence[Gpus | Cpus], interval: float = 1.0) -> None:
+    def __init__(
+        self, sources: Sequence[Gpus | Cpus], interval: float = 1.0, earlier: np.ndarray | None = None
+    ) -> None:
+        """earlier: rows of an earlier process, which stay in front."""
         self.sources, self.interval = sources, interval
         self._samples: list[np.ndarray] = []
+        if earlier is not None and len(earlier):
+            self._samples = np.split(earlier, np.flatnonzero(np.diff(earlier["time"])) + 1)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 

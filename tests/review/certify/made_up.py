@@ -15,10 +15,14 @@ STEP_SECONDS, WAIT_SECONDS, REDUCE_SECONDS = 0.1, 0.01, 0.02
 SEQUENCES = 32  # of a step
 
 
-def noise(shape, generator, step: float, disturbed: float = 0.0) -> np.ndarray:
-    """Factors on the time of a step: never quicker than it can be, some steps disturbed for long."""
-    factors = 1 + step * np.abs(generator.standard_normal(shape))
-    return factors + (generator.random(shape) < disturbed) * generator.exponential(1.0, shape)
+def jitter(shape, generator, step: float) -> np.ndarray:
+    """Factors on the work of a step: never quicker than it can be."""
+    return 1 + step * np.abs(generator.standard_normal(shape))
+
+
+def delays(shape, generator, disturbed: float) -> np.ndarray:
+    """What something else delays some steps by, as a share of a step."""
+    return (generator.random(shape) < disturbed) * generator.exponential(1.0, shape)
 
 
 def make(
@@ -27,12 +31,14 @@ def make(
     seed: int = 0,
     slow: Mapping[tuple[str, int], float] | None = None,
     links: Mapping[int | tuple[int, int], float] | None = None,
+    starved: Mapping[int, float] | None = None,
     step: float = 0.005,
     between: float = 0.003,
     common: float = 0.0,
     disturbed: float = 0.0,
 ) -> Records:
-    """Records of ranks with noise. slow: factor by (stage, rank); links: factor by node or pair, of the all-reduce.
+    """Records of ranks with noise. slow: factor by (stage, rank); links: factor by node or pair, of the all-reduce;
+    starved: factor by rank that something else takes of its CPUs; with it the test ran on CPUs.
 
     step, between: noise of steps and spread of GPUs; common: noise of a round that all share; disturbed: share of steps
     that something else delays.
@@ -51,14 +57,15 @@ def make(
         shared = 1 + common * np.abs(generator.standard_normal(ROUNDS))
         for rank in range(ranks):
             times = STEP_SECONDS * speed[rank] * shared[:, None] * (slow or {}).get((stage, rank), 1.0)
-            times = times * noise((ROUNDS, STEPS), generator, step, disturbed)
+            work = times * jitter((ROUNDS, STEPS), generator, step)
+            times = (work + times * delays((ROUNDS, STEPS), generator, disturbed)) * (starved or {}).get(rank, 1.0)
             count = times.size
             columns = {
                 "rank": np.full(count, rank), "stage": np.full(count, stage_number),
                 "round": np.repeat(np.arange(ROUNDS), STEPS), "step": np.tile(np.arange(STEPS), ROUNDS),
                 "partner": np.full(count, -1), "compute": times.ravel(), "data": np.zeros(count),
                 "wait": np.full(count, WAIT_SECONDS), "update": np.zeros(count),
-                "cpu": np.full(count, STEP_SECONDS), "sequences": np.full(count, SEQUENCES),
+                "cpu": work.ravel(), "sequences": np.full(count, SEQUENCES),
             }  # fmt: skip
             columns["checksum"] = 7 + columns["step"]
             for name, column in columns.items():
@@ -77,6 +84,7 @@ def make(
         nodes=[f"node{node}" for node in range(nodes)],
         steps={name: np.concatenate(columns) for name, columns in rows.items()},
         probes={name: np.array(column) for name, column in probes.items()},
+        on_cpus=starved is not None,
     )
 
 
@@ -99,14 +107,12 @@ def write(folder: Path, records: Records) -> None:
     """As the ranks write them."""
     for number, node in enumerate(records.nodes):
         places = [place for place in records.places.values() if place.node == node]
-        ranks = [vars(place) for place in places]
-        about = {"version": 2, "node": node, "number": number, "nodes": records.nodes, "size": len(records.places)}
+        about = {"version": 3, "node": node, "number": number, "nodes": records.nodes, "size": len(records.places)}
+        about |= {"on_cpus": records.on_cpus, "ranks": [vars(place) for place in places]}
         tables = {}
         for table, columns in (("steps", records.steps), ("probes", records.probes)):
             chosen = np.isin(columns["rank"], [place.rank for place in places])
             tables |= {f"{table}.{name}": column[chosen] for name, column in columns.items()}
         samples = records.telemetry.get(node) or telemetry(0, 0)
         tables |= {f"telemetry.{name}": column for name, column in samples.items()}
-        np.savez_compressed(
-            folder / f"certify_{node}.npz", about=np.array(json.dumps(about | {"ranks": ranks})), **tables
-        )
+        np.savez_compressed(folder / f"certify_{node}.npz", about=np.array(json.dumps(about)), **tables)

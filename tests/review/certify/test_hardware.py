@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from review.certify.verdict import judge
+from review.__main__ import main
+from review.certify.verdict import certify, judge
 
-from .made_up import FIELDS, make, telemetry
+from .made_up import FIELDS, make, telemetry, write
 
 
 def with_telemetry(**changes: float):
@@ -63,3 +64,26 @@ def test_a_slow_gpu_that_throttles_is_named_with_its_reason():
 
 def test_a_driver_that_tells_nothing_accuses_nobody():
     assert judge(with_telemetry(**dict.fromkeys(FIELDS, np.nan))).faults == []
+
+
+def test_errors_and_throttling_of_the_burn_in_count_though_its_counters_begin_again(tmp_path):
+    records = make(2, 4)
+    for node in records.nodes:
+        records.telemetry[node] = telemetry(4, 20)
+    write(tmp_path, records)
+    later = telemetry(4, 40)
+    chosen = later["device"] == 2
+    later["ecc_corrected"][chosen] = [0] * 5 + [3] * 15 + [0] * 10 + [2] * 10
+    later["xid_count"][chosen] = [0] * 10 + [1] * 10 + [0] * 15 + [2] * 5
+    np.savez(tmp_path / "burn_in_node1.npz", **{f"telemetry.{name}": column for name, column in later.items()})
+    assert [(one.name, one.reason.partition(" during")[0]) for one in certify(tmp_path).faults] == [
+        ("rank 6 on node1", "3 Xid errors"),
+        ("rank 6 on node1", "5 corrected memory errors"),
+    ]
+
+
+def test_telemetry_of_a_burn_in_cut_short_is_one_line(tmp_path, capsys):
+    write(tmp_path, make(2, 2))
+    (tmp_path / "burn_in_node1.npz").write_bytes(b"PK")
+    assert main(["certify", str(tmp_path)]) == 2
+    assert "burn_in_node1.npz: no telemetry of a burn-in" in capsys.readouterr().err

@@ -28,7 +28,9 @@ def test_of_clean_machines_nobody_is_named(nodes, per_node, noise):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise", [{}, {"between": 0.01}, BUSY], ids=["quiet", "uneven", "busy"])
+@pytest.mark.parametrize(
+    "noise", [{}, {"between": 0.01}, BUSY, BUSY | {"starved": {}}], ids=["quiet", "uneven", "busy", "busy CPUs"]
+)
 def test_of_400_clean_tests_no_more_than_chance_allows_name_anybody(noise):
     named = sum(bool(judge(make(4, 4, seed, **noise)).findings) for seed in range(400))
     assert named <= 10, "one in a hundred is allowed: more than ten of 400 have a chance of 0.3%"
@@ -47,6 +49,20 @@ def test_a_node_slower_by_ten_percent_is_named_once_and_not_its_ranks():
     (found,) = judge(make(4, 2, slow=everywhere(4, 5, factor=1.1))).findings
     assert (found.what, found.stage, found.name) == ("slow", "single", "node node2")
     assert found.also == ("parallel", "node", "together")
+
+
+def test_a_node_whose_cpus_are_taken_is_named_where_nodes_differ_in_speed():
+    uneven = {"between": 0.04, "step": 0.1}  # CPUs that differ, or are shared with other machines
+    (found,) = judge(make(4, 2, starved={4: 1.1, 5: 1.1}, **uneven)).findings
+    assert (found.what, found.stage, found.name) == ("starved", "single", "node node2")
+    assert found.outlier.excess == pytest.approx(0.1, abs=0.02)
+    assert judge(make(4, 2, starved={}, **uneven)).findings == []
+
+
+def test_a_slow_rank_whose_cpu_is_taken_is_named_once_with_both():
+    (found,) = judge(make(4, 2, starved={3: 1.2})).findings
+    assert (found.what, found.stage, found.name) == ("slow", "single", "rank 3 on node1")
+    assert found.evidence.count("more time for each second on its CPUs") == 1
 
 
 def test_a_node_with_a_slow_network_is_named_and_not_those_it_was_paired_with():

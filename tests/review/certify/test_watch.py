@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 
+import numpy as np
 import pytest
 
 from review.__main__ import main
-from review.certify.burn_in import Journal
+from review.certify.burn_in import MOST_ROUNDS, Journal, Rounds
+from review.certify.verdict import certify
 from review.certify.watch import Watched, follow
 from review.watch import wait_for_log
 
@@ -41,13 +43,13 @@ class Test:
     def stages(self):
         write(self.folder, make(1, 2))
 
-    def repeat(self, number, elapsed, different=None):
+    def repeat(self, number, elapsed, different=None, seconds=None):
         first = self.folder / "burn_in.json"
         if not first.exists():
             first.write_text(json.dumps({"duration": DURATION, "checksums": [1]}))
         journal = self.folder / "burn_in_node0.jsonl"
         with journal.open("a") as file:
-            line = {"repeat": number, "elapsed": elapsed, "seconds": {}, "different": different or {}}
+            line = {"repeat": number, "elapsed": elapsed, "seconds": seconds or {}, "different": different or {}}
             file.write(json.dumps(line) + "\n")
         os.utime(journal, (self.now, self.now))
 
@@ -111,6 +113,29 @@ def test_another_burn_in_in_the_same_folder_is_read_from_its_beginning(tmp_path)
     os.utime(tmp_path / "burn_in.json", (2e9, 2e9))
     found = journal.read({})
     assert (found.repeats, found.different) == (1, [])
+
+
+def test_any_number_of_repeats_is_some_rounds_of_equal_parts():
+    rounds = Rounds()
+    for repeat in range(1, 1001):
+        rounds.add(0, repeat, float(repeat))
+        if repeat > 3:
+            rounds.add(7, repeat - 3, 2.0)
+    found = rounds.means()
+    assert rounds.width == 16
+    assert found[0] == [np.mean(range(first, min(first + 16, 1001))) for first in range(1, 1001, 16)]
+    assert set(found[7]) == {2.0}
+    assert len(found[7]) == len(found[0]) <= MOST_ROUNDS
+
+
+def test_a_rank_that_is_slow_in_the_burn_in_alone_is_named(tmp_path):
+    write(tmp_path, make(4, 2))
+    test = Test(tmp_path, [])
+    for repeat in range(1, 9):
+        test.repeat(repeat, 10.0 * repeat, seconds={rank: 0.1 + 0.01 * (rank == 5) for rank in range(8)})
+    (found,) = certify(tmp_path).findings
+    assert (found.what, found.stage, found.name) == ("slow", "burn-in", "rank 5 on node2")
+    assert found.outlier.excess == pytest.approx(0.1)
 
 
 def test_a_burn_in_that_stands_still_is_said_to(tmp_path):
