@@ -55,13 +55,9 @@ def slow(
 
     if len(values) < LEAST:
         return []
-    table = np.array([list(rounds) for rounds in values.values()], np.float64)
+    table, level = relative(values, paired)
     if table.shape[1] < LEAST_ROUNDS:
         return []
-    if paired:
-        table = table / np.nanmedian(table, axis=0)
-    level = np.nanmedian(table, axis=1)
-    level, table = level / np.median(level), table / np.median(level)
     rounds = np.maximum(np.sum(~np.isnan(table), axis=1), 1)
     common, common_freedom = _common_noise(table - level[:, None])
     own = _deviation(table, level[:, None], axis=1)
@@ -77,6 +73,15 @@ def slow(
         if chance < FALSE_ALARMS and value - 1 > least_excess:
             found.append(Outlier(name, float(value - 1), f"{deviations:.0f} deviations", chance))
     return sorted(found, key=lambda one: -one.excess)
+
+
+def relative(values: Mapping[str, Sequence[float]], paired: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Each round [names, rounds], and the median over rounds [names], over the median of all names."""
+    table = np.array([list(rounds) for rounds in values.values()], np.float64)
+    if paired:
+        table = table / np.nanmedian(table, axis=0)
+    level = np.nanmedian(table, axis=1)
+    return table / np.median(level), level / np.median(level)
 
 
 def hesitating(lost: Mapping[str, Sequence[float]], comparisons: int, *, least: float) -> list[Outlier]:

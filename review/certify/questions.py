@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from review.certify.outliers import Outlier, hesitating, slow
+from review.certify.outliers import Outlier, hesitating, relative, slow
 from review.certify.records import ALONE, BURN_IN, Records
 
 LEAST_EXCESS = {"slow": 0.03, "starved": 0.03, "hesitates": 0.03, "network": 0.15}  # what is less concerns nobody
@@ -33,6 +33,11 @@ class Question:
         if self.what == "hesitates":
             return hesitating(self.values, comparisons, least=least)
         return slow(self.values, comparisons, least_excess=least, spread=SPREAD[self.what], paired=self.paired)
+
+    def ranking(self) -> dict[str, float]:
+        """How much slower than their median each is, as a share, the slowest first."""
+        excess = dict(zip(self.values, (relative(self.values, self.paired)[1] - 1).tolist(), strict=True))
+        return dict(sorted(excess.items(), key=lambda one: -one[1]))
 
     def shown_in(self, name: str) -> list[str]:
         """The stages that show it: of several those in which it loses time in at least half of the rounds, or most."""

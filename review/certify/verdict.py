@@ -19,6 +19,7 @@ from review.certify.questions import Question, questions
 from review.certify.records import ALONE, BURN_IN, LABELS, STAGES, Records, read
 from review.logs.output import write_whole
 
+SHOWN = 4  # of a ranking; --json has all, --csv the ranks of every stage
 WORDS = {
     "slow": "slower than the median",
     "starved": "more time for each second on its CPUs than the median: others have them, or a limit",
@@ -60,7 +61,11 @@ def chance_words(chance: float) -> str:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What came of a test. seconds: median of a step by stage and rank, waiting for others left out."""
+    """What came of a test.
+
+    seconds: median of a step by stage and rank, waiting for others left out; ranking: of nodes and of ranks, how much
+    slower than their median they are by themselves while all work, the slowest first.
+    """
 
     records: Records
     seconds: dict[str, dict[int, float]]
@@ -70,6 +75,7 @@ class Certificate:
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     burn_in: BurnIn | None = None
+    ranking: dict[str, dict[str, float]] = field(default_factory=dict)
     reached: list[Reached] = field(default_factory=list)
 
     @property
@@ -109,6 +115,7 @@ class Certificate:
             "expected": [asdict(one) for one in self.reached],
             "burn_in": self.burn_in.as_dict() if self.burn_in else None,
             "notes": self.notes,
+            "ranking": self.ranking,
             "seconds_per_step": {
                 stage: {places[rank].name: value for rank, value in values.items()}
                 for stage, values in self.seconds.items()
@@ -143,7 +150,8 @@ def judge(records: Records, burnt: BurnIn | None = None) -> Certificate:
     if not repeats:
         notes.append("the same steps do not repeat bit for bit here, so that nothing is said of silent corruption")
     findings = _findings(records, asked)
-    return Certificate(records, seconds, findings, broken, repeats, faults(records), notes, burnt)
+    ranking = {one.kind: one.ranking() for one in asked if (one.what, one.stages[:1]) == ("slow", ("parallel",))}
+    return Certificate(records, seconds, findings, broken, repeats, faults(records), notes, burnt, ranking)
 
 
 def _findings(records: Records, asked: list[Question]) -> list[Finding]:
@@ -215,6 +223,10 @@ def print_certificate(found: Certificate) -> None:
     for stage, values in found.seconds.items():
         times = values.values()
         print(f"  {STAGES[stage]:<40} {min(times) * 1e3:10.2f} to {max(times) * 1e3:10.2f} ms a step")
+    for kind, ranks in found.ranking.items():
+        if len(ranks) > 1:
+            shown = ", ".join(f"{name} {excess:+.1%}" for name, excess in list(ranks.items())[:SHOWN])
+            print(f"  {f'{kind}s from the slowest':<40} {shown}{', ...' if len(ranks) > SHOWN else ''}")
     for line in (*found.notes, *found.reasons()):
         print(f"  {line}")
     print(found.state)

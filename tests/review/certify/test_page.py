@@ -58,6 +58,13 @@ def test_csv_and_json_rank_what_the_text_says(folder, capsys):
     assert parallel[0]["rank"] == "6"
     assert float(parallel[0]["slower_than_median"]) == pytest.approx(0.3, abs=0.03)
     assert len(rows) == 5 * 16
+    assert {kind: len(one) for kind, one in found["ranking"].items()} == {"node": 4, "rank": 16}
+    assert next(iter(found["ranking"]["rank"])) == "rank 6 on node1"
+    assert found["ranking"]["rank"]["rank 6 on node1"] == pytest.approx(0.3, abs=0.03)
+    assert [*found["ranking"]["rank"].values()] == sorted(found["ranking"]["rank"].values(), reverse=True)
+    main(["certify", str(folder)])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ranks from the slowest")]
+    assert re.search(r"slowest +rank 6 on node1 \+2[78]\.\d%, rank ", line)
 
 
 def test_a_page_that_is_a_folder_is_one_line(folder, capsys):
