@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -50,27 +51,26 @@ def make(
         name: [] for name in ("rank", "stage", "round", "partner", "step", *PARTS, "cpu", "sequences", "checksum")
     }
     probes: dict[str, list] = {name: [] for name in ("rank", "probe", "round", "partner", "seconds", "amount")}
-    met = [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]
     for stage_number, stage in enumerate(STAGES):
         if nodes == 1 and stage in ("node", "pairs"):
             continue
         shared = 1 + common * np.abs(generator.standard_normal(ROUNDS))
         for rank in range(ranks):
             times = STEP_SECONDS * speed[rank] * shared[:, None] * (slow or {}).get((stage, rank), 1.0)
+            count = times.size * STEPS
             work = times * jitter((ROUNDS, STEPS), generator, step)
             times = (work + times * delays((ROUNDS, STEPS), generator, disturbed)) * (starved or {}).get(rank, 1.0)
-            count = times.size
             columns = {
                 "rank": np.full(count, rank), "stage": np.full(count, stage_number),
                 "round": np.repeat(np.arange(ROUNDS), STEPS), "step": np.tile(np.arange(STEPS), ROUNDS),
                 "partner": np.full(count, -1), "compute": times.ravel(), "data": np.zeros(count),
                 "wait": np.full(count, WAIT_SECONDS), "update": np.zeros(count),
                 "cpu": work.ravel(), "sequences": np.full(count, SEQUENCES),
+                "checksum": 7 + np.tile(np.arange(STEPS), ROUNDS),
             }  # fmt: skip
-            columns["checksum"] = 7 + columns["step"]
             for name, column in columns.items():
                 rows[name].append(column)
-    for a, b in met:
+    for a, b in combinations(range(nodes), 2):
         factor = np.prod([(links or {}).get(key, 1.0) for key in (a, b, (a, b))])
         for node, partner in ((a, b), (b, a)):
             for rank in range(node * per_node, (node + 1) * per_node):
