@@ -1,4 +1,6 @@
-"""What the tests marked gpu check, in short, for a machine without pytest: prints one JSON line.
+"""What the tests marked gpu check, in short, for a machine without pytest.
+
+Prints a JSON line after each check, with those before it; the last one has the machine, too.
 
 usage: python bench/self_check.py [--tiny]
 """
@@ -171,6 +173,7 @@ def main() -> int:
             result[check.__name__] = check() or "ok"
         except Exception as error:
             result[check.__name__] = {"failed": explain(error)}
+        emit(result)  # at once: the next check may run past the limit
     failed = [name for name, outcome in result.items() if isinstance(outcome, dict)]
     if device().type == "cuda":
         result["chosen_attention"] = attention_choice.fastest(attention.trials(device()))

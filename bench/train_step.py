@@ -2,7 +2,8 @@
 
 Packed rows of 512 tokens with Wikipedia's mix of lengths (synthetic), dropout 0.1, forward, backward and update.
 Two variants at a time take turns, so that they share the chip's temperature and clocks, and are let go of before the
-next two: a GPU of 80 GB holds them. Prints a JSON line after each two; a group's last one has all of its figures.
+next two: a GPU of 80 GB holds them. Prints a JSON line once a variant has taken its first steps and after each two; a
+group's last one has all of its figures.
 
 usage: python bench/train_step.py [--groups main peers ...] [--rounds 5] [--steps 4] [--deadline 300]
 """
@@ -90,6 +91,10 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
         "peers": [default, *[variant for variant in peers if "eager" in variant.name]],
         "rows 48": [Variant(name="ours", rows=48), Variant(name="ours, fp8", rows=48, precision="fp8")],
         "rows 96": [Variant(name="ours", rows=96), Variant(name="ours, fp8", rows=96, precision="fp8")],
+        "rows 48 plain": [
+            Variant(name="ours, Triton's attention", rows=48, attention="triton"),
+            Variant(name="ours, FUSED=none, flash", rows=48, fused="none", attention="flash"),
+        ],
         "attention": [default, *[Variant(name=f"ours, {name} attention", attention=name) for name in backends]],
         "kernels": [
             default,
@@ -107,7 +112,7 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
     }
     if not on_gpu:
         found["main"] = [Variant(name="ours"), Variant(name="ours, fp8", precision="fp8")]
-        for name in ("kernels", "compiled peers", "attention", "rows 96", "fp8", "fp8 48"):
+        for name in ("kernels", "compiled peers", "attention", "rows 48 plain", "rows 96", "fp8", "fp8 48"):
             del found[name]
     return found
 
@@ -188,12 +193,22 @@ def prepare(variant: Variant, config: BertConfig, batches: list[PretrainingBatch
 
 
 def measure_together(
-    variants: list[Variant], config: BertConfig, rounds: int, steps: int, ceiling: float, deadline: float
+    variants: list[Variant],
+    config: BertConfig,
+    rounds: int,
+    steps: int,
+    ceiling: float,
+    deadline: float,
+    say: Callable[[list[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:
-    """One line a variant, of steps that took turns. Nothing of them is left in memory."""
+    """One line a variant, of steps that took turns. Nothing of them is left in memory.
+
+    say: is given the lines of those that have taken their first steps, while the next one may still hang.
+    """
     batches = packed_batches(variants[0].rows, NUM_BATCHES, config)
     figures = {variant.name: Figures() for variant in variants}
     runs: dict[str, OnBatch] = {}
+    early: list[dict[str, Any]] = []
     for variant in variants:
         if time.monotonic() > deadline:
             figures[variant.name].problem = "no time left"
@@ -201,6 +216,9 @@ def measure_together(
         run = prepare(variant, config, batches, figures[variant.name])
         if run is not None:
             runs[variant.name] = run
+            first = dataclasses.replace(figures[variant.name], times=[turn(run, 1)])
+            early.append(line(variant, first, batches, config, ceiling) | {"early": True})
+            say(early)
         gc.collect()
     clocks = {}
     for _ in range(rounds):
@@ -265,7 +283,8 @@ def main() -> None:
     config = BertConfig(**TINY) if options.tiny else BertConfig()
     ceiling = matmul_ceiling()
     result: dict[str, Any] = {"benchmark": "train_step", "ceiling_tflops": round(ceiling, 4), "groups": {}}
-    if torch.cuda.is_available():
+    chosen = {variant.attention for name in options.groups for variant in available[name] if variant.peer is None}
+    if torch.cuda.is_available() and "auto" in chosen:
         result["tried_attention"] = [vars(trial) for trial in attention.trials(device())]
     result["machine"] = machine()
     for name in options.groups:
@@ -273,8 +292,12 @@ def main() -> None:
         if options.tiny:
             variants = [dataclasses.replace(variant, rows=variant.rows // 12) for variant in variants]
         measured: list[dict[str, Any]] = []
+
+        def say(lines: list[dict[str, Any]], before: list[dict[str, Any]] = measured, group: str = name) -> None:
+            emit(result | {"groups": {group: [*before, *lines]}})
+
         for few in together(variants):
-            measured += measure_together(few, config, options.rounds, options.steps, ceiling, deadline)
+            measured += measure_together(few, config, options.rounds, options.steps, ceiling, deadline, say)
             emit(result | {"groups": {name: measured}})  # at once: a process that is ended leaves what it has
 
 

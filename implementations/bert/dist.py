@@ -63,6 +63,19 @@ def pick_device(config: Config) -> torch.device:
     return torch.device("cuda", config.local_rank) if use_cuda else torch.device("cpu")
 
 
+def why_no_gpu() -> str:
+    """Why PyTorch sees no GPU here, in the driver's own words where it has some; empty where it sees one."""
+    if torch.cuda.is_available():
+        return ""
+    if not torch.backends.cuda.is_built():
+        return "PyTorch is built without CUDA"
+    try:
+        torch.cuda.init()
+    except Exception as error:  # whatever the driver or PyTorch raises
+        return " ".join(str(error).split())
+    return "torch.cuda.is_available() is False"
+
+
 class World:
     """The joined processes of one run and this process's device.
 

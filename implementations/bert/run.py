@@ -7,12 +7,10 @@ import sys
 import traceback
 from collections.abc import Mapping
 
-import torch
-
 from bert import check, closed_division, emulate, rundir, variables
 from bert.config import Config
 from bert.data.records import DataError
-from bert.dist import HangError, World, pick_device
+from bert.dist import HangError, World, pick_device, why_no_gpu
 from bert.env import ConfigError, from_env
 from bert.mlperf import MlperfLog
 from bert.pretraining import pretrain
@@ -56,13 +54,7 @@ def _check_gpu(config: Config) -> None:
     """Raises ConfigError where a submission would quietly train on a CPU, weeks instead of minutes."""
     unseen = config.dist.device == "auto" and pick_device(config.dist).type == "cpu"
     if unseen and config.mlperf.division == "closed" and not config.data.synthetic:
-        reason = "PyTorch is built without CUDA"
-        if torch.backends.cuda.is_built():
-            try:
-                torch.cuda.init()
-            except Exception as error:  # the driver's own words
-                reason = str(error)
-        raise ConfigError(f"no GPU is seen ({reason}): fix the driver, or set DEVICE=cpu")
+        raise ConfigError(f"no GPU is seen ({why_no_gpu()}): fix the driver, or set DEVICE=cpu")
 
 
 def _train(config: Config) -> int:

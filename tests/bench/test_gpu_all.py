@@ -114,9 +114,9 @@ def test_an_item_without_its_packages_or_time_is_left_out_with_a_reason(bench):
 def test_the_most_valuable_items_come_first_and_fit_into_a_call(bench):
     gpu_all = bench("gpu_all")
     names = [item.name for item in gpu_all.ITEMS]
-    assert names[:4] == ["machine", "self_check", "steps_48", "steps_24"]
+    assert names[:5] == ["machine", "self_check", "steps_48", "steps_48_plain", "steps_24"]
     assert names[-1] == "compiled_peers"
-    before = [item.seconds for item in gpu_all.ITEMS[: names.index("kernel_tests")]]
+    before = [item.seconds for item in gpu_all.ITEMS[: names.index("kernel_tests")] if not item.unless]
     assert sum(before) < 520, "what is most wanted never runs out of time"
     deadline = gpu_all.command_of(gpu_all.ITEMS[2], 70, tiny=False)
     assert deadline[deadline.index("--deadline") + 1] == "45"
@@ -137,3 +137,100 @@ def test_variants_are_measured_by_twos_and_large_ones_alone(bench):
     few = train_step.together([variant(name=str(n), rows=24) for n in range(5)])
     assert [len(variants) for variants in few] == [2, 2, 1]
     assert [len(v) for v in train_step.together([variant(name=str(n), rows=96) for n in range(2)])] == [1, 1]
+
+
+def _fake(bench, monkeypatch, tmp_path, **scripts):
+    """gpu_all with items that are these scripts, writing to a folder; the folder."""
+    gpu_all = bench("gpu_all")
+    items = []
+    for name, script in scripts.items():
+        path = tmp_path / f"{name}.py"
+        path.write_text(script)
+        unless = "steps_48" if name == "steps_48_plain" else ""
+        items.append(
+            gpu_all.Item(name=name, command=(str(path),), seconds=2 if "sleep" in script else 30, unless=unless)
+        )
+    monkeypatch.setattr(gpu_all, "ITEMS", items)
+    monkeypatch.setattr(gpu_all.sys, "argv", ["gpu_all.py", "--output", str(tmp_path / "out")])
+    return gpu_all, tmp_path / "out"
+
+
+def _lines(folder):
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("only", [(), ("--only", "steps_48")])
+def test_without_a_gpu_it_ends_at_once_in_one_line_with_the_reason(only, bench, monkeypatch, tmp_path, capfd):
+    machine = {"no_gpu": "the driver on your system is too old", "driver": "NVIDIA H100, 470.1"}
+    gpu_all, out = _fake(bench, monkeypatch, tmp_path, machine=f"print('{json.dumps(machine)}')", steps_48="1 / 0")
+    gpu_all.sys.argv += only
+    assert gpu_all.main() == 2
+    said = capfd.readouterr()
+    assert said.err.splitlines() == [
+        "machine ...",
+        "gpu_all: no GPU: the driver on your system is too old; nvidia-smi sees NVIDIA H100, 470.1: "
+        "nothing is measured; --tiny tries the command out",
+    ]
+    assert {line["stage"] for line in _lines(out)} == {"machine"}
+
+
+STEP = {"variant": "ours", "rows": 48, "milliseconds": 97.1, "sequences_per_second": 988.0, "model_tflops": 500.0,
+        "share_of_ceiling": 0.6, "peak_gib": 30.0}  # fmt: skip
+
+
+def test_the_time_of_a_step_is_said_as_it_comes_and_nothing_stands_in_for_it(bench, monkeypatch, tmp_path, capfd):
+    line = json.dumps({"groups": {"rows 48": [STEP]}})
+    steps = f"import time; print('{line}'); time.sleep(60)"
+    gpu_all, out = _fake(bench, monkeypatch, tmp_path, steps_48=steps, steps_48_plain="1 / 0")
+    assert gpu_all.main() == 1
+    assert "  rows 48: ours, 48 rows: 97.10 ms 988\n" in capfd.readouterr().err
+    assert {line["stage"] for line in _lines(out)} == {"steps_48"}
+
+
+def test_plainer_steps_stand_in_where_no_step_was_timed(bench, monkeypatch, tmp_path):
+    line = json.dumps({"groups": {"rows 48": [{"variant": "ours", "rows": 48, "problem": "no C compiler"}]}})
+    plain = json.dumps({"groups": {"rows 48 plain": [STEP]}})
+    gpu_all, out = _fake(bench, monkeypatch, tmp_path, steps_48=f"print('{line}')", steps_48_plain=f"print('{plain}')")
+    assert gpu_all.main() == 0
+    assert [line["stage"] for line in _lines(out)] == ["steps_48"] * 2 + ["steps_48_plain"] * 2
+
+
+@pytest.mark.parametrize("home", [True, False])
+def test_kernels_are_kept_between_the_items_also_without_a_home(home, bench, monkeypatch, tmp_path):
+    script = "import os; print('{\"folder\": \"%s\"}' % os.environ.get('TRITON_CACHE_DIR'))"
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path) if home else "/proc/none")
+    gpu_all, out = _fake(bench, monkeypatch, tmp_path, one=script, two=script)
+    assert gpu_all.main() == 0
+    one, two = (line["folder"] for line in _lines(out) if "folder" in line)
+    assert one == two
+    assert (one == "None") == home
+    assert "TRITON_CACHE_DIR" not in os.environ
+
+
+def test_the_first_variant_is_told_before_the_second_is_built(bench, monkeypatch):
+    train_step = bench("train_step")
+    told = []
+
+    def prepare(variant, *_):
+        if variant.name == "hangs":
+            raise KeyboardInterrupt  # as if it were ended here
+        return lambda number: None
+
+    monkeypatch.setattr(train_step, "prepare", prepare)
+    config = train_step.BertConfig(**train_step.TINY)
+    variants = [train_step.Variant(name=name, rows=2) for name in ("one", "two", "hangs")]
+    with pytest.raises(KeyboardInterrupt):
+        train_step.measure_together(
+            variants, config, rounds=2, steps=1, ceiling=1.0, deadline=time.monotonic() + 60,
+            say=lambda lines: told.append([(line["variant"], line["early"], "milliseconds" in line) for line in lines]),
+        )  # fmt: skip
+    assert told == [[("one", True, True)], [("one", True, True), ("two", True, True)]]
+
+
+def test_what_triton_needs_and_the_machine_lacks_is_named(bench, monkeypatch, tmp_path):
+    describe = bench("describe_machine")
+    assert describe.missing_for_triton() == []
+    monkeypatch.setattr(describe.shutil, "which", lambda _: None)
+    monkeypatch.setattr(describe.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert describe.missing_for_triton() == ["a C compiler (gcc)", "Python.h (python3-dev)"]
