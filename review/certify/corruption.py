@@ -41,8 +41,10 @@ def corrupt(records: Records) -> tuple[list[Corruption], bool]:
     alone = {(stage, *key): checks for stage in ALONE for key, checks in sequences.get(stage, {}).items()}
     groups: list[dict[Key, tuple[int, ...]]] = [alone]
     for stage in (one for one in sequences if one not in ALONE):
-        for rank in records.places:
-            groups.append({(stage, *key): checks for key, checks in sequences[stage].items() if key[0] == rank})
+        of_rank: dict[int, dict[Key, tuple[int, ...]]] = {}
+        for key, checks in sequences[stage].items():
+            of_rank.setdefault(key[0], {})[(stage, *key)] = checks
+        groups += of_rank.values()
         # Where every rank has all weights, they must be the same on all of them, too.
         if stage == "together":
             groups.append({(stage, *key): checks for key, checks in sequences[stage].items()})

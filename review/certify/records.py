@@ -94,12 +94,13 @@ class Records:
         return self._by_round(steps, own)
 
     def _by_round(self, steps: Columns, values: np.ndarray) -> dict[int, list[np.ndarray]]:
-        """What belongs to each rank and round. steps, values: rows and a value of each."""
+        """What belongs to each rank and round, step by step. steps, values: rows and a value of each."""
         rounds = int(steps["round"].max()) + 1
-        return {
-            rank: [values[(steps["rank"] == rank) & (steps["round"] == number)] for number in range(rounds)]
-            for rank in self.places
-        }
+        place = steps["rank"].astype(np.int64) * rounds + steps["round"]
+        order = np.lexsort((steps["step"], place))
+        ends = np.searchsorted(place[order], np.arange(1, len(self.places) * rounds))
+        parts = np.split(values[order], ends)
+        return {rank: parts[rank * rounds : (rank + 1) * rounds] for rank in self.places}
 
     def per_cpu_second(self, stage: str) -> dict[int, list[np.ndarray]]:
         """Seconds that each step of a rank by itself took for each second that its process had of CPUs."""

@@ -224,7 +224,7 @@ def print_certificate(found: Certificate) -> None:
         times = values.values()
         print(f"  {STAGES[stage]:<40} {min(times) * 1e3:10.2f} to {max(times) * 1e3:10.2f} ms a step")
     for kind, ranks in found.ranking.items():
-        if len(ranks) > 1:
+        if len(ranks) >= LEAST:
             shown = ", ".join(f"{name} {excess:+.1%}" for name, excess in list(ranks.items())[:SHOWN])
             print(f"  {f'{kind}s from the slowest':<40} {shown}{', ...' if len(ranks) > SHOWN else ''}")
     for line in (*found.notes, *found.reasons()):

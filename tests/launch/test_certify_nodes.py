@@ -86,24 +86,36 @@ class Nodes:
         (self.folder / "model.json").write_text(json.dumps(MODEL))
         settings = SETTINGS | {"BERT_CONFIG": str(self.folder / "model.json"), "PYTHON": sys.executable}
         settings |= {"LOGDIR": str(self.folder / "results"), "RUN_NAME": name, "CERTIFY_SECONDS": str(SECONDS)}
-        command = [
-            "sbatch",
-            "--wait",
-            "-N",
-            str(NODES),
-            f"--output={self.folder / name}.out",
-            "--time=7",
-            "certify.sub",
-        ]
-        done = subprocess.run(
-            command, cwd=self.repository, env=self.env | settings, capture_output=True, text=True, timeout=JOB_SECONDS
-        )
+        command = ["sbatch", "--parsable", "-N", str(NODES), f"--output={self.folder / name}.out", "--time=7"]
+        job = self.slurm(*command, "certify.sub", **settings).strip()
+        status = self.wait(job)
         output = (self.folder / f"{name}.out").read_text()
         print(output)
         found = certify(self.folder / "results" / name)
-        assert done.returncode == {"pass": 0, "warn": 3, "fail": 1}[found.state], output + done.stderr
+        assert status == {"pass": 0, "warn": 3, "fail": 1}[found.state], output
         assert output.strip().splitlines()[-1] == found.state
         return found
+
+    def slurm(self, *command: str, **settings: str) -> str:
+        """What one of Slurm's commands says."""
+        done = subprocess.run(
+            command, cwd=self.repository, env=self.env | settings, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def wait(self, job: str) -> int:
+        """The exit status of a job; sbatch --wait looks twice a minute only."""
+        end = time.monotonic() + JOB_SECONDS
+        while time.monotonic() < end:
+            told = dict(
+                word.split("=", 1) for word in self.slurm("scontrol", "show", "job", job).split() if "=" in word
+            )
+            if told["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
+                return int(told["ExitCode"].partition(":")[0])
+            time.sleep(1)
+        self.slurm("scancel", job)
+        raise AssertionError(f"job {job} has not ended in {JOB_SECONDS} s")
 
     def ranks(self, node: int) -> list[int]:
         """Processes of the ranks of a node, by local rank."""

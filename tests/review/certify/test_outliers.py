@@ -58,3 +58,12 @@ def test_who_pauses_in_a_third_of_its_rounds_is_named_with_how_often_and_how_muc
 def test_what_all_lose_in_the_same_round_is_held_against_nobody():
     table = {str(rank): [0.5, 0.0] * 12 for rank in range(RANKS)}
     assert hesitating(table, COMPARISONS, least=0.03) == []
+    table["2"] = [0.5, 0.3] * 12
+    (found,) = hesitating(table, COMPARISONS, least=0.03)
+    assert (found.name, round(found.excess, 3), found.measure) == ("2", 0.15, "in 12 of 24 rounds")
+
+
+def test_who_loses_little_however_often_is_not_named():
+    table = {str(rank): [0.0] * 24 for rank in range(RANKS)}
+    table["2"][::2] = [0.04] * 12
+    assert hesitating(table, COMPARISONS, least=0.03) == []
