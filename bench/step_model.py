@@ -32,13 +32,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from train_step import capacity
 from triton.runtime.jit import JITFunction
 
-from bert import kernels
+from bert import kernels, optim
 from bert.data.pretraining import PretrainingBatch
+from bert.dist import Config as DistConfig
+from bert.dist import World
 from bert.graph import static_batch
 from bert.kernels import fp8_feed_forward, fp8_linear, lamb, triton_support
 from bert.kernels.fp8 import Recipe
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
+from bert.optim.sharded import Sharded
 
 META = torch.device("meta")
 TABLE = ROOT / "tests" / "bert" / "kernels" / "compiled_kernels.json"
@@ -54,6 +57,7 @@ class Rates:
     fp8_exact: float = 0.9 * 1100e12
     memory: float
     issue: float = 0.55 * 132 * 4 * 1.755e9  # 132 multiprocessors issue 4 a clock at best; 55% of that is assumed
+    launches: float = 5e5  # kernels of a CUDA graph, one after the other: 2 us for the smallest is assumed
 
 
 # Products: 90%, for a layer's sizes, of what large ones reach (bf16 measured on an H200, fp8 assumed); memory: 90% of
@@ -98,7 +102,7 @@ class Launch:
     def seconds(self, rates: Rates) -> float:
         """By whatever takes longest."""
         product = self.operations / getattr(rates, self.precision) if self.precision else 0.0
-        return max(product, self.num_bytes / rates.memory, self.instructions / rates.issue)
+        return max(product, self.num_bytes / rates.memory, self.instructions / rates.issue, 1 / rates.launches)
 
 
 @dataclass
@@ -147,10 +151,11 @@ class Recording(TorchDispatchMode):
         self.launches.append(Launch(part=part, phase=self.phase, num_bytes=moved, instructions=instructions))
 
     def scaled_product(
-        self, a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Any, dtype: torch.dtype, fast: bool
-    ) -> Tensor:
+        self, a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Any, dtype: torch.dtype, fast: bool,
+        out: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """In place of fp8.product, which without a GPU is many operations."""
-        output = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
+        output = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device) if out is None else out
         self.product(a, b, "fp8_fast" if fast else "fp8_exact", _bytes([a, b, output]))
         return output
 
@@ -206,13 +211,25 @@ def record(config: BertConfig, batch: PretrainingBatch, precision: str, evaluate
             with torch.no_grad(), recording:
                 model.eval().scored(data)
             return recording.launches
-        with recording:
+        buckets = _sharded(model).buckets
+        with recording, buckets.backward_pass(first=True, reduce=False):
             losses = model(data)
             recording.phase = "backward"
             torch.autograd.backward([losses.mlm + losses.nsp])
         recording.phase = "update"
         _update([parameter.numel() for parameter in model.parameters()])
     return recording.launches
+
+
+def _sharded(model: BertForPreTraining) -> Sharded:
+    """The optimizer of one GPU, for its flat buffers of weights and gradients."""
+    world = World(DistConfig(device="cpu"))
+    world.device = META
+    config = optim.Config()
+    return Sharded(
+        model.named_parameters(), lambda shard: config.flat_rule(shard, fused=True), world, stages=model.stages(),
+        side_by_side=optim.side_by_side(model),
+    )  # fmt: skip
 
 
 def _update(sizes: list[int]) -> None:

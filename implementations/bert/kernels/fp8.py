@@ -133,13 +133,19 @@ class Scaling:
 
 
 def product(
-    a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Tensor | None, dtype: torch.dtype, fast: bool
-) -> Tensor:
+    a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Tensor | None, dtype: torch.dtype, fast: bool,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """a [M, K] row-major times b [K, N] column-major, both fp8, times both factors, plus bias [N] -> [M, N].
 
-    ``fast`` lets the tensor cores keep their partial sums at lower precision.
+    ``fast`` lets the tensor cores keep their partial sums at lower precision. out: of ``dtype``, written where given.
     """
     if a.is_cuda:
+        if out is not None:
+            return torch._scaled_mm(
+                a, b, a_inverse, b_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast, out=out
+            )
         return torch._scaled_mm(a, b, a_inverse, b_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast)
     y = (a.float() @ b.float()) * (a_inverse * b_inverse)
-    return (y if bias is None else y + bias).to(dtype)
+    y = (y if bias is None else y + bias).to(dtype)
+    return y if out is None else out.copy_(y)

@@ -42,6 +42,7 @@ from bert.kernels.fp8_cast import bits, cast_transpose, store_both_orders, trans
 from bert.kernels.fp8_linear import Fp8Linear
 from bert.kernels.reductions import column_sums
 from bert.kernels.triton_support import constexpr, jit, tl
+from bert.kernels.weight_gradient import into, take
 
 
 @jit
@@ -153,7 +154,7 @@ class _FeedForward(torch.autograd.Function):
         )
         inverses = (x_inverse, w1_target.inverse, a_target.inverse, w2_target.inverse)
         ctx.save_for_backward(x8, inner, bias_1, a8_t, w1_t, w2_t, *inverses, *saved)
-        ctx.settings = settings
+        ctx.settings, ctx.weights = settings, (weight_1, weight_2)
         ctx.set_materialize_grads(False)
         if cast is not None:
             ctx.mark_non_differentiable(cast)
@@ -168,11 +169,13 @@ class _FeedForward(torch.autograd.Function):
             norm_kernels.Saved(*saved), ctx.drop, gradients[:2], target
         )
         g_inverse = target.inverse
-        weight_2 = product(transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, fast)
+        operands = transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, fast
+        weight_2 = into(take(ctx.weights[1:]), lambda out: product(*operands, out))
         inner_gradient = product(g8, w2_t.t(), g_inverse, w2_inverse, None, dtype, fast)  # (T, F)
         target = settings.first.target(GRADIENT)
         h8, h8_t, bias_1 = gelu_backward_cast(inner_gradient, inner, bias_1, settings.approximate, target)
-        weight_1 = product(h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, fast)
+        others = h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, fast
+        weight_1 = into(take(ctx.weights[:1]), lambda out: product(*others, out))
         x = product(h8, w1_t.t(), target.inverse, w1_inverse, None, dtype, fast)
         return x, None, residual, weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias, None
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bert.kernels.fp8 import GRADIENT, INPUT, ROW_MULTIPLE, WEIGHT, Scaling, Target, product
 from bert.kernels.fp8_cast import cast_transpose, transpose
+from bert.kernels.weight_gradient import into, sources, take
 
 
 class Fp8Linear:
@@ -57,6 +58,7 @@ class _Fp8Product(torch.autograd.Function):
         # One order of x is kept; the other one is made of it in the backward pass.
         ctx.save_for_backward(x8 if x8_t is None else None, x8_t, w8_t, x_target.inverse, w_target.inverse)
         ctx.scaling, ctx.number, ctx.sums_bias = scaling, number, bias is not None and ctx.needs_input_grad[3]
+        ctx.sources = sources(weight)
         return product(x8, w8.t(), x_target.inverse, w_target.inverse, bias, x.dtype, fast=True)
 
     @staticmethod
@@ -68,5 +70,6 @@ class _Fp8Product(torch.autograd.Function):
         fast = ctx.scaling.fast_backward
         x_gradient = product(g8, w8_t.t(), target.inverse, w_inverse, None, gradient.dtype, fast)
         x8_t = transpose(x8) if x8_t is None else x8_t
-        weight_gradient = product(g8_t, x8_t.t(), target.inverse, x_inverse, None, gradient.dtype, fast)
+        operands = g8_t, x8_t.t(), target.inverse, x_inverse, None, gradient.dtype, fast
+        weight_gradient = into(take(ctx.sources), lambda out: product(*operands, out))
         return x_gradient, None, weight_gradient, bias_gradient, None, None

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert.env import ConfigError
@@ -24,6 +23,7 @@ from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
 from bert.kernels.forward_pass import ForwardPass
 from bert.kernels.fp8 import INPUT, ROW_MULTIPLE, Recipe, Scaling, Target
 from bert.kernels.fp8_linear import Fp8Linear
+from bert.kernels.weight_gradient import joined, linear
 from bert.model.config import BertConfig
 from bert.model.recompute import Recomputation
 
@@ -50,7 +50,7 @@ def project(
     """The module's matrix product: in training through its fp8 product where it has one. x8: x in fp8, if at hand."""
     if module.fp8 is not None and module.training:
         return module.fp8(x, weight, bias, x8)
-    return F.linear(x, weight, bias)
+    return linear(x, weight, bias)
 
 
 class SelfAttention(nn.Module):
@@ -66,11 +66,16 @@ class SelfAttention(nn.Module):
         self.attention = kernels.attention
         self.fp8: Fp8Linear | None = None
 
+    def side_by_side(self) -> list[tuple[Tensor, ...]]:
+        """Parameters that an optimizer had best lay one after the other in its flat buffers."""
+        parts = (self.query, self.key, self.value)
+        return [tuple(part.weight for part in parts), tuple(part.bias for part in parts)]
+
     def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Tensor:
         """Context [T, D]."""
         # Three parameters, because LAMB's trust ratio is per tensor; one GEMM, because it is faster.
-        weight = torch.cat([self.query.weight, self.key.weight, self.value.weight])  # (3D, D)
-        bias = torch.cat([self.query.bias, self.key.bias, self.value.bias])
+        weight = joined(self.query.weight, self.key.weight, self.value.weight)  # (3D, D)
+        bias = joined(self.query.bias, self.key.bias, self.value.bias)
         qkv = project(self, hidden.x, weight, bias, hidden.x8)  # (T, 3D)
         qkv = qkv.view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)
         context = self.attention(qkv, forward_pass, self.dropout if self.training else 0.0)

@@ -209,4 +209,10 @@ def build(
         low_wire=config.allreduce_dtype == "weights",
         shard_gradients=config.shard_gradients,
         first_weights=first_weights,
+        side_by_side=side_by_side(model),
     )
+
+
+def side_by_side(model: nn.Module) -> list[Sequence[Tensor]]:
+    """The groups of parameters that the modules want one after the other: ``side_by_side()`` of those that have it."""
+    return [group for module in model.modules() for group in getattr(module, "side_by_side", list)()]

@@ -15,6 +15,7 @@ import torch.distributed as distributed
 from torch import Tensor, nn
 
 from bert.dist import World
+from bert.kernels import weight_gradient
 from bert.optim.layout import Bucket, Layout
 
 
@@ -45,12 +46,20 @@ class Arrivals:
         """Around the backward pass of one micro-batch. reduce: full buckets are reduced at once, while it runs."""
         self.begin(first, reduce)
         self.missing = [len(bucket.parameters) for bucket in self.layout.buckets]
-        yield
+        weight_gradient.offer(self.parameters, self.places())
+        try:
+            yield
+        finally:
+            weight_gradient.offer(self.parameters, [None] * len(self.parameters))
         assert not any(self.missing), "a parameter got no gradient"
 
     def begin(self, first: bool, reduce: bool) -> None:
         """Before the backward pass."""
         raise NotImplementedError
+
+    def places(self) -> Sequence[Tensor | None]:
+        """Where the backward pass may write the parameters' gradients itself; None where it may not."""
+        return [None] * len(self.parameters)
 
     def full(self, number: int) -> None:
         """All gradients of a bucket are there."""
@@ -117,6 +126,11 @@ class GradientBuckets(Arrivals):
         """See Arrivals."""
         self.add, self.reduce = not first and self.received is self.whole, reduce
 
+    def places(self) -> Sequence[Tensor | None]:
+        """See Arrivals: not where gradients are added, or of another type."""
+        fits = not self.add and self.received.dtype == self.parameters[0].dtype
+        return self.views if fits else super().places()
+
     def full(self, number: int) -> None:
         """See Arrivals."""
         bucket = self.layout.buckets[number]
@@ -124,8 +138,8 @@ class GradientBuckets(Arrivals):
         gradients = self.taken(bucket, self.whole.dtype)
         if self.add:
             torch._foreach_add_(views, gradients)
-        else:
-            torch._foreach_copy_(views, gradients)
+        elif apart := [p for p in zip(views, gradients, strict=True) if not weight_gradient.same_memory(*p)]:
+            torch._foreach_copy_([view for view, _ in apart], [gradient for _, gradient in apart])
         while self.reduce and len(self.reductions) < len(self.missing) and not self.missing[len(self.reductions)]:
             self._reduce_next()
 

@@ -1,7 +1,8 @@
 """Where each parameter lies in the flat buffers of a sharded optimizer.
 
 Parameters are laid end to end in the order in which the backward pass finishes their gradients, and cut into buckets of
-whole parameters. Each bucket is divided evenly over the ranks, so that it can be reduced and gathered on its own. The
+whole parameters. Those of a group lie one after the other in its own order, in one bucket: one product computes their
+gradients. Each bucket is divided evenly over the ranks, so that it can be reduced and gathered on its own. The
 shard of a rank is its part of every bucket, end to end.
 """
 
@@ -35,22 +36,28 @@ class Segment:
 
 
 class Layout:
-    """The layout of parameters of the given ``sizes`` (in elements, in the order of the model) over some ranks."""
+    """The layout of parameters of the given ``sizes`` (in elements, in the order of the model) over some ranks.
 
-    def __init__(self, sizes: Sequence[int], num_ranks: int, bucket_elements: int) -> None:
+    groups: numbers of parameters that belong side by side, no parameter in two; each lies where its last one would.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], num_ranks: int, bucket_elements: int, groups: Sequence[Sequence[int]] = ()
+    ) -> None:
         self.sizes, self.num_ranks = list(sizes), num_ranks
         self.begins = [0] * len(sizes)
         self.buckets: list[Bucket] = []
         self.total = self.shard_total = 0
         members: list[int] = []
         filled = 0
-        for parameter in reversed(range(len(sizes))):
-            if members and filled + sizes[parameter] > bucket_elements:
+        for unit in _units(len(sizes), groups):
+            if members and filled + sum(sizes[parameter] for parameter in unit) > bucket_elements:
                 self._close(members, filled)
                 members, filled = [], 0
-            self.begins[parameter] = self.total + filled
-            members.append(parameter)
-            filled += _round_up(sizes[parameter], ALIGNMENT)
+            for parameter in unit:
+                self.begins[parameter] = self.total + filled
+                members.append(parameter)
+                filled += _round_up(sizes[parameter], ALIGNMENT)
         if members:
             self._close(members, filled)
 
@@ -87,6 +94,17 @@ class Layout:
                         )
                     )
         return found
+
+
+def _units(count: int, groups: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """Groups and single parameters, from the last one of the model to the first."""
+    grouped = {max(group): group for group in groups}
+    inside = {parameter for group in groups for parameter in group}
+    return [
+        grouped.get(parameter, (parameter,))
+        for parameter in reversed(range(count))
+        if parameter not in inside or parameter in grouped
+    ]
 
 
 def _round_up(number: int, multiple: int) -> int:

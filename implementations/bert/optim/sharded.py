@@ -32,7 +32,8 @@ class Sharded:
     ``accumulate``: gradients of several micro-batches are added, which is done in fp32. ``clip_each``: each of them is
     clipped before that, so that it needs a buffer of its own. ``low_wire``: their sums are sent in the weights' type.
     ``shard_gradients``: no rank keeps a whole gradient (ZeRO stage 2). ``first_weights``: (name, first number, numbers)
-    of all parameters, where those that are given are hollow; each rank keeps what is in its shard.
+    of all parameters, where those that are given are hollow; each rank keeps what is in its shard. ``side_by_side``:
+    groups of parameters, see Layout.
     """
 
     def __init__(
@@ -49,12 +50,16 @@ class Sharded:
         shard_gradients: bool = False,
         first_weights: Iterable[tuple[str, int, Tensor]] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        side_by_side: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         named = dict(named_parameters)
         self.names, self.parameters, self.world = list(named), list(named.values()), world
         dtype = self.parameters[0].dtype
         assert all(p.dtype == dtype for p in self.parameters), "one type of weights"
-        self.layout = Layout([p.numel() for p in self.parameters], world.size, bucket_bytes // dtype.itemsize)
+        places = {id(parameter): number for number, parameter in enumerate(self.parameters)}
+        groups = [[places[id(parameter)] for parameter in group] for group in side_by_side]
+        sizes = [parameter.numel() for parameter in self.parameters]
+        self.layout = Layout(sizes, world.size, bucket_bytes // dtype.itemsize, groups)
         self.segments = self.layout.segments(world.rank)
         master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         masters_flat = torch.zeros(self.layout.shard_total, dtype=master_dtype, device=world.device)

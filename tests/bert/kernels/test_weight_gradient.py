@@ -1,0 +1,191 @@
+"""Weight gradients go where they were offered, bit for bit what they were, and nothing large is copied for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bert import kernels, optim
+from bert.dist import Config as DistConfig
+from bert.dist import World
+from bert.kernels import weight_gradient
+from bert.model.bert import BertForPreTraining
+from bert.model.init import initialize
+from bert.optim.buckets import GradientBuckets
+from bert.optim.layout import ALIGNMENT, Layout
+from bert.precision import Config as PrecisionConfig
+from bert.step import build_step
+
+
+def _parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    return [nn.Parameter(torch.randn(*shape, generator=generator).bfloat16()) for shape in shapes]
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_product_leaves_its_gradient_in_the_offered_place(with_bias):
+    x, weight, bias, upstream = _parameters((7, 5), (3, 5), (3,), (7, 3))
+    given = bias if with_bias else None
+    wanted = (x, weight, bias) if with_bias else (x, weight)
+    plain = F.linear(x, weight, given)
+    expected = torch.autograd.grad(plain, wanted, upstream)
+    place = torch.full_like(weight, float("nan"))
+    weight_gradient.offer([weight], [place.detach()])
+    result = weight_gradient.linear(x, weight, given)
+    assert torch.equal(result, plain)
+    result.backward(upstream)
+    assert all(torch.equal(p.grad, gradient) for p, gradient in zip(wanted, expected, strict=True))
+    assert weight_gradient.same_memory(weight.grad, place), "kept by autograd as it is"
+
+
+def test_a_weight_that_is_used_twice_gets_the_sum():
+    x, weight, upstream = _parameters((7, 5), (5, 5), (7, 5))
+    (expected,) = torch.autograd.grad(F.linear(F.linear(x, weight), weight), weight, upstream)
+    place = torch.full_like(weight, float("nan")).detach()
+    weight_gradient.offer([weight], [place])
+    weight_gradient.linear(weight_gradient.linear(x, weight, None), weight, None).backward(upstream)
+    assert torch.equal(weight.grad, expected)
+    assert not weight_gradient.is_offered(weight)
+
+
+class Copies(TorchDispatchMode):
+    """Numbers that are copied or joined inside, by operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: dict[str, int] = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name
+        if name in ("aten::cat", "aten::stack", "aten::clone", "aten::copy_", "aten::_foreach_copy_"):
+            first = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+            self.numbers[name] = self.numbers.get(name, 0) + sum(tensor.numel() for tensor in first)
+        return function(*args, **(kwargs or {}))
+
+
+def _flat(shapes: list[tuple[int, ...]], gap: int = 0) -> list[nn.Parameter]:
+    """Parameters that lie one after the other in one tensor."""
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    flat, begin, found = torch.arange(sum(sizes) + gap * len(sizes), dtype=torch.float32), 0, []
+    for shape, size in zip(shapes, sizes, strict=True):
+        found.append(nn.Parameter(torch.empty(shape)))
+        found[-1].data = flat[begin : begin + size].view(shape)
+        begin += size + gap
+    return found
+
+
+def test_neighbours_are_joined_without_a_copy_and_their_gradients_split_without_one():
+    shapes = [(2, 3), (2, 3), (4, 3)]
+    parameters, places = _flat(shapes), [p.detach() for p in _flat(shapes)]
+    x, upstream = torch.randn(5, 3), torch.randn(5, 8)
+    weight_gradient.offer(parameters, places)
+    with Copies() as copies:
+        whole = weight_gradient.joined(*parameters)
+        weight_gradient.linear(x, whole, None).backward(upstream)
+    assert not copies.numbers
+    assert torch.equal(whole, torch.cat(parameters))
+    for parameter, place, rows in zip(parameters, places, upstream.split([2, 2, 4], dim=1), strict=True):
+        assert weight_gradient.same_memory(parameter.grad, place)
+        assert torch.allclose(parameter.grad, rows.t() @ x)
+
+
+@pytest.mark.parametrize("case", ["gap", "other order", "other memory", "places apart"])
+def test_what_does_not_lie_side_by_side_is_concatenated(case):
+    shapes = [(2, 3), (2, 3)]
+    parameters = _flat(shapes, gap=1 if case == "gap" else 0)
+    if case == "other order":
+        parameters.reverse()
+    if case == "other memory":
+        parameters[1] = nn.Parameter(parameters[1].detach().clone())
+    places = [p.detach() for p in _flat(shapes, gap=case == "places apart")]
+    x, upstream = torch.randn(5, 3), torch.randn(5, 4)
+    weight_gradient.offer(parameters, places)
+    whole = weight_gradient.joined(*parameters)
+    assert torch.equal(whole, torch.cat(parameters))
+    weight_gradient.linear(x, whole, None).backward(upstream)
+    for parameter, rows in zip(parameters, upstream.split(2, dim=1), strict=True):
+        assert torch.allclose(parameter.grad, rows.t() @ x)
+
+
+def test_groups_lie_side_by_side_in_one_bucket_where_their_last_parameter_would():
+    sizes = [1, 1024, 1024, 1024, 128, 128, 2000, 5]
+    layout = Layout(sizes, 2, 4000, groups=[(1, 2, 3), (4, 5)])
+    assert [b - layout.begins[1] for b in layout.begins[1:4]] == [0, 1024, 2048]
+    assert layout.begins[5] - layout.begins[4] == 128
+    assert layout.begins[7] < layout.begins[6] < layout.begins[4] < layout.begins[1] < layout.begins[0]
+    buckets = {p: number for number, bucket in enumerate(layout.buckets) for p in bucket.parameters}
+    assert sorted(buckets) == list(range(8))
+    assert buckets[1] == buckets[2] == buckets[3]
+    spans = sorted(zip(layout.begins, sizes, strict=True))
+    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
+    assert all(begin % ALIGNMENT == 0 for begin in layout.begins)
+
+
+def _trained(tiny, batches, precision, monkeypatch, *, offers, accumulate=False, steps=1, **settings):
+    """Weights and norms after some steps, and what the last one copied."""
+    torch.manual_seed(0)
+    model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    initialize(model, 0)
+    config = PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
+    with monkeypatch.context() as patched:
+        if not offers:
+            patched.setattr(GradientBuckets, "places", lambda self: [None] * len(self.parameters))
+        step = build_step(
+            model, config, optim.Config(sharded=True, **settings), World(DistConfig(device="cpu")),
+            accumulate=accumulate, fused_update=False,
+        )  # fmt: skip
+        norms = [step(batches, 0.01).norm for _ in range(steps)]
+        with Copies() as copies:
+            norms.append(step(batches, 0.01).norm)
+    return [parameter.detach().clone() for parameter in model.parameters()], norms, copies.numbers
+
+
+@pytest.mark.parametrize(("precision", "clip"), [("bf16", "after"), ("fp8", "before"), ("fp32", "bucket")])
+def test_training_is_bit_for_bit_that_with_gradients_copied(tiny, make_records, batch_of, monkeypatch, precision, clip):
+    records = make_records(3)
+    for batches in ([batch_of(records, range(4))], [batch_of(records, range(n, n + 2)) for n in (0, 2, 4)]):
+        settings = {"accumulate": len(batches) > 1, "clip": clip}
+        found = [_trained(tiny, batches, precision, monkeypatch, offers=offers, **settings) for offers in (True, False)]
+        for ours, theirs in zip(found[0][0] + found[0][1], found[1][0] + found[1][1], strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_of_the_encoders_weights_no_gradient_is_copied(tiny, make_records, batch_of, monkeypatch):
+    wide = dataclasses.replace(tiny, hidden_size=32, num_attention_heads=2, intermediate_size=64)
+    batches = [batch_of(make_records(3), range(4))]
+    ours, theirs = (_trained(wide, batches, "bf16", monkeypatch, offers=offers)[2] for offers in (True, False))
+    weights = wide.num_hidden_layers * (4 * wide.hidden_size**2 + 2 * wide.hidden_size * wide.intermediate_size)
+    assert theirs["aten::_foreach_copy_"] - ours["aten::_foreach_copy_"] == weights
+
+
+def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():
+    (weight,) = _parameters((128, 1))
+    buckets = GradientBuckets(
+        [weight], Layout([128], 1, 1000), World(DistConfig(device="cpu")), torch.bfloat16,
+        apart=False, wire_dtype=torch.bfloat16,
+    )  # fmt: skip
+    seen = []
+
+    def fail() -> None:
+        with buckets.backward_pass(first=True, reduce=False):
+            seen.append(weight_gradient.is_offered(weight))
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        fail()
+    assert seen == [True]
+    assert not weight_gradient.is_offered(weight)
+    with pytest.raises(AssertionError), buckets.backward_pass(first=False, reduce=False):
+        assert not weight_gradient.is_offered(weight), "it would overwrite what is to be added to"
+    sums = GradientBuckets(
+        [weight], Layout([128], 1, 1000), World(DistConfig(device="cpu")), torch.float32,
+        apart=False, wire_dtype=torch.float32,
+    )  # fmt: skip
+    assert sums.begin(True, False) is None
+    assert sums.places() == [None], "sums of another type"
