@@ -306,19 +306,12 @@ def prepare(
 ) -> tuple[TrainingStep, EvaluationGraph | None]:
     """Before the clock: all that the first step and the first evaluation would otherwise wait for."""
     if not isinstance(step, Step):
-        return step, None
+        return _observed(config, model, step, world), None
     clock = clock or StartClock()
     warms_up = config.warm_up if config.warm_up is not None else world.device.type == "cuda"
     take_step = ready(step, lambda: made_up_step(config, world), graph=config.uses_graph, rehearse=warms_up)
     clock.lap("warm-up")
-    if config.capture.kinds:
-        assert config.run.run_dir is not None
-        folder = config.run.run_dir / f"capture_{config.run.trial}"
-        take_step = CapturedStep(config.capture, folder, world.rank, model, take_step)
-    if config.profile.span is not None and world.is_main:
-        assert config.run.run_dir is not None
-        trace = config.run.run_dir / f"trace_{config.run.trial}.json"
-        take_step = ProfiledStep(config.profile.span, trace, take_step)
+    take_step = _observed(config, model, take_step, world)
     graph = None
     if config.evaluates and config.uses_graph:
         graph = EvaluationGraph(config.evaluate, config.data.max_seq_length, model, world.device)
@@ -327,6 +320,19 @@ def prepare(
             rehearse(config.evaluate, config.data.max_seq_length, model, world.device)
     clock.lap("evaluation's warm-up")
     return take_step, graph
+
+
+def _observed(config: Config, model: BertForPreTraining, take_step: TrainingStep, world: World) -> TrainingStep:
+    """With CAPTURE and PROFILE_STEPS, where they are set."""
+    if config.capture.kinds:
+        assert config.run.run_dir is not None
+        folder = config.run.run_dir / f"capture_{config.run.trial}"
+        take_step = CapturedStep(config.capture, folder, world.rank, model, take_step)
+    if config.profile.span is not None and world.is_main:
+        assert config.run.run_dir is not None
+        trace = config.run.run_dir / f"trace_{config.run.trial}.json"
+        take_step = ProfiledStep(config.profile.span, trace, take_step)
+    return take_step
 
 
 def made_up_step(config: Config, world: World) -> list[PretrainingBatch]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from bert import capture, compare_captures, optim, rundir
@@ -70,3 +73,17 @@ def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):
     ):
         with pytest.raises(ConfigError, match=message):
             config.check(*arguments)
+
+
+def test_a_gradient_that_never_came_is_zero(tmp_path):
+    def file(name, **tensors):
+        order = {capture.ORDER: json.dumps(list(tensors))}
+        safetensors.torch.save_file(tensors, tmp_path / name, metadata=order)
+        return tmp_path / name
+
+    never = file("never", **{"a.gradient": torch.empty(0), "a.activation": torch.empty(0)})
+    for value, worst in ((0.0, 0.0), (2.0, 2.0)):
+        came = file("came", **{"a.gradient": torch.full((3,), value), "a.activation": torch.zeros(3)})
+        for one, other in ((never, came), (came, never)):
+            found = {name: absolute for name, absolute, _ in capture.differences(one, other)}
+            assert found == {"a.gradient": worst, "a.activation": float("inf")}

@@ -15,16 +15,9 @@ from pathlib import Path
 import pytest
 
 from .test_multinode import sshd as sshd
+from .tiny_data import TO_A_TARGET, write
 
 pytestmark = pytest.mark.deepspeed
-MODEL = {
-    "vocab_size": 211,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 40,
-    "max_position_embeddings": 48,
-}
 
 
 class Launch:
@@ -58,26 +51,23 @@ class Launch:
 
 @pytest.fixture
 def launch(sshd, repository, tmp_path):
-    """launch(**variables): three steps on made-up data and no evaluation, on two addresses of this machine."""
+    """launch(**variables): a run to its target on tiny data, on two addresses of this machine."""
     if not shutil.which("pdsh"):
         pytest.skip("needs pdsh, by which the launcher reaches other machines")
     (tmp_path / "hostfile").write_text("127.0.0.1 slots=1\n127.0.0.2 slots=1\n")
     (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
-    (tmp_path / "model.json").write_text(json.dumps(MODEL))
-    settings = {
-        "BERT_CONFIG": str(tmp_path / "model.json"),
-        "SYNTH_DATA": "1",
-        "MAX_SEQ_LENGTH": "48",
-        "BATCHSIZE": "2",
-        "LR": "0.001",
-        "MAX_STEPS": "3",
-        "TARGET_MLM_ACCURACY": "0",
+    write(tmp_path)
+    settings = TO_A_TARGET | {
+        "BATCHSIZE": "6",
+        "PACKED": "1",
+        "PACKING_FACTOR": "2",
+        "DATADIR_PHASE2_PACKED": str(tmp_path / "packed_data"),
+        "EVALDIR": str(tmp_path / "eval"),
+        "CHECKPOINTDIR_PHASE1": str(tmp_path / "phase1"),
         "SUBMISSION_DIVISION": "open",
         "RUN_DIR": str(tmp_path / "the run"),
         "SEED": "1",
-        "DEVICE": "cpu",
-        "OMP_NUM_THREADS": "1",
-        "DIST_TIMEOUT": "200",
+        "DIST_TIMEOUT": "100",
         "GLOO_SOCKET_IFNAME": "lo",
     }
     environ = {
@@ -114,17 +104,18 @@ def rank_of(folder: Path, number: str) -> int | None:
     return None
 
 
-def test_a_hostfile_of_two_addresses_trains_on_both(launch, tmp_path):
+def test_a_hostfile_of_two_addresses_trains_on_both_to_the_target(launch, tmp_path):
     run = launch()
     assert run.status() == 0, run.said()
-    assert '"key": "run_stop"' in (tmp_path / "the run" / "result_0.txt").read_text(), run.said()
+    (stop,) = [line for line in (tmp_path / "the run" / "result_0.txt").read_text().splitlines() if "run_stop" in line]
+    assert '"status": "success"' in stop, run.said()
     described = json.loads((tmp_path / "the run" / "config.json").read_text())
     assert described["dist"]["world_size"] == 2
     assert described["zero"]["engine"] == "deepspeed"
 
 
 def test_a_rank_killed_on_another_machine_is_in_the_launchers_exit_status(launch, tmp_path):
-    run = launch(MAX_STEPS="1000000", LOG_EVERY_STEPS="10")
+    run = launch(MAX_STEPS="1000000", LOG_EVERY_STEPS="10", TARGET_MLM_ACCURACY="0.99")
     deadline = time.monotonic() + 100
     while "sequences/s" not in run.said() and run.process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.2)

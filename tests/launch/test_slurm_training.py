@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -10,64 +9,31 @@ import signal
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from bert import kernels
-from bert.data.format import write_records
-from bert.data.records import Metadata
-from bert.data.synthetic import synthetic_records
 from bert.model.config import BertConfig
 from finetune import weights
 from finetune.models import Classification
 
+from .tiny_data import LENGTH, TO_A_TARGET, write
+
 pytestmark = pytest.mark.slurm
 
 CONFIG = "configs/config_demo_1x2x16x1_pack.sh"
-VOCABULARY, LENGTH = 211, 48
-SETTINGS = {
-    "DGXNNODES": "2",
-    "DGXNGPU": "2",
-    "DEVICE": "cpu",
-    "BATCHSIZE": "3",
-    "MAX_SEQ_LENGTH": str(LENGTH),
-    "LR": "0.05",
-    "MAX_STEPS": "8",
-    "NUM_EVAL_EXAMPLES": "17",
-    "EVAL_ITER_START_SAMPLES": "24",
-    "EVAL_ITER_SAMPLES": "24",
-    "TARGET_MLM_ACCURACY": "0.3",
-    "LOG_EVERY_STEPS": "1",
-    "OMP_NUM_THREADS": "1",
-    "NCCL_TEST": "0",
-}
+SETTINGS = TO_A_TARGET | {"DGXNNODES": "2", "DGXNGPU": "2", "BATCHSIZE": "3", "NCCL_TEST": "0"}
 
 
 def settings(**changes: str) -> str:
     return "export " + " ".join(f"{name}={value}" for name, value in (SETTINGS | changes).items())
 
 
-def records(num_rows: int, packed: bool, seed: int):
-    """Made-up records of which half the labels are one word, so that there is something to learn."""
-    made = synthetic_records(num_rows, LENGTH, VOCABULARY, packed, seed)
-    common = np.arange(len(made.masked_lm_ids)) % 2 == 0
-    return dataclasses.replace(made, masked_lm_ids=np.where(common, 7, made.masked_lm_ids).astype(np.int16))
-
-
 @pytest.fixture
 def training(slurm, repository):
     """The cluster with this repository instead of stand-ins, and tiny data."""
     folder = slurm.folder
-    metadata = Metadata(max_seq_length=LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
-    for name in ("packed_data", "eval", "phase1"):
-        (folder / name).mkdir()
-    for shard in range(4):
-        write_records(folder / "packed_data" / f"part_{shard:05d}_of_00004.hdf5", records(37, True, shard), metadata)
-    write_records(folder / "eval" / "part_eval_10k.hdf5", records(20, False, 9), metadata)
-    model = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
-    model |= {"intermediate_size": 40, "max_position_embeddings": LENGTH}
-    (folder / "phase1" / "bert_config.json").write_text(json.dumps(model))
+    write(folder)
     kept = {name: slurm.checkout.env[name] for name in ("SLURM_CONF", "SBATCH_TIMELIMIT", "LOGDIR", "HOME")}
     slurm.checkout.env = kept | {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "DATADIR": str(folder)}
     slurm.checkout.root = repository
