@@ -1,0 +1,204 @@
+"""How long a run takes to its clock: BERT-large on CPU ranks, from init_start to run_start, and by part.
+
+Ranks joined by gloo, the optimizer sharded as on GPUs; weights from a checkpoint, as the benchmark has them, or drawn.
+Steps before the clock are left out, whose time on a CPU says nothing of a GPU's. With --before, another checkout takes
+turns. With --kernels, how long it takes ranks that start together to compile every Triton kernel of a step for a Hopper
+GPU that is not there: each for itself, once between them, and from the cache folder. Prints one JSON line.
+
+usage: python bench/start.py [--ranks 2] [--repeats 3] [--layers 24] [--drawn] [--replicated] [--before CHECKOUT]
+       python bench/start.py --kernels [--ranks 2] [--repeats 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from result import ROOT, cpu_seconds, emit
+
+TIMEOUT = 200  # seconds of one start
+TINY = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 999,
+}
+STEP = {  # one, as small as can be
+    "SYNTH_DATA": "1", "BATCHSIZE": "1", "MAX_SEQ_LENGTH": "32", "PACKING_FACTOR": "2", "MAX_STEPS": "1", "LR": "1e-4",
+    "SUBMISSION_DIVISION": "open", "DEVICE": "cpu", "SEED": "1", "WARMUP_RUN": "0", "OMP_NUM_THREADS": "1",
+    "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1",
+}  # fmt: skip
+MAKE_WEIGHTS = """
+import sys, torch
+from pathlib import Path
+from bert.kernels import Config, select
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.model.init import initialize, on_meta
+config, kernels = BertConfig.from_json(Path(sys.argv[1])), select(Config(fused="none"), torch.device("cpu"))
+with on_meta():
+    model = BertForPreTraining(config, kernels)
+model = model.to_empty(device="cpu")
+initialize(model, 0)
+torch.save({name: value.detach() for name, value in model.named_parameters()}, sys.argv[2])
+"""
+COMPILE = """
+import os, sys
+import ahead_of_time, triton
+from triton.backends.compiler import GPUTarget
+from bert.kernels.compile_once import Compilations, lock_folder
+launches = ahead_of_time.record(sys.argv[2])
+compile_kernel = Compilations(lock_folder() if sys.argv[1] == "once" else None).guarded(triton.compile)
+print("ready", flush=True)
+sys.stdin.readline()
+begin = sum(os.times()[:4])
+for source, options in launches.values():
+    compile_kernel(source, target=GPUTarget("cuda", 90, 32), options=options)
+print([sum(os.times()[:4]) - begin, len(launches)], flush=True)
+"""
+
+
+def start(checkout: Path, settings: dict[str, str], ranks: int) -> dict[str, Any]:
+    """One run of one step: seconds from init_start to run_start, CPU seconds of all ranks, and of the parts."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+        probe.close()
+        environment = os.environ | STEP | settings
+        environment |= {"RUN_DIR": folder, "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+        environment["PYTHONPATH"] = str(checkout / "implementations")
+        command = [sys.executable, "-m", "bert"]
+        processes: list[subprocess.Popen[bytes]] = []
+
+        def run() -> None:
+            for rank in range(ranks):
+                place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                processes.append(
+                    subprocess.Popen(command, cwd=folder, env=environment | place, stdout=subprocess.DEVNULL)
+                )
+            deadline = time.monotonic() + TIMEOUT
+            for process in processes:
+                process.wait(max(deadline - time.monotonic(), 1))
+
+        try:
+            spent = cpu_seconds(run)
+        finally:
+            for process in processes:
+                process.kill()
+        if any(process.returncode for process in processes):
+            raise SystemExit(f"start: a rank of {checkout} ended with {[p.returncode for p in processes]}, see above")
+        events = [json.loads(line[9:]) for line in Path(folder, "result_0.txt").read_text().splitlines()]
+        at = {event["key"]: event["time_ms"] for event in events if event["key"] in ("init_start", "run_start")}
+        parts = json.loads(Path(folder, "environment.json").read_text()).get("start_seconds", {})
+        return {"init": (at["run_start"] - at["init_start"]) / 1e3, "cpu_of_the_run": spent, **parts}
+
+
+def starts(checkouts: dict[str, Path], settings: dict[str, str], ranks: int, repeats: int) -> dict[str, Any]:
+    """Medians of each checkout's starts, which take turns, and the ratios of the first to the last of each turn."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
+    for _ in range(repeats):
+        for name, checkout in checkouts.items():
+            found[name].append(start(checkout, settings, ranks))
+    medians = {
+        name: {part: round(statistics.median(one[part] for one in runs), 2) for part in runs[0]}
+        for name, runs in found.items()
+    }
+    if len(found) == 1:
+        return medians
+    first, last = found.values()
+    ratios = {
+        part: sorted(a[part] / b[part] for a, b in zip(first, last, strict=True)) for part in ("init", "cpu_of_the_run")
+    }
+    return medians | {"ratios": {part: [round(ratio, 2) for ratio in each] for part, each in ratios.items()}}
+
+
+def compile_together(ranks: int, how: str, cache: Path, only: str) -> dict[str, float]:
+    """Wall seconds of ranks that compile all kernels from the same moment on, and CPU seconds of all of them."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = [ROOT / "implementations", ROOT / "tests" / "bert" / "kernels"]
+    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    command = [sys.executable, "-c", COMPILE, how, only]
+    processes = [
+        subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(ranks)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise SystemExit("start: the kernels cannot be recorded, see above")
+        begin = time.monotonic()
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        said = [json.loads(process.communicate(timeout=TIMEOUT)[0]) for process in processes]
+        wall = time.monotonic() - begin
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    cpu = sum(seconds for seconds, _ in said)
+    return {"wall": round(wall, 2), "cpu": round(cpu, 2), "kernels": said[0][1]}
+
+
+def kernels(ranks: int, repeats: int, only: str) -> dict[str, Any]:
+    """Ranks with an empty cache folder, each for itself and once between them in turns, and with a full one."""
+    found: dict[str, list[dict[str, float]]] = {"each for itself": [], "once": [], "from the cache": []}
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+            found["each for itself"].append(compile_together(ranks, "each", Path(one), only))
+            found["once"].append(compile_together(ranks, "once", Path(other), only))
+            found["from the cache"].append(compile_together(ranks, "once", Path(other), only))
+    return {
+        name: {part: round(statistics.median(run[part] for run in runs), 2) for part in runs[0]}
+        for name, runs in found.items()
+    }
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2, help="processes of one thread (default 2)")
+    parser.add_argument("--repeats", type=int, default=3, help="starts of each checkout (default 3)")
+    parser.add_argument("--layers", type=int, default=24, help="of the model (default 24: 5 GB of memory a rank)")
+    parser.add_argument("--drawn", action="store_true", help="weights drawn, not read from a checkpoint")
+    parser.add_argument("--replicated", action="store_true", help="SHARD_OPTIMIZER=0")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="an earlier checkout, which takes turns")
+    parser.add_argument("--kernels", action="store_true", help="the compilation of the kernels instead")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and few kernels, to try the script out")
+    options = parser.parse_args()
+    if options.kernels:
+        figures = kernels(options.ranks, options.repeats, "bias_gelu" if options.tiny else "")
+        emit("start", figures, data="launches of BERT-large", targets={})
+        return
+    checkouts = {"before": options.before.resolve()} if options.before else {}
+    checkouts["now"] = ROOT
+    with tempfile.TemporaryDirectory() as folder:
+        shape = json.loads((ROOT / "configs" / "models" / "bert_large.json").read_text(encoding="utf-8"))
+        shape["num_hidden_layers"] = options.layers
+        model = Path(folder, "bert_config.json")
+        model.write_text(json.dumps(shape | TINY if options.tiny else shape), encoding="utf-8")
+        settings = {"BERT_CONFIG": str(model), "SHARD_OPTIMIZER": str(int(not options.replicated))}
+        if not options.drawn:
+            weights = Path(folder, "weights.pt")
+            paths = {"PYTHONPATH": str(ROOT / "implementations")}
+            command = [sys.executable, "-c", MAKE_WEIGHTS, str(model), str(weights)]
+            subprocess.run(command, env=os.environ | paths, check=True, timeout=TIMEOUT)
+            settings["INIT_CHECKPOINT"] = str(weights)
+        figures = starts(checkouts, settings, options.ranks, options.repeats)
+    emit("start", figures, data=f"BERT-large's shape, {options.layers} layers, weights made up", targets={})
+
+
+if __name__ == "__main__":
+    main()
