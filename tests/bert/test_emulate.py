@@ -74,6 +74,9 @@ def test_a_rank_holds_what_was_foreseen_and_its_step_a_tenth_more_or_less(job, c
 
 def test_a_step_of_an_emulated_rank_takes_other_ranks_for_its_own(job):
     """Where there is room for all, as on a GPU."""
+    third, whole = torch.empty(2), torch.arange(6.0)
+    EmulatedWorld(3, 1, CPU, CPU).reduce_scatter(third, whole)
+    assert third.tolist() == [2, 3], "its own part of the average"
     config = from_env(Config, job | {"GRADIENT_STEPS": "1"})
     world = EmulatedWorld(6, 4, CPU, CPU)
     model, step = build(config, world, 7)

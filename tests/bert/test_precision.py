@@ -11,6 +11,8 @@ from bert.kernels.fp8 import Recipe
 from bert.precision import Config, LossScaler
 from bert.resume import restore, run_identity
 
+from .test_resume import Trained
+
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
@@ -70,10 +72,6 @@ def test_settings_of_fp8_reach_its_recipe_and_a_resumed_run_must_keep_them(prepa
 
 
 def test_auto_is_resumed_by_the_name_of_what_it_was_and_as_earlier_versions_saved_it(prepared):
-    class Trained:
-        def load_state_dict(self, state):
-            self.state = state
-
     auto, fp32, bf16 = (from_env(RunConfig, prepared | {"PRECISION": name}) for name in ("auto", "fp32", "bf16"))
     saved = {"run": run_identity(auto, 7), "step": 4, "batches": 5, "samples": 6}
     assert saved["run"]["PRECISION"] == "fp32"

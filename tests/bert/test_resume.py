@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert import checkpoint
+from bert import checkpoint, resume
+from bert.config import Config
+from bert.env import ConfigError, from_env
 
 REPLICATED = {"SHARD_OPTIMIZER": "0"}
 SHARDED = {"SHARD_OPTIMIZER": "1", "SHARD_GRADIENTS": "1"}
@@ -63,6 +65,33 @@ def test_a_run_continues_on_other_ranks_where_a_step_keeps_its_rows(train, tmp_p
     (line,) = refused.stderr.strip().splitlines()
     assert "is of a run with GRADIENT_STEPS 2, this one has 1" in line
     assert "WORLD_SIZE x BATCHSIZE x GRADIENT_STEPS must stay 12, and is 6: change another of them" in line
+
+
+class Trained:
+    """What a checkpoint is loaded into."""
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def test_rows_are_dealt_as_by_the_first_run_and_where_they_lie_in_rows_alone(prepared):
+    def settings(**changed):
+        return from_env(Config, prepared | {"WORLD_SIZE": "2", "GRADIENT_STEPS": "2"} | changed)
+
+    def saved(config, **facts):
+        before = resume.run_identity(config, 7) | {"WORLD_SIZE": 4, "GRADIENT_STEPS": 1}
+        return {"run": before, "step": 4, "batches": 5, "samples": 6} | facts
+
+    config = settings()
+    assert resume.dealt(config, None) == (2, 6)
+    assert resume.dealt(config, saved(config)) == (4, 3), "a checkpoint of an earlier version"
+    assert resume.dealt(config, saved(config, dealt=(1, 12))) == (1, 12)
+    assert resume.restore(config, Trained(), 7, saved(config)) == (4, 5, 6)
+    unpacked = {"PACKED": "0", "DATADIR_PHASE2": "/data"}
+    for changed in ({"BATCHING": "online"}, {"BATCHING": "bins"}, {"EXCHANGE_GROUP": "2"}):
+        config = settings(**unpacked, **changed)
+        with pytest.raises(ConfigError, match="is of a run with WORLD_SIZE 4, this one has 2: use the same settings"):
+            resume.restore(config, Trained(), 7, saved(config))
 
 
 @pytest.mark.slow
