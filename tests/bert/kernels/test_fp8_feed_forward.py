@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
@@ -9,7 +11,15 @@ from bert import kernels
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.env import ConfigError
-from bert.kernels import dropout_add_layer_norm, fp8_cases, fp8_cast, fp8_feed_forward, triton_support
+from bert.kernels import (
+    dropout_add_layer_norm,
+    fp8,
+    fp8_cases,
+    fp8_cast,
+    fp8_feed_forward,
+    fp8_linear,
+    triton_support,
+)
 from bert.kernels.dropout import DropoutSites
 from bert.kernels.forward_pass import ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD, Recipe
@@ -43,7 +53,7 @@ def test_casts_in_kernels_equal_separate_ones_at_real_size(gpu):
     assert max(found.values()) <= fp8_cases.TOLERANCE, found
 
 
-def _encoder(fused, device, recipe="delayed"):
+def _encoder(fused, device, recipe="delayed", **settings):
     encoder = Encoder(CONFIG, kernels.select(kernels.Config(fused=fused, attention="sdpa_loop"), device))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -51,7 +61,7 @@ def _encoder(fused, device, recipe="delayed"):
             spread = 1.0 if parameter.ndim == 1 else 0.2
             parameter.copy_(spread * torch.randn(parameter.shape, generator=generator) + (".LayerNorm.w" in name))
     encoder.to(device, torch.bfloat16)
-    encoder.use_fp8(Recipe(scales=recipe), device)
+    encoder.use_fp8(Recipe(scales=recipe, **settings), device)
     return encoder
 
 
@@ -103,6 +113,28 @@ def test_encoder_with_casts_in_kernels_is_the_one_with_separate_casts_bit_for_bi
             torch.testing.assert_close(together[name], tensor, rtol=2.0**-7, atol=2.0**-7 * float(tensor.abs().max()))
         else:
             assert torch.equal(together[name], tensor), name
+
+
+@pytest.mark.parametrize("fused", ["none", CASTS_IN_KERNELS])
+@pytest.mark.parametrize(("fast", "projection"), [(False, False), (True, True)])
+def test_sums_are_fast_forward_and_by_the_setting_backward_in_every_product(
+    fused, fast, projection, device, monkeypatch
+):
+    encoder = _encoder(fused, device, fast_backward=fast, output_projection=projection)
+    encoder.fp8_scaling.calibrated = True
+    found: dict[bool, list[bool]] = {True: [], False: []}  # by whether the product is of the forward pass
+
+    def recorded(*args, **named):
+        given = inspect.signature(product).bind(*args, **named).arguments
+        found[given["a"].dtype == given["b"].dtype == FORWARD].append(given["fast"])
+        return product(*args, **named)
+
+    product = fp8.product
+    for module in (fp8_linear, fp8_feed_forward):
+        monkeypatch.setattr(module, "product", recorded)
+    _run(encoder, device)
+    each = CONFIG.num_hidden_layers * (4 if projection else 3)  # QKV, two of the feed-forward, the output projection
+    assert found == {True: [True] * each, False: [fast] * 2 * each}
 
 
 @pytest.mark.parametrize(
