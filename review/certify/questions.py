@@ -40,49 +40,71 @@ class Question:
         return dict(sorted(excess.items(), key=lambda one: -one[1]))
 
     def shown_in(self, name: str) -> list[str]:
-        """The stages that show it: of several those in which it loses time in at least half of the rounds, or most."""
+        """The stages that show it: of several, those with half of their rounds or more far above the median."""
         stages = [*dict.fromkeys(self.stages)]
         if len(stages) == 1:
             return stages
-        above = np.array(self.values[name]) - np.nanmedian(list(self.values.values()), axis=0)
-        hit = above > LEAST_EXCESS[self.what]
+        center = np.nanmedian(list(self.values.values()), axis=0)
+        above = np.array(self.values[name]) - center
+        hit = (above if self.what == "hesitates" else above / center) > LEAST_EXCESS[self.what]
         share = {stage: float(np.mean(hit[np.array(self.stages) == stage])) for stage in stages}
         return [stage for stage in stages if share[stage] >= 0.5] or [max(stages, key=lambda stage: share[stage])]
 
 
+class Rounds:
+    """What rounds of several stages say, by rank, to be asked together."""
+
+    def __init__(self, records: Records, what: str) -> None:
+        self.records, self.what = records, what
+        self.stages: tuple[str, ...] = ()
+        self.values: dict[int, list[float]] = {rank: [] for rank in records.places}
+
+    def add(self, stage: str, values: Mapping[int, list[float]]) -> None:
+        """values: by rank and round."""
+        for rank, rounds in values.items():
+            self.values[rank] += rounds
+        self.stages += (stage,) * max(map(len, values.values()))
+
+    def questions(self) -> Iterator[Question]:
+        """Of nodes and of ranks; a pause is a rank's where each node has one. None where there are no rounds."""
+        if not self.stages:
+            return
+        places = self.records.places
+        if self.what != "hesitates" or len(self.records.nodes) < len(places):
+            yield Question(self.what, "node", _by_node(self.records, self.values), self.stages)
+        ranks = {places[rank].name: rounds for rank, rounds in self.values.items()}
+        yield Question(self.what, "rank", ranks, self.stages)
+
+
 def questions(records: Records, burn_in: Mapping[int, list[float]]) -> Iterator[Question]:
-    """All comparisons of the test, in the order of the stages. burn_in: seconds of its steps by rank and round."""
-    names = {rank: place.name for rank, place in records.places.items()}
-    lost: dict[int, list[float]] = {rank: [] for rank in records.places}
-    stages: list[str] = []
+    """All comparisons of the test, in the order of the stages. burn_in: seconds of its steps by rank and round.
+
+    Each stage is asked by itself, and all together: of what is small, but everywhere, more rounds are surer.
+    """
+    slow_anywhere, starved, lost = (Rounds(records, what) for what in ("slow", "starved", "hesitates"))
     for stage in (one for one in records.stages if one != "pairs"):  # few rounds, and `node` has asked the same
         own = records.relative(stage)
         typical = {rank: [_typical(times) for times in rounds] for rank, rounds in own.items()}
-        of_stage = (stage,) * len(next(iter(typical.values())))
-        yield Question("slow", "node", _by_node(records, typical), of_stage)
-        yield Question("slow", "rank", {names[rank]: rounds for rank, rounds in typical.items()}, of_stage)
+        yield from _of(records, stage, typical)
+        slow_anywhere.add(stage, typical)
+        lost.add(stage, {rank: [_lost(times) for times in rounds] for rank, rounds in own.items()})
         if records.on_cpus and stage in ALONE:  # what a GPU's process does on its CPUs says nothing of the GPU
             waited = records.per_cpu_second(stage)
-            typical = {rank: [_typical(times) for times in rounds] for rank, rounds in waited.items()}
-            yield Question("starved", "node", _by_node(records, typical), of_stage)
-            yield Question("starved", "rank", {names[rank]: rounds for rank, rounds in typical.items()}, of_stage)
-        stages += of_stage
-        for rank, rounds in own.items():
-            lost[rank] += [_lost(times) for times in rounds]
-    if len(records.nodes) < len(records.places):
-        yield Question("hesitates", "node", _by_node(records, lost), tuple(stages))
-    yield Question("hesitates", "rank", {names[rank]: rounds for rank, rounds in lost.items()}, tuple(stages))
+            starved.add(stage, {rank: [_typical(times) for times in rounds] for rank, rounds in waited.items()})
+    for rounds_of in (slow_anywhere, starved, lost):
+        yield from rounds_of.questions()
     for probe in records.probed:
-        times = records.probe(probe)
-        of_probe = (probe,) * max(map(len, times.values()))
-        yield Question("slow", "node", _by_node(records, times), of_probe)
-        yield Question("slow", "rank", {names[rank]: rounds for rank, rounds in times.items()}, of_probe)
+        yield from _of(records, probe, records.probe(probe))
     yield from _of_network(records)
     if set(burn_in) >= set(records.places):
-        of_burn_in = (BURN_IN,) * len(next(iter(burn_in.values())))
-        repeated = {rank: burn_in[rank] for rank in records.places}
-        yield Question("slow", "node", _by_node(records, repeated), of_burn_in)
-        yield Question("slow", "rank", {names[rank]: times for rank, times in repeated.items()}, of_burn_in)
+        yield from _of(records, BURN_IN, {rank: burn_in[rank] for rank in records.places})
+
+
+def _of(records: Records, stage: str, values: Mapping[int, list[float]]) -> Iterator[Question]:
+    """Who is slow in one stage."""
+    rounds = Rounds(records, "slow")
+    rounds.add(stage, values)
+    return rounds.questions()
 
 
 def _of_network(records: Records) -> Iterator[Question]:

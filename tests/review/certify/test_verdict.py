@@ -121,6 +121,30 @@ def test_steps_of_unequal_work_are_compared_each_with_itself():
     assert np.median(after[5]) == pytest.approx(1.05, abs=0.02)
 
 
+def test_a_small_step_that_takes_thrice_its_time_is_seen_though_others_take_longer():
+    records = make(4, 2)
+    small = records.steps["step"] % 5 == 0
+    records.steps["compute"][small] *= 0.3
+    records.steps["wait"][:] = 0
+    assert judge(records).findings == []
+    records.steps["compute"][small & (records.steps["rank"] == 3)] *= 3
+    (found,) = judge(records).findings
+    assert (found.what, found.name) == ("hesitates", "rank 3 on node1")
+
+
+def test_steps_that_vary_by_a_fifth_are_no_pauses():
+    records = make(4, 2)
+    chosen = (records.steps["rank"] == 3) & (records.steps["step"] % 5 == 0)
+    records.steps["compute"][chosen] *= 1.22
+    assert judge(records).findings == []
+
+
+def test_one_disturbed_all_reduce_of_three_accuses_no_node():
+    records = make(4, 2)
+    records.probes["seconds"][::3] *= np.where(records.probes["rank"][::3] // 2 == 1, 10.0, 1.0)
+    assert judge(records).findings == []
+
+
 def test_one_pause_in_one_round_names_nobody():
     records = make(4, 2)
     chosen = (records.steps["rank"] == 3) & (records.steps["step"] == 2) & (records.steps["round"] == 1)

@@ -120,11 +120,11 @@ def test_any_number_of_repeats_is_some_rounds_of_equal_parts():
     for repeat in range(1, 1001):
         rounds.add(0, repeat, float(repeat))
         if repeat > 3:
-            rounds.add(7, repeat - 3, 2.0)
+            rounds.add(7, repeat - 3, float(repeat - 3))
     found = rounds.means()
     assert rounds.width == 16
     assert found[0] == [np.mean(range(first, min(first + 16, 1001))) for first in range(1, 1001, 16)]
-    assert set(found[7]) == {2.0}
+    assert found[7][:-1] == found[0][:-1]
     assert len(found[7]) == len(found[0]) <= MOST_ROUNDS
 
 
