@@ -73,6 +73,7 @@ ITEMS = [
     Item(name="gemm", command=("gemm.py",), seconds=40, tiny=("--tiny",)),
     _steps("steps_96", "rows 96", 60),
     Item(name="kernel_tests", command=(*PYTEST, *GPU_TESTS), seconds=90, needs=("pytest", "hypothesis")),
+    _steps("steps_attention", "attention", 60),
     Item(name="layernorm", command=("layernorm.py", "--no-compile"), seconds=25),
     Item(name="lamb", command=("lamb.py",), seconds=25),
     Item(name="loss", command=("loss.py", "--no-compile"), seconds=25),

@@ -23,7 +23,9 @@ from bert import kernels, optim
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.graph import GraphedStep, static_batch
-from bert.kernels import assembly_check, attention, attention_choice, fp8_cases, fp8_cast
+from bert.kernels import assembly_check, attention, attention_choice, fp8_cases, fp8_cast, weight_gradient
+from bert.kernels.fp8 import Recipe, Scaling
+from bert.kernels.fp8_linear import Fp8Linear
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
@@ -81,6 +83,32 @@ def fp8_kernels() -> dict[str, str]:
         allowed = fp8_cases.ORDER_TOLERANCE if name == fp8_cases.OTHER_ORDER else fp8_cases.TOLERANCE
         if not found <= allowed:
             problems[name] = f"differs by {found:.3g} of its norm, above {allowed:.3g}"
+    return problems
+
+
+def weight_gradients() -> dict[str, str]:
+    """Products that leave the weight's gradient where it is offered, against the same without an offer."""
+    x, upstream = (torch.randn(256, width, device=device(), dtype=torch.bfloat16) for width in (1024, 512))
+    weight = torch.randn(512, 1024, device=device(), dtype=torch.bfloat16).requires_grad_()
+    runs: dict[str, Callable[[], Tensor]] = {"bf16": lambda: weight_gradient.linear(x, weight, None)}
+    if device().type != "cuda" or torch.cuda.get_device_capability() >= (8, 9):
+        fp8 = Fp8Linear(Scaling(Recipe(), 1, device()), 0)
+        runs["fp8"] = lambda: fp8(x, weight, None)
+    problems = {}
+    for name, run in runs.items():
+        place, gradients = torch.full_like(weight, math.nan).detach(), []
+        for offered in (None, place):
+            weight.grad = None
+            weight_gradient.offer([weight], [offered])
+            run().backward(upstream)
+            gradients.append(weight.grad)
+        plain, direct = gradients
+        assert plain is not None
+        assert direct is not None
+        if not torch.equal(plain, direct):
+            problems[name] = f"differs by {((plain.double() - direct.double()).norm() / plain.norm()).item():.3g}"
+        elif not weight_gradient.same_memory(direct, place):
+            problems[name] = "is copied by autograd"
     return problems
 
 
@@ -168,7 +196,9 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="what runs on a CPU, to try the script out")
     parser.parse_args()
     result: dict[str, Any] = {"benchmark": "self_check"}
-    for check in (assembly, fused_kernels, fp8_kernels, attention_backends, graphs, finite_steps):
+    for check in (
+        assembly, fused_kernels, fp8_kernels, weight_gradients, attention_backends, graphs, finite_steps,
+    ):  # fmt: skip
         try:
             result[check.__name__] = check() or "ok"
         except Exception as error:

@@ -45,7 +45,8 @@ def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, t
     ending = {line["stage"]: line for line in lines if line.get("ended")}
     assert results.keys() == {"machine", "self_check", "steps_24", "gemm", "profile", "convergence", "peers"}
     assert all(ending[name]["status"] == 0 for name in results), ending
-    assert ending["self_check"]["results"] == 7, "a line after each check, and the whole"
+    assert ending["self_check"]["results"] == 8, "a line after each check, and the whole"
+    assert results["self_check"]["weight_gradients"] == "ok"
     assert results["self_check"]["graphs"] == results["self_check"]["finite_steps"] == "ok"
     assert results["gemm"]["tflops"]["64"]["bf16"]["layer"] > 0
     assert all(pair["overlay"] for pair in results["convergence"]["pairs"].values())

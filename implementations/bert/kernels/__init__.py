@@ -94,12 +94,15 @@ class Kernels:
 
 def select(config: Config, device: torch.device) -> Kernels:
     """Binds every operation for ``device``. Raises ConfigError for what this hardware cannot run."""
-    name = config.attention if config.attention != "auto" else attention.default_backend(device)
+    name, second = config.attention, config.attention_fallback
+    if name == "auto":
+        name = attention.default_backend(device)
+        second = attention.fallback(name, attention.trials(device)) if device.type == "cuda" else ""
     if name not in attention.BACKENDS:
         raise ConfigError(f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}")
     fused = config.names(device)
     bound = {name: module.fused if name in fused else module.reference for name, module in OPERATIONS.items()}
     run = attention.BACKENDS[name]
-    if config.attention_fallback:
-        run = attention.with_fallback(name, config.attention_fallback)
+    if second:
+        run = attention.with_fallback(name, second)
     return Kernels(attention=run, fp8_cast="fp8_cast" in fused, **bound)

@@ -34,8 +34,41 @@ def package_missing(module: str, capability: tuple[int, int]) -> Callable[[torch
     return missing
 
 
+class _Parts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor) -> tuple[Tensor, ...]:
+        return qkv.unbind(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        first = gradients[0]
+        num_tokens, num_heads, width = first.shape
+        row = num_heads * width
+        memory = first.untyped_storage()
+        beside = all(
+            part.untyped_storage()._cdata == memory._cdata
+            and part.storage_offset() == first.storage_offset() + number * row
+            and part.stride() == (3 * row, width, 1)
+            for number, part in enumerate(gradients)
+        )
+        if not beside:
+            return torch.stack(gradients, dim=1)
+        shape, strides = (num_tokens, 3, num_heads, width), (3 * row, row, width, 1)
+        return first.new_empty(0).set_(memory, first.storage_offset(), shape, strides)
+
+
+def parts(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [T, N, H] of qkv [T, 3, N, H], which lie in it.
+
+    Their gradients, too, become one without a copy where a library has left them side by side in one tensor; else they
+    are stacked.
+    """
+    found: tuple[Tensor, Tensor, Tensor] = _Parts.apply(qkv)
+    return found
+
+
 def flash_attn_2(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
-    """The flash-attn package, version 2."""
+    """The flash-attn package, version 2: its packed function reads qkv as it is, and writes one gradient."""
     run = importlib.import_module("flash_attn").flash_attn_varlen_qkvpacked_func
     context: Tensor = run(qkv, forward_pass.cu_seqlens, forward_pass.max_seqlen, dropout_p=dropout)
     return context
@@ -46,7 +79,7 @@ def flash_attn_3(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tens
     assert not dropout
     run = importlib.import_module("flash_attn_interface").flash_attn_varlen_func
     offsets, longest = forward_pass.cu_seqlens, forward_pass.max_seqlen
-    return _first(run(*qkv.unbind(1), offsets, offsets, longest, longest))
+    return _first(run(*parts(qkv), offsets, offsets, longest, longest))
 
 
 def flash_attn_4(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
@@ -55,7 +88,7 @@ def flash_attn_4(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tens
     run = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
     return _first(
         run(
-            *qkv.unbind(1),
+            *parts(qkv),
             cu_seqlens_q=forward_pass.cu_seqlens,
             cu_seqlens_k=forward_pass.cu_seqlens,
             max_seqlen_q=forward_pass.max_seqlen,
@@ -69,7 +102,7 @@ def transformer_engine(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -
     _, _, num_heads, head_size = qkv.shape
     module = _transformer_engine_module(num_heads, head_size, dropout)
     context: Tensor = module(
-        *qkv.unbind(1),
+        *parts(qkv),
         cu_seqlens_q=forward_pass.cu_seqlens,
         cu_seqlens_kv=forward_pass.cu_seqlens,
         max_seqlen_q=forward_pass.max_seqlen,

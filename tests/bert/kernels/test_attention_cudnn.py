@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bert import kernels
 from bert.env import ConfigError
 from bert.kernels import attention, attention_choice, attention_cudnn
 from bert.kernels.forward_pass import ForwardPass
@@ -175,6 +176,16 @@ def test_what_falls_back_is_the_fastest_that_compiles_nothing():
     assert attention.fallback("cudnn_frontend", results) == "triton"
     assert attention.fallback("triton", results) == "", "what is compiled once for all needs none"
     assert attention.fallback("cudnn_frontend", results[:1]) == ""
+
+
+def test_whoever_asks_for_auto_gets_the_fallback_too(cudnn, monkeypatch, capsys):
+    trial = attention_choice.Trial
+    results = [trial(name="cudnn_frontend", milliseconds=1.0), trial(name="sdpa_loop", milliseconds=2.0)]
+    monkeypatch.setattr(attention, "trials", lambda device: results)
+    chosen = kernels.select(kernels.Config(fused="none"), torch.device("cuda"))
+    qkv = _qkv()[..., :12]  # cuDNN takes multiples of 8
+    assert torch.equal(chosen.attention(qkv, _pass(), 0.0), attention.sdpa_loop(qkv, _pass(), 0.0))
+    assert "sdpa_loop takes its place" in capsys.readouterr().err
 
 
 def test_offsets_past_32_bits_are_of_64():
