@@ -76,7 +76,7 @@ class Config(ModelFiles, Hardware):
         self.checkpoint.check()
         self.observers.check(self.run)
         self.capture.check(self.run, self.uses_graph)
-        self.profile.check(self.run)
+        self.profile.check(self.run, min(self.max_steps, self.steps_this_run or self.max_steps))
         if self.steps_this_run and self.checkpoint.directory is None:
             raise ConfigError("STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from")
         if self.checkpoint.shards and (self.zero.is_deepspeed or not self.optim.is_sharded(self.device)):

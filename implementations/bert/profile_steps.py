@@ -32,12 +32,14 @@ class Config:
         found = re.fullmatch(r"(\d+),(\d+)", self.steps)
         return (int(found[1]), int(found[2])) if found else None
 
-    def check(self, run: rundir.Config) -> None:
-        """Raises ConfigError for what is not a span of steps, and without RUN_DIR."""
+    def check(self, run: rundir.Config, num_steps: int) -> None:
+        """Raises ConfigError for what is not a span of the ``num_steps`` of this process, and without RUN_DIR."""
         if not self.steps:
             return
         if self.span is None or not 1 <= self.span[0] <= self.span[1]:
             raise ConfigError(f"PROFILE_STEPS={self.steps!r}: expected the first and the last step, such as 2,3")
+        if self.span[1] > num_steps:
+            raise ConfigError(f"PROFILE_STEPS={self.steps}: this process takes {num_steps} steps: choose some of these")
         if run.run_dir is None:
             raise ConfigError("PROFILE_STEPS writes to RUN_DIR, which is not set: give the folder")
 

@@ -26,9 +26,11 @@ def test_the_trace_has_the_steps_from_the_first_to_the_last(tmp_path):
 
 def test_what_is_no_span_of_steps_is_refused(tmp_path):
     run = rundir.Config(run_dir=tmp_path)
-    Config(steps="2,3").check(run)
+    Config(steps="2,3").check(run, 3)
+    with pytest.raises(ConfigError, match="PROFILE_STEPS=2,3: this process takes 2 steps: choose some of these"):
+        Config(steps="2,3").check(run, 2)
     for steps in ("3", "3,2", "0,1", "a,b"):
         with pytest.raises(ConfigError, match=r"PROFILE_STEPS='.*': expected the first and the last step"):
-            Config(steps=steps).check(run)
+            Config(steps=steps).check(run, 8)
     with pytest.raises(ConfigError, match="PROFILE_STEPS writes to RUN_DIR"):
-        Config(steps="2,3").check(rundir.Config())
+        Config(steps="2,3").check(rundir.Config(), 8)

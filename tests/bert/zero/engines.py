@@ -12,6 +12,7 @@ from bert.data.pretraining import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
+from bert.model.recompute import Recomputation
 from bert.precision import Precision
 from bert.step import build_step
 from bert.zero import settings
@@ -34,13 +35,16 @@ def own_step(world, config, rule, precision, accumulate):
     return build_step(tiny_model(config), precision, sharded, world, accumulate=accumulate > 1, fused_update=False)
 
 
-def deepspeed_step(world, config, rule, precision, accumulate, folder, **zero):
-    """DeepSpeed's, with the ``zero_optimization`` that is given; folder: for its JSON."""
+def deepspeed_step(world, config, rule, precision, accumulate, folder, *, recompute=0, **zero):
+    """DeepSpeed's, with the ``zero_optimization`` that is given; folder: for its JSON; recompute: RECOMPUTE_LAYERS."""
     rules = optim.Config(optimizer=rule)
     path = folder / f"ds_{world.rank}.json"
     path.write_text(json.dumps({"zero_optimization": zero}))
     given = settings.Config(engine="deepspeed", path=path).complete(rules, precision, ROWS, accumulate)
-    return DeepSpeedStep(tiny_model(config), precision, rules, world, given)
+    model = tiny_model(config)
+    if recompute:
+        model.recompute(Recomputation(recompute, random_state=True))
+    return DeepSpeedStep(model, precision, rules, world, given)
 
 
 def curve(world, step, first, last, accumulate):

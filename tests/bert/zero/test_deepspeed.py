@@ -55,6 +55,17 @@ def test_rules_with_norms_see_whole_parameters_in_every_stage_and_offloaded(tiny
     run_ranks(_compare, 2, arguments=(tiny, tmp_path, 6, cases))
 
 
+def _recomputed(world, config, folder):
+    """With dropout: what is computed again is the same, also where stage 3 gathers its weights again."""
+    for zero in STAGES[1:]:
+        kept, again = (deepspeed_step(world, config, "lans", FP32, 2, folder, recompute=k, **zero) for k in (0, 1))
+        assert torch.equal(curve(world, again, 0, 3, 2), curve(world, kept, 0, 3, 2)), zero
+
+
+def test_recomputed_layers_give_the_same_losses_and_norms_bit_for_bit(tiny, tmp_path):
+    run_ranks(_recomputed, 2, arguments=(tiny, tmp_path))
+
+
 def _low_precision(world, config, folder):
     precision = Precision(dtype=torch.bfloat16)
     exact = tiny_model(config).state_dict()
