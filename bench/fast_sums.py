@@ -25,16 +25,18 @@ def cut_off(x: Tensor) -> Tensor:
 
 
 def product(
-    a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Tensor | None, dtype: torch.dtype, fast: bool
-) -> Tensor:
+    a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Tensor | None, dtype: torch.dtype, fast: bool,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """fp8.product, with sums that are cut off where they may be ``fast``."""
     if not fast or a.is_cuda:
-        return fp8.product(a, b, a_inverse, b_inverse, bias, dtype, fast)
+        return fp8.product(a, b, a_inverse, b_inverse, bias, dtype, fast, out)
     total = torch.zeros(a.shape[0], b.shape[1], device=a.device)
     for rows, columns in zip(a.float().split(DEPTH, dim=1), b.float().split(DEPTH, dim=0), strict=True):
         total = cut_off(total.addmm(rows, columns))
     y = total * (a_inverse * b_inverse)
-    return (y if bias is None else y + bias).to(dtype)
+    y = (y if bias is None else y + bias).to(dtype)
+    return y if out is None else out.copy_(y)
 
 
 @contextmanager
