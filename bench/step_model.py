@@ -33,10 +33,12 @@ from train_step import capacity
 from triton.runtime.jit import JITFunction
 
 from bert import kernels, optim
-from bert.data.pretraining import PretrainingBatch
+from bert.data.pretraining import PretrainingBatch, make_batch
+from bert.data.synthetic import synthetic_records
 from bert.dist import Config as DistConfig
 from bert.dist import World
-from bert.graph import static_batch
+from bert.evaluate import evaluation_room, fill_batches, share
+from bert.graph import graph_capacity, static_batch
 from bert.kernels import fp8_feed_forward, fp8_linear, lamb, triton_support
 from bert.kernels.fp8 import Recipe
 from bert.model.bert import BertForPreTraining
@@ -295,17 +297,19 @@ def predict(
 
 
 def evaluation(
-    config: BertConfig, batch: PretrainingBatch, rows: int, rates: Rates, ranks: int, every: int, step_rate: float
+    config: BertConfig, rows: int, rates: Rates, ranks: int, every: int, step_rate: float
 ) -> dict[str, float]:
-    """Seconds of an evaluation of 10,000 sequences on so many GPUs, and its share of a run that does it ``every`` so
-    many trained ones, at ``step_rate`` sequences a second and GPU. It computes in bf16, in full batches of ``rows``.
+    """Seconds of an evaluation of 10,000 sequences on so many GPUs, in bf16 and in the batches that EVAL_BATCHSIZE =
+    ``rows`` makes; its share of a run that does it ``every`` so many trained ones, at ``step_rate`` a second and GPU.
     """
-    capacity_of_rows = capacity(rows, config.max_position_embeddings)
-    launches = record(config, static_batch(batch, capacity_of_rows), "bf16", evaluates=True)
-    num_batches = -(-10_000 // (ranks * batch.num_sequences))
-    spent = num_batches * sum(launch.seconds(rates) for launch in launches)
-    between = every / (step_rate * ranks)
-    return {"seconds": round(spent, 3), "share": round(spent / (spent + between), 4)}
+    length = config.max_position_embeddings
+    records, room = synthetic_records(10_000, length, config.vocab_size, False, 0), evaluation_room(rows, length)
+    shares = [share(records, 10_000, rank, ranks) for rank in (0, ranks - 1)]  # the least tokens and the most
+    slowest = max((fill_batches(records, mine, room) for mine in shares), key=len)
+    batch = static_batch(make_batch(records, slowest[0], length), graph_capacity(room, rows))
+    spent = len(slowest) * sum(launch.seconds(rates) for launch in record(config, batch, "bf16", evaluates=True))
+    part = spent / (spent + every / (step_rate * ranks))
+    return {"batches": len(slowest), "seconds": round(spent, 3), "share": round(part, 4)}
 
 
 def markdown(config: BertConfig, batch: PretrainingBatch, rows: int) -> str:
@@ -366,6 +370,7 @@ def main() -> None:
         )
     parser.add_argument("--pretraining", action="store_true", help="a table of the recipes of pretraining instead")
     parser.add_argument("--evaluation", type=int, metavar="EVERY", help="evaluations too, every so many sequences")
+    parser.add_argument("--evaluation-rows", type=int, default=16, help="EVAL_BATCHSIZE (default 16, as its own)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     parser.add_argument("--markdown", action="store_true", help="a table of both precisions and GPUs instead")
     options = parser.parse_args()
@@ -384,9 +389,8 @@ def main() -> None:
     found = predict(config, batch, options.rows, options.precision, rates, options.gpus, NETWORKS[options.network])
     if options.evaluation:
         step_rate = found["sequences_per_second"]
-        found["evaluation"] = evaluation(
-            config, batch, options.rows, rates, options.gpus, options.evaluation, step_rate
-        )
+        rows, every = options.evaluation_rows, options.evaluation
+        found["evaluation"] = evaluation(config, rows, rates, options.gpus, every, step_rate)
     settings = {name: getattr(options, name) for name in ("gpu", "precision", "rows", "length", "gpus", "network")}
     emit({"benchmark": "step_model", **settings, **found, "triton": triton.__version__})
 

@@ -98,10 +98,8 @@ class Evaluator:
             )
         if records.input_ids.max() >= vocab_size or records.masked_lm_ids.max() >= vocab_size:
             raise DataError(f"EVALDIR={config.evaldir}: token ids past vocab_size {vocab_size} of bert_config.json")
-        mine = np.array_split(np.arange(config.num_examples), world.size)[world.rank]
-        if graph is None:
-            # Sequences of like length together: the sums do not depend on the order, the balance does.
-            mine = mine[np.argsort(records.sequence_lengths[mine], kind="stable")]
+        mine = share(records, config.num_examples, world.rank, world.size)
+        if graph is None:  # sequences of like length together: the sums do not depend on the order
             chosen = [mine[begin : begin + config.batch_size] for begin in range(0, len(mine), config.batch_size)]
         else:
             chosen = fill_batches(records, mine, graph.room)
@@ -177,20 +175,31 @@ def evaluation_room(batch_size: int, max_seq_length: int) -> PretrainingCapacity
     return PretrainingCapacity.of(batch_size * max_seq_length, 3 * batch_size)
 
 
+def share(records: Records, num_examples: int, rank: int, num_ranks: int) -> np.ndarray:
+    """The sequences of a rank, the shortest first: as many tokens as every other rank's, give or take a sequence."""
+    return np.argsort(records.sequence_lengths[:num_examples], kind="stable")[rank::num_ranks]
+
+
 def fill_batches(records: Records, sequences: np.ndarray, room: PretrainingCapacity) -> list[np.ndarray]:
-    """The sequences in their order, cut wherever the next one would exceed the room."""
-    lengths = records.sequence_lengths[sequences]
-    masked = np.diff(records.masked_lm_offsets)[sequences]
-    batches: list[np.ndarray] = []
-    begin = num_tokens = num_masked = 0
-    for number in range(len(sequences)):
-        num_tokens += int(lengths[number])
-        num_masked += int(masked[number])
-        full = num_tokens > room.tokens or num_masked > room.masked or number - begin == room.sequences
-        if full and number > begin:
-            batches.append(sequences[begin:number])
-            begin, num_tokens, num_masked = number, int(lengths[number]), int(masked[number])
-    return [*batches, sequences[begin:]] if len(sequences) else []
+    """The sequences in the fewest batches that all have their share of long and short ones, and so are equally full.
+
+    Sorted by length they are dealt out back and forth. One that exceeds the room by itself is a batch by itself.
+    """
+    lengths, masked = records.sequence_lengths, np.diff(records.masked_lm_offsets)
+    ordered = sequences[np.argsort(-lengths[sequences], kind="stable")]
+    most = (
+        lengths[sequences].sum() / room.tokens,
+        masked[sequences].sum() / room.masked,
+        len(sequences) / room.sequences,
+    )
+    for count in range(max(1, int(np.ceil(max(most)))), len(sequences) + 1):
+        place = np.arange(len(ordered)) % (2 * count)
+        batch = np.minimum(place, 2 * count - 1 - place)
+        loads = [np.bincount(batch, of, count) for of in (lengths[ordered], masked[ordered], None)]
+        limits = (room.tokens, room.masked, room.sequences)
+        if count == len(sequences) or all(load.max() <= limit for load, limit in zip(loads, limits, strict=True)):
+            return [ordered[batch == number] for number in range(count)]
+    return []
 
 
 def _count(model: BertForPreTraining, batch: PretrainingBatch) -> Tensor:

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from bert.data.synthetic import synthetic_records
+
 
 @pytest.fixture(scope="module")
 def predicted(repository):
@@ -29,7 +31,7 @@ def predicted(repository):
 def alone(predicted):
     """In bf16, on a GPU so slow that the figures of a tiny model have digits."""
     rates = "--memory", "1e9", "--issue", "1e9", "--bf16", "1e12"
-    return predicted("--precision", "bf16", "--evaluation", "100000", *rates)
+    return predicted("--precision", "bf16", "--evaluation", "100000", "--evaluation-rows", "4", *rates)
 
 
 def test_the_operations_of_every_product_are_counted(alone):
@@ -49,12 +51,14 @@ def test_the_parts_are_the_step(alone):
     assert parts["communication"] == 0
 
 
-def test_an_evaluation_is_its_batches_and_its_share_that_of_the_time_between_two(alone):
-    seconds, share = alone["evaluation"]["seconds"], alone["evaluation"]["share"]
+def test_an_evaluation_is_its_batches_and_its_share_that_of_the_time_between_two(alone, predicted):
+    seconds, share, batches = (alone["evaluation"][name] for name in ("seconds", "share", "batches"))
     assert share == pytest.approx(seconds / (seconds + 100_000 / alone["sequences_per_second"]), abs=0.01)
-    step = alone["total"] / 1e3
-    batches = 10_000 / (alone["sequences_per_second"] * step)
+    step, tokens = alone["total"] / 1e3, int(synthetic_records(10_000, 64, 211, False, 0).sequence_lengths.sum())
+    assert tokens / (4 * 64) <= batches <= 1.1 * tokens / (4 * 64), "full ones of 4 rows"
     assert 0.1 * step < seconds / batches < 0.5 * step, "a forward pass"
+    shared = predicted("--gpus", "8", "--evaluation", "100000", "--evaluation-rows", "16")["evaluation"]
+    assert batches / 32 <= shared["batches"] <= 1.1 * batches / 32 + 1
 
 
 def test_fp8_brings_casts_and_slower_memory_more_time(alone, predicted):

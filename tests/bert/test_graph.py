@@ -17,7 +17,7 @@ from bert.data.synthetic import synthetic_records
 from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.evaluate import Config as EvaluateConfig
-from bert.evaluate import EvaluationGraph, _count, evaluation_room, fill_batches
+from bert.evaluate import EvaluationGraph, _count, evaluation_room, fill_batches, share
 from bert.graph import GraphedStep, graph_capacity, static_batch
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
@@ -206,9 +206,22 @@ def test_evaluation_batches_hold_every_sequence_once_within_the_room(count, batc
     room = evaluation_room(batch_size, 48)
     order = np.random.default_rng(seed).permutation(records.num_sequences)
     batches = fill_batches(records, order, room)
-    assert np.array_equal(np.concatenate(batches), order)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(records.num_sequences))
     for chosen in batches:
         static_batch(make_batch(records, chosen, 48), graph_capacity(room, batch_size))  # raises where it does not fit
+
+
+@pytest.mark.parametrize(("num_ranks", "batch_size"), [(8, 16), (8, 48), (1, 48)])
+def test_evaluation_batches_are_full_and_every_rank_has_as_much_to_do(num_ranks, batch_size):
+    """10,000 sequences of Wikipedia's lengths: no rank takes a batch more than the tokens need, but for one in 100."""
+    records = synthetic_records(10_100, 512, 30_522, packed=False, seed=9)
+    room = evaluation_room(batch_size, 512)
+    shares = [share(records, 10_000, rank, num_ranks) for rank in range(num_ranks)]
+    assert sorted(np.concatenate(shares).tolist()) == list(range(10_000))
+    tokens = [int(records.sequence_lengths[mine].sum()) for mine in shares]
+    assert max(tokens) - min(tokens) <= 512
+    for mine, of_rank in zip(shares, tokens, strict=True):
+        assert len(fill_batches(records, mine, room)) <= np.ceil(1.01 * of_rank / room.tokens)
 
 
 @pytest.fixture

@@ -95,10 +95,14 @@ class BertForPreTraining(Trainable):
         return Logits(mlm, self._next_sentence(hidden, batch))
 
     def _next_sentence(self, hidden: Tensor, batch: PretrainingBatch) -> Tensor:
-        # The offset of a padding sequence may be T, one past the last token; its label is ignored.
         # An emulated rank's states are on the meta device, and only the offsets have numbers.
-        first = batch.cu_seqlens[:-1].clamp(max=hidden.shape[0] - 1).to(hidden.device)
+        first = self._first_tokens(batch, hidden.shape[0]).to(hidden.device)
         return self.cls.seq_relationship(self.bert.pooler(hidden.index_select(0, first)))
+
+    @staticmethod
+    def _first_tokens(batch: PretrainingBatch, num_tokens: int) -> Tensor:
+        # The offset of a padding sequence may be T, one past the last token; its label is ignored.
+        return batch.cu_seqlens[:-1].clamp(max=num_tokens - 1)
 
     def logits(self, batch: PretrainingBatch) -> Logits:
         """Scores of a batch."""
@@ -106,12 +110,16 @@ class BertForPreTraining(Trainable):
         return Logits(mlm[:, : self.config.vocab_size], nsp)
 
     def scored(self, batch: PretrainingBatch) -> Scored:
-        """Scores and losses of a batch, one by one; without gradients."""
-        hidden = self.bert(batch)  # (T, D)
-        masked = hidden.index_select(0, batch.masked_positions)  # (M, D)
-        mlm = self.cls.predictions.scores(masked, self.bert.embeddings.word_embeddings.weight)
+        """Scores and losses of a batch, one by one; without gradients.
+
+        Of the last layer only what the heads read is computed: the masked tokens and the first of each sequence.
+        """
+        masked, first = batch.masked_positions, self._first_tokens(batch, batch.input_ids.shape[0])
+        hidden = self.bert(batch, torch.cat([masked, first.to(masked.dtype)]))  # (M + S, D)
+        mlm = self.cls.predictions.scores(hidden[: len(masked)], self.bert.embeddings.word_embeddings.weight)
         losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
-        return Scored(mlm[:, : self.config.vocab_size], losses, _fp32_at_least(self._next_sentence(hidden, batch)))
+        nsp = self.cls.seq_relationship(self.bert.pooler(hidden[len(masked) :]))
+        return Scored(mlm[:, : self.config.vocab_size], losses, _fp32_at_least(nsp))
 
     def forward(self, batch: PretrainingBatch) -> Losses:
         """Losses of a batch, in fp32 at least. Ignored labels (-100) pad the capacities and count for nothing."""

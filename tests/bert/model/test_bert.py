@@ -153,3 +153,23 @@ def test_scores_in_full_precision_are_the_logits(tiny, make_model, make_records,
         scored, logits = model.scored(batch), model.logits(batch)
         assert torch.equal(scored.mlm, logits.mlm)
         assert torch.equal(scored.nsp, logits.nsp)
+
+
+@pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
+def test_an_evaluation_computes_of_the_last_layer_what_the_heads_read(
+    pre_norm, tiny, make_model, make_records, batch_of
+):
+    model = make_model(dataclasses.replace(tiny, layer_norm_large_model=pre_norm)).eval()
+    batch = batch_of(make_records(3), range(5))
+    batch = batch.pad_to(PretrainingCapacity(tokens=200, sequences=9, masked=60))
+    rows = []
+    for layer in model.bert.encoder.layer:
+        layer.output.dense.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+        layer.output.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    with torch.no_grad():
+        scored = model.scored(batch)
+        assert 200 in rows
+        assert rows[-1] == 60 + 9, "masked tokens, and the first of each sequence"
+        logits = model.logits(batch)
+    torch.testing.assert_close(scored.mlm, logits.mlm)
+    torch.testing.assert_close(scored.nsp, logits.nsp)
