@@ -46,6 +46,10 @@ def captured(tiny, make_model, make_records, batch_of, tmp_path):
 def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(captured, capsys):
     one = captured("one")
     assert [path.name for path in one.iterdir()] == ["step_1_rank_0.safetensors"]
+    (path,) = one.iterdir()
+    names = [name.rpartition(".") for name, *_ in capture.differences(path, path)]
+    forward, backward = ([name for name, _, kind in names if kind == which] for which in ("activation", "gradient"))
+    assert backward == [name for name in reversed(forward) if name in set(backward)], "as the step computes them"
     assert compare_captures.main([str(one), str(captured("again", recompute=True))]) == 0
     assert capsys.readouterr().out == "equal\n"
     spoilt = captured("spoilt", spoil="bert.encoder.layer.1.intermediate.dense.bias")
