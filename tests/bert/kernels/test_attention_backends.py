@@ -89,6 +89,16 @@ def test_a_wrong_backend_is_told_from_a_right_one(monkeypatch):
     assert "context differs" in attention_choice.disagreement(leaks, attention.sdpa_loop, CPU)
 
 
+def test_a_backend_that_trips_over_the_empty_sequences_of_a_graphs_batch_is_found(monkeypatch):
+    monkeypatch.setattr(attention_choice, "LENGTHS", (48, 33))
+
+    def trips(qkv, forward_pass, dropout):
+        context = attention.sdpa_loop(qkv, forward_pass, dropout)
+        return context * float("nan") if (forward_pass.cu_seqlens.diff() == 0).any() else context
+
+    assert "context differs" in attention_choice.disagreement(trips, attention.sdpa_loop, CPU)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ON_GPU)
 def test_backend_gives_the_oracles_context_and_gradient(name, gpu):
