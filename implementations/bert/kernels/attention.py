@@ -54,7 +54,9 @@ class Backend:
 _BACKENDS: dict[str, Backend] = {
     "cudnn": Backend(run=attention_aten.cudnn, missing=attention_aten.cudnn_missing),
     "cudnn_frontend": Backend(
-        run=attention_cudnn.attention, missing=attention_packages.package_missing("cudnn", (9, 0)), compiles=True
+        run=attention_cudnn.attention,
+        missing=attention_packages.package_missing("cudnn", (9, 0), "nvidia-cudnn-frontend"),
+        compiles=True,
     ),
     "flash": Backend(run=attention_aten.flash, missing=attention_aten.flash_missing),
     "triton": Backend(run=attention_triton.attention, missing=attention_triton.missing, has_fp32=True),

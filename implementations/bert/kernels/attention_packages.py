@@ -17,8 +17,10 @@ from torch import Tensor
 from bert.kernels.forward_pass import ForwardPass
 
 
-def package_missing(module: str, capability: tuple[int, int]) -> Callable[[torch.device], str | None]:
-    """``attention.Backend.missing`` of a package's module that needs a compute capability."""
+def package_missing(
+    module: str, capability: tuple[int, int], package: str = ""
+) -> Callable[[torch.device], str | None]:
+    """``attention.Backend.missing`` of a package's module that needs a compute capability. package: its name to pip."""
 
     def missing(device: torch.device) -> str | None:
         if device.type != "cuda":
@@ -29,7 +31,7 @@ def package_missing(module: str, capability: tuple[int, int]) -> Callable[[torch
             found = importlib.util.find_spec(module)
         except ModuleNotFoundError:  # of the package that should hold it
             found = None
-        return None if found else f"the package {module.split('.')[0]} with {module} is not installed"
+        return None if found else f"the package {package or module.split('.')[0]} with {module} is not installed"
 
     return missing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -194,8 +195,13 @@ def test_offsets_past_32_bits_are_of_64():
     assert attention_cudnn.Sizes(num_tokens=699_051, **sizes).offset_dtype == torch.int64
 
 
-def test_the_package_is_asked_for_only_where_a_gpu_could_use_it():
-    assert "GPU" in attention._BACKENDS["cudnn_frontend"].missing(CPU)
+def test_the_package_is_asked_for_by_its_name_where_a_gpu_could_use_it(monkeypatch):
+    missing = attention._BACKENDS["cudnn_frontend"].missing
+    assert "GPU" in missing(CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = missing(torch.device("cuda"))
+    assert found == "the package nvidia-cudnn-frontend with cudnn is not installed"
 
 
 @pytest.mark.slow

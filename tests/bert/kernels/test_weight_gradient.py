@@ -103,6 +103,7 @@ def test_what_does_not_lie_side_by_side_is_concatenated(case):
         parameters.reverse()
     if case == "other memory":
         parameters[1] = _flat(shapes)[1]  # at the place that would follow, but for the memory
+        parameters[1].data += 100
     places = [p.detach() for p in _flat(shapes, gap=case == "places apart")]
     x, upstream = torch.randn(5, 3), torch.randn(5, 4)
     weight_gradient.offer(parameters, places)
@@ -182,8 +183,9 @@ def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():
         fail()
     assert seen == [True]
     assert not weight_gradient.is_offered(weight)
-    with pytest.raises(AssertionError), buckets.backward_pass(first=False, reduce=False):
-        assert not weight_gradient.is_offered(weight), "it would overwrite what is to be added to"
+    with pytest.raises(AssertionError, match="got no gradient"), buckets.backward_pass(first=False, reduce=False):
+        seen.append(weight_gradient.is_offered(weight))
+    assert seen == [True, False], "it would overwrite what is to be added to"
     sums = GradientBuckets(
         [weight], Layout([128], 1, 1000), World(DistConfig(device="cpu")), torch.float32,
         apart=False, wire_dtype=torch.float32,
