@@ -44,9 +44,7 @@ class Question:
         stages = [*dict.fromkeys(self.stages)]
         if len(stages) == 1:
             return stages
-        center = np.nanmedian(list(self.values.values()), axis=0)
-        above = np.array(self.values[name]) - center
-        hit = (above if self.what == "hesitates" else above / center) > LEAST_EXCESS[self.what]
+        hit = np.array(self.values[name]) - np.nanmedian([*self.values.values()], axis=0) > LEAST_EXCESS[self.what]
         share = {stage: float(np.mean(hit[np.array(self.stages) == stage])) for stage in stages}
         return [stage for stage in stages if share[stage] >= 0.5] or [max(stages, key=lambda stage: share[stage])]
 
@@ -90,7 +88,9 @@ def questions(records: Records, burn_in: Mapping[int, list[float]]) -> Iterator[
         lost.add(stage, {rank: [_lost(times) for times in rounds] for rank, rounds in own.items()})
         if records.on_cpus and stage in ALONE:  # what a GPU's process does on its CPUs says nothing of the GPU
             waited = records.per_cpu_second(stage)
-            starved.add(stage, {rank: [_typical(times) for times in rounds] for rank, rounds in waited.items()})
+            typical = {rank: [_typical(times) for times in rounds] for rank, rounds in waited.items()}
+            yield from _of(records, stage, typical, "starved")
+            starved.add(stage, typical)
     for rounds_of in (slow_anywhere, starved, lost):
         yield from rounds_of.questions()
     for probe in records.probed:
@@ -100,9 +100,9 @@ def questions(records: Records, burn_in: Mapping[int, list[float]]) -> Iterator[
         yield from _of(records, BURN_IN, {rank: burn_in[rank] for rank in records.places})
 
 
-def _of(records: Records, stage: str, values: Mapping[int, list[float]]) -> Iterator[Question]:
-    """Who is slow in one stage."""
-    rounds = Rounds(records, "slow")
+def _of(records: Records, stage: str, values: Mapping[int, list[float]], what: str = "slow") -> Iterator[Question]:
+    """Who stands out in one stage."""
+    rounds = Rounds(records, what)
     rounds.add(stage, values)
     return rounds.questions()
 

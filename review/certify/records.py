@@ -103,10 +103,10 @@ class Records:
         return {rank: parts[rank * rounds : (rank + 1) * rounds] for rank in self.places}
 
     def per_cpu_second(self, stage: str) -> dict[int, list[np.ndarray]]:
-        """Seconds that each step of a rank by itself took for each second that its process had of CPUs."""
+        """Seconds of each step for each second that the process had of CPUs, over the median of all."""
         steps = self.of(stage)
         times = sum(steps[part] for part in PARTS) / np.maximum(steps["cpu"], 1e-6)
-        return self._by_round(steps, times)
+        return self._by_round(steps, times / np.median(times))
 
     def relative(self, stage: str) -> dict[int, list[np.ndarray]]:
         """The same seconds, each over the median of that step over all ranks and rounds: no two steps are alike."""

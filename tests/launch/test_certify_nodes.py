@@ -170,11 +170,12 @@ def send(processes: list[int], number: signal.Signals) -> None:
 def nodes(shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """The cluster, made once."""
     script = shared / "tools" / "slurm_nodes.sh"
-    if os.geteuid() != 0 or not script.is_file() or not (GROUPS / "cpu" / "cpu.cfs_burst_us").is_file():
+    if os.geteuid() != 0 or not script.is_file() or not (GROUPS / "cpu" / "cgroup.procs").is_file():
         pytest.skip(
             "a Slurm of separate nodes needs root, CPU quotas of cgroups and slurm_nodes.sh of the reference data"
         )
     made = Nodes(script, tmp_path_factory.mktemp("nodes"), repository)
+    remove_groups()
     up = made.call("up")
     if up.returncode and shutil.which("slurmctld") is None:
         pytest.skip(f"Slurm cannot be installed here: {up.stderr.strip()[-300:]}")
@@ -183,9 +184,14 @@ def nodes(shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFacto
         yield made
     finally:
         made.call("down")
-        for made_group in GROUPS.glob("cpu*/certify_node*"):
-            with contextlib.suppress(OSError):
-                made_group.rmdir()
+        remove_groups()
+
+
+def remove_groups() -> None:
+    """Those that no process is in any more, with their settings."""
+    for made in GROUPS.glob("cpu*/certify_node*"):
+        with contextlib.suppress(OSError):
+            made.rmdir()
 
 
 @contextlib.contextmanager

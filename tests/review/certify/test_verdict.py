@@ -141,8 +141,28 @@ def test_steps_that_vary_by_a_fifth_are_no_pauses():
 
 def test_one_disturbed_all_reduce_of_three_accuses_no_node():
     records = make(4, 2)
-    records.probes["seconds"][::3] *= np.where(records.probes["rank"][::3] // 2 == 1, 10.0, 1.0)
+    probes = records.probes
+    meets = (probes["rank"] // 2 == 1) | (probes["partner"] == 1)
+    probes["seconds"][meets & (np.arange(len(meets)) % 3 == 0)] *= 10
     assert judge(records).findings == []
+
+
+def test_what_no_stage_shows_by_itself_all_of_them_do():
+    noise = {"step": 0.25, "between": 0.01, "seed": 1}
+    (found,) = judge(make(16, 1, slow=everywhere(5, factor=1.08), **noise)).findings
+    assert (found.what, found.name) == ("slow", "node node5")
+    for stage in ("single", "parallel", "node", "together"):
+        assert judge(make(16, 1, slow={(stage, 5): 1.08}, **noise)).findings == []
+
+
+def test_of_two_stages_the_one_is_named_in_which_the_cpus_were_taken():
+    records = make(4, 2, starved={})
+    steps = records.steps
+    steps["cpu"] = (steps["compute"] + steps["wait"]) / 4
+    steps["cpu"][(steps["rank"] == 3) & (steps["stage"] == 0)] /= 1.015
+    steps["cpu"][(steps["rank"] == 3) & (steps["stage"] == 1)] /= 1.3
+    (found,) = judge(records).findings
+    assert (found.what, found.stage, found.name) == ("starved", "parallel", "rank 3 on node1")
 
 
 def test_one_pause_in_one_round_names_nobody():
