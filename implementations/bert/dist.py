@@ -76,6 +76,11 @@ def why_no_gpu() -> str:
     return "torch.cuda.is_available() is False"
 
 
+# Groups that were left are kept. The last to let go of one would else be DDP's reducer, with Python's lock in its hand,
+# and gloo's destructor waits for its threads, of which one may wait for that lock to free a tensor.
+_left: list[distributed.ProcessGroup] = []
+
+
 class World:
     """The joined processes of one run and this process's device.
 
@@ -109,6 +114,8 @@ class World:
     def __exit__(self, exception_type: object, *_: object) -> None:
         # After an error the peers may be gone: a clean shutdown would wait for them.
         if self.size > 1 and exception_type is None:
+            if distributed.group.WORLD is not None:
+                _left.append(distributed.group.WORLD)
             distributed.destroy_process_group()
 
     @property
