@@ -42,7 +42,7 @@ test: $(DEV) lint
 test-pythons:
 	@./launch/test_pythons.sh
 
-## make test-slow         the tests marked slow
+## make test-slow         the tests marked slow; installs DeepSpeed into VENV, as the next two do
 test-slow: $(DEEPSPEED)
 	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'slow and not gpu and not slurm'
 
