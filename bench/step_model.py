@@ -21,12 +21,14 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import triton  # before bert, which takes Triton where it is there already
 from common import ROOT, TINY, emit, packed_batches
+from parts import PARTS, beside
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from train_step import capacity
@@ -76,11 +78,6 @@ GPUS = {
     ),
 }  # fmt: skip
 NETWORKS = {"nvlink": 450e9 * 0.8, "infiniband": 50e9 * 0.8}  # bytes a second and GPU each way, and the share reached
-PARTS = {
-    "attention_triton": "attention", "dropout_add_layer_norm": "LayerNorm", "bias_gelu": "GELU", "fp8_cast": "casts",
-    "fp8_feed_forward": "GELU", "embeddings": "embeddings", "scatter": "embeddings", "cross_entropy": "head, loss",
-    "lamb": "LAMB", "reductions": "sums over rows",
-}  # fmt: skip
 IN_PLACE = {  # operands that are read and written
     ("LAMB", "_moments"): ("first", "second"),
     ("LAMB", "_update"): ("master",),
@@ -371,6 +368,7 @@ def main() -> None:
     parser.add_argument("--pretraining", action="store_true", help="a table of the recipes of pretraining instead")
     parser.add_argument("--evaluation", type=int, metavar="EVERY", help="evaluations too, every so many sequences")
     parser.add_argument("--evaluation-rows", type=int, default=16, help="EVAL_BATCHSIZE (default 16, as its own)")
+    parser.add_argument("--measured", type=Path, metavar="FILE", help="beside it, results.jsonl of gpu_all.py by part")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     parser.add_argument("--markdown", action="store_true", help="a table of both precisions and GPUs instead")
     options = parser.parse_args()
@@ -387,6 +385,8 @@ def main() -> None:
     given = {rate.name: getattr(options, rate.name) for rate in dataclasses.fields(Rates)}
     rates = dataclasses.replace(GPUS[options.gpu], **{name: value for name, value in given.items() if value})
     found = predict(config, batch, options.rows, options.precision, rates, options.gpus, NETWORKS[options.network])
+    if options.measured:
+        found["parts"] = beside(found["milliseconds"], options.measured, options.precision, options.rows)
     if options.evaluation:
         step_rate = found["sequences_per_second"]
         rows, every = options.evaluation_rows, options.evaluation

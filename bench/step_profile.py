@@ -9,6 +9,7 @@ import argparse
 from typing import Any
 
 from common import TINY, device, emit, machine, packed_batches, synchronize
+from parts import by_part
 from train_step import NUM_BATCHES, Variant, build_ours
 
 from bert.model.config import BertConfig
@@ -16,8 +17,8 @@ from bert.model.config import BertConfig
 COUNT = 40  # kernels told
 
 
-def top_kernels(variant: Variant, config: BertConfig) -> list[dict[str, Any]]:
-    """The kernels that take the most time, over two steps."""
+def kernels_of(variant: Variant, config: BertConfig) -> dict[str, Any]:
+    """Over two steps, milliseconds a step by part, and the kernels that take the most time."""
     from torch.profiler import ProfilerActivity, profile
 
     run = build_ours(variant, config, packed_batches(variant.rows, NUM_BATCHES, config))
@@ -33,11 +34,13 @@ def top_kernels(variant: Variant, config: BertConfig) -> list[dict[str, Any]]:
     for event in profiler.key_averages():
         spent = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         found[event.key] = (spent, event.count)
+    parts = by_part((name, spent / 2e3) for name, (spent, _) in found.items())
     ordered = sorted(found.items(), key=lambda item: -item[1][0])[:COUNT]
-    return [
+    kernels = [
         {"kernel": name[:120], "ms_per_step": round(spent / 2e3, 4), "calls_per_step": calls / 2}
         for name, (spent, calls) in ordered
     ]
+    return {"parts": {part: round(spent, 4) for part, spent in parts.items()}, "top_kernels": kernels}
 
 
 def main() -> None:
@@ -48,8 +51,8 @@ def main() -> None:
     options = parser.parse_args()
     config, rows = (BertConfig(**TINY), 2) if options.tiny else (BertConfig(), options.rows)
     for precision in ("bf16", "fp8"):
-        kernels = top_kernels(Variant(name=f"ours, {precision}", rows=rows, precision=precision), config)
-        found = {"profile": precision, "rows": rows, "top_kernels": kernels}
+        kernels = kernels_of(Variant(name=f"ours, {precision}", rows=rows, precision=precision), config)
+        found = {"profile": precision, "rows": rows, **kernels}
         emit({"benchmark": "step_profile", **found, "machine": machine()})
 
 

@@ -35,12 +35,14 @@ _interpreted = False
 def jit(function: Callable[..., Any]) -> Any:
     """triton.jit, or the bare function where there is no Triton; it is never called there.
 
+    A profiler shows the kernel under its module's name as well: many are called _forward.
     Integers that change from call to call (``site``) are kept out of Triton's specialisation, which would recompile.
     """
     if triton is None:
         return function
     changing = [name for name in ("site",) if name in inspect.signature(function).parameters]
-    return triton.jit(function, do_not_specialize=changing)
+    name = f"{function.__module__.rpartition('.')[2]}_{function.__name__}"
+    return triton.jit(function, do_not_specialize=changing, repr=lambda _: name)
 
 
 @contextmanager

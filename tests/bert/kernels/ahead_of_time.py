@@ -198,6 +198,7 @@ def main() -> None:
             figures = sass.resources(compiled.asm["cubin"]) | {"shared_bytes": compiled.metadata.shared}
             vectors = sorted(set(re.findall(r"(?:ld|st)\.global[.\w:]*?\.(v\d)", compiled.asm["ptx"])))
             wgmma = "wgmma" in compiled.asm["ptx"]
+            figures["symbol"] = compiled.metadata.name
             print(
                 json.dumps({"kernel": name, "capability": capability, **figures, "vectors": vectors, "wgmma": wgmma}),
                 flush=True,

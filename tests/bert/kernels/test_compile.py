@@ -39,7 +39,9 @@ def test_kernels_compile_without_spills_and_with_wide_accesses(capability, tmp_p
     names = {kernel["kernel"].split(":")[0] for kernel in kernels}
     expected = {"embeddings", "dropout_add_layer_norm", "bias_gelu", "cross_entropy", "attention", "lamb", "assembly"}
     assert names == expected | ({"fp8"} if capability >= 89 else set())
+    modules = {path.stem for path in Path(triton_support.__file__).parent.glob("*.py")}
     for kernel in kernels:
+        assert kernel["symbol"].partition("__")[0] in modules, "a profile shows whose kernel it is"
         # The attention's tiles, and fp8's registers, are chosen for Hopper; elsewhere a few bytes may spill.
         allowed = 64 if kernel["kernel"].startswith(("attention", "fp8:_backward")) and capability != 90 else 0
         assert kernel["spilled_bytes"] <= allowed, kernel
