@@ -101,6 +101,15 @@ def test_state_restores_scales():
     again.load_state_dict({**scaling.state_dict(), "calibrated": True})
     assert all(torch.equal(a, b) for a, b in zip(scaling.state_tensors(), again.state_tensors(), strict=True))
     assert again.calibrated
+    again.load_state_dict({**scaling.state_dict(), "calibrated": False})
+    assert not again.calibrated, "the next step measures them"
+
+
+@pytest.mark.parametrize("largest", [0.0, float("inf"), float("nan")])
+def test_without_a_largest_number_the_current_recipe_does_not_scale(largest):
+    scaling = Scaling(Recipe(scales="current"), 1, CPU)
+    target = scaling.target_for(torch.tensor([[0.0, largest]]), 0, INPUT)
+    assert (target.scale, target.inverse) == (1, 1)
 
 
 @pytest.mark.gpu
