@@ -45,10 +45,11 @@ test-pythons:
 ## make test-slow         the tests marked slow; installs DeepSpeed into VENV, as the next two do
 test-slow: $(DEEPSPEED)
 	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'slow and not gpu and not slurm'
+	@$(VENV)/bin/python -m pytest -m 'slow and slurm' tests/launch
 
 ## make test-slurm        run.sub on a real Slurm of two node daemons on this machine (root, Debian packages)
 test-slurm: $(DEEPSPEED)
-	@$(VENV)/bin/python -m pytest -m slurm -o timeout=900 tests/launch tests/input_preprocessing
+	@$(VENV)/bin/python -m pytest -m 'slurm and not slow' -o timeout=900 tests/launch tests/input_preprocessing
 
 ## make test-deepspeed    ENGINE=deepspeed on two processes; installs DeepSpeed into VENV
 test-deepspeed: $(DEEPSPEED)

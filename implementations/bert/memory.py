@@ -80,7 +80,7 @@ def estimate(plan: Plan) -> dict[str, int]:
     settings = plan.optimizer if not plan.optimizer.is_apex else replace(plan.optimizer, optimizer="lamb")
     low = plan.dtype != torch.float32
     masters = {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()} if low else None
-    fused_update = plan.fused and settings.optimizer == "lamb"
+    fused_update = plan.fused and settings.has_fused_update
     made = optim.build(
         settings, model, model.stages(), masters, EmulatedWorld(plan.num_ranks, 0, META, META),
         accumulate=plan.accumulate, fused=False,

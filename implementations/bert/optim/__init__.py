@@ -14,7 +14,7 @@ from bert.env import ConfigError, env
 from bert.kernels import lamb as lamb_kernel
 from bert.optim import acclip, adam, apex, apex_distributed, lamb, lans, madgrad
 from bert.optim.apex_distributed import DistributedLamb
-from bert.optim.flat import FlatLamb, FlatRule, Piecewise, Shard
+from bert.optim.flat import FlatLamb, FlatLans, FlatRule, Piecewise, Shard
 from bert.optim.gradients import Clipping, Gradients
 from bert.optim.replicated import Replicated
 from bert.optim.rule import Pieces, Rule
@@ -139,9 +139,15 @@ class Config:
 
     def flat_rule(self, shard: Shard, fused: bool) -> FlatRule:
         """The update rule over a shard; ``fused``: by Triton kernels where there are some for it."""
-        if self.optimizer == "lamb" and fused and self.lamb.ratio == "decayed":
-            return FlatLamb(shard, self.lamb, lamb_kernel.fused)
+        if fused and self.has_fused_update:
+            is_lans = self.optimizer == "lans"
+            return FlatLans(shard, self.lans) if is_lans else FlatLamb(shard, self.lamb, lamb_kernel.fused)
         return Piecewise(shard, self.rule)
+
+    @property
+    def has_fused_update(self) -> bool:
+        """Whether there are Triton kernels for the rule."""
+        return self.optimizer == "lans" or (self.optimizer == "lamb" and self.lamb.ratio == "decayed")
 
     def hyperparameters(self) -> dict[str, Any]:
         """What the MLPerf log says of the optimizer, by MLLOG key."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bert.kernels import lamb as kernel
-from bert.optim import lamb
+from bert.kernels import lans as lans_kernel
+from bert.optim import lamb, lans
 from bert.optim.layout import Segment
 from bert.optim.rule import Pieces, Rule, is_decayed, squared_norms
 
@@ -123,6 +124,29 @@ class Piecewise:
         self.shard.weights.copy_(self.shard.masters)
 
 
+class Scalars:
+    """What changes from step to step, on the device, as kernels/lamb.py takes it."""
+
+    def __init__(self, beta1: float, beta2: float, device: torch.device) -> None:
+        self.betas = beta1, beta2
+        self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
+        self.values = torch.zeros(4, dtype=torch.float32, device=device)
+
+    def advance(self, grad_scale: Tensor | float, keep: Tensor | None) -> None:
+        """To the next step, unless not ``keep``."""
+        self.num_steps += 1 if keep is None else keep
+        steps = self.num_steps.clamp(min=1).double()
+        factor = torch.as_tensor(grad_scale, dtype=torch.float32, device=self.values.device)
+        self.values[1] = factor if keep is None else torch.where(keep, factor, float("nan"))
+        for place, beta in enumerate(self.betas, start=2):
+            self.values[place] = 1 / (1 - torch.pow(beta, steps))
+
+    def with_rate(self, lr: Tensor | float) -> Tensor:
+        """All four, with this learning rate."""
+        self.values[0] = torch.as_tensor(lr, dtype=torch.float32, device=self.values.device)
+        return self.values
+
+
 class FlatLamb:
     """LAMB by the two passes of kernels/lamb.py."""
 
@@ -130,10 +154,9 @@ class FlatLamb:
 
     def __init__(self, shard: Shard, config: lamb.Config, passes: kernel.Passes) -> None:
         self.shard, self.config, self.passes = shard, config, passes
-        device = shard.masters.device
         self.first, self.second = shard.state("first_moments"), shard.state("second_moments")
-        self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
-        self.scalars = torch.zeros(4, dtype=torch.float32, device=device)
+        self.scalars = Scalars(config.beta1, config.beta2, shard.masters.device)
+        self.num_steps = self.scalars.num_steps
         self.layout = _kernel_layout(shard, config.weight_decay)
 
     def squared_norm(self, flat: Tensor) -> Tensor:
@@ -147,23 +170,62 @@ class FlatLamb:
     def prepare(self, grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None) -> Tensor:
         """See FlatRule."""
         shard, config = self.shard, self.config
-        self.num_steps += 1 if keep is None else keep
-        steps = self.num_steps.clamp(min=1).double()
-        factor = torch.as_tensor(grad_scale, dtype=torch.float32, device=self.scalars.device)
-        self.scalars[1] = factor if keep is None else torch.where(keep, factor, float("nan"))
-        self.scalars[2] = 1 / (1 - torch.pow(config.beta1, steps))
-        self.scalars[3] = 1 / (1 - torch.pow(config.beta2, steps))
+        self.scalars.advance(grad_scale, keep)
         return self.passes.moments(
-            self.layout, shard.gradient, shard.masters, self.first, self.second, self.scalars,
+            self.layout, shard.gradient, shard.masters, self.first, self.second, self.scalars.values,
             config.beta1, config.beta2, config.eps,
         )  # fmt: skip
 
     def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
         """See FlatRule."""
         shard = self.shard
-        self.scalars[0] = torch.as_tensor(lr, dtype=torch.float32, device=self.scalars.device)
         self.passes.update(
-            self.layout, shard.masters, self.first, self.second, shard.weights, sums, self.scalars, self.config.eps,
+            self.layout, shard.masters, self.first, self.second, shard.weights, sums, self.scalars.with_rate(lr),
+            self.config.eps,
+        )  # fmt: skip
+
+
+class FlatLans:
+    """LANS by the three passes of kernels/lans.py."""
+
+    needs_norms = True
+
+    def __init__(self, shard: Shard, config: lans.Config) -> None:
+        self.shard, self.config = shard, config
+        self.first, self.second = shard.state("first_moments"), shard.state("second_moments")
+        self.scalars = Scalars(config.beta1, config.beta2, shard.masters.device)
+        self.num_steps = self.scalars.num_steps
+        self.layout = _kernel_layout(shard, config.weight_decay)
+        self.factors = torch.ones(len(shard.names), device=shard.masters.device)
+
+    def squared_norm(self, flat: Tensor) -> Tensor:
+        """See FlatRule."""
+        return kernel.fused.squared_norm(flat)
+
+    def measure(self) -> Tensor:
+        """See FlatRule."""
+        return lans_kernel.squared_norms(self.layout, self.shard.gradient)
+
+    def prepare(self, grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None) -> Tensor:
+        """See FlatRule."""
+        assert squares is not None
+        shard, config = self.shard, self.config
+        self.scalars.advance(grad_scale, keep)
+        scale = torch.as_tensor(grad_scale, dtype=torch.float32, device=self.factors.device)
+        norms = squares.sqrt() * scale
+        self.factors.copy_(torch.where(norms > 0, scale / (norms + config.eps), scale))
+        return lans_kernel.moments(
+            self.layout, self.factors, shard.gradient, shard.masters, self.first, self.second, self.scalars.values,
+            config.beta1, config.beta2, config.eps,
+        )  # fmt: skip
+
+    def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
+        """See FlatRule."""
+        assert sums is not None
+        shard, config = self.shard, self.config
+        lans_kernel.update(
+            self.layout, self.factors, shard.gradient, shard.masters, self.first, self.second, shard.weights, sums,
+            self.scalars.with_rate(lr), config.beta1, config.eps,
         )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from bert.kernels import OPERATIONS, assembly_check, attention_triton, fp8, fp8_feed_forward, lamb, triton_support
+from bert.kernels import OPERATIONS, assembly_check, attention_triton, fp8, fp8_feed_forward, lamb, lans, triton_support
 from bert.kernels.dropout import DropoutSites
 from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
 from bert.kernels.forward_pass import ForwardPass
@@ -80,6 +80,7 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     arguments = qkv, ForwardPass(cu_seqlens, 512), 0.1
     yield "attention", functools.partial(_forward_and_backward, attention_triton.attention, *arguments)
     yield "lamb", _lamb
+    yield "lans", _lans
     yield "fp8", _fp8_layer
     yield "assembly", _assembly
 
@@ -95,11 +96,27 @@ def _forward_and_backward(function: Callable[..., Any], *arguments: Any) -> None
     torch.autograd.backward(results, [torch.empty_like(tensor) for tensor in results])
 
 
-def _lamb() -> None:
+def _flat_buffers() -> tuple[lamb.Layout, list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Layout; gradient, masters and both moments; weights; scalars."""
     layout = lamb.make_layout([30_528 * 1024, 1024], [0.01, 0.0], META)
     gradient, low = (torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2))
-    master, first, second = (torch.empty(layout.size, device=META) for _ in range(3))
-    scalars = torch.empty(4, device=META)
+    return (
+        layout,
+        [gradient, *(torch.empty(layout.size, device=META) for _ in range(3))],
+        low,
+        torch.empty(4, device=META),
+    )
+
+
+def _lans() -> None:
+    layout, buffers, low, scalars = _flat_buffers()
+    factors = lans.squared_norms(layout, buffers[0])
+    sums = lans.moments(layout, factors, *buffers, scalars, 0.9, 0.999, 1e-6)
+    lans.update(layout, factors, *buffers, low, sums, scalars, 0.9, 1e-6)
+
+
+def _lamb() -> None:
+    layout, (gradient, master, first, second), low, scalars = _flat_buffers()
     lamb.fused.squared_norm(gradient)
     norms = lamb.fused.moments(layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6)
     lamb.fused.update(layout, master, first, second, low, norms, scalars, 1e-6)

@@ -1,0 +1,180 @@
+"""LANS over flat buffers, in three passes: 44 bytes a parameter with a gradient in bf16, where one tensor at a time
+takes over three times that.
+
+The first pass gives the squared norm of each tensor's gradient, by which it is normalised; the second updates the
+moments and gives the squared norms of each tensor and of both of its directions; the third recomputes the directions
+and applies them. After the first two, a run that shards the buffers over ranks adds up the norms. Buffers, layout,
+order of sums and ``scalars`` are those of lamb.py.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bert.kernels.lamb import BLOCK, NUM_WARPS, Layout
+from bert.kernels.triton_support import constexpr, jit, tl
+
+
+@jit
+def _squares(begins, lengths, flat, partials, block: constexpr):
+    chunk = tl.program_id(0)
+    begin = tl.multiple_of(tl.load(begins + chunk), 64)
+    length = tl.multiple_of(tl.load(lengths + chunk), 64)
+    total = tl.zeros([block], tl.float32)
+    for step in range(0, length, block):
+        within = step + tl.arange(0, block)
+        x = tl.load(flat + begin + within, mask=within < length, other=0.0).to(tl.float32)
+        total += x * x
+    tl.store(partials + chunk, tl.sum(total, axis=0))
+
+
+@jit
+def _by_tensor(offsets, partials, sums, columns: constexpr, block: constexpr):
+    tensor, column = tl.program_id(0), tl.program_id(1)
+    begin, end = tl.load(offsets + tensor), tl.load(offsets + tensor + 1)
+    total = tl.zeros([block], tl.float32)
+    for first in range(begin, end, block):
+        chunk = first + tl.arange(0, block)
+        total += tl.load(partials + columns * chunk + column, mask=chunk < end, other=0.0)
+    tl.store(sums + columns * tensor + column, tl.sum(total, axis=0))
+
+
+@jit
+def _moments(
+    begins, lengths, tensors, decays, factors, gradient, master, first, second, scalars, partials, rate_1, rate_2, eps,
+    block: constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0)
+    begin = tl.multiple_of(tl.load(begins + chunk), 64)
+    valid, correction_1, correction_2 = tl.load(scalars + 1), tl.load(scalars + 2), tl.load(scalars + 3)
+    length = tl.multiple_of(tl.where(valid == valid, tl.load(lengths + chunk), 0), 64)
+    tensor = tl.load(tensors + chunk)
+    decay, factor = tl.load(decays + tensor), tl.load(factors + tensor)
+    master_sum = tl.zeros([block], tl.float32)
+    momentum_sum = tl.zeros([block], tl.float32)
+    current_sum = tl.zeros([block], tl.float32)
+    for step in range(0, length, block):
+        within = step + tl.arange(0, block)
+        inside = within < length
+        element = begin + within
+        n = tl.load(gradient + element, mask=inside, other=0.0).to(tl.float32) * factor
+        p = tl.load(master + element, mask=inside, other=0.0)
+        m = tl.load(first + element, mask=inside, other=0.0)
+        v = tl.load(second + element, mask=inside, other=0.0)
+        m += rate_1 * (n - m)
+        v += rate_2 * (n * n - v)
+        denominator = tl.sqrt(v * correction_2) + eps
+        momentum = (m * correction_1) / denominator + decay * p
+        current = n / denominator + decay * p
+        tl.store(first + element, m, mask=inside)
+        tl.store(second + element, v, mask=inside)
+        master_sum += p * p
+        momentum_sum += momentum * momentum
+        current_sum += current * current
+    tl.store(partials + 3 * chunk, tl.sum(master_sum, axis=0))
+    tl.store(partials + 3 * chunk + 1, tl.sum(momentum_sum, axis=0))
+    tl.store(partials + 3 * chunk + 2, tl.sum(current_sum, axis=0))
+
+
+@jit
+def _update(
+    begins, lengths, tensors, decays, factors, gradient, master, first, second, parameters, sums, scalars, rate_1, eps,
+    block: constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0)
+    begin = tl.multiple_of(tl.load(begins + chunk), 64)
+    valid, correction_1, correction_2 = tl.load(scalars + 1), tl.load(scalars + 2), tl.load(scalars + 3)
+    length = tl.multiple_of(tl.where(valid == valid, tl.load(lengths + chunk), 0), 64)
+    tensor = tl.load(tensors + chunk)
+    decay, factor, rate = tl.load(decays + tensor), tl.load(factors + tensor), tl.load(scalars)
+    master_norm = tl.load(sums + 3 * tensor)
+    momentum_norm, current_norm = tl.load(sums + 3 * tensor + 1), tl.load(sums + 3 * tensor + 2)
+    scaled = (master_norm > 0.0) & (momentum_norm > 0.0)
+    momentum_rate = rate * (1.0 - rate_1)
+    momentum_rate *= tl.where(scaled, tl.sqrt(master_norm / tl.where(scaled, momentum_norm, 1.0)), 1.0)
+    scaled = (master_norm > 0.0) & (current_norm > 0.0)
+    current_rate = rate * rate_1
+    current_rate *= tl.where(scaled, tl.sqrt(master_norm / tl.where(scaled, current_norm, 1.0)), 1.0)
+    decay *= momentum_rate + current_rate
+    momentum_rate *= correction_1
+    current_rate *= factor
+    for step in range(0, length, block):
+        within = step + tl.arange(0, block)
+        inside = within < length
+        element = begin + within
+        g = tl.load(gradient + element, mask=inside, other=0.0).to(tl.float32)
+        p = tl.load(master + element, mask=inside, other=0.0)
+        m = tl.load(first + element, mask=inside, other=0.0)
+        v = tl.load(second + element, mask=inside, other=0.0)
+        p -= (momentum_rate * m + current_rate * g) / (tl.sqrt(v * correction_2) + eps) + decay * p
+        tl.store(master + element, p, mask=inside)
+        tl.store(parameters + element, p.to(parameters.dtype.element_ty), mask=inside)
+
+
+def _summed(layout: Layout, partials: Tensor) -> Tensor:
+    columns = partials.shape[1]
+    sums = torch.empty(layout.num_tensors, columns, dtype=torch.float32, device=partials.device)
+    _by_tensor[(layout.num_tensors, columns)](layout.offsets, partials, sums, columns, 128, num_warps=4)
+    return sums
+
+
+def squared_norms(layout: Layout, flat: Tensor) -> Tensor:
+    """fp32 [tensors]: of each tensor, as far as it lies in this shard. flat: of any floating type."""
+    num_chunks = layout.begin.numel()
+    partials = torch.empty(num_chunks, 1, dtype=torch.float32, device=flat.device)
+    if num_chunks:
+        _squares[(num_chunks,)](layout.begin, layout.length, flat, partials, BLOCK, num_warps=NUM_WARPS)
+    return _summed(layout, partials).reshape(-1)
+
+
+def moments(
+    layout: Layout,
+    factors: Tensor,
+    gradient: Tensor,
+    master: Tensor,
+    first: Tensor,
+    second: Tensor,
+    scalars: Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+) -> Tensor:
+    """fp32 [tensors, 3]: squared norms of each tensor p and of its r and c (see LansRule), as far as they lie here.
+
+    factors, fp32 [tensors]: make the gradient the normalised one, n. Updates the moments in place; nothing where
+    ``scalars[1]`` is nan.
+    """
+    num_chunks = layout.begin.numel()
+    partials = torch.empty(num_chunks, 3, dtype=torch.float32, device=master.device)
+    if num_chunks:
+        _moments[(num_chunks,)](
+            layout.begin, layout.length, layout.tensor, layout.decay, factors, gradient, master, first, second,
+            scalars, partials, 1 - beta1, 1 - beta2, eps, BLOCK, num_warps=NUM_WARPS,
+        )  # fmt: skip
+    return _summed(layout, partials)
+
+
+def update(
+    layout: Layout,
+    factors: Tensor,
+    gradient: Tensor,
+    master: Tensor,
+    first: Tensor,
+    second: Tensor,
+    parameters: Tensor,
+    sums: Tensor,
+    scalars: Tensor,
+    beta1: float,
+    eps: float,
+) -> None:
+    """Applies r and c to ``master`` in place; ``parameters`` (low precision) receives the rounded result.
+
+    sums: of ``moments``, added up over the ranks.
+    """
+    if layout.begin.numel():
+        _update[(layout.begin.numel(),)](
+            layout.begin, layout.length, layout.tensor, layout.decay, factors, gradient, master, first, second,
+            parameters, sums, scalars, 1 - beta1, eps, BLOCK, num_warps=NUM_WARPS,
+        )  # fmt: skip
