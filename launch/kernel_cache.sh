@@ -3,9 +3,10 @@
 # Where compilers keep what they have compiled, between trials and jobs: KERNEL_CACHE. A container has no home folder that
 # stays, so that without it each trial in docker would compile every kernel. What the user exports for one of them stands.
 
-# On the nodes, before the first trial. In the container of a rank it may be a folder of the node, which must be there then.
+# On the nodes, before the first trial. In the container of a rank it may be a folder of the node, which must be there then;
+# within LOGDIR, which all nodes see or which each has for itself, ranks make it.
 kernel_cache::make() {
-  if [[ ! ${KERNEL_CACHE:-} ]]; then return; fi
+  if [[ ! ${KERNEL_CACHE:-} || $KERNEL_CACHE == "${LOGDIR%/}"/* ]]; then return; fi
   answers::everywhere mkdir -p -- "$KERNEL_CACHE" ||
     log::die "KERNEL_CACHE=$KERNEL_CACHE: not a folder on every node: $(answers::why "$answers_said")"
 }

@@ -25,6 +25,7 @@ from bert.data.training import Config, TrainingData
 from bert.dist import World
 from bert.env import ConfigError, from_env
 from bert.mlperf import MlperfLog
+from bert.start import StartClock
 
 from ..states import same
 from .sources import Files
@@ -179,7 +180,7 @@ def test_a_run_by_dali_that_stops_and_resumes_trains_the_same_weights(pipelines,
         config = from_env(RunConfig, environment)
         log = MlperfLog(config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt"))
         with World(config.dist) as world:
-            return pretraining.pretrain(config, world, log).step
+            return pretraining.pretrain(config, world, log, StartClock()).step
 
     def build(*arguments):
         trained.append(first_build(*arguments))
