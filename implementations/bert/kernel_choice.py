@@ -58,10 +58,11 @@ def _choose_attention(config: Settings, world: World) -> tuple[kernels.Config, s
     choice, device = config.kernels, world.device
     if choice.attention != "auto":
         return choice, f"{choice.attention} (ATTENTION)"
+    fallback = ""
     if device.type != "cuda":
-        name, words, fallback = "sdpa_loop", "sdpa_loop (the device is a CPU)", ""
+        name, words = "sdpa_loop", "sdpa_loop (the device is a CPU)"
     elif config.numerics.dtype == torch.float32:
-        name, words, fallback = "sdpa_loop", "sdpa_loop (the others compute in bf16 or fp16)", ""
+        name, words = "sdpa_loop", "sdpa_loop (the others compute in bf16 or fp16)"
     else:
         name, words = _agreed(config, world)
         fallback = attention.fallback(name, attention.trials(device))

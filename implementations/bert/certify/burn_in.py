@@ -56,8 +56,8 @@ class BurnIn:
             repeat, elapsed = known.get("repeats", 0), known.get("elapsed", 0.0)
             reference: list[int] = known.get("checksums", [])
             started = time.monotonic() - elapsed
-            # One decision for all: whoever stopped by its own clock would leave the others waiting.
-            while not reference or self.meeting.most(time.monotonic() - started) < self.duration:
+            # Elapsed is what all agree on: whoever stopped by its own clock would leave the others waiting.
+            while not reference or elapsed < self.duration:
                 self.meeting.barrier()
                 seconds, checksums = self._repeat(trainee, len(reference) or count, drill=bool(reference))
                 if not reference:
@@ -66,7 +66,8 @@ class BurnIn:
                     (i for i, pair in enumerate(zip(checksums, reference, strict=True)) if len({*pair}) > 1), -1
                 )
                 repeat += 1
-                self._tell(repeat, self.meeting.most(time.monotonic() - started), seconds, different)
+                elapsed = self.meeting.most(time.monotonic() - started)
+                self._tell(repeat, elapsed, seconds, different)
                 if sampler is not None and time.monotonic() - saved >= SAVE_SECONDS:
                     self._save(sampler.rows())
                     saved = time.monotonic()

@@ -198,14 +198,22 @@ def _total(partials, output, count, block: constexpr):
 
 
 @jit
+def chunk_of(begins, lengths, scalars):
+    """First element and length of this program's chunk; 0 elements where the step is skipped."""
+    chunk = tl.program_id(0)
+    factor = tl.load(scalars + 1)
+    begin = tl.multiple_of(tl.load(begins + chunk), 64)
+    return begin, tl.multiple_of(tl.where(factor == factor, tl.load(lengths + chunk), 0), 64)
+
+
+@jit
 def _moments(
     begins, lengths, tensors, decays, gradient, master, first, second, scalars, partials, rate_1, rate_2, eps,
     block: constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
-    begin = tl.multiple_of(tl.load(begins + chunk), 64)
+    begin, length = chunk_of(begins, lengths, scalars)
     factor, correction_1, correction_2 = tl.load(scalars + 1), tl.load(scalars + 2), tl.load(scalars + 3)
-    length = tl.multiple_of(tl.where(factor == factor, tl.load(lengths + chunk), 0), 64)
     decay = tl.load(decays + tl.load(tensors + chunk))
     master_sum = tl.zeros([block], tl.float32)
     update_sum = tl.zeros([block], tl.float32)
@@ -229,17 +237,14 @@ def _moments(
 
 
 @jit
-def _norms(offsets, partials, norms, block: constexpr):
-    tensor = tl.program_id(0)
+def _by_tensor(offsets, partials, sums, columns: constexpr, block: constexpr):
+    tensor, column = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(offsets + tensor), tl.load(offsets + tensor + 1)
-    master_sum = tl.zeros([block], tl.float32)
-    update_sum = tl.zeros([block], tl.float32)
+    total = tl.zeros([block], tl.float32)
     for first in range(begin, end, block):
         chunk = first + tl.arange(0, block)
-        master_sum += tl.load(partials + 2 * chunk, mask=chunk < end, other=0.0)
-        update_sum += tl.load(partials + 2 * chunk + 1, mask=chunk < end, other=0.0)
-    tl.store(norms + 2 * tensor, tl.sum(master_sum, axis=0))
-    tl.store(norms + 2 * tensor + 1, tl.sum(update_sum, axis=0))
+        total += tl.load(partials + columns * chunk + column, mask=chunk < end, other=0.0)
+    tl.store(sums + columns * tensor + column, tl.sum(total, axis=0))
 
 
 @jit
@@ -247,11 +252,8 @@ def _update(
     begins, lengths, tensors, decays, master, first, second, parameters, norms, scalars, eps,
     has_parameters: constexpr, block: constexpr,
 ):  # fmt: skip
-    chunk = tl.program_id(0)
-    begin = tl.multiple_of(tl.load(begins + chunk), 64)
-    factor = tl.load(scalars + 1)
-    length = tl.multiple_of(tl.where(factor == factor, tl.load(lengths + chunk), 0), 64)
-    tensor = tl.load(tensors + chunk)
+    begin, length = chunk_of(begins, lengths, scalars)
+    tensor = tl.load(tensors + tl.program_id(0))
     decay = tl.load(decays + tensor)
     rate, correction_1, correction_2 = tl.load(scalars), tl.load(scalars + 2), tl.load(scalars + 3)
     master_norm, update_norm = tl.load(norms + 2 * tensor), tl.load(norms + 2 * tensor + 1)
@@ -268,6 +270,14 @@ def _update(
         tl.store(master + element, p, mask=inside)
         if has_parameters:
             tl.store(parameters + element, p.to(parameters.dtype.element_ty), mask=inside)
+
+
+def by_tensor(layout: Layout, partials: Tensor) -> Tensor:
+    """fp32 [tensors, n]: the sums of each tensor's chunks of ``partials``, fp32 [C, n]."""
+    columns = partials.shape[1]
+    sums = torch.empty(layout.num_tensors, columns, dtype=torch.float32, device=partials.device)
+    _by_tensor[(layout.num_tensors, columns)](layout.offsets, partials, sums, columns, 128, num_warps=4)
+    return sums
 
 
 def _fused_squared_norm(flat: Tensor) -> Tensor:
@@ -292,14 +302,12 @@ def _fused_moments(
 ) -> Tensor:
     num_chunks = layout.begin.numel()
     partials = torch.empty(num_chunks, 2, dtype=torch.float32, device=master.device)
-    norms = torch.empty(layout.num_tensors, 2, dtype=torch.float32, device=master.device)
     if num_chunks:
         _moments[(num_chunks,)](
             layout.begin, layout.length, layout.tensor, layout.decay, gradient, master, first, second, scalars,
             partials, 1 - beta1, 1 - beta2, eps, BLOCK, num_warps=NUM_WARPS,
         )  # fmt: skip
-    _norms[(layout.num_tensors,)](layout.offsets, partials, norms, 128, num_warps=4)
-    return norms
+    return by_tensor(layout, partials)
 
 
 def _fused_update(

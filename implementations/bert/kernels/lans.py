@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bert.kernels.lamb import BLOCK, NUM_WARPS, Layout
+from bert.kernels.lamb import BLOCK, NUM_WARPS, Layout, by_tensor, chunk_of
 from bert.kernels.triton_support import constexpr, jit, tl
 
 
@@ -31,25 +31,13 @@ def _squares(begins, lengths, flat, partials, block: constexpr):
 
 
 @jit
-def _by_tensor(offsets, partials, sums, columns: constexpr, block: constexpr):
-    tensor, column = tl.program_id(0), tl.program_id(1)
-    begin, end = tl.load(offsets + tensor), tl.load(offsets + tensor + 1)
-    total = tl.zeros([block], tl.float32)
-    for first in range(begin, end, block):
-        chunk = first + tl.arange(0, block)
-        total += tl.load(partials + columns * chunk + column, mask=chunk < end, other=0.0)
-    tl.store(sums + columns * tensor + column, tl.sum(total, axis=0))
-
-
-@jit
 def _moments(
     begins, lengths, tensors, decays, factors, gradient, master, first, second, scalars, partials, rate_1, rate_2, eps,
     block: constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
-    begin = tl.multiple_of(tl.load(begins + chunk), 64)
-    valid, correction_1, correction_2 = tl.load(scalars + 1), tl.load(scalars + 2), tl.load(scalars + 3)
-    length = tl.multiple_of(tl.where(valid == valid, tl.load(lengths + chunk), 0), 64)
+    begin, length = chunk_of(begins, lengths, scalars)
+    correction_1, correction_2 = tl.load(scalars + 2), tl.load(scalars + 3)
     tensor = tl.load(tensors + chunk)
     decay, factor = tl.load(decays + tensor), tl.load(factors + tensor)
     master_sum = tl.zeros([block], tl.float32)
@@ -83,11 +71,9 @@ def _update(
     begins, lengths, tensors, decays, factors, gradient, master, first, second, parameters, sums, scalars, rate_1, eps,
     block: constexpr,
 ):  # fmt: skip
-    chunk = tl.program_id(0)
-    begin = tl.multiple_of(tl.load(begins + chunk), 64)
-    valid, correction_1, correction_2 = tl.load(scalars + 1), tl.load(scalars + 2), tl.load(scalars + 3)
-    length = tl.multiple_of(tl.where(valid == valid, tl.load(lengths + chunk), 0), 64)
-    tensor = tl.load(tensors + chunk)
+    begin, length = chunk_of(begins, lengths, scalars)
+    correction_1, correction_2 = tl.load(scalars + 2), tl.load(scalars + 3)
+    tensor = tl.load(tensors + tl.program_id(0))
     decay, factor, rate = tl.load(decays + tensor), tl.load(factors + tensor), tl.load(scalars)
     master_norm = tl.load(sums + 3 * tensor)
     momentum_norm, current_norm = tl.load(sums + 3 * tensor + 1), tl.load(sums + 3 * tensor + 2)
@@ -113,20 +99,13 @@ def _update(
         tl.store(parameters + element, p.to(parameters.dtype.element_ty), mask=inside)
 
 
-def _summed(layout: Layout, partials: Tensor) -> Tensor:
-    columns = partials.shape[1]
-    sums = torch.empty(layout.num_tensors, columns, dtype=torch.float32, device=partials.device)
-    _by_tensor[(layout.num_tensors, columns)](layout.offsets, partials, sums, columns, 128, num_warps=4)
-    return sums
-
-
 def squared_norms(layout: Layout, flat: Tensor) -> Tensor:
     """fp32 [tensors]: of each tensor, as far as it lies in this shard. flat: of any floating type."""
     num_chunks = layout.begin.numel()
     partials = torch.empty(num_chunks, 1, dtype=torch.float32, device=flat.device)
     if num_chunks:
         _squares[(num_chunks,)](layout.begin, layout.length, flat, partials, BLOCK, num_warps=NUM_WARPS)
-    return _summed(layout, partials).reshape(-1)
+    return by_tensor(layout, partials).reshape(-1)
 
 
 def moments(
@@ -153,7 +132,7 @@ def moments(
             layout.begin, layout.length, layout.tensor, layout.decay, factors, gradient, master, first, second,
             scalars, partials, 1 - beta1, 1 - beta2, eps, BLOCK, num_warps=NUM_WARPS,
         )  # fmt: skip
-    return _summed(layout, partials)
+    return by_tensor(layout, partials)
 
 
 def update(

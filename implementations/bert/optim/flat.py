@@ -147,17 +147,25 @@ class Scalars:
         return self.values
 
 
-class FlatLamb:
+class _FlatMoments:
+    """Both moments of a shard, with what the kernels of a rule need besides."""
+
+    def __init__(self, shard: Shard, beta1: float, beta2: float, weight_decay: float) -> None:
+        self.shard = shard
+        self.first, self.second = shard.state("first_moments"), shard.state("second_moments")
+        self.scalars = Scalars(beta1, beta2, shard.masters.device)
+        self.num_steps = self.scalars.num_steps
+        self.layout = _kernel_layout(shard, weight_decay)
+
+
+class FlatLamb(_FlatMoments):
     """LAMB by the two passes of kernels/lamb.py."""
 
     needs_norms = False
 
     def __init__(self, shard: Shard, config: lamb.Config, passes: kernel.Passes) -> None:
-        self.shard, self.config, self.passes = shard, config, passes
-        self.first, self.second = shard.state("first_moments"), shard.state("second_moments")
-        self.scalars = Scalars(config.beta1, config.beta2, shard.masters.device)
-        self.num_steps = self.scalars.num_steps
-        self.layout = _kernel_layout(shard, config.weight_decay)
+        super().__init__(shard, config.beta1, config.beta2, config.weight_decay)
+        self.config, self.passes = config, passes
 
     def squared_norm(self, flat: Tensor) -> Tensor:
         """See FlatRule."""
@@ -185,17 +193,14 @@ class FlatLamb:
         )  # fmt: skip
 
 
-class FlatLans:
+class FlatLans(_FlatMoments):
     """LANS by the three passes of kernels/lans.py."""
 
     needs_norms = True
 
     def __init__(self, shard: Shard, config: lans.Config) -> None:
-        self.shard, self.config = shard, config
-        self.first, self.second = shard.state("first_moments"), shard.state("second_moments")
-        self.scalars = Scalars(config.beta1, config.beta2, shard.masters.device)
-        self.num_steps = self.scalars.num_steps
-        self.layout = _kernel_layout(shard, config.weight_decay)
+        super().__init__(shard, config.beta1, config.beta2, config.weight_decay)
+        self.config = config
         self.factors = torch.ones(len(shard.names), device=shard.masters.device)
 
     def squared_norm(self, flat: Tensor) -> Tensor:
