@@ -185,7 +185,7 @@ def run(name: str, command: Sequence[str], seconds: float, recorder: Recorder) -
         _kill(process.pid)  # what it started as well, which could hold its pipes and the GPU
         process.wait()
         for thread in threads:
-            thread.join(5)
+            thread.join(30)
         ending = {"status": status, "reason": _reason(status, output)}
     ending |= {"ended": True, "seconds": round(time.monotonic() - begin, 1), "results": output.num_results}
     recorder.result(name, ending)

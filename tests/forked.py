@@ -2,6 +2,7 @@
 
 The import takes two seconds of a core, most of a small run. All else is as after ``python -m MODULE``: the environment,
 the folder, the streams, the exit status. Where PYTHONPATH is set Python is to start in another way: there it does.
+STANDS_AT in the environment is the pattern of a file at which the process is to stand still (held.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import torch
+
+from . import held
 
 PRELOADED = [
     "pytest", "h5py", "mlperf_logging.mllog", "bert.data.compiled", "bert.pretraining", "bert.step", "bert.train"
@@ -37,6 +40,8 @@ def _become(module: str, arguments: tuple[str, ...], environ: dict[str, str], fo
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
+    if "STANDS_AT" in environ:
+        held.stand_still(environ["STANDS_AT"])
     if "PYTHONPATH" in environ:
         os.execve(sys.executable, [sys.executable, "-m", module, *arguments], environ)
     torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))  # read at the import

@@ -6,15 +6,18 @@ import importlib
 import io
 import json
 import os
+import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
+from ..waiting import running, wait_until
+
+HANGS = 4  # seconds that an item which hangs may take
 # What can go wrong with an item: its script, what its ending says, how many results it leaves.
 FAULTS = {
     "hangs": (
-        "import time; print('{\"figure\": 1}'); time.sleep(60)",
+        "import time; print('{\"figure\": 1}'); time.sleep(900)",
         {"status": 124, "reason": "ran past its limit (stages.log says where it stood)", "results": 1},
     ),
     "dies": (
@@ -35,7 +38,7 @@ FAULTS = {
     ),
     "leaves a process": (
         "import subprocess, sys\n"
-        "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(900)'])\n"
         'print(\'{"figure": 5, "left": %d}\' % left.pid)\n',
         {"status": 0, "reason": "", "results": 1},
     ),
@@ -62,13 +65,32 @@ def bench(repository, monkeypatch):
     return importlib.import_module
 
 
-def test_no_fault_of_an_item_loses_anothers_figures(bench, tmp_path):
+@pytest.fixture
+def patient(bench, monkeypatch):
+    """patient(so_far): the limit of an item that hangs is up as soon as so_far() is true, not before it could start."""
+
+    def until(so_far):
+        class Process(subprocess.Popen):
+            def wait(self, timeout=None):
+                if timeout is None or timeout > HANGS:
+                    return super().wait(timeout)
+                wait_until(lambda: so_far() or self.poll() is not None)
+                assert self.poll() is None, "it does not hang"
+                raise subprocess.TimeoutExpired(self.args, timeout)
+
+        monkeypatch.setattr(bench("gpu_all").subprocess, "Popen", Process)
+
+    return until
+
+
+def test_no_fault_of_an_item_loses_anothers_figures(bench, patient, tmp_path):
     gpu_all = bench("gpu_all")
+    patient(lambda: "[hangs] Timeout" in (tmp_path / "log").read_text() and (tmp_path / "results").read_text())
     items = []
     for number, (name, (script, _)) in enumerate(FAULTS.items()):
         path = tmp_path / f"script_{number}.py"
         path.write_text(script)
-        items.append(gpu_all.Item(name=name, command=(str(path),), seconds=4 if name == "hangs" else 30))
+        items.append(gpu_all.Item(name=name, command=(str(path),), seconds=HANGS if name == "hangs" else 200))
     with open(tmp_path / "log", "w") as log, open(tmp_path / "results", "w") as file:
         recorder = gpu_all.Recorder(log, file)
         failed = gpu_all.run_all(items, time.monotonic() + 300, False, recorder)
@@ -87,8 +109,7 @@ def test_no_fault_of_an_item_loses_anothers_figures(bench, tmp_path):
     assert "capture failed" in text
     assert "the cause" in text
     left = next(line["left"] for line in lines if "left" in line)
-    status = Path(f"/proc/{left}/status")
-    assert not status.exists() or "State:\tZ" in status.read_text(), "what an item left is ended with it"
+    wait_until(lambda: not running(left))  # what an item left is ended with it
 
 
 def test_results_are_in_the_file_while_the_item_still_runs(bench, tmp_path):
@@ -148,7 +169,7 @@ def _fake(bench, monkeypatch, tmp_path, **scripts):
         path.write_text(script)
         unless = "steps_48" if name == "steps_48_plain" else ""
         items.append(
-            gpu_all.Item(name=name, command=(str(path),), seconds=2 if "sleep" in script else 30, unless=unless)
+            gpu_all.Item(name=name, command=(str(path),), seconds=HANGS if "sleep" in script else 200, unless=unless)
         )
     monkeypatch.setattr(gpu_all, "ITEMS", items)
     monkeypatch.setattr(gpu_all.sys, "argv", ["gpu_all.py", "--output", str(tmp_path / "out")])
@@ -178,10 +199,13 @@ STEP = {"variant": "ours", "rows": 48, "milliseconds": 97.1, "sequences_per_seco
         "share_of_ceiling": 0.6, "peak_gib": 30.0}  # fmt: skip
 
 
-def test_the_time_of_a_step_is_said_as_it_comes_and_nothing_stands_in_for_it(bench, monkeypatch, tmp_path, capfd):
+def test_the_time_of_a_step_is_said_as_it_comes_and_nothing_stands_in_for_it(
+    bench, patient, monkeypatch, tmp_path, capfd
+):
     line = json.dumps({"groups": {"rows 48": [STEP]}})
-    steps = f"import time; print('{line}'); time.sleep(60)"
+    steps = f"import time; print('{line}'); time.sleep(900)"
     gpu_all, out = _fake(bench, monkeypatch, tmp_path, steps_48=steps, steps_48_plain="1 / 0")
+    patient((out / "results.jsonl").read_text)
     assert gpu_all.main() == 1
     assert "  rows 48: ours, 48 rows: 97.10 ms 988\n" in capfd.readouterr().err
     assert {line["stage"] for line in _lines(out)} == {"steps_48"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from bert.model.config import BertConfig
 from bert.model.init import initialize
 
 from ..forked import Command
+from ..waiting import free_ports
 
 VOCABULARY = 211  # prime, so that the padding to a multiple of 8 is exercised
 LENGTH = 48
@@ -128,19 +128,13 @@ def prepared(tmp_path: Path, make_records: Callable[..., Records]) -> dict[str, 
     }
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def run_bert(repository: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """run(environment, ranks=1, arguments=()) -> the finished ``python -m bert`` (of rank 0)."""
 
     def run(environment: dict[str, str], ranks: int = 1, arguments: tuple[str, ...] = ()) -> Any:
         base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "GLOO_SOCKET_IFNAME": "lo"}
-        base |= environment | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        base |= environment | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports())}
         started = [Command("bert", base | {"RANK": str(rank)}, arguments) for rank in range(ranks)]
         try:
             return started[0].finish()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -16,16 +14,9 @@ from bert.dist import Config as DistConfig
 from bert.dist import World
 
 from ..forked import context
+from ..waiting import free_ports
 
 TIMEOUT_SECONDS = 200  # below that of a test, so that the ranks' own errors are shown
-
-
-def _free_ports(number: int) -> list[int]:
-    with contextlib.ExitStack() as stack:  # all at once, so that no two are the same
-        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _worker(
@@ -51,7 +42,7 @@ def run_ranks(function: Callable[..., Any], *sizes: int, arguments: tuple[Any, .
     """
     processes = context()
     queue = processes.SimpleQueue()
-    worlds = list(zip(sizes, _free_ports(len(sizes)), strict=True))
+    worlds = [(size, free_ports()) for size in sizes]
     workers = [
         processes.Process(target=_worker, args=(function, rank, worlds, arguments, queue)) for rank in range(max(sizes))
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +15,8 @@ import torch.distributed as distributed
 
 from bert import allreduce
 from bert.env import from_env
+
+from ..waiting import free_ports
 
 CPU = torch.device("cpu")
 SETTINGS = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
@@ -67,9 +68,7 @@ def test_the_roll_call_names_the_ranks_that_did_not_arrive():
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports()
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ def start(repository, tmp_path, free_port) -> Callable[..., subprocess.Popen[str
 
 def test_ranks_that_add_right_pass_and_rank_0_prints_the_bandwidth(start, tmp_path):
     ranks = [start(rank) for rank in range(2)]
-    outputs = [rank.communicate(timeout=100) for rank in ranks]
+    outputs = [rank.communicate(timeout=250) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     lines = outputs[0][0].splitlines()
     assert len(lines) == len(allreduce.CPU_SIZES)
@@ -124,7 +123,7 @@ def test_a_rank_that_stops_makes_the_others_fail_by_the_timeout(start, tmp_path)
     first, second = start(0, NCCL_TEST_TIMEOUT="6"), start(1, NCCL_TEST_TIMEOUT="6")
     second.send_signal(signal.SIGSTOP)
     try:
-        _, errors = first.communicate(timeout=60)
+        _, errors = first.communicate(timeout=200)
     finally:
         second.kill()
         second.wait()

@@ -6,23 +6,27 @@ The whole tour, of run_pretraining.sh and at ten moments, is in tests/launch/tes
 from __future__ import annotations
 
 import os
-import time
+from functools import partial
 
 import pytest
 
 from ..forked import Command
+from ..waiting import wait_until
 from .states import newest, same
+
+
+def _so_far(command, folder, pattern):
+    return not command.running() or list(folder.glob(pattern))
 
 
 def run(environ, folder, moments):
     """The trainer to its end; before, it is killed at each moment, when such a file is there, and begun again."""
     base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "CHECKPOINT_DIR": str(folder), "RESUME": "1"}
     for pattern in [*moments, None]:
-        command = Command("bert", environ | base)
+        held = {"STANDS_AT": str(folder / pattern)} if pattern else {}
+        command = Command("bert", environ | base | held)
         if pattern:
-            deadline = time.monotonic() + 60
-            while command.running() and not list(folder.glob(pattern)) and time.monotonic() < deadline:
-                time.sleep(0.001)
+            wait_until(partial(_so_far, command, folder, pattern))
             assert command.running(), f"it ended before {pattern}: {command.finish()}"
             command.kill()
         finished = command.finish() if pattern is None else None

@@ -20,6 +20,7 @@ from bert.model.config import BertConfig
 from bert.precision import Precision
 from bert.step import build_step
 
+from ..waiting import wait_until
 from .ranks import run_ranks
 from .states import same
 
@@ -157,14 +158,12 @@ def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path, mo
     _part(0, 1).write(tmp_path, 1, _state(1.0), keep=2)
     pid = os.fork()
     if pid == 0:  # killed in the middle of its file
-        monkeypatch.setattr(shard_files.torch, "save", lambda state, path: (path.write_bytes(b"half"), time.sleep(60)))
+        monkeypatch.setattr(shard_files.torch, "save", lambda state, path: (path.write_bytes(b"half"), time.sleep(900)))
         try:
             _part(0, 1, token=8).write(tmp_path, 2, _state(2.0), keep=2)
         finally:
             os._exit(1)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".step_*/.rank_*.partial")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: list(tmp_path.glob(".step_*/.rank_*.partial")))
     os.kill(pid, signal.SIGKILL)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
     assert list(tmp_path.glob(".step_*/.rank_*.partial"))

@@ -115,9 +115,10 @@ def test_the_parts_of_the_start_are_added_up_and_short_ones_left_out():
 def test_a_process_knows_when_it_was_made(monkeypatch):
     now = time.monotonic()
     assert now - process_started() > 0.3, "it has imported PyTorch since"
-    assert process_started() == pytest.approx(PROCESS_STARTED, abs=0.1)
+    assert process_started() == pytest.approx(PROCESS_STARTED, abs=5)
     monkeypatch.setattr("bert.start.Path.read_text", lambda *_, **__: "nothing of the kind")
-    assert process_started() == pytest.approx(time.monotonic(), abs=5)
+    now = time.monotonic()
+    assert now <= process_started() <= time.monotonic()
 
 
 class _Draws(TorchDispatchMode):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,21 +17,35 @@ from bert.dist import Config as DistConfig
 from bert.dist import World
 from bert.stop import Stop
 
+from ..waiting import free_ports, state, wait_until
 from .states import newest, same
 
-# A small model takes all its steps before ranks would ask each other.
-IMPATIENT = "import runpy; from bert import stop; stop.PATIENCE = 0.0; runpy.run_module('bert', run_name='__main__')"
+# A small model takes all its steps before ranks would ask each other, or a signal came: after a line it stands still.
+IMPATIENT = """
+import os, runpy, signal, sys
+from bert import stop
+stop.PATIENCE = 0.0
+write, said = sys.stderr.write, []
+def write_and_stand_still(text):
+    write(text)
+    said.append(text)
+    if text.endswith("\\n"):
+        line = "".join(said)
+        said.clear()
+        if os.environ["STANDS_AFTER"] in line:
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGSTOP)
+sys.stderr.write = write_and_stand_still
+runpy.run_module("bert", run_name="__main__")
+"""
 NO_EVALUATION = {"EVAL_ITER_START_SAMPLES": "99999999", "LOG_EVERY_STEPS": "1"}
 
 
 def _stopped(environment, repository, ranks, receiver, number, at):
     """Starts the ranks, signals one of them when rank 0 has printed step ``at``; (exit statuses, stderr of rank 0)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     environment = environment | {
         "PYTHONPATH": str(repository / "implementations"), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port, "PATH": os.environ["PATH"],
+        "MASTER_PORT": str(free_ports()), "PATH": os.environ["PATH"], "STANDS_AFTER": f"step {at:>6}/",
     }  # fmt: skip
     processes = [
         subprocess.Popen(
@@ -45,8 +58,10 @@ def _stopped(environment, repository, ranks, receiver, number, at):
     for line in processes[0].stderr:
         said.append(line)
         if f"step {at:>6}/" in line:
+            wait_until(lambda: state(processes[0].pid) == "T")
             processes[receiver].send_signal(number)
-    return [process.wait(60) for process in processes], said
+            processes[0].send_signal(signal.SIGCONT)
+    return [process.wait(120) for process in processes], said
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from finetune.run import run
 from finetune.squad.examples import VERSIONS
 
 from ..forked import Command
+from ..waiting import free_ports, wait_until
 
 
 def predictions(folder):
@@ -80,11 +79,10 @@ def test_a_run_that_is_killed_resumes_to_the_same_predictions(learnt, squad_envi
         "RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "20",
         "RESUME": "1",
     }  # fmt: skip
-    process = start(environment)
-    while process.running() and not list((tmp_path / "c").glob("step_*.pt")):
-        time.sleep(0.01)
+    process = start(environment | {"STANDS_AT": str(tmp_path / "c" / "step_*.pt")})
+    wait_until(lambda: not process.running() or list((tmp_path / "c").glob("step_*.pt")))
+    assert process.running(), process.finish()
     process.kill()
-    assert list((tmp_path / "c").glob("step_*.pt"))
     assert not (tmp_path / "run" / "model_0").exists()
     done = start(environment).finish()
     assert done.returncode == 0, done.stderr
@@ -96,9 +94,7 @@ def test_a_run_that_is_killed_resumes_to_the_same_predictions(learnt, squad_envi
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_several_ranks_learn_and_predict_the_same(learnt, squad_environment, tmp_path, ranks):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports()
     environment = squad_environment | {"RUN_DIR": str(tmp_path), "BATCHSIZE": str(12 // ranks)}
     environment["SHARD_OPTIMIZER"] = "1" if ranks == 3 else "0"
     processes = [start(environment, rank, ranks, port) for rank in range(ranks)]

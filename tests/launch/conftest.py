@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +19,8 @@ import pytest
 from bert.data.format import write_records
 from bert.data.records import Metadata
 from bert.data.synthetic import synthetic_records
+
+from ..waiting import free_ports
 
 FAKES = Path(__file__).resolve().parent / "fakes"
 CONFIG = "configs/config_P8000H100_1x8x48x1_pack.sh"
@@ -83,7 +83,7 @@ class Checkout:
         self, script: str, *, config: str = CONFIG, after: str = "", **env: str
     ) -> subprocess.CompletedProcess[str]:
         process = self.popen(script, config=config, after=after, **env)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def stand_in(self, name: str, script: str) -> None:
@@ -166,7 +166,7 @@ class Job:
     def field(self, name: str) -> str:
         """A field of ``scontrol show job``, such as JobState."""
         command = ["scontrol", "--oneliner", "show", "job", str(self.number)]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
         return next(word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}="))
 
     def wait_for(self, what: Callable[[], object]) -> None:
@@ -208,16 +208,6 @@ class Slurm:
     def run(self, *options: str, **how: str) -> Job:
         """Submits and waits for the end."""
         return self.submit(*options, **how).wait()
-
-
-def free_ports(count: int) -> int:
-    """First of ``count`` free ports in a row."""
-    for first in range(20000 + os.getpid() % 5000, 32000, count):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.create_server(("", port)))
-            return first
-    raise AssertionError("no free ports")
 
 
 @pytest.fixture(scope="session")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
+from ..waiting import wait_until
+
 IMAGE = "nvcr.io#nvidia/pytorch:25.04-py3"
-# Writes slowly what it is asked for, in two pieces; with CUT it ends between them.
+# Writes what it is asked for in two pieces, between which it waits for the file HELD to go; with CUT it ends there.
 ENROOT = """while [[ $1 != docker://* ]]; do if [[ $1 == --output ]]; then file=$2; fi; shift; done
 printf 'hsqs%s' "$1" >"$file"
 [[ ! ${CUT:-} ]] || { echo "[ERROR] curl: (6) Could not resolve host: nvcr.io" >&2; exit 1; }
-sleep "${SLOW:-0}"; printf end >>"$file" """
+while [[ -e ${HELD:-} ]]; do sleep 0.02; done; printf end >>"$file" """
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def file_of(enroot) -> Path:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     return process.returncode, errors.strip()
 
 
@@ -48,11 +49,14 @@ def test_an_image_is_imported_once_with_its_checksum(enroot):
 
 
 def test_jobs_that_want_it_at_the_same_time_wait_for_the_one_that_imports(enroot):
-    first = start(enroot, SLOW="1")
-    while not enroot.calls("enroot"):
-        time.sleep(0.01)
-    status, errors = finish(start(enroot))
-    assert (status, errors) == (0, f"CONT_FILE={file_of(enroot)}: another job imports it; waiting")
+    held = enroot.root.parent / "held"
+    held.touch()
+    first = start(enroot, HELD=str(held))
+    wait_until(lambda: enroot.calls("enroot"))
+    second = start(enroot)
+    assert second.stderr.readline() == f"CONT_FILE={file_of(enroot)}: another job imports it; waiting\n"
+    held.unlink()
+    assert finish(second) == (0, "")
     assert finish(first) == (0, "")
     assert len(enroot.calls("enroot")) == 1
 

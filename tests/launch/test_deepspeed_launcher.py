@@ -6,18 +6,17 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from ..waiting import free_ports, wait_until
 from .test_multinode import sshd as sshd
 from .tiny_data import TO_A_TARGET, write
 
-pytestmark = pytest.mark.deepspeed
+pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(800)]
 
 
 class Launch:
@@ -26,9 +25,7 @@ class Launch:
     def __init__(self, folder: Path, environ: dict[str, str], options: list[str]) -> None:
         self.output = folder / "output"
         command = ["deepspeed", "--hostfile", str(folder / "hostfile"), *options, "--master_addr", "127.0.0.1"]
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            command += ["--master_port", str(probe.getsockname()[1])]
+        command += ["--master_port", str(free_ports())]
         command += ["--module", "bert", "--deepspeed_config", str(folder / "ds.json")]
         with open(self.output, "w") as output:
             self.process = subprocess.Popen(
@@ -40,7 +37,7 @@ class Launch:
 
     def status(self) -> int:
         try:
-            return self.process.wait(timeout=120)
+            return self.process.wait(timeout=240)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not end: {self.said()}") from None
 
@@ -81,7 +78,7 @@ def launch(sshd, repository, tmp_path):
     def make(**variables):
         listed = subprocess.run(
             [sys.executable, "-m", "bert.deepspeed_config", "--environment"],
-            env=environ | settings | variables, capture_output=True, text=True, check=True, timeout=60,
+            env=environ | settings | variables, capture_output=True, text=True, check=True, timeout=240,
         )  # fmt: skip
         (tmp_path / ".deepspeed_env").write_text(listed.stdout)
         started.append(Launch(tmp_path, environ, ["--no_ssh_check"]))
@@ -116,9 +113,7 @@ def test_a_hostfile_of_two_addresses_trains_on_both_to_the_target(launch, tmp_pa
 
 def test_a_rank_killed_on_another_machine_is_in_the_launchers_exit_status(launch, tmp_path):
     run = launch(MAX_STEPS="1000000", LOG_EVERY_STEPS="10", TARGET_MLM_ACCURACY="0.99")
-    deadline = time.monotonic() + 100
-    while "sequences/s" not in run.said() and run.process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_until(lambda: "sequences/s" in run.said() or run.process.poll() is not None)
     number = rank_of(tmp_path / "the run", "1")
     assert number is not None, run.said()
     os.kill(number, signal.SIGKILL)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
+
+from ..waiting import wait_until
 
 DOCKER = "./run_with_docker.sh"
 STAND_IN = Path(__file__).resolve().parent / "fakes" / "container.py"
@@ -179,14 +180,9 @@ def test_a_failure_inside_fails_the_run_and_no_container_stays(docker, outcome, 
 
 def test_a_signal_reaches_the_container(docker):
     process = docker.popen(DOCKER, after="export RUN_NAME=stopped", TRIAL_0="hang")
-    log = docker.logdir / "stopped" / "running_0" / "result_0.txt"
-    for _ in range(1200):
-        if log.exists():
-            break
-        time.sleep(0.05)
-    assert log.exists(), "the ranks did not start"
+    wait_until((docker.logdir / "stopped" / "running_0" / "result_0.txt").exists)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 143
     assert "RUN_NAME=stopped continues" in last_line(errors)
     assert (docker.run_dir / "failed_0.txt").exists()

@@ -33,7 +33,7 @@ def finetune(site, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     paths = [f"DATA={folder}/data/squad", f"INIT_CHECKPOINT={folder}/weights/model.safetensors"]
     command = [SCRIPT, *words, *paths] if words else [SCRIPT]
     return subprocess.run(
-        command, cwd=site.root, env=site.env | env, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=site.root, env=site.env | env, capture_output=True, text=True, check=False, timeout=240
     )
 
 

@@ -6,14 +6,13 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from ..waiting import free_ports, wait_until
 
 MULTINODE = "./run_multinode.sh"
 # As the real one: the command runs in a session of its own, which outlives this client and gets no signal from it, only
@@ -33,14 +32,6 @@ exec setsid --wait env -i PATH="$PATH" HOME="$HOME" REAL_PYTHON="$REAL_PYTHON" F
 
 def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    for _ in range(1200):
-        if what():
-            return
-        time.sleep(0.05)
-    raise AssertionError("waited in vain")
 
 
 @pytest.fixture
@@ -103,14 +94,14 @@ def test_a_rank_that_dies_ends_the_ranks_of_every_machine(machines, culprit, hos
     reason = f"trial 0: rank {culprit} on {os.uname().nodename} was killed by SIGKILL"
     assert last_line(done.stderr) == f"run: error: 1 of 1 trials failed: {reason}"
     assert (machines.run_dir / "failed_0.txt").exists()
-    wait_for(lambda: not processes(machines))
+    wait_until(lambda: not processes(machines))
 
 
 def test_a_connection_that_breaks_ends_the_ranks_of_every_machine(machines):
     done = run(machines, TRIAL_0="hang", LOST="dgx2")
     reason = "trial 0: dgx2: the ssh connection ended, see output_0.txt"
     assert last_line(done.stderr) == f"run: error: 1 of 1 trials failed: {reason}"
-    wait_for(lambda: not processes(machines))
+    wait_until(lambda: not processes(machines))
 
 
 def test_a_machine_that_does_not_share_the_results_still_says_why_it_failed(machines):
@@ -134,7 +125,7 @@ def test_a_machine_reports_the_reason_of_its_rank_and_keeps_nothing(machines, tm
     )
     process.stdin.write("".join(f"{name}={value}\0" for name, value in entries.items()) + "\0")
     process.stdin.flush()  # and left open: the machine must end by itself
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=240) == 1
     assert process.stdout.read() == "2 LR: wrong\n"
     assert "output" in process.stderr.read()
     process.stdin.close()
@@ -144,12 +135,12 @@ def test_a_machine_reports_the_reason_of_its_rank_and_keeps_nothing(machines, tm
 def test_a_signal_ends_the_ranks_of_every_machine(machines):
     after = "export DGXNNODES=2 RUN_NAME=stopped"
     process = machines.popen(MULTINODE, after=after, TRIAL_0="hang")
-    wait_for(lambda: len(machines.ranks()) == 4)
+    wait_until(lambda: len(machines.ranks()) == 4)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 143
     assert "RUN_NAME=stopped continues" in last_line(errors)
-    wait_for(lambda: not processes(machines))  # the machines notice that the connection is gone
+    wait_until(lambda: not processes(machines))  # the machines notice that the connection is gone
 
 
 def processes(machines) -> str:
@@ -308,9 +299,7 @@ def sshd(checkout, tmp_path):
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports()
     settings = {
         "Port": port,
         "HostKey": tmp_path / "host",
@@ -323,7 +312,7 @@ def sshd(checkout, tmp_path):
     (tmp_path / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
     with open(tmp_path / "sshd.log", "w") as log:
         process = subprocess.Popen([server, "-D", "-e", "-f", tmp_path / "sshd_config"], stderr=log)
-    wait_for(lambda: "listening" in (tmp_path / "sshd.log").read_text())
+    wait_until(lambda: "listening" in (tmp_path / "sshd.log").read_text())
     options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
     python, packages = tmp_path / "bin" / "python", f"{checkout.root / 'implementations'}:{checkout.root}"
     text = python.read_text().replace("set -uo pipefail", f'export PYTHONPATH="{packages}"')
@@ -348,19 +337,19 @@ def test_a_real_ssh_server_starts_the_ranks(sshd):
 
 def test_a_real_ssh_server_ends_the_ranks_of_a_script_that_is_gone(sshd):
     process = sshd.popen(MULTINODE, after="export DGXNNODES=2", TRIAL_0="hang")
-    wait_for(lambda: len(sshd.ranks()) == 4)
+    wait_until(lambda: len(sshd.ranks()) == 4)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 143
-    wait_for(lambda: not processes(sshd))
+    assert process.wait(timeout=240) == 143
+    wait_until(lambda: not processes(sshd))
 
 
 def test_a_real_connection_that_breaks_ends_the_ranks_of_both_machines(sshd):
     process = sshd.popen(MULTINODE, after="export DGXNNODES=2", TRIAL_0="hang")
-    wait_for(lambda: len(sshd.ranks()) == 4)
+    wait_until(lambda: len(sshd.ranks()) == 4)
     client = subprocess.run(["pgrep", "-f", "^ssh .* 127.0.0.2 .*watch"], capture_output=True, text=True, check=True)
     for number in client.stdout.split():
         if str(sshd.root.parent) in Path(f"/proc/{number}/cmdline").read_text():
             os.kill(int(number), signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert "trial 0: 127.0.0.2: the ranks ended with exit status 137" in last_line(errors)
-    wait_for(lambda: not processes(sshd))
+    wait_until(lambda: not processes(sshd))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
+
+from ..waiting import wait_until
 
 LOCAL = "./run_local.sh"
 # As the real one where a GPU cannot do it: a warning, and exit status 0. Without root: status 4 and a message.
@@ -56,13 +57,9 @@ def test_clocks_are_locked_once_and_reset_whatever_came_of_the_trials(gpus, outc
 
 def test_clocks_are_reset_when_a_signal_ends_the_run(gpus):
     process = gpus.popen(LOCAL, after="export RUN_NAME=stopped", TRIAL_0="hang")
-    log = gpus.logdir / "stopped" / "running_0" / "result_0.txt"
-    for _ in range(1200):
-        if log.exists():
-            break
-        time.sleep(0.05)
+    wait_until((gpus.logdir / "stopped" / "running_0" / "result_0.txt").exists)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert clock_calls(gpus) == ["--lock-gpu-clocks=1410", "--reset-gpu-clocks"]
 
 

@@ -5,26 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from pathlib import Path
 
 import pytest
 
 from ..disks import small_disk
+from ..waiting import wait_until
 
 LOCAL = "./run_local.sh"
 
 
 def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
-
-
-def wait_for(path: Path) -> None:
-    for _ in range(400):
-        if path.exists():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{path} did not appear")
 
 
 def test_trials_that_reach_the_target_succeed_and_leave_numbered_logs(checkout):
@@ -148,10 +139,10 @@ def test_a_continued_run_still_counts_the_trial_that_missed_its_target(checkout)
 
 def test_two_launchers_do_not_share_a_folder(checkout):
     first = checkout.popen(LOCAL, after="export RUN_NAME=same", TRIAL_0="hang")
-    wait_for(checkout.logdir / "same" / "running_0" / "result_0.txt")
+    wait_until((checkout.logdir / "same" / "running_0" / "result_0.txt").exists)
     second = checkout.run(LOCAL, after="export RUN_NAME=same")
     first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=30)
+    first.communicate(timeout=240)
     assert second.returncode == 2
     assert "another run is writing" in last_line(second.stderr)
 
@@ -159,9 +150,9 @@ def test_two_launchers_do_not_share_a_folder(checkout):
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_every_rank_and_says_how_to_continue(checkout, number, status):
     process = checkout.popen(LOCAL, after="export RUN_NAME=stopped", TRIAL_0="hang")
-    wait_for(checkout.logdir / "stopped" / "running_0" / "result_0.txt")
+    wait_until((checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == status
     assert last_line(errors) == (
         f"run: error: interrupted by {number.name}; RUN_NAME=stopped continues with the missing trials"

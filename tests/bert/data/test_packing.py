@@ -42,9 +42,9 @@ def assert_rows(lengths: np.ndarray, order: np.ndarray, rows: np.ndarray, max_to
 @pytest.mark.parametrize(("most", "full"), [(3, 0.999), (4, 0.9995)])
 def test_wikipedia_packs_as_full_as_promised_and_fast(most: int, full: float) -> None:
     lengths = wikipedia_lengths(1_000_000)
-    started = time.perf_counter()
+    started = time.process_time()
     order, rows = pack(lengths, 512, most)
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
     assert assert_rows(lengths, order, rows, 512, most) >= full
 
 

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from ...waiting import running, wait_until
 
 COMPILED_LOOP = """
 import numpy as np
@@ -77,13 +77,6 @@ def start(folder: Path, body: str) -> subprocess.Popen[str]:
     return process
 
 
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
@@ -95,18 +88,11 @@ def blocked(status: Path) -> set[int]:
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("body", [COMPILED_LOOP, IMPORT, DEAF], ids=["compiled loop", "import", "deaf"])
 def test_a_signal_ends_what_does_not_listen_with_one_line(tmp_path: Path, body: str) -> None:
     process = start(tmp_path, body)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=30)
+    _, told = process.communicate(timeout=240)
     assert told == "stage: interrupted; to continue, run the same command again\n"
     assert process.returncode == 130
 
@@ -118,7 +104,7 @@ def test_workers_end_with_it(tmp_path: Path, number: signal.Signals, whom: str) 
     wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
     workers = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
     (process.send_signal if whom == "the parent alone" else lambda n: os.killpg(process.pid, n))(number)
-    _, told = process.communicate(timeout=30)
+    _, told = process.communicate(timeout=240)
     word = "interrupted" if number == signal.SIGINT else "terminated"
     assert told == f"stage: {word}; to continue, run the same command again\n"
     assert process.returncode == 128 + number
@@ -128,7 +114,7 @@ def test_workers_end_with_it(tmp_path: Path, number: signal.Signals, whom: str) 
 def test_workers_that_still_start_leave_no_traceback(tmp_path: Path) -> None:
     process = start(tmp_path, WORKERS)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=30)[1] == "stage: interrupted; to continue, run the same command again\n"
+    assert process.communicate(timeout=240)[1] == "stage: interrupted; to continue, run the same command again\n"
 
 
 def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path: Path) -> None:
@@ -138,7 +124,7 @@ def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path: Path) -> Non
     masks = [blocked(Path(f"/proc/{path.name}/status")) for path in tmp_path.iterdir() if path.name.isdigit()]
     starting = [blocked(path) for path in tmp_path.glob("status_*")]
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=240)
     both = {signal.SIGINT, signal.SIGTERM}
     assert len(starting) == 2
     assert all(both <= mask for mask in starting), starting
@@ -163,6 +149,6 @@ def test_every_command_is_started_so(tmp_path: Path) -> None:
     )
     wait_until(lambda: threads(process.pid) > 1)
     process.send_signal(signal.SIGINT)
-    told = process.communicate(timeout=30)[1]
+    told = process.communicate(timeout=240)[1]
     assert told == "python -m input_preprocessing.corpus: interrupted; to continue, run the same command again\n"
     assert not (tmp_path / "out").exists()

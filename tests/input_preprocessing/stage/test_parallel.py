@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,8 @@ import pytest
 from bert.data.records import DataError
 from input_preprocessing.stage import parallel
 from input_preprocessing.stage.parallel import Progress, run_tasks
+
+from ...waiting import running, wait_until
 
 
 def square(task: int) -> int:
@@ -52,28 +52,13 @@ def wait_for_ever(folder: str) -> None:
     threading.Event().wait()
 
 
-def is_running(pid: int) -> bool:
-    """A zombie, which only waits for its parent to ask after it, is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     line = f"run_tasks('x', wait_for_ever, [{str(tmp_path)!r}] * 2, jobs=2)"
     script = tmp_path / "main.py"
     script.write_text(
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_parallel import run_tasks, wait_for_ever\n"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
+        "from tests.input_preprocessing.stage.test_parallel import run_tasks, wait_for_ever\n"
         f"if __name__ == '__main__':\n    {line}\n"
     )
     parent = subprocess.Popen([sys.executable, script])
@@ -81,7 +66,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     workers = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
-    wait_until(lambda: not any(is_running(pid) for pid in workers))
+    wait_until(lambda: not any(running(pid) for pid in workers))
 
 
 @pytest.fixture

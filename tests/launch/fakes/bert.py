@@ -100,7 +100,7 @@ def train() -> int:
         status, reason = (1, "the loss is nan at step 3") if outcome == "crash" else (2, "DATADIR_PHASE2: truncated")
         return fail(folder, trial, status, reason)
     if outcome in ("kill", "exit", "crash") or (outcome == "hang" and "SLURM_RESTART_COUNT" not in os.environ):
-        time.sleep(60)  # in a collective that will never end
+        time.sleep(900)  # in a collective that will never end
     if rank == 0 and outcome != "no-result":
         whole(folder, trial, measured(folder, trial) if outcome == "measured" else "MLLOG whole\n")
     if outcome == "stopped" and rank == 0:

@@ -1,0 +1,47 @@
+"""Waiting for other processes, however slow the machine is: until something is true, never for a fixed time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+# Below the ports of outgoing connections, any of which may be taken before a process under test listens on one that was
+# free; and below those of launch/port.sh. Each process of tests begins elsewhere and takes none twice.
+_PORTS, _LAST_PORT = 10_000, 20_000
+_next_port = itertools.count(os.getpid() * 997)
+
+
+def wait_until(what: Callable[[], object], seconds: float = 240) -> None:
+    """Waits until what() is true; fails after ``seconds``, less than a test's own limit."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
+        time.sleep(0.02)
+
+
+def state(pid: int) -> str:
+    """The state of a process as /proc has it, such as R, S, T (stopped) and Z (ended); empty where there is none."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return ""
+
+
+def running(pid: int) -> bool:
+    """Whether it has not ended: one that only waits for its parent to ask after it has."""
+    return state(pid) not in ("", "Z", "X")
+
+
+def free_ports(count: int = 1) -> int:
+    """The first of ``count`` free ports in a row."""
+    for _ in range(1000):
+        first = _PORTS + next(_next_port) * count % (_LAST_PORT - _PORTS - count)
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("", port)))
+            return first
+    raise AssertionError("no free ports")
