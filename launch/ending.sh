@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # How the trial loop ends: the last line says what came of it and why, the exit status says it again.
-# shellcheck disable=SC2154 # RUN_DIR and LOGDIR are of variables.sh
+# shellcheck disable=SC2034,SC2154 # group is of ranks.sh, too; RUN_DIR and LOGDIR are of variables.sh
 
 # State of the loop: what failed so far, the trial that runs, its process group, and the reason of each trial that failed.
 declare -a failures=() reasons=()
 declare current='' group=''
+declare -i patience=20 # seconds that the ranks have to end in, once this script is told to
 
 trial::conclude() {
   local list
@@ -17,11 +18,12 @@ trial::conclude() {
 }
 
 trial::interrupted() {
-  local -r signal=$1 status=$2
+  local -r signal=$1 status=$2 deadline=$((SECONDS + patience))
   local reason="interrupted by SIG$signal"
   trap '' INT TERM HUP USR1
+  trial::ask_group "$signal"
   if declare -F runner::why >/dev/null; then reason=$(runner::why "$signal"); fi
-  if [[ -n $group ]]; then trial::end_group; fi
+  trial::end_group "$deadline"
   rm -rf -- "${RUN_DIR:-$REPO_DIR/no run yet}/running_nccl_test"
   if [[ -n $current ]]; then
     reasons[current]=$reason

@@ -31,7 +31,7 @@ raise_open_files() {
 
 # Puts the rank before each line of several ranks' output.
 label() {
-  trap '' TERM INT HUP # what the rank says at its end is shown, too
+  trap '' TERM INT HUP USR1 # what the rank says at its end is shown, too
   exec sed -u "s/^/$NUMBER: /" 3>&-
 }
 

@@ -12,8 +12,10 @@ trial::ranks() {
   set -m
   {
     exec {lock_file}>&-
+    # Slurm signals every process of a job: where this one ended before its ranks, the last line would not be the last.
+    trap : INT TERM HUP USR1
     RUN_DIR=$folder runner::trial 2>&1 | (
-      trap '' INT TERM HUP
+      trap '' INT TERM HUP USR1
       exec tee -a -- "$output"
     )
   } &
@@ -34,14 +36,20 @@ trial::end_watch() {
   watch=''
 }
 
-# Ends the ranks of the running trial: politely, then after 20 s for certain.
-trial::end_group() {
-  local i
+# Asks the ranks of the running trial, if there is one, to end. Argument: the signal that this script got.
+trial::ask_group() {
+  local signal=TERM
   trial::end_watch
-  kill -TERM -- "-$group" 2>/dev/null || return 0
-  for ((i = 0; i < 200; i++)); do
-    kill -0 -- "-$group" 2>/dev/null || return 0
+  if [[ $1 == USR1 ]]; then signal=USR1; fi # to srun, TERM is the end of the step within KillWait
+  if [[ $group ]]; then kill -"$signal" -- "-$group" 2>/dev/null || true; fi
+}
+
+# Waits for their end and kills what is left when SECONDS has come to the argument. By the clock: whoever ends this script
+# kills it soon after, and the reason would go unsaid.
+trial::end_group() {
+  if [[ ! $group ]]; then return 0; fi
+  while kill -0 -- "-$group" 2>/dev/null && ((SECONDS < $1 + 2)); do
+    if ((SECONDS >= $1)); then kill -KILL -- "-$group" 2>/dev/null || true; fi
     sleep 0.1
   done
-  kill -KILL -- "-$group" 2>/dev/null || true
 }

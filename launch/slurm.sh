@@ -21,15 +21,16 @@ slurm::check() {
 
 # Sets the array srun: the command that all steps of this job begin with. Starts one step to see that such steps start.
 slurm::srun_command() {
-  local -r gres=${GPU_GRES:-gpu}
+  local -r gres=${GPU_GRES:-gpu} config=$(scontrol show config)
   # What sbatch was given for tasks and GPUs would otherwise hold for each step too, besides or against what is asked here.
   unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
     SLURM_CPU_BIND SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GRES SLURM_TRES_PER_TASK
   srun=(srun --distribution=block --input=none)
   # Slurm's own binding knows nothing of GPUs; run_and_time.sh binds.
-  if grep -q '^TaskPlugin.*affinity' <<<"$(scontrol show config)"; then srun+=(--cpu-bind=none); fi
+  if grep -q '^TaskPlugin.*affinity' <<<"$config"; then srun+=(--cpu-bind=none); fi
   # A step that does not ask for GPUs gets none, even in a job that has them all.
   if [[ ${DEVICE:-auto} != cpu && $gres != none && -n ${SLURM_GPUS_ON_NODE:-} ]]; then srun+=(--gres="$gres:$DGXNGPU"); fi
+  slurm::patience "$config"
   slurm::check_nodes
   srun+=(--mpi="$(slurm::mpi_type)")
 }

@@ -4,7 +4,7 @@
 declare -a srun=() container=()
 
 runner::prepare() {
-  trap 'trial::interrupted USR1 143' USR1 # two minutes before the time limit, see --signal above
+  trap slurm::time_is_short USR1 # two minutes before the time limit, see --signal in run.sub
   slurm::check
   container::load pyxis
   container::check

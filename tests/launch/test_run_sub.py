@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import signal as signal_module
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,35 @@ esac"""
 
 def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
+
+
+def ended(
+    slurm, signal: str, *, job: str, trial: str, kill_wait: int = 30, first: Callable[[int], None] | None = None
+) -> str:
+    """What a job says that gets this signal while its trial runs; ``job`` is how ``scontrol show job`` answers.
+
+    first: what happens before to the process of this number, that of the script.
+    """
+    config = SCONTROL.replace("'show config')", f"'show config') echo 'KillWait                = {kill_wait} sec'; ")
+    slurm.stand_in("scontrol", config.replace("*) exit 1", f"*'show job'*) {job} ;;\n  *) exit 1"))
+    process = slurm.popen("./run.sub", after="export RUN_NAME=ended", TRIAL_0=trial)
+    for _ in range(1200):
+        if (slurm.logdir / "ended" / "running_0" / "result_0.txt").exists():
+            break
+        time.sleep(0.05)
+    if first is not None:
+        first(process.pid)
+    os.kill(process.pid, getattr(signal_module, f"SIG{signal}"))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    return errors
+
+
+def signal_the_ranks_shell(script: int) -> None:
+    """Ends the parent of the ranks' processes, if it can be, and gives the script the time to notice."""
+    children = subprocess.run(["pgrep", "-P", str(script)], capture_output=True, text=True, check=True)
+    os.kill(int(children.stdout), signal_module.SIGTERM)
+    time.sleep(0.5)
 
 
 @pytest.fixture
@@ -237,18 +269,37 @@ def test_why_an_image_cannot_be_used_stands_on_the_last_line(pyxis, said, reason
     ],
 )
 def test_a_job_that_slurm_ends_says_why_on_its_last_line_and_in_the_trials_error(slurm, job, signal, why):
-    slurm.stand_in("scontrol", SCONTROL.replace("*) exit 1", f"*'show job'*) echo 'JobId=7 {job}' ;;\n  *) exit 1"))
-    process = slurm.popen("./run.sub", after="export RUN_NAME=ended", TRIAL_0="hang")
-    for _ in range(1200):
-        if (slurm.logdir / "ended" / "running_0" / "result_0.txt").exists():
-            break
-        time.sleep(0.05)
-    os.kill(process.pid, getattr(signal_module, f"SIG{signal}"))
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143
+    errors = ended(slurm, signal, job=f"echo 'JobId=7 {job}'", trial="hang")
     assert last_line(errors).startswith("run: error: the job ")
     assert why in last_line(errors)
     assert why in (slurm.run_dir / "error_0.txt").read_text()
+
+
+def test_the_last_line_waits_for_the_ranks_when_slurms_signal_reaches_their_shell_first(slurm):
+    errors = ended(
+        slurm, "TERM", job="echo 'JobId=7 x JobState=CANCELLED'", trial="saves", first=signal_the_ranks_shell
+    )
+    assert last_line(errors).startswith("run: error: the job was cancelled; ")
+    assert (slurm.run_dir / "saved").exists()
+
+
+def test_neither_a_controller_without_an_answer_nor_a_deaf_rank_keeps_the_last_line_until_slurm_kills_the_job(slurm):
+    busy = f"[[ ! -e '{slurm.logdir}/ended/running_0' ]] || exec sleep 300"
+    errors = ended(slurm, "TERM", job=busy, trial="deaf", kill_wait=3)
+    assert last_line(errors) == (
+        "run: error: interrupted by SIGTERM (Slurm's controller did not say why); "
+        "RUN_NAME=ended continues with the missing trials"
+    )
+    left = subprocess.run(["pgrep", "-f", str(slurm.root)], capture_output=True, text=True, check=False)
+    assert not left.stdout, "processes were left behind"
+
+
+def test_before_the_time_limit_the_ranks_may_save_for_longer_than_slurm_waits_before_it_kills(slurm):
+    end = datetime.datetime.now() + datetime.timedelta(seconds=120)
+    errors = ended(slurm, "USR1", job=f"echo 'JobId=7 x EndTime={end:%FT%T}'", trial="saves", kill_wait=3)
+    assert last_line(errors).startswith("run: error: the job reached its time limit; ")
+    assert (slurm.run_dir / "saved").exists()
+    assert slurm.calls("srun_got") == ["USR1"], "at SIGTERM srun would end the step by itself"
 
 
 def test_two_minutes_before_its_time_limit_the_job_is_told(repository):

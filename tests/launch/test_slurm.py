@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import signal
 import subprocess
+import time
 
 import pytest
 
@@ -81,12 +83,41 @@ def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
     job.wait()
     assert job.field("JobState") == "CANCELLED"
     why = "the job was cancelled or ended by Slurm"
-    assert job.last_line == f"run: error: {why}; RUN_NAME=stopped continues with the missing trials"
+    assert job.last_line == f"run: error: {why}; RUN_NAME=stopped continues with the missing trials", job.output
     assert (slurm.checkout.run_dir / "error_0.txt").read_text() == f"{why}\n"
     assert (slurm.checkout.run_dir / "failed_0.txt").exists()
     assert not list(slurm.checkout.run_dir.glob("running_*"))
     left = subprocess.run(["pgrep", "-f", str(slurm.checkout.root)], capture_output=True, text=True, check=False)
     assert not left.stdout, "processes were left behind"
+
+
+def test_ranks_are_told_before_the_time_limit_and_save_before_they_end(slurm):
+    job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="saves")
+    job.wait_for(lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists())
+    subprocess.run(["scancel", "--batch", "--signal=USR1", str(job.number)], check=True)
+    job.wait()
+    why = "the job reached its time limit of 00:10:00"
+    assert job.last_line.startswith(f"run: error: {why}; "), job.output
+    assert "User defined signal" not in job.output
+    assert (slurm.checkout.run_dir / "saved").exists()
+
+
+def test_a_controller_that_does_not_answer_is_not_waited_for(slurm, cluster):
+    job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="hang")
+    job.wait_for(lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists())
+    controller = int((cluster.parent / "pid" / "controller").read_text())
+    script = subprocess.run(["pgrep", "-o", "-f", "slurm_script"], capture_output=True, text=True, check=True)
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        os.kill(int(script.stdout), signal.SIGTERM)
+        for _ in range(1200):
+            if "run: error" in job.output:
+                break
+            time.sleep(0.1)
+        assert "run: error: interrupted by SIGTERM (Slurm's controller did not say why)" in job.last_line, job.output
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    job.wait()
 
 
 def test_a_requeued_job_continues_with_the_missing_trials(slurm):

@@ -27,6 +27,8 @@ KEPT = (
     ),
 )
 
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
 
 def check() -> int:
     if os.environ.get("CHECK") == "bad":
@@ -79,10 +81,26 @@ def whole(folder: Path, trial: str, text: str) -> None:
         (folder / f"model_{trial}" / "figures.json").write_text("{}\n")
 
 
+def hear(outcome: str, folder: Path, trial: str) -> None:
+    """What signals do from now on: nothing, or the trainer saves for three seconds, as a large checkpoint takes."""
+
+    def save(*_: object) -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        time.sleep(3)
+        (folder / "saved").touch()
+        sys.exit(fail(folder, trial, 0, "stopped at step 7"))
+
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN if outcome == "deaf" else save)
+
+
 def train() -> int:
     folder, trial, rank = Path(os.environ["RUN_DIR"]), os.environ["TRIAL"], int(os.environ["RANK"])
     outcome, _, culprit = os.environ.get(f"TRIAL_{trial}", "success").partition(":")
     print(f"rank {rank} trains: {outcome}", flush=True)
+    if outcome in ("deaf", "saves"):
+        hear(outcome, folder, trial)
     seen = {name: os.environ.get(name) for name in KEPT} | {"TRIAL": trial}
     seen["SEES"] = [path for path in os.environ.get("LOOK_FOR", "").split(":") if path and os.path.exists(path)]
     with open(os.environ["FAKE_CALLS"], "a") as file:
@@ -99,7 +117,8 @@ def train() -> int:
             return 7
         status, reason = (1, "the loss is nan at step 3") if outcome == "crash" else (2, "DATADIR_PHASE2: truncated")
         return fail(folder, trial, status, reason)
-    if outcome in ("kill", "exit", "crash") or (outcome == "hang" and "SLURM_RESTART_COUNT" not in os.environ):
+    hangs = outcome == "hang" and "SLURM_RESTART_COUNT" not in os.environ
+    if hangs or outcome in ("kill", "exit", "crash", "deaf", "saves"):
         time.sleep(900)  # in a collective that will never end
     if rank == 0 and outcome != "no-result":
         whole(folder, trial, measured(folder, trial) if outcome == "measured" else "MLLOG whole\n")

@@ -17,9 +17,10 @@ while [[ ${1:-} == -* ]]; do
   shift
 done
 trap 'kill $(jobs -p) 2>/dev/null; exit 143' TERM
+trap 'echo srun_got USR1 >>"$FAKE_CALLS"' USR1 # the real one passes it on to its tasks
 for ((i = 0; i < count; i++)); do
   SLURM_PROCID=$i SLURM_LOCALID=$((i % node_tasks)) SLURM_NTASKS=$count SLURMD_NODENAME=node$((i / node_tasks)) "$@" <&0 &
 done
 status=0
-for ((i = 0; i < count; i++)); do wait -n || status=$?; done
+while [[ $(jobs -pr) ]]; do wait -n || status=$?; done
 exit "$status"
