@@ -37,7 +37,7 @@ pretraining::settings() {
   if (($1 == 2)); then export INIT_CHECKPOINT=$FOLDER/phase1/checkpoints INIT_OPTIMIZER=1; fi
 }
 
-declare child=''
+declare child='' ended=''
 
 # Runs a phase here, to its end. One that is complete already says so and trains nothing.
 pretraining::run() {
@@ -45,11 +45,18 @@ pretraining::run() {
   log::info "phase $1 of $CONFIG_FILE"
   (pretraining::settings "$1" && exec "$REPO_DIR/run_local.sh") &
   child=$!
+  if [[ $ended ]]; then pretraining::end; fi # a signal came before there was a phase to end
   wait "$child" || status=$?
   while kill -0 "$child" 2>/dev/null; do wait "$child" || status=$?; done
   ((status == 0)) && return
   log::error "phase $1 is not complete: the same command continues it"
   exit "$status"
+}
+
+# What a signal does: ends the phase that runs, or that is about to.
+pretraining::end() {
+  ended=1
+  if [[ $child ]]; then kill -TERM "$child" 2>/dev/null || true; fi
 }
 
 # Submits a phase; prints the number of its job. Further arguments are sbatch's.
@@ -66,7 +73,7 @@ if [[ $SLURM ]]; then
   log::info "phase 1 is job ${first%%;*}, phase 2 job ${second%%;*} after it; results go to $FOLDER"
   exit
 fi
-trap 'kill -TERM "$child" 2>/dev/null' TERM INT HUP
+trap pretraining::end TERM INT HUP
 pretraining::run 1
 pretraining::run 2
 log::info "both phases are complete: $FOLDER/phase2/checkpoints"

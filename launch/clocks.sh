@@ -4,12 +4,15 @@
 set -uo pipefail
 readonly CLOCKS=${GPU_CLOCKS:?}
 
+# The tool of a broken driver hangs.
+clocks::smi() { timeout -k 5 60 "$@" 2>&1 </dev/null; }
+
 # nvidia-smi ends with 0 also where it set nothing ("not supported ... treating as warning"), so its words are counted.
-clocks::ask() { nvidia-smi "$@" 2>&1 </dev/null || sudo -n nvidia-smi "$@" 2>&1 </dev/null; }
+clocks::ask() { clocks::smi nvidia-smi "$@" || clocks::smi sudo -n nvidia-smi "$@"; }
 
 clocks::set() {
   local said count
-  count=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -c '^[0-9]')
+  count=$(clocks::smi nvidia-smi --query-gpu=index --format=csv,noheader | grep -c '^[0-9]')
   said=$(clocks::ask --lock-gpu-clocks="$CLOCKS")
   if ((count == 0 || $(grep -c '^GPU clocks set to' <<<"$said") < count)); then
     clocks::ask --reset-gpu-clocks >/dev/null

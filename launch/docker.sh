@@ -68,6 +68,6 @@ docker::environment() {
 
 container::remove() {
   # shellcheck disable=SC2016 # $1 is of the inner shell
-  runner::everywhere bash -c 'docker ps --all --quiet --filter "label=$1" | xargs -r docker rm --force' - "$DOCKER_LABEL" \
+  runner::everywhere timeout -k 5 120 bash -c 'docker ps --all --quiet --filter "label=$1" | xargs -r docker rm --force' - "$DOCKER_LABEL" \
     >/dev/null 2>&1 || true
 }

@@ -2,6 +2,9 @@
 # A guard on every node of a Slurm job (guard.sh), outside containers, which undoes at the end what the run did there. Its
 # input ends with this script or by node_guard::end. Sourced by run.sub.
 # shellcheck disable=SC2154 # srun is of slurm.sh
+# shellcheck source=launch/patience.sh
+source "$REPO_DIR/launch/patience.sh"
+readonly GUARD_PATIENCE=300 # seconds: containers and staged data are large
 
 declare node_guard='' node_guard_input=''
 
@@ -26,7 +29,7 @@ node_guard::start() {
 node_guard::end() {
   if [[ $node_guard ]]; then
     exec {node_guard_input}>&-
-    wait "$node_guard" || true
+    patience::wait "$node_guard" "$GUARD_PATIENCE" || true
     node_guard=''
   elif node_guard::needed; then
     "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 "$REPO_DIR/launch/undo.sh" || true

@@ -3,6 +3,9 @@
 # files of the MLPerf power rules, made by review.results.power from the samples that lie between run_start and run_stop.
 # shellcheck disable=SC2154 # RUN_DIR and lock_file are of variables.sh
 
+# shellcheck source=launch/patience.sh
+source "$REPO_DIR/launch/patience.sh"
+readonly POWER_PATIENCE=60 # seconds from the sign to stop, besides an interval, after which a reading hangs
 declare power_job='' power_folder=''
 
 # Stops in one line where a node cannot tell its power.
@@ -29,7 +32,9 @@ power::start() {
 power::stop() {
   if [[ -z $power_job ]]; then return 0; fi
   touch -- "$power_folder/stop"
-  wait "$power_job" || log::warn "power was not sampled to the end on every node: $(tail -n 1 -- "$power_folder/errors")"
+  local -r seconds=${POWER_INTERVAL%.*}
+  patience::wait "$power_job" "$((POWER_PATIENCE + 10#${seconds:-0}))" ||
+    log::warn "power was not sampled to the end on every node: $(tail -n 1 -- "$power_folder/errors")"
   power_job=''
   rm -f -- "$power_folder/stop"
   [[ -s $power_folder/errors ]] || rm -f -- "$power_folder/errors"

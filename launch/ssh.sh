@@ -10,7 +10,7 @@ declare -a ssh=()
 ssh::command() {
   local -a options
   read -ra options <<<"${SSH_OPTIONS:-}"
-  ssh=(ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 -o ServerAliveCountMax=8 "${options[@]}")
+  ssh=(ssh -T -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15 -o ServerAliveCountMax=8 "${options[@]}")
 }
 
 # The words of a command as one line for a remote shell.

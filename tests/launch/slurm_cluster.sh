@@ -45,7 +45,9 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=30
+KillWait=120
+MessageTimeout=100
+BatchStartTimeout=200
 MinJobAge=3600
 SchedulerParameters=sched_interval=2,bf_interval=2
 PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
@@ -77,7 +79,7 @@ up() {
   echo "required $FOLDER/pyxis.so $FAKES/pyxis.sh" >"$FOLDER/plugstack.conf"
   slurmctld -c
   for ((i = 1; i <= NODES; i++)); do slurmd -N "dgx$i" -c; done
-  for ((i = 0; i < 120; i++)); do
+  for ((i = 0; i < 800; i++)); do
     if [[ $(sinfo -h -t idle -o %D 2>/dev/null) == "$NODES" ]]; then return; fi
     sleep 0.25
   done

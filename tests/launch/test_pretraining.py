@@ -41,6 +41,15 @@ def test_a_phase_that_fails_ends_the_command_and_says_how_to_continue(checkout):
     assert {rank["PHASE"] for rank in checkout.ranks()} == {"1"}
 
 
+def test_a_signal_before_there_is_a_phase_to_end_is_not_lost(checkout):
+    """It comes as the script says which phase it begins."""
+    with open(checkout.root / "launch" / "log.sh", "a") as log:
+        log.write('\nlog::info() { [[ $* != "phase 1 of "* ]] || kill -TERM "$$"; }\n')
+    finished = checkout.run(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="hang")
+    assert finished.returncode == 143
+    assert finished.stderr.splitlines()[-1] == "run: error: phase 1 is not complete: the same command continues it"
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

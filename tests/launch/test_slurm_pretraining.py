@@ -9,10 +9,11 @@ import sys
 
 import pytest
 
+from .. import held
 from ..bert.states import newest, same
 from .conftest import Job
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 
 def test_a_chain_that_is_cancelled_and_requeued_ends_with_the_weights_of_an_undisturbed_run(
@@ -26,29 +27,34 @@ def test_a_chain_that_is_cancelled_and_requeued_ends_with_the_weights_of_an_undi
         "SBATCH_OUTPUT": str(tmp_path / "job-%j.out"), "SLURM_CONF": slurm.checkout.env["SLURM_CONF"],
     }  # fmt: skip
 
-    def run(name, *options):
+    def run(name, *options, **variables):
         line = ["./run_pretraining.sh", str(tiny), *options]
         done = subprocess.run(
-            line, cwd=repository, env=environ | {"RUN_NAME": name}, capture_output=True, text=True, timeout=300,
-            check=False,
+            line, cwd=repository, env=environ | variables | {"RUN_NAME": name}, capture_output=True, text=True,
+            timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stderr
 
-    def chain():
-        numbers = re.search(r"phase 1 is job (\d+), phase 2 job (\d+) after it", run("chain", "--slurm")).groups()
+    def chain(moment):
+        """The two jobs, of which a trainer stands still at a file of that name."""
+        site = held.site(tmp_path / f"site_{moment[:6]}", str(folder / moment))
+        said = run("chain", "--slurm", PYTHONPATH=str(site))
+        numbers = re.search(r"phase 1 is job (\d+), phase 2 job (\d+) after it", said).groups()
         return [Job(int(number), tmp_path / f"job-{number}.out") for number in numbers]
 
     folder = results / "chain"
-    first, second = chain()
-    first.wait_for(lambda: list(folder.glob("phase1/checkpoints/step_*20.pt")))
+    moment = "phase1/checkpoints/step_*20.pt"
+    first, second = chain(moment)
+    first.wait_for(lambda: list(folder.glob(moment)))
     subprocess.run(["scancel", str(first.number)], check=True)
     assert first.wait().field("JobState") == "CANCELLED"
     assert second.wait().field("JobState") == "CANCELLED", "phase 2 does not wait for ever for a phase 1 that is gone"
     assert not (folder / "phase2").exists()
 
-    first, second = chain()
-    second.wait_for(lambda: list(folder.glob("phase2/checkpoints/step_*20.pt")))
+    later = "phase2/checkpoints/step_*20.pt"
+    first, second = chain(later)
+    second.wait_for(lambda: list(folder.glob(later)))
     assert first.field("JobState") == "COMPLETED", first.output
     subprocess.run(["scontrol", "requeue", str(second.number)], check=True)
     second.wait_for(lambda: second.field("JobState") == "PENDING")

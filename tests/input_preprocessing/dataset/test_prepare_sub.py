@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from ... import held
+from ...waiting import free_ports, wait_until
 from ..conftest import prepared_digests
 
 pytestmark = pytest.mark.slurm
@@ -25,7 +26,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
     if os.geteuid() != 0:
         pytest.skip("a Slurm cluster needs root")
     folder = tmp_path_factory.mktemp("slurm")
-    environment = {**os.environ, "SLURM_TEST_PORT": "17817", "SLURM_CONF": str(folder / "slurm.conf")}
+    environment = {**os.environ, "SLURM_TEST_PORT": str(free_ports(3)), "SLURM_CONF": str(folder / "slurm.conf")}
     up = subprocess.run([CLUSTER, "up", folder, "2", "0"], capture_output=True, text=True, check=False, env=environment)
     if up.returncode and shutil.which("slurmctld") is None:
         pytest.skip(f"Slurm cannot be installed here: {up.stderr.strip()[-300:]}")
@@ -41,10 +42,12 @@ Submit = Callable[..., "subprocess.Popen[str]"]
 def submit(environment: dict[str, str], repository: Path, fresh: Path) -> Submit:
     """Submits a preparation of `fresh` on two nodes; what it returns ends as the job does."""
 
-    def start(*more: str) -> subprocess.Popen[str]:
+    def start(*more: str, **variables: str) -> subprocess.Popen[str]:
         script = repository / "input_preprocessing" / "prepare_data.sub"
         line = ["sbatch", "--wait", "-N2", f"--output={fresh.parent}/job.out", script, "--outputdir", fresh, *OPTIONS]
-        return subprocess.Popen([*map(str, line), "--jobs", "1", *more], cwd=repository, env=environment, text=True)
+        return subprocess.Popen(
+            [*map(str, line), "--jobs", "1", *more], cwd=repository, env=environment | variables, text=True
+        )
 
     return start
 
@@ -65,16 +68,15 @@ def test_two_nodes_make_the_data_set_of_one(submit: Submit, fresh: Path, packed:
 
 
 def test_a_job_cancelled_half_way_goes_on_when_submitted_again(
-    submit: Submit, fresh: Path, packed: Path, environment: dict[str, str]
+    submit: Submit, fresh: Path, packed: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    job = submit()
-    for _ in range(1200):
-        if list(fresh.glob("work/instances/part*")):
-            break
-        time.sleep(0.05)
+    part = "work/instances/part*"
+    site = held.site(tmp_path / "site", str(fresh / part))
+    job = submit(PYTHONPATH=str(site))
+    wait_until(lambda: list(fresh.glob(part)))
     subprocess.run(["scancel", "--user", "root", "--name", "bert-data"], check=True, env=environment)
     assert job.wait() != 0
-    made = {path: path.stat().st_mtime_ns for path in fresh.glob("work/instances/part*")}
+    made = {path: path.stat().st_mtime_ns for path in fresh.glob(part)}
     assert made
     assert not (fresh / "prepared-packed.json").exists()
     assert submit().wait() == 0, output(fresh)

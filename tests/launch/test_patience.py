@@ -1,0 +1,74 @@
+"""What hangs on a node, such as a tool of a broken driver, does not keep a run from its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from ..waiting import running, wait_until
+from .test_power import IPMI
+from .test_run_sub import pyxis as pyxis
+from .test_run_sub import slurm as slurm
+
+LOCAL = "./run_local.sh"
+HANGS = 'exec -a "$0" sleep 900'  # found by its name
+
+
+def processes(checkout) -> str:
+    """What still runs of this checkout."""
+    return subprocess.run(
+        ["pgrep", "-f", str(checkout.root.parent)], capture_output=True, text=True, check=False
+    ).stdout
+
+
+def shorten(checkout, name: str, text: str, shorter: str) -> None:
+    """Has a file of launch/ wait less long."""
+    path = checkout.root / "launch" / name
+    assert text in path.read_text()
+    path.write_text(path.read_text().replace(text, shorter))
+
+
+@pytest.mark.parametrize(
+    ("job", "seconds", "status"),
+    [("exit 7", 100, 7), ("sleep 900 & sleep 900", 1, 124), ("trap '' TERM; while :; do sleep 1; done", 1, 124)],
+    ids=["ends", "hangs", "ignores SIGTERM"],
+)
+def test_a_job_is_waited_for_as_long_as_was_said_and_then_ended_with_all_it_started(job, seconds, status, repository):
+    line = f"source launch/patience.sh; set -m; ({job}) & echo $!; patience::wait $! {seconds}"
+    with subprocess.Popen(["bash", "-c", line], cwd=repository, stdout=subprocess.PIPE, text=True) as shell:
+        number = int(shell.stdout.readline())
+        assert shell.wait(timeout=240) == status
+        assert shell.stdout.read() == "", "nobody holds its output"
+    wait_until(lambda: not running(number))
+
+
+def test_a_reading_of_power_that_hangs_is_left(checkout):
+    shorten(checkout, "power.sh", "POWER_PATIENCE=60", "POWER_PATIENCE=1")
+    checkout.stand_in("ipmitool", f'if [[ -e "{checkout.logdir}" ]]; then {HANGS}; fi\n{IPMI}')
+    done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05")
+    assert done.returncode == 0, done.stderr
+    assert "run: warning: power was not sampled to the end on every node" in done.stderr
+    wait_until(lambda: not processes(checkout))
+
+
+def test_an_nvidia_smi_that_hangs_at_the_reset_of_the_clocks_is_left(checkout):
+    shorten(checkout, "clocks.sh", "timeout -k 5 60", "timeout -k 5 1")
+    said = "echo GPU clocks set to 1410"
+    checkout.stand_in("nvidia-smi", f"case $* in *query*) echo 0 ;; *--lock*) {said} ;; *--reset*) {HANGS} ;; esac")
+    done = checkout.run(LOCAL, GPU_CLOCKS="1410", BINDING="none", NCCL_TEST="0")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: not processes(checkout))
+
+
+def test_a_guard_of_a_job_that_hangs_is_left(pyxis):
+    shorten(pyxis, "node_guard.sh", "GUARD_PATIENCE=300", "GUARD_PATIENCE=1")
+    pyxis.stand_in("enroot", f"case $1 in list) echo pyxis_bert_7_0 ;; remove) {HANGS} ;; esac")
+    pyxis.stand_in("squeue", "echo 7")
+    done = pyxis.run("./run.sub")
+    assert done.returncode == 0, done.stderr
+    assert any("remove" in call for call in pyxis.calls("enroot"))
+    for number in processes(pyxis).split():  # a real step would be ended by Slurm
+        os.kill(int(number), signal.SIGKILL)
