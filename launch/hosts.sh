@@ -30,18 +30,18 @@ hosts::load() {
 hosts::read() {
   local -r file=$1
   local line number=0
-  [[ -r $file ]] || log::die "HOSTFILE=$file: no such file"
+  [[ -f $file && -r $file ]] || log::die "HOSTFILE=$file: no file that can be read: give one with a line a machine"
   hosts=() slots=()
   while IFS= read -r line || [[ -n $line ]]; do
     ((++number))
     line=${line%$'\r'}
     [[ $line =~ ^[[:space:]]*(#|$) ]] && continue
-    [[ $line =~ ^([^[:space:]]+)[[:space:]]+slots=([0-9]+)[[:space:]]*(#.*)?$ ]] ||
+    [[ $line =~ ^[[:space:]]*([^[:space:]-][^[:space:]]*)[[:space:]]+slots=([0-9]+)[[:space:]]*(#.*)?$ ]] ||
       log::die "HOSTFILE=$file, line $number: '$line': expected a machine and its GPUs: node1 slots=8"
     [[ " ${hosts[*]-} " != *" ${BASH_REMATCH[1]} "* ]] ||
       log::die "HOSTFILE=$file, line $number: ${BASH_REMATCH[1]} stands there twice"
     hosts+=("${BASH_REMATCH[1]}")
-    slots+=("${BASH_REMATCH[2]}")
+    slots+=("$((10#${BASH_REMATCH[2]}))")
   done <"$file"
   ((${#hosts[@]})) || log::die "HOSTFILE=$file: no machine in it: a line is node1 slots=8"
 }
@@ -59,6 +59,10 @@ hosts::of_file() {
 }
 
 hosts::check() {
+  local host
+  for host in "${hosts[@]}"; do # ssh would take it for an option
+    [[ $host != -* ]] || log::die "HOSTS=${hosts[*]}: $host is not the name of a machine"
+  done
   if ((${#slots[@]})); then hosts::of_file; fi
   ((${#hosts[@]} == DGXNNODES)) ||
     log::die "${#hosts[@]} machines and the config wants DGXNNODES=$DGXNNODES: HOSTS='node1 node2 ...', or HOSTFILE"

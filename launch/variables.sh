@@ -63,6 +63,7 @@ variables::check() {
   variables::one_of POWER 0 1
   variables::one_of POWER_SOURCE auto ipmi nvml
   variables::one_of NVTX_FLAG 0 1
+  [[ $NVTX_FLAG == 0 || -z ${PROFILE_STEPS:-} ]] || log::die 'NVTX_FLAG=1 and PROFILE_STEPS: one profiler at a time; unset one'
   for name in POWER_INTERVAL POWER_CONVERSION_EFF; do
     [[ ${!name} =~ ^[0-9]*[.]?[0-9]+$ && ${!name} =~ [1-9] ]] || log::die "$name='${!name}': expected a number above 0"
   done

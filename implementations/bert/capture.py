@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from bert import rundir
 from bert.data.batch import Batch
+from bert.data.records import DataError
 from bert.env import ConfigError, env
 from bert.files import whole_file
 from bert.step import StepResult, TrainingStep
@@ -43,6 +44,9 @@ class Config:
     def check(self, run: rundir.Config, uses_graph: bool) -> None:
         """Raises ConfigError for an unknown kind, without RUN_DIR, and in a CUDA graph."""
         if not self.kinds:
+            if self.capture or self.steps != 1:
+                wrong = f"CAPTURE={self.capture!r}" if self.capture else f"CAPTURE_STEPS={self.steps} and no CAPTURE"
+                raise ConfigError(f"{wrong}: say in CAPTURE what to write: {', '.join(KINDS)}, joined by commas")
             return
         if unknown := sorted(self.kinds - set(KINDS)):
             raise ConfigError(f"CAPTURE names {', '.join(unknown)}: expected {', '.join(KINDS)}, joined by commas")
@@ -120,13 +124,15 @@ class CapturedStep:
 def differences(one: Path, other: Path) -> Iterator[tuple[str, float, float]]:
     """(name, largest absolute difference, that relative to the largest number of ``one``) in the order of the step.
 
-    Infinite where a tensor is missing or of another shape.
+    Infinite where one has not the tensor or another shape; what ``other`` alone has comes last. Raises DataError for
+    a file that is damaged, or none of a capture.
     """
-    with safetensors.safe_open(one, framework="pt") as a, safetensors.safe_open(other, framework="pt") as b:
-        names = set(b.keys())
-        for name in json.loads(a.metadata()[ORDER]):
+    with _opened(one) as a, _opened(other) as b:
+        names, others = _order(one, a), _order(other, b)
+        in_other, in_one = set(others), set(names)
+        for name in names:
             mine = a.get_tensor(name).double()
-            theirs = b.get_tensor(name).double() if name in names else None
+            theirs = b.get_tensor(name).double() if name in in_other else None
             if theirs is not None and name.endswith(".gradient"):  # one that never came is 0
                 mine, theirs = (x if x.numel() else torch.zeros_like(y) for x, y in ((mine, theirs), (theirs, mine)))
             if theirs is None or theirs.shape != mine.shape:
@@ -136,3 +142,24 @@ def differences(one: Path, other: Path) -> Iterator[tuple[str, float, float]]:
             worst = worst if worst == worst else float("inf")  # nan
             largest = mine.abs().max().item() if mine.numel() else 0.0
             yield name, worst, worst / largest if largest else worst
+        for name in others:
+            if name not in in_one:
+                yield name, float("inf"), float("inf")
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safetensors.safe_open(path, framework="pt")
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DataError(f"{path}: cannot be read ({error}): capture it again") from None
+
+
+def _order(path: Path, file: Any) -> list[str]:
+    """Names of the tensors, as the step computed them."""
+    try:
+        order = json.loads((file.metadata() or {})[ORDER])
+        if sorted(order) == sorted(file.keys()):
+            return list(order)
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise DataError(f"{path}: a file of tensors, but none that CAPTURE wrote: name a capture_<TRIAL> or a file of it")

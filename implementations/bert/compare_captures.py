@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from bert.capture import differences
+from bert.data.records import DataError
 from bert.exit import leave
 
 
@@ -33,19 +34,26 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tolerance", type=float, default=0.0, help="relative difference that counts as none")
     options = parser.parse_args(arguments)
     one, other = files(options.one), files(options.other)
-    if not one or one.keys() != other.keys():
-        print(
-            f"compare_captures: error: {options.one} and {options.other} hold no captures of the same steps and ranks"
-        )
+    try:
+        if not one or one.keys() != other.keys():
+            raise DataError(f"{options.one} and {options.other} hold no captures of the same steps and ranks")
+        first = _first_that_differs(one, other, options.tolerance)
+    except DataError as error:
+        print(f"compare_captures: error: {error}", file=sys.stderr)
         return 2
+    print(f"the first that differs: {first}" if first else "equal")
+    return 1 if first else 0
+
+
+def _first_that_differs(one: dict[str, Path], other: dict[str, Path], tolerance: float) -> str | None:
+    """Prints every tensor that does. Raises DataError."""
     first = None
     for name, path in one.items():
         for module, absolute, relative in differences(path, other[name]):
-            if relative > options.tolerance:
+            if relative > tolerance:
                 first = first or f"{module}{f' of {name}' if name else ''}"
                 print(f"{name}  {module:<60} {absolute:10.3g} {relative:10.3g}".lstrip())
-    print(f"the first that differs: {first}" if first else "equal")
-    return 1 if first else 0
+    return first
 
 
 if __name__ == "__main__":

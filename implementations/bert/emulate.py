@@ -46,6 +46,8 @@ def check(config: Config) -> None:
     """Raises ConfigError for a run of which no rank can be emulated here."""
     if config.zero.is_deepspeed or not config.optim.is_sharded(config.device):
         raise ConfigError("EMULATE_RANK needs a sharded optimizer of ours: set SHARD_OPTIMIZER=1")
+    if config.capture.kinds or config.profile.steps:
+        raise ConfigError("EMULATE_RANK takes made-up steps and writes nothing: unset CAPTURE and PROFILE_STEPS")
     if config.device.type == "cpu" and (config.numerics.fp8 or config.optim.clip == "before"):
         raise ConfigError("EMULATE_RANK on a CPU has no gradients: set PRECISION=bf16 and CLIP=after, or use a GPU")
 

@@ -31,7 +31,7 @@ from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
 from bert.model.init import Piece, blank, first_weights, hollow, initialize
 from bert.observers import Observer
-from bert.profile_steps import ProfiledStep
+from bert.profile_steps import ProfiledStep, unprofiled
 from bert.progress import Progress
 from bert.schedule import learning_rate
 from bert.start import StartClock
@@ -83,7 +83,6 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
 
     saver = resume.Saver(config, step, world, seed, source, dealt)
     last = min(config.max_steps, done + (config.steps_this_run or config.max_steps))
-
     try:
         with Stop(world, listen=config.checkpoint.directory is not None) as stop:
             parts = Parts(
@@ -95,6 +94,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
                 ending = dataclasses.replace(ending, reason="STEPS_THIS_RUN")
             finish(config, log, ending, saver if ending.batches > done_batches else None)
         progress.summary(ending)
+        take_step = unprofiled(take_step)
         if config.sustained_minutes and not ending.stopped:
             sustain(take_step, data, world, log, until=started + 60 * config.sustained_minutes)
     except BaseException:

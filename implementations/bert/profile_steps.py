@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,10 +63,33 @@ class ProfiledStep:
             self.profile = profile(activities=activities)
             self.profile.start()
         result = self.take_step(batches, lr)
-        if self.profile is not None and self.count == self.last:
-            self.profile.stop()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(self.path) as partial:
-                self.profile.export_chrome_trace(str(partial))
-            self.profile = None
+        if self.count == self.last:
+            self._export()
         return result
+
+    def _export(self) -> None:
+        assert self.profile is not None
+        self.profile.stop()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(self.path) as partial:
+            self.profile.export_chrome_trace(str(partial))
+        self.profile = None
+
+    def end(self) -> None:
+        """After the last step: writes a profile that is still open; says in one line which of the steps never came."""
+        if self.count >= self.last:
+            return
+        said = f"PROFILE_STEPS={self.first},{self.last}: this process ended after its step {self.count}"
+        if self.profile is None:
+            print(f"{said}: no trace is written", file=sys.stderr, flush=True)
+        else:
+            self._export()
+            print(f"{said}: {self.path} ends there", file=sys.stderr, flush=True)
+
+
+def unprofiled(take_step: TrainingStep) -> TrainingStep:
+    """The step without its profile, which ends: of what comes after the training nothing belongs into the trace."""
+    if not isinstance(take_step, ProfiledStep):
+        return take_step
+    take_step.end()
+    return take_step.take_step

@@ -94,7 +94,10 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
             raise ConfigError(f"{checkpoint.place(path)}: not a readable checkpoint ({reason})") from None
     beside = bert_config or hub.config_beside(path)
     if bert_config is None and "bert_config" in said:
-        shape = BertConfig(**said["bert_config"])
+        try:
+            shape = BertConfig(**said["bert_config"])
+        except ConfigError as error:
+            raise ConfigError(f"{checkpoint.place(path)}: bert_config: {error}") from None
     elif beside is not None:
         shape = BertConfig.from_json(beside)
     else:

@@ -63,7 +63,7 @@ CASES = {
         lambda e: Path(e["CHECKPOINTDIR_PHASE1"], "bert_config.json").write_text("{"),
         "not JSON",
     ),
-    "heads do not divide": (lambda e: _model(e, num_attention_heads=5), "num_attention_heads=5"),
+    "heads do not divide": (lambda e: _model(e, num_attention_heads=5), "bert_config.json: hidden_size=24 is not a"),
     "vocabulary mismatch": (lambda e: _model(e, vocab_size=100), "vocab_size 100"),
     "sequence too long": (lambda e: _model(e, max_position_embeddings=32), "max_position_embeddings 32"),
     "data longer than rows": (lambda e: e.update(MAX_SEQ_LENGTH="32"), "MAX_SEQ_LENGTH"),

@@ -72,6 +72,8 @@ def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):
             (run, False),
             "CAPTURE names weights: expected inputs, activations, gradients",
         ),
+        (capture.Config(steps=3), (run, False), "CAPTURE_STEPS=3 and no CAPTURE: say in CAPTURE what to write: inputs"),
+        (capture.Config(capture=","), (run, False), "CAPTURE=',': say in CAPTURE"),
         (capture.Config(capture="inputs"), (rundir.Config(), False), "CAPTURE writes to RUN_DIR"),
         (capture.Config(capture="inputs"), (run, True), "set CUDA_GRAPH=0"),
     ):
@@ -79,12 +81,43 @@ def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):
             config.check(*arguments)
 
 
-def test_a_gradient_that_never_came_is_zero(tmp_path):
-    def file(name, **tensors):
+@pytest.fixture
+def file(tmp_path):
+    """file(name, **tensors) -> a file of a capture."""
+
+    def write(name, **tensors):
         order = {capture.ORDER: json.dumps(list(tensors))}
         safetensors.torch.save_file(tensors, tmp_path / name, metadata=order)
         return tmp_path / name
 
+    return write
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["first", "second"])
+def test_a_tensor_that_only_one_of_two_has_differs(file, capsys, turned):
+    less = file("less", **{"1.a.activation": torch.ones(3)})
+    more = file("more", **{"1.a.activation": torch.ones(3), "1.b.activation": torch.ones(3)})
+    pair = (more, less) if turned else (less, more)
+    assert compare_captures.main([str(path) for path in pair]) == 1
+    assert capsys.readouterr().out.endswith("the first that differs: 1.b.activation\n")
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["first", "second"])
+def test_a_file_that_is_not_a_whole_one_of_a_capture_is_bad_input_and_no_difference(file, tmp_path, capsys, turned):
+    good, tensor = file("good", a=torch.ones(3)), {"a": torch.ones(3)}
+    bad = {name: tmp_path / name for name in ("torn", "foreign", "unordered", "folder")}
+    bad["torn"].write_bytes(good.read_bytes()[:-3])
+    safetensors.torch.save_file(tensor, bad["foreign"])
+    safetensors.torch.save_file(tensor, bad["unordered"], metadata={capture.ORDER: '["b"]'})
+    for path in bad.values():
+        assert compare_captures.main([str(good), str(path)][:: -1 if turned else 1]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("compare_captures: error: ")
+        assert str(path) in said
+        assert said.count("\n") == 1
+
+
+def test_a_gradient_that_never_came_is_zero(file):
     never = file("never", **{"a.gradient": torch.empty(0), "a.activation": torch.empty(0)})
     for value, worst in ((0.0, 0.0), (2.0, 2.0)):
         came = file("came", **{"a.gradient": torch.full((3,), value), "a.activation": torch.zeros(3)})

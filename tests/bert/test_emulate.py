@@ -111,6 +111,8 @@ def _check(config):
         ({"EMULATE_RANK": "6"}, "export WORLD_SIZE, the ranks of the job"),
         ({"RANK": "1"}, "start one process"),
         ({"SHARD_OPTIMIZER": "0", "SHARD_GRADIENTS": "0", "GRADIENT_STEPS": "1"}, "set SHARD_OPTIMIZER=1"),
+        ({"PROFILE_STEPS": "2,3"}, "writes nothing: unset CAPTURE and PROFILE_STEPS"),
+        ({"CAPTURE": "inputs"}, "writes nothing: unset CAPTURE and PROFILE_STEPS"),
         ({"CLIP": "before", "SHARD_GRADIENTS": "0"}, "set PRECISION=bf16 and CLIP=after"),
     ],
 )

@@ -24,7 +24,7 @@ def _hostfile(machines, text):
 
 
 def test_the_first_machines_of_a_hostfile_are_called_in_its_order(machines):
-    text = "# rank 0 is on the first\n\ndgx7 slots=2\r\ndgx3   slots=2 # spare\ndgx9 slots=8"
+    text = "# rank 0 is on the first\n\n  dgx7 slots=02\r\ndgx3   slots=2 # spare\n\tdgx9 slots=08"
     done = run(machines, HOSTFILE=_hostfile(machines, text))
     assert done.returncode == 0, done.stderr
     assert {rank["MASTER_ADDR"] for rank in machines.ranks()} == {"dgx7"}
@@ -44,9 +44,10 @@ def test_hosts_wins(machines):
     ("text", "words"),
     [
         ("dgx1 slots=2\ndgx2 slots=two\n", "line 2: 'dgx2 slots=two': expected a machine and its GPUs: node1 slots=8"),
-        ("dgx1 slots=2\n dgx2 slots=2\n", "line 2: ' dgx2 slots=2': expected"),
+        ("dgx1 slots=2\n-oProxyCommand=x slots=2\n", "line 2: '-oProxyCommand=x slots=2': expected a machine"),
         ("dgx1 slots=2\ndgx1 slots=2\n", "line 2: dgx1 stands there twice"),
         ("dgx1 slots=2\n", "1 machines and the config wants DGXNNODES=2"),
+        ("dgx1 slots=2\ndgx2 slots=08\n", "dgx2 slots=8 and DGXNGPU=2: they must be equal"),
         ("dgx1 slots=2\ndgx2 slots=4\n", "dgx2 slots=4 and DGXNGPU=2: they must be equal"),
         ("# none\n", "no machine in it"),
     ],
@@ -57,6 +58,19 @@ def test_a_hostfile_that_cannot_be_is_one_line(machines, text, words):
     assert words in last_line(done.stderr)
     assert last_line(done.stderr).startswith("run: error: HOSTFILE=")
     assert machines.ranks() == []
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_what_is_no_hostfile_and_what_is_no_name_of_a_machine_is_one_line(machines):
+    for wrong, words in (
+        ({"HOSTFILE": str(machines.root)}, f"HOSTFILE={machines.root}: no file that can be read"),
+        ({"HOSTS": "dgx1 -oProxyCommand=x"}, "-oProxyCommand=x is not the name of a machine"),
+    ):
+        done = run(machines, **wrong)
+        assert done.returncode != 0
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert words in done.stderr
+    assert machines.calls("ssh") == []
 
 
 def test_a_hostfile_over_a_real_ssh_server(sshd):

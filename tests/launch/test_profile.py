@@ -32,6 +32,13 @@ def test_pytorchs_own_ranges_are_asked_for_where_nsys_knows_them(checkout):
     assert sum("'--pytorch=autograd-nvtx'" in call for call in checkout.calls("nsys")) == 1
 
 
+def test_two_profilers_at_once_are_refused(checkout):
+    done = checkout.run("./run_local.sh", after="export NVTX_FLAG=1 PROFILE_STEPS=2,3 DGXNGPU=1")
+    assert done.returncode != 0
+    assert done.stderr == "run: error: NVTX_FLAG=1 and PROFILE_STEPS: one profiler at a time; unset one\n"
+    assert not checkout.ranks()
+
+
 def test_without_nsys_the_trial_says_what_is_missing(checkout):
     done = checkout.run("./run_local.sh", after="export NVTX_FLAG=1 DGXNGPU=1")
     assert done.returncode == 1

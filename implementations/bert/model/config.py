@@ -75,23 +75,20 @@ class BertConfig:
         for name, low in _SMALLEST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise ConfigError(f"bert_config: {name}={value!r}: expected an integer of at least {low}")
+                raise ConfigError(f"{name}={value!r}: expected an integer of at least {low}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 <= value < 1:
-                raise ConfigError(f"bert_config: {name}={value!r}: expected a probability of at least 0, below 1")
+                raise ConfigError(f"{name}={value!r}: expected a probability of at least 0, below 1")
         if not isinstance(self.layer_norm_large_model, bool):
-            raise ConfigError(
-                f"bert_config: layer_norm_large_model={self.layer_norm_large_model!r}: expected true or false"
-            )
+            raise ConfigError(f"layer_norm_large_model={self.layer_norm_large_model!r}: expected true or false")
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(
-                f"bert_config: hidden_size={self.hidden_size} is not a multiple of "
-                f"num_attention_heads={self.num_attention_heads}"
+                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
             )
         if self.hidden_act not in GELU_APPROXIMATIONS:
             known = ", ".join(GELU_APPROXIMATIONS)
-            raise ConfigError(f"bert_config: hidden_act={self.hidden_act!r}: expected one of {known}")
+            raise ConfigError(f"hidden_act={self.hidden_act!r}: expected one of {known}")
 
     @property
     def identity(self) -> str:
@@ -154,7 +151,10 @@ class BertConfig:
         foreign = "model_type" in values or values.get("layer_norm_large_model") is True
         if foreign and settings.get("hidden_act", "gelu") in _HUGGING_FACE_ERF:
             settings["hidden_act"] = "gelu_erf"
-        return cls(**settings)
+        try:
+            return cls(**settings)
+        except ConfigError as error:
+            raise ConfigError(f"BERT_CONFIG={path}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
