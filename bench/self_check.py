@@ -74,7 +74,8 @@ def _error(module: Any, case: Any) -> float:
 
 
 def fp8_kernels() -> dict[str, str]:
-    """The casts against PyTorch's, and the casts in kernels against separate ones, at BERT-large's sizes."""
+    """The casts against PyTorch's, the casts in kernels against separate ones, and an evaluation against training, at
+    BERT-large's sizes."""
     if not fp8_cast.supported(device()) or torch.cuda.get_device_capability() < (8, 9):
         return {}
     tokens, width, inner = fp8_cases.LARGE
@@ -83,6 +84,9 @@ def fp8_kernels() -> dict[str, str]:
         allowed = fp8_cases.ORDER_TOLERANCE if name == fp8_cases.OTHER_ORDER else fp8_cases.TOLERANCE
         if not found <= allowed:
             problems[name] = f"differs by {found:.3g} of its norm, above {allowed:.3g}"
+    for name, found in fp8_cases.evaluation_differences(device(), tokens, width, inner).items():
+        if not found <= fp8_cases.TOLERANCE:
+            problems[f"evaluation: {name}"] = f"differs by {found:.3g} of its norm, above {fp8_cases.TOLERANCE:.3g}"
     return problems
 
 

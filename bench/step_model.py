@@ -92,7 +92,7 @@ class Launch:
     """One kernel: its part of the step, and what bounds it."""
 
     part: str
-    phase: str  # forward, backward or update
+    phase: str  # forward, backward or update; of an evaluation weights, which are cast once, or forward
     num_bytes: float = 0.0
     operations: float = 0.0
     precision: str = ""
@@ -124,9 +124,7 @@ class Recording(TorchDispatchMode):
         if name in PRODUCTS:
             a, b = [tensor for tensor in _tensors(args) if tensor.ndim >= 2][-2:]
             self.product(a, b, "bf16", _bytes(moved))
-        elif not function.is_view and not name.startswith(
-            ("aten::empty", "aten::new_empty", "aten::detach", "aten::set_")
-        ):
+        elif not function.is_view and not name.startswith(NOTHING_MOVED):
             self.launches.append(Launch(part="other", phase=self.phase, num_bytes=_bytes(moved)))
         return result
 
@@ -205,12 +203,13 @@ def record(config: BertConfig, batch: PretrainingBatch, precision: str, evaluate
         model.to(torch.bfloat16)
         if precision == "fp8":
             model.use_fp8(Recipe(), META).calibrated = True
-        data = batch.to(META)
+        data, buckets = batch.to(META), _sharded(model).buckets
         if evaluates:
-            with torch.no_grad(), recording:
-                model.eval().scored(data)
+            recording.phase = "weights"
+            with torch.no_grad(), recording, model.evaluating():
+                recording.phase = "forward"
+                model.scored(data)
             return recording.launches
-        buckets = _sharded(model).buckets
         with recording, buckets.backward_pass(first=True, reduce=False):
             losses = model(data)
             recording.phase = "backward"
@@ -294,17 +293,18 @@ def predict(
 
 
 def evaluation(
-    config: BertConfig, rows: int, rates: Rates, ranks: int, every: int, step_rate: float
+    config: BertConfig, rows: int, precision: str, rates: Rates, ranks: int, every: int, step_rate: float
 ) -> dict[str, float]:
-    """Seconds of an evaluation of 10,000 sequences on so many GPUs, in bf16 and in the batches that EVAL_BATCHSIZE =
-    ``rows`` makes; its share of a run that does it ``every`` so many trained ones, at ``step_rate`` a second and GPU.
+    """Seconds of an evaluation of 10,000 sequences on so many GPUs in the batches that EVAL_BATCHSIZE = ``rows`` makes,
+    and its share of a run that does it ``every`` so many trained ones, at ``step_rate`` a second and GPU.
     """
     length = config.max_position_embeddings
     records, room = synthetic_records(10_000, length, config.vocab_size, False, 0), evaluation_room(rows, length)
     shares = [share(records, 10_000, rank, ranks) for rank in (0, ranks - 1)]  # the least tokens and the most
     slowest = max((fill_batches(records, mine, room) for mine in shares), key=len)
     batch = static_batch(make_batch(records, slowest[0], length), graph_capacity(room, rows))
-    spent = len(slowest) * sum(launch.seconds(rates) for launch in record(config, batch, "bf16", evaluates=True))
+    launches = record(config, batch, precision, evaluates=True)
+    spent = sum(each.seconds(rates) * (1 if each.phase == "weights" else len(slowest)) for each in launches)
     part = spent / (spent + every / (step_rate * ranks))
     return {"batches": len(slowest), "seconds": round(spent, 3), "share": round(part, 4)}
 
@@ -368,6 +368,7 @@ def main() -> None:
     parser.add_argument("--pretraining", action="store_true", help="a table of the recipes of pretraining instead")
     parser.add_argument("--evaluation", type=int, metavar="EVERY", help="evaluations too, every so many sequences")
     parser.add_argument("--evaluation-rows", type=int, default=16, help="EVAL_BATCHSIZE (default 16, as its own)")
+    parser.add_argument("--evaluation-precision", choices=("bf16", "fp8"), help="(default: that of the training)")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="beside it, results.jsonl of gpu_all.py by part")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     parser.add_argument("--markdown", action="store_true", help="a table of both precisions and GPUs instead")
@@ -389,8 +390,8 @@ def main() -> None:
         found["parts"] = beside(found["milliseconds"], options.measured, options.precision, options.rows)
     if options.evaluation:
         step_rate = found["sequences_per_second"]
-        rows, every = options.evaluation_rows, options.evaluation
-        found["evaluation"] = evaluation(config, rows, rates, options.gpus, every, step_rate)
+        rows, precision = options.evaluation_rows, options.evaluation_precision or options.precision
+        found["evaluation"] = evaluation(config, rows, precision, rates, options.gpus, options.evaluation, step_rate)
     settings = {name: getattr(options, name) for name in ("gpu", "precision", "rows", "length", "gpus", "network")}
     emit({"benchmark": "step_model", **settings, **found, "triton": triton.__version__})
 

@@ -112,15 +112,11 @@ class Evaluator:
     def __call__(self, model: BertForPreTraining) -> Result:
         """Accuracy = correct / masked tokens over all ranks; losses are means over masked tokens and over sequences."""
         totals = torch.zeros(_COUNTS, dtype=torch.float64, device=self.world.device)
-        if self.graph is not None:
+        with model.evaluating():
+            # The graph is of evaluations after a step; one before the first has no fp8 scales yet.
+            graphed = self.graph is not None and self.graph.in_fp8 == model.evaluates_in_fp8
             for batch in self.batches:
-                totals += self.graph(batch)
-        else:
-            was_training = model.training
-            model.eval()
-            for batch in self.batches:
-                totals += _count(model, batch)
-            model.train(was_training)
+                totals += self.graph(batch) if self.graph is not None and graphed else _count(model, batch)
         correct, loss, masked, nsp_correct, nsp_loss, sequences = self.world.sum(totals).tolist()
         return Result(
             accuracy=correct / masked, mlm_loss=loss / masked, nsp_loss=nsp_loss / sequences,
@@ -137,17 +133,15 @@ class EvaluationGraph:
         self.capacity = graph_capacity(self.room, config.batch_size)
         self.batch = static_batch(_made_up(1, max_seq_length, model), self.capacity).to(device)
         self.counts = torch.zeros(_COUNTS, dtype=torch.float64, device=device)
-        was_training = model.training
-        model.eval()
         stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.no_grad():
+        with torch.no_grad(), model.evaluating(calibrated=True):
+            self.in_fp8 = model.evaluates_in_fp8
+            stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 for _ in range(2):
                     _count(model, self.batch)
             torch.cuda.current_stream(device).wait_stream(stream)
             self.graph = record(lambda: self.counts.copy_(_count(model, self.batch)), stream)
-        model.train(was_training)
 
     def __call__(self, batch: PretrainingBatch) -> Tensor:
         """The counts of a batch at capacity, on the device; valid until the next call."""
@@ -164,10 +158,8 @@ def _made_up(num_sequences: int, max_seq_length: int, model: BertForPreTraining)
 @torch.no_grad()
 def rehearse(config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device) -> None:
     """A pass over one made-up evaluation batch: the first evaluation then waits for no compiler. Changes nothing."""
-    was_training = model.training
-    model.eval()
-    _count(model, _made_up(config.batch_size, max_seq_length, model).to(device))
-    model.train(was_training)
+    with model.evaluating(calibrated=True):
+        _count(model, _made_up(config.batch_size, max_seq_length, model).to(device))
 
 
 def evaluation_room(batch_size: int, max_seq_length: int) -> PretrainingCapacity:

@@ -35,7 +35,8 @@ PROCESS = GIB // 2  # of host memory, which Python with PyTorch takes: about, me
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the memory of one rank depends on. tokens, masked: of a micro-batch, at most; length: of a sequence."""
+    """What the memory of one rank depends on. tokens, masked: of a micro-batch, at most; length: of a sequence;
+    held_in_fp8: numbers of the weights that evaluations in fp8 hold in it."""
 
     model: BertConfig
     optimizer: optim.Config
@@ -48,6 +49,7 @@ class Plan:
     accumulate: bool
     recompute_layers: int
     device_type: str
+    held_in_fp8: int = 0
 
     @classmethod
     def of(cls, config: Config) -> Plan:
@@ -65,7 +67,16 @@ class Plan:
             accumulate=data.gradient_steps > 1,
             recompute_layers=config.recompute.layers,
             device_type=device.type,
+            held_in_fp8=_held_in_fp8(config),
         )
+
+
+def _held_in_fp8(config: Config) -> int:
+    recipe, width = config.numerics.fp8, config.model.hidden_size
+    if recipe is None or not recipe.evaluation or not config.evaluates:
+        return 0
+    of_layer = (4 if recipe.output_projection else 3) * width * width + 2 * width * config.model.intermediate_size
+    return config.model.num_hidden_layers * of_layer
 
 
 def estimate(plan: Plan) -> dict[str, int]:
@@ -91,6 +102,7 @@ def estimate(plan: Plan) -> dict[str, int]:
     # The first gradient of the table of words, of the scores, waits for its second one, of the embeddings.
     words = plan.model.padded_vocab_size * plan.model.hidden_size * plan.dtype.itemsize
     needed = max(activations(plan) + words, waiting, 0 if fused_update else _update(made))
+    rest["weights"] += plan.held_in_fp8  # a byte each
     return {**rest, "activations": needed, "runtime": RUNTIME[plan.device_type]}
 
 

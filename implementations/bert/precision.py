@@ -49,6 +49,11 @@ class Config:
     fp8_output_projection: bool = env(
         "FP8_OUTPUT_PROJECTION", False, doc="1: attention's output projection is done in fp8 as well"
     )
+    fp8_evaluation: bool = env(
+        "FP8_EVALUATION",
+        True,
+        doc="the evaluations of pretraining in fp8, after the first step, do in fp8 what training does; 0: in bf16",
+    )
 
     def check(self, device: torch.device) -> None:
         """Raises ConfigError where the hardware has no such precision."""
@@ -64,6 +69,7 @@ class Config:
             scales=self.fp8_recipe,
             fast_backward=self.fp8_fast_sums == "all",
             output_projection=self.fp8_output_projection,
+            evaluation=self.fp8_evaluation,
         )
 
     def resolve(self, device: torch.device) -> Precision:

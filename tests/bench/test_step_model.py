@@ -68,6 +68,31 @@ def test_fp8_brings_casts_and_slower_memory_more_time(alone, predicted):
     assert fp8["milliseconds"]["LayerNorm"] > 9 * alone["milliseconds"]["LayerNorm"]
 
 
+RECORDED = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import step_model as m
+config = m.BertConfig(**m.TINY)
+batch = m.static_batch(m.packed_batches(4, 1, config)[0], m.capacity(4, 64))
+launches = {name: m.record(config, batch, name, evaluates=True) for name in ("bf16", "fp8")}
+print(json.dumps({name: [(each.phase, each.part, each.precision) for each in some] for name, some in launches.items()}))
+"""
+
+
+def test_an_evaluation_in_fp8_casts_each_weight_once_and_multiplies_in_fp8(repository):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", RECORDED, str(repository / "bench")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    bf16, fp8 = ([tuple(each) for each in json.loads(done.stdout)[name]] for name in ("bf16", "fp8"))
+    layers = 2
+    assert "weights" not in {phase for phase, *_ in bf16}
+    assert fp8.count(("weights", "casts", "")) == 3 * layers
+    assert ("forward", "products", "fp8_exact") not in fp8
+    assert fp8.count(("forward", "products", "fp8_fast")) == 3 * layers
+    assert [sum(bool(precision) for *_, precision in some) for some in (bf16, fp8)] == [4 * layers + 4] * 2
+
+
 def test_transfers_cost_only_what_the_pass_does_not_hide(repository, monkeypatch):
     monkeypatch.syspath_prepend(str(repository / "bench"))
     exposed = importlib.import_module("step_model").exposed_seconds

@@ -66,6 +66,9 @@ def test_settings_of_fp8_reach_its_recipe_and_a_resumed_run_must_keep_them(prepa
     assert plain.numerics.fp8 == Recipe(scales="delayed", fast_backward=False, output_projection=False)
     assert other.numerics.fp8 == Recipe(scales="delayed", fast_backward=True, output_projection=True)
     assert bf16.numerics.fp8 is None
+    in_bf16 = from_env(RunConfig, prepared | {"PRECISION": "fp8", "FP8_EVALUATION": "0"})
+    assert (plain.numerics.fp8.evaluation, in_bf16.numerics.fp8.evaluation) == (True, False)
+    assert run_identity(plain, 0) == run_identity(in_bf16, 0), "no evaluation changes the training"
     identities = [run_identity(config, 0) for config in (plain, other, bf16)]
     assert [one["FP8_FAST_SUMS"] for one in identities] == [None, "all", None]
     assert [one["FP8_OUTPUT_PROJECTION"] for one in identities] == [None, 1, None]

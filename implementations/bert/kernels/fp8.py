@@ -11,6 +11,8 @@ makes the step count as not finite, which stops the run.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,25 +32,28 @@ class Recipe:
     """How a model's products are done in fp8.
 
     scales: "delayed" or "current", see above; fast_backward: products of the backward pass too let the tensor cores
-    keep partial sums at lower precision; output_projection: attention's output projection is one of the products.
+    keep partial sums at lower precision; output_projection: attention's output projection is one of the products;
+    evaluation: they are done in fp8 in the evaluations of a run as well.
     """
 
     scales: str = "delayed"
     fast_backward: bool = False
     output_projection: bool = False
+    evaluation: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """What a kernel needs to leave a tensor in fp8.
 
-    scale: what it is multiplied by; inverse: what undoes that; largest: raised to its largest magnitude. fp32, 0-d.
+    scale: what it is multiplied by; inverse: what undoes that; largest: raised to its largest magnitude, None where
+    nobody wants to know it. fp32, 0-d.
     """
 
     dtype: torch.dtype
     scale: Tensor
     inverse: Tensor
-    largest: Tensor
+    largest: Tensor | None
 
     @property
     def maximum(self) -> float:
@@ -60,13 +65,15 @@ class Scaling:
     """Scales of all fp8 products of a model, and the largest magnitudes seen in the step in progress.
 
     scales, inverses, largest: fp32 [products, 3] on the device, by INPUT, WEIGHT and GRADIENT. ``calibrated``: a step
-    has measured them. It is known on the host, because it decides which kernels the next step runs.
+    has measured them. ``evaluates``: an evaluation in fp8 is under way, which changes nothing here. Both are known on
+    the host, because they decide which kernels run.
     """
 
     def __init__(self, recipe: Recipe, num_products: int, device: torch.device) -> None:
         self.delayed_recipe = recipe.scales == "delayed"
         self.fast_backward = recipe.fast_backward
-        self.calibrated = False
+        self.in_evaluation = recipe.evaluation
+        self.calibrated = self.evaluates = False
         self.scales, self.inverses = torch.ones(2, num_products, 3, device=device)
         self.largest = torch.zeros(num_products, 3, device=device)
         self.maxima = torch.tensor([torch.finfo(dtype).max for dtype in FORMATS], device=device)
@@ -79,7 +86,21 @@ class Scaling:
     def target(self, number: int, which: int) -> Target:
         """For one tensor of a product, with the scale that is known beforehand."""
         scale, inverse, largest = (t[number, which] for t in (self.scales, self.inverses, self.largest))
-        return Target(dtype=FORMATS[which], scale=scale, inverse=inverse, largest=largest)
+        return Target(dtype=FORMATS[which], scale=scale, inverse=inverse, largest=None if self.evaluates else largest)
+
+    @contextlib.contextmanager
+    def evaluation(self, calibrated: bool = False) -> Iterator[None]:
+        """Inside, products without a backward pass are in fp8 if the recipe has it so and a step has measured scales.
+
+        calibrated: as if one had, with the scales that are there, for a graph that is recorded before the first step.
+        """
+        before = self.calibrated
+        self.calibrated = before or calibrated
+        self.evaluates = self.in_evaluation and self.calibrated
+        try:
+            yield
+        finally:
+            self.calibrated, self.evaluates = before, False
 
     def target_for(self, x: Tensor, number: int, which: int) -> Target:
         """For x as this tensor of a product; where the scale is not known beforehand, x is read for it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from bert.kernels.cases import Draw
 from bert.kernels.dropout import DropoutSites
 from bert.kernels.dropout_add_layer_norm import Operands
 from bert.kernels.fp8 import BACKWARD, FORWARD, INPUT, Recipe, Scaling, Target
-from bert.kernels.fp8_cast import cast_transpose, transpose
+from bert.kernels.fp8_cast import cast_rows, cast_transpose, transpose
 from bert.kernels.fp8_feed_forward import Settings, Weights, feed_forward
 from bert.kernels.fp8_linear import Fp8Linear
 
@@ -45,6 +47,7 @@ def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, st
             name
             for name, ours, theirs in (
                 ("row order", cast, expected),
+                ("row order alone", cast_rows(x, dataclasses.replace(target, largest=None)), expected),
                 ("transposed", transposed, expected.t()),
                 ("transposed in fp8", transpose(cast), expected.t()),
             )
@@ -57,6 +60,14 @@ def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, st
         if wrong:
             problems[str(dtype).removeprefix("torch.")] = "wrong: " + ", ".join(wrong)
     return problems
+
+
+def evaluation_differences(device: torch.device, tokens: int, width: int, inner: int) -> dict[str, float]:
+    """Relative differences between an evaluation in fp8 and the forward pass of training without dropout, by name."""
+    layer = _Chain(device, tokens, width, inner, "tanh", dropout=0.0)
+    scales = layer.measured_scales()
+    trained, evaluated = layer.run(scales, in_kernels=True), layer.evaluation(scales)
+    return {name: relative_difference(tensor, trained[name]) for name, tensor in evaluated.items()}
 
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
@@ -109,9 +120,27 @@ class _Chain:
         scaling.load_state_dict({"scales": scales, "calibrated": True})
         return self._run(scaling, in_kernels)
 
+    @torch.no_grad()
+    def evaluation(self, scales: Tensor) -> dict[str, Tensor]:
+        """Results with the casts in kernels, in the mode of an evaluation; the magnitudes are still 0."""
+        scaling = Scaling(Recipe(), 3, self.device)
+        scaling.load_state_dict({"scales": scales, "calibrated": True})
+        with scaling.evaluation():
+            result, _, qkv = self._forward(scaling, in_kernels=True, held=True)
+        return {"result": result, "qkv": qkv}
+
     def _run(self, scaling: Scaling, in_kernels: bool) -> dict[str, Tensor]:
+        y, again, qkv = self._forward(scaling, in_kernels, held=False)
+        gradients = torch.autograd.grad([qkv, again], list(self.leaves.values()), self.upstream)
+        found = {f"gradient of {name}": gradient for name, gradient in zip(self.leaves, gradients, strict=True)}
+        return {"result": y.detach(), "qkv": qkv.detach(), "magnitudes": scaling.largest.clone(), **found}
+
+    def _forward(self, scaling: Scaling, in_kernels: bool, held: bool) -> tuple[Tensor, Tensor, Tensor]:
         first, second, following = (Fp8Linear(scaling, number) for number in range(3))
         leaf, eps = self.leaves, 1e-12
+        if held:
+            for number, product in enumerate((first, second, following), start=1):
+                product.hold(leaf[f"weight_{number}"])
         torch.manual_seed(2)
         sites = DropoutSites(self.device)
         begin = Operands(leaf["x"], leaf["bias"], leaf["residual"], leaf["norm_weight"], leaf["norm_bias"])
@@ -129,7 +158,4 @@ class _Chain:
             inner = bias_gelu.fused(first(h, leaf["weight_1"], None), leaf["bias_1"], self.approximate)
             projected = second(inner, leaf["weight_2"], None)
             y, again = dropout_add_layer_norm.fused(projected, end[0], residual, *end[1:], eps, self.dropout, sites)
-        qkv = following(y, leaf["weight_3"], leaf["bias_3"], y8)
-        gradients = torch.autograd.grad([qkv, again], list(leaf.values()), self.upstream)
-        found = {f"gradient of {name}": gradient for name, gradient in zip(leaf, gradients, strict=True)}
-        return {"result": y.detach(), "qkv": qkv.detach(), "magnitudes": scaling.largest.clone(), **found}
+        return y, again, following(y, leaf["weight_3"], leaf["bias_3"], y8)

@@ -55,14 +55,17 @@ def to_fp8(value, scale, maximum: constexpr, dtype: constexpr):
 def store_both_orders(
     value, cast, transposed, scale, largest, row, column, num_rows, num_columns, maximum: constexpr
 ):  # fmt: skip
-    """Writes a tile (fp32, 0 outside of the tensor) as fp8 in both orders, and raises the largest magnitude."""
-    tl.atomic_max(largest, tl.max(magnitude_bits(value)), sem="relaxed")
+    """Writes a tile (fp32, 0 outside of the tensor) as fp8 in both orders, and raises the largest magnitude; the
+    transposed order and the magnitude only where there is room for them."""
+    if largest is not None:
+        tl.atomic_max(largest, tl.max(magnitude_bits(value)), sem="relaxed")
     value = to_fp8(value, tl.load(scale), maximum, cast.dtype.element_ty)
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     offset = row.to(tl.int64)[:, None] * num_columns + column[None, :]
     tl.store(cast + by_eights(offset, inside), value, mask=inside)
-    inside_t = (column < num_columns)[:, None] & (row < num_rows)[None, :]
-    tl.store(transposed + column.to(tl.int64)[:, None] * num_rows + row[None, :], tl.trans(value), mask=inside_t)
+    if transposed is not None:
+        inside_t = (column < num_columns)[:, None] & (row < num_rows)[None, :]
+        tl.store(transposed + column.to(tl.int64)[:, None] * num_rows + row[None, :], tl.trans(value), mask=inside_t)
 
 
 @jit
@@ -118,9 +121,9 @@ def num_tiles(num_rows: int, num_columns: int) -> tuple[int, int]:
     return down, down * -(-num_columns // BLOCK)
 
 
-def bits(largest: Tensor) -> Tensor:
+def bits(largest: Tensor | None) -> Tensor | None:
     """The same memory as integers, for an atomic maximum that knows NaN."""
-    return largest.view(torch.int32)
+    return None if largest is None else largest.view(torch.int32)
 
 
 def cast_arguments(target: Target | None) -> dict[str, Any]:
@@ -137,8 +140,9 @@ def cast_transpose(x: Tensor, target: Target, column_sums: bool = False) -> tupl
     Reads 2 bytes an element (bf16) and writes 1 + 1; raises ``target.largest`` to max |x|.
     """
     if not triton_support.supported(x.device):
-        torch.maximum(target.largest, x.abs().amax().float(), out=target.largest)
-        cast = (x.float() * target.scale).clamp(-target.maximum, target.maximum).to(target.dtype)
+        if target.largest is not None:
+            torch.maximum(target.largest, x.abs().amax().float(), out=target.largest)
+        cast = _plain(x, target)
         return cast, cast.t().contiguous(), x.sum(0) if column_sums else None
     x = x.contiguous()
     num_rows, num_columns = x.shape
@@ -151,6 +155,28 @@ def cast_transpose(x: Tensor, target: Target, column_sums: bool = False) -> tupl
         BLOCK_ROWS, BLOCK, num_warps=NUM_WARPS,
     )  # fmt: skip
     return cast, transposed, None if partials is None else sum_partials(partials, x.dtype)
+
+
+def cast_rows(x: Tensor, target: Target, out: Tensor | None = None) -> Tensor:
+    """x [R, C] in fp8 [R, C] alone, for a product without a backward pass; in ``out``, where given.
+
+    R and C as of ``cast_transpose``. Reads 2 bytes an element (bf16) and writes 1; raises nothing.
+    """
+    cast = torch.empty(x.shape, dtype=target.dtype, device=x.device) if out is None else out
+    if not triton_support.supported(x.device):
+        return cast.copy_(_plain(x, target))
+    x = x.contiguous()
+    num_rows, num_columns = x.shape
+    assert num_rows % ROW_MULTIPLE == num_columns % ROW_MULTIPLE == 0, x.shape
+    _cast_transpose[(num_tiles(num_rows, num_columns)[1],)](
+        x, cast, None, None, target.scale, None, num_rows, num_columns, target.maximum, BLOCK_ROWS, BLOCK,
+        num_warps=NUM_WARPS,
+    )  # fmt: skip
+    return cast
+
+
+def _plain(x: Tensor, target: Target) -> Tensor:
+    return (x.float() * target.scale).clamp(-target.maximum, target.maximum).to(target.dtype)
 
 
 def transpose(x: Tensor) -> Tensor:

@@ -86,13 +86,26 @@ def _gelu_backward_cast(
 
 def gelu_cast(x: Tensor, bias: Tensor, approximate: str, target: Target) -> tuple[Tensor, Tensor]:
     """GELU(x + bias) of x [R, F] in fp8 [R, F] and transposed [F, R]."""
+    cast, transposed = fp8_cast.new_both_orders(len(x), x.shape[1], target)
+    _start_gelu_cast(x, bias, approximate, target, cast, transposed)
+    return cast, transposed
+
+
+def gelu_cast_rows(x: Tensor, bias: Tensor, approximate: str, target: Target) -> Tensor:
+    """GELU(x + bias) of x [R, F] in fp8 [R, F] alone, for a product without a backward pass."""
+    cast = torch.empty_like(x, dtype=target.dtype)
+    _start_gelu_cast(x, bias, approximate, target, cast, None)
+    return cast
+
+
+def _start_gelu_cast(
+    x: Tensor, bias: Tensor, approximate: str, target: Target, cast: Tensor, transposed: Tensor | None
+) -> None:
     num_rows, width = x.shape
-    cast, transposed = fp8_cast.new_both_orders(num_rows, width, target)
     _gelu_cast[(fp8_cast.num_tiles(num_rows, width)[1],)](
         x, bias, cast, transposed, target.scale, bits(target.largest), num_rows, width, approximate == "tanh",
         target.maximum, fp8_cast.BLOCK_ROWS, fp8_cast.BLOCK, num_warps=fp8_cast.NUM_WARPS,
     )  # fmt: skip
-    return cast, transposed
 
 
 def gelu_backward_cast(
@@ -191,6 +204,19 @@ class Weights(NamedTuple):
     norm_bias: Tensor
 
 
+def _without_backward(
+    x: Tensor, x8: Tensor, residual: Tensor, weights: Weights, settings: Settings
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    first, second = settings.first, settings.second
+    inner = first.held_product(x8, first.target(INPUT).inverse, None, x.dtype)  # (T, F)
+    target = second.target(INPUT)
+    a8 = gelu_cast_rows(inner, weights.bias_1, settings.approximate, target)
+    projected = second.held_product(a8, target.inverse, None, x.dtype)  # (T, D)
+    operands = norm_kernels.Operands(projected, weights.bias_2, residual, weights.norm_weight, weights.norm_bias)
+    drop = settings.sites.next(settings.dropout)
+    return norm_kernels.start_forward(operands, settings.eps, drop, settings.following, settings.pre_norm)[:3]
+
+
 def feed_forward(
     x: Tensor, x8: Tensor, residual: Tensor, weights: Weights, settings: Settings
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -198,4 +224,6 @@ def feed_forward(
 
     Returns the two results [T, D] of dropout_add_layer_norm, and the first one in fp8 where something takes it.
     """
+    if settings.first.scaling.evaluates:
+        return _without_backward(x, x8, residual, weights, settings)
     return _FeedForward.apply(x, x8, residual, *weights, settings)

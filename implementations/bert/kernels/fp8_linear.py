@@ -2,19 +2,29 @@
 
 Its input comes in fp8 from the kernel that computed it, or is cast here, in both orders in one pass, as the weight and
 the gradient are. Where there is no such hardware the product is done in fp32 on the same fp8 numbers.
+
+In an evaluation weights do not change: each is cast once, before its first batch, and nothing is kept for a backward
+pass.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bert.kernels.fp8 import GRADIENT, INPUT, ROW_MULTIPLE, WEIGHT, Scaling, Target, product
-from bert.kernels.fp8_cast import cast_transpose, transpose
+from bert.kernels.fp8_cast import cast_rows, cast_transpose, transpose
 from bert.kernels.weight_gradient import into, sources, take
+
+
+class Held(NamedTuple):
+    """A weight [N, K] in fp8 for an evaluation, and what undoes its scale (fp32, 0-d)."""
+
+    cast: Tensor
+    inverse: Tensor
 
 
 class Fp8Linear:
@@ -22,6 +32,11 @@ class Fp8Linear:
 
     def __init__(self, scaling: Scaling, number: int) -> None:
         self.scaling, self.number = scaling, number
+        self.held: Held | None = None
+
+    def runs(self, training: bool) -> bool:
+        """True where the product is done in fp8: in training, and in evaluations by the recipe."""
+        return training or self.scaling.evaluates
 
     def takes_cast(self, num_rows: int) -> bool:
         """True where the kernel that computes an input of so many rows can cast it as well."""
@@ -31,16 +46,34 @@ class Fp8Linear:
         """What a kernel needs to cast one of its tensors; only where ``takes_cast``."""
         return self.scaling.target(self.number, which)
 
+    @torch.no_grad()
+    def hold(self, weight: Tensor) -> None:
+        """Casts the weight [N, K] for the evaluation that begins; each time into the memory where a graph reads it."""
+        target = self.scaling.target_for(weight, self.number, WEIGHT)
+        if self.held is None:
+            self.held = Held(torch.empty_like(weight, dtype=target.dtype), torch.empty_like(target.inverse))
+        cast_rows(weight, target, out=self.held.cast)
+        self.held.inverse.copy_(target.inverse)
+
+    def held_product(self, x8: Tensor, x_inverse: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """x8 [T, K] times the weight that is held, plus bias [N] -> [T, N] of ``dtype``, without gradients."""
+        assert self.held is not None
+        return product(x8, self.held.cast.t(), x_inverse, self.held.inverse, bias, dtype, fast=True)
+
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, x8: Tensor | None = None) -> Tensor:
         """x [T, K], weight [N, K], bias [N] -> [T, N] in x's type. N and K are multiples of 16.
 
-        x8: x in fp8, as ``target(INPUT)`` says, where it is there already.
+        x8: x in fp8, as ``target(INPUT)`` says, where it is there already. In an evaluation the weight held counts.
         """
         num_rows = x.shape[0]
         missing = -num_rows % ROW_MULTIPLE
         if missing:
             x = F.pad(x, (0, 0, 0, missing))
-        y = _Fp8Product.apply(x, x8, weight, bias, self.scaling, self.number)
+        if self.scaling.evaluates:
+            target = self.scaling.target_for(x, self.number, INPUT) if x8 is None else self.target(INPUT)
+            y = self.held_product(cast_rows(x, target) if x8 is None else x8, target.inverse, bias, x.dtype)
+        else:
+            y = _Fp8Product.apply(x, x8, weight, bias, self.scaling, self.number)
         return y[:num_rows] if missing else y
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -83,6 +85,24 @@ class BertForPreTraining(Trainable):
     def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
         """See Trainable."""
         return self.bert.encoder.use_fp8(recipe, device)
+
+    @contextlib.contextmanager
+    def evaluating(self, calibrated: bool = False) -> Iterator[None]:
+        """The mode of an evaluation inside, of the weights as they are now: no dropout; in fp8 where the run has it so.
+
+        calibrated: in fp8 even before the first step, see Scaling.evaluation.
+        """
+        was_training = self.training
+        self.eval()
+        with self.bert.encoder.fp8_evaluation(calibrated):
+            yield
+        self.train(was_training)
+
+    @property
+    def evaluates_in_fp8(self) -> bool:
+        """Whether an evaluation in fp8 is under way."""
+        scaling = self.bert.encoder.fp8_scaling
+        return scaling is not None and scaling.evaluates
 
     def recompute(self, recomputation: Recomputation) -> None:
         """See Trainable."""

@@ -10,8 +10,9 @@ F feed-forward width, N heads, H head width.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -47,8 +48,8 @@ def project(
     bias: Tensor | None,
     x8: Tensor | None = None,
 ) -> Tensor:
-    """The module's matrix product: in training through its fp8 product where it has one. x8: x in fp8, if at hand."""
-    if module.fp8 is not None and module.training:
+    """The module's matrix product: through its fp8 product where it has one that runs. x8: x in fp8, if at hand."""
+    if module.fp8 is not None and module.fp8.runs(module.training):
         return module.fp8(x, weight, bias, x8)
     return linear(x, weight, bias)
 
@@ -71,12 +72,15 @@ class SelfAttention(nn.Module):
         parts = (self.query, self.key, self.value)
         return [tuple(part.weight for part in parts), tuple(part.bias for part in parts)]
 
+    def weight(self) -> Tensor:
+        """Of its matrix product, [3D, D]."""
+        # Three parameters, because LAMB's trust ratio is per tensor; one GEMM, because it is faster.
+        return joined(self.query.weight, self.key.weight, self.value.weight)
+
     def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Tensor:
         """Context [T, D]."""
-        # Three parameters, because LAMB's trust ratio is per tensor; one GEMM, because it is faster.
-        weight = joined(self.query.weight, self.key.weight, self.value.weight)  # (3D, D)
         bias = joined(self.query.bias, self.key.bias, self.value.bias)
-        qkv = project(self, hidden.x, weight, bias, hidden.x8)  # (T, 3D)
+        qkv = project(self, hidden.x, self.weight(), bias, hidden.x8)  # (T, 3D)
         qkv = qkv.view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)
         context = self.attention(qkv, forward_pass, self.dropout if self.training else 0.0)
         return context.reshape(hidden.x.shape)
@@ -97,9 +101,14 @@ class Residual(nn.Module):
 
     def target(self, num_rows: int) -> Target | None:
         """How the product that follows wants the result in fp8; None where it casts for itself, or is none."""
-        if self.following is None or not self.training or not self.following.takes_cast(num_rows):
+        following = self.following
+        if following is None or not following.runs(self.training) or not following.takes_cast(num_rows):
             return None
-        return self.following.target(INPUT)
+        return following.target(INPUT)
+
+    def weight(self) -> Tensor:
+        """Of its matrix product, [D, in]."""
+        return self.dense.weight
 
     def forward(self, x: Tensor, residual: Tensor | None, forward_pass: ForwardPass) -> Hidden:
         """x [T, in], residual [T, D] -> [T, D]; in fp8 too where the next product takes it so."""
@@ -139,6 +148,10 @@ class Intermediate(nn.Module):
         self.approximation = config.gelu_approximation
         self.kernel = kernels.bias_gelu
         self.fp8: Fp8Linear | None = None
+
+    def weight(self) -> Tensor:
+        """Of its matrix product, [F, D]."""
+        return self.dense.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, D] -> [T, F]."""
@@ -193,6 +206,7 @@ class Encoder(nn.Module):
         self.sizes = config.hidden_size, config.intermediate_size
         self.cast_in_kernels = kernels.fp8_cast
         self.fp8_scaling: Scaling | None = None
+        self.fp8_users: list[SelfAttention | Residual | Intermediate] = []
         self.recomputation: Recomputation | None = None
 
     def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
@@ -206,17 +220,33 @@ class Encoder(nn.Module):
                 f"intermediate_size={self.sizes[1]}: use PRECISION=bf16"
             )
         layers = [layer for layer in self.layer if isinstance(layer, Layer)]
-        users = [user for layer in layers for user in (layer.attention.self, layer.intermediate, layer.output)]
+        users: list[SelfAttention | Residual | Intermediate] = [
+            user for layer in layers for user in (layer.attention.self, layer.intermediate, layer.output)
+        ]
         if recipe.output_projection:
             users += [layer.attention.output for layer in layers]
         self.fp8_scaling = Scaling(recipe, len(users), device)
         for number, user in enumerate(users):
             user.fp8 = Fp8Linear(self.fp8_scaling, number)
+        self.fp8_users = users
         if self.cast_in_kernels:
             for layer, next_layer in zip(layers, [*layers[1:], None], strict=True):
                 layer.attention.output.following = layer.intermediate.fp8
                 layer.output.following = next_layer.attention.self.fp8 if next_layer is not None else None
         return self.fp8_scaling
+
+    @contextlib.contextmanager
+    def fp8_evaluation(self, calibrated: bool) -> Iterator[None]:
+        """Where evaluations are in fp8, this one: the weights as they are now, cast once. See Scaling.evaluation."""
+        if self.fp8_scaling is None:
+            yield
+            return
+        with self.fp8_scaling.evaluation(calibrated):
+            if self.fp8_scaling.evaluates:
+                for user in self.fp8_users:
+                    assert user.fp8 is not None
+                    user.fp8.hold(user.weight())
+            yield
 
     def forward(self, x: Tensor, forward_pass: ForwardPass, rows: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D]; with ``rows`` [S] the result of these tokens alone [S, D], which leaves most of the last

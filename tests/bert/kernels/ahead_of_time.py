@@ -82,6 +82,7 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "lamb", _lamb
     yield "lans", _lans
     yield "fp8", _fp8_layer
+    yield "fp8_evaluation", _fp8_evaluation
     yield "assembly", _assembly
 
 
@@ -124,22 +125,41 @@ def _lamb() -> None:
 
 def _fp8_layer() -> None:
     """A layer's fp8 products with the casts in the kernels, between two layers like it."""
+    y, residual = _fp8_forward(_scaling(), 0.1)
+    torch.autograd.backward([y, residual], [torch.empty_like(y), torch.empty_like(residual)])
+
+
+@torch.no_grad()
+def _fp8_evaluation() -> None:
+    """The same in an evaluation: weights that are held, no dropout, nothing for a backward pass."""
+    scaling = _scaling()
+    with scaling.evaluation():
+        _fp8_forward(scaling, 0.0)
+
+
+def _scaling() -> fp8.Scaling:
+    scaling = fp8.Scaling(fp8.Recipe(), 3, META)
+    scaling.calibrated = True
+    return scaling
+
+
+def _fp8_forward(scaling: fp8.Scaling, dropout: float) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, width, inner = 12_288, 1024, 4096
 
     def half(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device=META, requires_grad=True)
 
-    scaling = fp8.Scaling(fp8.Recipe(), 3, META)
-    scaling.calibrated = True
     qkv, first, second = (Fp8Linear(scaling, number) for number in range(3))
-    vectors = [half(width) for _ in range(3)]
+    vectors, qkv_weight = [half(width) for _ in range(3)], half(3 * width, width)
     operands, sites = Operands(half(tokens, width), vectors[0], half(tokens, width), *vectors[1:]), DropoutSites(META)
-    x, residual, x8 = fused_with_cast(operands, 1e-12, 0.1, sites, first.target(fp8.INPUT))
-    settings = fp8_feed_forward.Settings(first, second, "tanh", 1e-12, 0.1, sites, qkv.target(fp8.INPUT))
+    x, residual, x8 = fused_with_cast(operands, 1e-12, dropout, sites, first.target(fp8.INPUT))
+    settings = fp8_feed_forward.Settings(first, second, "tanh", 1e-12, dropout, sites, qkv.target(fp8.INPUT))
     weights = fp8_feed_forward.Weights(half(inner, width), half(inner), half(width, inner), *vectors)
+    if scaling.evaluates:
+        for product, weight in ((qkv, qkv_weight), (first, weights.weight_1), (second, weights.weight_2)):
+            product.hold(weight)
     x, residual, x8 = fp8_feed_forward.feed_forward(x, x8, residual, weights, settings)
-    y = qkv(x, half(3 * width, width), half(3 * width), x8)
-    torch.autograd.backward([y, residual], [torch.empty_like(y), torch.empty_like(residual)])
+    return qkv(x, qkv_weight, half(3 * width), x8), residual
 
 
 def record(only: str) -> dict[str, Launch]:

@@ -8,7 +8,7 @@ import torch
 from bert.kernels import fp8_cases
 from bert.kernels.fp8 import BACKWARD, FORWARD
 from bert.kernels.fp8_cases import LARGE, cast_problems, new_target
-from bert.kernels.fp8_cast import cast_transpose, transpose
+from bert.kernels.fp8_cast import cast_rows, cast_transpose, transpose
 
 INF, NAN = float("inf"), float("nan")
 
@@ -28,7 +28,7 @@ def test_kernels_equal_the_cast_of_pytorch_at_real_size(gpu):
     assert cast_problems(gpu, LARGE[0], LARGE[2]) == {}
 
 
-@pytest.mark.parametrize("wrong", ["cast", "transposed", "largest", "sums"])
+@pytest.mark.parametrize("wrong", ["cast", "transposed", "largest", "sums", "rows alone"])
 def test_a_wrong_cast_is_found(wrong, monkeypatch):
     def broken(x, target, column_sums):
         cast, transposed, sums = cast_transpose(x, target, column_sums)
@@ -36,7 +36,15 @@ def test_a_wrong_cast_is_found(wrong, monkeypatch):
         outcome[wrong].view(-1)[0] = 1.0
         return cast, transposed, sums
 
-    monkeypatch.setattr(fp8_cases, "cast_transpose", broken)
+    def broken_rows(x, target):
+        cast = cast_rows(x, target)
+        cast.view(-1)[0] = 1.0
+        return cast
+
+    if wrong == "rows alone":
+        monkeypatch.setattr(fp8_cases, "cast_rows", broken_rows)
+    else:
+        monkeypatch.setattr(fp8_cases, "cast_transpose", broken)
     assert set(cast_problems(torch.device("cpu"), 32, 48)) == {"float8_e4m3fn", "float8_e5m2"}
 
 

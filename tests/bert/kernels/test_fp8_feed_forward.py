@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 
 import pytest
@@ -46,6 +47,14 @@ def test_casts_in_kernels_equal_separate_ones_bit_for_bit(approximate, device, m
     assert max(found.values()) <= fp8_cases.TOLERANCE, found
 
 
+def test_the_chain_of_an_evaluation_is_that_of_training_and_a_stale_weight_shows(device, monkeypatch):
+    found = fp8_cases.evaluation_differences(device, 16, 32, 32)
+    assert max(found.values()) <= (0.0 if device.type == "cpu" else fp8_cases.TOLERANCE), found
+    hold = fp8_linear.Fp8Linear.hold
+    monkeypatch.setattr(fp8_linear.Fp8Linear, "hold", lambda self, weight: hold(self, weight * 1.1))
+    assert min(fp8_cases.evaluation_differences(device, 16, 32, 32).values()) > fp8_cases.TOLERANCE
+
+
 @pytest.mark.gpu
 def test_casts_in_kernels_equal_separate_ones_at_real_size(gpu):
     found = fp8_cases.differences(gpu, *fp8_cases.LARGE)
@@ -53,8 +62,8 @@ def test_casts_in_kernels_equal_separate_ones_at_real_size(gpu):
     assert max(found.values()) <= fp8_cases.TOLERANCE, found
 
 
-def _encoder(fused, device, recipe="delayed", **settings):
-    encoder = Encoder(CONFIG, kernels.select(kernels.Config(fused=fused, attention="sdpa_loop"), device))
+def _encoder(fused, device, recipe="delayed", config=CONFIG, **settings):
+    encoder = Encoder(config, kernels.select(kernels.Config(fused=fused, attention="sdpa_loop"), device))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
@@ -65,14 +74,19 @@ def _encoder(fused, device, recipe="delayed", **settings):
     return encoder
 
 
+def _input(device, tokens):
+    x = torch.randn(tokens, 32, generator=torch.Generator().manual_seed(3)).to(device, torch.bfloat16)
+    return x, ForwardPass(torch.tensor([0, 5, tokens], dtype=torch.int32, device=device), 16)
+
+
 def _run(encoder, device, tokens=16, factor=1e-3):
     """Result, every gradient, and the magnitudes seen, by name; the same numbers and masks each time."""
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(tokens, 32, generator=generator).to(device, torch.bfloat16).requires_grad_()
+    x, forward_pass = _input(device, tokens)
+    x.requires_grad_()
+    generator = torch.Generator().manual_seed(4)
     upstream = (factor * torch.randn(tokens, 32, generator=generator)).to(device, torch.bfloat16)
-    cu_seqlens = torch.tensor([0, 5, tokens], dtype=torch.int32, device=device)
     torch.manual_seed(3)
-    y = encoder(x, ForwardPass(cu_seqlens, 16))
+    y = encoder(x, forward_pass)
     y.backward(upstream)
     gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
     seen = encoder.fp8_scaling.largest.clone()
@@ -86,6 +100,48 @@ def scales():
     _run(encoder, CPU)
     encoder.fp8_scaling.update(ALONE)
     return {**encoder.fp8_scaling.state_dict(), "calibrated": True}
+
+
+@pytest.mark.parametrize(
+    ("fused", "recipe", "tokens", "projection", "separate_casts"),  # of activations, in both passes
+    [
+        ("none", "delayed", 13, True, 16),
+        ("none", "current", 16, False, 12),
+        (CASTS_IN_KERNELS, "delayed", 16, False, 1 + 3),  # of the embeddings, and of the last layer's few rows
+        (CASTS_IN_KERNELS, "delayed", 13, True, 16),
+    ],
+)
+def test_an_evaluation_is_the_forward_pass_of_training_without_dropout_bit_for_bit(
+    fused, recipe, tokens, projection, separate_casts, scales, device, monkeypatch
+):
+    config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    encoder = _encoder(fused, device, recipe, config, output_projection=projection)
+    if not projection:
+        encoder.fp8_scaling.load_state_dict(scales)
+    else:
+        _run(encoder, device)
+        encoder.fp8_scaling.update(ALONE)
+    expected = _run(encoder, device, tokens)["result"]
+    encoder.fp8_scaling.largest.zero_()
+    before = [tensor.clone() for tensor in encoder.fp8_scaling.state_tensors()]
+    unneeded = lambda *_, **named: pytest.fail("what only a backward pass needs")  # noqa: E731
+    for module, name in (
+        (fp8_linear, "cast_transpose"),
+        (fp8_feed_forward, "cast_transpose"),
+        (fp8_feed_forward, "gelu_cast"),
+    ):
+        monkeypatch.setattr(module, name, unneeded)
+    cast_rows, casts = fp8_linear.cast_rows, []
+    monkeypatch.setattr(fp8_linear, "cast_rows", lambda *args, **out: casts.append(out) or cast_rows(*args, **out))
+    encoder.eval()
+    with torch.no_grad(), encoder.fp8_evaluation(calibrated=False):
+        found = encoder(*_input(device, tokens))
+        some = encoder(*_input(device, tokens), torch.tensor([1, 4, 9], device=device))  # no multiple of 16 at the end
+    assert torch.equal(found, expected)
+    # The current recipe measures these rows alone.
+    assert fp8_cases.relative_difference(some, expected[[1, 4, 9]]) < 0.1
+    assert casts.count({}) == separate_casts
+    assert all(torch.equal(a, b) for a, b in zip(before, encoder.fp8_scaling.state_tensors(), strict=True))
 
 
 def _watched(encoder, device, monkeypatch, **arguments):
