@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bert import hub, shard_files
 from bert.env import ConfigError, env
-from bert.files import whole_file
+from bert.files import damage, whole_file
 from bert.model.bert import BertForPreTraining
 from bert.model.init import Piece, first_weights
 from bert.shard_files import Part, WholeTensors, complete
@@ -95,8 +95,7 @@ def read_state_dict(path: Path) -> Mapping[str, Tensor]:
     try:
         loaded = _read(path)
     except Exception as error:  # each format has its own errors for a damaged file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"INIT_CHECKPOINT={path}: not a readable checkpoint ({reason})") from None
+        raise ConfigError(f"INIT_CHECKPOINT={path}: not a readable checkpoint ({damage(error)})") from None
     for key in ("model", "state_dict"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
@@ -375,7 +374,6 @@ def newest(config: Config) -> dict[str, Any] | None:
             return shard_files.read(found[-1].parent)
         return torch.load(found[-1], map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"{place(found[-1])}: damaged checkpoint ({reason}): remove it to resume from the one before"
+            f"{place(found[-1])}: damaged checkpoint ({damage(error)}): remove it to resume from the one before"
         ) from None

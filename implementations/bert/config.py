@@ -79,19 +79,20 @@ class Config(ModelFiles, Hardware):
         self.profile.check(self.run, min(self.max_steps, self.steps_this_run or self.max_steps))
         if self.steps_this_run and self.checkpoint.directory is None:
             raise ConfigError("STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from")
-        if self.checkpoint.shards and (self.zero.is_deepspeed or not self.optim.is_sharded(self.device)):
-            raise ConfigError("CHECKPOINT_SHARDS=1 needs a sharded optimizer of ours: set SHARD_OPTIMIZER=1")
-        self._check_device()
+        if self.checkpoint.shards and self.zero.is_deepspeed:
+            raise ConfigError(
+                "CHECKPOINT_SHARDS=1 writes our own engine's shards: with ENGINE=deepspeed set CHECKPOINT_SHARDS=0 "
+                "DEEPSPEED_CHECKPOINTS=1"
+            )
+        if self.checkpoint.shards and not self.optim.is_sharded(self.device):
+            raise ConfigError("CHECKPOINT_SHARDS=1 needs a sharded optimizer: set SHARD_OPTIMIZER=1")
         self.zero.check(
             self.optim,
             self.numerics,
             self.device,
-            {
-                "CUDA_GRAPH=1": bool(self.graph.cuda_graph),
-                "WARMUP_RUN=1": bool(self.warm_up),
-                "CHECKPOINT_SHARDS=1": self.checkpoint.shards,
-            },
+            {"CUDA_GRAPH=1": bool(self.graph.cuda_graph), "WARMUP_RUN=1": bool(self.warm_up)},
         )
+        self._check_device()
         if self.data.max_seq_length > self.model.max_position_embeddings:
             raise ConfigError(
                 f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds max_position_embeddings "

@@ -10,37 +10,30 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from bert import variables
 from bert.env import ConfigError
-from bert.zero import ds_config
+from bert.zero import ds_config, ds_zero
 
 
 def exports(path: Path, ranks: int) -> Iterator[str]:
     """Lines of shell. Raises ConfigError, naming the entry, for what our own engine does not do."""
+    if ranks < 1:
+        raise ConfigError(f"--ranks is {ranks}: expected at least 1")
     found = ds_config.read(path)
-    zero = found.get("zero_optimization", {})
-    offloads = [(zero.get(f"offload_{what}") or {}).get("device", "none") != "none" for what in ("optimizer", "param")]
-    if zero.get("stage") == 3 or any(offloads):
+    zero = ds_zero.of(found)
+    if zero.get("stage") == 3 or ds_zero.offloads(zero):
         raise ConfigError(
             f"{path}: zero_optimization: our own engine has no stage 3 and no offload: set ENGINE=deepspeed"
         )
     for key, name, value, explicit in ds_config.meanings(found, ranks):
-        yield f"export {name}={value} # {key}{'' if explicit else ', the default'}"
-    if zero.get("stage") == 2:
-        yield "export SHARD_GRADIENTS=1 # zero_optimization.stage"
-    for key in ignored(found):
+        yield f"export {name}={shlex.quote(value)} # {key}{'' if explicit else ', the default'}"
+    for key in ds_config.ignored(found):
         yield f"# {key}: DeepSpeed's alone, without a variable here"
-
-
-def ignored(found: Mapping[str, Any]) -> list[str]:
-    """Entries that only DeepSpeed's engine heeds."""
-    zero = [f"zero_optimization.{key}" for key in found.get("zero_optimization", {}) if key != "stage"]
-    return sorted([*(found.keys() & ds_config.DEEPSPEED_ONLY), *zero])
 
 
 def environment(environ: Mapping[str, str]) -> Iterator[str]:

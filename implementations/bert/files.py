@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -45,3 +46,13 @@ def sync(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+def damage(error: Exception) -> str:
+    """Why PyTorch could not read a file, in a few words: each kind of damage has its own error.
+
+    Of what cannot be unpickled PyTorch advises to trust the file all the same, which is no cure for a damaged one.
+    """
+    if isinstance(error, pickle.UnpicklingError):
+        return "not what torch.save writes, or cut off"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

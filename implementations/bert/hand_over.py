@@ -13,6 +13,7 @@ from bert import shard_files
 from bert.checkpoint import canonical_name
 from bert.config import Config
 from bert.env import ConfigError
+from bert.files import damage
 from bert.step import Trainer
 
 DECODER = "cls.predictions.decoder.weight"  # tied: DeepLearningExamples names it twice and optimizes it once
@@ -37,8 +38,7 @@ def read(config: Config, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
         else:
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file, or none of PyTorch's
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"INIT_OPTIMIZER=1: {path} is not a readable checkpoint ({reason})") from None
+        raise ConfigError(f"INIT_OPTIMIZER=1: {path} is not a readable checkpoint ({damage(error)})") from None
     optimizer = saved.get("optimizer") if isinstance(saved, Mapping) else None
     if isinstance(optimizer, Mapping) and "masters" in optimizer:
         trained_with = saved.get("run", {}).get("OPTIMIZER")

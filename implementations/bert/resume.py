@@ -29,7 +29,7 @@ def newest(config: checkpoint.Config) -> dict[str, Any] | None:
         theirs = zero_checkpoints.folders(config.directory)
         last = checkpoint.place(ours[-1]).stem.rpartition("_")[2] if ours else ""
         if theirs and theirs[-1].name.rpartition("_")[2] > last:
-            return zero_checkpoints.read(theirs[-1])
+            return zero_checkpoints.read(theirs[-1], "remove it to resume from the one before")
     return checkpoint.newest(config)
 
 

@@ -13,6 +13,7 @@ import torch
 from bert import checkpoint, hub, kernel_choice
 from bert.dist import World
 from bert.env import ConfigError
+from bert.files import damage
 from bert.hardware import Hardware
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
@@ -90,8 +91,7 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
         try:
             said = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # a damaged file has many errors
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(f"{checkpoint.place(path)}: not a readable checkpoint ({reason})") from None
+            raise ConfigError(f"{checkpoint.place(path)}: not a readable checkpoint ({damage(error)})") from None
     beside = bert_config or hub.config_beside(path)
     if bert_config is None and "bert_config" in said:
         try:

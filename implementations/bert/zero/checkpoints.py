@@ -16,7 +16,7 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from bert.env import ConfigError
-from bert.files import name_folder, sync, whole_file
+from bert.files import damage, name_folder, sync, whole_file
 from bert.shard_files import WholeTensors
 from bert.stop import TrainingError
 from bert.zero.partitions import MASTERS, STEPS
@@ -82,15 +82,17 @@ def _publish(directory: Path, partial: str, name: str) -> None:
         latest.write_text(name, encoding="utf-8")
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """The state as in a step_*.pt of ours; its tensors are mappings that read when asked. Raises ConfigError."""
+def read(folder: Path, instead: str = "give another") -> dict[str, Any]:
+    """The state as in a step_*.pt of ours; its tensors are mappings that read when asked.
+
+    Raises ConfigError for a damaged one; instead: what to do then.
+    """
     load(f"{folder} is a checkpoint of DeepSpeed's")
     try:
         index = torch.load(folder / INDEX, map_location="cpu", weights_only=True)
         shards = [_shard(folder, rank) for rank in range(len(index["segments"]))]
     except Exception as error:  # each kind of damage has its own
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"{folder}: damaged checkpoint ({reason}): remove it to resume from the one before") from None
+        raise ConfigError(f"{folder}: damaged checkpoint ({damage(error)}): {instead}") from None
     names = list(index["shapes"])
     optimizer: dict[str, Any] = {"num_steps": index["num_steps"]}
     for part in index["parts"]:

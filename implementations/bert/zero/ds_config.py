@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert.env import ConfigError
+from bert.zero import ds_zero
+from bert.zero.ds_values import flag, integer, number, section, text
 
 
 class Meaning(NamedTuple):
@@ -26,16 +28,17 @@ CHECKS = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "check
 # What has no variable here: DeepSpeed's engine heeds it, our own does without.
 DEEPSPEED_ONLY = MEASURING | MONITORS | TRANSPORT | CHECKS
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-# Entries of zero_optimization that cut what our rules run on in other ways than partitions.py knows.
-FOREIGN_PARTITIONS = ("zenflow", "zero_hpz_partition_size", "mics_shard_size", "elastic_checkpoint", "autoep")
-# How PRECISION=fp16 behaves, in DeepSpeed's words.
-FP16 = {
+# How PRECISION=fp16 and bf16 behave, in DeepSpeed's words.
+FP16: dict[str, Any] = {
     "hysteresis": 1,
     "consecutive_hysteresis": False,
     "min_loss_scale": 1,
     "auto_cast": False,
     "fp16_master_weights_and_grads": False,
 }
+FP16_KEYS = {"enabled", "loss_scale", "initial_scale_power", "loss_scale_window", *FP16}
+BF16 = {"bf16_master_weights_and_grads": False, "bf16_optimizer_states": False}
+BF16_DEEPSPEED_ONLY = {"immediate_grad_update", "check_grad_overflow"}
 ADAM = {
     "betas": ("OPT_ADAM_BETA_1", "OPT_ADAM_BETA_2"),
     "eps": "OPT_ADAM_EPSILON",
@@ -69,16 +72,39 @@ def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
     rest = dict(found)
     said = [*_batch(rest, world_size)]
     for key, translate in _TRANSLATIONS.items():
-        if key in rest or key in ("fp16", "bf16"):
-            said += translate(rest.pop(key, {}))
-    if not any(meaning.name == "PRECISION" for meaning in said):
+        if key in rest:
+            said += translate(rest.pop(key))
+    enabled = [meaning.key for meaning in said if meaning.name == "PRECISION"]
+    if len(enabled) > 1:
+        raise ConfigError(f"DEEPSPEED_CONFIG: {' and '.join(enabled)} are both true: enable one of them")
+    if not enabled:
         said.append(Meaning("neither bf16 nor fp16 is enabled", "PRECISION", "fp32", explicit=False))
-    if "scheduler" in found:  # it decides over the optimizer's own rate
-        said = [meaning for meaning in said if meaning.key != "optimizer.params.lr"]
     unknown = sorted(rest.keys() - DEEPSPEED_ONLY)
     if unknown:
         raise ConfigError(f"DEEPSPEED_CONFIG: {', '.join(unknown)}: nothing here does that; take it out")
-    return said
+    section(found.get("checkpoint", {}), "checkpoint")
+    return _one_rate(said)
+
+
+def _one_rate(said: list[Meaning]) -> list[Meaning]:
+    """The scheduler's rate decides over the optimizer's, also where it is a default, which nobody may have meant."""
+    rates = {meaning.key: meaning for meaning in said if meaning.name == "LR"}
+    optimizers, schedulers = rates.get("optimizer.params.lr"), rates.get("scheduler.params.warmup_max_lr")
+    if optimizers is None or schedulers is None:
+        return said
+    if not schedulers.explicit and optimizers.value != schedulers.value:
+        raise ConfigError(
+            f"DEEPSPEED_CONFIG: optimizer.params.lr is {optimizers.value}, and scheduler.params.warmup_max_lr, which "
+            f"decides, is not set: DeepSpeed's default is {schedulers.value}: set it"
+        )
+    return [meaning for meaning in said if meaning is not (optimizers if schedulers.explicit else schedulers)]
+
+
+def ignored(found: dict[str, Any]) -> list[str]:
+    """Entries that only DeepSpeed's engine heeds."""
+    zero = [f"{ds_zero.SECTION}.{key}" for key in found.get(ds_zero.SECTION, {}) if key != "stage"]
+    bf16 = [f"bf16.{key}" for key in BF16_DEEPSPEED_ONLY & found.get("bf16", {}).keys()]
+    return sorted([*(found.keys() & DEEPSPEED_ONLY), *bf16, *zero])
 
 
 def _batch(rest: dict[str, Any], world_size: int) -> Iterator[Meaning]:
@@ -103,9 +129,7 @@ def _batch(rest: dict[str, Any], world_size: int) -> Iterator[Meaning]:
 
 
 def _count(value: Any, key: str) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ConfigError(f"DEEPSPEED_CONFIG: {key} is {value!r}: expected an integer, at least 1")
-    return value
+    return None if value is None else integer(value, key)
 
 
 def _quotient(whole: int, part: int, key: str, world_size: int) -> int:
@@ -117,112 +141,131 @@ def _quotient(whole: int, part: int, key: str, world_size: int) -> int:
     return whole // part
 
 
-def _bf16(entry: dict[str, Any]) -> Iterator[Meaning]:
-    if entry.get("enabled"):
-        yield Meaning("bf16.enabled", "PRECISION", "bf16")
+def _bf16(value: Any) -> Iterator[Meaning]:
+    entry = section(value, "bf16", {"enabled", *BF16, *BF16_DEEPSPEED_ONLY})
+    if not flag(entry, "bf16", "enabled"):
+        return
+    yield Meaning("bf16.enabled", "PRECISION", "bf16")
+    _expect(entry, "bf16", BF16, "with PRECISION=bf16 masters and states are fp32")
 
 
-def _fp16(entry: dict[str, Any]) -> Iterator[Meaning]:
-    if not entry.get("enabled"):
+def _fp16(value: Any) -> Iterator[Meaning]:
+    entry = section(value, "fp16", FP16_KEYS)
+    if not flag(entry, "fp16", "enabled"):
         return
     yield Meaning("fp16.enabled", "PRECISION", "fp16")
-    if entry.get("loss_scale"):
-        yield Meaning("fp16.loss_scale", "LOSS_SCALE", _number(entry["loss_scale"]))
-    for key, ours in FP16.items():
-        if entry.get(key, ours) != ours:
+    if scale := number(entry.get("loss_scale", 0), "fp16.loss_scale"):
+        yield Meaning("fp16.loss_scale", "LOSS_SCALE", text(scale))
+    _expect(
+        entry, "fp16", FP16,
+        "with PRECISION=fp16 masters are fp32, and the loss scale halves at every overflow, down to 1",
+    )  # fmt: skip
+    power = integer(entry.get("initial_scale_power", 16), "fp16.initial_scale_power", at_least=0, at_most=127)
+    yield _of(entry, "fp16", "initial_scale_power", "INIT_LOSS_SCALE", 2.0**power)
+    window = integer(entry.get("loss_scale_window", 1000), "fp16.loss_scale_window")
+    yield _of(entry, "fp16", "loss_scale_window", "LOSS_SCALE_GROWTH", window)
+
+
+def _expect(entry: dict[str, Any], where: str, ours: dict[str, Any], why: str) -> None:
+    for key, value in ours.items():
+        if entry.get(key, value) != value:
             raise ConfigError(
-                f"DEEPSPEED_CONFIG: fp16.{key} is {entry[key]!r}: with PRECISION=fp16 masters are fp32, and the loss "
-                f"scale halves at every overflow, down to 1: take it out, or set {json.dumps(ours)}"
+                f"DEEPSPEED_CONFIG: {where}.{key} is {entry[key]!r}: {why}: take it out, or set {json.dumps(value)}"
             )
-    yield _of(entry, "fp16", "initial_scale_power", "INIT_LOSS_SCALE", 16, lambda power: _number(2.0**power))
-    yield _of(entry, "fp16", "loss_scale_window", "LOSS_SCALE_GROWTH", 1000, _number)
 
 
-def _of(entry: dict[str, Any], section: str, key: str, name: str, default: Any, shown: Callable[[Any], str]) -> Meaning:
-    """What an entry means, or DeepSpeed's default where it does not stand there."""
-    return Meaning(f"{section}.{key}", name, shown(entry.get(key, default)), explicit=key in entry)
+def _of(entry: dict[str, Any], where: str, key: str, name: str, value: float) -> Meaning:
+    """An entry that has a default of DeepSpeed's; value: the one that counts."""
+    return Meaning(f"{where}.{key}", name, text(value), explicit=key in entry)
 
 
-def _number(value: float) -> str:
-    return f"{value:.10g}"
-
-
-def _clipping(value: float) -> Iterator[Meaning]:
-    if value:
-        yield Meaning("gradient_clipping", "MAX_GRAD_NORM", _number(value))
-    else:
-        yield Meaning("gradient_clipping", "MAX_GRAD_NORM", "1e+30")  # never reached: DeepSpeed does not clip
+def _clipping(value: Any) -> Iterator[Meaning]:
+    norm = number(value, "gradient_clipping") or 1e30  # never reached: DeepSpeed does not clip
+    yield Meaning("gradient_clipping", "MAX_GRAD_NORM", text(norm))
     yield Meaning("gradient_clipping", "CLIP", "after", explicit=False)
 
 
-def _zero(entry: dict[str, Any]) -> Iterator[Meaning]:
-    stage = entry.get("stage", 0)
-    if stage not in (0, 1, 2, 3):
-        raise ConfigError(f"DEEPSPEED_CONFIG: zero_optimization.stage is {stage!r}: expected 0, 1, 2 or 3")
-    yield Meaning("zero_optimization.stage", "SHARD_OPTIMIZER", "1" if stage else "0")
-    for key in FOREIGN_PARTITIONS:
-        if entry.get(key) and entry[key] not in (-1, 1):
-            raise ConfigError(f"DEEPSPEED_CONFIG: zero_optimization.{key} is not supported here: take it out")
+def _zero(value: Any) -> Iterator[Meaning]:
+    stage, key = ds_zero.of({ds_zero.SECTION: value}).get("stage", 0), f"{ds_zero.SECTION}.stage"
+    yield Meaning(key, "SHARD_OPTIMIZER", "1" if stage else "0")
+    yield Meaning(key, "SHARD_GRADIENTS", "1" if stage > 1 else "0")
 
 
-def _optimizer(entry: dict[str, Any]) -> Iterator[Meaning]:
-    kind, params = str(entry.get("type", "")), dict(entry.get("params", {}))
+def _optimizer(value: Any) -> Iterator[Meaning]:
+    entry = section(value, "optimizer", {"type", "params"})
+    where = "optimizer.params"
+    kind, params = str(entry.get("type", "")), dict(section(entry.get("params", {}), where))
     if kind.lower() in ("adam", "adamw"):
-        decoupled = params.pop("adam_w_mode", True) or kind.lower() == "adamw"  # DeepSpeed's Adam is AdamW unless told
+        # DeepSpeed's Adam is AdamW unless the JSON says otherwise.
+        decoupled = flag(params, where, "adam_w_mode", True) or kind.lower() == "adamw"
         yield Meaning("optimizer.type", "OPTIMIZER", "adamw" if decoupled else "adam")
         names: dict[str, Any] = ADAM
-        if not params.pop("bias_correction", True):
-            yield Meaning("optimizer.params.bias_correction", "OPT_ADAM_BIAS_CORRECTION", "0")
+        if not flag(params, where, "bias_correction", True):
+            yield Meaning(f"{where}.bias_correction", "OPT_ADAM_BIAS_CORRECTION", "0")
+        flags = {"adam_w_mode", "bias_correction", "torch_adam"}
     elif kind.lower() == "lamb":
         yield Meaning("optimizer.type", "OPTIMIZER", "lamb")
-        names = LAMB
+        names, flags = LAMB, set()
     else:
         raise ConfigError(
             f"DEEPSPEED_CONFIG: optimizer.type is {kind!r}: expected Adam, AdamW or Lamb; others by OPTIMIZER"
         )
-    params.pop("torch_adam", None)
+    if unknown := sorted(params.keys() - names.keys() - flags - {"lr"}):
+        raise ConfigError(f"DEEPSPEED_CONFIG: {where} {', '.join(unknown)}: our {kind} has no such setting")
     if "lr" in params:
-        yield Meaning("optimizer.params.lr", "LR", _number(params.pop("lr")))
+        yield Meaning(f"{where}.lr", "LR", text(number(params["lr"], f"{where}.lr", above=0)))
     for key in names.keys() & params.keys():
-        values = params.pop(key)
-        for name, value in zip(names[key], values, strict=True) if key == "betas" else [(names[key], values)]:
-            yield Meaning(f"optimizer.params.{key}", name, _number(value))
-    if params:
-        raise ConfigError(
-            f"DEEPSPEED_CONFIG: optimizer.params {', '.join(sorted(params))}: our {kind} has no such setting"
-        )
+        pair = _pair(params[key], f"{where}.{key}") if key == "betas" else [params[key]]
+        for name, found in zip(names[key] if key == "betas" else [names[key]], pair, strict=True):
+            yield Meaning(f"{where}.{key}", name, text(number(found, f"{where}.{key}")))
 
 
-def _scheduler(entry: dict[str, Any]) -> Iterator[Meaning]:
+def _pair(value: Any, key: str) -> list[Any]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ConfigError(f"DEEPSPEED_CONFIG: {key} is {value!r}: expected two numbers, in brackets")
+    return value
+
+
+def _scheduler(value: Any) -> Iterator[Meaning]:
     """WarmupDecayLR is ``poly`` with its default degree of 1."""
-    kind, params = entry.get("type"), dict(entry.get("params", {}))
+    entry, where = section(value, "scheduler", {"type", "params"}), "scheduler.params"
+    kind = entry.get("type")
     if kind != "WarmupDecayLR":
         raise ConfigError(
             f"DEEPSPEED_CONFIG: scheduler.type is {kind!r}: expected WarmupDecayLR; others by LR_SCHEDULE"
         )
-    if params.pop("warmup_type", "log") != "linear":
+    params = section(entry.get("params", {}), where)
+    if params.get("warmup_type", "log") != "linear":
         raise ConfigError('DEEPSPEED_CONFIG: scheduler.params.warmup_type: expected "linear"; its default is "log"')
-    if params.pop("warmup_min_lr", 0):
+    if number(params.get("warmup_min_lr", 0), f"{where}.warmup_min_lr"):
         raise ConfigError("DEEPSPEED_CONFIG: scheduler.params.warmup_min_lr: the warm-up here begins at 0")
+    known = {"warmup_type", "warmup_min_lr", "total_num_steps", "warmup_max_lr", "warmup_num_steps"}
+    for key in sorted(params.keys() - known):
+        raise ConfigError(f"DEEPSPEED_CONFIG: scheduler.params.{key}: our poly has no such setting")
     yield Meaning("scheduler.type", "LR_SCHEDULE", "poly")
-    names = {"total_num_steps": "LR_DECAY_STEPS", "warmup_max_lr": "LR", "warmup_num_steps": "WARMUP_STEPS"}
-    for key, value in params.items():
-        if key not in names:
-            raise ConfigError(f"DEEPSPEED_CONFIG: scheduler.params.{key}: our poly has no such setting")
-        yield Meaning(f"scheduler.params.{key}", names[key], _number(value))
+    if "total_num_steps" in params:
+        yield Meaning(
+            f"{where}.total_num_steps", "LR_DECAY_STEPS",
+            text(integer(params["total_num_steps"], f"{where}.total_num_steps")),
+        )  # fmt: skip
+    rate = number(params.get("warmup_max_lr", 0.001), f"{where}.warmup_max_lr", above=0)
+    yield _of(params, where, "warmup_max_lr", "LR", rate)
+    steps = integer(params.get("warmup_num_steps", 1000), f"{where}.warmup_num_steps")
+    yield _of(params, where, "warmup_num_steps", "WARMUP_STEPS", steps)
 
 
-def _activation_checkpointing(entry: dict[str, Any]) -> Iterator[Meaning]:
+def _activation_checkpointing(value: Any) -> Iterator[Meaning]:
     """It speaks of a function of DeepSpeed's that this model does not call."""
-    for key in sorted(key for key, value in entry.items() if value):
+    entry = section(value, "activation_checkpointing")
+    for key in sorted(key for key, asked in entry.items() if asked):
         raise ConfigError(
             f"DEEPSPEED_CONFIG: activation_checkpointing.{key}: RECOMPUTE_LAYERS does that here: take this out"
         )
     return iter(())
 
 
-def _steps_per_print(value: int) -> Iterator[Meaning]:
-    yield Meaning("steps_per_print", "LOG_EVERY_STEPS", str(value))
+def _steps_per_print(value: Any) -> Iterator[Meaning]:
+    yield Meaning("steps_per_print", "LOG_EVERY_STEPS", text(integer(value, "steps_per_print")))
 
 
 _TRANSLATIONS: dict[str, Callable[[Any], Iterator[Meaning]]] = {

@@ -12,9 +12,11 @@ import torch
 from bert import optim
 from bert.env import ConfigError, env
 from bert.precision import Precision
-from bert.zero import ds_config
+from bert.zero import ds_config, ds_zero
+from bert.zero.ds_values import section
 from bert.zero.step import check_fp16, load
 
+INSTEAD = {"WARMUP_STEPS": "WARMUP_PROPORTION"}  # the variable that says the same in another unit
 NEVER = 1 << 62  # steps between DeepSpeed's own progress lines
 WRITE_ELSEWHERE = {"use_node_local_storage", "writer"}  # entries by which files lie on several nodes, or come later
 
@@ -59,9 +61,11 @@ class Config:
                 raise ConfigError(f"DEEPSPEED_CONFIG={self.path} and ENGINE is not deepspeed: set it, or unset this")
             return
         found = self.json()
-        zero = found.get("zero_optimization", {})
+        zero = ds_zero.of(found)
         deepspeed = load()
-        if self.checkpoints and (elsewhere := sorted(WRITE_ELSEWHERE & found.get("checkpoint", {}).keys())):
+        if self.checkpoints and (
+            elsewhere := sorted(WRITE_ELSEWHERE & section(found.get("checkpoint", {}), "checkpoint").keys())
+        ):
             raise ConfigError(
                 f"DEEPSPEED_CHECKPOINTS=1 and checkpoint.{elsewhere[0]} in {self.path}: it would get its name "
                 "before it is whole: take the entry out"
@@ -71,12 +75,13 @@ class Config:
                 f"ENGINE=deepspeed and zero_optimization.stage is 0 in {self.path}: set 1, 2 or 3; without ZeRO, unset "
                 "ENGINE"
             )
-        for key in ("offload_optimizer", "offload_param"):
-            offload = zero.get(key) or {}
-            if offload.get("device") == "nvme" or offload.get("ratio", 1) != 1:
+        for key, offload in ds_zero.offloads(zero).items():
+            if offload["device"] == "nvme" or offload.get("ratio", 1) != 1 or offload.get("super_offload"):
                 raise ConfigError(
-                    f"ENGINE=deepspeed: {self.path}: {key}: device nvme and a ratio are not supported: set cpu"
+                    f"ENGINE=deepspeed: {self.path}: {key}: device nvme, a ratio and super_offload are not supported: "
+                    "set cpu alone"
                 )
+        ds_zero.validate(deepspeed, zero)
         wrong = {name for name, is_set in others.items() if is_set}
         if optimizer.is_apex:
             wrong.add(f"OPTIMIZER={optimizer.optimizer}")
@@ -123,12 +128,15 @@ def merged(environ: Mapping[str, str]) -> Mapping[str, str]:
         return environ
     path = environ["DEEPSPEED_CONFIG"].strip()
     world_size = environ.get("WORLD_SIZE", "").strip()
-    said = ds_config.meanings(ds_config.read(Path(path)), int(world_size) if world_size.isdecimal() else 1)
+    said = ds_config.meanings(
+        ds_config.read(Path(path)), int(world_size) if world_size.isdecimal() and int(world_size) else 1
+    )
     filled = dict(environ)
     for key, name, value, explicit in said:
         mine = environ.get(name, "").strip()
         if not mine or mine == "auto":
-            filled[name] = value
+            if explicit or not environ.get(INSTEAD.get(name, ""), "").strip():
+                filled[name] = value
         elif explicit and not _alike(mine, value):
             raise ConfigError(f"{path}: {key} means {name}={value}, and {name}={mine} is set: correct one of them")
     return filled

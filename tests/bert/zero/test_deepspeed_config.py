@@ -55,17 +55,38 @@ def test_a_shell_that_evaluates_the_exports_has_the_settings_of_the_json(saved, 
         assert f"# {alone}: DeepSpeed's alone" in printed
 
 
-@pytest.mark.parametrize(("stage", "names"), [(1, ["SHARD_OPTIMIZER"]), (2, ["SHARD_OPTIMIZER", "SHARD_GRADIENTS"])])
-def test_a_stage_shards_as_much_here(saved, capsys, stage, names):
+@pytest.mark.parametrize(("stage", "gradients"), [(1, 0), (2, 1)])
+def test_a_stage_shards_as_much_here(saved, capsys, stage, gradients):
     assert main([saved({"zero_optimization": {"stage": stage}})], {}) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "SHARD" in line]
-    assert [line.split(" #")[0] for line in lines] == [f"export {name}=1" for name in names]
+    assert [line.split(" #")[0] for line in lines] == [
+        "export SHARD_OPTIMIZER=1",
+        f"export SHARD_GRADIENTS={gradients}",
+    ]
 
 
-@pytest.mark.parametrize("zero", [{"stage": 3}, {"stage": 2, "offload_optimizer": {"device": "cpu"}}])
+@pytest.mark.parametrize(
+    "zero",
+    [{"stage": 3}, {"stage": 2, "offload_optimizer": {"device": "cpu"}}, {"stage": 2, "cpu_offload": True}],
+)
 def test_what_our_own_engine_does_not_do_is_an_error(saved, capsys, zero):
     assert main([saved({"zero_optimization": zero})], {}) == 2
     assert "our own engine has no stage 3 and no offload" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ranks", ["0", "-1"])
+def test_fewer_ranks_than_one_are_an_error(saved, capsys, ranks):
+    assert main([saved({"train_batch_size": 12}), "--ranks", ranks], {}) == 2
+    assert f"--ranks is {ranks}: expected at least 1" in capsys.readouterr().err
+
+
+def test_the_defaults_of_a_scheduler_are_exported_and_marked_as_such(saved, capsys):
+    decay = {"type": "WarmupDecayLR", "params": {"warmup_type": "linear", "total_num_steps": 1e5}}
+    assert main([saved({"scheduler": decay})], {}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "export LR=0.001 # scheduler.params.warmup_max_lr, the default" in lines
+    assert "export WARMUP_STEPS=1000 # scheduler.params.warmup_num_steps, the default" in lines
+    assert "export LR_DECAY_STEPS=100000 # scheduler.params.total_num_steps" in lines
 
 
 def test_the_environment_is_what_is_set_but_for_the_place_of_a_rank(capsys):

@@ -114,3 +114,8 @@ def test_deepspeeds_checkpoints_resume_exactly_convert_to_ours_and_are_made_of_o
 def test_a_folder_that_is_no_checkpoint_of_deepspeeds_is_one_line(tmp_path, capsys):
     assert convert([str(tmp_path), str(tmp_path / "out.pt")]) == 2
     assert "expected CHECKPOINT_DIR/deepspeed_<step>" in capsys.readouterr().err
+    (tmp_path / "bert.pt").write_bytes(b"damaged")
+    assert convert([str(tmp_path), str(tmp_path / "out.pt")]) == 2
+    said = capsys.readouterr().err
+    assert "damaged checkpoint (not what torch.save writes, or cut off): give another" in said
+    assert "weights_only" not in said
