@@ -8,10 +8,13 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from math import nan
 from pathlib import Path
 from typing import Any
 
-from review.certify.records import LABELS, Records
+import numpy as np
+
+from review.certify.records import LABELS, REDUCTIONS, Records
 from review.logs.findings import ReviewError
 from review.logs.output import write_whole
 
@@ -19,7 +22,11 @@ FOLDER = Path("baselines")
 WARN, FAIL = 0.03, 0.05  # slower by so much, and by more than the tests repeat
 DEVIATIONS = 3.0
 # What must be the same for a comparison of times to mean anything.
-_SAME = ("devices", "ranks_per_node", "model", "batch_size", "precision", "max_seq_length")
+_DATA = ("batch_size", "gradient_steps", "max_seq_length", "packed")
+_SAME = ("devices", "ranks_per_node", "model", "precision", "optimizer", *_DATA)
+WHOLE = "together_whole"
+_WORDS = LABELS | {WHOLE: f"{LABELS['together']}, with the wait"}
+_SEVERAL_NODES = ("pairs", "together", WHOLE, "reduce_pairs", "reduce_together")
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,18 @@ class Change:
 
 
 def measure(records: Records, name: str) -> Baseline:
-    """The figures of a test: of each stage and part of the load the median of all ranks. Raises ReviewError."""
+    """The figures of a test: of each stage and part of the load the median of all ranks, and of each all-reduce.
+
+    What has run in one round alone is left out: nothing says how well it repeats. Raises ReviewError.
+    """
     config = _json(records.folder / "config.json")
+    model, precision = config.get("model"), config.get("settled_precision")
+    if not model or not precision:
+        raise ReviewError(
+            f"{records.folder / 'config.json'}: does not say what model of what precision was trained, as an earlier "
+            "certify.sh wrote it: run the test again"
+        )
+    data = config.get("data", {})
     environment = _json(records.folder / "environment.json")
     per_node = max(place.local_rank for place in records.places.values()) + 1
     machine = {
@@ -56,40 +73,42 @@ def measure(records: Records, name: str) -> Baseline:
         "devices": sorted({place.device for place in records.places.values()}),
         "nodes": len(records.nodes),
         "ranks_per_node": per_node,
-        "model": _model(config),
-        "batch_size": config.get("data", {}).get("batch_size"),
-        "max_seq_length": config.get("data", {}).get("max_seq_length"),
-        "precision": config.get("numerics", {}).get("precision"),
+        "model": model,
+        "precision": precision,
+        "optimizer": config.get("optim", {}).get("optimizer"),
+        **{name: data.get(name) for name in _DATA},
     }
     versions = {**environment.get("packages", {}), **{key: environment.get(key) for key in ("cuda", "cudnn", "nccl")}}
-    metrics = {
-        stage: _typical({rank: [_median(times) for times in rounds] for rank, rounds in records.seconds(stage).items()})
-        for stage in records.stages
-    }
-    metrics |= {probe: _typical(records.probe(probe)) for probe in records.probed}
+    rounds = {stage: _medians(records.seconds(stage)) for stage in records.stages}
+    if "together" in records.stages:
+        rounds[WHOLE] = _medians(records.seconds("together", whole=True))
+    rounds |= {probe: _by_round(records.probe(probe)) for probe in records.probed}
+    rounds |= {name: [*records.reductions(name).values()] for name in REDUCTIONS}
+    metrics = {name: _typical(times) for name, times in rounds.items() if len(times) > 1}
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Baseline(name, now, machine, versions, environment.get("git_commit"), metrics)
 
 
-def _median(times: Any) -> float:
-    return float(statistics.median(times.tolist())) if len(times) else float("nan")
+def _medians(steps: Mapping[int, list[np.ndarray]]) -> list[list[float]]:
+    """Median seconds of a step in each round, of each rank that has worked in it. steps: by rank and round."""
+    return _by_round({rank: [float(np.median(one)) if len(one) else nan for one in own] for rank, own in steps.items()})
 
 
-def _typical(values: Mapping[int, list[float]]) -> tuple[float, float]:
-    """The median over ranks of their medians over rounds, and its standard error by how much the rounds differ."""
+def _by_round(values: Mapping[int, list[float]]) -> list[list[float]]:
+    """The values of each round, those of ranks that rested left out."""
     rounds = [[time for time in times if time == time] for times in zip(*values.values(), strict=True)]
-    of_rounds = [statistics.median(times) for times in rounds if times]
-    spread = statistics.stdev(of_rounds) if len(of_rounds) > 1 else 0.0
-    return statistics.median(of_rounds), 1.2533 * spread / len(of_rounds) ** 0.5
+    return [times for times in rounds if times]
 
 
-def _model(config: Mapping[str, Any]) -> Any:
-    path = config.get("bert_config")
-    try:
-        known = json.loads(Path(path).read_text(encoding="utf-8")) if path else {}
-    except (OSError, ValueError):
-        known = {}
-    return {key: known.get(key) for key in ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")}
+def _typical(rounds: list[list[float]]) -> tuple[float, float]:
+    """The median over rounds of each round's median, and its standard error by how much the rounds differ."""
+    of_rounds = [statistics.median(times) for times in rounds]
+    return statistics.median(of_rounds), 1.2533 * statistics.stdev(of_rounds) / len(of_rounds) ** 0.5
+
+
+def label(name: str) -> str:
+    """A figure in words."""
+    return _WORDS[name]
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -150,7 +169,7 @@ def check(now: Baseline, before: Baseline) -> list[Change]:
     """Every figure that both have; those of stages of several nodes where there are as many nodes."""
     shared = [name for name in now.metrics if name in before.metrics]
     if now.machine["nodes"] != before.machine["nodes"]:
-        shared = [name for name in shared if name not in ("pairs", "together")]
+        shared = [name for name in shared if name not in _SEVERAL_NODES]
     found = []
     for name in shared:
         (value, error), (old, old_error) = now.metrics[name], before.metrics[name]
@@ -174,5 +193,5 @@ def print_changes(before: Baseline, changes: list[Change]) -> None:
     for one in changes:
         state = "" if one.state == "pass" else f"  {one.state}"
         times = f"{one.before * 1e3:10.3f} to {one.now * 1e3:10.3f} ms"
-        print(f"  {LABELS[one.name]:<40} {times}  {one.change:+7.1%} ± {one.error:.1%}{state}")
+        print(f"  {label(one.name):<44} {times}  {one.change:+7.1%} ± {one.error:.1%}{state}")
     print(verdict(changes))

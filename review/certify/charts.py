@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from review.certify.baseline import Baseline
+from review.certify.baseline import Baseline, label
 from review.certify.hardware import CPUS
-from review.certify.records import LABELS, Records
+from review.certify.records import Records
 from review.report.chart import Axis, Line, LineChart, Point
 
 MOST_LINES, MOST_POINTS = 10, 80
@@ -80,11 +80,11 @@ def drift(baselines: Sequence[Baseline]) -> LineChart:
             Point(
                 x=place,
                 y=100 * (one.metrics[name][0] / first - 1),
-                tip=f"{one.name}: {LABELS[name]} {one.metrics[name][0] * 1e3:,.3f} ms",
+                tip=f"{one.name}: {label(name)} {one.metrics[name][0] * 1e3:,.3f} ms",
             )
             for place, one in known
         )
-        lines.append(Line(run=number, name=LABELS[name], points=points, counted=True))
+        lines.append(Line(run=number, name=label(name), points=points, counted=True))
     worst = max((point.y, line.name) for line in lines for point in line.points[-1:])
     words = f"From {baselines[0].name} to {baselines[-1].name}; the largest change is {worst[1]}, {worst[0]:+.1f}%."
     title = "Time of the same work over baselines"

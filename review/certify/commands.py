@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from review.logs.findings import ReviewError
 from review.logs.output import print_json
 
 EXIT = {"pass": 0, "warn": 3, "fail": 1}
@@ -30,6 +31,7 @@ def add(commands: Any, common: Callable[[argparse.ArgumentParser], None]) -> Non
     save = actions.add_parser("save", help="keep the figures of a test as FOLDER/NAME.json")
     save.add_argument("target", type=Path, help="the folder of the test")
     save.add_argument("--name", required=True, help="such as P8000-2026-11")
+    save.add_argument("--force", action="store_true", help="keep those of a test that failed, too")
     check = actions.add_parser("check", help="is a test as fast as a baseline? exit status 0 pass, 3 warn, 1 fail")
     check.add_argument("target", type=Path, help="the folder of the test")
     check.add_argument("--name", help="the baseline; unset: the newest of the same devices, model and batch")
@@ -70,9 +72,15 @@ def _certify(arguments: argparse.Namespace) -> int:
 
 def _save(arguments: argparse.Namespace) -> int:
     from review.certify.baseline import save
-    from review.certify.records import read
+    from review.certify.verdict import certify
 
-    path = save(read(arguments.target), arguments.name, arguments.folder)
+    found = certify(arguments.target)
+    if found.state == "fail" and not arguments.force:
+        raise ReviewError(
+            f"{arguments.target}: the test failed ({found.reasons()[0]}), and later ones would be held to it: "
+            "--force keeps it all the same"
+        )
+    path = save(found.records, arguments.name, arguments.folder)
     if arguments.json:
         print_json({"file": str(path)})
     else:

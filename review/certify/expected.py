@@ -36,7 +36,7 @@ FIGURES = {
     "copy": Figure("EXPECTED_MEMORY_GBPS", LABELS["copy"], "GB/s"),
     "host_copy": Figure("EXPECTED_HOST_GBPS", LABELS["host_copy"], "GB/s"),
     "disk": Figure("EXPECTED_DISK_GBPS", LABELS["disk"], "GB/s"),
-    "reduce_together": Figure("EXPECTED_ALLREDUCE_GBPS", "all-reduce of all ranks", "GB/s", of_whole=True),
+    "reduce_together": Figure("EXPECTED_ALLREDUCE_GBPS", LABELS["reduce_together"], "GB/s", of_whole=True),
 }
 _UNITS = {"Tflop/s": 1e12, "GB/s": 1e9}
 
@@ -101,18 +101,14 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
         if name == "together" and rates:
             return {EVERYONE: [sum(rounds) for rounds in zip(*rates.values(), strict=True)]}
         return rates
-    scale = _UNITS[FIGURES[name].unit]
-    if FIGURES[name].of_whole:  # the quickest of each round shows the network, the others what disturbed it
-        best: dict[int, float] = {}
-        chosen = records.probes["probe"] == name.encode()
-        columns = (records.probes[column][chosen].tolist() for column in ("round", "amount", "seconds"))
-        size = len(records.places)
-        for number, amount, seconds in zip(*columns, strict=True):
-            best[number] = max(best.get(number, 0.0), 2 * (size - 1) / size * amount / seconds / scale)
-        return {EVERYONE: list(best.values())} if best else {}
     amounts = records.probes["amount"][records.probes["probe"] == name.encode()]
     if not len(amounts):
         return {}
+    scale = _UNITS[FIGURES[name].unit]
+    if FIGURES[name].of_whole:  # the quickest of each round shows the network, the others what disturbed it
+        size = len(records.places)
+        work = 2 * (size - 1) / size * float(amounts[0]) / scale
+        return {EVERYONE: [work / min(times) for times in records.reductions(name).values()]}
     return {
         records.places[rank].name: [float(amounts[0]) / seconds / scale for seconds in rounds]
         for rank, rounds in records.probe(name).items()

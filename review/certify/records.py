@@ -27,8 +27,13 @@ PROBES = {
     "host_copy": "copy from the host",
     "disk": "read of the data disk",
 }
+REDUCTIONS = {
+    "reduce_node": "all-reduce of each node",
+    "reduce_pairs": "all-reduce of two nodes",
+    "reduce_together": "all-reduce of all ranks",
+}
 BURN_IN = "burn-in"
-LABELS = STAGES | PROBES | {BURN_IN: "hours of the same steps"}
+LABELS = STAGES | PROBES | REDUCTIONS | {BURN_IN: "hours of the same steps"}
 ALONE = ("single", "parallel")
 PARTS = ("data", "compute", "wait", "update")
 VERSION = 3
@@ -87,10 +92,13 @@ class Records:
         chosen = self.steps["stage"] == list(STAGES).index(stage)
         return {name: column[chosen] for name, column in self.steps.items()}
 
-    def seconds(self, stage: str) -> dict[int, list[np.ndarray]]:
-        """A rank's own seconds of each step, by round: without what it waited for others, where there are others."""
+    def seconds(self, stage: str, whole: bool = False) -> dict[int, list[np.ndarray]]:
+        """A rank's own seconds of each step, by round: without what it waited for others, where there are others.
+
+        whole: with it.
+        """
         steps = self.of(stage)
-        own = steps["data"] + steps["compute"] + steps["update"] + (steps["wait"] if stage in ALONE else 0)
+        own = steps["data"] + steps["compute"] + steps["update"] + (steps["wait"] if whole or stage in ALONE else 0)
         return self._by_round(steps, own)
 
     def _by_round(self, steps: Columns, values: np.ndarray) -> dict[int, list[np.ndarray]]:
@@ -136,6 +144,19 @@ class Records:
         """Median seconds a step that a rank waits for others and for the network."""
         steps = self.of(stage)
         return {rank: float(np.median(steps["wait"][steps["rank"] == rank])) for rank in self.places}
+
+    def reductions(self, name: str) -> dict[int, list[float]]:
+        """Seconds of an all-reduce by round: the quickest of each group that did it. Others show what disturbs it."""
+        table = self.probes
+        chosen = table["probe"] == name.encode()
+        columns = (table[column][chosen].tolist() for column in ("round", "rank", "partner", "seconds"))
+        found: dict[int, dict[frozenset[int], float]] = {}
+        for number, rank, partner, seconds in zip(*columns, strict=True):
+            node = self.nodes.index(self.places[rank].node)
+            group = frozenset() if name == "reduce_together" else frozenset({node, partner})
+            best = found.setdefault(number, {})
+            best[group] = min(best.get(group, seconds), seconds)
+        return {number: [*best.values()] for number, best in sorted(found.items())}
 
     def pairs(self) -> dict[tuple[int, int], list[float]]:
         """Seconds of each all-reduce of every pair of nodes that met, by their numbers: those of its quickest rank."""

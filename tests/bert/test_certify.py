@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as distributed
+from torch.distributed import HashStore
 
 from bert.certify.__main__ import certify as run_load
+from bert.certify.__main__ import main
 from bert.certify.burn_in import BurnIn
 from bert.certify.load import Config, Load, checksum
 from bert.certify.meeting import Meeting, pairings
@@ -65,7 +67,7 @@ def load(tmp_path):
         environ = SETTINGS | {"BERT_CONFIG": str(tmp_path / "model.json"), "LR": "1", "MAX_STEPS": "9"}
         environ |= {"SYNTH_DATA": "1", "SUBMISSION_DIVISION": "open", "EVAL_ITER_SAMPLES": "1000"} | settings
         trainer = from_env(Trainer, environ)
-        return Load(from_env(Config, environ), trainer, Meeting(trainer.dist, distributed.HashStore(), "here"))
+        return Load(from_env(Config, environ), trainer, Meeting(trainer.dist, HashStore(), "here"))
 
     return make
 
@@ -164,6 +166,51 @@ def test_a_burn_in_repeats_bit_for_bit_and_continues_where_it_ended(alone):
     found = certify(folder)
     assert found.state == "fail"
     assert f"first in step 2 of repeat {len(written) + 1}" in found.reasons()[0]
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Runs the program of one rank in this process; its exit status."""
+    monkeypatch.setattr("bert.certify.__main__.meet", lambda _, trainer: Meeting(trainer.dist, HashStore(), "here"))
+
+    def start(**settings: str) -> int:
+        (tmp_path / "model.json").write_text(json.dumps(MODEL))
+        environ = SETTINGS | {"BERT_CONFIG": str(tmp_path / "model.json"), "RUN_DIR": str(tmp_path), "LR": "1"}
+        environ |= {"SYNTH_DATA": "1", "SUBMISSION_DIVISION": "open", "EVAL_ITER_SAMPLES": "1000", "MAX_STEPS": "9"}
+        return main(environ | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"} | settings)
+
+    return start
+
+
+def test_a_burn_in_begun_with_other_settings_is_refused_and_its_files_stay_as_they_are(program, tmp_path, capsys):
+    assert program(DURATION="0.1s") == 0
+    kept = {path: path.read_bytes() for path in tmp_path.glob("*.json*")}
+    assert program(DURATION="60s", BATCHSIZE="3") == 2
+    assert (
+        "burn-in that cannot continue: its BATCHSIZE is 2, and now 3: choose another RUN_NAME"
+        in capsys.readouterr().err
+    )
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.json*")} == kept
+
+
+def test_a_burn_in_of_another_machine_or_version_is_refused(tmp_path, load):
+    burn_in = BurnIn(load(), tmp_path, 10.0)
+    now = burn_in.facts
+    for changed, words in (
+        ({"torch": "2.0"}, f"its torch is 2.0, and now {torch.__version__}"),
+        ({"ATTENTION": "other"}, "its ATTENTION is other, and now sdpa_loop"),
+        ({"hidden_size": 8}, "its hidden_size is 8, and now 24"),
+        ({"driver": "570"}, "its driver is 570, and now None"),
+        ({"commit": "c0ffee"}, "its commit is c0ffee, and now"),
+        ({"nodes": "there"}, "its nodes is there, and now here"),
+        ({"ranks": 2}, "its ranks is 2, and now 1"),
+    ):
+        (tmp_path / "burn_in.json").write_text(json.dumps({"facts": now | changed}))
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            burn_in.run()
+    (tmp_path / "burn_in.json").write_text(json.dumps({"duration": 1, "checksums": [1]}))
+    with pytest.raises(ConfigError, match="nothing is known of its ranks"):
+        burn_in.run()
 
 
 def test_the_memory_of_a_burn_in_does_not_grow(tmp_path, load, monkeypatch):

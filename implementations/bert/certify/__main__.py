@@ -20,7 +20,7 @@ import torch
 import torch.distributed as distributed
 
 from bert import rundir
-from bert.certify import record
+from bert.certify import burn_in, description, record
 from bert.certify.burn_in import BurnIn
 from bert.certify.expected import Expected
 from bert.certify.load import Config as LoadConfig
@@ -67,8 +67,8 @@ def certify(load: Load, folder: Path) -> None:
         write(folder, load, sampler.stop() if sampler else np.empty(0, ROW))
         load.rows.clear()
     if seconds:
-        burn_in = BurnIn(load, folder, seconds)
-        burn_in.run(telemetry(meeting, burn_in.sampled()))
+        repeats = BurnIn(load, folder, seconds)
+        repeats.run(telemetry(meeting, repeats.sampled()))
     meeting.leave()
 
 
@@ -89,7 +89,7 @@ def write(folder: Path, load: Load, samples: np.ndarray) -> None:
     own = io.BytesIO()
     np.savez(own, steps=np.concatenate(load.rows), probes=np.concatenate([*load.probes, np.empty(0, record.PROBE)]))
     meeting.store.set(f"rows/{meeting.rank}", own.getvalue())  # type: ignore[arg-type]  # bytes will do
-    devices = meeting.exchange(_device_name(load.device).encode())
+    devices = meeting.exchange(description.device_name(load.device).encode())
     members = meeting.members(meeting.node)
     if meeting.rank == members[0]:
         parts = [np.load(io.BytesIO(meeting.store.get(f"rows/{rank}"))) for rank in members]
@@ -106,10 +106,6 @@ def write(folder: Path, load: Load, samples: np.ndarray) -> None:
     meeting.store.delete_key(f"rows/{meeting.rank}")
 
 
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
-
-
 def main(environ: Mapping[str, str]) -> int:
     """Runs the stages on this rank; returns the exit status."""
     run = rundir.Config()
@@ -123,9 +119,12 @@ def main(environ: Mapping[str, str]) -> int:
         if run.run_dir is None:
             raise ConfigError("RUN_DIR is not set: start it by certify.sh")
         meeting = meet(config, trainer)
+        if load.burn_in_seconds:
+            facts = description.facts(trainer, meeting) if meeting.rank == 0 else {}
+            burn_in.refuse_other(run.run_dir, meeting, facts)
         if meeting.rank == 0:
             derived = {"expected": dataclasses.asdict(expected), "burn_in_seconds": load.burn_in_seconds}
-            rundir.write_description(run, trainer, derived)
+            rundir.write_description(run, trainer, derived | description.derived(trainer))
         meeting.barrier()
         certify(Load(load, trainer, meeting), run.run_dir)
     except ConfigError as error:

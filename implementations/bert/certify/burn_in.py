@@ -12,18 +12,34 @@ import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert import rundir
-from bert.certify import record
+from bert.certify import description, record
 from bert.certify.load import Load, Trainee
+from bert.certify.meeting import Meeting
 from bert.certify.telemetry import ROW, Sampler
 from bert.progress import clock
 
+FIRST = "burn_in.json"
 SAVE_SECONDS = 300.0  # between two writings of the telemetry
+
+
+def refuse_other(folder: Path, meeting: Meeting, facts: Mapping[str, Any]) -> None:
+    """Raises ConfigError on all ranks where the burn-in in this folder was begun otherwise. facts: of description.py.
+
+    What another machine or other settings compute is no corruption.
+    """
+    reason, path = "", folder / FIRST
+    if meeting.rank == 0 and path.exists():
+        earlier = json.loads(path.read_text(encoding="utf-8")).get("facts", {})
+        if words := description.difference(earlier, facts):
+            reason = f"{folder} has a burn-in that cannot continue: {words}: choose another RUN_NAME"
+    meeting.refuse(reason)
 
 
 class BurnIn:
@@ -32,7 +48,10 @@ class BurnIn:
     def __init__(self, load: Load, folder: Path, duration: float) -> None:
         """duration: seconds of the whole, what an earlier process has done counted in."""
         self.load, self.meeting, self.duration = load, load.meeting, duration
-        self.first = folder / "burn_in.json"
+        self.folder, self.first = folder, folder / FIRST
+        self.facts: dict[str, Any] = {}
+        if self.meeting.rank == 0:
+            self.facts = description.facts(load.trainer, self.meeting) | description.settings(load.trainer.kernels)
         self.node = self.meeting.nodes[self.meeting.node]
         self.journal, self.samples = (folder / f"burn_in_{self.node}.{kind}" for kind in ("jsonl", "npz"))
         self.writes = self.meeting.rank == self.meeting.members(self.meeting.node)[0]
@@ -40,7 +59,7 @@ class BurnIn:
     @staticmethod
     def begun(folder: Path) -> bool:
         """Whether an earlier process has taken the first repeat."""
-        return (folder / "burn_in.json").exists()
+        return (folder / FIRST).exists()
 
     def sampled(self) -> np.ndarray:
         """Telemetry of an earlier process."""
@@ -48,6 +67,7 @@ class BurnIn:
 
     def run(self, sampler: Sampler | None = None) -> None:
         """Repeats until the time is over. sampler: has begun; it ends here."""
+        refuse_other(self.folder, self.meeting, self.facts)
         saved = time.monotonic()
         with self.load.trainee_alone() as trainee:
             count = self.load.count_steps(trainee)
@@ -94,6 +114,7 @@ class BurnIn:
             self._lines()
         if self.meeting.rank == 0 and self.first.exists():
             known = json.loads(self.first.read_text(encoding="utf-8"))
+            self._write_first(known["checksums"])
             lines = self._lines()
             last = json.loads(lines[-1]) if lines else {}
             known |= {"repeats": last.get("repeat", 0), "elapsed": last.get("elapsed", 0.0)}
@@ -112,8 +133,13 @@ class BurnIn:
         said = self.meeting.exchange(json.dumps(checksums).encode())
         reference: list[int] = json.loads(Counter(said).most_common(1)[0][0])
         if self.meeting.rank == 0:
-            rundir.write_text(self.first, json.dumps({"duration": self.duration, "checksums": reference}) + "\n")
+            self._write_first(reference)
         return reference
+
+    def _write_first(self, checksums: list[int]) -> None:
+        """The first repeat, with what it was computed by and for how long the burn-in shall go on."""
+        about = {"duration": self.duration, "checksums": checksums, "facts": self.facts}
+        rundir.write_text(self.first, json.dumps(about) + "\n")
 
     def _tell(self, repeat: int, elapsed: float, seconds: float, different: int) -> None:
         """A line of this node's journal, and rank 0's on how it goes."""

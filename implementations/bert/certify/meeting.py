@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import torch.distributed as distributed
 
 from bert.dist import Config as DistConfig
 from bert.dist import World
+from bert.env import ConfigError
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,13 @@ class Meeting:
             self.store.set(f"left/{self.rank}", "")
         elif self.size > 1:
             self.store.wait([f"left/{rank}" for rank in range(1, self.size)])
+
+    def refuse(self, reason: str) -> None:
+        """Where rank 0 has a reason, all ranks raise it as a ConfigError, and nobody waits for another one."""
+        said: str = json.loads(self.exchange(json.dumps(reason).encode())[0])
+        if said:
+            self.leave()
+            raise ConfigError(said)
 
     def most(self, value: float) -> float:
         """The largest of all ranks' values."""

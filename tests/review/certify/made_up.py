@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from review.certify.records import PARTS, STAGES, Place, Records
+from review.certify.records import ALONE, PARTS, STAGES, Place, Records
 
 ROUNDS, STEPS = 6, 20
 STEP_SECONDS, WAIT_SECONDS, REDUCE_SECONDS = 0.1, 0.01, 0.02
@@ -26,6 +26,25 @@ def delays(shape, generator, disturbed: float) -> np.ndarray:
     return (generator.random(shape) < disturbed) * generator.exponential(1.0, shape)
 
 
+def all_reduces(
+    nodes: int, per_node: int, generator, network: float, links: Mapping[int | tuple[int, int], float]
+) -> dict[str, np.ndarray]:
+    """Of pairs of nodes, three each time that they meet, of each node and of all ranks; as ``make`` says."""
+    rows: list[tuple] = []
+    for a, b in combinations(range(nodes), 2):
+        factor = network * np.prod([links.get(key, 1.0) for key in (a, b, (a, b))])
+        for node, partner in ((a, b), (b, a)):
+            for rank in range(node * per_node, (node + 1) * per_node):
+                seconds = REDUCE_SECONDS * factor * jitter(3, generator, 0.02)
+                rows += [(rank, b"reduce_pairs", (a + b) % nodes, partner, one, 1e6) for one in seconds]
+    for probe in (b"reduce_node", b"reduce_together")[nodes == 1 or per_node == 1 :]:
+        for rank in range(nodes * per_node):
+            seconds = REDUCE_SECONDS * network * jitter(ROUNDS, generator, 0.02)
+            rows += [(rank, probe, number, -1, one, 1e6) for number, one in enumerate(seconds)]
+    names = ("rank", "probe", "round", "partner", "seconds", "amount")
+    return {name: np.array([row[column] for row in rows]) for column, name in enumerate(names)}
+
+
 def make(
     nodes: int = 4,
     per_node: int = 2,
@@ -37,12 +56,13 @@ def make(
     between: float = 0.003,
     common: float = 0.0,
     disturbed: float = 0.0,
+    network: float = 1.0,
 ) -> Records:
     """Records of ranks with noise. slow: factor by (stage, rank); links: factor by node or pair, of the all-reduce;
     starved: factor by rank that something else takes of its CPUs; with it the test ran on CPUs.
 
     step, between: noise of steps and spread of GPUs; common: noise of a round that all share; disturbed: share of steps
-    that something else delays.
+    that something else delays; network: factor on every wait for others and on every all-reduce.
     """
     generator = np.random.default_rng(seed)
     ranks = nodes * per_node
@@ -50,7 +70,6 @@ def make(
     rows: dict[str, list[np.ndarray]] = {
         name: [] for name in ("rank", "stage", "round", "partner", "step", *PARTS, "cpu", "sequences", "checksum")
     }
-    probes: dict[str, list] = {name: [] for name in ("rank", "probe", "round", "partner", "seconds", "amount")}
     for stage_number, stage in enumerate(STAGES):
         if nodes == 1 and stage in ("node", "pairs"):
             continue
@@ -64,26 +83,18 @@ def make(
                 "rank": np.full(count, rank), "stage": np.full(count, stage_number),
                 "round": np.repeat(np.arange(ROUNDS), STEPS), "step": np.tile(np.arange(STEPS), ROUNDS),
                 "partner": np.full(count, -1), "compute": times.ravel(), "data": np.zeros(count),
-                "wait": np.full(count, WAIT_SECONDS), "update": np.zeros(count),
+                "wait": np.full(count, WAIT_SECONDS * (1 if stage in ALONE else network)), "update": np.zeros(count),
                 "cpu": work.ravel(), "sequences": np.full(count, SEQUENCES),
                 "checksum": 7 + np.tile(np.arange(STEPS), ROUNDS),
             }  # fmt: skip
             for name, column in columns.items():
                 rows[name].append(column)
-    for a, b in combinations(range(nodes), 2):
-        factor = np.prod([(links or {}).get(key, 1.0) for key in (a, b, (a, b))])
-        for node, partner in ((a, b), (b, a)):
-            for rank in range(node * per_node, (node + 1) * per_node):
-                for _ in range(3):
-                    seconds = REDUCE_SECONDS * factor * (1 + 0.02 * abs(generator.standard_normal()))
-                    for name, value in zip(probes, (rank, b"reduce_pairs", 0, partner, seconds, 1e6), strict=True):
-                        probes[name].append(value)
     return Records(
         folder=Path("made up"),
         places={rank: Place(rank, rank % per_node, f"node{rank // per_node}", "CPU") for rank in range(ranks)},
         nodes=[f"node{node}" for node in range(nodes)],
         steps={name: np.concatenate(columns) for name, columns in rows.items()},
-        probes={name: np.array(column) for name, column in probes.items()},
+        probes=all_reduces(nodes, per_node, generator, network, links or {}),
         on_cpus=starved is not None,
     )
 

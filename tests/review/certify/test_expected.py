@@ -106,7 +106,13 @@ def test_a_test_prints_its_figures_as_a_config_expects_them(judged):
     assert said.splitlines() == [
         f"export EXPECTED_SEQUENCES_PER_SECOND={RATE:.4g}",
         f"export EXPECTED_TOGETHER_SEQUENCES_PER_SECOND={2 * RATE:.4g}",
+        said.splitlines()[-1],
     ]
+    assert (
+        0.95 * 1e6 / REDUCE_SECONDS
+        < float(said.rpartition("EXPECTED_ALLREDUCE_GBPS=")[2]) * 1e9
+        <= 1e6 / REDUCE_SECONDS
+    )
 
 
 def test_every_figure_is_one_that_the_load_reads():
