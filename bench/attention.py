@@ -9,13 +9,12 @@ usage: python bench/attention.py [--rows 24] [--repeats 15]
 
 from __future__ import annotations
 
-import argparse
-
 import gpu
 import numpy as np
 import result
 import torch
 import torch.nn.functional as F
+from command_line import Parser, integer
 from torch import Tensor
 
 from bert.data.synthetic import wikipedia_like_lengths
@@ -52,9 +51,11 @@ def padded_sdpa(num_rows: int, dropout: float, device: torch.device) -> dict[str
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=24, help="rows of 512 tokens, two sequences in each (default 24)")
-    parser.add_argument("--repeats", type=int, default=15, help="replays of each (default 15)")
+    parser = Parser(__doc__)
+    parser.add_argument(
+        "--rows", type=integer, default=24, help="rows of 512 tokens, two sequences in each (default 24)"
+    )
+    parser.add_argument("--repeats", type=integer, default=15, help="replays of each (default 15)")
     options = parser.parse_args()
     device = gpu.require_gpu()
     lengths = wikipedia_like_lengths(2 * options.rows, LENGTH, np.random.default_rng(0)).tolist()

@@ -10,7 +10,6 @@ usage: python bench/certify_overhead.py [--passes 6] [--steps 100] [--tiny]
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as distributed
+from command_line import Parser, integer
 from common import TINY, device, emit, machine, synchronize
 
 from bert.certify.load import Config, Load
@@ -122,11 +122,13 @@ def marks_seconds(count: int = 1000) -> float:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--passes", type=int, default=6, help="over the same steps, an even number (default 6)")
-    parser.add_argument("--steps", type=int, default=100, help="of a pass (default 100)")
+    parser = Parser(__doc__)
+    parser.add_argument("--passes", type=integer, default=6, help="over the same steps, an even number (default 6)")
+    parser.add_argument("--steps", type=integer, default=100, help="of a pass (default 100)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
+    if options.passes % 2:
+        parser.error(f"--passes {options.passes}: expected an even number")
     if options.passes < 2 or options.passes % 2:
         parser.error(f"--passes {options.passes}: an even number expected, at least 2")
     count = torch.cuda.device_count()

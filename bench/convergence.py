@@ -20,7 +20,6 @@ usage: python bench/convergence.py [--steps 300] [--only fp8]
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from command_line import Parser, integer, natural, positive
 from common import device, emit, machine
 from fast_sums import emulated
 
@@ -321,18 +321,20 @@ def overlap(mine: Sequence[Trained], theirs: Sequence[Trained]) -> dict[str, Any
 
 def main() -> None:
     """Trains and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument(
-        "--steps", type=int, help="steps of each run, a multiple of 25 (default 300; 500 with --against)"
+        "--steps", type=integer, help="steps of each run, a multiple of 25 (default 300; 500 with --against)"
     )
     parser.add_argument("--against", choices=("huggingface",), help="the implementation to compare with")
     parser.add_argument(
-        "--dropout", type=int, default=0, metavar="SEEDS", help="with --against: dropout, so many seeds"
+        "--dropout", type=natural, default=0, metavar="SEEDS", help="with --against: dropout, so many seeds"
     )
     parser.add_argument("--precision", choices=("fp64", "fp32"), default="fp64", help="with --against (default fp64)")
-    parser.add_argument("--peak-lr", type=float, default=PEAK_LR / 4, help="with --against (default %(default)s)")
+    parser.add_argument("--peak-lr", type=positive, default=PEAK_LR / 4, help="with --against (default %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="pairs whose name has this in it, such as fp8")
     options = parser.parse_args()
+    if (options.steps or 0) % 25:
+        parser.error(f"--steps {options.steps}: expected a multiple of 25")
     steps = options.steps or (500 if options.against else 300)
     dtype = {"fp64": torch.float64, "fp32": torch.float32}[options.precision]
     trial = Trial(steps=steps, dtype=dtype, peak_lr=options.peak_lr)

@@ -10,13 +10,13 @@ usage: python bench/corpus.py OUTPUTDIR [--megabytes 100] [--files 16]
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from command_line import Parser, integer, new_folder, positive
 
 from bert.data.format import atomic_file
 from input_preprocessing.text.corpus import bert_config, train_vocabulary
@@ -90,10 +90,10 @@ def make(outputdir: Path, size: int, files: int) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("outputdir", type=Path)
-    parser.add_argument("--megabytes", type=float, default=100, help="of training text (default %(default)s)")
-    parser.add_argument("--files", type=int, default=16, help="text files (default %(default)s)")
+    parser = Parser(__doc__)
+    parser.add_argument("outputdir", type=new_folder)
+    parser.add_argument("--megabytes", type=positive, default=100, help="of training text (default %(default)s)")
+    parser.add_argument("--files", type=integer, default=16, help="text files (default %(default)s)")
     options = parser.parse_args()
     make(options.outputdir, int(options.megabytes * 1e6), options.files)
     print(f"{options.outputdir}: {options.megabytes:g} MB in {options.files} files", file=sys.stderr)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from command_line import Parser
 from common import emit, gpu_state, machine
 
 from bert.dist import why_no_gpu
@@ -52,5 +53,11 @@ def describe() -> dict[str, Any]:
     return described | {"clocks": gpu_state()}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Prints it."""
+    Parser(__doc__).parse_args()
     emit(describe())
+
+
+if __name__ == "__main__":
+    main()

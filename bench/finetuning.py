@@ -6,7 +6,7 @@ attention it chooses itself. It predicts in batches as they come, and once more 
 ours always does. Speed is of CPU seconds, in turns in one process, so that it holds on a busy machine.
 
 usage: python bench/finetuning.py FOLDER [--batch-size 32] [--steps 8] [--repeats 5] [--seeds 0] [--sentences 0]
-       FOLDER is that of `make finetune-demo`, made where it is missing; --seeds 3 trains three times with each. A
+       FOLDER is that of `make finetune-demo`, which makes it; --seeds 3 trains three times with each. A
        training that is done is kept in FOLDER/seeds.jsonl: the same command continues after it
 """
 
@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import result
 import torch
+from command_line import Parser, folder_with, integer, natural
 from torch import Tensor
 
 from bert.dist import World
 from bert.schedule import learning_rate
 from bert.tokens import WordPiece
-from finetune import config, demo, tasks, train
+from finetune import config, tasks, train
 from finetune.batches import Order
 from finetune.glue.metrics import accuracy
 from finetune.inference import predict
@@ -194,17 +195,16 @@ def figures_of(prefix: str, found: dict[str, list[float]]) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of make finetune-demo")
-    parser.add_argument("--batch-size", type=int, default=32, help="(default %(default)s)")
-    parser.add_argument("--steps", type=int, default=8, help="of a round (default %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds; 0: accuracy alone (default %(default)s)")
-    parser.add_argument("--seeds", type=int, default=0, help="whole trainings of each (default %(default)s)")
-    parser.add_argument("--sentences", type=int, default=0, help="to train and to test on; 0: all")
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch (default %(default)s)")
+    parser = Parser(__doc__)
+    parser.add_argument("folder", type=folder_with("weights", "data"), help="of make finetune-demo")
+    parser.add_argument("--batch-size", type=integer, default=32, help="(default %(default)s)")
+    parser.add_argument("--steps", type=integer, default=8, help="of a round (default %(default)s)")
+    parser.add_argument("--repeats", type=natural, default=5, help="rounds; 0: accuracy alone (default %(default)s)")
+    parser.add_argument("--seeds", type=natural, default=0, help="whole trainings of each (default %(default)s)")
+    parser.add_argument("--sentences", type=natural, default=0, help="to train and to test on; 0: all")
+    parser.add_argument("--threads", type=integer, default=1, help="of PyTorch (default %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    demo.prepare(options.folder)
     figures: dict[str, Any] = {}
     if options.repeats:
         pair = build(options.folder, options.batch_size, 1, 0)

@@ -12,7 +12,6 @@ usage: python bench/fp8_evaluation.py [--steps 300] [--every 25] [--sequences 40
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
 import math
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from command_line import Parser, integer, natural
 from common import device, emit, machine
 from convergence import LENGTH, MODEL, ROWS, batches, first_model, rate, records
 from fast_sums import emulated
@@ -124,11 +124,11 @@ def point(found: dict[str, Found]) -> dict[str, Any]:
 
 def main() -> None:
     """Trains, measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300, help="of the training (default 300)")
-    parser.add_argument("--every", type=int, default=25, help="steps between evaluations (default 25)")
-    parser.add_argument("--sequences", type=int, default=4000, help="held out (default 4000)")
-    parser.add_argument("--seed", type=int, default=0, help="of first weights and data (default 0)")
+    parser = Parser(__doc__)
+    parser.add_argument("--steps", type=integer, default=300, help="of the training (default 300)")
+    parser.add_argument("--every", type=integer, default=25, help="steps between evaluations (default 25)")
+    parser.add_argument("--sequences", type=integer, default=4000, help="held out (default 4000)")
+    parser.add_argument("--seed", type=natural, default=0, help="of first weights and data (default 0)")
     options = parser.parse_args()
     found = compare(options.steps, options.every, options.sequences, options.seed)
     emit({"benchmark": "fp8_evaluation"} | vars(options) | found | {"machine": machine()})

@@ -7,10 +7,10 @@ usage: python bench/gemm.py [--tokens 24576 49152] [--tiny]
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import torch
+from command_line import Parser, integer
 from common import device, emit, gpu_state, machine, matmul_ceiling, median_milliseconds
 
 from bert.kernels.fp8 import BACKWARD, FORWARD, Target, product
@@ -114,8 +114,8 @@ def measure(tokens: int, width: int, inner: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[24576, 49152], help="T (default 24576 49152)")
+    parser = Parser(__doc__)
+    parser.add_argument("--tokens", type=integer, nargs="+", default=[24576, 49152], help="T (default 24576 49152)")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the script out")
     options = parser.parse_args()
     width, inner = (32, 64) if options.tiny else (WIDTH, INNER)

@@ -11,7 +11,6 @@ usage: python bench/gpu_all.py [--output DIR] [--seconds 520] [--only steps_48 .
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import json
@@ -26,6 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from command_line import Parser, new_folder, positive
 
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
@@ -296,10 +297,12 @@ def kernel_cache() -> Iterator[None]:
 
 def main() -> int:
     """Runs the items."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    folder = Path(os.environ.get("OUT", "bench_results"))
-    parser.add_argument("--output", type=Path, default=folder, help="folder (default: OUT if set, else bench_results)")
-    parser.add_argument("--seconds", type=float, default=520, help="time for all of it (default 520)")
+    parser = Parser(__doc__)
+    folder = os.environ.get("OUT", "bench_results")
+    parser.add_argument(
+        "--output", type=new_folder, default=folder, help="folder (default: OUT if set, else bench_results)"
+    )
+    parser.add_argument("--seconds", type=positive, default=520, help="time for all of it (default 520)")
     parser.add_argument("--only", nargs="+", choices=[item.name for item in ITEMS], help="these items")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes and what runs on a CPU, to try the command out")
     parser.add_argument("--tables", action="store_true", help="write the tables in docs/performance.md as well")

@@ -9,12 +9,14 @@ usage: python -X faulthandler bench/guarded.py LIMIT (SCRIPT | -m MODULE) [ARGUM
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import os
 import runpy
 import sys
 from pathlib import Path
 
+from command_line import Parser, positive
 from errors import explain
 
 BEFORE = 5  # seconds from the stacks to the limit
@@ -22,8 +24,14 @@ BEFORE = 5  # seconds from the stacks to the limit
 
 def main() -> None:
     """Runs it."""
-    limit, what, *arguments = sys.argv[1:]
-    faulthandler.dump_traceback_later(max(float(limit) - BEFORE, 1), exit=False)
+    parser = Parser(__doc__)
+    parser.add_argument("limit", type=positive, help="seconds until the process is killed")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="a script, or -m and a module, with its arguments")
+    options = parser.parse_args()
+    if options.command in ([], ["-m"]):
+        parser.error("nothing to run: give a script, or -m and a module")
+    what, *arguments = options.command
+    faulthandler.dump_traceback_later(max(options.limit - BEFORE, 1), exit=False)
     try:
         if what == "-m":
             module, *arguments = arguments

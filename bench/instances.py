@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import corpus
 import result
+from command_line import Parser, file, folder_with, integer, positive
 
 from bert.data.format import content_digest
 from input_preprocessing.instances.make import instances_of, write_instances
@@ -131,14 +133,17 @@ def measure(text: Path, vocab: Path, folder: Path, options: argparse.Namespace) 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", type=Path, nargs="?", help="one sentence per line")
-    parser.add_argument("--vocab-file", type=Path, help="(default: the made-up corpus's)")
-    parser.add_argument("--repeats", type=int, default=3, help="(default %(default)s)")
-    parser.add_argument("--sample-kilobytes", type=float, default=150, help="for the slow one (default %(default)s)")
-    parser.add_argument("--reference", type=Path, help="folder of the reference's create_pretraining_data.py")
+    parser = Parser(__doc__)
+    parser.add_argument("text", type=file, nargs="?", help="one sentence per line")
+    parser.add_argument("--vocab-file", type=file, help="(default: the made-up corpus's)")
+    parser.add_argument("--repeats", type=integer, default=3, help="(default %(default)s)")
+    parser.add_argument("--sample-kilobytes", type=positive, default=150, help="for the slow one (default %(default)s)")
+    reference = folder_with("create_pretraining_data.py", "tokenization.py")
+    parser.add_argument("--reference", type=reference, help="folder of the reference's create_pretraining_data.py")
     parser.add_argument("--reference-python", default=sys.executable, help="that has TensorFlow (default: this one)")
     options = parser.parse_args()
+    if shutil.which(options.reference_python) is None:
+        parser.error(f"--reference-python {options.reference_python}: no such program: give a Python with TensorFlow")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.text is None or options.vocab_file is None:

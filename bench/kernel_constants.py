@@ -8,7 +8,6 @@ usage: python bench/kernel_constants.py [--only NAME] [--tokens 12288]
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import loss as loss_bench
 import numpy as np
 import result
 import torch
+from command_line import Parser, integer
 
 from bert.data.synthetic import wikipedia_like_lengths
 from bert.kernels import (
@@ -186,9 +186,9 @@ def measure(sweep: Sweep) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--only", default="", help="kernels whose name has this in it")
-    parser.add_argument("--tokens", type=int, default=12_288, help="tokens of the batch (default 12288: 24 rows)")
+    parser.add_argument("--tokens", type=integer, default=12_288, help="tokens of the batch (default 12288: 24 rows)")
     options = parser.parse_args()
     device = gpu.require_gpu()
     figures = {sweep.name: measure(sweep) for sweep in sweeps(options.tokens, device) if options.only in sweep.name}

@@ -8,11 +8,10 @@ usage: python bench/lamb.py [--repeats 15] [--layers 24]
 
 from __future__ import annotations
 
-import argparse
-
 import gpu
 import result
 import torch
+from command_line import Parser, integer
 
 from bert import kernels
 from bert.kernels import lamb
@@ -83,9 +82,9 @@ def foreach_step(shapes: dict[str, torch.Size], device: torch.device) -> gpu.Cal
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15, help="replays of each (default 15)")
-    parser.add_argument("--layers", type=int, default=24, help="encoder layers (default 24: BERT-large)")
+    parser = Parser(__doc__)
+    parser.add_argument("--repeats", type=integer, default=15, help="replays of each (default 15)")
+    parser.add_argument("--layers", type=integer, default=24, help="encoder layers (default 24: BERT-large)")
     options = parser.parse_args()
     device = gpu.require_gpu()
     shapes = parameters(options.layers)

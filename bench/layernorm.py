@@ -11,13 +11,13 @@ usage: python bench/layernorm.py [--tokens 12288] [--repeats 15] [--no-compile]
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
 import gpu
 import result
 import torch
+from command_line import Parser, integer
 from torch import Tensor
 
 from bert.kernels import OPERATIONS, fp8_cases, fp8_cast, fp8_feed_forward
@@ -168,9 +168,9 @@ def measure_fp8(tokens: int, repeats: int, ceiling: float, device: torch.device)
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=12_288, help="tokens of the batch (default 12288: 24 rows)")
-    parser.add_argument("--repeats", type=int, default=15, help="replays of each (default 15)")
+    parser = Parser(__doc__)
+    parser.add_argument("--tokens", type=integer, default=12_288, help="tokens of the batch (default 12288: 24 rows)")
+    parser.add_argument("--repeats", type=integer, default=15, help="replays of each (default 15)")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes a minute)")
     options = parser.parse_args()
     device = gpu.require_gpu()

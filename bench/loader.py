@@ -9,7 +9,6 @@ usage: python bench/loader.py [--rows-per-step 48] [--shards 4320] [--steps 400]
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any
 
 import result
 import torch
+from command_line import Parser, integer
 
 from bert.data import dali
 from bert.data.dali import DaliLoader
@@ -111,10 +111,10 @@ def start(config: Config) -> None:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows-per-step", type=int, default=48, help="of a rank (default %(default)s)")
-    parser.add_argument("--shards", type=int, default=4320, help="files to start with (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=400, help="measured (default %(default)s)")
+    parser = Parser(__doc__)
+    parser.add_argument("--rows-per-step", type=integer, default=48, help="of a rank (default %(default)s)")
+    parser.add_argument("--shards", type=integer, default=4320, help="files to start with (default %(default)s)")
+    parser.add_argument("--steps", type=integer, default=400, help="measured (default %(default)s)")
     options = parser.parse_args()
     figures: dict[str, object] = {}
     size = options.rows_per_step

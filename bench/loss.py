@@ -9,12 +9,12 @@ usage: python bench/loss.py [--masked 2048] [--repeats 15] [--no-compile]
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import gpu
 import result
 import torch
+from command_line import Parser, integer
 from torch import Tensor
 
 from bert.kernels import cross_entropy
@@ -36,9 +36,11 @@ def call(loss: Callable[..., Tensor], source: Tensor, labels: Tensor, upstream: 
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--masked", type=int, default=2_048, help="rows of logits (default 2048: 24 rows of tokens)")
-    parser.add_argument("--repeats", type=int, default=15, help="replays of each (default 15)")
+    parser = Parser(__doc__)
+    parser.add_argument(
+        "--masked", type=integer, default=2_048, help="rows of logits (default 2048: 24 rows of tokens)"
+    )
+    parser.add_argument("--repeats", type=integer, default=15, help="replays of each (default 15)")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     options = parser.parse_args()
     device = gpu.require_gpu()

@@ -5,12 +5,12 @@ usage: python bench/packing.py [--sequences 1000000] [--buffers 64 128 256 512 1
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Iterator
 
 import numpy as np
 import result
+from command_line import Parser, integer
 
 from bert.data.online import OnlinePacker
 from bert.data.packing import pack
@@ -49,9 +49,9 @@ def online(lengths: np.ndarray, max_sequences: int, buffer_size: int) -> dict[st
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sequences", type=int, default=1_000_000, help="(default %(default)s)")
-    parser.add_argument("--buffers", type=int, nargs="+", default=[64, 128, 256, 512, 1024, 4096])
+    parser = Parser(__doc__)
+    parser.add_argument("--sequences", type=integer, default=1_000_000, help="(default %(default)s)")
+    parser.add_argument("--buffers", type=integer, nargs="+", default=[64, 128, 256, 512, 1024, 4096])
     options = parser.parse_args()
     lengths = wikipedia_like_lengths(options.sequences, _LENGTH, np.random.default_rng(0))
     figures: dict[str, object] = {"sequences": len(lengths), "mean_length": round(float(lengths.mean()), 2)}

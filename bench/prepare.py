@@ -10,7 +10,6 @@ usage: python bench/prepare.py [--megabytes 108] [--jobs 2] [--keep FOLDER]
 
 from __future__ import annotations
 
-import argparse
 import math
 import resource
 import shutil
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import corpus
 import result
+from command_line import Parser, integer, new_folder, positive
 
 _SHARD_BYTES = 27_000_000
 _REAL_BYTES, _REAL_FILES, _REAL_SEQUENCES, _REAL_SHARDS, _CORES = 13_233e6, 501, 156_726_829, 4320, 64
@@ -110,10 +110,10 @@ def extrapolate(small: dict[str, float], large: dict[str, float]) -> dict[str, f
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=108, help="of text, up to 1000 (default %(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="(default %(default)s)")
-    parser.add_argument("--keep", type=Path, help="folder that keeps the corpus for the next time")
+    parser = Parser(__doc__)
+    parser.add_argument("--megabytes", type=positive, default=108, help="of text, up to 1000 (default %(default)s)")
+    parser.add_argument("--jobs", type=integer, default=2, help="(default %(default)s)")
+    parser.add_argument("--keep", type=new_folder, help="folder that keeps the corpus for the next time")
     options = parser.parse_args()
     size = int(options.megabytes * 1e6)
     with tempfile.TemporaryDirectory() as name:

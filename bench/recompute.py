@@ -11,7 +11,6 @@ usage: python bench/recompute.py [--layers 4] [--rows 16] [--length 128] [--repe
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import multiprocessing
 import resource
@@ -21,6 +20,7 @@ from typing import Any
 
 import result
 import torch
+from command_line import Parser, integer, natural
 
 from bert import kernels, memory, optim
 from bert.data.pretraining import PretrainingBatch
@@ -127,13 +127,15 @@ def resident(*arguments: Any) -> int:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=0, help="turns of the times; 0: memory")
+    parser = Parser(__doc__)
+    parser.add_argument("--layers", type=integer, default=4)
+    parser.add_argument("--rows", type=integer, default=16)
+    parser.add_argument("--length", type=integer, default=128)
+    parser.add_argument("--repeats", type=natural, default=0, help="turns of the times; 0: memory")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
+    if options.length > BertConfig.max_position_embeddings:
+        parser.error(f"--length {options.length}: expected {BertConfig.max_position_embeddings} at most")
     sizes = (1600, 25, 6400, 30522) if not options.tiny else (32, 2, 64, 211)
     width, heads, inner, vocab_size = sizes
     shape = BertConfig(

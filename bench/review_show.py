@@ -8,7 +8,6 @@ usage: python bench/review_show.py [--repeats 15] [--logs 10]
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -19,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from command_line import Parser, integer
 
 START_MS = 1_750_000_000_000
 HYPERPARAMETERS = {
@@ -83,9 +84,9 @@ def measure(folder: Path) -> tuple[float, float]:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--logs", type=int, default=10)
+    parser = Parser(__doc__)
+    parser.add_argument("--repeats", type=integer, default=15)
+    parser.add_argument("--logs", type=integer, default=10)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

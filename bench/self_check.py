@@ -7,13 +7,13 @@ usage: python bench/self_check.py [--tiny]
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from command_line import Parser
 from common import TINY, device, emit, machine, packed_batches
 from errors import explain
 from torch import Tensor
@@ -196,7 +196,7 @@ def finite_steps() -> dict[str, str]:
 
 def main() -> int:
     """Checks and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--tiny", action="store_true", help="what runs on a CPU, to try the script out")
     parser.parse_args()
     result: dict[str, Any] = {"benchmark": "self_check"}

@@ -11,7 +11,6 @@ usage: python bench/start.py [--ranks 2] [--repeats 3] [--layers 24] [--drawn] [
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -23,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from command_line import Parser, folder_with, integer
 from result import ROOT, cpu_seconds, emit
 
 TIMEOUT = 200  # seconds of one start
@@ -168,13 +168,14 @@ def kernels(ranks: int, repeats: int, only: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2, help="processes of one thread (default 2)")
-    parser.add_argument("--repeats", type=int, default=3, help="starts of each checkout (default 3)")
-    parser.add_argument("--layers", type=int, default=24, help="of the model (default 24: 5 GB of memory a rank)")
+    parser = Parser(__doc__)
+    parser.add_argument("--ranks", type=integer, default=2, help="processes of one thread (default 2)")
+    parser.add_argument("--repeats", type=integer, default=3, help="starts of each checkout (default 3)")
+    parser.add_argument("--layers", type=integer, default=24, help="of the model (default 24: 5 GB of memory a rank)")
     parser.add_argument("--drawn", action="store_true", help="weights drawn, not read from a checkpoint")
     parser.add_argument("--replicated", action="store_true", help="SHARD_OPTIMIZER=0")
-    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="an earlier checkout, which takes turns")
+    checkout = folder_with("implementations/bert/__main__.py")
+    parser.add_argument("--before", type=checkout, metavar="CHECKOUT", help="an earlier checkout, which takes turns")
     parser.add_argument("--kernels", action="store_true", help="the compilation of the kernels instead")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few kernels, to try the script out")
     options = parser.parse_args()

@@ -15,18 +15,17 @@ usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import triton  # before bert, which takes Triton where it is there already
+from command_line import Parser, file, integer, positive
 from common import ROOT, TINY, emit, packed_batches
 from parts import PARTS, beside
 from torch import Tensor
@@ -354,22 +353,22 @@ def pretraining(gpus: list[str]) -> str:
 
 def main() -> None:
     """Records and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--gpu", choices=list(GPUS), default="h200", help="(default h200)")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="fp8", help="(default fp8)")
-    parser.add_argument("--rows", type=int, default=48, help="packed rows on each GPU (default 48)")
-    parser.add_argument("--length", type=int, default=512, help="tokens of a row (default 512)")
-    parser.add_argument("--gpus", type=int, default=1, help="ranks that share the update (default 1)")
+    parser.add_argument("--rows", type=integer, default=48, help="packed rows on each GPU (default 48)")
+    parser.add_argument("--length", type=integer, default=512, help="tokens of a row (default 512)")
+    parser.add_argument("--gpus", type=integer, default=1, help="ranks that share the update (default 1)")
     parser.add_argument("--network", choices=list(NETWORKS), default="nvlink", help="between them (default nvlink)")
     for rate in dataclasses.fields(Rates):
         parser.add_argument(
-            f"--{rate.name.replace('_', '-')}", type=float, help=f"another rate of the GPU: {rate.name}"
+            f"--{rate.name.replace('_', '-')}", type=positive, help=f"another rate of the GPU: {rate.name}"
         )
     parser.add_argument("--pretraining", action="store_true", help="a table of the recipes of pretraining instead")
-    parser.add_argument("--evaluation", type=int, metavar="EVERY", help="evaluations too, every so many sequences")
-    parser.add_argument("--evaluation-rows", type=int, default=16, help="EVAL_BATCHSIZE (default 16, as its own)")
+    parser.add_argument("--evaluation", type=integer, metavar="EVERY", help="evaluations too, every so many sequences")
+    parser.add_argument("--evaluation-rows", type=integer, default=16, help="EVAL_BATCHSIZE (default 16, as its own)")
     parser.add_argument("--evaluation-precision", choices=("bf16", "fp8"), help="(default: that of the training)")
-    parser.add_argument("--measured", type=Path, metavar="FILE", help="beside it, results.jsonl of gpu_all.py by part")
+    parser.add_argument("--measured", type=file, metavar="FILE", help="beside it, results.jsonl of gpu_all.py by part")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     parser.add_argument("--markdown", action="store_true", help="a table of both precisions and GPUs instead")
     options = parser.parse_args()

@@ -5,9 +5,9 @@ usage: python bench/step_profile.py [--rows 48] [--tiny]
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
+from command_line import Parser, integer
 from common import TINY, device, emit, machine, packed_batches, synchronize
 from parts import by_part
 from train_step import NUM_BATCHES, Variant, build_ours
@@ -45,8 +45,8 @@ def kernels_of(variant: Variant, config: BertConfig) -> dict[str, Any]:
 
 def main() -> None:
     """Profiles and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=48, help="rows of 512 tokens (default 48)")
+    parser = Parser(__doc__)
+    parser.add_argument("--rows", type=integer, default=48, help="rows of 512 tokens (default 48)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
     config, rows = (BertConfig(**TINY), 2) if options.tiny else (BertConfig(), options.rows)

@@ -7,12 +7,13 @@ usage: python bench/tables.py [--results bench_results/results.jsonl] [--documen
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from command_line import Parser
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- gpu tables: begin (bench/tables.py writes what is between) -->", "<!-- gpu tables: end -->"
@@ -142,7 +143,7 @@ def write(results: Path | None, target: Path) -> None:
 
 def main() -> int:
     """Writes the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--results", type=Path, default=Path("bench_results/results.jsonl"), help="of gpu_all.py")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "performance.md", help="file with the markers")
     options = parser.parse_args()

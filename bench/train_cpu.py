@@ -8,7 +8,6 @@ usage: python bench/train_cpu.py [--repeats 5] [--rows 8] [--threads 2]
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import time
@@ -18,6 +17,7 @@ import numpy as np
 import result
 import torch
 import transformers
+from command_line import Parser, integer
 from small_bert import SMALL, new_model
 
 from bert.data.pretraining import PretrainingBatch, make_batch
@@ -79,10 +79,10 @@ def seconds(step: Callable[[], object]) -> float:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5, help="interleaved steps of each (default 5)")
-    parser.add_argument("--rows", type=int, default=8, help="packed rows of 512 tokens (default 8)")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
+    parser = Parser(__doc__)
+    parser.add_argument("--repeats", type=integer, default=5, help="interleaved steps of each (default 5)")
+    parser.add_argument("--rows", type=integer, default=8, help="packed rows of 512 tokens (default 8)")
+    parser.add_argument("--threads", type=integer, default=2, help="CPU threads (default 2)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     records = synthetic_records(options.rows, 512, SMALL["vocab_size"], packed=True, seed=0)

@@ -10,7 +10,6 @@ usage: python bench/train_step.py [--groups main peers ...] [--rounds 5] [--step
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
 import statistics
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from command_line import Parser, integer, positive
 from common import (
     TINY,
     device,
@@ -271,12 +271,16 @@ def line(
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     available = groups(torch.cuda.is_available())
     parser.add_argument("--groups", nargs="+", choices=list(available), default=list(available), help="(default: all)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default 5)")
-    parser.add_argument("--steps", type=int, default=4, help=f"passes over {NUM_BATCHES} batches a turn (default 4)")
-    parser.add_argument("--deadline", type=float, default=300, help="seconds until nothing more begins (default 300)")
+    parser.add_argument("--rounds", type=integer, default=5, help="turns of each variant (default 5)")
+    parser.add_argument(
+        "--steps", type=integer, default=4, help=f"passes over {NUM_BATCHES} batches a turn (default 4)"
+    )
+    parser.add_argument(
+        "--deadline", type=positive, default=300, help="seconds until nothing more begins (default 300)"
+    )
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
     deadline = time.monotonic() + options.deadline

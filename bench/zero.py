@@ -25,6 +25,7 @@ from typing import Any
 
 import result
 import torch
+from command_line import Parser, integer
 from common import TINY, packed_batches
 from small_bert import SMALL, new_model
 from torch import Tensor
@@ -33,6 +34,7 @@ from torch.multiprocessing import spawn
 from bert.data.pretraining import PretrainingBatch
 from bert.dist import Config as DistConfig
 from bert.dist import World
+from bert.env import ConfigError
 from bert.exit import leave
 from bert.model.config import BertConfig
 from bert.optim import Config as OptimizerConfig
@@ -40,7 +42,7 @@ from bert.peak import Peak
 from bert.precision import Precision
 from bert.step import build_step
 from bert.zero.settings import Config as ZeroConfig
-from bert.zero.step import DeepSpeedStep
+from bert.zero.step import DeepSpeedStep, load
 
 # DeepSpeed's stage, and what shards as much here; our engine has no stage 3.
 PAIRS = {
@@ -131,13 +133,17 @@ def rank_main(rank: int, options: argparse.Namespace, port: int, folder: Path) -
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=6, help="of each engine (default 6)")
-    parser.add_argument("--steps", type=int, default=2, help="of a turn (default 2)")
-    parser.add_argument("--rows", type=int, default=4, help="packed rows a rank and step (default 4)")
-    parser.add_argument("--ranks", type=int, default=2, help="processes (default 2)")
+    parser = Parser(__doc__)
+    parser.add_argument("--turns", type=integer, default=6, help="of each engine (default 6)")
+    parser.add_argument("--steps", type=integer, default=2, help="of a turn (default 2)")
+    parser.add_argument("--rows", type=integer, default=4, help="packed rows a rank and step (default 4)")
+    parser.add_argument("--ranks", type=integer, default=2, help="processes (default 2)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
+    try:
+        load()
+    except ConfigError as error:
+        parser.error(str(error))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

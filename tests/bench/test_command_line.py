@@ -1,0 +1,85 @@
+"""Every benchmark refuses what it cannot measure in one line, before it measures anything."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+
+import pytest
+
+from bert.env import ConfigError
+
+AT_LEAST_ONE = r"'0': expected an integer of at least 1"
+
+
+@pytest.fixture
+def script(repository, monkeypatch, capsys):
+    """script(name, *arguments) -> exit status, and what it says on stdout and stderr."""
+    monkeypatch.syspath_prepend(str(repository / "bench"))
+
+    def run(name, *arguments):
+        module = importlib.import_module(name)
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            module.main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("step_model", ("--rows", "0"), AT_LEAST_ONE),
+        ("step_model", ("--memory", "-1"), "'-1': expected a number above 0"),
+        ("step_model", ("--measured", "/nope"), "/nope: no such file"),
+        ("loader", ("--steps", "0"), AT_LEAST_ONE),
+        ("recompute", ("--layers", "0", "--tiny"), AT_LEAST_ONE),
+        ("recompute", ("--length", "513"), "--length 513: expected 512 at most"),
+        ("start", ("--ranks", "0"), AT_LEAST_ONE),
+        ("start", ("--before", "/nope"), "/nope: no implementations/bert/__main__.py in it"),
+        ("instances", ("/nope",), "/nope: no such file"),
+        ("instances", ("--reference", "/nope"), "/nope: no create_pretraining_data.py and no tokenization.py in it"),
+        ("instances", ("--reference-python", "/nope"), "/nope: no such program"),
+        ("finetuning", ("/nope",), "/nope: no weights and no data in it"),
+        ("finetuning", (), "the following arguments are required: folder"),
+        ("convergence", ("--steps", "30"), "--steps 30: expected a multiple of 25"),
+        ("certify_overhead", ("--passes", "3"), "--passes 3: expected an even number"),
+        ("corpus", ("/dev/null/nope",), "/dev/null/nope: cannot be written"),
+        ("reference_instances", ("/nope", "/nope", "/nope", "x"), "/nope: no create_pretraining_data.py"),
+        ("guarded", ("much", "x.py"), "'much': expected a number above 0"),
+        ("guarded", ("9", "-m"), "nothing to run: give a script, or -m and a module"),
+        ("describe_machine", ("--nope",), "unrecognized arguments: --nope"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(script, name, arguments, words):
+    status, out, err = script(name, *arguments)
+    assert (status, out) == (2, "")
+    assert re.fullmatch(rf"{name}\.py: error: .*; see --help\n", err)
+    assert words in err
+
+
+@pytest.mark.parametrize("name", ["describe_machine", "guarded", "reference_instances"])
+def test_help_is_the_docstring_and_nothing_runs(script, name):
+    status, out, _ = script(name, "--help")
+    assert status == 0
+    assert out.startswith(f"usage: {name}.py")
+    assert importlib.import_module(name).__doc__.splitlines()[0] in out
+
+
+def test_without_deepspeed_its_benchmark_says_what_to_install(script, monkeypatch):
+    def load():
+        raise ConfigError("no DeepSpeed: pip install it")
+
+    monkeypatch.setattr(importlib.import_module("zero"), "load", load)
+    assert script("zero", "--tiny") == (2, "", "zero.py: error: no DeepSpeed: pip install it; see --help\n")
+
+
+def test_every_benchmark_reads_its_command_line_so(repository):
+    scripts = {path.name: path.read_text() for path in (repository / "bench").glob("*.py")}
+    started = {name: text for name, text in scripts.items() if "__main__" in text}
+    assert len(started) > 25
+    assert [name for name, text in started.items() if "Parser(__doc__)" not in text] == []
+    assert [name for name, text in started.items() if re.search(r"type=(int|float)\b", text)] == []
