@@ -63,7 +63,7 @@ class Command:
         """Whether it has not ended yet."""
         return self._process.exitcode is None
 
-    def finish(self, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def finish(self, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         """Waits for its end, at most ``timeout`` seconds, after which it is killed and this fails."""
         self._process.join(timeout)
         late = self._process.exitcode is None

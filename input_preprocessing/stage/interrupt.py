@@ -19,7 +19,9 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 _GRACE_SECONDS = 0.5
+_LONGEST_HOLD = 20.0  # seconds
 _received: list[int] = []
+_held = threading.Event()
 _told = threading.Lock()
 _line = "{}"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -48,7 +50,25 @@ def _raise(number: int, frame: FrameType | None) -> None:
     sys.unraisablehook = lambda _: None  # it may hit Python in a place that can only report it
     _received.append(number)
     _tell(number)
-    raise KeyboardInterrupt
+    if not _held.is_set():
+        raise KeyboardInterrupt
+
+
+def received() -> bool:
+    """Whether a signal is ending this process: its line is the last one."""
+    return bool(_received)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """What a signal stops it stops at the end of this: a worker that is half started would complain, or stay."""
+    _held.set()
+    try:
+        yield
+    finally:
+        _held.clear()
+    if _received:
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -74,8 +94,12 @@ def _watch(reader: int) -> None:
     while (number := os.read(reader, 1)[0]) not in SIGNALS:
         pass
     _tell(number)
+    end = time.monotonic() + _LONGEST_HOLD
+    while _held.is_set() and time.monotonic() < end:
+        time.sleep(0.02)
     time.sleep(_GRACE_SECONDS)
     kill_workers()
+    _unlink_semaphores()
     os._exit(128 + number)
 
 
@@ -84,3 +108,12 @@ def kill_workers() -> None:
     if multiprocessing := sys.modules.get("multiprocessing"):
         for worker in multiprocessing.active_children():
             worker.kill()
+
+
+def _unlink_semaphores() -> None:
+    """Else Python's resource tracker complains of them once this process is gone."""
+    util, synchronize = (sys.modules.get(f"multiprocessing.{name}") for name in ("util", "synchronize"))
+    if util and synchronize:
+        for finalizer in list(util._finalizer_registry.values()):
+            if getattr(finalizer, "_callback", None) is synchronize.SemLock._cleanup:
+                finalizer()

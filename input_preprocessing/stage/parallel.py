@@ -47,13 +47,13 @@ class Progress:
     def refresh(self) -> None:
         """Shows the line when it is due."""
         now = time.monotonic()
-        if now >= self.next_line:
+        if now >= self.next_line and not interrupt.received():
             self.next_line = now + self.interval
             self._show(now)
 
     def close(self) -> None:
         """Shows the last line, if any was shown before."""
-        if self.shown:
+        if self.shown and not interrupt.received():
             if self.live or not self.complete:
                 self._show(time.monotonic())
             if self.live:
@@ -159,7 +159,8 @@ def _run_pool(
     with ProcessPoolExecutor(workers, context, initializer=_bind_to_parent, initargs=(os.getpid(),)) as pool:
         try:
             order = sorted(range(len(tasks)), key=lambda i: -costs[i])  # the long ones first
-            with _signals_blocked():  # in the workers too, until they are ready to end without a traceback
+            # In the workers, too, until they are ready to end without a traceback.
+            with _signals_blocked(), interrupt.held():
                 futures = {pool.submit(function, tasks[i]): i for i in order}
             results: dict[int, Result] = {}
             waiting = set(futures)

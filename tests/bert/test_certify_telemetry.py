@@ -30,7 +30,7 @@ def nvml(request, tmp_path, monkeypatch):
         pytest.skip("no compiler for the stand-in library")
     library = tmp_path / "libnvidia-ml.so.1"
     options = ["-DOLD_DRIVER"] if request.param == "old driver" else []
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, *options, SOURCE], check=True, timeout=60)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, *options, SOURCE], check=True, timeout=240)
     monkeypatch.setattr(module, "nvmlLib", ctypes.CDLL(str(library)))
     monkeypatch.setattr(module, "_nvmlGetFunctionPointer_cache", {})
     return module

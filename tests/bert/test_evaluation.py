@@ -46,7 +46,6 @@ def save(tiny, make_model, tmp_path):
     return write
 
 
-@pytest.mark.timeout(120)
 def test_the_figures_are_those_of_the_run_and_watching_it_ends_with_it(prepared, run_bert, tmp_path, capsys):
     folder = tmp_path / "run" / "checkpoints"
     finished = run_bert(
@@ -104,7 +103,6 @@ def test_losses_and_accuracies_are_means_over_words_and_over_sequences(tiny, mak
     assert (status, "step_0000000003.pt" in out, "mlm loss" in out) == (0, True, True)
 
 
-@pytest.mark.timeout(60)
 def test_a_live_run_is_followed_until_its_last_checkpoint(save, prepared, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(evaluation, "POLL_SECONDS", 0.01)
     (tmp_path / "checkpoints").mkdir()
@@ -124,7 +122,6 @@ def test_a_live_run_is_followed_until_its_last_checkpoint(save, prepared, capsys
     assert "the run is over" in err
 
 
-@pytest.mark.timeout(60)
 def test_watching_ends_at_the_target(save, prepared, capsys, monkeypatch):
     folder = save(2).parent
     real = evaluation.Evaluator.__call__

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 from functools import partial
 
-import pytest
-
 from ..forked import Command
 from ..waiting import wait_until
 from .states import newest, same
@@ -34,7 +32,6 @@ def run(environ, folder, moments):
     assert finished.returncode == 0, finished.stderr
 
 
-@pytest.mark.timeout(200)
 def test_killed_at_three_moments_it_ends_with_the_weights_of_an_undisturbed_run(prepared, tmp_path):
     settings = prepared | {"EVAL_ITER_SAMPLES": "0", "MAX_STEPS": "30", "LR_SCHEDULE": "dle",
                            "WARMUP_STEPS": "6", "CHECKPOINT_EVERY_STEPS": "2", "CHECKPOINT_KEEP": "99"}  # fmt: skip

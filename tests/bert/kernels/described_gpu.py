@@ -41,7 +41,7 @@ def stubs(folder: Path) -> None:
     cublas = "unsigned long cublasLtGetVersion(void) { return 130100; }"
     for name, code in (("libcuda.so.1", driver), ("libcublasLt.so.13", cublas)):
         command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-x", "c", "-", "-o", str(folder / name)]
-        subprocess.run(command, input=code, text=True, check=True, timeout=60)
+        subprocess.run(command, input=code, text=True, check=True, timeout=240)
 
 
 def main() -> None:

@@ -34,6 +34,19 @@ def work():
     print("ready", flush=True)
     run_tasks("wait", wait, [FOLDER] * 3, jobs=2)
 """
+# Interrupted when a worker's process is there and has been told nothing yet, for longer than the main thread is given.
+HALF_STARTED = """
+import os, signal, time
+from multiprocessing import util
+def half_started(path, words, *rest):
+    number = spawn(path, words, *rest)
+    if b"--multiprocessing-fork" in b" ".join(os.fsencode(word) for word in words):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+    return number
+if __name__ == "__main__":
+    spawn, util.spawnv_passfds = util.spawnv_passfds, half_started
+"""
 STARTING = """
 import os
 if __name__ == "__mp_main__":
@@ -44,6 +57,7 @@ def work():
     print("ready", flush=True)
     import slow
 """
+LINE = "stage: interrupted; to continue, run the same command again\n"
 # Swallows the interruption, as some libraries do: ended from outside all the same.
 DEAF = """
 def work():
@@ -77,6 +91,11 @@ def start(folder: Path, body: str) -> subprocess.Popen[str]:
     return process
 
 
+def without_progress(told: str) -> str:
+    """What a stage said but for its progress, which it shows after two seconds."""
+    return "".join(line for line in told.splitlines(keepends=True) if not line.startswith("wait  "))
+
+
 def threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
@@ -93,7 +112,7 @@ def test_a_signal_ends_what_does_not_listen_with_one_line(tmp_path: Path, body: 
     process = start(tmp_path, body)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=240)
-    assert told == "stage: interrupted; to continue, run the same command again\n"
+    assert told == LINE
     assert process.returncode == 130
 
 
@@ -105,8 +124,9 @@ def test_workers_end_with_it(tmp_path: Path, number: signal.Signals, whom: str) 
     workers = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
     (process.send_signal if whom == "the parent alone" else lambda n: os.killpg(process.pid, n))(number)
     _, told = process.communicate(timeout=240)
-    word = "interrupted" if number == signal.SIGINT else "terminated"
-    assert told == f"stage: {word}; to continue, run the same command again\n"
+    line = LINE if number == signal.SIGINT else LINE.replace("interrupted", "terminated")
+    assert without_progress(told) == line
+    assert told.endswith(line), "and nothing after it"
     assert process.returncode == 128 + number
     wait_until(lambda: not any(running(pid) for pid in workers))
 
@@ -114,7 +134,20 @@ def test_workers_end_with_it(tmp_path: Path, number: signal.Signals, whom: str) 
 def test_workers_that_still_start_leave_no_traceback(tmp_path: Path) -> None:
     process = start(tmp_path, WORKERS)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=240)[1] == "stage: interrupted; to continue, run the same command again\n"
+    assert without_progress(process.communicate(timeout=240)[1]) == LINE
+
+
+def test_a_worker_that_is_half_started_leaves_no_traceback(tmp_path: Path) -> None:
+    process = start(tmp_path, HALF_STARTED + WORKERS)
+    assert without_progress(process.communicate(timeout=240)[1]) == LINE
+    assert process.returncode == 130
+
+
+def test_a_main_thread_that_is_too_slow_to_stop_leaves_nothing_to_complain_of(tmp_path: Path) -> None:
+    process = start(tmp_path, "interrupt._GRACE_SECONDS = 0.0\n" + WORKERS)
+    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
+    process.send_signal(signal.SIGINT)
+    assert without_progress(process.communicate(timeout=240)[1]) == LINE
 
 
 def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path: Path) -> None:

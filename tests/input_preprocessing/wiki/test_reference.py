@@ -130,7 +130,7 @@ def test_a_damaged_dump_under_the_benchmarks_name_is_refused(tmp_path: Path) -> 
 def test_the_command_says_what_it_made(tree: Path, tmp_path: Path) -> None:
     line = ["--source", str(tree), "--target", str(tmp_path / "out"), "--jobs", "1", "--num-eval-documents", "25"]
     command = [sys.executable, "-m", "input_preprocessing.split", *line, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "is not the benchmark's" in done.stderr
     made = json.loads(done.stdout)

@@ -33,10 +33,10 @@ def gpg(tmp_path_factory, monkeypatch):
 
     def run(*arguments):
         command = ["gpg", "--batch", "--no-tty", "--pinentry-mode", "loopback", *arguments]
-        return subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+        return subprocess.run(command, capture_output=True, check=True, timeout=240).stdout
 
     yield run
-    subprocess.run(["gpgconf", "--kill", "all"], check=False, timeout=60, capture_output=True)
+    subprocess.run(["gpgconf", "--kill", "all"], check=False, timeout=240, capture_output=True)
 
 
 def test_gpg_encrypts_for_a_key_and_by_a_passphrase(gpg, archive, tmp_path):
@@ -91,7 +91,7 @@ def test_the_recipient_decrypts_what_age_encrypted_and_nobody_else(archive, tmp_
 
 def run(*command):
     """A command that ends by itself."""
-    return subprocess.run(command, capture_output=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, capture_output=True, timeout=240, check=False, stdin=subprocess.DEVNULL)
 
 
 def test_keys_of_age_are_given_to_age(commands, archive):
