@@ -5,7 +5,7 @@
 # State of the loop: what failed so far, the trial that runs, its process group, and the reason of each trial that failed.
 declare -a failures=() reasons=()
 declare current='' group=''
-declare -i patience=20 # seconds that the ranks have to end in, once this script is told to
+declare -i patience=20 deadline=0 # seconds for the ranks to end in, once this script is told to; their last one
 
 trial::conclude() {
   local list
@@ -18,8 +18,9 @@ trial::conclude() {
 }
 
 trial::interrupted() {
-  local -r signal=$1 status=$2 deadline=$((SECONDS + patience))
+  local -r signal=$1 status=$2
   local reason="interrupted by SIG$signal"
+  deadline=$((SECONDS + patience))
   trap '' INT TERM HUP USR1
   trial::ask_group "$signal"
   if declare -F runner::why >/dev/null; then reason=$(runner::why "$signal"); fi

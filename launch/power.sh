@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # POWER=1: samples the power of every node while a trial runs. Sourced by trial.sh. RUN_DIR/power/result_N/node_J.txt are the
 # files of the MLPerf power rules, made by review.results.power from the samples that lie between run_start and run_stop.
-# shellcheck disable=SC2154 # RUN_DIR and lock_file are of variables.sh
+# shellcheck disable=SC2154 # RUN_DIR and lock_file are of variables.sh, deadline is of ending.sh
 
 # shellcheck source=launch/patience.sh
 source "$REPO_DIR/launch/patience.sh"
@@ -32,8 +32,10 @@ power::start() {
 power::stop() {
   if [[ -z $power_job ]]; then return 0; fi
   touch -- "$power_folder/stop"
-  local -r seconds=${POWER_INTERVAL%.*}
-  patience::wait "$power_job" "$((POWER_PATIENCE + 10#${seconds:-0}))" ||
+  local -r interval=${POWER_INTERVAL%.*}
+  local seconds=$((POWER_PATIENCE + 10#${interval:-0}))
+  if ((deadline)); then seconds=$((deadline > SECONDS ? deadline - SECONDS + 3 : 3)); fi # Slurm waits no longer
+  patience::wait "$power_job" "$seconds" ||
     log::warn "power was not sampled to the end on every node: $(tail -n 1 -- "$power_folder/errors")"
   power_job=''
   rm -f -- "$power_folder/stop"

@@ -72,3 +72,16 @@ def test_a_guard_of_a_job_that_hangs_is_left(pyxis):
     assert any("remove" in call for call in pyxis.calls("enroot"))
     for number in processes(pyxis).split():  # a real step would be ended by Slurm
         os.kill(int(number), signal.SIGKILL)
+
+
+def test_a_reading_that_hangs_does_not_keep_the_last_line_until_slurm_kills_an_interrupted_run(checkout):
+    shorten(checkout, "ending.sh", "patience=20", "patience=1")
+    checkout.stand_in("ipmitool", f'if [[ -e "{checkout.logdir}/ended" ]]; then {HANGS}; fi\n{IPMI}')
+    process = checkout.popen(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05 RUN_NAME=ended", TRIAL_0="hang")
+    wait_until((checkout.logdir / "ended" / "running_0" / "result_0.txt").exists)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=50)  # without the signal it is waited for 60 s
+    assert errors.splitlines()[-1] == (
+        "run: error: interrupted by SIGTERM; RUN_NAME=ended continues with the missing trials"
+    )
+    wait_until(lambda: not processes(checkout))
