@@ -199,6 +199,27 @@ def too_long(path: Path, max_lines: int, max_function_lines: int | None = None) 
     return problems
 
 
+def dead_links(path: Path) -> list[str]:
+    """Links of a page to a file that is not there, or to a heading that its file has not."""
+    problems = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        name, _, heading = target.partition("#")
+        if ":" in target:
+            continue
+        page = path.parent / name if name else path
+        if not page.exists():
+            problems.append(f"{path}: {target}: no such file")
+        elif heading and heading not in _headings(page):
+            problems.append(f"{path}: {target}: no such heading")
+    return problems
+
+
+def _headings(page: Path) -> set[str]:
+    """Of a page, as links name them."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
 def undocumented(path: Path) -> list[str]:
     """A Python file, or a public function or class of it, that lacks a docstring."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

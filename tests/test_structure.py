@@ -173,6 +173,20 @@ def test_files_and_functions_stay_short(repository):
     assert shell
     _none([line for path in python for line in structure.too_long(path, MAX_FILE_LINES, MAX_FUNCTION_LINES)])
     _none([line for path in shell for line in structure.too_long(path, MAX_SHELL_LINES)])
+    _none([line for path in _tracked(repository, "*.md") for line in structure.too_long(path, MAX_FILE_LINES)])
+
+
+def test_links_of_the_pages_lead_somewhere(repository, tmp_path):
+    pages = _tracked(repository, "*.md")
+    assert sum("](" in page.read_text(encoding="utf-8") for page in pages) > 5
+    _none([line for page in pages for line in structure.dead_links(page)])
+    (tmp_path / "page.md").write_text(
+        "# A `b`, c\n[1](#a-b-c) [2](page.md#d) [3](other.md) [4](https://a.b/#c) [5](page.md)\n"
+    )
+    assert [line.partition(": ")[2] for line in structure.dead_links(tmp_path / "page.md")] == [
+        "page.md#d: no such heading",
+        "other.md: no such file",
+    ]
 
 
 def test_public_things_say_what_they_are(packages):

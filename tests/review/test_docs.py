@@ -1,4 +1,4 @@
-"""docs/review.md documents every command, and shows what the commands print."""
+"""docs/review.md and comparing.md document every command, and show what the commands print."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from review.__main__ import parser
 
 @pytest.fixture(scope="module")
 def page(repository) -> str:
-    """The page."""
-    return (repository / "docs" / "review.md").read_text(encoding="utf-8")
+    """Both pages."""
+    return "\n".join((repository / "docs" / name).read_text(encoding="utf-8") for name in ("review.md", "comparing.md"))
 
 
 def test_every_command_and_option_is_documented(page):
@@ -45,7 +45,7 @@ def test_the_output_shown_is_what_the_commands_print_on_published_results(page, 
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     shown = blocks(page)
-    assert [command.split()[0] for command, _ in shown] == ["show", "check", "compare", "rcp"]
+    assert [command.split()[0] for command, _ in shown] == ["show", "check", "rcp", "compare"]
     for command, lines in shown:
         arguments = [sys.executable, "-m", "review", *command.split()]
         environment = {**os.environ, "PYTHONPATH": str(repository), "PYTHONIOENCODING": "utf-8"}
