@@ -20,7 +20,7 @@ from ..waiting import free_ports
 
 CPU = torch.device("cpu")
 SETTINGS = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
-SETTINGS |= {"NCCL_TEST_TIMEOUT": "60", "NCCL_TEST_MIN_GBPS": "0"}
+SETTINGS |= {"NCCL_TEST_TIMEOUT": "200", "NCCL_TEST_MIN_GBPS": "0"}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 31, 3472])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ..waiting import free_ports, wait_until
+from .test_trial import processes
 
 MULTINODE = "./run_multinode.sh"
 # As the real one: the command runs in a session of its own, which outlives this client and gets no signal from it, only
@@ -94,14 +95,14 @@ def test_a_rank_that_dies_ends_the_ranks_of_every_machine(machines, culprit, hos
     reason = f"trial 0: rank {culprit} on {os.uname().nodename} was killed by SIGKILL"
     assert last_line(done.stderr) == f"run: error: 1 of 1 trials failed: {reason}"
     assert (machines.run_dir / "failed_0.txt").exists()
-    wait_until(lambda: not processes(machines))
+    wait_until(lambda: not processes(machines.root))
 
 
 def test_a_connection_that_breaks_ends_the_ranks_of_every_machine(machines):
     done = run(machines, TRIAL_0="hang", LOST="dgx2")
     reason = "trial 0: dgx2: the ssh connection ended, see output_0.txt"
     assert last_line(done.stderr) == f"run: error: 1 of 1 trials failed: {reason}"
-    wait_until(lambda: not processes(machines))
+    wait_until(lambda: not processes(machines.root))
 
 
 def test_a_machine_that_does_not_share_the_results_still_says_why_it_failed(machines):
@@ -140,12 +141,7 @@ def test_a_signal_ends_the_ranks_of_every_machine(machines):
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 143
     assert "RUN_NAME=stopped continues" in last_line(errors)
-    wait_until(lambda: not processes(machines))  # the machines notice that the connection is gone
-
-
-def processes(machines) -> str:
-    """What still runs of this checkout, on any machine."""
-    return subprocess.run(["pgrep", "-f", str(machines.root)], capture_output=True, text=True, check=False).stdout
+    wait_until(lambda: not processes(machines.root))  # the machines notice that the connection is gone
 
 
 @pytest.mark.parametrize(
@@ -340,7 +336,7 @@ def test_a_real_ssh_server_ends_the_ranks_of_a_script_that_is_gone(sshd):
     wait_until(lambda: len(sshd.ranks()) == 4)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=240) == 143
-    wait_until(lambda: not processes(sshd))
+    wait_until(lambda: not processes(sshd.root))
 
 
 def test_a_real_connection_that_breaks_ends_the_ranks_of_both_machines(sshd):
@@ -352,4 +348,4 @@ def test_a_real_connection_that_breaks_ends_the_ranks_of_both_machines(sshd):
             os.kill(int(number), signal.SIGKILL)
     _, errors = process.communicate(timeout=240)
     assert "trial 0: 127.0.0.2: the ranks ended with exit status 137" in last_line(errors)
-    wait_until(lambda: not processes(sshd))
+    wait_until(lambda: not processes(sshd.root))

@@ -12,16 +12,10 @@ from ..waiting import running, wait_until
 from .test_power import IPMI
 from .test_run_sub import pyxis as pyxis
 from .test_run_sub import slurm as slurm
+from .test_trial import processes
 
 LOCAL = "./run_local.sh"
 HANGS = 'exec -a "$0" sleep 900'  # found by its name
-
-
-def processes(checkout) -> str:
-    """What still runs of this checkout."""
-    return subprocess.run(
-        ["pgrep", "-f", str(checkout.root.parent)], capture_output=True, text=True, check=False
-    ).stdout
 
 
 def shorten(checkout, name: str, text: str, shorter: str) -> None:
@@ -51,7 +45,7 @@ def test_a_reading_of_power_that_hangs_is_left(checkout):
     done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05")
     assert done.returncode == 0, done.stderr
     assert "run: warning: power was not sampled to the end on every node" in done.stderr
-    wait_until(lambda: not processes(checkout))
+    wait_until(lambda: not processes(checkout.root.parent))
 
 
 def test_an_nvidia_smi_that_hangs_at_the_reset_of_the_clocks_is_left(checkout):
@@ -60,7 +54,7 @@ def test_an_nvidia_smi_that_hangs_at_the_reset_of_the_clocks_is_left(checkout):
     checkout.stand_in("nvidia-smi", f"case $* in *query*) echo 0 ;; *--lock*) {said} ;; *--reset*) {HANGS} ;; esac")
     done = checkout.run(LOCAL, GPU_CLOCKS="1410", BINDING="none", NCCL_TEST="0")
     assert done.returncode == 0, done.stderr
-    wait_until(lambda: not processes(checkout))
+    wait_until(lambda: not processes(checkout.root.parent))
 
 
 def test_a_guard_of_a_job_that_hangs_is_left(pyxis):
@@ -70,7 +64,7 @@ def test_a_guard_of_a_job_that_hangs_is_left(pyxis):
     done = pyxis.run("./run.sub")
     assert done.returncode == 0, done.stderr
     assert any("remove" in call for call in pyxis.calls("enroot"))
-    for number in processes(pyxis).split():  # a real step would be ended by Slurm
+    for number in processes(pyxis.root.parent).split():  # a real step would be ended by Slurm
         os.kill(int(number), signal.SIGKILL)
 
 
