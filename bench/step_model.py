@@ -8,7 +8,7 @@ come back while the next forward pass does: what does not fit beside them is add
 both are there, the difference by part says where to look next.
 
 Prints one JSON line; with --markdown a table of both precisions on both GPUs, with --pretraining one of the recipes of
-configs/pretrain_large_*.sh on a node of 8 GPUs.
+configs/pretrain_large_*.sh on a node of 8 GPUs. FP8_FAST_SUMS and FP8_OUTPUT_PROJECTION count as for a run.
 
 usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--network nvlink] [--markdown]
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ import torch
 import triton  # before bert, which takes Triton where it is there already
 from command_line import Parser, file, integer, positive
 from common import ROOT, TINY, emit, packed_batches
+from gpu_rates import GPUS, NETWORKS, Rates
 from parts import PARTS, beside
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,6 +40,7 @@ from bert.data.pretraining import PretrainingBatch, make_batch
 from bert.data.synthetic import synthetic_records
 from bert.dist import Config as DistConfig
 from bert.dist import World
+from bert.env import from_env
 from bert.evaluate import evaluation_room, fill_batches, share
 from bert.graph import graph_capacity, static_batch
 from bert.kernels import fp8_feed_forward, fp8_linear, lamb, triton_support
@@ -45,38 +48,13 @@ from bert.kernels.fp8 import Recipe
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.optim.sharded import Sharded
+from bert.precision import Config as PrecisionConfig
 
 META = torch.device("meta")
 TABLE = ROOT / "tests" / "bert" / "kernels" / "compiled_kernels.json"
 TILE, ATTENTION_WARPS = 64, 4  # of attention_triton: queries and keys of a block, warps of a program
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """What a GPU does a second: operations of products by precision, bytes of memory, instructions of all its warps."""
-
-    bf16: float = 0.9 * 770e12
-    fp8_fast: float = 0.9 * 1350e12
-    fp8_exact: float = 0.9 * 1100e12
-    memory: float
-    issue: float = 0.55 * 132 * 4 * 1.755e9  # 132 multiprocessors issue 4 a clock at best; 55% of that is assumed
-    launches: float = 5e5  # kernels of a CUDA graph, one after the other: 2 us for the smallest is assumed
-
-
-# Products: 90%, for a layer's sizes, of what large ones reach (bf16 measured on an H200, fp8 assumed); memory: 90% of
-# measured copies.
-# A100 and B200 are not measured: the H100's share of their published peaks (bf16: 312 and 2,250 Tflop/s, 2 and 8 TB/s;
-# the B200's fp8 is twice its bf16 by the H100's ratio), their multiprocessors and clocks. An A100 has no fp8.
-GPUS = {
-    "h100": Rates(memory=0.9 * 3.0e12),
-    "h200": Rates(memory=0.9 * 4.3e12),
-    "a100": Rates(bf16=0.9 * 243e12, memory=0.9 * 1.8e12, issue=0.55 * 108 * 4 * 1.41e9),
-    "b200": Rates(
-        bf16=0.9 * 1750e12, fp8_fast=0.9 * 3070e12, fp8_exact=0.9 * 3070e12, memory=0.9 * 7.1e12,
-        issue=0.55 * 148 * 4 * 1.965e9,
-    ),
-}  # fmt: skip
-NETWORKS = {"nvlink": 450e9 * 0.8, "infiniband": 50e9 * 0.8}  # bytes a second and GPU each way, and the share reached
 IN_PLACE = {  # operands that are read and written
     ("LAMB", "_moments"): ("first", "second"),
     ("LAMB", "_update"): ("master",),
@@ -189,6 +167,14 @@ def _replaced(recording: Recording) -> Iterator[None]:
             module.product = product
 
 
+def recipe() -> Recipe:
+    """How a run with the variables that are set would do its products in fp8."""
+    settings = dataclasses.replace(from_env(PrecisionConfig, os.environ), precision="fp8")
+    found = settings.resolve(META).fp8
+    assert found is not None
+    return found
+
+
 def record(config: BertConfig, batch: PretrainingBatch, precision: str, evaluates: bool = False) -> list[Launch]:
     """The launches of a step on a batch as a graph takes it: forward, backward, LAMB; or of an evaluation pass."""
     lengths = np.diff(batch.cu_seqlens.numpy())  # padding is sequences of its own
@@ -201,7 +187,7 @@ def record(config: BertConfig, batch: PretrainingBatch, precision: str, evaluate
         model = BertForPreTraining(config, kernels.select(kernels.Config(fused="all", attention="triton"), META))
         model.to(torch.bfloat16)
         if precision == "fp8":
-            model.use_fp8(Recipe(), META).calibrated = True
+            model.use_fp8(recipe(), META).calibrated = True
         data, buckets = batch.to(META), _sharded(model).buckets
         if evaluates:
             recording.phase = "weights"
@@ -362,7 +348,7 @@ def main() -> None:
     parser.add_argument("--network", choices=list(NETWORKS), default="nvlink", help="between them (default nvlink)")
     for rate in dataclasses.fields(Rates):
         parser.add_argument(
-            f"--{rate.name.replace('_', '-')}", type=positive, help=f"another rate of the GPU: {rate.name}"
+            f"--{rate.name.replace('_', '-')}", type=positive, help="another rate of the GPU, a second, such as 7e14"
         )
     parser.add_argument("--pretraining", action="store_true", help="a table of the recipes of pretraining instead")
     parser.add_argument("--evaluation", type=integer, metavar="EVERY", help="evaluations too, every so many sequences")
@@ -392,6 +378,8 @@ def main() -> None:
         rows, precision = options.evaluation_rows, options.evaluation_precision or options.precision
         found["evaluation"] = evaluation(config, rows, precision, rates, options.gpus, options.evaluation, step_rate)
     settings = {name: getattr(options, name) for name in ("gpu", "precision", "rows", "length", "gpus", "network")}
+    if options.precision == "fp8":
+        settings["fp8"] = dataclasses.asdict(recipe())
     emit({"benchmark": "step_model", **settings, **found, "triton": triton.__version__})
 
 

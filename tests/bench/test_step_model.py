@@ -69,23 +69,38 @@ def test_fp8_brings_casts_and_slower_memory_more_time(alone, predicted):
 
 
 RECORDED = """
-import json, sys
+import json, os, sys
 sys.path.insert(0, sys.argv[1])
 import step_model as m
 config = m.BertConfig(**m.TINY)
 batch = m.static_batch(m.packed_batches(4, 1, config)[0], m.capacity(4, 64))
 launches = {name: m.record(config, batch, name, evaluates=True) for name in ("bf16", "fp8")}
+launches["step"] = m.record(config, batch, "fp8")
+os.environ |= {"FP8_FAST_SUMS": "all", "FP8_OUTPUT_PROJECTION": "1"}
+launches["step as set"] = m.record(config, batch, "fp8")
 print(json.dumps({name: [(each.phase, each.part, each.precision) for each in some] for name, some in launches.items()}))
 """
 
 
-def test_an_evaluation_in_fp8_casts_each_weight_once_and_multiplies_in_fp8(repository):
+@pytest.fixture(scope="module")
+def recorded(repository):
+    """Phase, part and precision of each launch of a tiny model's steps and evaluations."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", RECORDED, str(repository / "bench")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
-    bf16, fp8 = ([tuple(each) for each in json.loads(done.stdout)[name]] for name in ("bf16", "fp8"))
+    return {name: [tuple(each) for each in some] for name, some in json.loads(done.stdout).items()}
+
+
+def test_settings_of_fp8_count_as_for_a_run(recorded):
     layers = 2
+    assert recorded["step"].count(("backward", "products", "fp8_exact")) == 2 * 3 * layers
+    assert recorded["step as set"].count(("backward", "products", "fp8_fast")) == 2 * 4 * layers
+    assert recorded["step as set"].count(("forward", "products", "fp8_fast")) == 4 * layers
+
+
+def test_an_evaluation_in_fp8_casts_each_weight_once_and_multiplies_in_fp8(recorded):
+    bf16, fp8, layers = recorded["bf16"], recorded["fp8"], 2
     assert "weights" not in {phase for phase, *_ in bf16}
     assert fp8.count(("weights", "casts", "")) == 3 * layers
     assert ("forward", "products", "fp8_exact") not in fp8
