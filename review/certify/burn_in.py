@@ -22,7 +22,8 @@ class BurnIn:
     """How far it has come, and what it says of its ranks.
 
     repeats, elapsed: of ``duration`` seconds; different: lines on who computed otherwise; rounds: seconds of a step of
-    each rank, the repeats put together to MOST_ROUNDS rounds or fewer, nan where a rank's are still to come.
+    each rank, the repeats put together to MOST_ROUNDS rounds or fewer, nan where a rank's are still to come; running:
+    somebody watches it repeat.
     """
 
     repeats: int
@@ -30,6 +31,12 @@ class BurnIn:
     duration: float
     different: list[str]
     rounds: dict[int, list[float]] = field(default_factory=dict)
+    running: bool = False
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it has less than its time behind it, and nobody knows that it still runs."""
+        return self.elapsed < self.duration and not self.running
 
     def text(self) -> str:
         """In one line."""
@@ -39,7 +46,7 @@ class BurnIn:
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
-        return {name: value for name, value in vars(self).items() if name != "rounds"}
+        return {name: value for name, value in vars(self).items() if name not in ("rounds", "running")}
 
 
 class Rounds:

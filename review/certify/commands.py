@@ -47,6 +47,8 @@ def _certify(arguments: argparse.Namespace) -> int:
     from review.certify.verdict import certify, print_certificate, write_csv
 
     if arguments.expected:
+        if arguments.csv or arguments.output:
+            raise ReviewError("--expected prints figures for a config and no verdict: leave out --csv and --output")
         from review.certify.expected import exports
         from review.certify.records import read
 

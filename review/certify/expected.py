@@ -56,9 +56,14 @@ class Reached:
     def text(self) -> str:
         """In one line."""
         figure = FIGURES[self.figure]
-        of = f"{self.measured:,.4g} of {self.expected:,.4g} {figure.unit} expected"
+        of = f"{digits(self.measured)} of {digits(self.expected)} {figure.unit} expected"
         missing = "" if self.state == "pass" else f", {self.short:.1%} ± {self.error:.1%} too few"
         return f"{self.name}: {of}{missing} ({figure.label})"
+
+
+def digits(value: float) -> str:
+    """To four significant digits, without an exponent."""
+    return f"{float(f'{value:.4g}'):,.10g}"
 
 
 def read(folder: Path) -> dict[str, float]:
@@ -106,13 +111,18 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
         return {}
     scale = _UNITS[FIGURES[name].unit]
     if FIGURES[name].of_whole:  # the quickest of each round shows the network, the others what disturbed it
-        size = len(records.places)
-        work = 2 * (size - 1) / size * float(amounts[0]) / scale
+        work = bus_bandwidth(records, name, len(records.places))
         return {EVERYONE: [work / min(times) for times in records.reductions(name).values()]}
     return {
         records.places[rank].name: [float(amounts[0]) / seconds / scale for seconds in rounds]
         for rank, rounds in records.probe(name).items()
     }
+
+
+def bus_bandwidth(records: Records, name: str, size: int) -> float:
+    """GB that count for an all-reduce of ``size`` ranks: by its seconds, the bus bandwidth as nccl-tests define it."""
+    amount = float(records.probes["amount"][records.probes["probe"] == name.encode()][0])
+    return 2 * (size - 1) / size * amount / _UNITS["GB/s"]
 
 
 def _judge(who: str, name: str, expected: float, rounds: list[float]) -> Reached:

@@ -9,7 +9,9 @@ from typing import Any
 
 from review.certify import charts
 from review.certify.baseline import Baseline
-from review.certify.records import LABELS
+from review.certify.expected import FIGURES, digits
+from review.certify.figures import STEP
+from review.certify.records import BURN_IN, LABELS, PROBES
 from review.certify.verdict import WORDS, Certificate, chance_words
 from review.logs.findings import ReviewError
 from review.logs.output import write_whole
@@ -23,6 +25,7 @@ FULL = 0.10  # of the median: slower by so much has the full colour
 def write_page(found: Certificate, output: Path) -> None:
     """Writes the page of a test. Raises ReviewError."""
     records = found.records
+    rates = {one.name: f"{digits(one.median)} {one.unit}" for one in found.figures() if one.name in PROBES}
     accused = [*(one.name for one in found.findings), *(one.name for one in found.faults)]
     _write(
         output,
@@ -30,9 +33,11 @@ def write_page(found: Certificate, output: Path) -> None:
         subtitle=f"{len(records.places)} ranks on {len(records.nodes)} nodes · {', '.join(_devices(found))}",
         state=STATES[found.state],
         headline=HEADLINES[found.state],
+        reasons=found.reasons(),
         notes=found.notes,
+        numbers=_numbers(found),
         outliers=_outliers(found),
-        maps=[_map(found, stage, values) for stage, values in _levels(found).items()],
+        maps=[_map(found, stage, values, rates.get(stage, "")) for stage, values in _levels(found).items()],
         figures=charts.timelines(records, accused),
     )
 
@@ -45,7 +50,9 @@ def write_drift(baselines: Sequence[Baseline], output: Path) -> None:
         subtitle=" · ".join(f"{one.name} ({one.saved[:10]})" for one in baselines),
         state="good",
         headline=f"{len(baselines)} baselines",
+        reasons=[],
         notes=[],
+        numbers=[],
         outliers=[],
         maps=[],
         figures=[charts.drift(baselines)],
@@ -68,44 +75,61 @@ def _devices(found: Certificate) -> list[str]:
     return sorted({place.device for place in found.records.places.values()})
 
 
+def _numbers(found: Certificate) -> list[dict[str, str]]:
+    """Every number with its limit, and whether it keeps it."""
+    short = {one.figure: STATES[one.state] for one in found.reached if one.state != "pass"}
+    slow = {finding.stage: "bad" for finding in found.findings}
+    rows = []
+    for one in found.figures():
+        low, high = one.shown
+        # A stage has a row for its seconds, which are compared, and one for its rate, which a config expects.
+        state = slow.get(one.name, "") if one.name not in FIGURES or one.unit == STEP else short.get(one.name, "")
+        if one.name in PROBES:
+            state = slow.get(one.name) or state
+        rows.append({"what": one.label, "low": low, "high": high, "unit": one.unit, "limit": one.limit, "state": state})
+    return rows
+
+
+def _row(name: str, state: str, what: str, **cells: str) -> dict[str, str]:
+    return {"name": name, "state": state, "what": what, "stage": "", "excess": "", "sure": "", "evidence": ""} | cells
+
+
 def _outliers(found: Certificate) -> list[dict[str, str]]:
+    """A row for each reason of the verdict."""
+    wrong = "silent data corruption"
     rows = [
-        {
-            "name": one.name,
-            "state": "bad",
-            "what": "silent data corruption",
-            "stage": LABELS[one.stage],
-            "excess": "",
-            "sure": "certain",
-            "evidence": f"step {one.step + 1} of round {one.round + 1}",
-        }
+        _row(
+            one.name, "bad", wrong, stage=LABELS[one.stage], sure="certain",
+            evidence=f"step {one.step + 1} of round {one.round + 1}",
+        )
         for one in found.corrupt
-    ]
+    ]  # fmt: skip
+    for line in found.burn_in.different if found.burn_in else []:
+        name, _, evidence = line.partition(": ")
+        rows.append(_row(name, "bad", wrong, stage=LABELS[BURN_IN], sure="certain", evidence=evidence))
     for finding in found.findings:
         also = f"also: {', '.join(finding.also)}" if finding.also else ""
         rows.append(
-            {
-                "name": finding.name,
-                "state": "bad",
-                "what": WORDS[finding.what],
-                "stage": LABELS[finding.stage],
-                "excess": f"+{finding.outlier.excess:.1%}",
-                "sure": f"{finding.outlier.measure}; {chance_words(finding.outlier.chance)}",
-                "evidence": "; ".join(text for text in (finding.evidence, also) if text),
-            }
-        )
-    for fault in found.faults:
+            _row(
+                finding.name, "bad", WORDS[finding.what], stage=LABELS[finding.stage],
+                excess=f"+{finding.outlier.excess:.1%}",
+                sure=f"{finding.outlier.measure}; {chance_words(finding.outlier.chance)}",
+                evidence="; ".join(text for text in (finding.evidence, also) if text),
+            )
+        )  # fmt: skip
+    for one in (one for one in found.reached if one.state != "pass"):
+        figure = FIGURES[one.figure]
         rows.append(
-            {
-                "name": fault.name,
-                "state": STATES[fault.state],
-                "what": "hardware",
-                "stage": "",
-                "excess": "",
-                "sure": "counted",
-                "evidence": fault.reason,
-            }
-        )
+            _row(
+                one.name, STATES[one.state], "less than the config expects", stage=figure.label,
+                excess=f"-{one.short:.1%}", sure=f"± {one.error:.1%}",
+                evidence=f"{digits(one.measured)} of {digits(one.expected)} {figure.unit}",
+            )
+        )  # fmt: skip
+    rows += [_row(one.name, STATES[one.state], "hardware", sure="counted", evidence=one.reason) for one in found.faults]
+    if found.unfinished:
+        name, _, evidence = found.unfinished.partition(": ")
+        rows.append(_row(name, "warn", "ended before its time", sure="certain", evidence=evidence))
     return rows
 
 
@@ -119,8 +143,11 @@ def _levels(found: Certificate) -> dict[str, dict[int, float]]:
     return found.seconds | probes
 
 
-def _map(found: Certificate, stage: str, values: dict[int, float]) -> dict[str, Any]:
-    """A heat map: a row a node, a column a GPU; a cell's heat is how much slower than the median it is."""
+def _map(found: Certificate, stage: str, values: dict[int, float], rate: str) -> dict[str, Any]:
+    """A heat map: a row a node, a column a GPU; a cell's heat is how much slower than the median it is.
+
+    rate: the median in the unit of the figure, where it has one.
+    """
     center = statistics.median(values.values())
     rows = []
     for node in found.records.nodes:
@@ -135,4 +162,5 @@ def _map(found: Certificate, stage: str, values: dict[int, float]) -> dict[str, 
                 cells.append({"text": shown, "heat": f"{abs(heat):.2f}", "side": side, "tip": tip})
         rows.append({"node": node, "cells": cells})
     width = max((len(row["cells"]) for row in rows), default=0)
-    return {"title": LABELS[stage], "median": f"{center * 1e3:,.2f} ms", "rows": rows, "width": width}
+    median = ", ".join(text for text in (f"{center * 1e3:,.2f} ms", rate) if text)
+    return {"title": LABELS[stage], "median": median, "rows": rows, "width": width}

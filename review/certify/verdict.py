@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,11 +14,13 @@ from review.certify import expected
 from review.certify.burn_in import BurnIn, Journal
 from review.certify.corruption import Corruption, corrupt
 from review.certify.expected import Reached
+from review.certify.figures import STEP, Measured, figures
 from review.certify.hardware import Fault, devices, faults, throttled
 from review.certify.outliers import LEAST, Outlier
 from review.certify.questions import Question, questions
-from review.certify.records import ALONE, BURN_IN, LABELS, STAGES, Records, read
+from review.certify.records import ALONE, BURN_IN, LABELS, Records, read
 from review.logs.output import write_whole
+from review.results.display import duration
 
 SHOWN = 4  # of a ranking; --json has all, --csv the ranks of every stage
 WORDS = {
@@ -77,18 +80,36 @@ class Certificate:
     burn_in: BurnIn | None = None
     ranking: dict[str, dict[str, float]] = field(default_factory=dict)
     reached: list[Reached] = field(default_factory=list)
+    expected: dict[str, float] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
         """pass: nobody is slow and all have computed the same; warn: so it is, but a device complains; or fail.
 
-        Of the figures that a config expects the worst counts as well.
+        Of the figures that a config expects the worst counts as well, and a burn-in that ended early is a warning.
         """
         burnt = self.burn_in is not None and bool(self.burn_in.different)
         states = {one.state for one in self.faults} | {one.state for one in self.reached}
         if self.corrupt or self.findings or burnt or "fail" in states:
             return "fail"
-        return "warn" if self.faults or "warn" in states else "pass"
+        return "warn" if self.faults or "warn" in states or self.unfinished else "pass"
+
+    @property
+    def unfinished(self) -> str:
+        """That the burn-in ended before its time, in a line; empty where it did not."""
+        burnt = self.burn_in
+        if burnt is None or not burnt.unfinished:
+            return ""
+        share = math.floor(100 * burnt.elapsed / burnt.duration)
+        again = f"RUN_NAME={self.records.folder.resolve().name} DURATION={burnt.duration:g}s"
+        return (
+            f"burn-in: ended after {share}% of {duration(burnt.duration)}: run it again with {again}, "
+            "unless it still runs"
+        )
+
+    def figures(self) -> list[Measured]:
+        """Every number with its limit."""
+        return figures(self.records, self.seconds, self.expected)
 
     def reasons(self) -> list[str]:
         """What is wrong, a line each."""
@@ -98,6 +119,7 @@ class Certificate:
             *(one.text() for one in self.findings),
             *(one.text() for one in self.reached if one.state != "pass"),
             *(one.text() for one in self.faults),
+            *([self.unfinished] if self.unfinished else []),
         ]
 
     def as_dict(self) -> dict[str, Any]:
@@ -116,6 +138,7 @@ class Certificate:
             "burn_in": self.burn_in.as_dict() if self.burn_in else None,
             "notes": self.notes,
             "ranking": self.ranking,
+            "figures": [one.as_dict() for one in self.figures()],
             "seconds_per_step": {
                 stage: {places[rank].name: value for rank, value in values.items()}
                 for stage, values in self.seconds.items()
@@ -128,10 +151,11 @@ def certify(folder: Path) -> Certificate:
     records = read(folder)
     burnt = Journal(folder).read(records.places)
     found = judge(records, burnt)
-    reached, notes = expected.check(found.records, expected.read(folder))
+    wanted = expected.read(folder)
+    reached, notes = expected.check(found.records, wanted)
     notes += [one.text() for one in reached if one.state == "pass"]
     notes += [burnt.text()] if burnt else []
-    return replace(found, reached=reached, notes=[*found.notes, *notes])
+    return replace(found, reached=reached, expected=wanted, notes=[*found.notes, *notes])
 
 
 def judge(records: Records, burnt: BurnIn | None = None) -> Certificate:
@@ -204,25 +228,34 @@ def _evidence(records: Records, stage: str, name: str) -> str:
 
 
 def write_csv(found: Certificate, path: Path) -> None:
-    """A row a stage and rank, the slowest of each stage first. Raises ReviewError."""
-    lines = ["stage,node,rank,local_rank,device,seconds_per_step,slower_than_median"]
+    """A row a stage and rank, the slowest of each stage first, then one a figure and rank. Raises ReviewError."""
+    lines = ["stage,node,rank,local_rank,device,seconds_per_step,slower_than_median,figure,unit"]
     for stage, values in found.seconds.items():
         center = statistics.median(values.values())
         for rank, seconds in sorted(values.items(), key=lambda item: -item[1]):
             place = found.records.places[rank]
             device = place.device.replace('"', "'")
             lines.append(
-                f'{stage},{place.node},{rank},{place.local_rank},"{device}",{seconds:.6f},{seconds / center - 1:.4f}'
+                f'{stage},{place.node},{rank},{place.local_rank},"{device}",{seconds:.6f},{seconds / center - 1:.4f},,'
             )
+    ranks = {place.name: place for place in found.records.places.values()}
+    for one in found.figures():
+        if one.unit == STEP:
+            continue
+        for who, value in sorted(one.values.items(), key=lambda item: item[1]):
+            where = f"{who},,"
+            if who in ranks:
+                where = f"{ranks[who].node},{ranks[who].rank},{ranks[who].local_rank}"
+            lines.append(f"{one.name},{where},,,,{value:.6g},{one.unit}")
     write_whole(path, ("\n".join(lines) + "\n").encode())
 
 
 def print_certificate(found: Certificate) -> None:
     """The stages, what is wrong, and the verdict on the last line."""
     print(f"{len(found.records.places)} ranks on {len(found.records.nodes)} nodes")
-    for stage, values in found.seconds.items():
-        times = values.values()
-        print(f"  {STAGES[stage]:<40} {min(times) * 1e3:10.2f} to {max(times) * 1e3:10.2f} ms a step")
+    for one in found.figures():
+        low, high = one.shown
+        print(f"  {one.label:<40} {low:>10} {'to' if low else '':2} {high:>10} {one.unit:<11}  {one.limit}")
     for kind, ranks in found.ranking.items():
         if len(ranks) >= LEAST:
             shown = ", ".join(f"{name} {excess:+.1%}" for name, excess in list(ranks.items())[:SHOWN])

@@ -114,7 +114,10 @@ class Watched:
         error = _text(self.folder / "error_0.txt").strip()
         done = found is not None and (burn.elapsed >= seconds if burn is not None else not seconds)
         stage = "burn-in" if burn is not None else "over" if done else self._stage()
-        return State(stage, found, burn, now - max(changed, default=now), error or None, done)
+        state = State(stage, found, burn, now - max(changed, default=now), error or None, done)
+        if found is not None and burn is not None and not state.stands_still:
+            state = replace(state, found=replace(found, burn_in=replace(burn, running=True)))
+        return state
 
     def _stage(self) -> str:
         """What the load said last; its output grows with each repeat of a burn-in, where nobody asks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import numpy as np
@@ -50,7 +51,7 @@ def test_of_two_ranks_the_one_that_falls_short_is_named(judged):
 def test_where_most_ranks_fall_short_one_line_says_so(judged):
     status, said = judged(make(2, 2, between=0, slow=slower(1.2, 0, 1, 2)), parallel=RATE)
     assert status == 1
-    assert said.count("expected") == 1
+    assert said.count("% too few") == 1
     assert "all ranks: " in said
 
 
@@ -92,6 +93,52 @@ def test_operations_and_bytes_are_in_the_units_of_the_variables(judged, name, se
     assert status == 0
     assert f"{reached} of {reached} {unit} expected" in said
     assert judged(with_probe(name, seconds, amount), **{name: 1.1 * reached})[0] == 1
+
+
+def test_every_number_is_printed_with_its_unit_and_its_limit(judged):
+    status, said = judged(make(4, 2, between=0), parallel=0.99 * RATE)
+    assert status == 0
+    found = {line[2:42].strip() + " " + line[68:80].strip(): line[81:].strip() for line in said.splitlines()[1:11]}
+    step = "at most 3% slower than the median"
+    assert found == {
+        "one rank at a time ms a step": step,
+        "all ranks, each by itself ms a step": step,
+        "the ranks of a node, gradients reduced ms a step": step,
+        "two nodes, gradients reduced ms a step": "no limit",
+        "all ranks, gradients reduced ms a step": step,
+        "all ranks, each by itself sequences/s": f"at least {0.95 * 0.99 * RATE:,.4g} ({0.99 * RATE:,.4g} expected)",
+        "all ranks, gradients reduced sequences/s": "no limit",
+        "all-reduce of all ranks GB/s": "no limit",
+        "all-reduce of each node GB/s": "no limit",
+        "all-reduce of two nodes GB/s": "at most 15% more time than the median",
+    }
+
+
+def test_of_too_few_ranks_no_limit_is_claimed_but_that_of_the_config(judged):
+    records = with_probe("matmul", 0.5, 3e14)
+    assert judged(records)[1].count("no limit") == len([*records.stages, "parallel", "together", "matmul"])
+    (line,) = [one for one in judged(records, matmul=600)[1].splitlines() if "(600 expected)" in one]
+    assert line.split() == [*["matrix", "product", "600", "Tflop/s", "at", "least", "570", "(600", "expected)"]]
+
+
+def test_json_and_csv_have_the_parts_of_the_load(judged, tmp_path):
+    _, said = judged(with_probe("matmul", 0.5, 3e14), "--json", "--csv", str(tmp_path / "ranks.csv"), matmul=650.0)
+    (found,) = [one for one in json.loads(said)["figures"] if one["name"] == "matmul"]
+    assert found["values"] == {"rank 0 on node0": pytest.approx(600), "rank 1 on node0": pytest.approx(600)}
+    assert (found["unit"], found["limits"]) == ("Tflop/s", ["at least 617.5 (650 expected)"])
+    rows = [row for row in csv.DictReader((tmp_path / "ranks.csv").open()) if row["stage"] == "matmul"]
+    assert [(row["rank"], row["figure"], row["unit"]) for row in rows] == [
+        ("0", "600", "Tflop/s"),
+        ("1", "600", "Tflop/s"),
+    ]
+
+
+@pytest.mark.parametrize("option", ["--csv", "--output"])
+def test_figures_for_a_config_write_no_page_and_say_so(tmp_path, capsys, option):
+    write(tmp_path, make(1, 2))
+    assert main(["certify", str(tmp_path), "--expected", option, str(tmp_path / "file")]) == 2
+    assert "leave out --csv and --output" in capsys.readouterr().err
+    assert not (tmp_path / "file").exists()
 
 
 def test_what_was_not_measured_is_said_and_fails_nothing(judged):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import re
 
 import pytest
 
 from review.__main__ import main
+from review.certify.page import write_page
+from review.certify.verdict import certify
 
 from .made_up import make, telemetry, write
 
@@ -39,6 +42,38 @@ def test_the_page_shows_verdict_outliers_a_heat_map_for_each_stage_and_timelines
     assert "http" not in re.sub(r'"http-equiv|http-equiv=', "", page)
 
 
+def test_every_reason_of_the_verdict_is_on_the_page_and_in_its_table(tmp_path):
+    records = make(4, 2, slow={("parallel", 5): 1.3, **{("together", rank): 1.2 for rank in range(8)}})
+    records.steps["checksum"][(records.steps["rank"] == 2) & (records.steps["step"] == 9)] += 1
+    samples = telemetry(2, 30)
+    samples["xid_count"][-1] += 1
+    records.telemetry["node1"] = samples
+    write(tmp_path, records)
+    (tmp_path / "config.json").write_text(json.dumps({"expected": {"parallel": 400.0, "together": 1e4}}))
+    (tmp_path / "burn_in.json").write_text(json.dumps({"duration": 86400, "checksums": [1]}))
+    line = {"repeat": 2, "elapsed": 20.0, "seconds": {}, "different": {"3": 4}}
+    (tmp_path / "burn_in_node0.jsonl").write_text(json.dumps(line) + "\n")
+    found = certify(tmp_path)
+    kinds = found.corrupt, found.burn_in.different, found.findings, found.reached, found.faults, found.unfinished
+    assert all(kinds), "one of each"
+    assert len(found.reasons()) == 7
+    write_page(found, tmp_path / "page.html")
+    page = html.unescape((tmp_path / "page.html").read_text())
+    assert [reason for reason in found.reasons() if f"<li>{reason}</li>" not in page] == []
+    table = page.partition('<table class="outliers">')[2].partition("</table>")[0]
+    assert table.count('<th scope="row"') == len(found.reasons())
+    assert '>silent data corruption</td><td class="number"></td><td>hours of the same steps</td>' in table
+    assert ">less than the config expects</td>" in table
+    numbers = page.partition('<table class="numbers">')[2].partition("</table>")[0]
+    marked = re.findall(r'class="bad-text">([^<]*)</th>.*?<td>([^<]*)</td>', numbers)
+    assert marked == [
+        ("all ranks, each by itself", "ms a step"),
+        ("all ranks, each by itself", "sequences/s"),
+        ("all ranks, gradients reduced", "sequences/s"),
+    ]
+    assert "<td>at least 9,500 (10,000 expected)</td>" in numbers
+
+
 def test_names_of_nodes_are_text_and_not_markup(tmp_path):
     records = make(1, 4)
     object.__setattr__(records, "nodes", ["<b>"])
@@ -57,7 +92,7 @@ def test_csv_and_json_rank_what_the_text_says(folder, capsys):
     parallel = [row for row in rows if row["stage"] == "parallel"]
     assert parallel[0]["rank"] == "6"
     assert float(parallel[0]["slower_than_median"]) == pytest.approx(0.3, abs=0.03)
-    assert len(rows) == 5 * 16
+    assert len([row for row in rows if row["seconds_per_step"]]) == 5 * 16
     assert {kind: len(one) for kind, one in found["ranking"].items()} == {"node": 4, "rank": 16}
     assert next(iter(found["ranking"]["rank"])) == "rank 6 on node1"
     assert found["ranking"]["rank"]["rank 6 on node1"] == pytest.approx(0.3, abs=0.03)

@@ -144,6 +144,19 @@ def test_a_burn_in_that_stands_still_is_said_to(tmp_path):
                    repeat(2, 101.0))  # fmt: skip
     assert [state.stands_still for state in found] == [False] * 16 + [True, False]
     assert "no new repeat for" in found[16].line()
+    assert [state.verdict for state in found[15:]] == ["pass", "warn", "pass"]
+
+
+def test_a_burn_in_that_ended_before_its_time_is_a_warning_that_says_how_it_continues(tmp_path, capsys):
+    test = Test(tmp_path, [])
+    test.stages()
+    test.repeat(1, 99.0)
+    assert main(["certify", str(tmp_path)]) == 3
+    said = capsys.readouterr().out.splitlines()
+    again = f"run it again with RUN_NAME={tmp_path.name} DURATION=100s, unless it still runs"
+    assert said[-2:] == [f"  burn-in: ended after 99% of 1:40: {again}", "warn"]
+    test.repeat(2, 100.5)
+    assert main(["certify", str(tmp_path)]) == 0
 
 
 def test_a_load_that_ends_early_ends_the_watch_with_its_reason(tmp_path, capsys):
@@ -167,6 +180,7 @@ def test_json_has_the_verdict_so_far(tmp_path, capsys):
     test.start()
     test.stages()
     test.repeat(1, 20.0)
+    os.utime(tmp_path / "burn_in_node0.jsonl")
     assert main(["watch", "--once", "--json", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["state"], found["stage"], found["done"]) == ("pass", "burn-in", False)
