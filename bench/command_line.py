@@ -59,16 +59,14 @@ def new_folder(text: str) -> Path:
     return path
 
 
-def folder_with(*names: str) -> Callable[[str], Path]:
+def folder_with(*names: str, advice: str = "give the folder that has it") -> Callable[[str], Path]:
     """Of a folder in which these files and folders are."""
 
     def folder(text: str) -> Path:
         path = Path(text)
         missing = [name for name in names if not (path / name).exists()]
         if missing:
-            raise argparse.ArgumentTypeError(
-                f"{text}: no {' and no '.join(missing)} in it: give the folder that has it"
-            )
+            raise argparse.ArgumentTypeError(f"{text}: no {' and no '.join(missing)} in it: {advice}")
         return path
 
     return folder

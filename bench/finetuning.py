@@ -196,7 +196,8 @@ def figures_of(prefix: str, found: dict[str, list[float]]) -> dict[str, Any]:
 def main() -> None:
     """Command line."""
     parser = Parser(__doc__)
-    parser.add_argument("folder", type=folder_with("weights", "data"), help="of make finetune-demo")
+    folder = folder_with("weights", "data", advice="make finetune-demo makes one")
+    parser.add_argument("folder", type=folder, help="of make finetune-demo")
     parser.add_argument("--batch-size", type=integer, default=32, help="(default %(default)s)")
     parser.add_argument("--steps", type=integer, default=8, help="of a round (default %(default)s)")
     parser.add_argument("--repeats", type=natural, default=5, help="rounds; 0: accuracy alone (default %(default)s)")

@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
     try:
-        load()
+        load("the engine to compare with")
     except ConfigError as error:
         parser.error(str(error))
     with socket.socket() as probe:

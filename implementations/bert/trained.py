@@ -96,7 +96,7 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
     if bert_config is None and "bert_config" in said:
         try:
             shape = BertConfig(**said["bert_config"])
-        except ConfigError as error:
+        except (ConfigError, TypeError) as error:  # a key of another version
             raise ConfigError(f"{checkpoint.place(path)}: bert_config: {error}") from None
     elif beside is not None:
         shape = BertConfig.from_json(beside)

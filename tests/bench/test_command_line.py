@@ -43,7 +43,7 @@ def script(repository, monkeypatch, capsys):
         ("instances", ("/nope",), "/nope: no such file"),
         ("instances", ("--reference", "/nope"), "/nope: no create_pretraining_data.py and no tokenization.py in it"),
         ("instances", ("--reference-python", "/nope"), "/nope: no such program"),
-        ("finetuning", ("/nope",), "/nope: no weights and no data in it"),
+        ("finetuning", ("/nope",), "/nope: no weights and no data in it: make finetune-demo makes one"),
         ("finetuning", (), "the following arguments are required: folder"),
         ("convergence", ("--steps", "30"), "--steps 30: expected a multiple of 25"),
         ("certify_overhead", ("--passes", "3"), "--passes 3: expected an even number"),
@@ -70,11 +70,15 @@ def test_help_is_the_docstring_and_nothing_runs(script, name):
 
 
 def test_without_deepspeed_its_benchmark_says_what_to_install(script, monkeypatch):
-    def load():
-        raise ConfigError("no DeepSpeed: pip install it")
+    def load(asked_by):
+        raise ConfigError(f"{asked_by}: no DeepSpeed: pip install it")
 
     monkeypatch.setattr(importlib.import_module("zero"), "load", load)
-    assert script("zero", "--tiny") == (2, "", "zero.py: error: no DeepSpeed: pip install it; see --help\n")
+    assert script("zero", "--tiny") == (
+        2,
+        "",
+        "zero.py: error: the engine to compare with: no DeepSpeed: pip install it; see --help\n",
+    )
 
 
 def test_every_benchmark_reads_its_command_line_so(repository):

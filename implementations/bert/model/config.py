@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,13 +81,17 @@ class BertConfig:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 <= value < 1:
                 raise ConfigError(f"{name}={value!r}: expected a probability of at least 0, below 1")
+        for name in ("initializer_range", "layer_norm_eps"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise ConfigError(f"{name}={value!r}: expected a number of at least 0")
         if not isinstance(self.layer_norm_large_model, bool):
             raise ConfigError(f"layer_norm_large_model={self.layer_norm_large_model!r}: expected true or false")
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
             )
-        if self.hidden_act not in GELU_APPROXIMATIONS:
+        if not isinstance(self.hidden_act, str) or self.hidden_act not in GELU_APPROXIMATIONS:
             known = ", ".join(GELU_APPROXIMATIONS)
             raise ConfigError(f"hidden_act={self.hidden_act!r}: expected one of {known}")
 

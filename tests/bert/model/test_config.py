@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+from bert import trained
 from bert.env import ConfigError
 from bert.model.config import BertConfig
 
@@ -95,3 +96,33 @@ def test_keys_of_other_heads_and_of_tokens_are_harmless(read):
 def test_a_key_that_changes_the_model_is_an_error(key, value, message, read):
     with pytest.raises(ConfigError, match=message):
         read(**GOOGLE, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("hidden_size", 65, "is not a multiple of num_attention_heads=4"),
+        ("vocab_size", "97", "expected an integer of at least 1"),
+        ("hidden_dropout_prob", 1.0, "expected a probability"),
+        ("initializer_range", "0.02", "expected a number of at least 0"),
+        ("layer_norm_eps", float("nan"), "expected a number of at least 0"),
+        ("hidden_act", ["gelu"], "expected one of gelu"),
+        ("layer_norm_large_model", 1, "expected true or false"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_file_and_key(key, value, expected, read, tmp_path):
+    with pytest.raises(ConfigError) as raised:
+        read(**{**GOOGLE, key: value})
+    start, _, reason = str(raised.value).partition(f": {key}={value!r}")
+    assert start == f"BERT_CONFIG={tmp_path / 'bert_config.json'}"
+    assert expected in reason
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason"), [({"hidden_size": 65}, "hidden_size=65 is not a multiple"), ({"of_later": 1}, "of_later")]
+)
+def test_a_model_that_a_checkpoint_cannot_have_is_an_error_that_names_it(kept, reason, tmp_path):
+    path = tmp_path / "step_0000000001.pt"
+    torch.save({"bert_config": kept}, path)
+    with pytest.raises(ConfigError, match=rf"^{path}: bert_config: .*{reason}"):
+        trained.describe(path)
