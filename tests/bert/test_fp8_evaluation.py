@@ -27,6 +27,11 @@ WORLD = World(DistConfig(device="cpu"))
 LENGTH, RATE = 48, 0.02
 
 
+@pytest.fixture(autouse=True)
+def _one_thread(_two_threads):
+    torch.set_num_threads(1)  # tensors this small are slower on two
+
+
 class _Run:
     """A tiny model, its step, and its evaluation set."""
 
@@ -36,7 +41,7 @@ class _Run:
         self.step = build_step(
             model, precision, optim.Config(sharded=True), WORLD, accumulate=False, fused_update=False
         )
-        self.config = evaluate.Config(evaldir=Path(prepared["EVALDIR"]), num_examples=17, batch_size=5)
+        self.config = evaluate.Config(evaldir=Path(prepared["EVALDIR"]), num_examples=7, batch_size=2)
         graph = EvaluationGraph(self.config, LENGTH, model, CPU) if graphed else None
         self.evaluator = Evaluator(self.config, LENGTH, model.config.vocab_size, "", WORLD, graph)
 
