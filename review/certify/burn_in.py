@@ -41,7 +41,7 @@ class BurnIn:
     def text(self) -> str:
         """In one line."""
         share = min(self.elapsed / self.duration, 1.0) if self.duration else 1.0
-        words = "not all the same" if self.different else "all the same, bit for bit"
+        words = "not all the same" if self.different else "all the same, bit for bit" if self.repeats else "not begun"
         return f"burn-in: {self.repeats:,} repeats in {self.elapsed / 3600:.2f} hours ({share:.0%}), {words}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -111,13 +111,33 @@ def test_alone_a_rank_takes_its_steps_from_the_graph_that_a_benchmark_uses(alone
 
 
 def test_a_flipped_bit_is_told_with_rank_and_step(alone):
-    (found,) = certify(alone(CERTIFY_FLIP="0:2")).corrupt
+    (found,) = certify(alone(CERTIFY_FLIP="0:3")).corrupt
     assert (found.name, found.stage, found.round, found.step) == ("rank 0 on here", "parallel", 2, 2)
+    assert "first in step 3 of round 3" in found.text()
 
 
-def test_a_drill_that_is_none_is_bad_input():
-    with pytest.raises(ConfigError, match="CERTIFY_FLIP='1': expected RANK:STEP"):
-        from_env(Config, SETTINGS | {"CERTIFY_FLIP": "1"})
+@pytest.mark.parametrize("flip", ["1", "1:0", "-1:2", "1:2:3"])
+def test_a_drill_that_is_none_is_bad_input(flip):
+    with pytest.raises(ConfigError, match=f"CERTIFY_FLIP='{flip}': expected RANK:STEP"):
+        from_env(Config, SETTINGS | {"CERTIFY_FLIP": flip})
+
+
+@pytest.mark.parametrize(
+    ("drill", "reason"),
+    [
+        ({"CERTIFY_FLIP": "1:1"}, "CERTIFY_FLIP=1:1: there are 1 ranks, and the last is 0"),
+        ({"CERTIFY_FLIP": "0:99999"}, "CERTIFY_FLIP=0:99999: a round has "),
+    ],
+)
+def test_a_drill_that_cannot_happen_is_bad_input_and_no_test_that_passes(program, tmp_path, capsys, drill, reason):
+    assert program(**drill) == 2
+    assert reason in capsys.readouterr().err
+    assert not [*tmp_path.glob("certify_*.npz")]
+
+
+def test_a_drill_that_no_repeat_of_a_burn_in_reaches_is_bad_input(load, tmp_path):
+    with pytest.raises(ConfigError, match="a round has 4 steps here: give an earlier step"):
+        BurnIn(load(CERTIFY_SECONDS="0.0001", CERTIFY_FLIP="0:5"), tmp_path, 0.1).run()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +176,7 @@ def test_a_burn_in_repeats_bit_for_bit_and_continues_where_it_ended(alone):
     record = (folder / "certify_here.npz").stat().st_mtime_ns
     with (folder / "burn_in_here.jsonl").open("a") as file:
         file.write('{"repeat": 9')  # the power failed
-    alone(DURATION=f"{written[-1]['elapsed'] + 0.1}s", CERTIFY_FLIP="0:1")
+    alone(DURATION=f"{written[-1]['elapsed'] + 0.1}s", CERTIFY_FLIP="0:2")
     assert (folder / "certify_here.npz").stat().st_mtime_ns == record, "the stages have run already"
     more = lines(folder)
     assert [line["repeat"] for line in more] == [*range(1, len(more) + 1)]

@@ -114,6 +114,7 @@ def main(environ: Mapping[str, str]) -> int:
         config, load = from_env(Config, environ), from_env(LoadConfig, environ)
         trainer, expected = from_env(TrainerConfig, environ), from_env(Expected, environ)
         trainer.check()
+        load.check(trainer.dist.world_size)
         if trainer.zero.is_deepspeed:
             raise ConfigError("ENGINE=deepspeed: machines are certified with our own engine: unset ENGINE")
         if run.run_dir is None:

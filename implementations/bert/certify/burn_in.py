@@ -75,6 +75,7 @@ class BurnIn:
             # All go on from the same repeat, and none of them forgets what it has done.
             repeat, elapsed = known.get("repeats", 0), known.get("elapsed", 0.0)
             reference: list[int] = known.get("checksums", [])
+            self.load.check_drill(len(reference) or count)
             started = time.monotonic() - elapsed
             # Elapsed is what all agree on: whoever stopped by its own clock would leave the others waiting.
             while not reference or elapsed < self.duration:

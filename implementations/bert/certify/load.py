@@ -47,12 +47,16 @@ class Config:
     seconds: float = env("CERTIFY_SECONDS", above=0, doc="seconds of a stage; set by the launcher")
     rounds: int = env("CERTIFY_ROUNDS", 6, at_least=3, doc="parts into which a stage is divided; each is compared")
     duration: str = env("DURATION", "", doc="burn-in after the stages, such as 24h, 30m or 90s; unset: none")
-    flip: str = env("CERTIFY_FLIP", "", doc="drill: RANK:STEP, the rank and step at which one bit of a weight flips")
+    flip: str = env(
+        "CERTIFY_FLIP",
+        "",
+        doc="drill: RANK:STEP, the rank, from 0, and step of a round, from 1, at which one bit of a weight flips",
+    )
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a drill that is none."""
-        if self.flip and not re.fullmatch(r"\d+:\d+", self.flip):
-            raise ConfigError(f"CERTIFY_FLIP={self.flip!r}: expected RANK:STEP, such as 5:3")
+        if self.flip and not re.fullmatch(r"\d+:0*[1-9]\d*", self.flip):
+            raise ConfigError(f"CERTIFY_FLIP={self.flip!r}: expected RANK:STEP, such as 5:3, steps counted from 1")
         if self.duration and not re.fullmatch(r"\d+(\.\d+)?[smhd]", self.duration):
             raise ConfigError(f"DURATION={self.duration!r}: expected a number and s, m, h or d, such as 24h")
 
@@ -64,8 +68,14 @@ class Config:
 
     @property
     def flipped(self) -> tuple[int, ...]:
-        """(rank, step) of the drill; empty without one."""
-        return tuple(map(int, self.flip.split(":"))) if self.flip else ()
+        """(rank, step) of the drill, both counted from 0; empty without one."""
+        rank, _, step = self.flip.partition(":")
+        return (int(rank), int(step) - 1) if self.flip else ()
+
+    def check(self, ranks: int) -> None:
+        """Raises ConfigError for a drill of a rank that is not there: nothing would flip, and the test would pass."""
+        if self.flipped and self.flipped[0] >= ranks:
+            raise ConfigError(f"CERTIFY_FLIP={self.flip}: there are {ranks} ranks, and the last is {ranks - 1}")
 
 
 @dataclass
@@ -104,6 +114,7 @@ class Load:
         meeting, rounds = self.meeting, self.config.rounds
         with self.trainee_alone() as trainee:
             count = self.count_steps(trainee)
+            self.check_drill(count)
             self._say("single, parallel", count)
             for number in range(rounds):
                 for turn in range(1 + max(place.local_rank for place in meeting.places)):
@@ -117,6 +128,14 @@ class Load:
             self._group("node", meeting.members(meeting.node), range(rounds))
             self._pairs()
         self._group("together", range(meeting.size), range(rounds))
+
+    def check_drill(self, count: int) -> None:
+        """Raises ConfigError on all ranks for a drill in a step that no round has. count: steps of a round."""
+        beyond = bool(self.config.flipped) and self.config.flipped[1] >= count
+        words = (
+            f"CERTIFY_FLIP={self.config.flip}: a round has {count} steps here: give an earlier step, or CERTIFY_SECONDS"
+        )
+        self.meeting.refuse(f"{words} more than {self.config.seconds:g}" if beyond else "")
 
     def _say(self, stage: str, count: int) -> None:
         """Rank 0 says what comes."""

@@ -159,6 +159,16 @@ def test_a_burn_in_that_ended_before_its_time_is_a_warning_that_says_how_it_cont
     assert main(["certify", str(tmp_path)]) == 0
 
 
+def test_a_burn_in_that_never_began_is_a_warning_too(tmp_path, capsys):
+    test = Test(tmp_path, [])
+    test.start()
+    test.stages()
+    assert main(["certify", str(tmp_path)]) == 3
+    said = capsys.readouterr().out
+    assert "burn-in: 0 repeats in 0.00 hours (0%), not begun" in said
+    assert "burn-in: ended after 0% of 1:40: run it again" in said
+
+
 def test_a_load_that_ends_early_ends_the_watch_with_its_reason(tmp_path, capsys):
     Test(tmp_path, []).start()
     (tmp_path / "error_0.txt").write_text("RuntimeError: rank 3 did not come\n")
