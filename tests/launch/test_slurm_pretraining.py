@@ -31,7 +31,7 @@ def test_a_chain_that_is_cancelled_and_requeued_ends_with_the_weights_of_an_undi
         line = ["./run_pretraining.sh", str(tiny), *options]
         done = subprocess.run(
             line, cwd=repository, env=environ | variables | {"RUN_NAME": name}, capture_output=True, text=True,
-            timeout=300, check=False,
+            timeout=600, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stderr
