@@ -37,6 +37,7 @@ from bert.dist import World
 from bert.env import ConfigError
 from bert.exit import leave
 from bert.model.config import BertConfig
+from bert.model.init import first_weights, hollow
 from bert.optim import Config as OptimizerConfig
 from bert.peak import Peak
 from bert.precision import Precision
@@ -69,7 +70,9 @@ def deepspeed_step(world: World, config: BertConfig, zero: dict[str, Any], folde
     path.write_text(json.dumps({"zero_optimization": zero | {"reduce_bucket_size": bucket}}))
     rules = OptimizerConfig(optimizer="adamw")
     settings = ZeroConfig(engine="deepspeed", path=path).complete(rules, FP32, 1, 1)
-    return DeepSpeedStep(model, FP32, rules, world, settings)
+    weights = partial(first_weights, new_model(config), 0)
+    hollow(model, FP32.dtype, world.device)
+    return DeepSpeedStep(model, FP32, rules, world, settings, weights(), weights)
 
 
 def tensors() -> list[Tensor]:

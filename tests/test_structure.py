@@ -38,6 +38,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"hardware"},
         {"config"},
         {"memory", "resume", "hand_over", "kernel_choice", "closed_division"},
+        {"deepspeed_memory"},
         {"pretraining", "emulate", "check", "allreduce", "trained"},
         {
             "run",

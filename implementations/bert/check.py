@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 
-from bert import checkpoint, hand_over, kernel_choice, memory, schedule
+from bert import checkpoint, deepspeed_memory, hand_over, kernel_choice, memory, schedule
 from bert.config import Config
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
@@ -40,8 +40,7 @@ def report(config: Config) -> str:
     rows.append(("evaluation", f"{when if evaluate.every_samples else 'none'}, {target}"))
     if config.mlperf.division == "closed":
         rows.append(("convergence", f"the reference's: python -m review rcp {config.global_batch_size}"))
-    if not config.zero.is_deepspeed:
-        rows.append(("memory", memory.describe(config)))
+    rows.append(("memory", (deepspeed_memory if config.zero.is_deepspeed else memory).describe(config)))
     rows.append(("data", _data(config)))
     rows.append(("weights", weights))
     width = max(len(name) for name, _ in rows)

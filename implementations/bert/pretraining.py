@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from bert.graph import graph_capacity, static_batch
 from bert.kernels import compile_once, select
 from bert.mlperf import MlperfLog
 from bert.model.bert import BertForPreTraining
-from bert.model.init import Piece, blank, first_weights, hollow, initialize
+from bert.model.init import Piece, blank, first_weights, hollow, initialize, on_meta
 from bert.observers import Observer
 from bert.profile_steps import ProfiledStep, unprofiled
 from bert.progress import Progress
@@ -220,45 +219,43 @@ def build(
     keeps the fp32 numbers of its shard.
     """
     kernels, device, clock = select(config.kernels, world.device), world.device, clock or StartClock()
-    by_pieces = config.optim.is_sharded(device) and not config.zero.is_deepspeed
-    with blank(_place(config, world, by_pieces)):
+    by_pieces = config.optim.is_sharded(device)  # as with DeepSpeed always
+    with blank(torch.device("meta") if by_pieces else world.whole_device):
         model = BertForPreTraining(config.model, kernels)
     clock.lap("model")
     checksum, pieces = checkpoint.Checksum(), None
     if by_pieces:
-        pieces = _pieces(config, world, model, seed, checksum)
+        pieces, loaded = _pieces(config, model, seed, checksum)
+        _say_loaded(config, loaded, world)
         hollow(model, config.numerics.dtype, world.whole_device)
     else:
         _whole_weights(config, world, model, seed)
         clock.lap("weights")
         resume.check_weights(config, world, checkpoint.checksum(dict(model.named_parameters())))
+        clock.lap("comparison of weights")
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
+    step: Trainer
     if config.zero.is_deepspeed:
+        assert pieces is not None
         given = config.zero.complete(config.optim, config.numerics, config.data.batch_size, config.data.gradient_steps)
-        return model, DeepSpeedStep(model, config.numerics, config.optim, world, given)
-    clock.lap("comparison of weights")
-    step = build_step(
-        model,
-        config.numerics,
-        config.optim,
-        world,
-        accumulate=config.data.gradient_steps > 1,
-        fused_update="lamb" in config.kernels.names(device),
-        first_weights=pieces,
-    )
+        masters = partial(_pieces_again, config, seed)
+        step = DeepSpeedStep(model, config.numerics, config.optim, world, given, pieces, masters)
+    else:
+        step = build_step(
+            model,
+            config.numerics,
+            config.optim,
+            world,
+            accumulate=config.data.gradient_steps > 1,
+            fused_update="lamb" in config.kernels.names(device),
+            first_weights=pieces,
+        )
     clock.lap("weights")
     if by_pieces:
         resume.check_weights(config, world, checksum.value)
         clock.lap("comparison of weights")
     return model, step
-
-
-def _place(config: Config, world: World, by_pieces: bool) -> torch.device:
-    """Where the model is made: shapes alone, on the CPU for DeepSpeed, or on the device."""
-    if by_pieces:
-        return torch.device("meta")
-    return torch.device("cpu") if config.zero.is_deepspeed else world.whole_device
 
 
 def _whole_weights(config: Config, world: World, model: BertForPreTraining, seed: int) -> None:
@@ -269,24 +266,29 @@ def _whole_weights(config: Config, world: World, model: BertForPreTraining, seed
     loaded = checkpoint.load_weights(model, path, config.may_have_new_heads)
     if loaded.new:
         initialize(model, seed, only=loaded.new)
-    _say_loaded(path, loaded, world)
+    _say_loaded(config, loaded, world)
 
 
 def _pieces(
-    config: Config, world: World, model: BertForPreTraining, seed: int, checksum: checkpoint.Checksum
-) -> Iterator[Piece]:
+    config: Config, model: BertForPreTraining, seed: int, checksum: checkpoint.Checksum
+) -> tuple[Iterator[Piece], checkpoint.Loaded]:
     """The first weights of a model that is all shapes, piece by piece, which the checksum takes in as they come."""
     path = config.checkpoint.init_checkpoint
     if path is None:
-        return checksum.of(first_weights(model, seed))
-    pieces, loaded = checkpoint.pieces_of(model, path, seed, config.may_have_new_heads, checksum)
-    _say_loaded(path, loaded, world)
-    return pieces
+        return checksum.of(first_weights(model, seed)), checkpoint.Loaded([], [])
+    return checkpoint.pieces_of(model, path, seed, config.may_have_new_heads, checksum)
 
 
-def _say_loaded(path: Path, loaded: checkpoint.Loaded, world: World) -> None:
+def _pieces_again(config: Config, seed: int) -> Iterator[Piece]:
+    """The same once more, of a model that has its weights, of which stage 3 leaves no shapes."""
+    with on_meta():
+        model = BertForPreTraining(config.model, select(config.kernels, torch.device("cpu")))
+    return _pieces(config, model, seed, checkpoint.Checksum())[0]
+
+
+def _say_loaded(config: Config, loaded: checkpoint.Loaded, world: World) -> None:
     if world.is_main and any(loaded):
-        print(f"weights of {path}: {loaded}", file=sys.stderr, flush=True)
+        print(f"weights of {config.checkpoint.init_checkpoint}: {loaded}", file=sys.stderr, flush=True)
 
 
 def finisher(config: Config, world: World) -> Callable[[PretrainingBatch], PretrainingBatch]:

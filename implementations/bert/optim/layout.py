@@ -8,8 +8,10 @@ shard of a rank is its part of every bucket, end to end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 ALIGNMENT = 128  # elements: every parameter and every shard begins on a full cache line, in any precision
 
@@ -109,3 +111,20 @@ def _units(count: int, groups: Sequence[Sequence[int]]) -> list[Sequence[int]]:
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+def fill(
+    flats: Iterable[tuple[Tensor, Sequence[Segment]]], names: Sequence[str], pieces: Iterable[tuple[str, int, Tensor]]
+) -> None:
+    """Copies into flat buffers what their segments have of the pieces: (name, first number, numbers)."""
+    places: dict[str, list[tuple[Tensor, Segment]]] = {}
+    for flat, segments in flats:
+        for segment in segments:
+            places.setdefault(names[segment.parameter], []).append((flat, segment))
+    for name, start, values in pieces:
+        for flat, segment in places.get(name, ()):
+            begin = max(start, segment.start)
+            end = min(start + len(values), segment.start + segment.size)
+            if end > begin:
+                place = segment.begin + begin - segment.start
+                flat[place : place + end - begin].copy_(values[begin - start : end - start])

@@ -19,7 +19,7 @@ from bert.dist import World
 from bert.optim.buckets import GradientBuckets, GradientShard, WeightBuckets
 from bert.optim.flat import FlatRule, Shard
 from bert.optim.gradients import Clipping, Gradients, ShardedGradients
-from bert.optim.layout import Layout
+from bert.optim.layout import Layout, fill
 from bert.shard_files import WholeTensors
 
 BUCKET_BYTES = 64 << 20
@@ -66,7 +66,7 @@ class Sharded:
         if first_weights is None:
             self._fill_shard(masters_flat, masters or named)
         else:
-            self._fill_from(first_weights, masters_flat)
+            fill([(masters_flat, self.segments)], self.names, first_weights)
         self.weights = WeightBuckets(self.parameters, stages, self.layout, world, filled=first_weights is None)
         self.weights.shard.copy_(masters_flat)
         sum_dtype = master_dtype if accumulate else dtype
@@ -99,18 +99,6 @@ class Sharded:
             else:
                 source = tensors[name].detach().reshape(-1)[segment.start : segment.start + segment.size]
             shard[segment.begin : segment.begin + segment.size].copy_(source)
-
-    def _fill_from(self, pieces: Iterable[tuple[str, int, Tensor]], shard: Tensor) -> None:
-        segments = {self.names[segment.parameter]: segment for segment in self.segments}
-        for name, start, values in pieces:
-            segment = segments.get(name)
-            if segment is None:
-                continue
-            begin = max(start, segment.start)
-            end = min(start + len(values), segment.start + segment.size)
-            if end > begin:
-                place = segment.begin + begin - segment.start
-                shard[place : place + end - begin].copy_(values[begin - start : end - start])
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 

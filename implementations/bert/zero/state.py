@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bert.dist import World
-from bert.zero.partitions import ZeroRule, buffer
+from bert.model.init import Piece
+from bert.optim.layout import fill
+from bert.zero.partitions import Partition, ZeroRule, buffer
 
 
 class ZeroState:
@@ -67,6 +69,12 @@ class ZeroState:
                     flat[segment.begin : segment.begin + segment.size].copy_(
                         source[segment.start : segment.start + segment.size]
                     )
+        self._publish()
+
+    @torch.no_grad()
+    def begin(self, partitions: Sequence[Partition], pieces: Iterable[Piece]) -> None:
+        """Gives the masters the weights before a cast to low precision. Before ``update`` is bound. A collective."""
+        fill(partitions, self.names, pieces)
         self._publish()
 
     def _publish(self) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import logging
 import operator
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ from torch import Tensor, nn
 from bert.data.batch import Batch
 from bert.dist import World
 from bert.env import ConfigError, announce
+from bert.model.init import Piece
 from bert.model.trainable import Trainable
 from bert.optim import Config as OptimizerConfig
 from bert.precision import LossScaler, Precision
 from bert.step import StepResult
-from bert.zero.partitions import MASTERS, ZeroRule, partitions_of
+from bert.zero.partitions import ZeroRule, partitions_of
 from bert.zero.state import ZeroState
 
 
@@ -76,6 +78,33 @@ def _without_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return copy.deepcopy(model, dict(empty))
 
 
+@torch.no_grad()
+def place(
+    named: Mapping[str, nn.Parameter],
+    pieces: Iterable[Piece],
+    device: torch.device,
+    then: Callable[[nn.Parameter], None] | None,
+) -> None:
+    """Gives each parameter its numbers, on the device, and hands it on. The pieces of each come one after the other."""
+    placed = set()
+    for name, some in itertools.groupby(pieces, key=lambda piece: piece.name):
+        parameter = named[name]
+        whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
+        for _, start, values in some:
+            whole.view(-1)[start : start + len(values)].copy_(values)
+        parameter.data = whole
+        placed.add(name)
+        if then is not None:
+            then(parameter)
+    assert placed == named.keys()
+
+
+def _divider(deepspeed: Any, settings: dict[str, Any]) -> Callable[[nn.Parameter], None]:
+    """What leaves a rank its part of a parameter, as stage 3 of these settings would: a collective each time."""
+    init = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=settings)
+    return lambda parameter: init._convert_to_zero_parameters([parameter])
+
+
 class DeepSpeedStep:
     """Callable training step over micro-batches, as bert.step.Step, run by a DeepSpeed engine."""
 
@@ -86,8 +115,15 @@ class DeepSpeedStep:
         optimizer: OptimizerConfig,
         world: World,
         settings: dict[str, Any],
+        weights: Iterator[Piece],
+        masters: Callable[[], Iterator[Piece]],
     ) -> None:
-        """``model`` has its first weights in fp32, on the CPU; settings: DeepSpeed's, complete. A collective."""
+        """A collective.
+
+        ``model`` has shapes and the dtype of ``precision``, and no numbers of its own (bert.model.init.hollow): weights
+        brings them, a parameter after the other, of which in stage 3 one alone is whole at a time. masters brings them
+        once more, for fp32 masters. settings: DeepSpeed's, complete.
+        """
         deepspeed = load()
         _choose_device(deepspeed, world)
         precision.apply()
@@ -95,18 +131,19 @@ class DeepSpeedStep:
         # Decides over the loss scale. DeepSpeed's own dynamic one changes it before stage 3 has divided by it.
         self.scaler = LossScaler(precision, world.device)
         named = dict(model.named_parameters())
-        weights = {name: parameter.detach().clone() for name, parameter in named.items()} if precision.is_low else None
         stage = int(settings["zero_optimization"]["stage"])
         self.spare = _without_weights(model, precision.dtype) if stage == 3 else None  # for ``whole``
         shapes = {name: parameter.shape for name, parameter in named.items()}
         update = ZeroRule(named.values(), optimizer.rule, world)
+        place(named, weights, world.device, _divider(deepspeed, settings) if stage == 3 else None)
         self.engine, zero, _, _ = deepspeed.initialize(
             model=model, optimizer=update, config=settings, dist_init_required=False
         )
-        update.bind(list(named), partitions_of(zero, list(named.values()), world.rank))
+        partitions = partitions_of(zero, list(named.values()), world.rank)
         self.optimizer = ZeroState(zero, update, shapes, world)
-        if weights is not None:  # DeepSpeed took its masters from the weights after the cast
-            self.optimizer.fill({MASTERS: weights})
+        if precision.is_low:  # DeepSpeed took its masters from the weights after the cast
+            self.optimizer.begin(partitions, masters())
+        update.bind(list(named), partitions)
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from bert import kernels, optim
 from bert.data.pretraining import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.model.bert import BertForPreTraining
-from bert.model.init import initialize
+from bert.model.init import first_weights, hollow, initialize
 from bert.model.recompute import Recomputation
 from bert.precision import Precision
 from bert.step import build_step
@@ -41,10 +42,11 @@ def deepspeed_step(world, config, rule, precision, accumulate, folder, *, recomp
     path = folder / f"ds_{world.rank}.json"
     path.write_text(json.dumps({"zero_optimization": zero}))
     given = settings.Config(engine="deepspeed", path=path).complete(rules, precision, ROWS, accumulate)
-    model = tiny_model(config)
+    model, weights = tiny_model(config), partial(first_weights, tiny_model(config), 0)
+    hollow(model, precision.dtype, world.device)
     if recompute:
         model.recompute(Recomputation(recompute, random_state=True))
-    return DeepSpeedStep(model, precision, rules, world, given)
+    return DeepSpeedStep(model, precision, rules, world, given, weights(), weights)
 
 
 def curve(world, step, first, last, accumulate):

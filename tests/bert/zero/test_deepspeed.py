@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 
 import pytest
 import torch
 
+from bert import optim
+from bert.model.init import first_weights, hollow
+from bert.peak import Peak
 from bert.precision import Precision
+from bert.zero import settings
+from bert.zero import step as zero_step
 
 from ..ranks import run_ranks
 from .engines import FP32, STAGES, curve, deepspeed_step, own_step, tiny_model
@@ -82,6 +89,28 @@ def _low_precision(world, config, folder):
 
 def test_in_low_precision_the_masters_are_the_weights_before_the_cast(tiny, tmp_path):
     run_ranks(_low_precision, 2, arguments=(tiny, tmp_path))
+
+
+def _start_of_stage_3(world, config, folder):
+    """Of many parameters, each is whole for a moment; a rank keeps its half."""
+    deepspeed = zero_step.load()
+    zero_step._choose_device(deepspeed, world)
+    model = tiny_model(dataclasses.replace(config, num_hidden_layers=12))
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    path = folder / f"ds_{world.rank}.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    bf16 = Precision(dtype=torch.bfloat16)
+    given = settings.Config(engine="deepspeed", path=path).complete(optim.Config(), bf16, 1, 1)
+    weights = list(first_weights(model, 0))
+    hollow(model, bf16.dtype, world.device)
+    with Peak() as peak:
+        zero_step.place(dict(model.named_parameters()), weights, world.device, zero_step._divider(deepspeed, given))
+    assert sum(sizes) <= peak.now < 1.1 * sum(sizes), "its half, in two bytes a number"
+    assert peak.most < sum(sizes) + 3 * 2 * max(sizes) < 1.6 * sum(sizes)
+
+
+def test_a_start_in_stage_3_never_has_all_weights_on_a_rank(tiny, tmp_path):
+    run_ranks(_start_of_stage_3, 2, arguments=(tiny, tmp_path))
 
 
 def _loss_scale(world, config, folder):

@@ -1,0 +1,81 @@
+"""How much memory DeepSpeed takes at least, a rank: its weights, masters and states, as its stage and offload say.
+
+What it needs besides, for gradients, buckets and what it gathers, is DeepSpeed's and not counted.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from bert import host_memory, kernels, memory
+from bert.config import Config
+from bert.env import ConfigError
+from bert.model.bert import BertForPreTraining
+from bert.model.init import on_meta
+from bert.zero import ds_zero
+
+GIB = memory.GIB
+
+
+class Need(NamedTuple):
+    """Bytes. device: of a rank, by part; host: of the ranks of a node together; flat: see ``need``."""
+
+    device: dict[str, int]
+    host: int
+    flat: int
+
+
+def need(config: Config, plan: memory.Plan) -> Need:
+    """What the run takes at least.
+
+    In stages 1 and 2 every rank has all weights on its device, and makes one flat buffer of them, of ``flat`` bytes:
+    on the device where there is room for both, else on the host, which then holds both. In stage 3 it has its part of
+    them, and the largest parameter whole beside it. Rank 0 gathers the masters and states for a checkpoint of ours.
+    """
+    zero = ds_zero.of(config.zero.json())
+    offloaded, ranks = ds_zero.offloads(zero), -(-plan.num_ranks // config.mlperf.num_nodes)
+    with on_meta():
+        model = BertForPreTraining(plan.model, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    sizes = [parameter.numel() * plan.dtype.itemsize for parameter in model.parameters()]
+    whole, states = sum(sizes), memory.estimate(plan)["states"]
+    device = {"weights": whole, "states": states}
+    host = memory.PROCESS
+    if zero["stage"] == 3:
+        device = {"weights": whole // plan.num_ranks, "largest parameter": max(sizes), "states": states}
+        if "offload_param" in offloaded:
+            host += device.pop("weights")
+    if "offload_optimizer" in offloaded:
+        host += device.pop("states")
+    device |= {"activations": memory.activations(plan), "runtime": memory.RUNTIME[plan.device_type]}
+    if plan.device_type == "cpu":
+        host += sum(device.values())
+    gathered = config.checkpoint.directory is not None and not config.zero.checkpoints
+    return Need(device, host * ranks + gathered * states * plan.num_ranks, whole if zero["stage"] < 3 else 0)
+
+
+def describe(config: Config) -> str:
+    """The need in words. Raises ConfigError where a GPU or its host has less than that.
+
+    Where DEVICE=auto finds no GPU nothing is refused: the check then runs on another machine than the run.
+    """
+    plan = memory.Plan.of(config)
+    parts, host, flat = need(config, plan)
+    total, there = sum(parts.values()), host_memory.capacity()
+    named = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)
+    said = f"at least {total / GIB:.1f} GiB per rank: {named}"
+    cure = "set another stage, offload_optimizer or offload_param, or RECOMPUTE_LAYERS=1"
+    if plan.device_type == "cuda":
+        device = torch.cuda.get_device_properties(config.device).total_memory
+        said += f"; the GPU has {device / GIB:.1f}"
+        if total > device:
+            raise ConfigError(f"out of memory: {said}: {cure}")
+        if total - parts["activations"] + flat > device:
+            host += 2 * flat * -(-plan.num_ranks // config.mlperf.num_nodes)
+    said += f"; host {host / GIB:.1f} GiB for the ranks of a node; this machine has {there / GIB:.1f}"
+    if host > there and (plan.device_type == "cuda" or config.dist.device == "cpu"):
+        raise ConfigError(
+            f"out of memory: {said}: with CHECKPOINT_DIR set DEEPSPEED_CHECKPOINTS=1, or start fewer ranks on a node"
+        )
+    return said
