@@ -21,14 +21,19 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}; see --help\n")
 
 
-def natural(text: str) -> int:
-    """An integer of at least 0, of which 0 leaves something out."""
-    return _integer(text, 0)
+def at_least(least: int) -> Callable[[str], int]:
+    """Of an integer."""
+
+    def integer(text: str) -> int:
+        if text.isdecimal() and int(text) >= least:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least {least}")
+
+    return integer
 
 
-def integer(text: str) -> int:
-    """An integer of at least 1."""
-    return _integer(text, 1)
+integer = at_least(1)
+natural = at_least(0)  # of which 0 leaves something out
 
 
 def positive(text: str) -> float:
@@ -70,9 +75,3 @@ def folder_with(*names: str, advice: str = "give the folder that has it") -> Cal
         return path
 
     return folder
-
-
-def _integer(text: str, least: int) -> int:
-    if text.isdecimal() and int(text) >= least:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least {least}")

@@ -191,7 +191,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=integer, default=12_288, help="tokens of the batch (default 12288: 24 rows)")
     options = parser.parse_args()
     device = gpu.require_gpu()
-    figures = {sweep.name: measure(sweep) for sweep in sweeps(options.tokens, device) if options.only in sweep.name}
+    known = list(sweeps(options.tokens, device))
+    figures = {sweep.name: measure(sweep) for sweep in known if options.only in sweep.name}
+    if not figures:
+        parser.error(f"--only {options.only}: no such kernel: {', '.join(sweep.name for sweep in known)}")
     result.emit("kernel_constants", figures, data="random bf16", targets={})
 
 

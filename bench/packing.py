@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import result
-from command_line import Parser, integer
+from command_line import Parser, at_least, integer
 
 from bert.data.online import OnlinePacker
 from bert.data.packing import pack
@@ -50,7 +50,7 @@ def online(lengths: np.ndarray, max_sequences: int, buffer_size: int) -> dict[st
 def main() -> None:
     """Measures and prints."""
     parser = Parser(__doc__)
-    parser.add_argument("--sequences", type=integer, default=1_000_000, help="(default %(default)s)")
+    parser.add_argument("--sequences", type=at_least(1000), default=1_000_000, help="(default %(default)s)")
     parser.add_argument("--buffers", type=integer, nargs="+", default=[64, 128, 256, 512, 1024, 4096])
     options = parser.parse_args()
     lengths = wikipedia_like_lengths(options.sequences, _LENGTH, np.random.default_rng(0))

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton  # before bert, which takes Triton where it is there already
-from command_line import Parser, file, integer, positive
+from command_line import Parser, at_least, file, integer, positive
 from common import ROOT, TINY, emit, packed_batches
 from gpu_rates import GPUS, NETWORKS, Rates
 from parts import PARTS, beside
@@ -343,7 +343,7 @@ def main() -> None:
     parser.add_argument("--gpu", choices=list(GPUS), default="h200", help="(default h200)")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="fp8", help="(default fp8)")
     parser.add_argument("--rows", type=integer, default=48, help="packed rows on each GPU (default 48)")
-    parser.add_argument("--length", type=integer, default=512, help="tokens of a row (default 512)")
+    parser.add_argument("--length", type=at_least(8), default=512, help="tokens of a row (default 512)")
     parser.add_argument("--gpus", type=integer, default=1, help="ranks that share the update (default 1)")
     parser.add_argument("--network", choices=list(NETWORKS), default="nvlink", help="between them (default nvlink)")
     for rate in dataclasses.fields(Rates):
