@@ -9,12 +9,16 @@ import json
 import pytest
 import torch
 
-from bert import optim
+from bert import optim, pretraining
+from bert.config import Config
+from bert.env import from_env
+from bert.model.config import BertConfig
 from bert.model.init import first_weights, hollow
 from bert.peak import Peak
 from bert.precision import Precision
 from bert.zero import settings
 from bert.zero import step as zero_step
+from bert.zero.settings import merged
 
 from ..ranks import run_ranks
 from .engines import FP32, STAGES, curve, deepspeed_step, own_step, tiny_model
@@ -111,6 +115,32 @@ def _start_of_stage_3(world, config, folder):
 
 def test_a_start_in_stage_3_never_has_all_weights_on_a_rank(tiny, tmp_path):
     run_ranks(_start_of_stage_3, 2, arguments=(tiny, tmp_path))
+
+
+def _begin_with(world, environment, saved):
+    for stage in (2, 3):
+        config = from_env(Config, merged(environment | {"DEEPSPEED_CONFIG": f"{saved.parent}/ds_{stage}.json"}))
+        _, trained = pretraining.build(config, world, 7)
+        state, expected = trained.state_dict()["optimizer"], torch.load(saved, weights_only=True)
+        if world.is_main:
+            assert state["masters"].keys() == expected.keys()
+        for name, tensor in state["masters"].items() if world.is_main else ():
+            assert torch.equal(tensor, expected[name]), name
+        with trained.whole() as whole:
+            for name, parameter in whole.named_parameters():
+                assert torch.equal(parameter, expected[name].bfloat16()), name
+
+
+def test_a_run_begins_with_the_weights_of_its_checkpoint_in_full_precision(prepared, tmp_path):
+    config = BertConfig.from_json(tmp_path / "phase1" / "bert_config.json")
+    saved = tmp_path / "weights.pt"
+    torch.save({name: p.detach().clone() for name, p in tiny_model(config).named_parameters()}, saved)
+    for stage in (2, 3):
+        (tmp_path / f"ds_{stage}.json").write_text(json.dumps({"zero_optimization": {"stage": stage}}))
+    environment = prepared | {
+        "ENGINE": "deepspeed", "PRECISION": "bf16", "WORLD_SIZE": "2", "INIT_CHECKPOINT": str(saved),
+    }  # fmt: skip
+    run_ranks(_begin_with, 2, arguments=(environment, saved))
 
 
 def _loss_scale(world, config, folder):
