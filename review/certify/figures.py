@@ -57,7 +57,11 @@ def figures(
     records: Records, seconds: Mapping[str, Mapping[int, float]], expected: Mapping[str, float]
 ) -> list[Measured]:
     """The seconds of each stage, then rates and the parts of the load. seconds: by stage and rank."""
-    compared = (f"at most {LEAST_EXCESS['slow']:.0%} slower than the median",) if len(records.places) >= LEAST else ()
+    compared = (
+        (f"at most {LEAST_EXCESS['slow']:.0%} slower than the median, or by chance",)
+        if len(records.places) >= LEAST
+        else ()
+    )
     found = []
     for stage, of_ranks in seconds.items():
         times = {records.places[rank].name: 1e3 * value for rank, value in of_ranks.items()}
@@ -82,7 +86,7 @@ def _reduction(records: Records, name: str) -> Measured | None:
         return None
     rate = bus_bandwidth(records, name, size)
     least = LEAST_EXCESS["network"]
-    limits = (f"at most {least:.0%} more time than the median",) if len(records.nodes) >= LEAST else ()
+    limits = (f"at most {least:.0%} more time than the median, or by chance",) if len(records.nodes) >= LEAST else ()
     values = {
         "slowest": rate / max(seconds),
         EVERYONE: rate / statistics.median(seconds),
