@@ -53,13 +53,13 @@ if ((${RANK_LABELS:-1} && ${WORLD_SIZE:-${SLURM_NTASKS:-1}} > 1)); then
   labeller=$!
   trap end_label EXIT
 fi
-status=0
-"$(dirname -- "${BASH_SOURCE[0]}")/../run_and_time.sh" 3>&- &
-trainer=$!
+status=0 ended=0 trainer=''
 # A launcher that ends this rank because of another one signals this shell, not the trainer. The trap only says so: a wait
 # within it, inside of the one below, may never end (bash 5.2).
-ended=0
-trap 'ended=1; kill -TERM "$trainer" 2>/dev/null' TERM INT HUP USR1
+trap 'ended=1; [[ ! $trainer ]] || kill -TERM "$trainer" 2>/dev/null' TERM INT HUP USR1
+"$(dirname -- "${BASH_SOURCE[0]}")/../run_and_time.sh" 3>&- &
+trainer=$!
+if ((ended)); then kill -TERM "$trainer" 2>/dev/null; fi # the signal came before there was a trainer to pass it on to
 wait "$trainer" || status=$?
 while ((ended)) && kill -0 "$trainer" 2>/dev/null; do wait "$trainer"; done
 ((ended)) && exit 143

@@ -9,6 +9,7 @@ declare watch='' # process group of the clock of a time limit
 trial::ranks() {
   local -r folder=$1 output=$2 limit=$3
   local status=0
+  before=${!:-} # the last job before the ranks
   set -m
   {
     exec {lock_file}>&-
@@ -20,6 +21,7 @@ trial::ranks() {
     )
   } &
   group=$!
+  unset before
   if ((limit)); then
     (exec >/dev/null 2>&1 && sleep "$limit" && kill -TERM -- "-$group") &
     watch=$!
@@ -40,6 +42,8 @@ trial::end_watch() {
 trial::ask_group() {
   local signal=TERM
   trial::end_watch
+  # It may have come just as they were started.
+  if [[ ! $group && ${before+set} && ${!:-} != "$before" ]]; then group=$!; fi
   if [[ $1 == USR1 ]]; then signal=USR1; fi # to srun, TERM is the end of the step within KillWait
   if [[ $group ]]; then kill -"$signal" -- "-$group" 2>/dev/null || true; fi
 }

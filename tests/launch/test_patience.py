@@ -79,3 +79,27 @@ def test_a_reading_that_hangs_does_not_keep_the_last_line_until_slurm_kills_an_i
         "run: error: interrupted by SIGTERM; RUN_NAME=ended continues with the missing trials"
     )
     wait_until(lambda: not processes(checkout))
+
+
+def test_a_signal_that_comes_just_as_the_ranks_start_ends_them(checkout):
+    started = checkout.root.parent / "started"
+    shorten(checkout, "ranks.sh", "  group=$!\n", f"  touch '{started}'; sleep 1\n  group=$!\n")
+    process = checkout.popen(LOCAL, after="export RUN_NAME=ended", TRIAL_0="hang", NCCL_TEST="0")
+    wait_until(started.exists)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=240)
+    assert errors.splitlines()[-1].startswith("run: error: interrupted by SIGTERM; ")
+    wait_until(lambda: not processes(checkout.root.parent))
+
+
+def test_a_signal_that_comes_just_as_a_trainer_starts_ends_it(checkout):
+    started = checkout.root.parent / "started"
+    shorten(checkout, "rank.sh", "trainer=$!\n", f"touch '{started}'; sleep 1\ntrainer=$!\n")
+    checkout.logdir.mkdir()
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "RUN_DIR": str(checkout.logdir), "TRIAL": "0"}
+    process = checkout.popen("./launch/rank.sh", after="export DGXNGPU=1", TRIAL_0="hang", BINDING="none", **alone)
+    wait_until(started.exists)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=240)
+    assert process.returncode == 143
+    wait_until(lambda: not processes(checkout.root.parent))
