@@ -245,7 +245,8 @@ def test_the_memory_of_a_burn_in_does_not_grow(tmp_path, load, monkeypatch):
     monkeypatch.setattr(BurnIn, "_tell", weigh)
     BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 1000).run()
     assert len(held) == 10
-    assert max(held[5:]) - held[4] < 5, "objects that a repeat leaves behind"
+    # The least of several, since other threads have objects of a moment.
+    assert min(held[7:]) - held[4] < 3, "objects that a repeat leaves behind"
 
 
 def test_the_telemetry_of_a_burn_in_is_kept_while_it_runs_and_over_its_interruptions(tmp_path, load, monkeypatch):
