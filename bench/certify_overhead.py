@@ -129,8 +129,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.passes % 2:
         parser.error(f"--passes {options.passes}: expected an even number")
-    if options.passes < 2 or options.passes % 2:
-        parser.error(f"--passes {options.passes}: an even number expected, at least 2")
     count = torch.cuda.device_count()
     sampler = Sampler([Gpus([str(torch.cuda.get_device_properties(i).uuid) for i in range(count)]), Cpus()])
     with tempfile.TemporaryDirectory() as folder:

@@ -335,8 +335,9 @@ def main() -> None:
     options = parser.parse_args()
     if (options.steps or 0) % 25:
         parser.error(f"--steps {options.steps}: expected a multiple of 25")
-    if not any(options.only in name for name in pairs(torch.cuda.is_available())):
-        parser.error(f"--only {options.only}: no such pair here: {', '.join(pairs(torch.cuda.is_available()))}")
+    known = pairs(torch.cuda.is_available())
+    if not any(options.only in name for name in known):
+        parser.error(f"--only {options.only}: no such pair here: {', '.join(known)}")
     steps = options.steps or (500 if options.against else 300)
     dtype = {"fp64": torch.float64, "fp32": torch.float32}[options.precision]
     trial = Trial(steps=steps, dtype=dtype, peak_lr=options.peak_lr)

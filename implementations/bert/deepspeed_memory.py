@@ -7,13 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-
-from bert import host_memory, kernels, memory
+from bert import memory
 from bert.config import Config
-from bert.env import ConfigError
-from bert.model.bert import BertForPreTraining
-from bert.model.init import on_meta
 from bert.zero import ds_zero
 
 GIB = memory.GIB
@@ -35,10 +30,8 @@ def need(config: Config, plan: memory.Plan) -> Need:
     them, and the largest parameter whole beside it. Rank 0 gathers the masters and states for a checkpoint of ours.
     """
     zero = ds_zero.of(config.zero.json())
-    offloaded, ranks = ds_zero.offloads(zero), -(-plan.num_ranks // config.mlperf.num_nodes)
-    with on_meta():
-        model = BertForPreTraining(plan.model, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
-    sizes = [parameter.numel() * plan.dtype.itemsize for parameter in model.parameters()]
+    offloaded, ranks = ds_zero.offloads(zero), memory.ranks_of_node(config, plan)
+    sizes = [parameter.numel() * plan.dtype.itemsize for parameter in memory.shapes(plan.model).parameters()]
     whole, states = sum(sizes), memory.estimate(plan)["states"]
     device = {"weights": whole, "states": states}
     host = memory.PROCESS
@@ -62,20 +55,15 @@ def describe(config: Config) -> str:
     """
     plan = memory.Plan.of(config)
     parts, host, flat = need(config, plan)
-    total, there = sum(parts.values()), host_memory.capacity()
+    total = sum(parts.values())
     named = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)
-    said = f"at least {total / GIB:.1f} GiB per rank: {named}"
-    cure = "set another stage, offload_optimizer or offload_param, or RECOMPUTE_LAYERS=1"
-    if plan.device_type == "cuda":
-        device = torch.cuda.get_device_properties(config.device).total_memory
-        said += f"; the GPU has {device / GIB:.1f}"
-        if total > device:
-            raise ConfigError(f"out of memory: {said}: {cure}")
-        if total - parts["activations"] + flat > device:
-            host += 2 * flat * -(-plan.num_ranks // config.mlperf.num_nodes)
-    said += f"; host {host / GIB:.1f} GiB for the ranks of a node; this machine has {there / GIB:.1f}"
-    if host > there and (plan.device_type == "cuda" or config.dist.device == "cpu"):
-        raise ConfigError(
-            f"out of memory: {said}: with CHECKPOINT_DIR set DEEPSPEED_CHECKPOINTS=1, or start fewer ranks on a node"
-        )
-    return said
+    said = memory.on_device(
+        config, plan, f"at least {total / GIB:.1f} GiB per rank: {named}", total,
+        "set another stage, offload_optimizer or offload_param, or RECOMPUTE_LAYERS=1",
+    )  # fmt: skip
+    if plan.device_type == "cuda" and total - parts["activations"] + flat > memory.device_bytes(config):
+        host += 2 * flat * memory.ranks_of_node(config, plan)
+    return memory.on_host(
+        config, plan, said, host,
+        "with CHECKPOINT_DIR set DEEPSPEED_CHECKPOINTS=1, or start fewer ranks on a node",
+    )  # fmt: skip

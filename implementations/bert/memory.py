@@ -79,14 +79,19 @@ def _held_in_fp8(config: Config) -> int:
     return config.model.num_hidden_layers * of_layer
 
 
+def shapes(config: BertConfig) -> BertForPreTraining:
+    """The model without numbers."""
+    with on_meta():
+        return BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+
+
 def estimate(plan: Plan) -> dict[str, int]:
     """Bytes of one rank's device memory by part.
 
     weights, gradients, states (with the fp32 masters) stay; activations: the most that is needed besides at once, by
     the backward pass with the gradients that wait in it, or by the update; runtime: what the device's libraries take.
     """
-    with on_meta():
-        model = BertForPreTraining(plan.model, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    model = shapes(plan.model)
     hollow(model, plan.dtype, META)
     settings = plan.optimizer if not plan.optimizer.is_apex else replace(plan.optimizer, optimizer="lamb")
     low = plan.dtype != torch.float32
@@ -177,15 +182,19 @@ def activations(plan: Plan) -> int:
     return kept + 2 * tokens * width * b + scores
 
 
+def ranks_of_node(config: Config, plan: Plan) -> int:
+    """Of the node that has most of them."""
+    return -(-plan.num_ranks // config.mlperf.num_nodes)
+
+
 def host(config: Config, plan: Plan, parts: dict[str, int]) -> int:
     """Bytes of host memory that the ranks of a node need together, at most: rank 0's node has most to hold.
 
     For weights that they begin with, then for checkpoints; on CPUs what else would be on the device too. parts: what
     ``estimate`` gives.
     """
-    ranks = -(-plan.num_ranks // config.mlperf.num_nodes)
-    with on_meta():
-        model = BertForPreTraining(plan.model, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    ranks = ranks_of_node(config, plan)
+    model = shapes(plan.model)
     whole = 4 * sum(p.numel() for p in model.parameters())
     beginning = 0 if plan.optimizer.sharded else whole * ranks
     saving = 0
@@ -206,20 +215,38 @@ def describe(config: Config) -> str:
     """
     plan = Plan.of(config)
     parts = estimate(plan)
-    total, needed, there = sum(parts.values()), host(config, plan, parts), host_memory.capacity()
+    total = sum(parts.values())
     said = f"{total / GIB:.1f} GiB per rank: " + ", ".join(f"{n} {size / GIB:.1f}" for n, size in parts.items() if size)
-    if plan.device_type == "cuda":
-        device = torch.cuda.get_device_properties(config.device).total_memory
-        said += f"; the GPU has {device / GIB:.1f}"
-        if total > device:
-            raise ConfigError(
-                f"out of memory: {said}: lower BATCHSIZE and raise GRADIENT_STEPS, or set RECOMPUTE_LAYERS=1, "
-                "SHARD_GRADIENTS=1"
-            )
+    said = on_device(
+        config, plan, said, total,
+        "lower BATCHSIZE and raise GRADIENT_STEPS, or set RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1",
+    )  # fmt: skip
+    return on_host(
+        config, plan, said, host(config, plan, parts),
+        "set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1, or start fewer ranks on a node",
+    )  # fmt: skip
+
+
+def device_bytes(config: Config) -> int:
+    """Of the GPU."""
+    return int(torch.cuda.get_device_properties(config.device).total_memory)
+
+
+def on_device(config: Config, plan: Plan, said: str, needed: int, cure: str) -> str:
+    """The words said, with what the GPU has, where there is one. Raises ConfigError where that is less than needed."""
+    if plan.device_type != "cuda":
+        return said
+    there = device_bytes(config)
+    said += f"; the GPU has {there / GIB:.1f}"
+    if needed > there:
+        raise ConfigError(f"out of memory: {said}: {cure}")
+    return said
+
+
+def on_host(config: Config, plan: Plan, said: str, needed: int, cure: str) -> str:
+    """The same for the host of a node's ranks; where DEVICE=auto finds no GPU nothing is refused, see ``describe``."""
+    there = host_memory.capacity()
     said += f"; host {needed / GIB:.1f} GiB for the ranks of a node; this machine has {there / GIB:.1f}"
     if needed > there and (plan.device_type == "cuda" or config.dist.device == "cpu"):
-        raise ConfigError(
-            f"out of memory: {said}: set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1, or start "
-            "fewer ranks on a node"
-        )
+        raise ConfigError(f"out of memory: {said}: {cure}")
     return said

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -67,19 +66,17 @@ def digits(value: float) -> str:
     return f"{float(f'{value:.4g}'):,.10g}"
 
 
-def read(folder: Path) -> dict[str, float]:
-    """What was expected of the test in this folder, by figure. Raises ReviewError for a file that is none."""
-    return {name: value for name, value in settings(folder)["expected"].items() if value}
+def settings(folder: Path) -> tuple[dict[str, float], float]:
+    """What was expected of the test in this folder, by figure, and the seconds of its burn-in, 0 without one.
 
-
-def settings(folder: Path) -> dict[str, Any]:
-    """expected: a figure each, 0 where none is; burn_in_seconds: 0 for none. Raises ReviewError."""
+    Raises ReviewError for a file that is none.
+    """
     path = folder / "config.json"
     try:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         figures = known.get("expected", {})
-        found = {name: float(figures.get(name) or 0) for name in FIGURES}
-        return {"expected": found, "burn_in_seconds": float(known.get("burn_in_seconds", 0))}
+        found = {name: float(figures[name]) for name in FIGURES if figures.get(name)}
+        return found, float(known.get("burn_in_seconds", 0))
     except (OSError, ValueError, TypeError, AttributeError):
         raise ReviewError(f"{path}: no settings of a test; run certify.sh again") from None
 

@@ -10,7 +10,7 @@ from typing import Any
 from review.certify import charts
 from review.certify.baseline import Baseline
 from review.certify.expected import FIGURES, digits
-from review.certify.figures import STEP
+from review.certify.figures import STEP, Measured
 from review.certify.records import BURN_IN, LABELS, PROBES
 from review.certify.verdict import WORDS, Certificate, chance_words
 from review.logs.findings import ReviewError
@@ -25,7 +25,8 @@ FULL = 0.10  # of the median: slower by so much has the full colour
 def write_page(found: Certificate, output: Path) -> None:
     """Writes the page of a test. Raises ReviewError."""
     records = found.records
-    rates = {one.name: f"{digits(one.median)} {one.unit}" for one in found.figures() if one.name in PROBES}
+    measured = found.figures()
+    rates = {one.name: f"{digits(one.median)} {one.unit}" for one in measured if one.name in PROBES}
     accused = [*(one.name for one in found.findings), *(one.name for one in found.faults)]
     _write(
         output,
@@ -35,7 +36,7 @@ def write_page(found: Certificate, output: Path) -> None:
         headline=HEADLINES[found.state],
         reasons=found.reasons(),
         notes=found.notes,
-        numbers=_numbers(found),
+        numbers=_numbers(found, measured),
         outliers=_outliers(found),
         maps=[_map(found, stage, values, rates.get(stage, "")) for stage, values in _levels(found).items()],
         figures=charts.timelines(records, accused),
@@ -75,12 +76,12 @@ def _devices(found: Certificate) -> list[str]:
     return sorted({place.device for place in found.records.places.values()})
 
 
-def _numbers(found: Certificate) -> list[dict[str, str]]:
+def _numbers(found: Certificate, measured: Sequence[Measured]) -> list[dict[str, str]]:
     """Every number with its limit, and whether it keeps it."""
     short = {one.figure: STATES[one.state] for one in found.reached if one.state != "pass"}
     slow = {finding.stage: "bad" for finding in found.findings}
     rows = []
-    for one in found.figures():
+    for one in measured:
         low, high = one.shown
         # A stage has a row for its seconds, which are compared, and one for its rate, which a config expects.
         state = slow.get(one.name, "") if one.name not in FIGURES or one.unit == STEP else short.get(one.name, "")

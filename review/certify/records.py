@@ -145,22 +145,24 @@ class Records:
         steps = self.of(stage)
         return {rank: float(np.median(steps["wait"][steps["rank"] == rank])) for rank in self.places}
 
+    def _node_of(self) -> dict[int, int]:
+        """The number of each rank's node."""
+        return {rank: self.nodes.index(place.node) for rank, place in self.places.items()}
+
     def reductions(self, name: str) -> dict[int, list[float]]:
         """Seconds of an all-reduce by round: the quickest of each group that did it. Others show what disturbs it."""
-        table = self.probes
-        chosen = table["probe"] == name.encode()
-        columns = (table[column][chosen].tolist() for column in ("round", "rank", "partner", "seconds"))
+        own, chosen = self._node_of(), self.probes["probe"] == name.encode()
+        columns = (self.probes[column][chosen].tolist() for column in ("round", "rank", "partner", "seconds"))
         found: dict[int, dict[frozenset[int], float]] = {}
         for number, rank, partner, seconds in zip(*columns, strict=True):
-            node = self.nodes.index(self.places[rank].node)
-            group = frozenset() if name == "reduce_together" else frozenset({node, partner})
+            group = frozenset() if name == "reduce_together" else frozenset({own[rank], partner})
             best = found.setdefault(number, {})
             best[group] = min(best.get(group, seconds), seconds)
         return {number: [*best.values()] for number, best in sorted(found.items())}
 
     def pairs(self) -> dict[tuple[int, int], list[float]]:
         """Seconds of each all-reduce of every pair of nodes that met, by their numbers: those of its quickest rank."""
-        own = {rank: self.nodes.index(place.node) for rank, place in self.places.items()}
+        own = self._node_of()
         chosen = (self.probes["probe"] == b"reduce_pairs") & (self.probes["partner"] >= 0)
         columns = (self.probes[name][chosen].tolist() for name in ("rank", "partner", "seconds"))
         found: dict[tuple[int, int], dict[int, list[float]]] = {}

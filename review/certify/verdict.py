@@ -149,10 +149,9 @@ class Certificate:
 def certify(folder: Path) -> Certificate:
     """Judges the records in the folder of a test. Raises ReviewError where they are missing or are no records."""
     records = read(folder)
-    seconds = expected.settings(folder)["burn_in_seconds"]
+    wanted, seconds = expected.settings(folder)
     burnt = Journal(folder).read(records.places) or (BurnIn(0, 0.0, seconds, []) if seconds else None)
     found = judge(records, burnt)
-    wanted = expected.read(folder)
     reached, notes = expected.check(found.records, wanted)
     notes += [one.text() for one in reached if one.state == "pass"]
     notes += [burnt.text()] if burnt else []

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ..waiting import wait_until
+
 PYXIS = "--container-image --container-name --container-mounts --container-writable"
 SCONTROL = """case "$*" in
   'show config') echo "TaskPlugin = ${TASK_PLUGIN-task/none}" ;;
@@ -36,10 +38,7 @@ def ended(
     config = SCONTROL.replace("'show config')", f"'show config') echo 'KillWait                = {kill_wait} sec'; ")
     slurm.stand_in("scontrol", config.replace("*) exit 1", f"*'show job'*) {job} ;;\n  *) exit 1"))
     process = slurm.popen("./run.sub", after="export RUN_NAME=ended", TRIAL_0=trial)
-    for _ in range(1200):
-        if (slurm.logdir / "ended" / "running_0" / "result_0.txt").exists():
-            break
-        time.sleep(0.05)
+    wait_until((slurm.logdir / "ended" / "running_0" / "result_0.txt").exists)
     if first is not None:
         first(process.pid)
     os.kill(process.pid, getattr(signal_module, f"SIG{signal}"))
