@@ -132,6 +132,14 @@ def test_a_slow_network_between_pairs_of_nodes_is_seen_over_the_rounds_in_which_
     assert [one["name"] for one in changes if one["state"] == "fail"] == ["reduce_pairs"]
 
 
+def test_an_all_reduce_of_two_nodes_counts_once_by_the_quickest_of_all_ranks_of_both():
+    records = make(nodes=4)
+    found = records.reductions("reduce_pairs")
+    assert [len(pairs) for pairs in found.values()] == [1, 2, 1, 2], "pairs that met in each round"
+    quickest = sorted(min(times) for times in records.pairs().values())
+    assert sorted(one for pairs in found.values() for one in pairs) == quickest
+
+
 def test_what_ran_in_one_round_alone_is_no_figure_of_a_baseline(saved, tmp_path):
     found = json.loads((tmp_path / "baselines/first.json").read_text())
     assert "reduce_pairs" not in found["metrics"], "two nodes meet once: nothing says how well that repeats"
