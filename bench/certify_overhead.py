@@ -21,12 +21,12 @@ import torch.distributed as distributed
 from command_line import Parser, integer
 from common import TINY, device, emit, machine, synchronize
 
-from bert.certify.load import Config, Load
-from bert.certify.meeting import Meeting
-from bert.certify.recorder import Recorder
-from bert.certify.telemetry import Cpus, Gpus, Sampler
-from bert.config import Config as TrainerConfig
-from bert.env import from_env
+from bert.core.env import from_env
+from bert.pretraining.config import Config as TrainerConfig
+from certify.load import Config, Load
+from certify.meeting import Meeting
+from certify.recorder import Recorder
+from certify.telemetry import Cpus, Gpus, Sampler
 
 LARGE = {"vocab_size": 30522, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
 LARGE |= {"intermediate_size": 4096, "max_position_embeddings": 512}

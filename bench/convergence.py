@@ -31,18 +31,19 @@ from command_line import Parser, integer, natural, positive
 from common import device, emit, machine
 from fast_sums import emulated
 
-from bert import hub, kernels, optim
+from bert import kernels, optim
+from bert.checkpoint import huggingface as hub
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import Records
-from bert.dist import Config as DistConfig
-from bert.dist import World
-from bert.graph import GraphedStep, graph_capacity, static_batch
+from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
-from bert.precision import Config as PrecisionConfig
-from bert.step import TrainingStep, build_step
-from bert.train import step_seed
+from bert.training.graph import GraphedStep, graph_capacity, static_batch
+from bert.training.loop import step_seed
+from bert.training.step import TrainingStep, build_step
 
 WINDOW = 25
 VOCABULARY, LENGTH, ROWS = 64, 64, 8

@@ -17,7 +17,7 @@ import torch
 from command_line import Parser
 from common import emit, gpu_state, machine
 
-from bert.dist import why_no_gpu
+from bert.core.dist import why_no_gpu
 
 
 def driver() -> str:

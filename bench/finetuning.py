@@ -25,9 +25,9 @@ import torch
 from command_line import Parser, folder_with, integer, natural
 from torch import Tensor
 
-from bert.dist import World
-from bert.schedule import learning_rate
-from bert.tokens import WordPiece
+from bert.core.dist import World
+from bert.data.tokens import WordPiece
+from bert.training.schedule import learning_rate
 from finetune import config, tasks, train
 from finetune.batches import Order
 from finetune.glue.metrics import accuracy

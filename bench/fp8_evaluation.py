@@ -26,13 +26,13 @@ from fast_sums import emulated
 from torch import Tensor
 
 from bert import kernels, optim
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.data.pretraining import PretrainingBatch, make_batch
-from bert.dist import Config as DistConfig
-from bert.dist import World
 from bert.kernels.cross_entropy import IGNORE
+from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
-from bert.precision import Config as PrecisionConfig
-from bert.step import Step, build_step
+from bert.training.step import Step, build_step
 
 AT_ONCE = 500  # sequences of an evaluation batch
 

@@ -22,18 +22,19 @@ import result
 import torch
 from command_line import Parser, integer, natural
 
-from bert import kernels, memory, optim
+from bert import kernels, optim
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.data.pretraining import PretrainingBatch
-from bert.dist import Config as DistConfig
-from bert.dist import World
+from bert.kernels.precision import Precision
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import first_weights, hollow, on_meta
 from bert.model.recompute import Recomputation
 from bert.optim.sharded import Sharded
-from bert.peak import Peak
-from bert.precision import Precision
-from bert.step import Step, build_step
+from bert.pretraining import memory
+from bert.pretraining.peak import Peak
+from bert.training.step import Step, build_step
 
 CPU, DTYPE = torch.device("cpu"), torch.float32
 OPTIMIZER = optim.Config(optimizer="lans", sharded=True)

@@ -20,17 +20,17 @@ from torch import Tensor
 from train_step import Variant, build_ours, capacity
 
 from bert import kernels, optim
-from bert.dist import Config as DistConfig
-from bert.dist import World
-from bert.graph import GraphedStep, static_batch
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.kernels import assembly_check, attention, attention_choice, fp8_cases, fp8_cast, weight_gradient
 from bert.kernels.fp8 import Recipe, Scaling
 from bert.kernels.fp8_linear import Fp8Linear
+from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
-from bert.precision import Config as PrecisionConfig
-from bert.step import Step, build_step
+from bert.training.graph import GraphedStep, static_batch
+from bert.training.step import Step, build_step
 
 
 def assembly() -> dict[str, str]:

@@ -36,19 +36,19 @@ from train_step import capacity
 from triton.runtime.jit import JITFunction
 
 from bert import kernels, optim
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import from_env
 from bert.data.pretraining import PretrainingBatch, make_batch
 from bert.data.synthetic import synthetic_records
-from bert.dist import Config as DistConfig
-from bert.dist import World
-from bert.env import from_env
-from bert.evaluate import evaluation_room, fill_batches, share
-from bert.graph import graph_capacity, static_batch
 from bert.kernels import fp8_feed_forward, fp8_linear, lamb, triton_support
 from bert.kernels.fp8 import Recipe
+from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.optim.sharded import Sharded
-from bert.precision import Config as PrecisionConfig
+from bert.training.evaluate import evaluation_room, fill_batches, share
+from bert.training.graph import graph_capacity, static_batch
 
 META = torch.device("meta")
 TABLE = ROOT / "tests" / "bert" / "kernels" / "compiled_kernels.json"

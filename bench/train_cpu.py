@@ -20,14 +20,14 @@ import transformers
 from command_line import Parser, integer
 from small_bert import SMALL, new_model
 
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.data.pretraining import PretrainingBatch, make_batch
 from bert.data.synthetic import synthetic_records
-from bert.dist import Config as DistConfig
-from bert.dist import World
+from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
 from bert.optim import Config as OptimizerConfig
-from bert.precision import Precision
-from bert.step import build_step
+from bert.training.step import build_step
 
 
 def our_step(batch: PretrainingBatch) -> Callable[[], object]:

@@ -35,15 +35,15 @@ from common import (
 from errors import explain
 
 from bert import kernels, optim
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.data.pretraining import PretrainingBatch, PretrainingCapacity
-from bert.dist import Config as DistConfig
-from bert.dist import World
-from bert.graph import GraphedStep, graph_capacity, static_batch
 from bert.kernels import attention
+from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.precision import Config as PrecisionConfig
-from bert.step import build_step
+from bert.training.graph import GraphedStep, graph_capacity, static_batch
+from bert.training.step import build_step
 
 NUM_BATCHES = 4
 OnBatch = Callable[[int], object]

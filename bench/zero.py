@@ -31,19 +31,19 @@ from small_bert import SMALL, new_model
 from torch import Tensor
 from torch.multiprocessing import spawn
 
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import ConfigError
+from bert.core.exit import leave
 from bert.data.pretraining import PretrainingBatch
-from bert.dist import Config as DistConfig
-from bert.dist import World
-from bert.env import ConfigError
-from bert.exit import leave
+from bert.deepspeed.settings import Config as ZeroConfig
+from bert.deepspeed.step import DeepSpeedStep, load
+from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
 from bert.model.init import first_weights, hollow
 from bert.optim import Config as OptimizerConfig
-from bert.peak import Peak
-from bert.precision import Precision
-from bert.step import build_step
-from bert.zero.settings import Config as ZeroConfig
-from bert.zero.step import DeepSpeedStep, load
+from bert.pretraining.peak import Peak
+from bert.training.step import build_step
 
 # DeepSpeed's stage, and what shards as much here; our engine has no stage 3.
 PAIRS = {

@@ -15,7 +15,7 @@ certify::defaults() {
   variables::default CERTIFY_SECONDS 20
   CERTIFY_SIZE=$((gpus ? 1024 : 256))
   export SYNTH_DATA=1 SUBMISSION_DIVISION=open INIT_CHECKPOINT='' NEXP=1 NCCL_TEST=0 STAGE_DIR='' TRIAL=0
-  export RANK_MODULE=bert.certify
+  export RANK_MODULE=certify
 }
 
 # Checks the settings and makes the folder. Needs RUN_NAME.

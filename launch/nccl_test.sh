@@ -6,7 +6,7 @@
 nccl_test::run() {
   if [[ $NCCL_TEST != 1 ]] || ((WORLD_SIZE == 1)); then return 0; fi
   local -r folder=$RUN_DIR/running_nccl_test
-  local -rx RANK_MODULE=bert.allreduce TRIAL=0
+  local -rx RANK_MODULE=bert.commands.allreduce TRIAL=0
   local reason='' status=0
   rm -rf -- "$folder"
   mkdir -- "$folder"

@@ -47,7 +47,7 @@ step '3/5  phase 1 alone, for as long'
 
 step '4/5  held-out text, sequences of 128 tokens'
 export EVALDIR=$DATADIR/128/eval
-"$PYTHON" -m bert.evaluation --json "$RUNS/phase1" "$RUNS/alone" "$RUNS/phase2" | "$PYTHON" -c 'import json, sys
+"$PYTHON" -m bert evaluate --json "$RUNS/phase1" "$RUNS/alone" "$RUNS/phase2" | "$PYTHON" -c 'import json, sys
 names = ("phase 1", "phase 1 alone for as long", "phase 1 + 2")
 lines = dict(zip(names, map(json.loads, sys.stdin), strict=True))
 for name, line in lines.items():
@@ -57,13 +57,13 @@ word = "lower than" if both < alone else "not lower than"
 print(f"phase 1 + 2 has a masked-LM loss {word} phase 1 alone for as long: {both:.4f} and {alone:.4f}")'
 
 step '5/5  as Hugging Face has it'
-"$PYTHON" -m bert.export "$RUNS" -o "$MODEL"
-"$PYTHON" -m bert.fill_mask "$MODEL" "The try [MASK] specifies exception handlers for a group of statements."
+"$PYTHON" -m bert export "$RUNS" -o "$MODEL"
+"$PYTHON" -m bert fill-mask "$MODEL" "The try [MASK] specifies exception handlers for a group of statements."
 cat >&2 <<NEXT
 
 What to do next:
   source .venv/bin/activate
-  python -m bert.fill_mask ${MODEL@Q} "A [MASK] is an object that contains other objects."
+  python -m bert fill-mask ${MODEL@Q} "A [MASK] is an object that contains other objects."
   pip install transformers    # then AutoModelForPreTraining, AutoModel and pipeline("fill-mask") take the same folder
   ./run_pretraining.sh configs/pretrain_large_H100_1x8    # the real one: docs/pretraining.md
 NEXT

@@ -14,7 +14,7 @@ variables::check_names() {
   local python said status
   for python in "${PYTHON:-python}" "$REPO_DIR/.venv/bin/python" python3; do
     status=0
-    said=$(PYTHONPATH=$REPO_DIR/implementations "$python" -B -m bert.variables 2>&1) || status=$?
+    said=$(PYTHONPATH=$REPO_DIR/implementations "$python" -B -m bert.core.variables 2>&1) || status=$?
     if ((status == 0)); then return; fi
     if [[ $status == 2 && $said == 'run: error: '* ]]; then log::die "${said#run: error: }"; fi
   done

@@ -167,7 +167,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     (target,) = arguments.target
     log = find_log(target) if arguments.once else wait_for_log(target, arguments.interval)
     if log.is_dir():
-        from review.certify import watch as certify_watch
+        from certify import watch as certify_watch
 
         return certify_watch.watch(certify_watch.Watched(log), arguments.interval, arguments.json, arguments.once)
     follower = Follower(log, arguments.ruleset, arguments.accuracy)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from review.certify import commands as certify_commands
+from certify import commands as certify_commands
 from review.league.ranking import BY
 
 _Commands = Any  # argparse has no public name for what add_subparsers returns

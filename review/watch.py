@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from review.certify.watch import is_test
+from certify.watch import is_test
 from review.logs import tree
 from review.logs.findings import ReviewError
 from review.logs.mllog import LogParser, text

@@ -21,9 +21,7 @@ import torch
 
 from . import held
 
-PRELOADED = [
-    "pytest", "h5py", "mlperf_logging.mllog", "bert.data.compiled", "bert.pretraining", "bert.step", "bert.train"
-]  # fmt: skip
+PRELOADED = ["pytest", "h5py", "mlperf_logging.mllog", "bert.data.compiled", "bert.pretraining.train"]
 
 
 def context() -> ForkServerContext:

@@ -185,20 +185,6 @@ def _first_text(arguments: Sequence[ast.expr]) -> str | None:
     return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
 
 
-def too_long(path: Path, max_lines: int, max_function_lines: int | None = None) -> list[str]:
-    """A file, or a function of a Python file, of more lines than these."""
-    text = path.read_text(encoding="utf-8")
-    lines = len(text.splitlines())
-    problems = [f"{path}: {lines} lines, at most {max_lines}"] if lines > max_lines else []
-    if max_function_lines is not None:
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                if lines > max_function_lines:
-                    problems.append(f"{path}: {node.name} has {lines} lines, at most {max_function_lines}")
-    return problems
-
-
 def dead_links(path: Path) -> list[str]:
     """Links of a page to a file that is not there, or to a heading that its file has not."""
     problems = []
@@ -218,15 +204,6 @@ def _headings(page: Path) -> set[str]:
     """Of a page, as links name them."""
     found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
-
-
-def undocumented(path: Path) -> list[str]:
-    """A Python file, or a public function or class of it, that lacks a docstring."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    problems = [] if ast.get_docstring(tree) else [f"{path}: no docstring"]
-    things = [node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
-    silent = [node.name for node in things if not node.name.startswith("_") and not ast.get_docstring(node)]
-    return problems + [f"{path}: {name} has no docstring" for name in silent]
 
 
 def unfit_for_the_tree(path: Path, is_test: bool) -> list[str]:

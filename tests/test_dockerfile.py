@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bert import env
-from bert.config import Config
+from bert.core import env
+from bert.pretraining.config import Config
 
 
 def requirements(path: Path) -> dict[str, str]:

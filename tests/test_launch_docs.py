@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bert import env, variables
-from bert.config import Config
+from bert.core import env, variables
+from bert.pretraining.config import Config
 from finetune.config import Config as FineTuning
 
 # Set by Slurm, by ssh or by the launcher itself; or another place of a system's file, for tests.

@@ -184,24 +184,6 @@ def test_other_uses_of_os_and_of_the_word_are_no_look_at_the_environment(tmp_pat
     assert structure.environment_readers(tree(tmp_path, low="\n".join(lines)), ()) == []
 
 
-def test_long_files_and_functions_are_found(tmp_path):
-    path = tmp_path / "a.py"
-    path.write_text("def f():\n" + "    pass\n" * 4 + "class A:\n    async def g(self):\n" + "        pass\n" * 5)
-    assert structure.too_long(path, 12, 6) == []
-    assert structure.too_long(path, 12, 5) == [f"{path}: g has 6 lines, at most 5"]
-    assert structure.too_long(path, 11, 6) == [f"{path}: 12 lines, at most 11"]
-    assert len(structure.too_long(path, 11, 4)) == 3
-
-
-def test_missing_docstrings_are_found(tmp_path):
-    path = tmp_path / "a.py"
-    for text in ("def f(): ...", "async def f(): ...", "class f: ..."):
-        path.write_text(f'"""What."""\n{text}\n')
-        assert structure.undocumented(path) == [f"{path}: f has no docstring"]
-    path.write_text('def f():\n    """What."""\ndef _g(): ...\n')
-    assert structure.undocumented(path) == [f"{path}: no docstring"]
-
-
 def test_large_files_and_binaries_are_found(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"x" * 100_000)

@@ -6,18 +6,31 @@ Exit status: 0 the target was reached, 1 the run crashed, 2 bad input, 3 the run
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Mapping
 
-from bert import variables
-from bert.exit import leave
+from bert.core import variables
+from bert.core.exit import leave
 
 # PyTorch takes seconds to import: what needs no run answers before that.
+COMMANDS = {
+    "evaluate": "bert.commands.evaluate",
+    "export": "bert.commands.export",
+    "fill-mask": "bert.commands.fill_mask",
+    "compare-captures": "bert.commands.compare_captures",
+    "allreduce": "bert.commands.allreduce",
+    "deepspeed-config": "bert.commands.deepspeed_config",
+    "deepspeed-checkpoint": "bert.commands.deepspeed_checkpoint",
+}
 
 
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     """Runs the command; returns its exit status."""
+    if arguments and arguments[0] in COMMANDS:
+        status: int = importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:], environ)
+        return status
     parser = argparse.ArgumentParser(
         prog="python -m bert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -43,7 +56,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     if options.variables:
         print(variables.table(environ) if options.variables == "table" else variables.markdown())
         return 0
-    from bert.run import run
+    from bert.pretraining.run import run
 
     return run(environ, options.check)
 

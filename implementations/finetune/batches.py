@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bert.data.batch import Batch, Capacity, padded
-from bert.graph import graph_capacity, static_batch
-from bert.tokens import Integers
+from bert.data.tokens import Integers
+from bert.training.graph import graph_capacity, static_batch
 
 IGNORE = -100
 

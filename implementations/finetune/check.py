@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from bert import kernel_choice, schedule
-from bert.dist import World, pick_device
+from bert.core.dist import World, pick_device
+from bert.data.tokens import WordPiece
+from bert.kernels import choice as kernel_choice
 from bert.kernels import select
-from bert.tokens import WordPiece
+from bert.training import schedule
 from finetune import tasks, train
 from finetune.batches import Order
 from finetune.config import Config, learning_rates

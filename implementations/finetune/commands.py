@@ -7,8 +7,8 @@ import json
 import statistics
 import sys
 
+from bert.core.env import ConfigError
 from bert.data.records import DataError
-from bert.env import ConfigError
 from finetune import saved
 from finetune.squad.answers import Rules
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from bert import checkpoint, observers, rundir, schedule
-from bert.env import ConfigError, env, from_env
-from bert.hardware import Hardware
+from bert.checkpoint import weights as checkpoint
+from bert.core import rundir
+from bert.core.env import ConfigError, env, from_env
 from bert.model.config import BertConfig
+from bert.training import observers, schedule
+from bert.training.config import Hardware
 
 # What fine-tuning sets where you do not.
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 import torch.distributed as distributed
 
+from bert.core.dist import World
 from bert.data.batch import Batch
-from bert.dist import World
 from finetune.batches import LabelledBatch, Samples
 from finetune.models import FineTuned
 

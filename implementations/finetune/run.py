@@ -5,11 +5,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping
 
-from bert import rundir, variables
+from bert.core import rundir, variables
+from bert.core.dist import HangError, World
+from bert.core.env import ConfigError, from_env
 from bert.data.records import DataError
-from bert.dist import HangError, World
-from bert.env import ConfigError, from_env
-from bert.stop import TrainingError
+from bert.training.stop import TrainingError
 from finetune import check
 from finetune import config as settings
 from finetune.train import finetune

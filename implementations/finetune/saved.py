@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert import kernels, precision
-from bert.env import ConfigError
+from bert import kernels
+from bert.core.env import ConfigError
+from bert.data.tokens import WordPiece
+from bert.kernels import precision
 from bert.model.config import BertConfig
-from bert.tokens import WordPiece
 from finetune import weights
 from finetune.batches import Labelled, Samples
 from finetune.glue.examples import encode

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bert.core.rundir import write_text
 from bert.data.records import DataError
+from bert.data.tokens import WordPiece
 from bert.kernels import Kernels
 from bert.model.config import BertConfig
-from bert.rundir import write_text
-from bert.tokens import WordPiece
 from finetune.batches import IGNORE, Labelled, Samples, Spans
 from finetune.config import Config
 from finetune.glue import examples as glue

@@ -13,19 +13,22 @@ from typing import Any
 
 import torch
 
-from bert import checkpoint, kernel_choice, observers, rundir
-from bert.agenda import Agenda
-from bert.dist import World
-from bert.env import ConfigError
+from bert.checkpoint import weights as checkpoint
+from bert.core import rundir
+from bert.core.dist import World
+from bert.core.env import ConfigError
+from bert.data.tokens import WordPiece
+from bert.kernels import choice as kernel_choice
 from bert.kernels import select
-from bert.progress import Progress
-from bert.schedule import learning_rate
-from bert.step import Step, build_step
-from bert.steps import Steps
-from bert.stop import Ending, Stop
-from bert.tokens import WordPiece
-from bert.train import Parts, step_seed, train
-from bert.warm_up import ready
+from bert.training import observers
+from bert.training.agenda import Agenda
+from bert.training.loop import Parts, step_seed, train
+from bert.training.progress import Progress
+from bert.training.schedule import learning_rate
+from bert.training.step import Step, build_step
+from bert.training.steps import Steps
+from bert.training.stop import Ending, Stop
+from bert.training.warm_up import ready
 from finetune import inference, tasks, weights
 from finetune.batches import Order, Room, Samples, Source
 from finetune.config import Config, learning_rates

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert import hub
-from bert.checkpoint import Loaded, copy_weights, read_state_dict
+from bert.checkpoint import huggingface as hub
+from bert.checkpoint.weights import Loaded, copy_weights, read_state_dict
+from bert.core.rundir import write_text
 from bert.model.config import BertConfig
-from bert.rundir import write_text
 from finetune.models import Classification, FineTuned
 
 

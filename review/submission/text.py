@@ -9,7 +9,7 @@ from review.results.display import listed
 from review.results.score import USUAL, Result, Terms, load_results
 from review.submission.code import Code
 
-_OWN = ("run.sub", "implementations/bert/train.py")
+_OWN = ("run.sub", "implementations/bert/training/loop.py")
 _SYSTEM = """\
 # {system}: MLPerf Training BERT of {organization}
 
@@ -63,9 +63,9 @@ _WHERE = """
 | preprocessing, bit-exact with the reference | `input_preprocessing/` |
 | order of the data | `implementations/bert/data/` |
 | model and its initialisation | `implementations/bert/model/` |
-| optimizer and learning rate | `implementations/bert/optim/`, `implementations/bert/schedule.py` |
-| evaluation | `implementations/bert/evaluate.py` |
-| the timed run | `implementations/bert/train.py` |
+| optimizer and learning rate | `implementations/bert/optim/`, `implementations/bert/training/schedule.py` |
+| evaluation | `implementations/bert/training/evaluate.py` |
+| the timed run | `implementations/bert/training/loop.py` |
 """
 
 _ORGANIZATION = """\

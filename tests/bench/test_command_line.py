@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bert.env import ConfigError
+from bert.core.env import ConfigError
 
 AT_LEAST_ONE = r"'0': expected an integer of at least 1"
 

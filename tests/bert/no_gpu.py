@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from bert.dist import World
+from bert.core.dist import World
 
 
 class Stream:

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from bert.dist import Config as DistConfig
-from bert.dist import World
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 
 from ..forked import context
 from ..waiting import free_ports

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bert import shard_files
+from bert.checkpoint import sharded as shard_files
 
 
 def same(a, b):

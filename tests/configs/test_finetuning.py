@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bert import variables
+from bert.core import variables
 from finetune import config
 
 from .test_configs import CONFIGS, READ_ELSEWHERE, exports

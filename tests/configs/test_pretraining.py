@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bert import schedule
+from bert.core.env import from_env, variables
 from bert.data import training
-from bert.env import from_env, variables
 from bert.model.config import BertConfig
+from bert.training import schedule
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = [
@@ -68,7 +68,7 @@ def test_a_gpu_takes_at_once_what_fits_its_memory_and_its_share(exported):
 
 
 def test_every_exported_name_is_read(exported, repository):
-    from bert.config import Config
+    from bert.pretraining.config import Config
 
     known = {variable.name for _, variable, _, _ in variables(Config)}
     listed = (repository / "launch" / "variables.txt").read_text()

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert import graph
-from bert.dist import World
-from bert.tokens import WordPiece
+from bert.core.dist import World
+from bert.data.tokens import WordPiece
+from bert.training import graph
 from finetune import check, config, tasks, train
 from finetune.batches import Labelled, Order, Room, Source
 

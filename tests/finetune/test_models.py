@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from bert import kernels
+from bert.core.env import ConfigError
 from bert.data.batch import Capacity
-from bert.env import ConfigError
-from bert.graph import static_batch
 from bert.model.config import BertConfig
+from bert.training.graph import static_batch
 from finetune import inference, weights
 from finetune.batches import IGNORE, Labelled, Order, Spans
 from finetune.models import Classification, SpanPrediction

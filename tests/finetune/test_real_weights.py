@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bert import kernels
+from bert.data.tokens import WordPiece
 from bert.model.config import BertConfig
-from bert.tokens import WordPiece
 from finetune import inference, weights
 from finetune.batches import Labelled
 from finetune.glue.examples import encode

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from review.certify.verdict import Certificate, certify
+from certify.verdict import Certificate, certify
 
 # They want a machine without much other work: that may take more from one node than from another.
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

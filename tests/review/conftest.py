@@ -83,7 +83,7 @@ class LogWriter:
                 "event_type": kind,
                 "key": key,
                 "value": value,
-                "metadata": {"file": "bert/mlperf.py", "lineno": lineno, **metadata},
+                "metadata": {"file": "bert/training/mlperf.py", "lineno": lineno, **metadata},
             }
         )
 

@@ -15,8 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from bert.core.env import ConfigError
 from bert.data.batch import Batch
-from bert.env import ConfigError
 
 PREFETCHED = 2  # steps that DALI holds ready
 _KEPT = 4  # steps whose tensors live on: copies of at most two steps are under way when one is asked for

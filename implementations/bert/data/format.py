@@ -22,7 +22,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from bert.files import whole_file
+from bert.core.files import whole_file
 
 from . import nvidia_format
 from .digests import sum_of_hashes

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bert.core.env import ConfigError, env
 from bert.data import dali
 from bert.data.batching import (
     Batching,
@@ -30,7 +31,6 @@ from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.shards import Shards, list_bins, list_shards
 from bert.data.synthetic import SyntheticShards
-from bert.env import ConfigError, env
 
 _STEPS_AT_ONCE = 4  # to wake a thread can take as long as to prepare a step
 

@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from bert.env import ConfigError, env
+from bert.core.env import ConfigError, env
 from bert.kernels import (
     attention,
     bias_gelu,

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.env import ConfigError
+from bert.core.env import ConfigError
 from bert.kernels import attention_aten, attention_choice, attention_cudnn, attention_packages, attention_triton
 from bert.kernels.forward_pass import ForwardPass
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.env import ConfigError
-from bert.errors import root_cause
+from bert.core.env import ConfigError
+from bert.core.errors import root_cause
 from bert.kernels.forward_pass import ForwardPass
 
 SITES = 256  # seeds that are made at once

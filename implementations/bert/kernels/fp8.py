@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.dist import World
+from bert.core.dist import World
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 INPUT, WEIGHT, GRADIENT = 0, 1, 2  # which tensor of a product

@@ -7,8 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from bert.dist import Config as DistConfig
-from bert.dist import World
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.kernels import bias_gelu, dropout_add_layer_norm
 from bert.kernels.cases import Draw
 from bert.kernels.dropout import DropoutSites

@@ -16,13 +16,13 @@ from bert.kernels import Kernels
 from bert.kernels.cross_entropy import IGNORE
 from bert.kernels.forward_pass import ForwardPass
 from bert.kernels.fp8 import Recipe, Scaling
+from bert.kernels.precision import LOW_PRECISION
 from bert.model.config import BertConfig
 from bert.model.embeddings import BertEmbeddings
 from bert.model.encoder import Encoder
 from bert.model.heads import Pooler, PretrainingHeads
 from bert.model.recompute import Recomputation
 from bert.model.trainable import Trainable
-from bert.precision import LOW_PRECISION
 
 
 class Losses(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert.env import ConfigError, env
+from bert.core.env import ConfigError, env
 
 # By Google's words, whose "gelu" is the tanh form (google-research/bert, modeling.py). Hugging Face's "gelu" is erf's.
 GELU_APPROXIMATIONS = {

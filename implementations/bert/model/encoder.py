@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bert.env import ConfigError
+from bert.core.env import ConfigError
 from bert.kernels import Kernels, fp8_feed_forward
 from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
 from bert.kernels.forward_pass import ForwardPass

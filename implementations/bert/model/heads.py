@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert.kernels import Kernels
+from bert.kernels.precision import LOW_PRECISION
 from bert.model.config import BertConfig
-from bert.precision import LOW_PRECISION
 
 
 class Pooler(nn.Module):

@@ -17,7 +17,7 @@ from typing import TypeVar
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from bert.env import env
+from bert.core.env import env
 from bert.kernels.dropout import DropoutSites
 
 Tensors = TypeVar("Tensors", bound="tuple[Tensor | None, ...]")

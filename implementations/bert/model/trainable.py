@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert.env import ConfigError
+from bert.core.env import ConfigError
 from bert.kernels.fp8 import Recipe, Scaling
 from bert.model.recompute import Recomputation
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bert.dist import World
-from bert.env import ConfigError, env
+from bert.core.dist import World
+from bert.core.env import ConfigError, env
 from bert.kernels import lamb as lamb_kernel
 from bert.optim import acclip, adam, apex, apex_distributed, lamb, lans, madgrad
 from bert.optim.apex_distributed import DistributedLamb

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bert.env import env
+from bert.core.env import env
 from bert.optim.rule import Moments, Pieces, decayed_pieces, kept, scaled
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-from bert.env import env
+from bert.core.env import env
 from bert.optim.rule import Moments, Pieces, add_decay, is_decayed, scaled
 
 

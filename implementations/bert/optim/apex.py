@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.env import ConfigError
+from bert.core.env import ConfigError
 from bert.optim import lamb
 from bert.optim.rule import Pieces, is_decayed
 

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
 
-from bert.dist import World
-from bert.env import ConfigError
+from bert.core.dist import World
+from bert.core.env import ConfigError
 from bert.optim import lamb
 from bert.optim.apex import decay_groups, load
 from bert.optim.gradients import Clipping, Gradients

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
 
-from bert.dist import World
+from bert.core.dist import World
 from bert.kernels import weight_gradient
 from bert.optim.layout import Bucket, Layout
 

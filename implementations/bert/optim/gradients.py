@@ -20,10 +20,10 @@ import torch.distributed as distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bert.dist import World
+from bert.core.dist import World
+from bert.kernels.precision import LOW_PRECISION
 from bert.optim.buckets import GradientBuckets, GradientShard
 from bert.optim.rule import squared_norms
-from bert.precision import LOW_PRECISION
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bert.env import env
+from bert.core.env import env
 from bert.optim.replicated import Replicated
 from bert.optim.rule import Moments, Pieces, add_decay, decayed_pieces, scaled, trust_ratios
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert.dist import World
+from bert.core.dist import World
+from bert.kernels.precision import LOW_PRECISION
 from bert.optim.gradients import Clipping, Gradients, ReplicatedGradients
 from bert.optim.rule import Pieces, Rule, squared_norms
-from bert.precision import LOW_PRECISION
 
 
 class Replicated:

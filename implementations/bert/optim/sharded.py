@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert.dist import World
+from bert.checkpoint.sharded import WholeTensors
+from bert.core.dist import World
 from bert.optim.buckets import GradientBuckets, GradientShard, WeightBuckets
 from bert.optim.flat import FlatRule, Shard
 from bert.optim.gradients import Clipping, Gradients, ShardedGradients
 from bert.optim.layout import Layout, fill
-from bert.shard_files import WholeTensors
 
 BUCKET_BYTES = 64 << 20
 

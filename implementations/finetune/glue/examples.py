@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.records import DataError
-from bert.tokens import Integers, WordPiece
+from bert.data.tokens import Integers, WordPiece
 from finetune.glue.tasks import Task
 
 

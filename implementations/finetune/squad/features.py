@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from bert.data.records import DataError
-from bert.tokens import Integers, Pieces, WordPiece
+from bert.data.tokens import Integers, Pieces, WordPiece
 from finetune.squad.examples import Answer, Dataset
 
 WHITESPACE = " \t\r\n\u202f"  # what ends a word

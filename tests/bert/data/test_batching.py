@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bert.core.env import ConfigError, from_env
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.synthetic import SyntheticShards
 from bert.data.training import Config, TrainingData, make_batching
-from bert.env import ConfigError, from_env
 
 from .sources import Files
 

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from bert import pretraining
-from bert.config import Config as RunConfig
+from bert.core.dist import World
+from bert.core.env import ConfigError, from_env
+from bert.core.start import StartClock
 from bert.data import dali
 from bert.data.dali import DaliLoader
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.training import Config, TrainingData
-from bert.dist import World
-from bert.env import ConfigError, from_env
-from bert.mlperf import MlperfLog
-from bert.start import StartClock
+from bert.pretraining import train as pretraining
+from bert.pretraining.config import Config as RunConfig
+from bert.training.mlperf import MlperfLog
 
 from ..states import same
 from .sources import Files

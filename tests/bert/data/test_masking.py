@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from bert.core.env import ConfigError
 from bert.data.batching import Chosen
 from bert.data.format import open_records, write_records
 from bert.data.masking import DynamicMasks, MaskTokens, margin
@@ -19,8 +20,7 @@ from bert.data.records import DataError, Records
 from bert.data.sampler import Sampler
 from bert.data.synthetic import synthetic_records
 from bert.data.training import Config, TrainingData, open_masks
-from bert.env import ConfigError
-from bert.graph import graph_capacity, static_batch
+from bert.training.graph import graph_capacity, static_batch
 
 from ..states import newest, same
 from .sources import Files

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bert import kernel_choice, kernels
+from bert import kernels
 from bert.kernels import arithmetic, assembly_check, triton_support
+from bert.kernels import choice as kernel_choice
 
 from . import ptx
 

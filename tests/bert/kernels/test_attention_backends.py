@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import torch
 
-from bert.env import ConfigError
+from bert.core.env import ConfigError
 from bert.kernels import attention, attention_choice
 from bert.kernels.forward_pass import ForwardPass
 

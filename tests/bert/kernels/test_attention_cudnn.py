@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert import kernels
-from bert.env import ConfigError
+from bert.core.env import ConfigError
 from bert.kernels import attention, attention_choice, attention_cudnn
 from bert.kernels.forward_pass import ForwardPass
 

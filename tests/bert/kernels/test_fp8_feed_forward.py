@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from bert import kernels
-from bert.dist import Config as DistConfig
-from bert.dist import World
-from bert.env import ConfigError
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import ConfigError
 from bert.kernels import (
     dropout_add_layer_norm,
     fp8,

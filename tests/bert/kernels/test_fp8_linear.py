@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bert.dist import Config as DistConfig
-from bert.dist import World
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Recipe, Scaling
 from bert.kernels.fp8_linear import Fp8Linear
 

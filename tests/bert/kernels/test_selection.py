@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("mlperf_logging")  # of bert.check; the kernels need it not
+pytest.importorskip("mlperf_logging")  # of bert.pretraining.check; the kernels need it not
 
-from bert import check
-from bert.config import Config as RunConfig
-from bert.env import ConfigError, from_env
+from bert.core.env import ConfigError, from_env
 from bert.kernels import FUSABLE, OPERATIONS, Config, select
+from bert.pretraining import check
+from bert.pretraining.config import Config as RunConfig
 
 CPU = torch.device("cpu")
 

@@ -12,15 +12,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert import kernels, optim
-from bert.dist import Config as DistConfig
-from bert.dist import World
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.kernels import weight_gradient
+from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
 from bert.optim.buckets import GradientBuckets
 from bert.optim.layout import ALIGNMENT, Layout
-from bert.precision import Config as PrecisionConfig
-from bert.step import build_step
+from bert.training.step import build_step
 
 
 def _parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:

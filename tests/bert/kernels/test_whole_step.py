@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from bert import kernels, optim
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.data.pretraining import PretrainingCapacity, make_batch
 from bert.data.synthetic import synthetic_records
-from bert.dist import Config as DistConfig
-from bert.dist import World
-from bert.evaluate import _count
-from bert.graph import graph_capacity, static_batch
+from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
-from bert.precision import Config as PrecisionConfig
-from bert.step import build_step
+from bert.training.evaluate import _count
+from bert.training.graph import graph_capacity, static_batch
+from bert.training.step import build_step
 
 CONFIG = BertConfig(vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
                     max_position_embeddings=16, initializer_range=0.2)  # fmt: skip

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from bert import trained
-from bert.env import ConfigError
+from bert.commands import weights as trained
+from bert.core.env import ConfigError
 from bert.model.config import BertConfig
 
 GOOGLE = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bert import kernels
-from bert.env import ConfigError
+from bert.core.env import ConfigError
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 

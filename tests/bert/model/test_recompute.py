@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from bert import kernels, optim
-from bert.config import Config
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import ConfigError, from_env
 from bert.data.pretraining import make_batch
 from bert.data.synthetic import synthetic_records
-from bert.dist import Config as DistConfig
-from bert.dist import World
-from bert.env import ConfigError, from_env
 from bert.kernels import triton_support
+from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.recompute import Recomputation
-from bert.precision import Config as PrecisionConfig
-from bert.step import build_step
+from bert.pretraining.config import Config
+from bert.training.step import build_step
 
 from ..ranks import run_ranks
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from bert import optim
-from bert.dist import Config as DistConfig
-from bert.dist import World
-from bert.env import ConfigError
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import ConfigError
 from bert.optim import apex
 from bert.optim.replicated import Replicated
 
@@ -80,8 +80,8 @@ def test_checkpoints_go_from_one_to_the_other(monkeypatch):
 
 def test_training_steps_with_apex_are_ours(tiny, make_records, batch_of, make_model, monkeypatch):
     double.install(monkeypatch)
-    from bert.precision import Config as PrecisionConfig
-    from bert.step import build_step
+    from bert.kernels.precision import Config as PrecisionConfig
+    from bert.training.step import build_step
 
     batch, outcomes = batch_of(make_records(3), range(4)), []
     for name in ("lamb", "apex_lamb"):

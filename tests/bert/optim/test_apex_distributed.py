@@ -10,12 +10,12 @@ import torch
 import torch.distributed as distributed
 
 from bert import optim
-from bert.dist import Config as DistConfig
-from bert.dist import World
-from bert.env import ConfigError
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import ConfigError
+from bert.kernels.precision import Config as PrecisionConfig
 from bert.optim.apex_distributed import joined, part
-from bert.precision import Config as PrecisionConfig
-from bert.step import build_step
+from bert.training.step import build_step
 
 _spec = importlib.util.spec_from_file_location(
     "apex_distributed_double", Path(__file__).with_name("apex_distributed_double.py")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bert import optim
-from bert.dist import Config as DistConfig
-from bert.dist import World
-from bert.env import ConfigError
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import ConfigError
 from bert.optim.flat import Piecewise
 from bert.optim.gradients import Clipping
 from bert.optim.lamb import Config, LambRule

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from bert import optim
-from bert.dist import Config as DistConfig
-from bert.dist import World
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.optim import RULES, acclip, adam, lamb, lans, madgrad
 from bert.optim.flat import Piecewise
 from bert.optim.gradients import Clipping

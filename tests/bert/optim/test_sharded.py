@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bert.dist import Config as DistConfig
-from bert.dist import World
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.kernels import lamb as kernel
+from bert.kernels.precision import LossScaler, Precision
 from bert.optim.flat import FlatLamb, Piecewise
 from bert.optim.gradients import Clipping
 from bert.optim.lamb import Config, Lamb, LambRule
 from bert.optim.layout import ALIGNMENT, Layout
 from bert.optim.sharded import Sharded
-from bert.precision import LossScaler, Precision
 
 from ..ranks import run_ranks
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bert.data.records import DataError
-from bert.tokens import WordPiece
+from bert.data.tokens import WordPiece
 from finetune.glue import examples, metrics
 from finetune.glue.tasks import TASKS
 

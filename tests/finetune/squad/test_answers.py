@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from bert.tokens import WordPiece
+from bert.data.tokens import WordPiece
 from finetune.squad import answers, features
 from finetune.squad.answers import Logits, Rules
 from finetune.squad.examples import Answer, Dataset, Question

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert.data.records import DataError
-from bert.tokens import WordPiece
+from bert.data.tokens import WordPiece
 from finetune.squad import examples, features
 from finetune.squad.features import Limits, has_most_context, make_features, windows
 

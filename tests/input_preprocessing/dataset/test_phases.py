@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bert import check, env
-from bert.config import Config
+from bert.core import env
 from bert.data.format import open_records
 from bert.data.records import DataError
+from bert.pretraining import check
+from bert.pretraining.config import Config
 from input_preprocessing.dataset import phases, prepare
 from input_preprocessing.text import corpus
 

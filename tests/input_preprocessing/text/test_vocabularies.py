@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert import hub
+from bert.checkpoint import huggingface as hub
 from bert.data.format import multiset_digest, open_records
 from bert.data.pretraining import gather_batch, make_batch
 from bert.data.records import DataError

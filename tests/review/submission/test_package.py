@@ -30,7 +30,7 @@ FILES = {
     CONFIG: "export DGXNGPU=8\n",
     "LICENSE": "Apache\n",
     "run.sub": "echo\n",
-    "implementations/bert/train.py": "pass\n",
+    "implementations/bert/training/loop.py": "pass\n",
     ".gitignore": "results\n",
     ".ci/run": "make test\n",
     "implementations/.hidden/x": "x\n",
@@ -366,7 +366,7 @@ def test_the_code_of_another_repository_brings_its_own_instructions(request_, tm
     assert "other params/box.yaml" in shown
     assert "`README.md` beside this file says how" in shown
     assert "run.sub" not in shown
-    assert "implementations/bert/train.py" not in shown
+    assert "implementations/bert/training/loop.py" not in shown
 
 
 def test_an_encrypted_archive_stands_in_place_of_the_plain_one(request_, tmp_path, monkeypatch):

@@ -1,0 +1,1 @@
+"""Weights and states in files: read, written, sharded, as Hugging Face has them."""

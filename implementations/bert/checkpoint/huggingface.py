@@ -1,0 +1,101 @@
+"""A model as Hugging Face's Hub keeps it: a folder of config.json, weights and tokenizer files."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from bert.core.env import ConfigError
+from bert.core.files import whole_file
+from bert.model.config import BertConfig
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+WORDS, BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
+PRE_LN = "Hugging Face's BERT cannot hold this Pre-LN model (layer_norm_large_model)"
+_CONFIGS = ("bert_config.json", "config.json")
+
+
+def weights_in(folder: Path) -> Path | None:
+    """The file of weights in a folder of the Hub's layout, or the index of several."""
+    return next((path for name in WEIGHTS if (path := folder / name).is_file()), None)
+
+
+def config_beside(weights: Path) -> Path | None:
+    """The model's description beside its weights: Google's, or Hugging Face's."""
+    return next((path for name in _CONFIGS if (path := weights.parent / name).is_file()), None)
+
+
+def lower_case(vocab_file: Path) -> bool:
+    """Whether text is to be lower-cased for this vocabulary: by tokenizer_config.json beside it, or by its words."""
+    try:
+        said = json.loads((vocab_file.parent / "tokenizer_config.json").read_text(encoding="utf-8"))
+        if isinstance(said.get("do_lower_case"), bool):
+            return bool(said["do_lower_case"])
+    except (OSError, ValueError, AttributeError):
+        pass
+    words = _words(vocab_file)
+    return all(word == word.lower() for word in words if not (word.startswith("[") and word.endswith("]")))
+
+
+def _words(vocab_file: Path) -> list[str]:
+    try:
+        return vocab_file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"{vocab_file}: cannot read the vocabulary ({reason}): give the model's vocab.txt") from None
+
+
+def check_vocabulary(vocab_file: Path, config: BertConfig, md5: str = "") -> None:
+    """Raises ConfigError for a vocabulary that is not the model's: too large, or not of the md5 where that is known."""
+    number = len(_words(vocab_file))
+    if number > config.vocab_size:
+        raise ConfigError(f"{vocab_file} has {number} words, and the model {config.vocab_size}: give its own vocab.txt")
+    found = hashlib.md5(vocab_file.read_bytes()).hexdigest()
+    if md5 and found != md5:
+        raise ConfigError(f"{vocab_file} has md5 {found}, and the model was trained with {md5}: give its own vocab.txt")
+
+
+def config_values(config: BertConfig, architecture: str) -> dict[str, Any]:
+    """config.json of a model for Hugging Face's class of that name; of a Pre-LN model, which they lack, for ours alone.
+
+    Without a model_type their classes stop, where they would compute another model.
+    """
+    values = dataclasses.asdict(config) | {"hidden_act": config.hugging_face_hidden_act}
+    if values.pop("layer_norm_large_model"):
+        return values | {"layer_norm_large_model": True}
+    return values | {"architectures": [architecture], "model_type": "bert", "pad_token_id": 0}
+
+
+def write(
+    folder: Path, tensors: Mapping[str, Tensor], config: BertConfig, values: Mapping[str, Any], vocab_file: Path,
+    lower_case: bool,
+) -> None:  # fmt: skip
+    """Writes weights in fp32, without the rows that pad the vocabulary, ``values`` as config.json, and the tokenizer.
+
+    Each file appears whole. Raises OSError where that cannot be.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+    for name in kept.keys() & {WORDS, BIAS}:
+        kept[name] = kept[name][: config.vocab_size].clone()
+    with whole_file(folder / "model.safetensors") as partial:
+        safetensors.torch.save_file(kept, partial, metadata={"format": "pt"})
+    if vocab_file.resolve() != (folder / "vocab.txt").resolve():
+        with whole_file(folder / "vocab.txt") as partial:
+            shutil.copyfile(vocab_file, partial)
+    tokenizer = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": lower_case,
+        "model_max_length": config.max_position_embeddings,
+    }
+    for name, content in (("tokenizer_config.json", tokenizer), ("config.json", values)):
+        with whole_file(folder / name) as partial:
+            partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,147 @@
+"""Checkpoints of which every rank writes its own part, and any number of ranks reads what it needs.
+
+``step_<step>/`` has a file of each rank, with its shard of the masters and the rule's states and where each number of
+it belongs, and ``index.pt`` with all else. The ranks write into a hidden folder, which takes its name when all are
+done: it is there whole or not at all. All nodes must see the same folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert.core.files import name_folder, whole_file
+
+INDEX = "index.pt"
+POLL_SECONDS = 0.05
+
+
+class ShardError(RuntimeError):
+    """Not all ranks have written their part. The message is for the user."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Who writes: ``rank`` of ``num_ranks``; token: of this checkpoint, the same on every rank and on no other one's.
+
+    abandoned: set where nobody will write any more.
+    """
+
+    rank: int
+    num_ranks: int
+    token: int
+    abandoned: threading.Event
+
+    def write(self, directory: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:
+        """Writes this rank's part; rank 0 waits for the others, and then gives the checkpoint its name.
+
+        state: "shard", what Sharded.shard_state() gives, and on rank 0 "index", what else is to be saved. Of all
+        checkpoints the newest ``keep`` stay. Raises ShardError where another rank has failed, OSError on a full disk.
+        """
+        hidden = directory / f".step_{step:010d}.{self.token:016x}"
+        hidden.mkdir(parents=True, exist_ok=True)
+        try:
+            with whole_file(hidden / _file_name(self.rank)) as partial:
+                torch.save(state["shard"], partial)
+        except Exception as error:
+            (hidden / f"failed_{self.rank:05d}").write_text(str(error), encoding="utf-8")
+            raise
+        path = directory / f"step_{step:010d}"
+        if self.rank:
+            return path
+        try:
+            self._await_others(hidden)
+            with whole_file(hidden / INDEX) as partial:
+                torch.save({**state["index"], "num_ranks": self.num_ranks, "token": self.token}, partial)
+            name_folder(hidden, path)
+        except BaseException:
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise
+        for old in complete(directory)[:-keep]:
+            shutil.rmtree(old)
+        for left_over in directory.glob(".step_*.*"):  # of a run that was killed
+            if left_over.is_dir():
+                shutil.rmtree(left_over, ignore_errors=True)
+        return path
+
+    def _await_others(self, hidden: Path) -> None:
+        missing = set(range(self.num_ranks))
+        while missing := {rank for rank in missing if not (hidden / _file_name(rank)).is_file()}:
+            for failed in hidden.glob("failed_*"):
+                raise ShardError(f"rank {int(failed.name[7:])}: {failed.read_text(encoding='utf-8')}")
+            if self.abandoned.is_set():
+                raise ShardError(f"the run ended before rank {min(missing)} had written its part")
+            time.sleep(POLL_SECONDS)
+
+
+def _file_name(rank: int) -> str:
+    return f"rank_{rank:05d}.pt"
+
+
+def complete(directory: Path) -> list[Path]:
+    """The checkpoints in a folder that are whole, oldest first."""
+    return sorted(index.parent for index in directory.glob(f"step_*/{INDEX}"))
+
+
+Span = tuple[str, int, Tensor]  # of a parameter laid flat: its name, the first number, the numbers
+
+
+class WholeTensors(Mapping[str, Tensor]):
+    """Parameters by name, put together when asked for from the ranks' files, which are mapped and not read."""
+
+    def __init__(self, shapes: Mapping[str, Any], spans: Iterable[Span], token: int = 0) -> None:
+        """token: of the checkpoint, where it has one."""
+        self.token = token
+        self.shapes = {name: torch.Size(shape) for name, shape in shapes.items()}
+        self.spans: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in shapes}
+        for name, start, numbers in spans:
+            self.spans[name].append((start, numbers))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The whole tensor, new."""
+        shape = self.shapes[name]
+        return self.part(name, 0, shape.numel()).view(shape)
+
+    def part(self, name: str, start: int, size: int) -> Tensor:
+        """Numbers ``start`` to ``start + size`` of a tensor laid flat, new; no others are read."""
+        found = torch.empty(size, dtype=self.spans[name][0][1].dtype)
+        for begin, numbers in self.spans[name]:
+            low, high = max(start, begin), min(start + size, begin + len(numbers))
+            if high > low:
+                found[low - start : high - start].copy_(numbers[low - begin : high - begin])
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.spans)
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint, as one file would have it; its tensors are put together where they are used.
+
+    Raises what torch.load raises for a file that is missing or damaged.
+    """
+    index: dict[str, Any] = torch.load(path / INDEX, map_location="cpu", weights_only=True)
+    parts = [
+        torch.load(path / _file_name(rank), map_location="cpu", weights_only=True, mmap=True)
+        for rank in range(index["num_ranks"])
+    ]
+    optimizer: dict[str, Any] = {"num_steps": index["optimizer"]["num_steps"]}
+    for key in parts[0]["parts"]:
+        spans = (
+            (name, start, part["parts"][key][begin : begin + size])
+            for part in parts
+            for name, start, begin, size in part["segments"]
+        )
+        optimizer[key] = WholeTensors(index["optimizer"]["shapes"], spans, index["token"])
+    return {**index, "optimizer": optimizer, "model": optimizer["masters"]}

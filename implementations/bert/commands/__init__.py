@@ -1,0 +1,1 @@
+"""``python -m bert COMMAND``: what one does with trained weights, checkpoints and ranks."""

@@ -1,0 +1,218 @@
+"""``python -m bert allreduce``: do all ranks reach each other, do they add right, and how fast? Run before the trials.
+
+The ranks first answer a roll call, so that one that does not arrive is named. Then they all-reduce vectors whose sums
+are known, on the devices and the backend of the training, and rank 0 prints what bandwidth they reach. Exit status: 0,
+1 where the test fails, 2 for bad input; the reason is one line on stderr and in RUN_DIR, as for ``python -m bert``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as distributed
+
+from bert.core import dist, rundir
+from bert.core.env import ConfigError, env, from_env
+from bert.core.exit import leave
+from bert.kernels import Config as KernelsConfig
+from bert.kernels import select
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig, ModelFiles
+
+PERIOD = 31  # the vectors repeat after so many elements; a prime shows chunks that end up in the wrong place
+STRIDE = 7
+MIB = 1 << 20
+GPU_SIZES, CPU_SIZES = (MIB, 21 * MIB), (MIB, 8 * MIB)
+BERT_LARGE_BYTES = 672_464_516  # of its gradients in 16 bit
+PROGRAM = "bert allreduce"
+TIMED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ModelFiles):
+    """The ranks, and what is asked of them."""
+
+    timeout_seconds: int = env("NCCL_TEST_TIMEOUT", at_least=1, doc="seconds the test may take; set by the launcher")
+    min_bandwidth: float = env(
+        "NCCL_TEST_MIN_GBPS",
+        at_least=0,
+        doc="GB/s the largest all-reduce must reach; set by the launcher",
+    )
+    master_addr: str = env("MASTER_ADDR", doc="where rank 0 listens; set by the launcher")
+    master_port: int = env("MASTER_PORT", at_least=1, at_most=65535, doc="its port; set by the launcher")
+    agent_store: bool = env("TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun listens there itself; set by it")
+    dist: dist.Config = field(default_factory=dist.Config)
+    run: rundir.Config = field(default_factory=rundir.Config)
+
+
+def gradient_bytes(config: Config) -> int:
+    """What a step of the model to be trained reduces, in 16 bit; BERT-large's where no bert_config.json is there."""
+    if (config.bert_config is None and config.phase1 is None) or not config.bert_config_path.is_file():
+        return BERT_LARGE_BYTES
+    with torch.device("meta"):
+        model = BertForPreTraining(
+            BertConfig.from_json(config.bert_config_path), select(KernelsConfig(), torch.device("cpu"))
+        )
+    return 2 * sum(parameter.numel() for parameter in model.parameters())
+
+
+class AllReduceError(RuntimeError):
+    """The ranks cannot train together. The message is for the user."""
+
+
+def pattern(count: int, rank: int, device: torch.device) -> torch.Tensor:
+    """Vector of rank ``rank``: small integers, whose float32 sums are exact. [count]"""
+    return torch.arange(count, device=device).add_(STRIDE * rank).remainder_(PERIOD).float()
+
+
+def expected(world_size: int, device: torch.device) -> torch.Tensor:
+    """One period of the sum of the vectors of all ranks. [PERIOD]"""
+    ranks = torch.arange(world_size, device=device).unsqueeze(1)  # [world_size, 1]
+    return (torch.arange(PERIOD, device=device) + STRIDE * ranks).remainder(PERIOD).sum(0).float()
+
+
+def wrong_elements(total: torch.Tensor, world_size: int) -> torch.Tensor:
+    """Indices of the elements of an all-reduced vector that are not the sum. ``total`` is [n * PERIOD]."""
+    return (total.view(-1, PERIOD) != expected(world_size, total.device)).flatten().nonzero().flatten()
+
+
+def bus_bandwidth(num_bytes: int, seconds: float, world_size: int) -> float:
+    """GB/s that each link carries in an ideal ring: 2 (n - 1) / n of the bytes, as nccl-tests define it."""
+    return 2 * (world_size - 1) / world_size * num_bytes / seconds / 1e9
+
+
+def roll_call(store: distributed.Store, rank: int, world_size: int, seconds: float) -> None:
+    """Waits until every rank has said that it is here. Raises AllReduceError naming those that have not."""
+    store.set(f"here/{rank}", platform.node())
+    missing, deadline = set(range(world_size)), time.monotonic() + seconds
+    while missing := {other for other in missing if not store.check([f"here/{other}"])}:
+        if time.monotonic() > deadline:
+            names = ", ".join(map(str, sorted(missing)[:20])) + (", ..." if len(missing) > 20 else "")
+            raise AllReduceError(
+                f"{len(missing)} of {world_size} ranks did not arrive in {seconds:.0f} s: rank {names}; "
+                "see their output, or raise NCCL_TEST_TIMEOUT"
+            )
+        time.sleep(0.05)
+
+
+def measure(num_bytes: int, rank: int, world_size: int, device: torch.device) -> float:
+    """Seconds of one all-reduce of ``num_bytes``, after one whose sums were verified.
+
+    Raises AllReduceError for a wrong sum.
+    """
+    total = pattern(num_bytes // 4 // PERIOD * PERIOD, rank, device)
+    distributed.all_reduce(total)
+    wrong = wrong_elements(total, world_size)
+    if len(wrong):
+        first = int(wrong[0])
+        raise AllReduceError(
+            f"rank {rank} on {platform.node()}: {len(wrong)} of {len(total)} sums of an all-reduce are wrong, "
+            f"element {first} is {total[first]:g} instead of {expected(world_size, device)[first % PERIOD]:g}"
+        )
+    total.zero_()
+    _wait(device)
+    start = time.perf_counter()
+    for _ in range(TIMED):
+        distributed.all_reduce(total)
+    _wait(device)
+    return (time.perf_counter() - start) / TIMED
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    distributed.barrier()
+
+
+def _connect(config: Config, device: torch.device) -> None:
+    """Roll call, then the process group on the same store."""
+    timeout = datetime.timedelta(seconds=config.timeout_seconds)
+    rank, size = config.dist.rank, config.dist.world_size
+    listens = rank == 0 and not config.agent_store
+    try:
+        store: distributed.Store = distributed.TCPStore(
+            config.master_addr, config.master_port, size, listens, timeout=timeout, wait_for_workers=False
+        )
+    except (RuntimeError, ValueError) as error:
+        raise AllReduceError(
+            f"rank {rank} on {platform.node()} does not reach rank 0 at {config.master_addr}:{config.master_port}: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+    store = distributed.PrefixStore("allreduce", store)
+    roll_call(store, rank, size, config.timeout_seconds)
+    backend = config.dist.backend
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def run(config: Config) -> None:
+    """The whole test on this rank. Raises AllReduceError."""
+    rank, size = config.dist.rank, config.dist.world_size
+    device = dist.pick_device(config.dist)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    _connect(config, device)
+    sizes = (*GPU_SIZES, gradient_bytes(config)) if device.type == "cuda" else CPU_SIZES
+    bandwidth = 0.0
+    for num_bytes in sizes:
+        seconds = measure(num_bytes, rank, size, device)
+        bandwidth = bus_bandwidth(num_bytes, seconds, size)
+        if rank == 0:
+            print(
+                f"all-reduce of {size} ranks ({distributed.get_backend()}): {num_bytes / MIB:4.0f} MiB in "
+                f"{seconds * 1e3:9.3f} ms, bus bandwidth {bandwidth:8.2f} GB/s, all sums right",
+                flush=True,
+            )
+    if bandwidth < config.min_bandwidth:
+        raise AllReduceError(
+            f"the bus bandwidth of all-reduce is {bandwidth:.2f} GB/s, "
+            f"below NCCL_TEST_MIN_GBPS={config.min_bandwidth:g}"
+        )
+    distributed.destroy_process_group()
+
+
+def main(arguments: list[str], environ: Mapping[str, str]) -> int:
+    """Runs the test in a thread, since a collective that hangs cannot be left otherwise; returns the exit status."""
+    run_config = rundir.Config()
+    try:
+        run_config = from_env(rundir.Config, environ)
+        config = from_env(Config, environ)
+        config.dist.check()
+    except ConfigError as error:
+        return rundir.fail(run_config, PROGRAM, str(error), 2)
+    failure: list[Exception] = []
+
+    def body() -> None:
+        try:
+            run(config)
+        except Exception as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    thread.join(config.timeout_seconds + 5)
+    who = f"rank {config.dist.rank} on {platform.node()}"
+    if thread.is_alive():
+        hint = "NCCL_DEBUG=INFO shows the interfaces in use"
+        return rundir.fail(
+            run_config, PROGRAM, f"{who} hangs in an all-reduce after {config.timeout_seconds} s; {hint}", 1
+        )
+    if failure:
+        known = isinstance(failure[0], AllReduceError)
+        return rundir.fail(
+            run_config, PROGRAM, str(failure[0]) if known else f"{who}: {type(failure[0]).__name__}: {failure[0]}", 1
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:], os.environ))

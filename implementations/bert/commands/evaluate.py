@@ -1,0 +1,180 @@
+"""``python -m bert evaluate PATH``: how good are these weights? Accuracy and losses on the sequences of EVALDIR.
+
+Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or the folder of a run. With --watch it
+follows a run that is still training, newest checkpoint first, until the run is over or TARGET_MLM_ACCURACY, where it is
+set, is reached. NUM_EVAL_EXAMPLES, EVAL_BATCHSIZE, PRECISION, DEVICE mean what they mean to the trainer; without
+NUM_EVAL_EXAMPLES all sequences count. Exit status: 0, or 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bert.checkpoint import weights as checkpoint
+from bert.commands import weights as trained
+from bert.commands.weights import Trained
+from bert.core.dist import World
+from bert.core.env import ConfigError, from_env
+from bert.data.index import count_rows
+from bert.data.records import DataError
+from bert.data.shards import list_shards
+from bert.model.bert import BertForPreTraining
+from bert.training import evaluate
+from bert.training.evaluate import Evaluator
+
+# What the reference measured of its initial checkpoint on its 10,000 evaluation sequences, and what counts as the same.
+INITIAL, TOLERANCE, SEQUENCES = 0.34085, 0.0005, 10_000
+VOCAB_MD5 = "64800d5d8528ce344256daf115d4965e"  # the benchmark's vocab.txt
+POLL_SECONDS = 1.0
+_COLUMNS = ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(trained.Source):
+    """Where and on what to evaluate."""
+
+    evaluate: evaluate.Config = field(default_factory=evaluate.Config)
+
+
+class Judge:
+    """Evaluates one file of weights after another; model and evaluation set are made for the first."""
+
+    def __init__(self, config: Config, samples: int | None, bert_config: Path | None) -> None:
+        """samples: sequences to evaluate on, None for all. Raises DataError where there is no evaluation set."""
+        if config.evaluate.evaldir is None:
+            raise DataError("EVALDIR is not set: give the folder of the evaluation records")
+        if samples is None:
+            samples = sum(count_rows(path) for path in list_shards(config.evaluate.evaldir, "EVALDIR"))
+        self.config = dataclasses.replace(
+            config, evaluate=dataclasses.replace(config.evaluate, num_examples=max(1, samples))
+        )
+        self.bert_config, self.world = bert_config, World(config.dist)
+        self._model: BertForPreTraining | None = None
+        self._evaluator: Evaluator | None = None
+
+    def __call__(self, path: Path) -> tuple[Trained, dict[str, Any]]:
+        """What is known of the weights, and the figures of them. Raises ConfigError or DataError."""
+        source = trained.describe(path, self.bert_config)
+        if self._model is None or self._model.config != source.shape:
+            self._model = self.config.model(source.shape, self.world)
+            self._evaluator = None
+        trained.load(source, self._model)
+        if self._evaluator is None:
+            shape = source.shape
+            self._evaluator = Evaluator(
+                self.config.evaluate, shape.max_position_embeddings, shape.vocab_size, source.vocab_md5, self.world
+            )
+        begin = time.perf_counter()
+        result = self._evaluator(self._model)
+        seconds, number = time.perf_counter() - begin, self.config.evaluate.num_examples
+        figures: dict[str, Any] = {
+            "checkpoint": str(checkpoint.place(path)),
+            "steps": source.steps,
+            "trained_samples": source.samples,
+        }
+        figures |= {name: getattr(result, name) for name in _COLUMNS}
+        figures |= {"sequences": number, "sequences_per_second": number / seconds}
+        if source.steps is None and number == SEQUENCES and self._evaluator.vocab_md5 == VOCAB_MD5:
+            figures["initial_checkpoint"] = abs(result.accuracy - INITIAL) <= TOLERANCE
+        return source, figures
+
+
+class Table:
+    """Prints a line a checkpoint, as text or as JSON."""
+
+    def __init__(self, as_json: bool, whole_paths: bool) -> None:
+        """whole_paths: checkpoints of several runs have the same names."""
+        self.as_json, self.whole_paths, self.width = as_json, whole_paths, 0
+
+    def add(self, figures: Mapping[str, Any]) -> None:
+        """Prints one checkpoint's line, and the heading before the first."""
+        if self.as_json:
+            print(json.dumps(figures), flush=True)
+            return
+        path = figures["checkpoint"]
+        name = path if self.whole_paths else Path(path).name
+        if not self.width:
+            self.width = max(len(name), 10)
+            titles = ("accuracy", "mlm loss", "nsp loss", "nsp accuracy", "sequences/s")
+            print(f"{'checkpoint':<{self.width}}  {'steps':>9}  " + "  ".join(f"{title:>12}" for title in titles))
+        steps = "-" if figures["steps"] is None else f"{figures['steps']:,}"
+        cells = "  ".join(f"{figures[column]:>12.5f}" for column in _COLUMNS)
+        print(f"{name:<{self.width}}  {steps:>9}  {cells}  {figures['sequences_per_second']:>12.1f}", flush=True)
+        if "initial_checkpoint" in figures:
+            verdict = "met" if figures["initial_checkpoint"] else "not met: these are not the benchmark's weights"
+            print(f"{INITIAL} +- {TOLERANCE} is expected of the benchmark's initial checkpoint: {verdict}", flush=True)
+
+
+def watch(path: Path, judge: Judge, table: Table, target: float) -> None:
+    """Evaluates checkpoints as they appear, the newest first, until one is the last of its run or reaches the target.
+
+    A checkpoint that its run removes before its turn is left out.
+    """
+    seen: set[Path] = set()
+    while True:
+        waiting = [found for found in trained.find(path) if found not in seen]
+        if not waiting:
+            time.sleep(POLL_SECONDS)
+            continue
+        seen.add(waiting[-1])
+        try:
+            source, figures = judge(waiting[-1])
+        except ConfigError:
+            if waiting[-1].exists():
+                raise
+            continue
+        table.add(figures)
+        if source.ended or 0 < target <= figures["accuracy"]:
+            word = "the run is over" if source.ended else f"the target {target} is reached"
+            print(f"{word}: {source.path}", file=sys.stderr)
+            return
+
+
+def main(arguments: list[str], environ: Mapping[str, str]) -> int:
+    """Command line; its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bert evaluate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a checkpoint, a folder of them, or a run")
+    parser.add_argument("--watch", action="store_true", help="follow a run that is still training")
+    parser.add_argument("--samples", type=int, help="sequences to evaluate on (default: NUM_EVAL_EXAMPLES, or all)")
+    parser.add_argument("--json", action="store_true", help="a JSON object for each checkpoint")
+    parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, where nothing else tells it")
+    options = parser.parse_args(arguments)
+    try:
+        config = from_env(Config, environ)
+        given = environ.get("NUM_EVAL_EXAMPLES", "").strip()
+        samples = options.samples or (config.evaluate.num_examples if given else None)
+        if samples is not None and samples < 1:
+            raise ConfigError(f"--samples {samples}: expected at least 1")
+        judge, table = Judge(config, samples, options.bert_config), Table(options.json, len(options.paths) > 1)
+        if options.watch:
+            target = config.evaluate.target if environ.get("TARGET_MLM_ACCURACY", "").strip() else 0.0
+            if len(options.paths) > 1:
+                raise ConfigError("--watch follows one run: give one PATH")
+            watch(options.paths[0], judge, table, target)
+            return 0
+        for place in options.paths:
+            for path in trained.find(place) or [trained.newest(place)]:
+                table.add(judge(path)[1])
+    except (ConfigError, DataError) as error:
+        print(f"bert evaluate: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

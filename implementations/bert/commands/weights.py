@@ -1,0 +1,147 @@
+"""Trained weights, wherever they are: in the folder of a run, among its checkpoints, or in the Hub's layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bert.checkpoint import huggingface as hub
+from bert.checkpoint import weights as checkpoint
+from bert.core.dist import World
+from bert.core.env import ConfigError
+from bert.core.files import damage
+from bert.kernels import choice as kernel_choice
+from bert.kernels import select
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.training.config import Hardware
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Hardware):
+    """Where a command computes; the trainer's variables (DEVICE, PRECISION, ...) say."""
+
+    @property
+    def uses_graph(self) -> bool:
+        """Whether CUDA graphs are used: batches of different sizes cannot."""
+        return False
+
+    def model(self, shape: BertConfig, world: World) -> BertForPreTraining:
+        """A model for inference on this device, its weights still to be loaded."""
+        self.dist.check()
+        self.precision.check(self.device)
+        choice, _ = kernel_choice.choose(self, world)
+        model = BertForPreTraining(shape, select(choice, self.device))
+        return model.to(self.device, self.numerics.dtype).eval()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """One file of weights, or the index of one in shards, and what is known of it.
+
+    steps, samples: trained, None where unknown; ended: the run was over; vocab_md5: "" where unknown.
+    """
+
+    path: Path
+    shape: BertConfig
+    steps: int | None = None
+    samples: int | None = None
+    ended: bool = False
+    vocab_md5: str = ""
+
+
+def find(path: Path) -> list[Path]:
+    """The files of weights that a path stands for, oldest first; none in a folder that has none yet.
+
+    A run's folder stands for its checkpoints, that of run_pretraining.sh for those of its latest phase, a folder of the
+    Hub's layout for its weights. Raises ConfigError where there is nothing of the name.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such file or folder: name a checkpoint, a folder of them, or a run")
+    for folder in (path, path / "phase2" / "checkpoints", path / "checkpoints", path / "phase1" / "checkpoints"):
+        if found := checkpoint.saved(folder):
+            return found
+    elsewhere = _settings(path).get("checkpoint", {}).get("directory")
+    if elsewhere and (found := checkpoint.saved(Path(elsewhere))):
+        return found
+    weights = hub.weights_in(path)
+    return [weights] if weights else []
+
+
+def newest(path: Path) -> Path:
+    """The newest of them. Raises ConfigError where there are none."""
+    found = find(path)
+    if not found:
+        raise ConfigError(f"{path}: no step_* and no model.safetensors in it: name a checkpoint, or a run's folder")
+    return found[-1]
+
+
+def describe(path: Path, bert_config: Path | None = None) -> Trained:
+    """What is known of a file of weights: by itself, or by ``bert_config`` or the description beside it.
+
+    Raises ConfigError for a file that cannot be read, and where nothing tells the model's shape.
+    """
+    said: Mapping[str, Any] = {}
+    if checkpoint.is_ours(path):
+        try:
+            said = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # a damaged file has many errors
+            raise ConfigError(f"{checkpoint.place(path)}: not a readable checkpoint ({damage(error)})") from None
+    beside = bert_config or hub.config_beside(path)
+    if bert_config is None and "bert_config" in said:
+        try:
+            shape = BertConfig(**said["bert_config"])
+        except (ConfigError, TypeError) as error:  # a key of another version
+            raise ConfigError(f"{checkpoint.place(path)}: bert_config: {error}") from None
+    elif beside is not None:
+        shape = BertConfig.from_json(beside)
+    else:
+        raise ConfigError(f"{path}: nothing says of which model it is: give its bert_config.json by --bert-config")
+    return Trained(
+        path=path, shape=shape, steps=said.get("step"), samples=said.get("samples"), ended=said.get("ended", False),
+        vocab_md5=said.get("vocab_md5", ""),
+    )  # fmt: skip
+
+
+def load(trained: Trained, model: BertForPreTraining) -> None:
+    """Copies the weights into a model of their shape. Raises ConfigError where they do not fit, or lack a head."""
+    try:
+        checkpoint.load_weights(model, trained.path)
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("INIT_CHECKPOINT=").replace("BERT_CONFIG", "its config")) from None
+
+
+def vocabulary(trained: Trained, given: Path | None = None) -> Path:
+    """The weights' vocab.txt: the one ``given``, beside them, or where the run's settings say.
+
+    Raises ConfigError where it is not found, or is not the one that they were trained with.
+    """
+    path = checkpoint.place(trained.path)
+    near = [path.parent, *list(path.resolve().parents)[1:3]]
+    places = [given] if given else [folder / "vocab.txt" for folder in near]
+    if given is None:
+        for settings in map(_settings, near):
+            phase1, config = settings.get("phase1"), settings.get("bert_config")
+            places += [Path(phase1) / "vocab.txt"] if phase1 else []
+            places += [Path(config).parent / "vocab.txt"] if config else []
+    for place in places:
+        if place.is_file() or given:
+            hub.check_vocabulary(place, trained.shape, trained.vocab_md5)
+            return place
+    raise ConfigError(f"{trained.path}: its vocab.txt is not found: give it by --vocab")
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """config.json of a run's folder; of any other, nothing."""
+    try:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) and isinstance(settings.get("checkpoint"), dict) else {}

@@ -1,0 +1,1 @@
+"""Below everything: settings, ranks, files, the end of a process."""

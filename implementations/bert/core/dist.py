@@ -1,0 +1,252 @@
+"""Processes and devices: one process a GPU (or a CPU rank), joined by torch.distributed."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+from bert.core.env import ConfigError, env
+
+# PyTorch 2.13 gave them new names.
+_REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+_ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+
+
+POLL_SECONDS = 1e-4
+
+
+class HangError(RuntimeError):
+    """The ranks no longer get on. The message is for the user."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Where this process stands among the others. torchrun or run_and_time.sh exports the rank variables."""
+
+    rank: int = env("RANK", 0, at_least=0, doc="number of this process; set by the launcher")
+    local_rank: int = env("LOCAL_RANK", 0, at_least=0, doc="number of this process on its node; set by the launcher")
+    world_size: int = env("WORLD_SIZE", 1, at_least=1, doc="number of processes; set by the launcher")
+    device: str = env("DEVICE", "auto", choices=("auto", "cpu", "cuda"), doc="auto takes a GPU where there is one")
+    backend: str = env("BACKEND", "auto", choices=("auto", "nccl", "gloo"), doc="auto is nccl on GPUs, gloo on CPUs")
+    timeout_seconds: int = env(
+        "DIST_TIMEOUT", 600, at_least=1, doc="seconds before a collective that hangs is an error"
+    )
+    emulated_rank: int | None = env(
+        "EMULATE_RANK",
+        None,
+        at_least=0,
+        doc="this process alone is that rank of WORLD_SIZE: says what it holds, trains nothing (docs/large_models.md)",
+    )
+    num_threads: int = env("OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads per process; 0 leaves PyTorch's choice")
+
+    def check(self) -> None:
+        """Raises ConfigError for ranks or devices that cannot be."""
+        if self.rank >= self.world_size:
+            raise ConfigError(f"RANK={self.rank} with WORLD_SIZE={self.world_size}: a rank is below the world size")
+        if self.emulated_rank is not None and (self.rank or self.emulated_rank >= self.world_size):
+            raise ConfigError(
+                f"EMULATE_RANK={self.emulated_rank} with WORLD_SIZE={self.world_size}, RANK={self.rank}: start one "
+                "process, and export WORLD_SIZE, the ranks of the job, of which EMULATE_RANK is one"
+            )
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("DEVICE=cuda, and PyTorch finds no GPU here: set DEVICE=cpu, or check nvidia-smi")
+
+
+def pick_device(config: Config) -> torch.device:
+    """The device of this process by DEVICE and what the machine has."""
+    use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda", config.local_rank) if use_cuda else torch.device("cpu")
+
+
+def why_no_gpu() -> str:
+    """Why PyTorch sees no GPU here, in the driver's own words where it has some; empty where it sees one."""
+    if torch.cuda.is_available():
+        return ""
+    if not torch.backends.cuda.is_built():
+        return "PyTorch is built without CUDA"
+    try:
+        torch.cuda.init()
+    except Exception as error:  # whatever the driver or PyTorch raises
+        return " ".join(str(error).split())
+    return "torch.cuda.is_available() is False"
+
+
+# Groups that were left are kept. The last to let go of one would else be DDP's reducer, with Python's lock in its hand,
+# and gloo's destructor waits for its threads, of which one may wait for that lock to free a tensor.
+_left: list[distributed.ProcessGroup] = []
+
+
+class World:
+    """The joined processes of one run and this process's device.
+
+    Used as a context manager it leaves the process group on the way out. With one process no group is made and every
+    collective is the identity.
+    """
+
+    def __init__(self, config: Config, store: distributed.Store | None = None) -> None:
+        """store: where the processes find each other; None: MASTER_ADDR and MASTER_PORT."""
+        self.rank, self.local_rank, self.size = config.rank, config.local_rank, config.world_size
+        self.device = pick_device(config)
+        self.timeout_seconds = config.timeout_seconds
+        use_cuda = self.device.type == "cuda"
+        if use_cuda:
+            if config.local_rank >= torch.cuda.device_count():
+                raise ConfigError(
+                    f"LOCAL_RANK={config.local_rank}, and this node shows {torch.cuda.device_count()} GPUs: "
+                    "lower DGXNGPU or check CUDA_VISIBLE_DEVICES"
+                )
+            torch.cuda.set_device(config.local_rank)
+        elif config.num_threads:
+            torch.set_num_threads(config.num_threads)
+        if self.size > 1:
+            backend = config.backend if config.backend != "auto" else ("nccl" if use_cuda else "gloo")
+            timeout = datetime.timedelta(seconds=config.timeout_seconds)
+            distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, exception_type: object, *_: object) -> None:
+        # After an error the peers may be gone: a clean shutdown would wait for them.
+        if self.size > 1 and exception_type is None:
+            if distributed.group.WORLD is not None:
+                _left.append(distributed.group.WORLD)
+            distributed.destroy_process_group()
+
+    @property
+    def whole_device(self) -> torch.device:
+        """Where weights and gradients are that every rank holds whole."""
+        return self.device
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0, the only one that logs."""
+        return self.rank == 0
+
+    def warm_up(self) -> None:
+        """Each kind of collective of a step, once and small: none of them connects ranks later. A collective."""
+        numbers = torch.ones(self.size, device=self.device)
+        self.sum(numbers.clone())
+        self.max(numbers.clone())
+        for work in (self.reduce_scatter(numbers[:1], numbers.clone()), self.all_gather(numbers.clone(), numbers[:1])):
+            if work is not None:
+                work.wait()
+        self.broadcast_int(0)
+        self.barrier()
+
+    def wait_for(self, event: torch.cuda.Event) -> None:
+        """Waits for the device to reach the event. Raises HangError after DIST_TIMEOUT.
+
+        NCCL's watchdog does not watch collectives inside CUDA graphs, so a peer that is gone would never be noticed.
+        """
+        deadline = time.monotonic() + self.timeout_seconds
+        while not event.query():
+            if time.monotonic() > deadline:
+                raise HangError(
+                    f"rank {self.rank}: the GPU did not finish a step within DIST_TIMEOUT={self.timeout_seconds} s; "
+                    "another rank is gone or hangs"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def barrier(self) -> None:
+        """Waits for every process, and on a GPU for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        if self.size > 1:
+            distributed.barrier()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sums a tensor over all processes, in place."""
+        if self.size > 1:
+            distributed.all_reduce(values)
+        return values
+
+    def max(self, values: Tensor) -> Tensor:
+        """The largest of all processes' values, element by element, in place."""
+        if self.size > 1:
+            distributed.all_reduce(values, op=distributed.ReduceOp.MAX)
+        return values
+
+    def reduce_scatter(self, shard: Tensor, whole: Tensor) -> distributed.Work | None:
+        """Starts to average ``whole`` [size x n] over all processes; each gets its n elements in ``shard``.
+
+        The order of operations is NCCL's own for an average, on every backend: each process divides, then they add.
+        ``whole`` may be overwritten. Returns what to wait for, or None where there is nothing to do.
+        """
+        if self.size == 1:
+            return None
+        operation = distributed.ReduceOp.SUM
+        if distributed.get_backend() == "nccl":
+            operation = distributed.ReduceOp.AVG
+        else:
+            whole.div_(self.size)
+        return _REDUCE_SCATTER(shard, whole, op=operation, async_op=True)
+
+    def all_gather(self, whole: Tensor, shard: Tensor) -> distributed.Work | None:
+        """Starts to collect the ``shard`` of every process, in rank order, in ``whole``; what to wait for, or None."""
+        return _ALL_GATHER(whole, shard, async_op=True) if self.size > 1 else None
+
+    def broadcast_int(self, value: int) -> int:
+        """The value of rank 0 (any 63-bit integer) on every process."""
+        tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
+        if self.size > 1:
+            distributed.broadcast(tensor, 0)
+        return int(tensor.item())
+
+    def any(self, flag: bool) -> bool:
+        """True on every process when it is true on one."""
+        return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0)
+
+
+class EmulatedWorld(World):
+    """One rank of a world whose others are not there, to see what it holds and what its step takes.
+
+    It takes every other rank for one with the same numbers. PyTorch's own group of that kind is private to its tests;
+    all collectives of a sharded optimizer pass through here.
+
+    whole_device: where what every rank holds whole is; the meta device, which has no numbers, where no other has room.
+    """
+
+    def __init__(self, size: int, rank: int, device: torch.device, whole_device: torch.device) -> None:
+        super().__init__(Config(device="cpu"))
+        self.size, self.rank, self.device, self._whole_device = size, rank, device, whole_device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody else is there to part from."""
+
+    @property
+    def whole_device(self) -> torch.device:
+        """See World."""
+        return self._whole_device
+
+    def barrier(self) -> None:
+        """See World."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The values of this rank: all that is known."""
+        return values
+
+    def max(self, values: Tensor) -> Tensor:
+        """See World."""
+        return values
+
+    def reduce_scatter(self, shard: Tensor, whole: Tensor) -> None:
+        """See World: the average of equals."""
+        if not whole.is_meta:
+            shard.copy_(whole.view(self.size, -1)[self.rank])
+
+    def all_gather(self, whole: Tensor, shard: Tensor) -> None:
+        """See World."""
+        if not whole.is_meta:
+            whole.view(self.size, -1).copy_(shard)
+
+    def broadcast_int(self, value: int) -> int:
+        """See World."""
+        return value

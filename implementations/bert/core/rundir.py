@@ -1,0 +1,107 @@
+"""The folder of a run: its configuration, environment and, after a failure, the reason in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bert.core.env import env
+from bert.core.files import whole_file
+
+_PACKAGES = ("triton", "numpy", "h5py", "mlperf-logging")  # besides torch, whose metadata lack the build (+cu130)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Where a run's files go. The launch scripts set both."""
+
+    run_dir: Path | None = env("RUN_DIR", None, doc="folder of this run's files; unset writes none")
+    trial: int = env("TRIAL", 0, at_least=0, doc="number of this run in its folder: result_<TRIAL>.txt")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_description(config: Config, tree: Any, derived: dict[str, Any]) -> None:
+    """Writes config.json (every setting of the run, and what follows from them) and environment.json (the machine)."""
+    if config.run_dir is None:
+        return
+    settings = dataclasses.asdict(tree) | derived
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    write_text(config.run_dir / "config.json", json.dumps(settings, indent=2, default=str) + "\n")
+    write_text(config.run_dir / "environment.json", json.dumps(environment(), indent=2) + "\n")
+
+
+def add_to_environment(config: Config, facts: dict[str, Any]) -> None:
+    """Adds what became known after write_description, such as the attention backend, to environment.json."""
+    if config.run_dir is None:
+        return
+    path = config.run_dir / "environment.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(known | facts, indent=2) + "\n")
+
+
+def write_error(config: Config, reason: str) -> None:
+    """Leaves the reason of a failure for the launcher; the first one stands."""
+    if config.run_dir is None:
+        return
+    try:
+        config.run_dir.mkdir(parents=True, exist_ok=True)
+        with open(config.run_dir / f"error_{config.trial}.txt", "x", encoding="utf-8") as file:
+            file.write(reason + "\n")
+    except OSError:
+        pass  # The reason is on stderr as well; a full disk must not hide it behind a second error.
+
+
+def fail(config: Config, program: str, reason: str, status: int) -> int:
+    """Says in one line on stderr, and in RUN_DIR for the launcher, why ``program`` fails; returns the exit status."""
+    reason = " ".join(reason.split())
+    write_error(config, reason)
+    print(f"{program}: error: {reason}", file=sys.stderr, flush=True)
+    return status
+
+
+def environment() -> dict[str, Any]:
+    """Host, devices, versions and the commit of the code."""
+    cuda = torch.cuda.is_available()
+    return {
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+        "python": platform.python_version(),
+        "packages": {"torch": torch.__version__, **{name: _version(name) for name in _PACKAGES}},
+        "git_commit": _git_commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,123 @@
+"""DeepSpeed's checkpoints, DEEPSPEED_CHECKPOINTS=1: a folder deepspeed_<step> in CHECKPOINT_DIR, a shard a rank.
+
+Its engine writes the files that DeepSpeed's users know (``latest``, ``zero_to_fp32.py``, ``*_optim_states.pt``). Beside
+them lies bert.pt: what a run needs to go on, and which part of which parameter lies where in the shards. With it they
+are read by name, for any number of ranks, stage and engine; a tensor is put together when it is asked for.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+from bert.checkpoint.sharded import WholeTensors
+from bert.core.env import ConfigError
+from bert.core.files import damage, name_folder, sync, whole_file
+from bert.deepspeed.partitions import MASTERS, STEPS
+from bert.deepspeed.step import DeepSpeedStep, load
+from bert.training.stop import TrainingError
+
+INDEX = "bert.pt"
+
+
+def folder_of(step: int) -> str:
+    """The name of the folder of a step."""
+    return f"deepspeed_{step:010d}"
+
+
+def folders(directory: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(path.parent for path in directory.glob(f"deepspeed_*/{INDEX}"))
+
+
+def save(trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: dict[str, Any]) -> None:
+    """Writes the folder of ``step`` whole or not at all, then removes all but the newest ``keep``. A collective.
+
+    facts: what else a run needs to go on. Raises TrainingError where it cannot be written.
+    """
+    try:
+        _save(trained, directory, keep, step, facts)
+    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+        reason = " ".join(str(error).split())[:500]
+        raise TrainingError(
+            f"the checkpoint of step {step} cannot be written to {directory}: {reason}; RESUME=1 continues from the "
+            "one before"
+        ) from error
+
+
+def _save(trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: dict[str, Any]) -> None:
+    state, main = trained.optimizer, trained.world.is_main
+    partial = f".{folder_of(step)}.partial"
+    if main:
+        for left_over in directory.glob(".deepspeed_*.partial"):  # of a run that was killed
+            shutil.rmtree(left_over, ignore_errors=True)
+    trained.world.barrier()
+    trained.engine.save_checkpoint(str(directory), tag=partial, save_latest=False)
+    mine = [[tuple(vars(segment).values()) for segment in shard.segments] for shard in state.update.shards()]
+    segments: list[Any] = [None] * trained.world.size
+    distributed.all_gather_object(segments, mine)
+    if main:
+        index = {
+            "segments": segments, "shapes": {name: tuple(shape) for name, shape in state.shapes.items()},
+            "parts": state.update.parts(), "num_steps": state.update.num_steps, "scaler": trained.scaler.state_dict(),
+        }  # fmt: skip
+        torch.save({**facts, **index}, directory / partial / INDEX)
+        _publish(directory, partial, folder_of(step))
+        for old in folders(directory)[:-keep]:
+            shutil.rmtree(old)
+    trained.world.barrier()
+
+
+def _publish(directory: Path, partial: str, name: str) -> None:
+    """Every byte is on the disk before the folder has its name, and DeepSpeed's ``latest`` says it."""
+    for path in [*(directory / partial).iterdir(), directory / partial]:
+        sync(path)
+    name_folder(directory / partial, directory / name)
+    with whole_file(directory / "latest") as latest:
+        latest.write_text(name, encoding="utf-8")
+
+
+def read(folder: Path, instead: str = "give another") -> dict[str, Any]:
+    """The state as in a step_*.pt of ours; its tensors are mappings that read when asked.
+
+    Raises ConfigError for a damaged one; instead: what to do then.
+    """
+    load(f"{folder} is a checkpoint of DeepSpeed's")
+    try:
+        index = torch.load(folder / INDEX, map_location="cpu", weights_only=True)
+        shards = [_shard(folder, rank) for rank in range(len(index["segments"]))]
+    except Exception as error:  # each kind of damage has its own
+        raise ConfigError(f"{folder}: damaged checkpoint ({damage(error)}): {instead}") from None
+    names = list(index["shapes"])
+    optimizer: dict[str, Any] = {"num_steps": index["num_steps"]}
+    for part in index["parts"]:
+        spans = (
+            (names[number], start, flat[begin : begin + size])
+            for flats, partitions in zip(shards, index["segments"], strict=True)
+            for flat, segments in zip(flats[part], partitions, strict=True)
+            for number, begin, size, start in segments
+        )
+        optimizer[part] = WholeTensors(index["shapes"], spans)
+    own = {"segments", "shapes", "parts", "num_steps"}
+    facts = {key: value for key, value in index.items() if key not in own}
+    return {**facts, "optimizer": optimizer, "model": optimizer[MASTERS]}
+
+
+def _shard(folder: Path, rank: int) -> dict[str, list[Tensor]]:
+    """Masters and states of a rank, a flat tensor a partition."""
+    (path,) = folder.glob(f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    # DeepSpeed pickles objects of its own, so weights_only will not do: such a file is to be trusted as code is.
+    saved = torch.load(path, map_location="cpu", weights_only=False, mmap=True)["optimizer_state_dict"]
+    masters = saved["fp32_flat_groups"] if "fp32_flat_groups" in saved else saved["single_partition_of_fp32_groups"]
+    states = saved["optimizer_state_dict" if "fp32_flat_groups" in saved else "base_optimizer_state"]["state"]
+    found = {MASTERS: [master.detach() for master in masters]}
+    for number in sorted(states):
+        for name, flat in states[number].items():
+            if name != STEPS:
+                found.setdefault(name, []).append(flat)
+    return found

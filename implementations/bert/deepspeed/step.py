@@ -1,0 +1,196 @@
+"""The training step with DeepSpeed as the engine: its ZeRO stages and offload; our losses, rules, rates and seeds."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+import logging
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor, nn
+
+from bert.core.dist import World
+from bert.core.env import ConfigError, announce
+from bert.data.batch import Batch
+from bert.deepspeed.partitions import ZeroRule, partitions_of
+from bert.deepspeed.state import ZeroState
+from bert.kernels.precision import LossScaler, Precision
+from bert.model.init import Piece
+from bert.model.trainable import Trainable
+from bert.optim import Config as OptimizerConfig
+from bert.training.step import StepResult
+
+
+def load(asked_by: str = "ENGINE=deepspeed") -> Any:
+    """The package. Raises ConfigError, with what asks for it, where it is not installed."""
+    if not torch.cuda.is_available():
+        announce("DS_ACCELERATOR", "cpu")  # else it warns that it has chosen so
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise ConfigError(f"{asked_by}: {error}: pip install -r requirements/deepspeed.txt, or do without it") from None
+    deepspeed.utils.logger.setLevel(logging.WARNING)
+    # Its warning of an optimizer that it does not know: ours is tested with every stage.
+    deepspeed.utils.logger.addFilter(lambda record: "untested optimizer" not in record.getMessage())
+    # It calls collectives by names that PyTorch 2.13 warns of, at every step.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    return deepspeed
+
+
+def _choose_device(deepspeed: Any, world: World) -> None:
+    """DEVICE decides, not what DeepSpeed finds; and its collectives are those of our process group."""
+    from deepspeed.accelerator import set_accelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    if world.device.type == "cpu":
+        set_accelerator(CPU_Accelerator())
+    # An all-reduce through shared memory that DeepSpeed would compile here, minutes on a busy machine, and one that was
+    # killed meanwhile leaves a lock on which every later run waits for ever. gloo does the same.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    announce("LOCAL_RANK", str(world.local_rank))  # DeepSpeed will not start without; srun and a bare shell set none
+    if not distributed.is_initialized():  # one rank: DeepSpeed wants a group all the same
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False)
+
+
+def check_fp16(deepspeed: Any, device: torch.device) -> None:
+    """Raises ConfigError where DeepSpeed does not compute in fp16 on ``device``; on CPUs that depends on the model."""
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    accelerator = CPU_Accelerator() if device.type == "cpu" else deepspeed.accelerator.get_accelerator()
+    if not accelerator.is_fp16_supported():
+        raise ConfigError(
+            f"ENGINE=deepspeed and PRECISION=fp16: DeepSpeed finds no fp16 on this {device.type.upper()}: set bf16 or "
+            "fp32, in the JSON too"
+        )
+
+
+def _without_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy of the model on the meta device."""
+    empty = {id(p): nn.Parameter(torch.empty_like(p, device="meta", dtype=dtype)) for p in model.parameters()}
+    return copy.deepcopy(model, dict(empty))
+
+
+@torch.no_grad()
+def place(
+    named: Mapping[str, nn.Parameter],
+    pieces: Iterable[Piece],
+    device: torch.device,
+    then: Callable[[nn.Parameter], None] | None,
+) -> None:
+    """Gives each parameter its numbers, on the device, and hands it on. The pieces of each come one after the other."""
+    placed = set()
+    for name, some in itertools.groupby(pieces, key=lambda piece: piece.name):
+        parameter = named[name]
+        whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
+        for _, start, values in some:
+            whole.view(-1)[start : start + len(values)].copy_(values)
+        parameter.data = whole
+        placed.add(name)
+        if then is not None:
+            then(parameter)
+    assert placed == named.keys()
+
+
+def _divider(deepspeed: Any, settings: dict[str, Any]) -> Callable[[nn.Parameter], None]:
+    """What leaves a rank its part of a parameter, as stage 3 of these settings would: a collective each time."""
+    init = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=settings)
+    return lambda parameter: init._convert_to_zero_parameters([parameter])
+
+
+class DeepSpeedStep:
+    """Callable training step over micro-batches, as bert.training.step.Step, run by a DeepSpeed engine."""
+
+    def __init__(
+        self,
+        model: Trainable,
+        precision: Precision,
+        optimizer: OptimizerConfig,
+        world: World,
+        settings: dict[str, Any],
+        weights: Iterator[Piece],
+        masters: Callable[[], Iterator[Piece]],
+    ) -> None:
+        """A collective.
+
+        ``model`` has shapes and the dtype of ``precision``, and no numbers of its own (bert.model.init.hollow): weights
+        brings them, a parameter after the other, of which in stage 3 one alone is whole at a time. masters brings them
+        once more, for fp32 masters. settings: DeepSpeed's, complete.
+        """
+        deepspeed = load()
+        _choose_device(deepspeed, world)
+        precision.apply()
+        self.world = world
+        # Decides over the loss scale. DeepSpeed's own dynamic one changes it before stage 3 has divided by it.
+        self.scaler = LossScaler(precision, world.device)
+        named = dict(model.named_parameters())
+        stage = int(settings["zero_optimization"]["stage"])
+        self.spare = _without_weights(model, precision.dtype) if stage == 3 else None  # for ``whole``
+        shapes = {name: parameter.shape for name, parameter in named.items()}
+        update = ZeroRule(named.values(), optimizer.rule, world)
+        place(named, weights, world.device, _divider(deepspeed, settings) if stage == 3 else None)
+        self.engine, zero, _, _ = deepspeed.initialize(
+            model=model, optimizer=update, config=settings, dist_init_required=False
+        )
+        partitions = partitions_of(zero, list(named.values()), world.rank)
+        self.optimizer = ZeroState(zero, update, shapes, world)
+        if precision.is_low:  # DeepSpeed took its masters from the weights after the cast
+            self.optimizer.begin(partitions, masters())
+        update.bind(list(named), partitions)
+
+    def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
+        """Trains on the micro-batches; their gradients are averaged."""
+        assert len(batches) == self.engine.gradient_accumulation_steps()
+        self.optimizer.set_rate(lr)
+        totals: list[Tensor] = []
+        for batch in batches:
+            losses = self.engine(batch.to(self.world.device))
+            self.engine.backward(functools.reduce(operator.add, losses))
+            self.engine.step()
+            totals = totals or [torch.zeros((), device=self.world.device) for _ in losses]
+            for total, loss in zip(totals, losses, strict=True):
+                total.add_(loss.detach(), alpha=1 / len(batches))
+        norm = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.world.device).float()
+        finite = torch.isfinite(norm)
+        if self.scaler.enabled:
+            self.scaler.update(finite)
+            self.optimizer.set_loss_scale(self.scaler.scale)
+            if not finite:
+                self.optimizer.gather_persistent()
+        return StepResult(losses._make(totals), norm, finite)
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[Any]:
+        """The model with all its weights on every rank, for evaluation. A collective.
+
+        Stage 3: a copy, whose memory is free again afterwards. The trained model gathers its layers on all ranks
+        together, and ranks may have unequal numbers of evaluation batches.
+        """
+        if self.spare is None:
+            yield self.engine.module
+            return
+        whole = self.spare.to_empty(device=self.world.device)
+        with torch.no_grad():
+            for source, target in zip(self.engine.module.parameters(), whole.parameters(), strict=True):
+                with load().zero.GatheredParameters([source]):
+                    target.copy_(source)
+        yield whole
+        self.spare = whole.to("meta")
+
+    def state_dict(self) -> dict[str, Any]:
+        """As bert.training.step.Step's. A collective."""
+        return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores ``state_dict()``, or that of bert.training.step.Step. A collective."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        if self.scaler.enabled:
+            self.optimizer.set_loss_scale(self.scaler.scale)

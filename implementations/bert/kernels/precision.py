@@ -1,0 +1,190 @@
+"""Numeric precision: what the weights are computed in, and the loss scale that fp16 needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bert.core.env import ConfigError, env
+from bert.kernels.fp8 import Recipe
+
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Weights and activations are of this precision; the optimizer keeps fp32 masters."""
+
+    precision: str = env(
+        "PRECISION",
+        "auto",
+        choices=("auto", *DTYPES),
+        doc="auto is bf16 on a GPU, fp16 on one below compute capability 8.0, fp32 on a CPU; fp8 is bf16 with QKV and "
+        "feed-forward products in fp8; tf32 is fp32 with matrix products in tf32",
+    )
+    init_loss_scale: float = env("INIT_LOSS_SCALE", 65536.0, above=0, doc="first loss scale of fp16")
+    loss_scale: float = env("LOSS_SCALE", 0.0, at_least=0, doc="constant loss scale of fp16; 0: found while training")
+    growth_interval: int = env("LOSS_SCALE_GROWTH", 2000, at_least=1, doc="good fp16 steps before the scale doubles")
+    fp8_recipe: str = env(
+        "FP8_RECIPE",
+        "delayed",
+        choices=("delayed", "current"),
+        doc="fp8 scales from the step before, or from the tensor itself (one more pass over it)",
+    )
+    fp8_fast_sums: str = env(
+        "FP8_FAST_SUMS",
+        "forward",
+        choices=("forward", "all"),
+        doc="passes whose fp8 products let the tensor cores keep partial sums at lower precision, which is faster",
+    )
+    fp8_output_projection: bool = env(
+        "FP8_OUTPUT_PROJECTION", False, doc="1: attention's output projection is done in fp8 as well"
+    )
+    fp8_evaluation: bool = env(
+        "FP8_EVALUATION",
+        True,
+        doc="the evaluations of pretraining in fp8, after the first step, do in fp8 what training does; 0: in bf16",
+    )
+
+    def check(self, device: torch.device) -> None:
+        """Raises ConfigError where the hardware has no such precision."""
+        if self.precision == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+            raise ConfigError("PRECISION=fp8 needs compute capability 8.9 (Ada, Hopper) or later: use bf16")
+        if self.precision == "tf32" and (device.type != "cuda" or not _is_ampere(device)):
+            raise ConfigError("PRECISION=tf32 needs a GPU of compute capability 8.0 (Ampere) or later: use fp32")
+        if self.loss_scale and not self.resolve(device).scales_loss:
+            raise ConfigError(f"LOSS_SCALE={self.loss_scale:g} is for fp16: set PRECISION=fp16, or leave it unset")
+
+    def _recipe(self) -> Recipe:
+        return Recipe(
+            scales=self.fp8_recipe,
+            fast_backward=self.fp8_fast_sums == "all",
+            output_projection=self.fp8_output_projection,
+            evaluation=self.fp8_evaluation,
+        )
+
+    def resolve(self, device: torch.device) -> Precision:
+        """What these settings come to on ``device``: the one place where that is decided."""
+        name = settle(self.precision, device)
+        dtype = DTYPES[name]
+        return Precision(
+            dtype=dtype,
+            fp8=self._recipe() if name == "fp8" else None,
+            tf32=name == "tf32",
+            init_loss_scale=(self.loss_scale or self.init_loss_scale) if dtype == torch.float16 else None,
+            constant_loss_scale=self.loss_scale > 0,
+            growth_interval=self.growth_interval,
+        )
+
+
+def settle(name: str, device: torch.device) -> str:
+    """PRECISION=name with ``auto`` as what it is on ``device``."""
+    if name != "auto":
+        return name
+    return "fp32" if device.type != "cuda" else "bf16" if _is_ampere(device) else "fp16"
+
+
+def _is_ampere(device: torch.device) -> bool:
+    """Whether the hardware has matrix products in bf16 and tf32: Ampere and later, not V100 and T4."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """The numeric precision of a run on its device.
+
+    dtype: of weights and activations; tf32: whether products of fp32 matrices are; fp8: None without products
+    in fp8; init_loss_scale: None without loss scaling; constant_loss_scale: it stays as it is.
+    """
+
+    dtype: torch.dtype
+    tf32: bool = False
+    fp8: Recipe | None = None
+    init_loss_scale: float | None = None
+    constant_loss_scale: bool = False
+    growth_interval: int = 2000
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether a step whose gradient overflows is skipped, and tried again with a smaller loss scale."""
+        return self.init_loss_scale is not None
+
+    def apply(self) -> None:
+        """Lets cuBLAS multiply in tf32 where the run asks for it; else PyTorch's setting, or the image's, stands."""
+        if self.tf32:
+            torch.backends.cuda.matmul.allow_tf32 = True
+
+    @property
+    def is_low(self) -> bool:
+        """Whether weights have fewer bits than the optimizer's masters."""
+        return self.dtype in LOW_PRECISION
+
+
+def cast_with_masters(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor] | None:
+    """Casts the model's parameters in place; returns the fp32 ones by name, or None where it is fp32 already.
+
+    The masters come from before the cast, so that a checkpoint's full precision reaches the optimizer.
+    """
+    if dtype == torch.float32:
+        return None
+    masters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return masters
+
+
+class LossScaler:
+    """Loss scale, constant or halved when a gradient overflows (the step is then skipped), doubled after a quiet spell.
+
+    All of it is on the device, so that nobody waits to learn whether a step overflowed.
+    """
+
+    def __init__(self, precision: Precision, device: torch.device | None = None) -> None:
+        first = precision.init_loss_scale
+        self.enabled, self.constant = precision.scales_loss, precision.constant_loss_scale
+        self.scale = torch.tensor(1.0 if first is None else first, device=device)
+        self.growth_interval = precision.growth_interval
+        self.num_good_steps = torch.zeros((), dtype=torch.int64, device=device)
+        self.num_skipped_steps = torch.zeros((), dtype=torch.int64, device=device)
+
+    @torch.no_grad()
+    def update(self, finite: Tensor) -> None:
+        """Records whether the last step's gradients were finite (bool, 0-d)."""
+        if not self.enabled:
+            return
+        self.num_good_steps.add_(1).mul_(finite)
+        self.num_skipped_steps.add_(~finite)
+        if self.constant:
+            return
+        grow = self.num_good_steps == self.growth_interval
+        self.num_good_steps.mul_(~grow)
+        factor = torch.where(finite, torch.where(grow, 2.0, 1.0), 0.5)
+        self.scale.mul_(factor).clamp_(min=1.0)
+
+    def state_tensors(self) -> list[Tensor]:
+        """Every tensor that a step changes."""
+        return [self.scale, self.num_good_steps, self.num_skipped_steps]
+
+    def state_dict(self) -> dict[str, float]:
+        """What a resumed run needs."""
+        return {
+            "scale": float(self.scale),
+            "num_good_steps": int(self.num_good_steps),
+            "num_skipped_steps": int(self.num_skipped_steps),
+        }
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Restores ``state_dict()``."""
+        if not self.constant:
+            self.scale.fill_(state["scale"])
+        self.num_good_steps.fill_(int(state["num_good_steps"]))
+        self.num_skipped_steps.fill_(int(state["num_skipped_steps"]))

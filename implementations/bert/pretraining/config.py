@@ -1,0 +1,204 @@
+"""The Config tree of a run: the components' settings and the rules between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bert.checkpoint import huggingface as hub
+from bert.checkpoint import weights as checkpoint
+from bert.core import rundir
+from bert.core.env import ConfigError, env
+from bert.data import training
+from bert.deepspeed import settings as zero
+from bert.model.config import BertConfig, ModelFiles
+from bert.training import capture, evaluate, mlperf, observers, profile_steps, schedule
+from bert.training.config import Hardware
+
+MAX_SAMPLES = 14_000_000  # at which a run that has not reached its target gives up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ModelFiles, Hardware):
+    """Everything a run depends on."""
+
+    seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: from the system")
+    max_samples: int = env(
+        "MAX_SAMPLES_TERMINATION",
+        0,
+        at_least=0,
+        doc="stop after this many training samples; 0: 14,000,000 with a target, no limit without one",
+    )
+    steps_this_run: int = env(
+        "STEPS_THIS_RUN", 0, at_least=0, doc="steps after which this process saves and ends, RESUME=1 continues; 0: all"
+    )
+    log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
+    sustained_minutes: float = env(
+        "SUSTAINED_TRAINING_TIME", 0.0, at_least=0, doc="minutes from run_start to keep training for power meters"
+    )
+    warm_up: bool | None = env(
+        "WARMUP_RUN",
+        None,
+        doc="1 runs one untimed step before run_start, rolled back; unset: on GPUs. CUDA graphs always do",
+    )
+    rehearse: bool = env(
+        "REHEARSAL", False, doc="1 trains the start of a closed run, to hold it to the published ones (docs/review.md)"
+    )
+    rehearsal_samples: int = env("REHEARSAL_SAMPLES", 300_000, at_least=1, doc="training samples of a rehearsal")
+
+    data: training.Config
+    evaluate: evaluate.Config
+    schedule: schedule.Config
+    checkpoint: checkpoint.Config = field(default_factory=checkpoint.Config)
+    mlperf: mlperf.Config = field(default_factory=mlperf.Config)
+    run: rundir.Config = field(default_factory=rundir.Config)
+    observers: observers.Config = field(default_factory=observers.Config)
+    capture: capture.Config = field(default_factory=capture.Config)
+    profile: profile_steps.Config = field(default_factory=profile_steps.Config)
+    zero: zero.Config = field(default_factory=zero.Config)
+
+    def check(self) -> None:
+        """Raises ConfigError for settings that contradict each other, before anything starts."""
+        self.dist.check()
+        self.schedule.check()
+        self.checkpoint.check()
+        self.observers.check(self.run)
+        self.capture.check(self.run, self.uses_graph)
+        self.profile.check(self.run, min(self.max_steps, self.steps_this_run or self.max_steps))
+        if self.steps_this_run and self.checkpoint.directory is None:
+            raise ConfigError("STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from")
+        if self.checkpoint.shards and self.zero.is_deepspeed:
+            raise ConfigError(
+                "CHECKPOINT_SHARDS=1 writes our own engine's shards: with ENGINE=deepspeed set CHECKPOINT_SHARDS=0 "
+                "DEEPSPEED_CHECKPOINTS=1"
+            )
+        if self.checkpoint.shards and not self.optim.is_sharded(self.device):
+            raise ConfigError("CHECKPOINT_SHARDS=1 needs a sharded optimizer: set SHARD_OPTIMIZER=1")
+        self.zero.check(
+            self.optim,
+            self.numerics,
+            self.device,
+            {"CUDA_GRAPH=1": bool(self.graph.cuda_graph), "WARMUP_RUN=1": bool(self.warm_up)},
+        )
+        self._check_device()
+        if self.data.max_seq_length > self.model.max_position_embeddings:
+            raise ConfigError(
+                f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds max_position_embeddings "
+                f"{self.model.max_position_embeddings} of {self.bert_config_path}"
+            )
+        if not self.data.synthetic:
+            _ = self.data.source
+        if not self.data.synthetic and self.evaluate.evaldir is None and self.evaluates:
+            raise ConfigError("EVALDIR is not set: give the folder of the evaluation records")
+
+    def _check_device(self) -> None:
+        """Raises ConfigError for what this machine's device cannot do."""
+        self.check_device(
+            dropout=self.model.attention_probs_dropout_prob,
+            gradient_steps=self.data.gradient_steps,
+            uses_graph=self.uses_graph,
+        )
+
+    @property
+    def uses_graph(self) -> bool:
+        """Whether steps and evaluation run as CUDA graphs: as CUDA_GRAPH says, or where it pays and works.
+
+        Unpacked rows are half padding, which a graph would compute on.
+        """
+        if self.graph.cuda_graph is not None:
+            return self.graph.cuda_graph
+        if self.zero.is_deepspeed:
+            return False
+        device, fp32 = self.device, self.numerics.dtype == torch.float32
+        works = self.kernels.attention != "sdpa_loop" and not (fp32 and self.kernels.attention == "auto")
+        replicated = not self.optim.is_sharded(device) and self.dist.world_size > 1
+        works &= not self.recompute.layers or self.recomputes_in_graph
+        packed = self.data.packed or self.data.batching == "online"
+        return device.type == "cuda" and packed and works and not replicated
+
+    @property
+    def bert_config_path(self) -> Path:
+        """BERT_CONFIG; unset: the config.json beside an INIT_CHECKPOINT of the Hub's layout, else that of phase1."""
+        weights = self.checkpoint.init_checkpoint
+        if self.bert_config is None and weights is not None and weights.name in hub.WEIGHTS:
+            return hub.config_beside(weights) or super().bert_config_path
+        return super().bert_config_path
+
+    @property
+    def may_have_new_heads(self) -> bool:
+        """Whether INIT_CHECKPOINT may lack heads, which are drawn then. The closed division's has them."""
+        return self.mlperf.division == "open" and not self.checkpoint.init_optimizer
+
+    @cached_property
+    def model(self) -> BertConfig:
+        """The model's shape."""
+        return BertConfig.from_json(self.bert_config_path)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences of one optimizer step, nominally: rows x PACKING_FACTOR over all ranks."""
+        return self.data.rows_per_step * self.dist.world_size * self.data.packing_factor
+
+    @property
+    def max_steps(self) -> int:
+        """Steps after which the run gives up: MAX_STEPS, or sooner at MAX_SAMPLES_TERMINATION."""
+        most = self.schedule.max_steps * self.global_batch_size
+        samples = self.max_samples or (MAX_SAMPLES if self.evaluate.has_target else most)
+        return min(self.schedule.max_steps, -(-samples // self.global_batch_size))
+
+    @property
+    def evaluation_steps(self) -> set[int]:
+        """Steps after which the model is evaluated."""
+        samples = self.max_steps * self.global_batch_size
+        return evaluate.evaluation_steps(self.evaluate, self.global_batch_size, samples)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the model is evaluated at all."""
+        return self.evaluate.initial or bool(self.evaluation_steps)
+
+    def rehearsed(self) -> Config:
+        """The run that is trained: with REHEARSAL=1 the start of it, else the whole.
+
+        A rehearsal evaluates before the first step as well and ends after the evaluation at REHEARSAL_SAMPLES; its log
+        is of the open division, so that nobody takes it for a result. The learning rate stays: it depends on MAX_STEPS.
+        """
+        if not self.rehearse:
+            return self
+        every = self.evaluate.every_samples
+        if not every:
+            raise ConfigError("REHEARSAL=1 compares evaluations and there are none: set EVAL_ITER_SAMPLES")
+        start = self.evaluate.start_samples or every
+        intervals = max(0, -(-(self.rehearsal_samples - start) // every))
+        return dataclasses.replace(
+            self,
+            max_samples=min(self.max_samples or MAX_SAMPLES, start + intervals * every),
+            evaluate=dataclasses.replace(self.evaluate, initial=True),
+            mlperf=dataclasses.replace(self.mlperf, division="open"),
+        )
+
+    def hyperparameters(self, seed: int) -> dict[str, Any]:
+        """What the MLPerf log says of the run's settings, by MLLOG key."""
+        warmup_steps, start_warmup_step = self.schedule.warmup
+        return {
+            "seed": seed,
+            "global_batch_size": self.global_batch_size,
+            "d_batch_size": self.data.batch_size,
+            "gradient_accumulation_steps": self.data.gradient_steps,
+            "max_sequence_length": self.data.max_seq_length,
+            "max_predictions_per_seq": int(self.data.max_seq_length * 0.15),
+            "opt_base_learning_rate": self.schedule.lr,
+            "opt_learning_rate_training_steps": self.schedule.length,
+            "opt_learning_rate_warmup_steps": warmup_steps,
+            "num_warmup_steps": warmup_steps,
+            "start_warmup_step": start_warmup_step,
+            "opt_lamb_learning_rate_decay_poly_power": self.schedule.degree,
+            "opt_end_learning_rate": self.schedule.end_lr,
+            **self.optim.hyperparameters(),
+            "opt_gradient_clip_norm": self.optim.max_grad_norm,
+        }

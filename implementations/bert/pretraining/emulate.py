@@ -1,0 +1,132 @@
+"""``EMULATE_RANK=R WORLD_SIZE=W python -m bert``: one rank of a large job, alone, to see what it holds and takes.
+
+The rank is built as in the job, its shard with the job's first weights, and takes steps on made-up batches; what other
+ranks would send is its own (dist.EmulatedWorld), and nothing is trained. On a GPU all of it is there, and steps are
+timed, without the time of communication. On a CPU what every rank holds whole has shapes and no numbers, so that a
+host holds a rank of any job: forward and backward pass are counted operation by operation, and the shard is updated.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+
+import torch
+
+from bert.core.dist import EmulatedWorld
+from bert.core.env import ConfigError
+from bert.data.pretraining import PretrainingBatch
+from bert.optim.sharded import Sharded
+from bert.pretraining import memory
+from bert.pretraining.config import Config
+from bert.pretraining.peak import Peak
+from bert.pretraining.train import build, made_up_step, prepare
+from bert.training.step import Step
+
+META = torch.device("meta")
+TIMED_STEPS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Bytes of one rank: parts that stay; here: those of them with numbers; besides: at most, in a step.
+
+    milliseconds: of a step, None where it was not timed; resident: of this process, when built and at most.
+    """
+
+    parts: dict[str, int]
+    here: dict[str, int]
+    besides: int
+    milliseconds: float | None
+    resident: tuple[int, int]
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError for a run of which no rank can be emulated here."""
+    if config.zero.is_deepspeed or not config.optim.is_sharded(config.device):
+        raise ConfigError("EMULATE_RANK needs a sharded optimizer of ours: set SHARD_OPTIMIZER=1")
+    if config.capture.kinds or config.profile.steps:
+        raise ConfigError("EMULATE_RANK takes made-up steps and writes nothing: unset CAPTURE and PROFILE_STEPS")
+    if config.device.type == "cpu" and (config.numerics.fp8 or config.optim.clip == "before"):
+        raise ConfigError("EMULATE_RANK on a CPU has no gradients: set PRECISION=bf16 and CLIP=after, or use a GPU")
+
+
+def measure(config: Config) -> Held:
+    """Builds the rank and takes its steps."""
+    rank, device = config.dist.emulated_rank, config.device
+    assert rank is not None
+    on_gpu = device.type == "cuda"
+    if config.dist.num_threads and not on_gpu:
+        torch.set_num_threads(config.dist.num_threads)
+    world = EmulatedWorld(config.dist.world_size, rank, device, device if on_gpu else META)
+    model, step = build(config, world, config.seed or 0)
+    assert isinstance(step, Step)
+    assert isinstance(step.optimizer, Sharded)
+    parts = memory.held(step.optimizer)
+    here = memory.held(step.optimizer, with_numbers=True)
+    built, milliseconds = _resident(), None
+    if on_gpu:
+        take_step, _ = prepare(config, model, step, world)
+        batches = made_up_step(config, world)
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(TIMED_STEPS):
+            take_step(batches, 0.0)
+        torch.cuda.synchronize()
+        milliseconds = (time.perf_counter() - begin) / TIMED_STEPS * 1e3
+        most = torch.cuda.max_memory_allocated()
+    else:
+        batches = [shapes_of_a_batch(config)] * min(2, config.data.gradient_steps)
+        with Peak([*step.optimizer.state_tensors(), *memory.gradient_buffers(step.optimizer)]) as peak:
+            step.run(batches)
+        most = peak.most
+    return Held(
+        parts=parts, here=here, besides=most - sum(parts.values()), milliseconds=milliseconds,
+        resident=(built, _resident()),
+    )  # fmt: skip
+
+
+def shapes_of_a_batch(config: Config) -> PretrainingBatch:
+    """A micro-batch as large as any, of whole rows; on the meta device, but for where its sequences begin."""
+    room, length = config.data.capacity, config.data.max_seq_length
+    rows = room.tokens // length
+
+    def numbers(count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype, device=META)
+
+    return PretrainingBatch(
+        input_ids=numbers(room.tokens), segment_ids=numbers(room.tokens), position_ids=numbers(room.tokens),
+        cu_seqlens=torch.arange(0, room.tokens + 1, length, dtype=torch.int32), max_seqlen=length,
+        num_tokens=room.tokens, num_sequences=rows, num_masked=room.masked,
+        masked_positions=numbers(room.masked), masked_labels=numbers(room.masked, torch.int64),
+        next_sentence_labels=numbers(rows, torch.int64),
+    )  # fmt: skip
+
+
+def report(config: Config) -> str:
+    """What the rank holds, by part, beside what memory.py foresees. Raises ConfigError, see check()."""
+    check(config)
+    foreseen = memory.estimate(memory.Plan.of(config))
+    found = measure(config)
+    besides = {"activations": found.besides}
+    lines = [f"rank {config.dist.emulated_rank} of {config.dist.world_size}, {config.bert_config_path}, in GiB"]
+    lines.append(f"{'':<12} {'held':>8} {'of it here':>11} {'estimate':>9}")
+    for name, size in {**found.parts, **besides}.items():
+        lines.append(f"{name:<12} {_gib(size):>8} {_gib(found.here.get(name, 0)):>11} {_gib(foreseen[name]):>9}")
+    total = sum(found.parts.values()) + found.besides
+    lines.append(f"{'together':<12} {_gib(total):>8} {'':>11} {_gib(sum(foreseen.values())):>9}")
+    built, most = map(_gib, found.resident)
+    lines.append(f"this process was resident with {built} when built, {most} at most")
+    if found.milliseconds is not None:
+        lines.append(f"{found.milliseconds:.1f} ms a step, without communication")
+    return "\n".join(lines)
+
+
+def _gib(size: int) -> str:
+    return f"{size / memory.GIB:.2f}"
+
+
+def _resident() -> int:
+    """The most bytes of host memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

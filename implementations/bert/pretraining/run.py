@@ -1,0 +1,82 @@
+"""One rank of one run, from the environment to its exit status: checked (``--check``) or trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import traceback
+from collections.abc import Mapping
+
+from bert.core import rundir, variables
+from bert.core.dist import HangError, World, pick_device, why_no_gpu
+from bert.core.env import ConfigError, from_env
+from bert.core.start import StartClock
+from bert.data.records import DataError
+from bert.deepspeed.settings import merged
+from bert.pretraining import check, closed_division, emulate
+from bert.pretraining.config import Config
+from bert.pretraining.train import pretrain
+from bert.training.mlperf import MlperfLog
+from bert.training.stop import TrainingError
+
+SUCCESS, CRASHED, BAD_INPUT, NOT_REACHED = 0, 1, 2, 3
+
+
+def run(environ: Mapping[str, str], check_only: bool = False) -> int:
+    """Trains as ``environ`` says, or with ``check_only`` prints what would run; returns the exit status."""
+    run_config = rundir.Config()
+    try:
+        run_config = from_env(rundir.Config, environ)
+        variables.check_names(environ)
+        config = from_env(Config, merged(environ))
+        config.check()
+        starts = not check_only and config.dist.emulated_rank is None
+        closed_division.check(config, starts=starts)
+        if starts:
+            _check_gpu(config)
+        config = config.rehearsed()
+        if check_only:
+            print(check.report(config))
+            return SUCCESS
+        if config.dist.emulated_rank is not None:
+            print(emulate.report(config))
+            return SUCCESS
+        return _train(config)
+    except (ConfigError, DataError) as error:
+        return rundir.fail(run_config, "bert", str(error), BAD_INPUT)
+    except (TrainingError, HangError) as error:
+        return rundir.fail(run_config, "bert", str(error), CRASHED)
+    except Exception as error:
+        traceback.print_exc()
+        return rundir.fail(run_config, "bert", f"{type(error).__name__}: {error}"[:2000], CRASHED)
+
+
+def _check_gpu(config: Config) -> None:
+    """Raises ConfigError where a submission would quietly train on a CPU, weeks instead of minutes."""
+    unseen = config.dist.device == "auto" and pick_device(config.dist).type == "cpu"
+    if unseen and config.mlperf.division == "closed" and not config.data.synthetic:
+        raise ConfigError(f"no GPU is seen ({why_no_gpu()}): fix the driver, or set DEVICE=cpu")
+
+
+def _train(config: Config) -> int:
+    is_main = config.dist.rank == 0
+    path = config.run.run_dir / f"result_{config.run.trial}.txt" if config.run.run_dir else None
+    clock, log = StartClock(), MlperfLog(config.mlperf, is_main, path)
+    clock.lap("imports")
+    log.init_start()
+    if is_main:
+        model = dataclasses.asdict(config.model) | {"gelu_form": config.model.gelu_form}
+        rundir.write_description(config.run, config, {"model": model})
+    with World(config.dist) as world:
+        clock.lap("process group")
+        world.warm_up()
+        clock.lap("communicators")
+        ending = pretrain(config, world, log, clock)
+    if ending.stopped and is_main:
+        said = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
+        rundir.write_error(config.run, said)  # the launcher's word that the run is not complete
+        print(f"bert: {said}", file=sys.stderr, flush=True)
+    if ending.reached or ending.stopped or config.rehearse or not config.evaluate.has_target:
+        return SUCCESS
+    reason = f"the target accuracy {config.evaluate.target} was not reached in {config.max_steps} steps"
+    return rundir.fail(config.run, "bert", reason, NOT_REACHED) if is_main else NOT_REACHED

@@ -1,0 +1,80 @@
+"""What every task settles with its device: ranks, kernels, precision, graph and optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from bert import kernels, optim
+from bert.core import dist
+from bert.core.env import ConfigError
+from bert.kernels import attention, precision
+from bert.kernels.precision import Precision
+from bert.model import recompute
+from bert.model.recompute import Recomputation
+from bert.training import graph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """The part of a task's Config that the device has a say in."""
+
+    dist: dist.Config = field(default_factory=dist.Config)
+    kernels: kernels.Config = field(default_factory=kernels.Config)
+    precision: precision.Config = field(default_factory=precision.Config)
+    graph: graph.Config = field(default_factory=graph.Config)
+    optim: optim.Config = field(default_factory=optim.Config)
+    recompute: recompute.Config = field(default_factory=recompute.Config)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return dist.pick_device(self.dist)
+
+    @cached_property
+    def numerics(self) -> Precision:
+        """The precision of the run on its device."""
+        return self.precision.resolve(self.device)
+
+    @property
+    def recomputes_in_graph(self) -> bool:
+        """Whether every dropout of a layer can be repeated in a CUDA graph."""
+        fused = "dropout_add_layer_norm" in self.kernels.names(self.device)
+        return self.kernels.attention in ("triton", "cudnn_frontend") and fused
+
+    def recomputation(self, *, uses_graph: bool) -> Recomputation | None:
+        """How the model saves activations, if it does."""
+        layers = self.recompute.layers
+        return Recomputation(layers, random_state=not uses_graph) if layers else None
+
+    def check_device(self, *, dropout: float, gradient_steps: int, uses_graph: bool) -> None:
+        """Raises ConfigError for what this machine's device cannot do. dropout: of the attention probabilities.
+
+        After ``dist.check()``: what is asked of a device that is not there fails in PyTorch's words.
+        """
+        self.precision.check(self.device)
+        dtype = self.numerics.dtype
+        self.optim.check(self.device, dtype, self.dist.world_size)
+        attention.check(self.kernels.attention, self.device, dropout, dtype, uses_graph)
+        if uses_graph and self.recompute.layers and not self.recomputes_in_graph:
+            raise ConfigError(
+                "RECOMPUTE_LAYERS in a CUDA graph needs dropout of ours: set ATTENTION=triton or cudnn_frontend, "
+                "and FUSED=auto, or CUDA_GRAPH=0"
+            )
+        if gradient_steps > 1 and self.numerics.is_low and not self.optim.is_sharded(self.device):
+            raise ConfigError(
+                f"GRADIENT_STEPS={gradient_steps} with SHARD_OPTIMIZER=0 or OPTIMIZER=apex_* would add up "
+                f"gradients in {str(dtype).removeprefix('torch.')}: set SHARD_OPTIMIZER=1, OPTIMIZER=lamb"
+            )
+        if self.graph.cuda_graph:
+            self._check_graph(dtype)
+
+    def _check_graph(self, dtype: torch.dtype) -> None:
+        if self.device.type != "cuda":
+            raise ConfigError("CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU")
+        if dtype == torch.float32 and self.kernels.attention == "auto":
+            raise ConfigError("CUDA_GRAPH=1 with PRECISION=fp32 needs ATTENTION=triton")
+        if not self.optim.is_sharded(self.device) and self.dist.world_size > 1:
+            raise ConfigError("CUDA_GRAPH=1 on several GPUs needs OPTIMIZER=lamb, SHARD_OPTIMIZER=1: leave it unset")

@@ -1,0 +1,209 @@
+"""Evaluation: masked-LM accuracy over the whole evaluation set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bert.core.dist import World
+from bert.core.env import env
+from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, make_batch
+from bert.data.records import DataError, Records, concatenate
+from bert.data.shards import Shards, list_shards
+from bert.data.synthetic import synthetic_records
+from bert.kernels.cross_entropy import IGNORE
+from bert.model.bert import BertForPreTraining
+from bert.training.graph import copy_batches, graph_capacity, record, static_batch
+
+_COUNTS = 6  # see _count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """When and on what to evaluate. The samples are training samples (sequences)."""
+
+    evaldir: Path | None = env("EVALDIR", None, doc="folder (or file) of evaluation records")
+    num_examples: int = env("NUM_EVAL_EXAMPLES", 10000, at_least=1, doc="sequences of the evaluation set")
+    batch_size: int = env(
+        "EVAL_BATCHSIZE", 16, at_least=1, doc="sequences per GPU in one evaluation batch; in a graph, full lengths"
+    )
+    start_samples: int = env(
+        "EVAL_ITER_START_SAMPLES",
+        0,
+        at_least=0,
+        doc="training samples before the first evaluation; 0: as many as between",
+    )
+    every_samples: int = env(
+        "EVAL_ITER_SAMPLES", 0, at_least=0, doc="training samples between evaluations; 0: none, and no target"
+    )
+    target: float = env(
+        "TARGET_MLM_ACCURACY", 0.720, at_least=0, at_most=1, doc="masked-LM accuracy that ends the run; 0: none"
+    )
+    initial: bool = env("EVAL_INITIAL", False, doc="1 evaluates once before the first step as well")
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the run succeeds by an accuracy; else it succeeds by its last step."""
+        return self.target > 0 and (self.every_samples > 0 or self.initial)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one evaluation found: of masked words (mlm) and of next sentences (nsp)."""
+
+    accuracy: float
+    mlm_loss: float
+    nsp_loss: float
+    nsp_accuracy: float
+    num_masked: int
+
+
+def evaluation_steps(config: Config, global_batch_size: int, max_samples: int) -> set[int]:
+    """Steps after which to evaluate: the first with at least start, start + every, ... nominal samples trained."""
+    if not config.every_samples:
+        return set()
+    points = range(config.start_samples or config.every_samples, max_samples + 1, config.every_samples)
+    return {-(-samples // global_batch_size) for samples in points}
+
+
+class Evaluator:
+    """Holds this rank's part of the evaluation set and measures a model on it."""
+
+    def __init__(
+        self,
+        config: Config,
+        max_seq_length: int,
+        vocab_size: int,
+        vocab_md5: str,
+        world: World,
+        graph: EvaluationGraph | None = None,
+    ) -> None:
+        """Raises DataError where the set is absent, too small, or of another vocabulary than ``vocab_md5``."""
+        if config.evaldir is None:
+            raise DataError("EVALDIR is not set: give the folder of the evaluation records")
+        self.world, self.graph = world, graph
+        shards = Shards(list_shards(config.evaldir, "EVALDIR"), max_seq_length)
+        shards.vocab_md5 = vocab_md5
+        records = concatenate([shards[number] for number in range(len(shards))])
+        self.vocab_md5 = shards.vocab_md5
+        if records.num_sequences < config.num_examples:
+            raise DataError(
+                f"EVALDIR={config.evaldir}: {records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is "
+                f"{config.num_examples}: prepare the evaluation set again, or lower NUM_EVAL_EXAMPLES"
+            )
+        if records.input_ids.max() >= vocab_size or records.masked_lm_ids.max() >= vocab_size:
+            raise DataError(f"EVALDIR={config.evaldir}: token ids past vocab_size {vocab_size} of bert_config.json")
+        mine = share(records, config.num_examples, world.rank, world.size)
+        if graph is None:  # sequences of like length together: the sums do not depend on the order
+            chosen = [mine[begin : begin + config.batch_size] for begin in range(0, len(mine), config.batch_size)]
+        else:
+            chosen = fill_batches(records, mine, graph.room)
+        batches = [make_batch(records, sequences, max_seq_length) for sequences in chosen]
+        if graph is not None:
+            batches = [static_batch(batch, graph.capacity) for batch in batches]
+        self.batches: list[PretrainingBatch] = [batch.to(world.device) for batch in batches]
+
+    @torch.no_grad()
+    def __call__(self, model: BertForPreTraining) -> Result:
+        """Accuracy = correct / masked tokens over all ranks; losses are means over masked tokens and over sequences."""
+        totals = torch.zeros(_COUNTS, dtype=torch.float64, device=self.world.device)
+        with model.evaluating():
+            # The graph is of evaluations after a step; one before the first has no fp8 scales yet.
+            graphed = self.graph is not None and self.graph.in_fp8 == model.evaluates_in_fp8
+            for batch in self.batches:
+                totals += self.graph(batch) if self.graph is not None and graphed else _count(model, batch)
+        correct, loss, masked, nsp_correct, nsp_loss, sequences = self.world.sum(totals).tolist()
+        return Result(
+            accuracy=correct / masked, mlm_loss=loss / masked, nsp_loss=nsp_loss / sequences,
+            nsp_accuracy=nsp_correct / sequences, num_masked=int(masked),
+        )  # fmt: skip
+
+
+class EvaluationGraph:
+    """The pass over one evaluation batch, recorded as a CUDA graph before the clock starts."""
+
+    def __init__(self, config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device) -> None:
+        """Room for EVAL_BATCHSIZE times ``max_seq_length`` tokens: about twice as many sequences of Wikipedia."""
+        self.room = evaluation_room(config.batch_size, max_seq_length)
+        self.capacity = graph_capacity(self.room, config.batch_size)
+        self.batch = static_batch(_made_up(1, max_seq_length, model), self.capacity).to(device)
+        self.counts = torch.zeros(_COUNTS, dtype=torch.float64, device=device)
+        stream = torch.cuda.Stream(device)
+        with torch.no_grad(), model.evaluating(calibrated=True):
+            self.in_fp8 = model.evaluates_in_fp8
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    _count(model, self.batch)
+            torch.cuda.current_stream(device).wait_stream(stream)
+            self.graph = record(lambda: self.counts.copy_(_count(model, self.batch)), stream)
+
+    def __call__(self, batch: PretrainingBatch) -> Tensor:
+        """The counts of a batch at capacity, on the device; valid until the next call."""
+        copy_batches([self.batch], [batch])
+        self.graph.replay()
+        return self.counts
+
+
+def _made_up(num_sequences: int, max_seq_length: int, model: BertForPreTraining) -> PretrainingBatch:
+    records = synthetic_records(num_sequences, max_seq_length, model.config.vocab_size, packed=False, seed=0)
+    return make_batch(records, np.arange(num_sequences), max_seq_length)
+
+
+@torch.no_grad()
+def rehearse(config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device) -> None:
+    """A pass over one made-up evaluation batch: the first evaluation then waits for no compiler. Changes nothing."""
+    with model.evaluating(calibrated=True):
+        _count(model, _made_up(config.batch_size, max_seq_length, model).to(device))
+
+
+def evaluation_room(batch_size: int, max_seq_length: int) -> PretrainingCapacity:
+    """Sizes of an evaluation batch for a graph."""
+    return PretrainingCapacity.of(batch_size * max_seq_length, 3 * batch_size)
+
+
+def share(records: Records, num_examples: int, rank: int, num_ranks: int) -> np.ndarray:
+    """The sequences of a rank, the shortest first: as many tokens as every other rank's, give or take a sequence."""
+    return np.argsort(records.sequence_lengths[:num_examples], kind="stable")[rank::num_ranks]
+
+
+def fill_batches(records: Records, sequences: np.ndarray, room: PretrainingCapacity) -> list[np.ndarray]:
+    """The sequences in the fewest batches that all have their share of long and short ones, and so are equally full.
+
+    Sorted by length they are dealt out back and forth. One that exceeds the room by itself is a batch by itself.
+    """
+    lengths, masked = records.sequence_lengths, np.diff(records.masked_lm_offsets)
+    ordered = sequences[np.argsort(-lengths[sequences], kind="stable")]
+    most = (
+        lengths[sequences].sum() / room.tokens,
+        masked[sequences].sum() / room.masked,
+        len(sequences) / room.sequences,
+    )
+    for count in range(max(1, int(np.ceil(max(most)))), len(sequences) + 1):
+        place = np.arange(len(ordered)) % (2 * count)
+        batch = np.minimum(place, 2 * count - 1 - place)
+        loads = [np.bincount(batch, of, count) for of in (lengths[ordered], masked[ordered], None)]
+        limits = (room.tokens, room.masked, room.sequences)
+        if count == len(sequences) or all(load.max() <= limit for load, limit in zip(loads, limits, strict=True)):
+            return [ordered[batch == number] for number in range(count)]
+    return []
+
+
+def _count(model: BertForPreTraining, batch: PretrainingBatch) -> Tensor:
+    """(correct, summed loss, masked tokens; correct, summed loss, sequences) of a batch, fp64."""
+    mlm, losses, nsp = model.scored(batch)
+    nsp_losses = F.cross_entropy(nsp, batch.next_sentence_labels, ignore_index=IGNORE, reduction="sum")
+    counts = [
+        (mlm.argmax(dim=1) == batch.masked_labels).sum(),  # no word is IGNORE
+        losses.double().sum(),
+        (batch.masked_labels != IGNORE).sum(),
+        (nsp.argmax(dim=1) == batch.next_sentence_labels).sum(),
+        nsp_losses,
+        (batch.next_sentence_labels != IGNORE).sum(),
+    ]
+    return torch.stack([count.double() for count in counts])

@@ -1,0 +1,159 @@
+"""A training step, or an evaluation pass, as one CUDA graph: recorded once, then started with a single call.
+
+The graph works on fixed memory and fixed sizes (a Capacity), so batches are filled up and copied in. The copies run
+ahead on a stream of their own, from page-locked memory into one of two staging buffers, while the graph of the step
+before still runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bert.core.env import env
+from bert.data.batch import AnyBatch, AnyCapacity, Batch, Capacity
+from bert.data.records import DataError
+from bert.training.step import Step, StepResult
+
+NUM_WARM_UP_STEPS = 3  # before the recording: kernels are compiled, libraries and communicators ready
+NUM_STAGES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Whether steps run as CUDA graphs."""
+
+    cuda_graph: bool | None = env(
+        "CUDA_GRAPH",
+        None,
+        doc="1: steps as one CUDA graph, evaluation as another; unset: pretraining on GPUs, packed data",
+    )
+
+
+def graph_capacity(capacity: AnyCapacity, num_rows: int) -> AnyCapacity:
+    """Room for the padding tokens too: up to a row's length each, they are sequences of their own (static_batch)."""
+    return dataclasses.replace(capacity, sequences=capacity.sequences + num_rows)
+
+
+def static_batch(batch: AnyBatch, capacity: Capacity) -> AnyBatch:
+    """The batch filled up to ``capacity``, with every token in some sequence: losses and gradients stay what they were.
+
+    Attention libraries leave the output of tokens outside of all sequences undefined, even nan. Raises DataError where
+    the batch holds more than the capacity.
+    """
+    try:
+        filled = batch.pad_to(capacity)
+    except ValueError as error:
+        raise DataError(f"{error}: raise MAX_SEQUENCES_PER_ROW, or set CUDA_GRAPH=0") from None
+    ends = batch.num_tokens + batch.max_seqlen * torch.arange(
+        1, capacity.sequences - batch.num_sequences + 1, dtype=torch.int32
+    )
+    offsets = torch.cat([batch.cu_seqlens, ends.clamp(max=capacity.tokens).to(torch.int32)])
+    if int(offsets[-1]) < capacity.tokens:
+        raise DataError(f"{capacity} leaves no room for the padding tokens: raise MAX_SEQUENCES_PER_ROW")
+    # The counts are the graph's: what is real is known by the labels.
+    return dataclasses.replace(filled, cu_seqlens=offsets)
+
+
+def copy_batches(targets: Sequence[Batch], sources: Sequence[Batch]) -> None:
+    """Copies the tensors of batches of equal sizes; from page-locked memory without waiting."""
+    for target, source in zip(targets, sources, strict=True):
+        values = source.tensors()
+        for name, tensor in target.tensors().items():
+            tensor.copy_(values[name], non_blocking=True)
+
+
+def record(
+    run: Callable[[], object], stream: torch.cuda.Stream, before: torch.cuda.CUDAGraph | None = None
+) -> torch.cuda.CUDAGraph:
+    """Records what ``run`` starts on the device. It has run on ``stream`` before, as often as it needs to settle.
+
+    The memory of the graph ``before`` is used again, but for what is still held of it: nothing that only passes through
+    that graph may be wanted once this one has started.
+    """
+    graph = torch.cuda.CUDAGraph()
+    pool = before.pool() if before is not None else None
+    # Other threads (data, NCCL's watchdog) may keep using the device meanwhile.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        run()
+    return graph
+
+
+class Recording:
+    """A recorded step; ``result`` is where its result lies after each start."""
+
+    def __init__(
+        self, step: Step, batches: Sequence[Batch], stream: torch.cuda.Stream, before: Recording | None
+    ) -> None:
+        """``before``: a recording whose memory is used again, see record()."""
+        self.result: StepResult
+
+        def run() -> None:
+            self.result = step.run(batches)
+
+        self.graph: torch.cuda.CUDAGraph = record(run, stream, before.graph if before is not None else None)
+
+
+class GraphedStep:
+    """Step's signature, run from a graph. Recording it leaves weights, optimizer, scales and RNG as they were.
+
+    The first fp8 step, which measures the scales, is a graph of its own in the memory of the other: run eagerly, its
+    activations would lie in memory beside theirs, and a batch that just fits would end in the first step.
+    """
+
+    def __init__(self, step: Step, examples: Sequence[Batch]) -> None:
+        """``examples``: micro-batches at capacity, as they will come."""
+        self.step, self.device = step, step.world.device
+        self.batches = [batch.to(self.device) for batch in examples]
+        self.stages = [[batch.to(self.device) for batch in examples] for _ in range(NUM_STAGES)]
+        self.count = 0
+        self.copies = torch.cuda.Stream(self.device)
+        self.arrived = [torch.cuda.Event() for _ in range(NUM_STAGES)]
+        self.consumed = [torch.cuda.Event() for _ in range(NUM_STAGES)]
+        self.finished = [torch.cuda.Event() for _ in range(NUM_STAGES)]
+        self.recordings: dict[bool, Recording] = {}  # by whether the step measures fp8 scales
+        self._capture()
+
+    def _capture(self) -> None:
+        stream = torch.cuda.Stream(self.device)
+        with self.step.undone():
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(stream):
+                for _ in range(NUM_WARM_UP_STEPS):
+                    self.step.run(self.batches)
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+        with self.step.undone():
+            earlier = None
+            while self.step.measures not in self.recordings:  # a step that measures is followed by one that does not
+                measures = self.step.measures
+                earlier = self.recordings[measures] = Recording(self.step, self.batches, stream, earlier)
+            for recording in self.recordings.values():
+                self._start(recording)  # the first start of a graph is slow
+        torch.cuda.synchronize(self.device)
+
+    def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
+        """Trains on the micro-batches, which lie in page-locked memory. The result is valid until the next call."""
+        stage = self.count % NUM_STAGES
+        self.count += 1
+        self.step.world.wait_for(self.finished[stage])  # run at most two steps ahead of the device
+        stream = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self.copies):
+            self.copies.wait_event(self.consumed[stage])
+            copy_batches(self.stages[stage], batches)
+            self.arrived[stage].record(self.copies)
+        stream.wait_event(self.arrived[stage])
+        copy_batches(self.batches, self.stages[stage])
+        self.consumed[stage].record(stream)
+        self.step.lr.fill_(lr)
+        recording = self.recordings[self.step.measures]
+        self._start(recording)
+        self.finished[stage].record(stream)
+        return recording.result
+
+    def _start(self, recording: Recording) -> None:
+        recording.graph.replay()
+        self.step.mark_replayed()

@@ -1,0 +1,188 @@
+"""Learning-rate rules, LR_SCHEDULE: pure functions of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bert.core.env import ConfigError, env
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Rule, base rate, length and warm-up. Without LR_DECAY_STEPS, MAX_STEPS ends both the run and the decay."""
+
+    schedule: str = env(
+        "LR_SCHEDULE",
+        "mlperf",
+        choices=("mlperf", "dle", "poly", "linear", "samsung"),
+        doc="learning-rate rule, see docs/pretraining.md",
+    )
+    lr: float = env("LR", above=0, doc="base learning rate")
+    max_steps: int = env(
+        "MAX_STEPS", at_least=1, doc="optimizer steps at which the run ends, and the decay of the rate"
+    )
+    decay_steps: int = env("LR_DECAY_STEPS", 0, at_least=0, doc="steps at which the rate reaches END_LR; 0: MAX_STEPS")
+    end_lr: float = env("END_LR", 0.0, at_least=0, doc="learning rate where the decay ends, and from there on")
+    start_warmup_step: int = env("START_WARMUP_STEP", 0, doc="step at which warm-up starts; may be negative")
+    warmup_steps: int = env("WARMUP_STEPS", 0, at_least=0, doc="length of the warm-up; 0 takes WARMUP_PROPORTION")
+    warmup_proportion: float = env(
+        "WARMUP_PROPORTION", 0.0, at_least=0, at_most=1, doc="warm-up as a share of the steps"
+    )
+    constant_proportion: float = env(
+        "CONSTANT_PROPORTION",
+        0.0,
+        at_least=0,
+        at_most=1,
+        doc="share of the steps at LR between warm-up and decay; poly",
+    )
+    power: float = env("LR_DECAY_POWER", 1.0, above=0, doc="degree of the polynomial decay")
+
+    def check(self) -> None:
+        """Raises ConfigError where two of the settings contradict each other, or the rule has no use for one."""
+        if self.end_lr > self.lr:
+            raise ConfigError(f"END_LR={self.end_lr:g}: above LR={self.lr:g}, where the decay begins")
+        if self.warmup_steps and self.warmup_proportion:
+            raise ConfigError("WARMUP_STEPS and WARMUP_PROPORTION are both set: leave one of them at 0")
+        changed = {name for name, value, default in self._optional() if value != default}
+        if unused := changed - RULES[self.schedule].uses:
+            raise ConfigError(f"LR_SCHEDULE={self.schedule} does not use {', '.join(sorted(unused))}: leave it unset")
+        if not self.warmup_steps and self.start_warmup_step:
+            raise ConfigError(
+                "START_WARMUP_STEP is set and WARMUP_STEPS is not: set WARMUP_STEPS, or START_WARMUP_STEP=0"
+            )
+        if RULES[self.schedule].by_share and self.warmup_share + self.constant_proportion > 1:
+            raise ConfigError(
+                f"CONSTANT_PROPORTION={self.constant_proportion:g} and a warm-up of {self.warmup_share:g} of the "
+                "steps: expected a sum of at most 1"
+            )
+        if self.schedule == "samsung" and self.warmup[0] >= self.length:
+            raise ConfigError(
+                f"LR_SCHEDULE=samsung: a warm-up of {self.warmup[0]} steps leaves none of {self.length} for the decay"
+            )
+
+    def _optional(self) -> list[tuple[str, float, float]]:
+        return [
+            ("END_LR", self.end_lr, 0),
+            ("START_WARMUP_STEP", self.start_warmup_step, 0),
+            ("CONSTANT_PROPORTION", self.constant_proportion, 0),
+            ("LR_DECAY_POWER", self.power, 1),
+        ]
+
+    @property
+    def length(self) -> int:
+        """Steps at which the decay ends."""
+        return self.decay_steps or self.max_steps
+
+    @property
+    def warmup(self) -> tuple[int, int]:
+        """(number of warm-up steps, step at which they start) after the defaults are resolved."""
+        if self.warmup_steps:
+            return self.warmup_steps, self.start_warmup_step
+        return int(self.length * self.warmup_proportion), 0
+
+    @property
+    def warmup_share(self) -> float:
+        """The warm-up as a share of the schedule's length."""
+        return self.warmup_steps / self.length if self.warmup_steps else self.warmup_proportion
+
+    @property
+    def degree(self) -> float:
+        """Power of the decay."""
+        return 0.5 if self.schedule == "dle" else self.power
+
+
+def mlperf(step: int, config: Config) -> float:
+    """The rule of the published MLPerf BERT submissions.
+
+    With o = 1 if the warm-up starts at 0 else 0 and t = step - o - start: base * t / warmup while t < warmup, then
+    end + (base - end) * (1 - (step - o) / decay_steps) ** power, and end after those steps. The two branches need not
+    meet: the published rule drops where warm-up ends (at 434x8, from 1.0 to 0.60 of the base), and runs are comparable
+    only if it is kept.
+    """
+    warmup, start = config.warmup
+    offset = 1 if start == 0 else 0
+    progress = step - offset
+    if progress - start < warmup:
+        return config.lr * max(0.0, (progress - start) / warmup)
+    remaining = max(0.0, 1.0 - progress / config.length)
+    return config.end_lr + (config.lr - config.end_lr) * remaining**config.power
+
+
+def dle(step: int, config: Config) -> float:
+    """NVIDIA DeepLearningExamples: with t = step / length, base * t / warmup, then base * sqrt(1 - t).
+
+    The rate falls where warm-up ends, and the last step has 0.
+    """
+    t, warmup = step / config.length, config.warmup_share
+    if t < warmup:
+        return config.lr * t / warmup
+    return config.lr * max(0.0, 1 - t) ** config.degree
+
+
+def poly(step: int, config: Config) -> float:
+    """Habana's BERT-1.5B and 5B: warm-up, a constant stretch, then a polynomial of LR_DECAY_POWER down to 0."""
+    t, warmup = step / config.length, config.warmup_share
+    if t < warmup:
+        return config.lr * t / warmup
+    if t < warmup + config.constant_proportion:
+        return config.lr
+    decay = 1 - warmup - config.constant_proportion
+    return config.lr * (max(0.0, 1 - t) / decay) ** config.power if decay > 0 else 0.0
+
+
+def linear(step: int, config: Config) -> float:
+    """Fine-tuning's: a line up to the base, and a line down to 0 at the last step."""
+    t, warmup = step / config.length, config.warmup_share
+    if t < warmup:
+        return config.lr * t / warmup
+    return config.lr * max(0.0, 1 - t) / (1 - warmup) if warmup < 1 else config.lr * (t <= 1)
+
+
+def samsung(step: int, config: Config) -> float:
+    """Samsung's 1,024 GPUs of v1.1: with D the length and W the warm-up, base * (step - start) / W, then a line that
+    reaches END_LR at D.
+
+    The line is base only at step W: where the warm-up starts before 0, it is entered earlier, above base.
+    """
+    warmup, start = config.warmup
+    if step > config.length:
+        return config.end_lr
+    if step - start < warmup:
+        return config.lr * (step - start) / warmup
+    share = (step - warmup) / (config.length - warmup)
+    return config.end_lr + (config.lr - config.end_lr) * (1 - share)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule; which of the variables it uses that not every rule does; whether warm-up is a share of its length."""
+
+    rate: Callable[[int, Config], float]
+    uses: frozenset[str] = frozenset()
+    by_share: bool = False
+
+
+RULES = {
+    "mlperf": Rule(mlperf, frozenset({"END_LR", "START_WARMUP_STEP", "LR_DECAY_POWER"})),
+    "dle": Rule(dle, by_share=True),
+    "poly": Rule(poly, frozenset({"CONSTANT_PROPORTION", "LR_DECAY_POWER"}), by_share=True),
+    "linear": Rule(linear, by_share=True),
+    "samsung": Rule(samsung, frozenset({"END_LR", "START_WARMUP_STEP"})),
+}
+
+
+def learning_rate(step: int, config: Config) -> float:
+    """Learning rate of optimizer step ``step`` (1 is the first)."""
+    return RULES[config.schedule].rate(step, config)
+
+
+def describe(config: Config) -> str:
+    """The rule, and its rate at the first step, at the end of the warm-up, in the middle and at the last step."""
+    warmup, start = config.warmup
+    if RULES[config.schedule].by_share:
+        warmup = round(config.length * config.warmup_share)
+    points = [("first", 1), ("warmed up", min(max(warmup + start, 1), config.max_steps)),
+              ("middle", max(config.max_steps // 2, 1)), ("last", config.max_steps)]  # fmt: skip
+    rates = ", ".join(f"{learning_rate(step, config):.4g} at step {step:,} ({name})" for name, step in points)
+    return f"{config.schedule}: {rates}"

@@ -1,0 +1,141 @@
+"""``python -m certify``: one rank of an acceptance test. Its node's file is RUN_DIR/certify_<node>.npz.
+
+Exit status: 0; 1 it crashed; 2 bad input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import io
+import os
+import platform
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as distributed
+
+from bert.core import rundir
+from bert.core.env import ConfigError, env, from_env
+from bert.core.exit import leave
+from bert.pretraining.config import Config as TrainerConfig
+from certify import burn_in_load as burn_in
+from certify import description, record
+from certify.burn_in_load import BurnIn
+from certify.expected_settings import Expected
+from certify.load import Config as LoadConfig
+from certify.load import Load
+from certify.meeting import Meeting
+from certify.telemetry import ROW, Cpus, Gpus, Sampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Where the ranks meet."""
+
+    master_addr: str = env("MASTER_ADDR", doc="where rank 0 listens; set by the launcher")
+    master_port: int = env("MASTER_PORT", at_least=1, at_most=65535, doc="its port; set by the launcher")
+    agent_store: bool = env("TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun listens there itself; set by it")
+    node: str = env("SLURMD_NODENAME", "", doc="this node's name; set by Slurm")
+
+
+def meet(config: Config, trainer: TrainerConfig) -> Meeting:
+    """Waits until all ranks are there. Raises RuntimeError where one does not come."""
+    ranks = trainer.dist
+    store: distributed.Store = distributed.TCPStore(
+        config.master_addr,
+        config.master_port,
+        ranks.world_size,
+        ranks.rank == 0 and not config.agent_store,
+        timeout=datetime.timedelta(seconds=ranks.timeout_seconds),
+        wait_for_workers=False,
+    )
+    return Meeting(ranks, distributed.PrefixStore("certify", store), config.node or platform.node())
+
+
+def certify(load: Load, folder: Path) -> None:
+    """The stages, unless their record is there already, and the burn-in where one is asked for."""
+    meeting, seconds = load.meeting, load.config.burn_in_seconds
+    done = bool(seconds) and BurnIn.begun(folder)
+    meeting.barrier()  # all have looked before any writes
+    if not done:
+        sampler = telemetry(meeting)
+        load.run()
+        write(folder, load, sampler.stop() if sampler else np.empty(0, ROW))
+        load.rows.clear()
+    if seconds:
+        repeats = BurnIn(load, folder, seconds)
+        repeats.run(telemetry(meeting, repeats.sampled()))
+    meeting.leave()
+
+
+def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | None:
+    """On the first rank of a node, what samples its devices. earlier: rows of a process before this one."""
+    if meeting.rank != meeting.members(meeting.node)[0]:
+        return None
+    count = len(meeting.members(meeting.node)) if torch.cuda.is_available() else 0
+    uuids = [str(getattr(torch.cuda.get_device_properties(number), "uuid", "")) for number in range(count)]
+    sampler = Sampler([Gpus(uuids), Cpus()], earlier=earlier)
+    sampler.start()
+    return sampler
+
+
+def write(folder: Path, load: Load, samples: np.ndarray) -> None:
+    """The first rank of each node writes what its ranks have measured. Every rank calls it."""
+    meeting = load.meeting
+    own = io.BytesIO()
+    np.savez(own, steps=np.concatenate(load.rows), probes=np.concatenate([*load.probes, np.empty(0, record.PROBE)]))
+    meeting.store.set(f"rows/{meeting.rank}", own.getvalue())  # type: ignore[arg-type]  # bytes will do
+    devices = meeting.exchange(description.device_name(load.device).encode())
+    members = meeting.members(meeting.node)
+    if meeting.rank == members[0]:
+        parts = [np.load(io.BytesIO(meeting.store.get(f"rows/{rank}"))) for rank in members]
+        tables = {name: np.concatenate([part[name] for part in parts]) for name in ("steps", "probes")}
+        tables["telemetry"] = samples
+        node = meeting.nodes[meeting.node]
+        ranks = [
+            {"rank": rank, "local_rank": meeting.places[rank].local_rank, "device": devices[rank]} for rank in members
+        ]
+        about = {"node": node, "number": meeting.node, "nodes": meeting.nodes, "ranks": ranks, "size": meeting.size}
+        about["on_cpus"] = load.device.type == "cpu"
+        record.write(folder / f"certify_{node}.npz", about, tables)
+    meeting.barrier()
+    meeting.store.delete_key(f"rows/{meeting.rank}")
+
+
+def main(environ: Mapping[str, str]) -> int:
+    """Runs the stages on this rank; returns the exit status."""
+    run = rundir.Config()
+    try:
+        run = from_env(rundir.Config, environ)
+        config, load = from_env(Config, environ), from_env(LoadConfig, environ)
+        trainer, expected = from_env(TrainerConfig, environ), from_env(Expected, environ)
+        trainer.check()
+        load.check(trainer.dist.world_size)
+        if trainer.zero.is_deepspeed:
+            raise ConfigError("ENGINE=deepspeed: machines are certified with our own engine: unset ENGINE")
+        if run.run_dir is None:
+            raise ConfigError("RUN_DIR is not set: start it by certify.sh")
+        meeting = meet(config, trainer)
+        if load.burn_in_seconds:
+            facts = description.facts(trainer, meeting) if meeting.rank == 0 else {}
+            burn_in.refuse_other(run.run_dir, meeting, facts)
+        if meeting.rank == 0:
+            derived = {"expected": dataclasses.asdict(expected), "burn_in_seconds": load.burn_in_seconds}
+            rundir.write_description(run, trainer, derived | description.derived(trainer))
+        meeting.barrier()
+        certify(Load(load, trainer, meeting), run.run_dir)
+    except ConfigError as error:
+        return rundir.fail(run, "certify", str(error), 2)
+    except Exception as error:
+        traceback.print_exc()
+        return rundir.fail(run, "certify", f"{type(error).__name__}: {error}"[:2000], 1)
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(os.environ))

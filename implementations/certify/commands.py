@@ -1,0 +1,118 @@
+"""The commands `certify` and `baseline` of `python -m review`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from review.logs.findings import ReviewError
+from review.logs.output import print_json
+
+EXIT = {"pass": 0, "warn": 3, "fail": 1}
+
+
+def add(commands: Any, common: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Adds both. common: adds the options of all commands."""
+    certify = commands.add_parser("certify", help="an acceptance test of certify.sh: who is slow, pass or fail")
+    certify.add_argument("target", type=Path, help="the folder that certify.sh or certify.sub named")
+    certify.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write the page as well: certify.html")
+    certify.add_argument("--csv", type=Path, metavar="FILE", help="write ranks and nodes, the slowest first, as well")
+    certify.add_argument(
+        "--expected", action="store_true", help="print the figures of the test instead, as a config expects them"
+    )
+    common(certify)
+    certify.set_defaults(run=_certify)
+
+    baseline = commands.add_parser("baseline", help="an acceptance test's figures by name, and later ones held to them")
+    actions = baseline.add_subparsers(dest="action", required=True, metavar="save|check|drift")
+    save = actions.add_parser("save", help="keep the figures of a test as FOLDER/NAME.json")
+    save.add_argument("target", type=Path, help="the folder of the test")
+    save.add_argument("--name", required=True, help="such as P8000-2026-11")
+    save.add_argument("--force", action="store_true", help="keep those of a test that failed, too")
+    check = actions.add_parser("check", help="is a test as fast as a baseline? exit status 0 pass, 3 warn, 1 fail")
+    check.add_argument("target", type=Path, help="the folder of the test")
+    check.add_argument("--name", help="the baseline; unset: the newest of the same devices, model and batch")
+    drift = actions.add_parser("drift", help="a chart of the figures over all baselines, as a page")
+    drift.add_argument("-o", "--output", type=Path, default=Path("drift.html"), help="default %(default)s")
+    for action, run in ((save, _save), (check, _check), (drift, _drift)):
+        action.add_argument("--folder", type=Path, default=Path("baselines"), help="of baselines, default %(default)s")
+        common(action)
+        action.set_defaults(run=run)
+
+
+def _certify(arguments: argparse.Namespace) -> int:
+    from certify.verdict import certify, print_certificate, write_csv
+
+    if arguments.expected:
+        if arguments.csv or arguments.output:
+            raise ReviewError("--expected prints figures for a config and no verdict: leave out --csv and --output")
+        from certify.expected import exports
+        from certify.records import read
+
+        figures = exports(read(arguments.target))
+        if arguments.json:
+            print_json(figures)
+        else:
+            print("\n".join(f"export {variable}={value:.10g}" for variable, value in figures.items()))
+        return 0
+    found = certify(arguments.target)
+    if arguments.output:
+        from certify.page import write_page
+
+        write_page(found, arguments.output)
+    if arguments.csv:
+        write_csv(found, arguments.csv)
+    if arguments.json:
+        print_json(found.as_dict())
+    else:
+        print_certificate(found)
+    return EXIT[found.state]
+
+
+def _save(arguments: argparse.Namespace) -> int:
+    from certify.baseline import save
+    from certify.verdict import certify
+
+    found = certify(arguments.target)
+    if found.state == "fail" and not arguments.force:
+        raise ReviewError(
+            f"{arguments.target}: the test failed ({found.reasons()[0]}), and later ones would be held to it: "
+            "--force keeps it all the same"
+        )
+    path = save(found.records, arguments.name, arguments.folder)
+    if arguments.json:
+        print_json({"file": str(path)})
+    else:
+        print(path)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from certify.baseline import check, choose, measure, print_changes, verdict
+    from certify.records import read
+
+    now = measure(read(arguments.target), arguments.target.name)
+    before = choose(now, arguments.folder, arguments.name)
+    changes = check(now, before)
+    if arguments.json:
+        changed = [asdict(one) for one in changes]
+        print_json({"state": verdict(changes), "baseline": before.name, "changes": changed})
+    else:
+        print_changes(before, changes)
+    return EXIT[verdict(changes)]
+
+
+def _drift(arguments: argparse.Namespace) -> int:
+    from certify.baseline import load_all
+    from certify.page import write_drift
+
+    baselines = load_all(arguments.folder)
+    write_drift(baselines, arguments.output)
+    if arguments.json:
+        print_json({"file": str(arguments.output), "baselines": [asdict(one) for one in baselines]})
+    else:
+        print(arguments.output)
+    return 0

@@ -1,0 +1,282 @@
+"""What one rank of an acceptance test does: the benchmark's step in stages, alone, with its node, in pairs, with all.
+
+Every rank takes the same steps, on the same batches with the same random numbers, and every round starts from the same
+weights: what differs between ranks or rounds is the machine, in time or in what it computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from bert.commands import allreduce
+from bert.core.dist import World
+from bert.core.env import ConfigError, env
+from bert.data.sampler import Sampler
+from bert.data.training import TrainingData, open_source
+from bert.pretraining import train as pretraining
+from bert.pretraining.config import Config as TrainerConfig
+from bert.training.step import Step, TrainingStep
+from bert.training.warm_up import ready
+from certify import probes, record
+from certify.meeting import Meeting, pairings
+from certify.recorder import Recorder
+
+SEED = 0  # one for all ranks and rounds: the same work, bit for bit
+LEARNING_RATE = 1e-4
+WARM_UP_STEPS = 3
+LEAST_STEPS = 4  # of a round
+MOST_PAIRINGS = 7
+LEAST_BYTES = 1 << 20  # of an all-reduce
+REDUCTIONS = 3  # measured one after the other: the quickest shows the network, the others what disturbs it
+NOBODY = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """How long the test takes, and drills that it must notice."""
+
+    seconds: float = env("CERTIFY_SECONDS", above=0, doc="seconds of a stage; set by the launcher")
+    rounds: int = env("CERTIFY_ROUNDS", 6, at_least=3, doc="parts into which a stage is divided; each is compared")
+    duration: str = env("DURATION", "", doc="burn-in after the stages, such as 24h, 30m or 90s; unset: none")
+    flip: str = env(
+        "CERTIFY_FLIP",
+        "",
+        doc="drill: RANK:STEP, the rank, from 0, and step of a round, from 1, at which one bit of a weight flips",
+    )
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a drill that is none."""
+        if self.flip and not re.fullmatch(r"\d+:0*[1-9]\d*", self.flip):
+            raise ConfigError(f"CERTIFY_FLIP={self.flip!r}: expected RANK:STEP, such as 5:3, steps counted from 1")
+        if self.duration and not re.fullmatch(r"\d+(\.\d+)?[smhd]", self.duration):
+            raise ConfigError(f"DURATION={self.duration!r}: expected a number and s, m, h or d, such as 24h")
+
+    @property
+    def burn_in_seconds(self) -> float:
+        """DURATION in seconds; 0 without one."""
+        units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+        return float(self.duration[:-1]) * units[self.duration[-1]] if self.duration else 0.0
+
+    @property
+    def flipped(self) -> tuple[int, ...]:
+        """(rank, step) of the drill, both counted from 0; empty without one."""
+        rank, _, step = self.flip.partition(":")
+        return (int(rank), int(step) - 1) if self.flip else ()
+
+    def check(self, ranks: int) -> None:
+        """Raises ConfigError for a drill of a rank that is not there: nothing would flip, and the test would pass."""
+        if self.flipped and self.flipped[0] >= ranks:
+            raise ConfigError(f"CERTIFY_FLIP={self.flip}: there are {ranks} ranks, and the last is {ranks - 1}")
+
+
+@dataclass
+class Trainee:
+    """A model that is trained, with what trains and times it; the ranks of one process group have one each.
+
+    take_step: ``step``, or where it is ``graphed`` the CUDA graph of it.
+    """
+
+    world: World
+    model: torch.nn.Module
+    step: Step
+    recorder: Recorder
+    take_step: TrainingStep
+    graphed: bool
+
+
+class Load:
+    """Every rank makes it and calls ``run`` with the same settings; the rows of this rank are in ``rows``."""
+
+    def __init__(self, config: Config, trainer: TrainerConfig, meeting: Meeting) -> None:
+        self.config, self.meeting = config, meeting
+        # By itself each rank does what rank 0 would, so that all do the same.
+        self.alone = World(dataclasses.replace(trainer.dist, rank=0, world_size=1))
+        with meeting.world(range(meeting.size)) as everyone:
+            self.trainer = pretraining.settle_kernels(trainer, everyone)
+            meeting.barrier()  # whoever leaves the group while another one still joins it breaks it
+        self.device = self.alone.device
+        self.source = open_source(trainer.data, trainer.model.vocab_size)
+        self.sequences: dict[int, int] = {}  # of each step; the same for all ranks, stages and rounds
+        self.rows: list[np.ndarray] = []
+        self.probes: list[np.ndarray] = []
+
+    def run(self) -> None:
+        """All stages, each about as long as the settings say."""
+        meeting, rounds = self.meeting, self.config.rounds
+        with self.trainee_alone() as trainee:
+            count = self.count_steps(trainee)
+            self.check_drill(count)
+            self._say("single, parallel", count)
+            for number in range(rounds):
+                for turn in range(1 + max(place.local_rank for place in meeting.places)):
+                    meeting.barrier()
+                    if turn == meeting.places[meeting.rank].local_rank:
+                        self._round(trainee, "single", number, count)
+                meeting.barrier()
+                self._round(trainee, "parallel", number, count, drill=number == rounds - 1)
+        self._probe_all()
+        if len(meeting.nodes) > 1:
+            self._group("node", meeting.members(meeting.node), range(rounds))
+            self._pairs()
+        self._group("together", range(meeting.size), range(rounds))
+
+    def check_drill(self, count: int) -> None:
+        """Raises ConfigError on all ranks for a drill in a step that no round has. count: steps of a round."""
+        beyond = bool(self.config.flipped) and self.config.flipped[1] >= count
+        words = (
+            f"CERTIFY_FLIP={self.config.flip}: a round has {count} steps here: give an earlier step, or CERTIFY_SECONDS"
+        )
+        self.meeting.refuse(f"{words} more than {self.config.seconds:g}" if beyond else "")
+
+    def _say(self, stage: str, count: int) -> None:
+        """Rank 0 says what comes."""
+        if self.meeting.rank == 0:
+            print(f"certify: {stage}: {count} steps in each round", file=sys.stderr, flush=True)
+
+    def _probe_all(self) -> None:
+        """Products, copies and reads by themselves, all ranks at the same time."""
+        found = probes.build(self.device, self.trainer.data, self.meeting.rank)
+        for number in range(self.config.rounds):
+            for one in found:
+                self.meeting.barrier()
+                self.probe(one.name, number, one.measure(self.device), one.amount)
+
+    def _pairs(self) -> None:
+        """Every node with one other after the other, all pairs at the same time."""
+        found = pairings(len(self.meeting.nodes), MOST_PAIRINGS)
+        for number, pairs in enumerate(found):
+            partners = dict(pairs) | {b: a for a, b in pairs}
+            own = self.meeting.node
+            partner = partners.get(own, NOBODY)
+            members = self.meeting.members(own, partner) if partner != NOBODY else [self.meeting.rank]
+            self._group("pairs", members, [number], len(found), partner)
+
+    def _group(
+        self, stage: str, ranks: Sequence[int], numbers: Sequence[int], rounds: int = 0, partner: int = NOBODY
+    ) -> None:
+        """Rounds of a process group of these ranks. A rank that rests in them meets the others all the same."""
+        self.meeting.barrier()
+        with self.meeting.world(ranks) as world, self._trainee(world) as trainee:
+            count = self._count(trainee, rounds or len(numbers))
+            self._say(stage, count)
+            for number in numbers:
+                self.meeting.barrier()
+                if stage != "pairs" or partner != NOBODY:
+                    self._round(trainee, stage, number, count, partner)
+                    self._all_reduce(trainee, stage, number, partner)
+            self.meeting.barrier()
+
+    def trainee_alone(self) -> contextlib.AbstractContextManager[Trainee]:
+        """A model that this rank trains by itself, as a benchmark's run would: from a CUDA graph, where it uses one."""
+        return self._trainee(self.alone, self.trainer.uses_graph)
+
+    def count_steps(self, trainee: Trainee) -> int:
+        """Steps of a round; every rank calls it."""
+        return self._count(trainee, self.config.rounds)
+
+    @contextlib.contextmanager
+    def _trainee(self, world: World, graphed: bool = False) -> Iterator[Trainee]:
+        torch.manual_seed(SEED)
+        model, step = pretraining.build(self.trainer, world, SEED)
+        assert isinstance(step, Step)
+        recorder = Recorder(self.device)
+        if not graphed:
+            step.mark = recorder.mark
+            recorder.watch(model)
+        example = partial(pretraining.made_up_step, self.trainer, world)
+        take_step = ready(step, example, graph=graphed, rehearse=False)
+        yield Trainee(world, model, step, recorder, take_step, graphed)
+
+    def _count(self, trainee: Trainee, rounds: int) -> int:
+        """Steps of a round: as many as the slowest rank takes in the time, the same on every rank."""
+        with trainee.step.undone():
+            self.take_steps(trainee, 1)
+            trainee.recorder.settle()
+            self.take_steps(trainee, WARM_UP_STEPS)
+            parts = trainee.recorder.take()
+        slowest = self.meeting.most(statistics.median(parts.sum(axis=1).tolist()))
+        return max(LEAST_STEPS, int(self.config.seconds / rounds / slowest))
+
+    def _round(
+        self, trainee: Trainee, stage: str, number: int, count: int, partner: int = NOBODY, drill: bool = False
+    ) -> None:
+        """The first ``count`` steps from the first weights, and their rows. drill: a bit flips where one shall."""
+        with trainee.step.undone():
+            checksums = self.take_steps(trainee, count, drill)
+            parts = trainee.recorder.take()
+        sequences = [self.sequences[step] for step in range(count)]
+        self.rows.append(
+            record.steps(
+                self.meeting.rank, stage, number, partner, parts,
+                cpu=trainee.recorder.cpu, sequences=sequences, checksum=checksums.numpy(force=True),
+            )
+        )  # fmt: skip
+
+    def take_steps(self, trainee: Trainee, count: int, drill: bool = False) -> torch.Tensor:
+        """Takes steps; the checksums of the weights after each [count] int64, on the device."""
+        data, sampler = self.trainer.data, self._sampler()
+        finish = pretraining.finisher(self.trainer, self.alone)
+        batches = TrainingData(self.source, sampler, data, self.trainer.model.vocab_size, 1, finish)
+        checksums = torch.zeros(count, dtype=torch.int64, device=self.device)
+        weights = list(trainee.model.parameters())
+        try:
+            for number in range(count):
+                torch.manual_seed(SEED + number)
+                trainee.recorder.begin()
+                batch = batches.next_step()
+                trainee.recorder.mark("data")
+                trainee.take_step(batch, LEARNING_RATE)
+                trainee.recorder.end(whole=trainee.graphed)
+                self.sequences[number] = sum(one.num_sequences for one in batch)
+                if drill and self.config.flipped == (self.meeting.rank, number):
+                    flip(weights[0])
+                checksums[number] = checksum(weights)
+        finally:
+            batches.close()
+        return checksums
+
+    def _sampler(self) -> Sampler:
+        return Sampler(self.source.row_counts(), self.trainer.data.rows_per_step, SEED, 0, 1)
+
+    def _all_reduce(self, trainee: Trainee, stage: str, number: int, partner: int) -> None:
+        """The time of an all-reduce as large as the gradients in 16 bit, whose sums are checked."""
+        world = trainee.world
+        if world.size == 1:
+            return
+        num_bytes = max(LEAST_BYTES, 2 * sum(parameter.numel() for parameter in trainee.model.parameters()))
+        for _ in range(REDUCTIONS):
+            seconds = allreduce.measure(num_bytes, world.rank, world.size, self.device)
+            self.probe(f"reduce_{stage}", number, seconds, num_bytes, partner)
+
+    def probe(self, name: str, number: int, seconds: float, amount: float, partner: int = NOBODY) -> None:
+        """Notes a measurement."""
+        row = (self.meeting.rank, name.encode(), number, partner, seconds, amount)
+        self.probes.append(np.array([row], record.PROBE))
+
+
+@torch.no_grad()
+def checksum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of the bits of all tensors as integers (int64, 0-d, on their device), which any flipped bit changes.
+
+    The order of the sum makes no difference, so that it is the same on every device, and nothing waits for it.
+    """
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = [tensor.detach().view(integers[tensor.element_size()]).sum(dtype=torch.int64) for tensor in tensors]
+    return torch.stack(sums).sum()
+
+
+@torch.no_grad()
+def flip(tensor: torch.Tensor) -> None:
+    """Flips the lowest bit of the first element."""
+    integers = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    tensor.detach().view(integers).view(-1)[0] ^= 1

@@ -1,0 +1,100 @@
+"""All ranks of a test, which meet at a store, and the process groups of some of them: a node, a pair of nodes, all."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.distributed as distributed
+
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is."""
+
+    rank: int
+    node: str
+    local_rank: int
+
+
+class Meeting:
+    """Every rank makes one, and calls its methods in the same order with arguments that fit each other."""
+
+    def __init__(self, config: DistConfig, store: distributed.Store, node: str) -> None:
+        """store: one for all ranks; node: the name of this rank's."""
+        self.config, self.store = config, store
+        self.rank, self.size = config.rank, config.world_size
+        store.set_timeout(datetime.timedelta(seconds=config.timeout_seconds))
+        self._number = 0
+        told = [one.rsplit(" ", 1) for one in self.exchange(f"{node} {config.local_rank}".encode())]
+        self.places = [Place(rank, name, int(local)) for rank, (name, local) in enumerate(told)]
+        self.nodes = list(dict.fromkeys(place.node for place in self.places))
+        self.node = self.nodes.index(node)
+
+    def exchange(self, value: bytes) -> list[str]:
+        """What every rank says here, by rank."""
+        return [answer.decode() for answer in self._exchange(value)]
+
+    def _exchange(self, value: bytes) -> list[bytes]:
+        self._number += 1
+        self.store.set(f"{self._number}/{self.rank}", value)  # type: ignore[arg-type]  # bytes will do
+        answers: list[bytes] = self.store.multi_get([f"{self._number}/{rank}" for rank in range(self.size)])
+        # Whoever is here has read what was said before.
+        self.store.delete_key(f"{self._number - 1}/{self.rank}")
+        return answers
+
+    def barrier(self) -> None:
+        """Waits for every rank, whatever process group it is in."""
+        self._exchange(b"-")
+
+    def leave(self) -> None:
+        """The end: the store is rank 0's, which goes last."""
+        if self.rank:
+            self.store.set(f"left/{self.rank}", "")
+        elif self.size > 1:
+            self.store.wait([f"left/{rank}" for rank in range(1, self.size)])
+
+    def refuse(self, reason: str) -> None:
+        """Where rank 0 has a reason, all ranks raise it as a ConfigError, and nobody waits for another one."""
+        said: str = json.loads(self.exchange(json.dumps(reason).encode())[0])
+        if said:
+            self.leave()
+            raise ConfigError(said)
+
+    def most(self, value: float) -> float:
+        """The largest of all ranks' values."""
+        return max(float(one) for one in self.exchange(repr(value).encode()))
+
+    def members(self, *nodes: int) -> list[int]:
+        """The ranks of these nodes."""
+        names = {self.nodes[node] for node in nodes}
+        return [place.rank for place in self.places if place.node in names]
+
+    def world(self, ranks: Sequence[int]) -> World:
+        """A process group of these ranks, of which this one is one. Several groups may be made at the same time."""
+        config = dataclasses.replace(self.config, rank=list(ranks).index(self.rank), world_size=len(ranks))
+        return World(config, distributed.PrefixStore(f"{self._number}/world/{ranks[0]}", self.store))
+
+
+def pairings(count: int, most: int) -> list[list[tuple[int, int]]]:
+    """Rounds in which each of ``count`` nodes meets another one, a new one each time; with an odd count one rests.
+
+    The circle method: the first stays, the others move on by one place. At most ``most`` rounds, count - 1 meet all.
+    """
+    seats: list[int | None] = [*range(count)]
+    if count % 2:
+        seats.append(None)
+    rounds = []
+    for _ in range(min(len(seats) - 1, most)):
+        half = len(seats) // 2
+        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
+        rounds.append([(min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds

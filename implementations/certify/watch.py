@@ -1,0 +1,182 @@
+"""`watch` on the folder of an acceptance test: its stage, then how the burn-in goes and the verdict so far."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from certify.burn_in import BurnIn, Journal
+from review.logs.findings import ReviewError
+from review.logs.mllog import text
+from review.logs.output import print_json
+from review.results import live
+from review.results.display import duration
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from certify.verdict import Certificate
+
+EXIT = {"pass": 0, "warn": 3, "fail": 1}
+BROKEN = 2
+SILENT_SECONDS, SILENT_REPEATS = 60.0, 10  # without a new line for so long, and as many repeats: it stands still
+_STAGE = re.compile(r"certify: ([\w, ]+):")
+
+
+@dataclass(frozen=True)
+class State:
+    """How a test stands. stage: what it does; found: the verdict so far, None before the stages are over."""
+
+    stage: str
+    found: Certificate | None
+    burn: BurnIn | None
+    silent: float
+    broken: str | None
+    done: bool
+
+    @property
+    def verdict(self) -> str:
+        """What it would be if the test ended now; empty before there is one."""
+        return self.found.state if self.found else ""
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether a burn-in has said nothing for far longer than a repeat takes."""
+        repeat = self.burn.elapsed / self.burn.repeats if self.burn and self.burn.repeats else 0.0
+        return self.burn is not None and not self.done and self.silent > max(SILENT_SECONDS, SILENT_REPEATS * repeat)
+
+    @property
+    def status(self) -> int:
+        """The exit status of the command, if it ended now."""
+        return BROKEN if self.broken is not None else EXIT[self.verdict or "pass"]
+
+    def line(self) -> str:
+        """In one line."""
+        parts = [self.burn.text() if self.burn else f"certify: {self.stage}"]
+        if self.stands_still:
+            parts.append(f"no new repeat for {duration(self.silent)}")
+        if self.found is not None:
+            parts.append(self.verdict if self.done else f"so far: {self.verdict}")
+        return "; ".join(parts)
+
+    def lines(self) -> list[str]:
+        """The line, and what is wrong."""
+        return [self.line(), *(f"  {reason}" for reason in (self.found.reasons() if self.found else []))]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "stage": self.stage,
+            "state": self.verdict or None,
+            "reasons": self.found.reasons() if self.found else [],
+            "burn_in": self.burn.as_dict() if self.burn else None,
+            "stands_still": self.stands_still,
+            "broken": self.broken,
+            "done": self.done,
+        }
+
+
+class Watched:
+    """The folder of a test; its records are judged whenever they have changed, in a burn-in every few minutes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._found: Certificate | None = None
+        self._judged: list[tuple[str, int]] = []
+        self._journal = Journal(folder)
+
+    def poll(self, now: float) -> State:
+        """How it stands at ``now`` (seconds since the epoch). Raises ReviewError for files that are none of a test."""
+        from certify.verdict import certify
+
+        config = json.loads(_text(self.folder / "config.json") or "{}")
+        records = sorted([*self.folder.glob("certify_*.npz"), *self.folder.glob("burn_in_*.npz")])
+        judged = [(path.name, path.stat().st_mtime_ns) for path in records]
+        if judged != self._judged:
+            try:
+                self._found = certify(self.folder)
+            except ReviewError:  # other nodes' files are on their way
+                self._found = None
+            self._judged = judged if self._found else []
+        burn = self._journal.read(self._found.records.places if self._found else {})
+        seconds = float(config.get("burn_in_seconds", burn.duration if burn else 0.0))
+        if burn is not None:
+            burn = replace(burn, duration=seconds)
+        found = replace(self._found, burn_in=burn) if self._found else None
+        changed = [path.stat().st_mtime for path in self.folder.glob("burn_in_*.jsonl")]
+        error = _text(self.folder / "error_0.txt").strip()
+        done = found is not None and (burn.elapsed >= seconds if burn is not None else not seconds)
+        stage = "burn-in" if burn is not None else "over" if done else self._stage()
+        state = State(stage, found, burn, now - max(changed, default=now), error or None, done)
+        if found is not None and burn is not None and not state.stands_still:
+            state = replace(state, found=replace(found, burn_in=replace(burn, running=True)))
+        return state
+
+    def _stage(self) -> str:
+        """What the load said last; its output grows with each repeat of a burn-in, where nobody asks."""
+        stages = _STAGE.findall(_text(self.folder / "output.txt"))
+        return stages[-1] if stages else "starting"
+
+
+def is_test(folder: Path) -> bool:
+    """Whether certify.sh or certify.sub writes, or wrote, to this folder."""
+    if any(folder.glob("certify_*.npz")) or (folder / "burn_in.json").exists():
+        return True
+    try:
+        return "expected" in json.loads(_text(folder / "config.json") or "{}")
+    except (ValueError, TypeError):
+        return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def follow(
+    watched: Watched,
+    interval: float,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[State]:
+    """The state every ``interval`` seconds until the test has ended."""
+    return live.follow(watched.poll, lambda state: state.done or state.broken is not None, interval, clock, sleep)
+
+
+def watch(watched: Watched, interval: float, as_json: bool, once: bool) -> int:
+    """Shows the test until it ends; the exit status of `certify`, or 2 where the load did not run."""
+    say = partial(_print, as_json=as_json)
+    state = live.show(follow(watched, interval), as_json, once, say, _news, _render)
+    if state.broken is not None:
+        print(f"review: the load did not run: {text(state.broken.splitlines()[0])}", file=sys.stderr)
+    return state.status
+
+
+def _print(state: State, as_json: bool) -> None:
+    if as_json:
+        print_json(state.as_dict(), indent=None)
+    else:
+        print(*state.lines(), sep="\n", flush=True)
+
+
+def _news(state: State) -> object:
+    """What makes a new line: a stage, a percent of the burn-in, or another verdict."""
+    wrong = len(state.found.reasons()) if state.found else 0
+    percent = int(100 * state.burn.elapsed / state.burn.duration) if state.burn and state.burn.duration else 0
+    return state.stage, state.verdict, wrong, percent, state.stands_still, state.done
+
+
+def _render(state: State, _: Console) -> RenderableType:
+    from rich.text import Text
+
+    colors = {"pass": "green", "warn": "yellow", "fail": "red"}
+    return Text("\n".join(state.lines()), colors.get(state.verdict, ""))

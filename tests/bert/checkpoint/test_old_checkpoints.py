@@ -1,0 +1,59 @@
+"""What a step saves keeps its layout: the checkpoints of earlier versions resume, and are written in the same way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bert import kernels, optim
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.kernels.precision import Config as PrecisionConfig
+from bert.model.bert import BertForPreTraining
+from bert.training.step import build_step
+
+PARTS = ("masters", "first_moments", "second_moments")
+
+
+def _saved(model, precision):
+    """The layout of the first version: nothing here comes from the code that writes it today."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    parts = {part: {name: torch.rand(shape, generator=generator) for name, shape in shapes.items()} for part in PARTS}
+    state = {
+        "optimizer": {"num_steps": 11, **parts},
+        "scaler": {"scale": 512.0, "num_good_steps": 7, "num_skipped_steps": 2},
+    }
+    if precision == "fp8":
+        state["fp8"] = {"scales": torch.rand(3 * model.config.num_hidden_layers, 3), "calibrated": True}
+    return state
+
+
+def _assert_same(found, expected):
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            _assert_same(found[key], value)
+    elif isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize(
+    ("optimizer", "precision"), [("lamb", "fp32"), ("lamb", "fp8"), ("lamb", "fp16"), ("adamw", "bf16")]
+)
+def test_a_checkpoint_of_the_first_version_loads_and_is_written_again_as_it_was(optimizer, precision, sharded, tiny):
+    model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    numerics = PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
+    settings = optim.Config(optimizer=optimizer, sharded=sharded)
+    world = World(DistConfig(device="cpu"))
+    step = build_step(model, numerics, settings, world, accumulate=False, fused_update=False)
+    saved = _saved(model, precision)
+    step.load_state_dict(saved)
+    assert not step.measures
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, saved["optimizer"]["masters"][name].to(parameter.dtype)), name
+    _assert_same(step.state_dict(), saved)

@@ -1,0 +1,158 @@
+"""The all-reduce test before the trials: right sums pass, and what is wrong is named with its rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as distributed
+
+from bert.commands import allreduce
+from bert.core.env import from_env
+
+from ...waiting import free_ports
+
+CPU = torch.device("cpu")
+SETTINGS = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+SETTINGS |= {"NCCL_TEST_TIMEOUT": "200", "NCCL_TEST_MIN_GBPS": "0"}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 31, 3472])
+def test_the_sum_of_all_patterns_is_the_expected_one(world_size):
+    count = 3 * allreduce.PERIOD
+    total = sum((allreduce.pattern(count, rank, CPU) for rank in range(world_size)), torch.zeros(count))
+    assert not len(allreduce.wrong_elements(total, world_size))
+
+
+def test_every_wrong_element_is_found():
+    total = allreduce.expected(4, CPU).repeat(5)
+    total[[0, 37, 154]] += torch.tensor([1.0, -1.0, 0.5])
+    assert allreduce.wrong_elements(total, 4).tolist() == [0, 37, 154]
+
+
+def test_chunks_in_the_wrong_place_are_found():
+    total = allreduce.expected(4, CPU).repeat(64)
+    assert len(allreduce.wrong_elements(total.roll(1024), 4)) > 1000
+
+
+def test_bandwidth_is_that_of_an_ideal_ring():
+    assert allreduce.bus_bandwidth(8_000_000_000, 1.0, 2) == 8.0
+    assert allreduce.bus_bandwidth(8_000_000_000, 2.0, 4) == 6.0
+
+
+def test_a_network_that_adds_wrong_is_an_error_that_names_the_rank(monkeypatch):
+    def broken(tensor: torch.Tensor) -> None:
+        tensor.copy_(allreduce.expected(2, CPU).repeat(len(tensor) // allreduce.PERIOD))
+        tensor[70] = 5.5
+
+    monkeypatch.setattr(distributed, "all_reduce", broken)
+    right = allreduce.expected(2, CPU)[70 % allreduce.PERIOD]
+    with pytest.raises(
+        allreduce.AllReduceError, match=rf"rank 1 on .*: 1 of 992 sums .* 70 is 5.5 instead of {right:g}"
+    ):
+        allreduce.measure(4000, 1, 2, CPU)
+
+
+def test_the_roll_call_names_the_ranks_that_did_not_arrive():
+    store = distributed.HashStore()
+    store.set("here/1", "node")
+    with pytest.raises(allreduce.AllReduceError, match=r"2 of 4 ranks did not arrive in 0 s: rank 2, 3;"):
+        allreduce.roll_call(store, 0, 4, 0.2)
+
+
+@pytest.fixture
+def free_port() -> int:
+    return free_ports()
+
+
+@pytest.fixture
+def start(repository, tmp_path, free_port) -> Callable[..., subprocess.Popen[str]]:
+    """start(rank, **variables) -> the running test on that rank of two."""
+
+    def start(rank: int, **env: str) -> subprocess.Popen[str]:
+        settings = SETTINGS | {"RANK": str(rank), "MASTER_PORT": str(free_port)}
+        return subprocess.Popen(
+            [sys.executable, "-m", "bert.commands.allreduce"],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(repository / "implementations")}
+            | {"RUN_DIR": str(tmp_path / "run")}
+            | settings
+            | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def test_ranks_that_add_right_pass_and_rank_0_prints_the_bandwidth(start, tmp_path):
+    ranks = [start(rank) for rank in range(2)]
+    outputs = [rank.communicate(timeout=250) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    lines = outputs[0][0].splitlines()
+    assert len(lines) == len(allreduce.CPU_SIZES)
+    assert all("all-reduce of 2 ranks (gloo)" in line and "GB/s, all sums right" in line for line in lines)
+    assert outputs[1][0] == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_bandwidth_below_the_sites_demand_fails(monkeypatch):
+    monkeypatch.setattr(allreduce, "_connect", lambda config, device: None)
+    monkeypatch.setattr(allreduce, "measure", lambda num_bytes, rank, size, device: num_bytes / 1e9)  # 1 GB/s
+    with pytest.raises(allreduce.AllReduceError, match=r"is 1.00 GB/s, below NCCL_TEST_MIN_GBPS=1.6$"):
+        allreduce.run(from_env(allreduce.Config, SETTINGS | {"RANK": "1", "NCCL_TEST_MIN_GBPS": "1.6"}))
+
+
+def test_under_torchrun_the_ranks_meet_at_the_store_that_it_has_opened(free_port):
+    store = distributed.TCPStore("127.0.0.1", free_port, is_master=True, wait_for_workers=False)
+    environ = SETTINGS | {"WORLD_SIZE": "1", "RANK": "0", "MASTER_PORT": str(free_port)}
+    allreduce.run(from_env(allreduce.Config, environ | {"TORCHELASTIC_USE_AGENT_STORE": "True"}))
+    assert store.check(["allreduce/here/0"])
+    reason = f"rank 0 on .* does not reach rank 0 at 127.0.0.1:{free_port}: "
+    with pytest.raises(allreduce.AllReduceError, match=reason):  # it cannot listen there a second time
+        allreduce.run(from_env(allreduce.Config, environ))
+
+
+def test_a_rank_that_stops_makes_the_others_fail_by_the_timeout(start, tmp_path):
+    first, second = start(0, NCCL_TEST_TIMEOUT="6"), start(1, NCCL_TEST_TIMEOUT="6")
+    second.send_signal(signal.SIGSTOP)
+    try:
+        _, errors = first.communicate(timeout=200)
+    finally:
+        second.kill()
+        second.wait()
+    assert first.returncode == 1
+    assert "error: 1 of 2 ranks did not arrive in 6 s: rank 1;" in errors
+    assert "did not arrive" in (tmp_path / "run" / "error_0.txt").read_text()
+
+
+def test_an_address_where_nobody_listens_is_named(tmp_path, capsys, free_port):
+    environ = SETTINGS | {"RANK": "1", "MASTER_PORT": str(free_port), "NCCL_TEST_TIMEOUT": "1"}
+    assert allreduce.main([], environ | {"RUN_DIR": str(tmp_path)}) == 1
+    reason = f"does not reach rank 0 at 127.0.0.1:{free_port}: "
+    assert reason in capsys.readouterr().err
+    assert reason in (tmp_path / "error_0.txt").read_text()
+
+
+def test_a_wrong_value_is_one_line_with_status_2(capsys):
+    assert allreduce.main([], SETTINGS | {"NCCL_TEST_MIN_GBPS": "fast"}) == 2
+    expected = "bert allreduce: error: NCCL_TEST_MIN_GBPS='fast': expected a number, at least 0"
+    assert capsys.readouterr().err.splitlines() == [expected]
+
+
+def test_the_largest_size_is_that_of_the_gradients_of_the_model_to_be_trained(tmp_path):
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+    (tmp_path / "bert_config.json").write_text(json.dumps(sizes | {"vocab_size": 30522}))
+    config = from_env(allreduce.Config, SETTINGS | {"CHECKPOINTDIR_PHASE1": str(tmp_path)})
+    assert allreduce.gradient_bytes(config) == allreduce.BERT_LARGE_BYTES
+    small = tmp_path / "small.json"
+    small.write_text(json.dumps(sizes | {"vocab_size": 30522, "num_hidden_layers": 12}))
+    config = from_env(allreduce.Config, SETTINGS | {"CHECKPOINTDIR_PHASE1": str(tmp_path), "BERT_CONFIG": str(small)})
+    assert allreduce.gradient_bytes(config) < 0.6 * allreduce.BERT_LARGE_BYTES
+    assert allreduce.gradient_bytes(from_env(allreduce.Config, SETTINGS)) == allreduce.BERT_LARGE_BYTES

@@ -1,0 +1,193 @@
+"""python -m bert evaluate: the figures are those that the run itself found, of each of its checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import threading
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bert.checkpoint import huggingface as hub
+from bert.checkpoint import weights as checkpoint
+from bert.commands import evaluate as evaluation
+from bert.data.format import write_records
+from bert.data.pretraining import make_batch
+from bert.data.records import Metadata
+from bert.data.shards import Shards, list_shards
+
+from ..states import newest, write_in_shards
+
+
+def run_evaluation(capsys, prepared, *arguments, **environ):
+    """(exit status, stdout, stderr) of the command."""
+    settings = {name: prepared[name] for name in ("EVALDIR", "DEVICE", "OMP_NUM_THREADS")}
+    status = evaluation.main([str(argument) for argument in arguments], settings | environ)
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+@pytest.fixture
+def save(tiny, make_model, tmp_path):
+    """save(steps, **facts) -> a checkpoint as a run of the tiny model writes it; another seed at each step."""
+
+    def write(steps, **facts):
+        model = make_model(tiny, seed=steps, dtype=torch.float32)
+        state = {
+            "model": {name: p.detach() for name, p in model.named_parameters()},
+            "step": steps,
+            "samples": 6 * steps,
+        }
+        state |= {"bert_config": dataclasses.asdict(tiny), "ended": False, "vocab_md5": "0" * 32}
+        return checkpoint.save(checkpoint.Config(directory=tmp_path / "checkpoints", keep=9), steps, state | facts)
+
+    return write
+
+
+def test_the_figures_are_those_of_the_run_and_watching_it_ends_with_it(prepared, run_bert, tmp_path, capsys):
+    folder = tmp_path / "run" / "checkpoints"
+    finished = run_bert(
+        prepared | {"CHECKPOINT_DIR": str(folder), "CHECKPOINT_EVERY_STEPS": "4", "CHECKPOINT_KEEP": "9"}
+    )
+    assert finished.returncode == 3, finished.stderr  # the target is out of reach
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics_0.jsonl").read_text().splitlines()]
+    found = {line["step"]: line for line in lines if line["kind"] == "evaluation"}
+    status, out, _ = run_evaluation(capsys, prepared, tmp_path / "run", "--json", NUM_EVAL_EXAMPLES="17")
+    assert status == 0
+    for line in map(json.loads, out.splitlines()):
+        for name in ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy"):
+            assert line[name] == pytest.approx(found[line["steps"]][name], rel=1e-6), name
+        assert (line["sequences"], line["trained_samples"] > 0) == (17, True)
+    assert [json.loads(line)["steps"] for line in out.splitlines()] == [4, 8]
+    status, out, err = run_evaluation(capsys, prepared, folder, "--watch")
+    assert (status, len(out.splitlines())) == (0, 2), "the newest is the last of its run"
+    assert err.startswith("the run is over: ")
+    assert newest(folder)["ended"]
+
+
+def test_a_checkpoint_in_shards_has_the_figures_of_one_in_a_file(save, prepared, tmp_path, capsys):
+    """Given by itself or by the folder of both, where it is the newer one."""
+    state = torch.load(save(3), weights_only=True)
+    folder = tmp_path / "checkpoints"
+    facts = {name: state[name] for name in ("samples", "bert_config", "ended", "vocab_md5")}
+    path = write_in_shards(folder, 4, state["model"], **facts)
+    lines = [json.loads(line) for line in run_evaluation(capsys, prepared, folder, "--json")[1].splitlines()]
+    assert [line["steps"] for line in lines] == [3, 4]
+    assert lines[1]["checkpoint"] == str(path) == str(folder / "step_0000000004")
+    assert [lines[0][name] for name in ("accuracy", "mlm_loss")] == [
+        lines[1][name] for name in ("accuracy", "mlm_loss")
+    ]
+    assert json.loads(run_evaluation(capsys, prepared, path, "--json")[1])["mlm_loss"] == lines[0]["mlm_loss"]
+
+
+def test_losses_and_accuracies_are_means_over_words_and_over_sequences(tiny, make_model, save, prepared, capsys):
+    path = save(3)
+    status, out, _ = run_evaluation(capsys, prepared, path, "--json")
+    (line,) = map(json.loads, out.splitlines())
+    shards = Shards(list_shards(tmp := path.parents[1] / "eval", "EVALDIR"), 48)
+    batch = make_batch(shards[0], torch.arange(20).numpy(), 48)
+    with torch.no_grad():
+        logits = make_model(tiny, seed=3).eval().logits(batch)
+    assert (status, line["sequences"], tmp.is_dir()) == (0, 20, True)
+    expected = {
+        "accuracy": (logits.mlm.argmax(1) == batch.masked_labels).double().mean(),
+        "mlm_loss": F.cross_entropy(logits.mlm, batch.masked_labels),
+        "nsp_accuracy": (logits.nsp.argmax(1) == batch.next_sentence_labels).double().mean(),
+        "nsp_loss": F.cross_entropy(logits.nsp, batch.next_sentence_labels),
+    }
+    for name, value in expected.items():
+        assert line[name] == pytest.approx(float(value), rel=1e-5), name
+    status, out, _ = run_evaluation(capsys, prepared, path, "--samples", 5)
+    assert (status, "step_0000000003.pt" in out, "mlm loss" in out) == (0, True, True)
+
+
+def test_a_live_run_is_followed_until_its_last_checkpoint(save, prepared, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(evaluation, "POLL_SECONDS", 0.01)
+    (tmp_path / "checkpoints").mkdir()
+
+    def later():
+        time.sleep(0.2)
+        save(2)
+        time.sleep(0.2)
+        save(5, ended=True)
+
+    writer = threading.Thread(target=later)
+    writer.start()
+    status, out, err = run_evaluation(capsys, prepared, tmp_path / "checkpoints", "--watch", "--json")
+    writer.join()
+    steps = [json.loads(line)["steps"] for line in out.splitlines()]
+    assert (status, steps[-1]) == (0, 5)
+    assert "the run is over" in err
+
+
+def test_watching_ends_at_the_target(save, prepared, capsys, monkeypatch):
+    folder = save(2).parent
+    real = evaluation.Evaluator.__call__
+    monkeypatch.setattr(
+        evaluation.Evaluator, "__call__", lambda self, m: dataclasses.replace(real(self, m), accuracy=0.4)
+    )
+    status, out, err = run_evaluation(capsys, prepared, folder, "--watch", TARGET_MLM_ACCURACY="0.4")
+    assert (status, len(out.splitlines())) == (0, 2)
+    assert err.startswith("the target 0.4 is reached: ")
+
+
+@pytest.mark.parametrize("accuracy", [0.34085, 0.3420])
+def test_the_benchmarks_initial_checkpoint_is_known_by_its_accuracy(
+    accuracy, tiny, make_model, make_records, prepared, monkeypatch, capsys, tmp_path
+):
+    """On the benchmark's set: its number of sequences, and its vocabulary."""
+    monkeypatch.setattr(evaluation, "SEQUENCES", 20)
+    metadata = Metadata(max_seq_length=48, vocab_md5=evaluation.VOCAB_MD5, random_seed=0, dupe_factor=1)
+    write_records(tmp_path / "eval" / "part_eval_10k.hdf5", make_records(20, packed=False, seed=9), metadata)
+    weights = tmp_path / "phase1" / "model.ckpt-28252.pt"
+    torch.save({"model": dict(make_model(tiny, dtype=torch.float32).state_dict())}, weights)
+    (tmp_path / "phase1" / "bert_config.json").write_text(json.dumps(dataclasses.asdict(tiny)))
+    real = evaluation.Evaluator.__call__
+    monkeypatch.setattr(
+        evaluation.Evaluator, "__call__", lambda self, m: dataclasses.replace(real(self, m), accuracy=accuracy)
+    )
+    status, out, _ = run_evaluation(capsys, prepared, weights)
+    met = "met" if accuracy == 0.34085 else "not met: these are not the benchmark's weights"
+    assert out.splitlines()[-1] == f"0.34085 +- 0.0005 is expected of the benchmark's initial checkpoint: {met}"
+    status, out, _ = run_evaluation(capsys, prepared, weights, "--json")
+    assert (status, json.loads(out)["initial_checkpoint"]) == (0, accuracy == 0.34085)
+    status, out, _ = run_evaluation(capsys, prepared, weights, "--samples", 19)
+    assert "expected of" not in out, "on other sequences nothing is expected"
+
+
+def test_bad_input_is_one_line(save, prepared, capsys, tmp_path):
+    other = {"vocab_md5": "1" * 32}
+    damaged = tmp_path / "step_0000000001.pt"
+    damaged.write_bytes(b"torn")
+    bare = tmp_path / "weights.pt"
+    torch.save({}, bare)
+    cases = [
+        ((tmp_path / "none",), {}, "no such file or folder: name a checkpoint"),
+        ((tmp_path / "packed",), {}, "no step_* and no model.safetensors in it"),
+        ((damaged,), {}, "not a readable checkpoint"),
+        ((bare,), {}, "nothing says of which model it is: give its bert_config.json by --bert-config"),
+        ((save(1),), {"EVALDIR": ""}, "EVALDIR is not set: give the folder"),
+        ((save(1),), {"EVALDIR": str(tmp_path / "nowhere")}, "no such folder; prepare the data first"),
+        ((save(1), "--samples", 99), {}, "20 sequences, and NUM_EVAL_EXAMPLES is 99"),
+        ((save(1), "--samples", -1), {}, "--samples -1: expected at least 1"),
+        ((save(2, **other),), {}, "made with another vocabulary"),
+        ((save(1),), {"PRECISION": "fp7"}, "PRECISION='fp7': expected one of"),
+    ]
+    for arguments, environ, message in cases:
+        status, out, err = run_evaluation(capsys, prepared, *arguments, **environ)
+        assert (status, out) == (2, ""), message
+        assert err.startswith("bert evaluate: error: "), err
+        assert message in err
+        assert err.count("\n") == 1
+
+
+def test_the_vocabulary_named_here_is_the_one_of_the_golden_files(shared):
+    vocabulary = shared / "golden" / "vocab.txt"
+    if not vocabulary.is_file():
+        pytest.skip("no vocab.txt in the reference data")
+    assert hashlib.md5(vocabulary.read_bytes()).hexdigest() == evaluation.VOCAB_MD5
+    assert hub.lower_case(vocabulary)

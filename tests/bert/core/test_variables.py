@@ -1,0 +1,109 @@
+"""One list of variables: the table follows the code, and a name that looks misspelt stops the run before it starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert.commands import allreduce
+from bert.core import env, variables
+from bert.core.env import ConfigError
+from bert.pretraining.config import Config
+
+# What shells, schedulers, containers, compilers and other libraries export on machines of this trade.
+ORDINARY = Path(__file__).with_name("ordinary_names.txt").read_text(encoding="utf-8").split()
+
+TYPOS = {
+    "BATCHSZIE": "BATCHSIZE",  # these four passed a whole check once, or a whole run
+    "LEARNING_RATE": "LR",
+    "FUSE": "FUSED",
+    "DGXNODES": "DGXNNODES",
+    "BATCHSIZ": "BATCHSIZE",
+    "LRR": "LR",
+    "SEDE": "SEED",
+    "MAX_STEP": "MAX_STEPS",
+    "DATA_DIR": "DATADIR",
+    "NCCL_TEST_TIMOUT": "NCCL_TEST_TIMEOUT",
+    "EVAL_ITER_SAMPELS": "EVAL_ITER_SAMPLES",
+    "OPT_LAMB_BETA1": "OPT_LAMB_BETA_1",
+    "WEIGHT_DECAY": "WEIGHT_DECAY_RATE",
+    "SUBMISSION_DIVISON": "SUBMISSION_DIVISION",
+    "EVAL_INTERVAL_SAMPLES": "EVAL_ITER_SAMPLES",
+}
+
+
+@pytest.mark.parametrize("name", TYPOS)
+def test_a_misspelt_name_stops_with_the_name_that_was_meant(name):
+    with pytest.raises(ConfigError, match=rf"^{name}: did you mean {TYPOS[name]}\?"):
+        variables.check_names({name: "1", "LR": "1"})
+
+
+def test_all_misspelt_names_are_in_one_line():
+    with pytest.raises(ConfigError) as caught:
+        variables.check_names({"FUSE": "none", "BATCHSZIE": "8"})
+    assert str(caught.value).startswith("BATCHSZIE: did you mean BATCHSIZE? FUSE: did you mean FUSED?")
+
+
+def test_a_name_of_our_kind_that_resembles_none_stops_too():
+    with pytest.raises(ConfigError, match=r"^OPT_LAMB_GAMMA: did you mean OPT_LAMB_BETA"):
+        variables.check_names({"OPT_LAMB_GAMMA": "1"})
+
+
+def test_the_ordinary_environment_of_a_cluster_passes():
+    listed = [entry.name for entries in variables.groups().values() for entry in entries]
+    variables.check_names(dict.fromkeys([*ORDINARY, *listed], "1"))
+
+
+def test_this_very_environment_passes():
+    variables.check_names(os.environ)
+
+
+def test_every_synonym_names_a_variable():
+    listed = {entry.name for entries in variables.groups().values() for entry in entries}
+    assert set(variables.SYNONYMS.values()) <= listed
+    assert not set(variables.SYNONYMS) & listed
+
+
+@pytest.mark.parametrize("name", ["BATCHSZIE", "LEARNING_RATE", "FUSE"])
+def test_the_trainer_stops_before_it_reads_anything_else(name, capfd):
+    from bert.__main__ import main
+
+    assert main(["--check"], {name: "8"}) == 2
+    assert f"bert: error: {name}: did you mean {TYPOS[name]}?" in capfd.readouterr().err
+
+
+def test_the_declarations_read_from_the_source_are_those_of_the_config():
+    """The table does not import PyTorch, so it reads the source: names, defaults and meanings must be the real ones."""
+    read = variables.declared()
+    for config in (Config, allreduce.Config):
+        for field, variable, _, _ in env.variables(config):
+            entry = variables.Entry(variable.name, variables.shown(field.default), variable.meaning)
+            assert read[variable.name] == entry
+
+
+def test_a_listed_name_that_nothing_declares_is_refused():
+    with pytest.raises(ValueError, match="GHOST is not a setting of the trainer"):
+        variables.groups("== Group\nGHOST\n")
+
+
+def test_the_table_shows_what_this_environment_sets():
+    rows = variables.table({"LR": "0.02"}).splitlines()
+    assert any(re.match(r"\* LR +0\.02 +base learning rate", row) for row in rows)
+    assert any(re.match(r"  CLIP +after +", row) for row in rows)
+    assert max(map(len, variables.table({"DATADIR": "/x" * 30}, 100).splitlines())) <= 101
+
+
+@pytest.mark.parametrize("argument", ["--help", "--variables"])
+def test_help_and_table_wait_for_no_heavy_import(argument, repository, tmp_path):
+    for package in ("torch", "numpy", "scipy", "h5py"):
+        (tmp_path / f"{package}.py").write_text("raise SystemExit('imported')")
+    path = f"{tmp_path}:{repository / 'implementations'}"
+    command = [sys.executable, "-m", "bert", argument]
+    done = subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "BATCHSIZE" in done.stdout or "--check" in done.stdout

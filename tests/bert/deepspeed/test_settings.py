@@ -1,0 +1,331 @@
+"""DEEPSPEED_CONFIG: what the JSON says fills what is unset, and what contradicts it is one line naming both."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bert.core.env import ConfigError, from_env
+from bert.deepspeed import ds_zero
+from bert.deepspeed.settings import merged
+from bert.deepspeed.step import check_fp16
+from bert.pretraining.config import Config
+from bert.pretraining.run import run
+
+DEEPSPEED = SimpleNamespace(  # as if it were installed, and heeded everything
+    runtime=SimpleNamespace(zero=SimpleNamespace(config=SimpleNamespace(DeepSpeedZeroConfig=dict)))
+)
+PUBLISHED = {  # the recipe of the 5B model of the published DeepSpeed BERT, in its users' words
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 4,
+    "steps_per_print": 10,
+    "gradient_clipping": 0.5,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "Adam", "params": {"lr": 0.0015, "betas": [0.8, 0.99], "eps": 1e-7, "weight_decay": 0.02}},
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {"total_num_steps": 900, "warmup_max_lr": 0.0007, "warmup_num_steps": 20, "warmup_type": "linear"},
+    },
+    "zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 1.5e8},
+    "zero_allow_untested_optimizer": True,
+}
+
+
+ADAMW = {"type": "AdamW", "params": {"lr": 5e-4}}
+DECAY = {"type": "WarmupDecayLR", "params": {"warmup_type": "linear", "total_num_steps": 100}}
+
+
+@pytest.fixture
+def environ(prepared, tmp_path):
+    """environ(JSON, **variables): of a run with DeepSpeed; the variables that the JSON speaks of are unset."""
+
+    def make(found, **variables):
+        path = tmp_path / "ds.json"
+        path.write_text(found if isinstance(found, str) else json.dumps(found))
+        free = {"BATCHSIZE", "LR", "LOG_EVERY_STEPS"} if "optimizer" in found else set()
+        kept = {name: value for name, value in prepared.items() if name not in free}
+        return kept | {"ENGINE": "deepspeed", "DEEPSPEED_CONFIG": str(path), "WORLD_SIZE": "8"} | variables
+
+    return make
+
+
+def _refusal(environment, capsys):
+    assert run(environment, check_only=True) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def test_the_json_fills_what_is_unset(environ):
+    config = from_env(Config, merged(environ(PUBLISHED)))
+    assert (config.data.batch_size, config.data.gradient_steps) == (4, 2)
+    assert config.precision.precision == "bf16"
+    assert (config.optim.optimizer, config.optim.max_grad_norm, config.optim.sharded) == ("adamw", 0.5, True)
+    adam = config.optim.adam
+    assert (adam.beta1, adam.beta2, adam.eps, adam.weight_decay) == (0.8, 0.99, 1e-7, 0.02)
+    rates = config.schedule
+    assert (rates.schedule, rates.lr, rates.decay_steps, rates.warmup_steps) == ("poly", 0.0007, 900, 20)
+    assert config.log_every_steps == 10
+    given = config.zero.complete(config.optim, config.numerics, 4, 2)
+    assert given["zero_optimization"] == PUBLISHED["zero_optimization"]
+    assert (given["gradient_clipping"], given["bf16"]["enabled"], given["fp16"]["enabled"]) == (0.5, True, False)
+    assert not given.keys() & {"optimizer", "scheduler", "train_batch_size"}
+
+
+@pytest.mark.parametrize("where", [(), ("optimizer",), ("optimizer", "params"), ("zero_optimization", "offload_param")])
+@pytest.mark.parametrize("value", [True, [], "AdamW", 1])
+def test_what_is_no_section_is_one_line(environ, capsys, where, value):
+    line = _refusal(environ(_put(where or ("zero_optimization",), value)), capsys)
+    assert f"{'.'.join(where) or 'zero_optimization'} is {json.dumps(value)}: expected an object, in braces" in line
+
+
+@pytest.mark.parametrize("key", ["bf16", "fp16", "scheduler", "activation_checkpointing", "checkpoint"])
+def test_null_is_no_section_either(environ, capsys, key):
+    assert f"{key} is null: expected an object" in _refusal(environ({key: None}), capsys)
+
+
+@pytest.mark.parametrize(
+    ("where", "values"),
+    [
+        (("gradient_clipping",), ["1.0", -1, None, True]),
+        (("optimizer", "params", "lr"), ["1e-3", float("nan"), 0]),
+        (("optimizer", "params", "betas"), [[0.9], 0.9, [0.9, "0.99"]]),
+        (("optimizer", "params", "weight_decay"), ["0.1", float("inf")]),
+        (("optimizer", "params", "bias_correction"), ["yes"]),
+        (("scheduler", "params", "total_num_steps"), ["100", 0, 1.5]),
+        (("scheduler", "params", "warmup_num_steps"), ["9", -1]),
+        (("fp16", "initial_scale_power"), ["x", 2000, -1]),
+        (("fp16", "loss_scale_window"), ["x", 0]),
+        (("fp16", "loss_scale"), ["x", -1]),
+        (("steps_per_print",), ["ten", 0, -1]),
+        (("zero_optimization", "cpu_offload"), ["yes"]),
+    ],
+)
+def test_a_value_of_another_type_or_out_of_range_is_one_line_that_names_it(environ, capsys, where, values):
+    for value in values:
+        line = _refusal(environ(_put(where, value)), capsys)
+        assert re.search(rf"{'.'.join(where)} is .*: expected (an? |two |true or )", line), line
+
+
+def _put(where, value):
+    """A JSON that is right but for one value."""
+    found = {
+        "fp16": {"enabled": True, "hysteresis": 1},
+        "optimizer": {"type": "AdamW", "params": {}},
+        "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_type": "linear"}},
+        "zero_optimization": {"stage": 1},
+    }
+    inner = found
+    for key in where[:-1]:
+        inner = inner[key]
+    inner[where[-1]] = value
+    return found
+
+
+def test_a_scheduler_without_rate_and_warm_up_has_deepspeeds_defaults_where_nothing_is_set(environ):
+    free = {"LR": "", "WARMUP_PROPORTION": ""}
+    rates = from_env(Config, merged(environ({"scheduler": DECAY}, **free))).schedule
+    assert (rates.lr, rates.warmup_steps, rates.decay_steps) == (0.001, 1000, 100)
+    mine = {"LR": "0.002", "WARMUP_PROPORTION": "0.1"}
+    rates = from_env(Config, merged(environ({"scheduler": DECAY}, **mine))).schedule
+    assert (rates.lr, rates.warmup) == (0.002, (10, 0))
+    both = {"optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "scheduler": DECAY}
+    with pytest.raises(ConfigError, match=r"optimizer\.params\.lr means LR=0\.001, and LR=0\.002 is set"):
+        merged(environ(both, **mine))
+
+
+def test_stage_1_with_divided_gradients_is_a_contradiction(environ, capsys):
+    line = _refusal(environ({"zero_optimization": {"stage": 1}}, SHARD_GRADIENTS="1"), capsys)
+    assert "zero_optimization.stage means SHARD_GRADIENTS=0, and SHARD_GRADIENTS=1 is set" in line
+
+
+def test_a_large_models_checkpoints_are_deepspeeds_own_shards(environ, monkeypatch, tmp_path):
+    monkeypatch.setattr("bert.deepspeed.settings.load", lambda: DEEPSPEED)
+    shards = {"CHECKPOINT_SHARDS": "0", "DEEPSPEED_CHECKPOINTS": "1", "CHECKPOINT_DIR": str(tmp_path)}
+    assert run(environ({"zero_optimization": {"stage": 2}}, WORLD_SIZE="1", **shards), check_only=True) == 0
+
+
+@pytest.mark.deepspeed
+def test_what_deepspeed_itself_refuses_is_one_line_and_what_it_knows_is_known_here(environ, capsys):
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.offload_config import (
+        DeepSpeedZeroOffloadOptimizerConfig,
+        DeepSpeedZeroOffloadParamConfig,
+    )
+
+    fields = DeepSpeedZeroConfig.model_fields
+    assert {*fields, *(field.alias for field in fields.values() if field.alias)} == ds_zero.KNOWN
+    of_offload = {"optimizer": DeepSpeedZeroOffloadOptimizerConfig, "param": DeepSpeedZeroOffloadParamConfig}
+    assert {f"offload_{what}": {*kind.model_fields} for what, kind in of_offload.items()} == ds_zero.KNOWN_OF_OFFLOAD
+    for zero, words in {
+        "overlap_comm": ("yes please", "zero_optimization.overlap_comm: Input should be a valid boolean"),
+        "reduce_bucket_size": (-1, "zero_optimization.reduce_bucket_size: Input should be greater than 0"),
+    }.items():
+        line = _refusal(environ({"zero_optimization": {"stage": 1, zero: words[0]}}, WORLD_SIZE="1"), capsys)
+        assert f"DeepSpeed refuses {words[1]}" in line
+    twice = {"stage": 2, "cpu_offload": True, "offload_optimizer": {"device": "cpu"}}
+    assert "DeepSpeed refuses" in _refusal(environ({"zero_optimization": twice}, WORLD_SIZE="1"), capsys)
+
+
+def test_what_is_auto_or_absent_is_left_to_the_variables(environ):
+    found = {"train_batch_size": "auto", "fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}}
+    config = from_env(Config, merged(environ(found, GRADIENT_STEPS="3", PRECISION="bf16")))
+    assert (config.data.batch_size, config.data.gradient_steps) == (3, 3)
+    assert config.precision.precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "key"),
+    [
+        ("BATCHSIZE", "5", "train_micro_batch_size_per_gpu"),
+        ("GRADIENT_STEPS", "1", "gradient_accumulation_steps"),
+        ("PRECISION", "fp32", "bf16.enabled"),
+        ("OPTIMIZER", "lamb", "optimizer.type"),
+        ("LR", "0.001", "scheduler.params.warmup_max_lr"),
+        ("MAX_GRAD_NORM", "1.0", "gradient_clipping"),
+        ("SHARD_OPTIMIZER", "0", "zero_optimization.stage"),
+        ("SHARD_GRADIENTS", "0", "zero_optimization.stage"),
+        ("LOG_EVERY_STEPS", "100", "steps_per_print"),
+    ],
+)
+def test_a_contradiction_is_one_line_that_names_both(environ, capsys, name, value, key):
+    line = _refusal(environ(PUBLISHED, **{name: value}), capsys)
+    assert f"{name}={value} is set" in line
+    assert f": {key} means {name}=" in line
+
+
+def test_the_same_said_twice_is_no_contradiction(environ):
+    same = {"BATCHSIZE": "4", "MAX_GRAD_NORM": "0.50", "SHARD_OPTIMIZER": "true", "PRECISION": "auto", "LR": "7e-4"}
+    assert from_env(Config, merged(environ(PUBLISHED, **same))).optim.max_grad_norm == 0.5
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ("{", "no JSON"),
+        ("[]", "expected an object"),
+        ({"train_batch_size": 65, "train_micro_batch_size_per_gpu": 4}, "no whole gradient_accumulation_steps"),
+        (
+            {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3},
+            "64 is not train_micro_batch_size_per_gpu 4 x gradient_accumulation_steps 3 x 8 ranks",
+        ),
+        ({"train_batch_size": "64"}, 'train_batch_size is "64": expected an integer, at least 1'),
+        ({"train_batch_size": 64.5}, "train_batch_size is 64.5: expected an integer, at least 1"),
+        ({"sparse_attention": {"mode": "fixed"}}, "sparse_attention: nothing here does that"),
+        ({"optimizer": {"type": "OneBitAdam"}}, "expected Adam, AdamW or Lamb"),
+        ({"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}}, "max_coeff: our Lamb has no such setting"),
+        ({"scheduler": {"type": "WarmupLR"}}, "expected WarmupDecayLR"),
+        ({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 5}}}, 'expected "linear"'),
+        (
+            {"fp16": {"enabled": True, "hysteresis": 2}},
+            "fp16.hysteresis is 2: with PRECISION=fp16 masters are fp32, and the loss scale halves",
+        ),
+        (
+            {"activation_checkpointing": {"profile": False, "number_checkpoints": 4}},
+            "activation_checkpointing.number_checkpoints: RECOMPUTE_LAYERS does that here",
+        ),
+        ({"zero_optimization": {"stage": 4}}, "stage is 4"),
+        ({"zero_optimization": {"stage": True}}, "stage is True"),
+        *(
+            ({"zero_optimization": {"stage": 3, key: value}}, f"zero_optimization.{key} is not supported")
+            for key, value in {
+                "zero_hpz_partition_size": 8,
+                "zero_quantized_weights": True,
+                "zero_quantized_nontrainable_weights": True,
+                "zero_quantized_gradients": True,
+                "mics_shard_size": 2,
+                "elastic_checkpoint": True,
+            }.items()
+        ),
+        ({"zero_optimization": {"stage": 1, "overlap_com": True}}, "zero_optimization.overlap_com: nothing heeds that"),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"devise": "cpu"}}},
+            "zero_optimization.offload_optimizer.devise: nothing heeds that",
+        ),
+        ({"zero_optimization": {"stage": 1, "compute_grad_norm": False}}, "compute_grad_norm is false"),
+        ({"bf16": {"enabled": "false"}}, 'bf16.enabled is "false": expected true or false'),
+        ({"bf16": {"enabld": True}}, "bf16.enabld: nothing heeds that"),
+        ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "masters and states are fp32"),
+        ({"fp16": {"enabled": True, "initial_scal_power": 3}}, "fp16.initial_scal_power: nothing heeds that"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "bf16.enabled and fp16.enabled are both true"),
+        ({"optimizer": {"type": "AdamW", "legacy_fusion": True}}, "optimizer.legacy_fusion: nothing heeds that"),
+        ({"optimizer": ADAMW, "scheduler": DECAY}, "optimizer.params.lr is 0.0005, and scheduler.params.warmup_max_lr"),
+    ],
+)
+def test_a_json_that_cannot_be_is_one_line(environ, capsys, found, words):
+    assert words in _refusal(environ(found), capsys)
+
+
+@pytest.mark.parametrize(
+    ("found", "variables", "words"),
+    [
+        ({"zero_optimization": {"stage": 0}}, {}, "zero_optimization.stage is 0"),
+        ({}, {"CLIP": "before"}, "CLIP=before: our own engine does that"),
+        ({}, {"WARMUP_RUN": "1"}, "WARMUP_RUN=1: our own engine does that"),
+        ({}, {"ALLREDUCE_DTYPE": "weights"}, "ALLREDUCE_DTYPE=weights: our own engine does that"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
+            {},
+            "offload_optimizer: device nvme, a ratio and super_offload are not supported",
+        ),
+        ({}, {"CHECKPOINT_SHARDS": "1"}, "set CHECKPOINT_SHARDS=0 DEEPSPEED_CHECKPOINTS=1"),
+        (
+            {"checkpoint": {"tag_validation": "Fail", "use_node_local_storage": True}},
+            {"DEEPSPEED_CHECKPOINTS": "1"},
+            "DEEPSPEED_CHECKPOINTS=1 and checkpoint.use_node_local_storage in",
+        ),
+    ],
+)
+def test_what_deepspeed_cannot_do_is_refused_before_the_start(environ, capsys, monkeypatch, found, variables, words):
+    monkeypatch.setattr("bert.deepspeed.settings.load", lambda: DEEPSPEED)
+    assert words in _refusal(environ({"zero_optimization": {"stage": 2}} | found, **variables), capsys)
+
+
+def test_without_deepspeed_one_line_says_how_to_install_it(environ, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    line = _refusal(environ({"zero_optimization": {"stage": 2}}), capsys)
+    assert "pip install -r requirements/deepspeed.txt" in line
+
+
+def test_the_json_goes_with_the_engine(environ, capsys):
+    assert "DEEPSPEED_CONFIG is not set" in _refusal(environ({}, DEEPSPEED_CONFIG=""), capsys)
+    assert "ENGINE is not deepspeed" in _refusal(environ({}, ENGINE="own"), capsys)
+    own = environ({}, ENGINE="own", DEEPSPEED_CONFIG="", DEEPSPEED_CHECKPOINTS="1")
+    assert "DEEPSPEED_CHECKPOINTS=1 and ENGINE is not deepspeed" in _refusal(own, capsys)
+
+
+def test_our_loss_scale_is_the_one_that_deepspeed_begins_with(environ):
+    config = from_env(Config, merged(environ({"fp16": {"enabled": True, "hysteresis": 1, "initial_scale_power": 12}})))
+    assert (config.precision.init_loss_scale, config.precision.growth_interval) == (4096, 1000)
+    given = config.zero.complete(config.optim, config.numerics, 1, 1)
+    assert (given["fp16"]["enabled"], given["fp16"]["loss_scale"]) == (True, 4096)
+
+
+@pytest.mark.parametrize(("has_fp16", "device"), [(None, "CPU"), (True, "CPU"), (False, "CUDA")])
+def test_fp16_that_deepspeed_does_not_find_on_this_processor_is_refused_before_the_start(
+    environ, capsys, monkeypatch, has_fp16, device
+):
+    accelerator = SimpleNamespace(is_fp16_supported=lambda: has_fp16)
+    found = SimpleNamespace(get_accelerator=lambda: accelerator)
+    fakes = {
+        "deepspeed": SimpleNamespace(accelerator=found, runtime=DEEPSPEED.runtime),
+        "deepspeed.accelerator": SimpleNamespace(),
+        "deepspeed.accelerator.cpu_accelerator": SimpleNamespace(CPU_Accelerator=lambda: accelerator),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setitem(sys.modules, name, fake)
+    if device == "CUDA":
+        with pytest.raises(ConfigError, match="no fp16 on this CUDA: set bf16 or fp32, in the JSON too"):
+            check_fp16(fakes["deepspeed"], torch.device("cuda"))
+        return
+    monkeypatch.setattr("bert.deepspeed.settings.load", lambda: fakes["deepspeed"])
+    environment = environ({"zero_optimization": {"stage": 2}, "fp16": {"enabled": True, "hysteresis": 1}})
+    if has_fp16:
+        assert run(environment, check_only=True) == 0
+    else:
+        words = "PRECISION=fp16: DeepSpeed finds no fp16 on this CPU: set bf16 or fp32, in the JSON too"
+        assert words in _refusal(environment, capsys)

@@ -1,0 +1,87 @@
+"""PRECISION=tf32 and a constant loss scale: what they set, and where they are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bert.core.env import ConfigError, from_env
+from bert.kernels.fp8 import Recipe
+from bert.kernels.precision import Config, LossScaler
+from bert.pretraining.config import Config as RunConfig
+from bert.pretraining.resume import restore, run_identity
+
+from ..pretraining.test_resume import Trained
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_a_constant_loss_scale_stays_whatever_overflows_and_whatever_a_checkpoint_says():
+    settings = {"precision": "fp16", "growth_interval": 2}
+    constant = LossScaler(Config(loss_scale=2.0**20, **settings).resolve(CPU))
+    adapted = LossScaler(Config(init_loss_scale=2.0**20, **settings).resolve(CPU))
+    for finite in (False, True, True, True, True):
+        for scaler in (constant, adapted):
+            scaler.update(torch.tensor(finite))
+    assert (float(constant.scale), float(adapted.scale)) == (2.0**20, 2.0**21)
+    assert int(constant.num_skipped_steps) == int(adapted.num_skipped_steps) == 1
+    constant.load_state_dict(adapted.state_dict())
+    assert float(constant.scale) == 2.0**20
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loss_scale_without_fp16_is_refused(precision):
+    with pytest.raises(ConfigError, match=r"LOSS_SCALE=1024 is for fp16: set PRECISION=fp16"):
+        Config(precision=precision, loss_scale=1024.0).check(CPU)
+    Config(precision="fp16", loss_scale=1024.0).check(CPU)
+
+
+def test_tf32_is_fp32_whose_products_the_gpu_may_round():
+    before, resolved = torch.backends.cuda.matmul.allow_tf32, Config(precision="tf32").resolve(GPU)
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        Config(precision="fp32").resolve(GPU).apply()
+        assert not torch.backends.cuda.matmul.allow_tf32
+        resolved.apply()
+        assert (resolved.dtype, torch.backends.cuda.matmul.allow_tf32) == (torch.float32, True)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_tf32_is_refused_where_no_hardware_has_it(monkeypatch):
+    for device, capability, refused in ((CPU, None, True), (GPU, (7, 5), True), (GPU, (8, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        if refused:
+            with pytest.raises(ConfigError, match=r"PRECISION=tf32 needs a GPU of compute capability 8\.0"):
+                Config(precision="tf32").check(device)
+        else:
+            Config(precision="tf32").check(device)
+
+
+def test_settings_of_fp8_reach_its_recipe_and_a_resumed_run_must_keep_them(prepared):
+    settings = {"PRECISION": "fp8", "FP8_FAST_SUMS": "all", "FP8_OUTPUT_PROJECTION": "1"}
+    plain, other, bf16 = (
+        from_env(RunConfig, prepared | extra) for extra in ({"PRECISION": "fp8"}, settings, {"PRECISION": "bf16"})
+    )
+    assert plain.numerics.fp8 == Recipe(scales="delayed", fast_backward=False, output_projection=False)
+    assert other.numerics.fp8 == Recipe(scales="delayed", fast_backward=True, output_projection=True)
+    assert bf16.numerics.fp8 is None
+    in_bf16 = from_env(RunConfig, prepared | {"PRECISION": "fp8", "FP8_EVALUATION": "0"})
+    assert (plain.numerics.fp8.evaluation, in_bf16.numerics.fp8.evaluation) == (True, False)
+    assert run_identity(plain, 0) == run_identity(in_bf16, 0), "no evaluation changes the training"
+    identities = [run_identity(config, 0) for config in (plain, other, bf16)]
+    assert [one["FP8_FAST_SUMS"] for one in identities] == [None, "all", None]
+    assert [one["FP8_OUTPUT_PROJECTION"] for one in identities] == [None, 1, None]
+
+
+def test_auto_is_resumed_by_the_name_of_what_it_was_and_as_earlier_versions_saved_it(prepared):
+    auto, fp32, bf16 = (from_env(RunConfig, prepared | {"PRECISION": name}) for name in ("auto", "fp32", "bf16"))
+    saved = {"run": run_identity(auto, 7), "step": 4, "batches": 5, "samples": 6}
+    assert saved["run"]["PRECISION"] == "fp32"
+    for run in (saved["run"], saved["run"] | {"PRECISION": "auto"}):
+        for config in (auto, fp32):
+            trained = Trained()
+            assert restore(config, trained, 7, saved | {"run": run}) == (4, 5, 6)
+            assert trained.state["step"] == 4
+        with pytest.raises(ConfigError, match="is of a run with PRECISION fp32, this one has bf16: use the same"):
+            restore(bf16, Trained(), 7, saved | {"run": run})

@@ -1,0 +1,180 @@
+"""The closed division refuses every value that its rules fix, before anything starts and all at once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from bert.core.env import ConfigError, from_env
+from bert.pretraining import closed_division
+from bert.pretraining.config import Config
+
+LARGE = {
+    "vocab_size": 30522,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+}
+
+
+@pytest.fixture
+def closed(tmp_path):
+    """closed(model_changes, **variables) -> the Config of a closed run of 8 x 48 packed rows, so changed."""
+
+    def make(model: dict | None = None, **changes: str) -> Config:
+        (tmp_path / "bert_config.json").write_text(json.dumps(LARGE | (model or {})))
+        (tmp_path / "weights.pt").touch()
+        environ = {
+            "DEVICE": "cpu",
+            "CHECKPOINTDIR_PHASE1": str(tmp_path),
+            "INIT_CHECKPOINT": str(tmp_path / "weights.pt"),
+            "DATADIR_PHASE2_PACKED": str(tmp_path),
+            "DATADIR_PHASE2": str(tmp_path),
+            "EVALDIR": str(tmp_path),
+            "PACKED": "1",
+            "PACKING_FACTOR": "2",
+            "BATCHSIZE": "48",
+            "WORLD_SIZE": "8",
+            "LR": "0.00096",
+            "MAX_STEPS": "3680",
+            "EVAL_ITER_START_SAMPLES": "150000",
+            "EVAL_ITER_SAMPLES": "150000",
+        }
+        config = from_env(Config, environ | changes)
+        config.check()
+        return config
+
+    return make
+
+
+# Everything that the audit found accepted, and what was refused one by one before.
+WRONG = {
+    "clip norm": ({"MAX_GRAD_NORM": "2"}, "MAX_GRAD_NORM=2.0 (gradients are clipped to a norm of 1.0"),
+    "trust ratio": ({"LAMB_RATIO": "all"}, "LAMB_RATIO=all (LAMB scales by a trust ratio where weight decay applies"),
+    "schedule": ({"LR_SCHEDULE": "poly"}, "LR_SCHEDULE=poly (the learning rate warms up linearly"),
+    "end rate": ({"END_LR": "1e-5"}, "END_LR=1e-05 (the learning rate decays to 0"),
+    "decay power": ({"LR_DECAY_POWER": "2"}, "LR_DECAY_POWER=2.0 (the learning rate decays linearly"),
+    "target": ({"TARGET_MLM_ACCURACY": "0.5"}, "TARGET_MLM_ACCURACY=0.5 (the quality target is 0.720"),
+    "evaluation set": ({"NUM_EVAL_EXAMPLES": "100"}, "NUM_EVAL_EXAMPLES=100 (every evaluation takes all 10,000"),
+    "length": ({"MAX_SEQ_LENGTH": "128"}, "MAX_SEQ_LENGTH=128 (sequences have up to 512 tokens"),
+    "interval": ({"EVAL_ITER_SAMPLES": "1000"}, "EVAL_ITER_SAMPLES=1000 (evaluations come every floor("),
+    "first evaluation": ({"EVAL_ITER_START_SAMPLES": "300000"}, "EVAL_ITER_START_SAMPLES=300000 (the first"),
+    "evaluation at 0": ({"EVAL_INITIAL": "1"}, "EVAL_INITIAL=1 (the evaluation at sample 0 is skipped"),
+    "seed": ({"SEED": "42"}, "SEED=42 (seeds come from the clock or the system"),
+    "seed 0": ({"SEED": "0"}, "SEED=0 (seeds come"),
+    "bins": ({"PACKED": "0", "PACKING_FACTOR": "1", "BATCHING": "bins"}, "BATCHING=bins (data is traversed in random"),
+    "masks": ({"MASKING": "dynamic"}, "MASKING=dynamic (masks are those of the prepared data"),
+    "optimizer": ({"OPTIMIZER": "adamw"}, "OPTIMIZER=adamw (LAMB is the benchmark's only optimizer"),
+    "resumed": ({"RESUME": "1", "CHECKPOINT_DIR": "/tmp"}, "RESUME=1 (a run is timed from its start"),
+    "random weights": ({"INIT_CHECKPOINT": ""}, "INIT_CHECKPOINT= (training starts from model.ckpt-28252"),
+    "made-up data": ({"SYNTH_DATA": "1"}, "SYNTH_DATA=1 (the data set is Wikipedia's"),
+    "packed rows that count once": ({"PACKING_FACTOR": "1"}, "PACKING_FACTOR=1 (the global batch is logged in"),
+    "unpacked rows that count twice": ({"PACKED": "0"}, "PACKING_FACTOR=2 (the global batch is logged in"),
+}
+WRONG_MODELS = {
+    "layers": ({"num_hidden_layers": 2}, "num_hidden_layers=2 in "),
+    "no dropout": ({"hidden_dropout_prob": 0.0}, "hidden_dropout_prob=0.0 in "),
+    "no attention dropout": ({"attention_probs_dropout_prob": 0}, "attention_probs_dropout_prob=0 in "),
+    "width": ({"hidden_size": 512}, "hidden_size=512 in "),
+    "heads": ({"num_attention_heads": 8}, "num_attention_heads=8 in "),
+    "feed-forward": ({"intermediate_size": 1024}, "intermediate_size=1024 in "),
+    "vocabulary": ({"vocab_size": 2048}, "vocab_size=2048 in "),
+    "epsilon": ({"layer_norm_eps": 1e-5}, "layer_norm_eps=1e-05 in "),
+    "positions": ({"max_position_embeddings": 1024}, "max_position_embeddings=1024 in "),
+    "segments": ({"type_vocab_size": 3}, "type_vocab_size=3 in "),
+    "erf": ({"hidden_act": "gelu_erf"}, "hidden_act=gelu_erf in "),
+    "erf of Hugging Face": ({"model_type": "bert", "hidden_act": "gelu"}, "GELU is the tanh form"),
+}
+
+
+def refused(config: Config, starts: bool = False) -> str:
+    with pytest.raises(ConfigError) as caught:
+        closed_division.check(config, starts)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_value_that_the_rules_fix_is_refused_with_its_rule(closed, case):
+    changes, said = WRONG[case]
+    reason = refused(closed(**changes))
+    assert reason.startswith(f"the closed division does not allow {said}")
+    assert reason.endswith("Correct this, or set SUBMISSION_DIVISION=open")
+    closed_division.check(closed(**changes, SUBMISSION_DIVISION="open"), starts=True)
+
+
+@pytest.mark.parametrize("case", WRONG_MODELS)
+def test_another_model_is_refused(closed, case):
+    changes, said = WRONG_MODELS[case]
+    assert said in refused(closed(changes))
+    closed_division.check(closed(changes, SUBMISSION_DIVISION="open"), starts=True)
+
+
+def test_all_violations_are_in_one_message(closed):
+    reason = refused(closed({"num_hidden_layers": 2}, SEED="1", END_LR="1e-6", EVAL_INITIAL="1"))
+    for said in ("SEED=1 (", "END_LR=1e-06 (", "EVAL_INITIAL=1 (", "num_hidden_layers=2 in "):
+        assert said in reason
+
+
+def test_every_rule_has_a_wrong_value_among_the_tests():
+    named = {said.partition("=")[0] for _, said in WRONG.values()}
+    assert named == {rule.variable for rule in closed_division.RULES}
+    assert {said.partition("=")[0] for _, said in WRONG_MODELS.values()} >= set(closed_division.MODEL_FIELDS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"LR": "0.002"}, {"WARMUP_STEPS": "100"}, {"OPT_LAMB_BETA_1": "0.6"}, {"WEIGHT_DECAY_RATE": "0.1"}),
+        *({"CLIP": "before"}, {"OPT_EPSILON": "1e-5"}, {"MAX_STEPS": "10"}, {"MAX_SAMPLES_TERMINATION": "9000"}),
+        *({"GRADIENT_STEPS": "2"}, {"LR_DECAY_STEPS": "4000"}),
+        {"PACKED": "0", "BATCHING": "online"},
+        {"PACKED": "0", "PACKING_FACTOR": "1", "EXCHANGE_GROUP": "8"},
+        {"EVAL_ITER_SAMPLES": "150528", "EVAL_ITER_START_SAMPLES": "150528"},  # 196 whole steps of 768
+    ],
+    ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()),
+)
+def test_what_the_rules_leave_free_is_allowed(closed, changes):
+    closed_division.check(closed(**changes), starts=True)
+
+
+def test_a_gpu_run_starts_only_with_dropped_caches(closed, monkeypatch):
+    monkeypatch.setattr(closed_division, "pick_device", lambda _: torch.device("cuda"))
+    assert "CACHE_CLEARED=0 (page caches are dropped before each run" in refused(closed(), starts=True)
+    closed_division.check(closed(), starts=False)  # --check comes before they are dropped
+    closed_division.check(closed(CACHE_CLEARED="1"), starts=True)
+    closed_division.check(closed(SUBMISSION_DIVISION="open"), starts=True)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "interval"),
+    [(448, 150_000), (768, 150_000), (3072, 175_000), (4608, 200_000), (8192, 225_000), (16384, 325_000)],
+)
+def test_the_evaluation_interval_is_the_rules(batch_size, interval):
+    assert closed_division.rule_interval(batch_size) == interval
+
+
+@pytest.mark.parametrize("arguments", [["--check"], []])
+def test_the_command_stops_before_it_reads_data_or_weights(closed, tmp_path, capfd, arguments):
+    from bert.__main__ import main
+
+    (tmp_path / "bert_config.json").write_text(json.dumps(LARGE))
+    environ = {
+        "CHECKPOINTDIR_PHASE1": str(tmp_path),
+        "SYNTH_DATA": "1",
+        "BATCHSIZE": "48",
+        "LR": "1",
+        "MAX_STEPS": "9",
+        "EVAL_ITER_START_SAMPLES": "1",
+        "EVAL_ITER_SAMPLES": "1",
+        "DEVICE": "cpu",
+        "RUN_DIR": str(tmp_path / "run"),
+    }
+    assert main(arguments, environ) == 2
+    assert "bert: error: the closed division does not allow EVAL_ITER_SAMPLES=1 (" in capfd.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["error_0.txt"]

@@ -1,0 +1,205 @@
+"""The memory that --check announces, against what a step on this machine takes; and a GPU that is too small."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from bert import kernels, optim
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import ConfigError, from_env
+from bert.data.pretraining import PretrainingBatch
+from bert.kernels.precision import Precision
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.model.init import first_weights, hollow, initialize, on_meta
+from bert.model.recompute import Recomputation
+from bert.pretraining import host_memory, memory
+from bert.pretraining.config import Config
+from bert.pretraining.peak import Peak
+from bert.training.step import build_step
+
+from ..ranks import run_ranks
+
+CPU = torch.device("cpu")
+SHAPE = BertConfig(
+    vocab_size=211, hidden_size=96, num_hidden_layers=4, num_attention_heads=4, intermediate_size=384,
+    max_position_embeddings=48,
+)  # fmt: skip
+
+
+def _plan(batch, **settings):
+    common = {
+        "model": SHAPE, "optimizer": optim.Config(sharded=True), "dtype": torch.float32, "fused": False, "num_ranks": 1,
+        "tokens": batch.num_tokens, "masked": batch.num_masked, "length": 48, "accumulate": False,
+        "recompute_layers": 0, "device_type": "cpu",
+    }  # fmt: skip
+    return memory.Plan(**{**common, **settings})
+
+
+def _measured(plan, batch):
+    """The most bytes that tensors hold in a step."""
+    model = BertForPreTraining(plan.model, kernels.select(kernels.Config(fused="none"), CPU))
+    initialize(model, 0)
+    if plan.recompute_layers:
+        model.recompute(Recomputation(plan.recompute_layers, random_state=True))
+    step = build_step(
+        model, Precision(dtype=plan.dtype), plan.optimizer, World(DistConfig(device="cpu")),
+        accumulate=plan.accumulate, fused_update=False,
+    )  # fmt: skip
+    buffers = [step.optimizer.buckets.whole] if plan.optimizer.sharded else []
+    with Peak([*step.optimizer.state_tensors(), *buffers]) as peak:
+        step([batch], 0.01)
+    return peak.most
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings"),
+    [
+        (24, {}),
+        (24, {"recompute_layers": 1}),
+        (4, {"recompute_layers": 2, "dtype": torch.bfloat16, "accumulate": True}),
+        (24, {"model": dataclasses.replace(SHAPE, layer_norm_large_model=True, attention_probs_dropout_prob=0.0)}),
+        (4, {"optimizer": optim.Config(optimizer="lans", sharded=False)}),
+    ],
+    ids=["plain", "recompute", "bf16", "pre_norm", "replicated"],
+)
+def test_the_estimate_is_within_a_tenth_of_what_a_step_takes(rows, settings, make_records, batch_of):
+    records = make_records(rows, packed=False)
+    batch = batch_of(records, np.arange(rows))
+    plan = _plan(batch, length=_mean_length(batch), **settings)
+    assert sum(memory.estimate(plan).values()) == pytest.approx(_measured(plan, batch), rel=0.1)
+
+
+def _two_wide_steps(world, rows, length):
+    """Of a model as wide as BERT-1.5B with two layers, whose shard each rank draws, on real ranks."""
+    shape = BertConfig(
+        hidden_size=1600, num_hidden_layers=2, num_attention_heads=25, intermediate_size=6400,
+        layer_norm_large_model=True,
+    )  # fmt: skip
+    batch = _whole_rows(rows, length, shape.vocab_size)
+    optimizer = optim.Config(optimizer="lans", sharded=True, shard_gradients=True)
+    plan = _plan(
+        batch, model=shape, optimizer=optimizer, num_ranks=world.size, length=length, recompute_layers=1,
+    )  # fmt: skip
+    with on_meta():
+        model = BertForPreTraining(shape, kernels.select(kernels.Config(fused="none"), CPU))
+    hollow(model, torch.float32, CPU)
+    model.recompute(Recomputation(1, random_state=True))
+    step = build_step(
+        model, Precision(dtype=torch.float32), optimizer, world,
+        accumulate=False, fused_update=False, first_weights=first_weights(model, 0),
+    )  # fmt: skip
+    with Peak([*step.optimizer.state_tensors(), *memory.gradient_buffers(step.optimizer)]) as peak:
+        first = step([batch], 1e-3)
+    assert sum(memory.estimate(plan).values()) == pytest.approx(peak.most, rel=0.1)
+    second = step([batch], 1e-3)
+    assert first.finite
+    assert sum(second.losses) < sum(first.losses)
+
+
+def _whole_rows(rows, length, vocab_size):
+    tokens = rows * length
+    places = torch.arange(0, tokens, 7, dtype=torch.int32)
+    return PretrainingBatch(
+        input_ids=torch.arange(tokens, dtype=torch.int32) % vocab_size, segment_ids=torch.zeros(tokens).int(),
+        position_ids=torch.arange(length).repeat(rows).int(), cu_seqlens=torch.arange(rows + 1).int() * length,
+        max_seqlen=length, num_tokens=tokens, num_sequences=rows, num_masked=len(places), masked_positions=places,
+        masked_labels=places.long() % vocab_size, next_sentence_labels=torch.zeros(rows, dtype=torch.int64),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_two_steps_as_wide_as_bert_1_5b_on_two_ranks_take_what_was_foreseen():
+    run_ranks(_two_wide_steps, 2, arguments=(4, 128))
+
+
+def _mean_length(batch):
+    """Of the sequence in which a token is, on average: the probabilities of attention are as many as that."""
+    lengths = batch.cu_seqlens.diff().double()
+    return float(lengths.square().sum() / lengths.sum())
+
+
+def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
+    config = from_env(Config, prepared | {"CHECKPOINT_DIR": "/nowhere"})
+    assert "this machine has" in memory.describe(config)
+    on_a_gpu = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
+    monkeypatch.setattr(memory.Plan, "of", lambda config: on_a_gpu)
+    for gpu, node, words, refused in (
+        (2, 8, "the GPU has 2.0; host 0.5 GiB for the ranks of a node; this machine has 8.0", False),
+        (1, 8, "out of memory: 1.0 GiB per rank.*the GPU has 1.0: lower BATCHSIZE", True),
+        (2, 0.25, r"out of memory: .*this machine has 0\.2: set SHARD_OPTIMIZER=1", True),
+    ):
+        properties = SimpleNamespace(total_memory=gpu * memory.GIB)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, properties=properties: properties)
+        monkeypatch.setattr(host_memory, "capacity", lambda node=node: int(node * memory.GIB))
+        if refused:
+            with pytest.raises(ConfigError, match=words):
+                memory.describe(config)
+        else:
+            assert words in memory.describe(config)
+
+
+def test_cpus_that_are_too_small_are_refused_where_the_run_is_to_be_on_cpus(prepared, monkeypatch):
+    monkeypatch.setattr(host_memory, "capacity", lambda: 1)
+    with pytest.raises(ConfigError, match="start fewer ranks on a node"):
+        memory.describe(from_env(Config, prepared))
+    assert "this machine has 0.0" in memory.describe(from_env(Config, prepared | {"DEVICE": "auto"}))
+
+
+def test_a_node_holds_what_its_ranks_hold_together(prepared):
+    """Of 6 ranks on 3 nodes, beside the processes themselves: weights to begin with, and then a checkpoint."""
+
+    def needed(**settings):
+        config = from_env(Config, prepared | {"WORLD_SIZE": "6", "DGXNNODES": "3", "PRECISION": "bf16"} | settings)
+        plan = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
+        return memory.host(config, plan, {"states": 1000}) - 2 * memory.PROCESS, config
+
+    saving = {"CHECKPOINT_DIR": "/nowhere"}
+    beginning, config = needed(SHARD_OPTIMIZER="0")
+    assert beginning == 2 * 4 * sum(p.numel() for p in BertForPreTraining(config.model, kernels.select(
+        kernels.Config(fused="none"), CPU)).parameters())  # fmt: skip
+    assert needed(SHARD_OPTIMIZER="1")[0] == 0
+    assert needed(SHARD_OPTIMIZER="1", **saving)[0] == 6 * 1000, "rank 0 gathers"
+    assert needed(SHARD_OPTIMIZER="1", CHECKPOINT_SHARDS="1", **saving)[0] == 2 * 1000
+
+
+def test_the_limit_of_a_control_group_counts(tmp_path):
+    whole = host_memory.capacity(tmp_path)
+    assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    group = tmp_path / "proc" / "self" / "cgroup"
+    for said, file, limit in (
+        ("0::/slurm/job_7\n", "sys/fs/cgroup/slurm/memory.max", "3000\n"),
+        ("5:cpu:/a\n9:memory:/b\n", "sys/fs/cgroup/memory/memory.limit_in_bytes", "2000\n"),
+    ):
+        group.write_text(said)
+        assert host_memory.capacity(tmp_path) == whole
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("max\n")
+        assert host_memory.capacity(tmp_path) == whole
+        (tmp_path / file).write_text(limit)
+        assert host_memory.capacity(tmp_path) == int(limit)
+
+
+def test_every_published_size_fits_where_its_configs_run(repository):
+    """H100 with 80 GB; the sizes of docs/large_models.md."""
+    for name, ranks, rows, layers in (("1.5b", 8, 32, 0), ("5b", 8, 32, 1), ("5b", 128, 24, 1)):
+        model = BertConfig.from_json(repository / "configs" / "models" / f"bert_{name}.json")
+        batch = SimpleNamespace(num_tokens=rows * 128, num_masked=rows * 20)
+        settings = {"dtype": torch.bfloat16, "fused": True, "accumulate": True, "device_type": "cuda", "length": 128}
+        parts = {}
+        for shard_gradients in (False, True):
+            optimizer = optim.Config(optimizer="lans", sharded=True, shard_gradients=shard_gradients)
+            plan = _plan(batch, model=model, num_ranks=ranks, recompute_layers=layers, optimizer=optimizer, **settings)
+            parts[shard_gradients] = memory.estimate(plan)
+            assert sum(parts[shard_gradients].values()) < 80e9
+        whole, shard = parts[False], parts[True]
+        assert shard["gradients"] * ranks == pytest.approx(whole["gradients"] - shard["gradients"], rel=0.01)
+        assert whole["states"] * ranks == pytest.approx(3 * 2 * whole["weights"] * ranks / (ranks + 1), rel=0.01)

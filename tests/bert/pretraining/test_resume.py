@@ -1,0 +1,120 @@
+"""RESUME=1 on another number of ranks: each step has the rows that it would have had, and gives the same weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bert.checkpoint import weights as checkpoint
+from bert.core.env import ConfigError, from_env
+from bert.pretraining import resume
+from bert.pretraining.config import Config
+
+REPLICATED = {"SHARD_OPTIMIZER": "0"}
+SHARDED = {"SHARD_OPTIMIZER": "1", "SHARD_GRADIENTS": "1"}
+IN_SHARDS = SHARDED | {"CHECKPOINT_SHARDS": "1"}
+ROWS = {1: {"GRADIENT_STEPS": "4"}, 2: {"GRADIENT_STEPS": "2"}, 4: {}}  # by ranks: micro-batches of three rows
+
+
+@pytest.fixture
+def train(prepared, run_bert, tmp_path):
+    """train(name, ranks, **settings): a run of six steps without dropout that saves into the folder ``name``."""
+    shape = tmp_path / "phase1" / "bert_config.json"
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    shape.write_text(json.dumps(json.loads(shape.read_text()) | no_dropout))
+
+    def run(name, ranks, **settings):
+        folders = {"CHECKPOINT_DIR": str(tmp_path / name), "RUN_DIR": str(tmp_path / f"run_{name}")}
+        common = {"MAX_STEPS": "6", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0", "LR": "0.001"}
+        return run_bert(prepared | common | ROWS[ranks] | folders | settings, ranks=ranks)
+
+    return run
+
+
+def _last(folder: Path) -> dict[str, torch.Tensor]:
+    (path,) = checkpoint.saved(folder)[-1:]
+    assert "/step_0000000006" in str(path)
+    return {name: tensor.clone() for name, tensor in checkpoint.read_state_dict(path).items()}
+
+
+def _check_same(expected: Path, found: Path) -> None:
+    weights, others = _last(expected), _last(found)
+    assert weights.keys() == others.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(others[name], weight, rtol=0, atol=2e-5, msg=name)
+
+
+def _chain(train, tmp_path, *parts):
+    """The same six steps at once, and in parts of (ranks, steps until then, settings)."""
+    done = train("whole", parts[0][0])
+    assert done.returncode == 0, done.stderr
+    before = 0
+    for ranks, until, settings in parts:
+        done = train("moved", ranks, STEPS_THIS_RUN=str(until - before), RESUME=str(int(before > 0)), **settings)
+        assert done.returncode == 0, done.stderr
+        before = until
+    _check_same(tmp_path / "whole", tmp_path / "moved")
+
+
+def test_a_run_continues_on_other_ranks_where_a_step_keeps_its_rows(train, tmp_path):
+    _chain(train, tmp_path, (1, 3, REPLICATED), (2, 6, SHARDED))
+    refused = train("moved", 2, RESUME="1", GRADIENT_STEPS="1")
+    assert refused.returncode == 2
+    (line,) = refused.stderr.strip().splitlines()
+    assert "is of a run with GRADIENT_STEPS 2, this one has 1" in line
+    assert "WORLD_SIZE x BATCHSIZE x GRADIENT_STEPS must stay 12, and is 6: change another of them" in line
+
+
+class Trained:
+    """What a checkpoint is loaded into."""
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def test_rows_are_dealt_as_by_the_first_run_and_where_they_lie_in_rows_alone(prepared):
+    def settings(**changed):
+        return from_env(Config, prepared | {"WORLD_SIZE": "2", "GRADIENT_STEPS": "2"} | changed)
+
+    def saved(config, **facts):
+        before = resume.run_identity(config, 7) | {"WORLD_SIZE": 4, "GRADIENT_STEPS": 1}
+        return {"run": before, "step": 4, "batches": 5, "samples": 6} | facts
+
+    config = settings()
+    assert resume.dealt(config, None) == (2, 6)
+    assert resume.dealt(config, saved(config)) == (4, 3), "a checkpoint of an earlier version"
+    assert resume.dealt(config, saved(config, dealt=(1, 12))) == (1, 12)
+    assert resume.restore(config, Trained(), 7, saved(config)) == (4, 5, 6)
+    unpacked = {"PACKED": "0", "DATADIR_PHASE2": "/data"}
+    for changed in ({"BATCHING": "online"}, {"BATCHING": "bins"}, {"EXCHANGE_GROUP": "2"}):
+        config = settings(**unpacked, **changed)
+        with pytest.raises(ConfigError, match="is of a run with WORLD_SIZE 4, this one has 2: use the same settings"):
+            resume.restore(config, Trained(), 7, saved(config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(1, 2, 1), (4, 1, 2)])
+@pytest.mark.parametrize("settings", [REPLICATED, SHARDED, IN_SHARDS], ids=["replicated", "sharded", "in shards"])
+def test_a_run_moves_to_other_ranks_and_back(train, tmp_path, ranks, settings):
+    _chain(train, tmp_path, *((number, 2 * place, settings) for place, number in enumerate(ranks, 1)))
+
+
+@pytest.mark.slow
+def test_shards_are_whole_and_whole_is_shards_on_other_ranks(train, tmp_path):
+    _chain(train, tmp_path, (2, 2, IN_SHARDS), (1, 4, REPLICATED), (4, 6, IN_SHARDS))
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("stages", [(0, 3, 0), (2, 0, 1)], ids=["ours first", "DeepSpeed first"])
+def test_a_run_moves_between_engines_and_numbers_of_ranks(train, tmp_path, stages):
+    """Ours on one rank, DeepSpeed on two, ours on one; and the other way, with checkpoints of DeepSpeed's own."""
+    parts = []
+    for place, stage in enumerate(stages, 1):
+        path = tmp_path / f"ds_{stage}.json"
+        path.write_text(json.dumps({"zero_optimization": {"stage": stage}}))
+        theirs = {"ENGINE": "deepspeed", "DEEPSPEED_CONFIG": str(path), "DEEPSPEED_CHECKPOINTS": str(int(place == 1))}
+        parts.append((2 if stage else 1, 2 * place, theirs if stage else SHARDED))
+    _chain(train, tmp_path, *parts)

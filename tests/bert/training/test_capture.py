@@ -1,0 +1,129 @@
+"""CAPTURE: tensors by module in the order of the step, and a comparison that names the first that differs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from bert import optim
+from bert.commands import compare_captures
+from bert.core import rundir
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import ConfigError
+from bert.kernels.precision import Precision
+from bert.model.recompute import Recomputation
+from bert.training import capture
+from bert.training.step import build_step
+
+
+@pytest.fixture
+def captured(tiny, make_model, make_records, batch_of, tmp_path):
+    """captured(name, spoil=None, recompute=False) -> the folder that two steps leave; one of them is written."""
+    batches = [batch_of(make_records(2), np.arange(begin, begin + 1)) for begin in (0, 1)]
+
+    def run(name, spoil=None, recompute=False):
+        model = make_model(tiny, dtype=torch.float32)
+        if spoil:
+            with torch.no_grad():
+                dict(model.named_parameters())[spoil][0] += 0.5
+        if recompute:
+            model.recompute(Recomputation(1, random_state=True))
+        world = World(DistConfig(device="cpu"))
+        settings = optim.Config(optimizer="adamw", sharded=False)
+        step = build_step(model, Precision(dtype=torch.float32), settings, world, accumulate=True, fused_update=False)
+        config = capture.Config(capture="inputs,activations,gradients", steps=1)
+        take_step = capture.CapturedStep(config, tmp_path / name, 0, model, step)
+        for seed in range(2):
+            torch.manual_seed(seed)
+            take_step(batches, 0.1)
+        return tmp_path / name
+
+    return run
+
+
+def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(captured, capsys):
+    one = captured("one")
+    assert [path.name for path in one.iterdir()] == ["step_1_rank_0.safetensors"]
+    (path,) = one.iterdir()
+    names = [name.rpartition(".") for name, *_ in capture.differences(path, path)]
+    forward, backward = ([name for name, _, kind in names if kind == which] for which in ("activation", "gradient"))
+    assert backward == [name for name in reversed(forward) if name in set(backward)], "as the step computes them"
+    assert compare_captures.main([str(one), str(captured("again", recompute=True))]) == 0
+    assert capsys.readouterr().out == "equal\n"
+    spoilt = captured("spoilt", spoil="bert.encoder.layer.1.intermediate.dense.bias")
+    assert compare_captures.main([str(one), str(spoilt)]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == (
+        "the first that differs: 1.bert.encoder.layer.1.intermediate.activation of step_1_rank_0.safetensors"
+    )
+    assert any("2.bert.encoder.layer.0.attention.gradient" in line for line in said), "gradients flow back to layer 0"
+    assert not any("layer.0" in line and ".activation" in line for line in said)
+    assert compare_captures.main([str(one), str(one / "nothing")]) == 2
+
+
+def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):
+    run = rundir.Config(run_dir=tmp_path)
+    capture.Config(capture="inputs, gradients").check(run, uses_graph=False)
+    for config, arguments, message in (
+        (
+            capture.Config(capture="weights"),
+            (run, False),
+            "CAPTURE names weights: expected inputs, activations, gradients",
+        ),
+        (capture.Config(steps=3), (run, False), "CAPTURE_STEPS=3 and no CAPTURE: say in CAPTURE what to write: inputs"),
+        (capture.Config(capture=","), (run, False), "CAPTURE=',': say in CAPTURE"),
+        (capture.Config(capture="inputs"), (rundir.Config(), False), "CAPTURE writes to RUN_DIR"),
+        (capture.Config(capture="inputs"), (run, True), "set CUDA_GRAPH=0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config.check(*arguments)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """file(name, **tensors) -> a file of a capture."""
+
+    def write(name, **tensors):
+        order = {capture.ORDER: json.dumps(list(tensors))}
+        safetensors.torch.save_file(tensors, tmp_path / name, metadata=order)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["first", "second"])
+def test_a_tensor_that_only_one_of_two_has_differs(file, capsys, turned):
+    less = file("less", **{"1.a.activation": torch.ones(3)})
+    more = file("more", **{"1.a.activation": torch.ones(3), "1.b.activation": torch.ones(3)})
+    pair = (more, less) if turned else (less, more)
+    assert compare_captures.main([str(path) for path in pair]) == 1
+    assert capsys.readouterr().out.endswith("the first that differs: 1.b.activation\n")
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["first", "second"])
+def test_a_file_that_is_not_a_whole_one_of_a_capture_is_bad_input_and_no_difference(file, tmp_path, capsys, turned):
+    good, tensor = file("good", a=torch.ones(3)), {"a": torch.ones(3)}
+    bad = {name: tmp_path / name for name in ("torn", "foreign", "unordered", "folder")}
+    bad["torn"].write_bytes(good.read_bytes()[:-3])
+    safetensors.torch.save_file(tensor, bad["foreign"])
+    safetensors.torch.save_file(tensor, bad["unordered"], metadata={capture.ORDER: '["b"]'})
+    for path in bad.values():
+        assert compare_captures.main([str(good), str(path)][:: -1 if turned else 1]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("compare_captures: error: ")
+        assert str(path) in said
+        assert said.count("\n") == 1
+
+
+def test_a_gradient_that_never_came_is_zero(file):
+    never = file("never", **{"a.gradient": torch.empty(0), "a.activation": torch.empty(0)})
+    for value, worst in ((0.0, 0.0), (2.0, 2.0)):
+        came = file("came", **{"a.gradient": torch.full((3,), value), "a.activation": torch.zeros(3)})
+        for one, other in ((never, came), (came, never)):
+            found = {name: absolute for name, absolute, _ in capture.differences(one, other)}
+            assert found == {"a.gradient": worst, "a.activation": float("inf")}

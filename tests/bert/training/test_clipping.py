@@ -1,0 +1,81 @@
+"""CLIP=before: every micro-batch is clipped by its own norm, so the update does not depend on who computes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bert import kernels, optim
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.data.pretraining import make_batch
+from bert.data.synthetic import synthetic_records
+from bert.kernels.precision import Precision
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.model.init import initialize
+from bert.training.step import build_step
+
+from ..ranks import run_ranks
+
+NUM_MICRO_BATCHES, NUM_ROWS, LENGTH, VOCABULARY, NUM_STEPS = 8, 2, 16, 61, 2
+MODEL = BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                   intermediate_size=32, max_position_embeddings=LENGTH, initializer_range=0.2,
+                   hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)  # fmt: skip
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # more cost time on such small tensors
+
+
+def _micro_batches(step, world):
+    """This rank's share of the step's rows."""
+    records = synthetic_records(NUM_MICRO_BATCHES * NUM_ROWS, LENGTH, VOCABULARY, packed=False, seed=step)
+    count = NUM_MICRO_BATCHES // world.size
+    numbers = range(world.rank * count, (world.rank + 1) * count)
+    return [make_batch(records, np.arange(NUM_ROWS * n, NUM_ROWS * (n + 1)), LENGTH) for n in numbers]
+
+
+def _trained(world, dtype, sharded, clip="before"):
+    model = BertForPreTraining(MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    initialize(model, 0)
+    model.to(dtype)
+    settings = optim.Config(sharded=sharded, clip=clip)
+    accumulate = world.size < NUM_MICRO_BATCHES
+    step = build_step(model, Precision(dtype=torch.float32), settings, world, accumulate=accumulate, fused_update=False)
+    norms = []
+    for number in range(NUM_STEPS):
+        norms.append(float(step(_micro_batches(number, world), 0.02).norm))
+    assert min(norms) > 1.5, "nothing to clip"
+    return step.state_dict()["optimizer"].get("masters")  # whole on rank 0
+
+
+def _train_and_save(world, folder):
+    for name, dtype in DTYPES.items():
+        for sharded in (False, True):
+            masters = _trained(world, dtype, sharded)
+            if world.is_main:
+                torch.save(masters, folder / f"{name}_{int(sharded)}_{world.size}.pt")
+
+
+def test_any_number_of_ranks_makes_the_same_update_of_the_same_micro_batches(tmp_path):
+    run_ranks(_train_and_save, 1, 2, 4, 8, arguments=(tmp_path,))
+    for name in DTYPES:
+        expected = torch.load(tmp_path / f"{name}_0_1.pt")
+        tolerance = 1e-12 if name == "fp64" else 1e-5
+        for path in sorted(tmp_path.glob(f"{name}_*.pt")):
+            for key, tensor in torch.load(path).items():
+                if name == "fp64" or not key.endswith("key.bias"):  # its true gradient is 0: rounding, normalised
+                    close = torch.allclose(tensor, expected[key], atol=tolerance, rtol=tolerance)
+                    assert close, (path.name, key, float((tensor - expected[key]).abs().max()))
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+def test_on_one_rank_before_is_not_after(sharded):
+    world = World(DistConfig(device="cpu"))
+    before, after = (_trained(world, torch.float64, sharded, clip) for clip in ("before", "after"))
+    name = "bert.encoder.layer.0.intermediate.dense.weight"
+    assert (before[name] - after[name]).norm() > 1e-3 * after[name].norm()

@@ -1,0 +1,213 @@
+"""Evaluation in fp8: what training would compute of the weights as they are, and no trace of it in the training."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from bert import kernels, optim
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import from_env
+from bert.kernels import fp8_linear
+from bert.kernels.precision import Config as PrecisionConfig
+from bert.model.bert import BertForPreTraining
+from bert.pretraining import memory
+from bert.pretraining.config import Config as RunConfig
+from bert.training import evaluate
+from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
+from bert.training.step import build_step
+
+from .. import no_gpu
+
+CPU = torch.device("cpu")
+WORLD = World(DistConfig(device="cpu"))
+LENGTH, RATE = 48, 0.02
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(_two_threads):
+    torch.set_num_threads(1)  # tensors this small are slower on two
+
+
+class _Run:
+    """A tiny model, its step, and its evaluation set."""
+
+    def __init__(self, model, prepared, graphed=False, **settings):
+        self.model = model
+        precision = PrecisionConfig(precision="fp8", **settings).resolve(CPU)
+        self.step = build_step(
+            model, precision, optim.Config(sharded=True), WORLD, accumulate=False, fused_update=False
+        )
+        self.config = evaluate.Config(evaldir=Path(prepared["EVALDIR"]), num_examples=7, batch_size=2)
+        graph = EvaluationGraph(self.config, LENGTH, model, CPU) if graphed else None
+        self.evaluator = Evaluator(self.config, LENGTH, model.config.vocab_size, "", WORLD, graph)
+
+    def train(self, batches, numbers):
+        losses = []
+        for number in numbers:
+            torch.manual_seed(number)
+            losses.append(float(self.step([batches[number]], RATE).losses.mlm))
+        return losses
+
+    def evaluate(self):
+        with self.step.whole() as model:
+            return self.evaluator(model)
+
+    def state(self):
+        return [t.clone() for t in (*self.step.state_tensors(), *self.model.parameters())]
+
+
+@pytest.fixture
+def run(tiny, make_model, prepared):
+    """run(**settings of fp8): a run that has taken no step; the same weights each time."""
+    return lambda graphed=False, **settings: _Run(make_model(tiny, dtype=torch.float32), prepared, graphed, **settings)
+
+
+@pytest.fixture
+def batches(make_records, batch_of):
+    """Of four steps."""
+    return [batch_of(make_records(6), range(begin, begin + 4)) for begin in range(4)]
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+def test_training_with_evaluations_between_is_the_training_without_also_from_a_checkpoint(recipe, run, batches):
+    plain, evaluated = run(fp8_recipe=recipe), run(fp8_recipe=recipe)
+    losses = plain.train(batches, range(4))
+    found = []
+    for number in range(4):
+        before, random_state = evaluated.state(), torch.get_rng_state()
+        evaluated.evaluate()
+        assert all(torch.equal(a, b) for a, b in zip(before, evaluated.state(), strict=True))
+        assert torch.equal(torch.get_rng_state(), random_state)
+        assert evaluated.step.measures == (number == 0)
+        if number == 2:
+            saved, evaluated = copy.deepcopy(evaluated.step.state_dict()), run(fp8_recipe=recipe)
+            evaluated.step.load_state_dict(saved)
+            evaluated.evaluate()
+        found += evaluated.train(batches, [number])
+    assert found == losses
+    assert all(torch.equal(a, b) for a, b in zip(plain.state(), evaluated.state(), strict=True))
+
+
+def test_it_is_near_the_evaluation_in_bf16_which_the_setting_and_the_first_step_choose(run, batches):
+    fp8, bf16 = run(), run(fp8_evaluation=False)
+
+    def reference():
+        model = BertForPreTraining(bf16.model.config, kernels.select(kernels.Config(fused="none"), CPU))
+        model.to(torch.bfloat16).load_state_dict(bf16.model.state_dict())
+        return bf16.evaluator(model)  # that never heard of fp8
+
+    assert fp8.evaluate() == bf16.evaluate() == reference(), "no step has measured scales"
+    assert fp8.train(batches, range(2)) == bf16.train(batches, range(2))
+    assert bf16.evaluate() == reference()
+    ours, theirs = fp8.evaluate(), bf16.evaluate()
+    assert ours.mlm_loss != theirs.mlm_loss
+    assert ours.mlm_loss == pytest.approx(theirs.mlm_loss, rel=0.02)
+
+
+def test_weights_are_cast_once_an_evaluation_and_again_for_the_next(run, batches, monkeypatch):
+    casts = []
+
+    def counted(x, target, out=None):
+        casts.append(out is not None)
+        return cast_rows(x, target, out)
+
+    cast_rows = fp8_linear.cast_rows
+    ours = run()
+    ours.train(batches, [0])
+    ours.evaluate()
+    monkeypatch.setattr(fp8_linear, "cast_rows", counted)
+    places = [user.fp8.held.cast.data_ptr() for user in ours.model.bert.encoder.fp8_users]
+    ours.train(batches, [1])
+    assert casts == []
+    later = ours.evaluate()
+    assert len(ours.evaluator.batches) == 4
+    products = len(places)
+    assert (sum(casts), len(casts)) == (products, products + 4 * products)
+    assert places == [user.fp8.held.cast.data_ptr() for user in ours.model.bert.encoder.fp8_users]
+    other = run()
+    other.step.load_state_dict(ours.step.state_dict())
+    assert other.evaluate() == later, "of the weights as they are now"
+
+
+class _Recorded:
+    """What a recorded graph does, without a GPU: the same again, in the mode that it was recorded in."""
+
+    def __init__(self, run, scaling):
+        self.run, self.scaling, self.mode, self.starts = run, scaling, scaling.evaluates, 0
+        run()
+
+    def replay(self):
+        mode, self.scaling.evaluates, self.starts = self.scaling.evaluates, self.mode, self.starts + 1
+        with torch.no_grad():
+            for module in self.modules:
+                module.training = False
+            self.run()
+        self.scaling.evaluates = mode
+
+
+@pytest.mark.parametrize("in_fp8", [True, False])
+def test_a_graph_recorded_before_the_first_step_evaluates_what_the_weights_have_become(
+    in_fp8, run, batches, monkeypatch
+):
+    no_gpu.streams(monkeypatch)
+    recordings = []
+
+    def record(function, stream):
+        model = graphed_model[0]
+        recordings.append(_Recorded(function, model.bert.encoder.fp8_scaling))
+        recordings[-1].modules = list(model.modules())
+        return recordings[-1]
+
+    graphed_model = []
+    build = EvaluationGraph.__init__
+
+    def noted(self, config, length, model, device):
+        graphed_model.append(model)
+        build(self, config, length, model, device)
+
+    monkeypatch.setattr(evaluate, "record", record)
+    monkeypatch.setattr(EvaluationGraph, "__init__", noted)
+    graphed, eager = run(graphed=True, fp8_evaluation=in_fp8), run(fp8_evaluation=in_fp8)
+    assert graphed.step.measures, "recorded as if scales were known, and that forgotten"
+    assert recordings[0].mode == in_fp8
+    close = {name: pytest.approx(value, rel=1e-3) for name, value in dataclasses.asdict(eager.evaluate()).items()}
+    assert dataclasses.asdict(graphed.evaluate()) == close
+    assert (recordings[0].starts == 0) == in_fp8, "before the first step it is in bf16, which the graph of fp8 is not"
+    for number in (1, 2):
+        assert graphed.train(batches, [number]) == eager.train(batches, [number])
+        starts = recordings[0].starts
+        found, expected = graphed.evaluate(), eager.evaluate()
+        assert recordings[0].starts == starts + len(graphed.evaluator.batches)
+        for name, value in dataclasses.asdict(expected).items():
+            assert getattr(found, name) == pytest.approx(value, rel=1e-4), name
+
+
+def test_a_rehearsal_computes_in_fp8_and_leaves_no_trace(run, monkeypatch):
+    ours, modes = run(), []
+    before = ours.state()
+    monkeypatch.setattr(evaluate, "_count", lambda model, batch: modes.append(model.evaluates_in_fp8))
+    rehearse(ours.config, LENGTH, ours.model, CPU)
+    assert modes == [True]
+    assert ours.step.measures
+    assert ours.model.training
+    assert not ours.model.evaluates_in_fp8
+    assert all(torch.equal(a, b) for a, b in zip(before, ours.state(), strict=True))
+
+
+def test_the_memory_estimate_counts_the_weights_that_are_held(run, prepared, batches):
+    ours = run(fp8_output_projection=True)
+    ours.train(batches, [0])
+    ours.evaluate()
+    held = sum(user.fp8.held.cast.numel() for user in ours.model.bert.encoder.fp8_users)
+    settings = prepared | {"PRECISION": "fp8", "FP8_OUTPUT_PROJECTION": "1"}
+    weights = {
+        value: memory.estimate(memory.Plan.of(from_env(RunConfig, settings | {"FP8_EVALUATION": value})))["weights"]
+        for value in "01"
+    }
+    assert weights["1"] - weights["0"] == held

@@ -1,0 +1,321 @@
+"""Steps at fixed sizes: a filled batch trains as the plain one, and warming up leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert import kernels, optim
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.data.pretraining import PretrainingCapacity, make_batch
+from bert.data.records import DataError
+from bert.data.synthetic import synthetic_records
+from bert.kernels.precision import Config as PrecisionConfig
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.model.init import initialize
+from bert.training import graph
+from bert.training.evaluate import Config as EvaluateConfig
+from bert.training.evaluate import EvaluationGraph, _count, evaluation_room, fill_batches, share
+from bert.training.graph import GraphedStep, graph_capacity, static_batch
+from bert.training.step import build_step, preserved
+
+from .. import no_gpu
+
+
+def _capacity(batch, rows, length):
+    room = PretrainingCapacity(tokens=rows * length, sequences=3 * rows, masked=batch.num_masked + 5)
+    return graph_capacity(room, rows)
+
+
+def test_filled_batch_has_the_losses_and_gradients_of_the_plain_one(tiny, make_model, make_records, batch_of):
+    records = make_records(6)
+    plain = batch_of(records, range(records.num_sequences))
+    filled = static_batch(plain, _capacity(plain, 7, 48))
+    assert int(filled.cu_seqlens[-1]) == filled.input_ids.numel() > plain.num_tokens
+    assert int((filled.cu_seqlens[1:] - filled.cu_seqlens[:-1]).max()) <= plain.max_seqlen
+    results = []
+    for batch in (plain, filled):
+        model = make_model(tiny).eval()
+        losses = model(batch)
+        (losses.mlm + losses.nsp).backward()
+        results.append((losses, {name: p.grad for name, p in model.named_parameters()}))
+    (plain_losses, plain_gradients), (filled_losses, filled_gradients) = results
+    for a, b in zip(plain_losses, filled_losses, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-13, rtol=1e-13)
+    for name, gradient in plain_gradients.items():
+        torch.testing.assert_close(filled_gradients[name], gradient, atol=1e-12, rtol=1e-11, msg=name)
+
+
+def test_filling_up_a_full_batch_changes_nothing_but_the_empty_sequences(make_records, batch_of):
+    plain = batch_of(make_records(1, packed=False), [0])
+    tokens = plain.num_tokens
+    filled = static_batch(plain, PretrainingCapacity(tokens=tokens, sequences=3, masked=plain.num_masked))
+    assert torch.equal(filled.input_ids, plain.input_ids)
+    assert filled.cu_seqlens.tolist() == [0, tokens, tokens, tokens]
+
+
+@pytest.mark.parametrize("short", ["tokens", "sequences", "masked"])
+def test_batch_beyond_the_capacity_is_refused_with_what_to_do(short, make_records, batch_of):
+    plain = batch_of(make_records(3), range(4))
+    sizes = {"tokens": plain.num_tokens + 1, "sequences": plain.num_sequences + 1, "masked": plain.num_masked}
+    with pytest.raises(DataError, match="raise MAX_SEQUENCES_PER_ROW"):
+        static_batch(plain, PretrainingCapacity(**{**sizes, short: sizes[short] - 2}))
+
+
+def _step(tiny, precision, shard, device=None, backend="auto"):
+    device = device or torch.device("cpu")
+    choice = kernels.Config(fused="none" if device.type == "cpu" else "auto", attention=backend)
+    model = BertForPreTraining(tiny, kernels.select(choice, device))
+    initialize(model, 0)
+    model.to(device)
+    config = PrecisionConfig(precision=precision, init_loss_scale=1024.0).resolve(device)
+    world = World(DistConfig(device=device.type))
+    fused = device.type == "cuda"
+    return model, build_step(model, config, optim.Config(sharded=shard), world, accumulate=True, fused_update=fused)
+
+
+@pytest.mark.parametrize(
+    ("precision", "shard"),
+    [("fp32", False), ("fp16", True), ("fp8", True)],
+    ids=["fp32-replicated", "fp16-sharded", "fp8-sharded"],
+)
+def test_steps_inside_preserved_leave_every_bit_of_state_and_random_state(
+    precision, shard, tiny, make_records, batch_of
+):
+    model, step = _step(tiny, precision, shard)
+    batch = batch_of(make_records(3), range(4))
+    step([batch, batch], 0.01)  # moments, step count and scales away from their first values
+    before = [tensor.clone() for tensor in step.state_tensors()]
+    addresses = [tensor.data_ptr() for tensor in step.state_tensors()]
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    random_state = torch.get_rng_state()
+    with preserved(step.state_tensors(), step.world.device):
+        step([batch, batch], 0.01)
+        changed = [not torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True)]
+        assert any(changed)
+    for old, new, address in zip(before, step.state_tensors(), addresses, strict=True):
+        assert torch.equal(old, new)
+        assert new.data_ptr() == address  # a graph goes on using the same memory
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, weights[name]), name
+    assert torch.equal(random_state, torch.get_rng_state())
+
+
+def test_state_tensors_are_all_that_a_step_changes(tiny, make_records, batch_of):
+    batch = batch_of(make_records(3), range(4))
+    outcomes = []
+    for warm in (False, True):
+        _, step = _step(tiny, "fp8", True)
+        torch.manual_seed(4)
+        step([batch], 0.01)
+        if warm:
+            with preserved(step.state_tensors(), step.world.device):
+                step([batch], 0.01)
+        torch.manual_seed(5)
+        losses, norm, finite = step([batch], 0.01)
+        outcomes.append([*losses, norm, finite, *[tensor.clone() for tensor in step.state_tensors()]])
+    for cold, warm in zip(*outcomes, strict=True):
+        assert torch.equal(cold, warm)
+
+
+class _Replayed:
+    """What a recorded graph does, without a GPU: the same again, in the mode that it was recorded in."""
+
+    def __init__(self, run, step, log):
+        self.run, self.step, self.known, self.log = run, step, not step.measures, log
+        run()
+
+    def replay(self):
+        self.log.append(self.known)
+        if self.step.fp8 is None:
+            return self.run()
+        now, self.step.fp8.calibrated = self.step.fp8.calibrated, self.known
+        self.run()
+        self.step.fp8.calibrated = now
+
+
+@pytest.fixture
+def graphed(monkeypatch):
+    """graphed(step, examples): a GraphedStep on the CPU, what it recorded (mode, after which), and what it started."""
+    no_gpu.streams(monkeypatch)
+
+    def build(step, examples):
+        recorded, started = [], []
+
+        def record(run, stream, before=None):
+            recorded.append((not step.measures, before.known if before else None))
+            return _Replayed(run, step, started)
+
+        monkeypatch.setattr(graph, "record", record)
+        take = GraphedStep(step, [copy.deepcopy(batch) for batch in examples])
+        return take, recorded, started
+
+    return build
+
+
+def test_first_fp8_step_is_a_recording_of_its_own_in_the_memory_of_the_other(graphed, tiny, make_records, batch_of):
+    batches = [batch_of(make_records(3), range(begin, begin + 4)) for begin in range(3)]
+    room = PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60)
+    batches = [static_batch(batch, room) for batch in batches]
+    outcomes = []
+    for in_graph in (False, True):
+        _, step = _step(tiny, "fp8", True)
+        take = step
+        if in_graph:
+            before = [tensor.clone() for tensor in step.state_tensors()]
+            take, recorded, started = graphed(step, batches[:1])
+            assert recorded == [(False, None), (True, False)]
+            assert started == [False, True]
+            started.clear()
+            assert step.measures
+            assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))
+        losses = []
+        for number, batch in enumerate(batches):
+            torch.manual_seed(number)
+            losses.append(float(take([batch], 0.01).losses.mlm))
+        outcomes.append((losses, [tensor.clone() for tensor in step.state_tensors()]))
+    assert started == [False, True, True]
+    (eager_losses, eager), (losses, state) = outcomes
+    assert losses == eager_losses
+    assert all(torch.equal(a, b) for a, b in zip(eager, state, strict=True))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_a_step_whose_scales_are_known_is_recorded_once(precision, graphed, tiny, make_records, batch_of):
+    batch = static_batch(
+        batch_of(make_records(3), range(4)), PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60)
+    )
+    _, step = _step(tiny, precision, False)
+    step([batch], 0.01)  # as a resumed run finds it
+    take, recorded, started = graphed(step, [batch])
+    assert recorded == [(True, None)]
+    take([batch], 0.01)
+    assert started == [True, True]
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_evaluation_batches_hold_every_sequence_once_within_the_room(count, batch_size, seed):
+    records = synthetic_records(count, 48, 211, packed=False, seed=seed)
+    room = evaluation_room(batch_size, 48)
+    order = np.random.default_rng(seed).permutation(records.num_sequences)
+    batches = fill_batches(records, order, room)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(records.num_sequences))
+    for chosen in batches:
+        static_batch(make_batch(records, chosen, 48), graph_capacity(room, batch_size))  # raises where it does not fit
+
+
+@pytest.mark.parametrize(("num_ranks", "batch_size"), [(8, 16), (8, 48), (1, 48)])
+def test_evaluation_batches_are_full_and_every_rank_has_as_much_to_do(num_ranks, batch_size):
+    """10,000 sequences of Wikipedia's lengths: no rank takes a batch more than the tokens need, but for one in 100."""
+    records = synthetic_records(10_100, 512, 30_522, packed=False, seed=9)
+    room = evaluation_room(batch_size, 512)
+    shares = [share(records, 10_000, rank, num_ranks) for rank in range(num_ranks)]
+    assert sorted(np.concatenate(shares).tolist()) == list(range(10_000))
+    tokens = [int(records.sequence_lengths[mine].sum()) for mine in shares]
+    assert max(tokens) - min(tokens) <= 512
+    for mine, of_rank in zip(shares, tokens, strict=True):
+        assert len(fill_batches(records, mine, room)) <= np.ceil(1.01 * of_rank / room.tokens)
+
+
+@pytest.fixture
+def gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture
+def small():
+    """Dropout, two layers, heads of 64: what the GPU kernels take."""
+    return BertConfig(vocab_size=2048, hidden_size=128, num_hidden_layers=2, num_attention_heads=2,
+                      intermediate_size=512, max_position_embeddings=128)  # fmt: skip
+
+
+def _gpu_batches(count):
+    records = synthetic_records(16 * count, 128, 2048, packed=True, seed=1)
+    batches = []
+    for number in range(count):
+        begin, end = records.row_offsets[[8 * number, 8 * number + 8]]
+        plain = make_batch(records, np.arange(begin, end), 128)
+        room = PretrainingCapacity(tokens=8 * 128, sequences=24, masked=int(0.15 * 8 * 128 + 12))
+        batches.append(static_batch(plain, graph_capacity(room, 8)).pin_memory())
+    return batches
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+def test_graph_leaves_state_alone_and_then_trains_as_eager_steps_do(precision, gpu, small):
+    batches = _gpu_batches(6)
+    torch.manual_seed(3)
+    runs = {}
+    for graphed in (False, True):
+        _, step = _step(small, precision, True, gpu)
+        take = step
+        if graphed:
+            before = [tensor.clone() for tensor in step.state_tensors()]
+            random_state = torch.cuda.get_rng_state()
+            take = GraphedStep(step, batches[:2])
+            assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))
+            assert torch.equal(random_state, torch.cuda.get_rng_state())
+        losses = []
+        for number in range(6):
+            torch.manual_seed(number)
+            pair = [batches[number], batches[(number + 1) % 6]]
+            losses.append([float(loss) for loss in take(pair, 1e-3).losses])
+        runs[graphed] = torch.tensor(losses)
+    # The same kernels and masks; attention's gradient sums in another order from run to run.
+    torch.testing.assert_close(runs[True], runs[False], atol=2e-2, rtol=2e-3)
+    assert not torch.equal(runs[True][0], runs[True][1])  # new inputs reach the graph
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_no_step_of_a_graph_takes_memory_beside_it(precision, gpu, small):
+    batches = _gpu_batches(1)
+    _, step = _step(small, precision, True, gpu)
+    take = GraphedStep(step, batches)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    for _ in range(2):  # the first one of fp8 measures the scales
+        take(batches, 1e-3)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - held < 2**16
+
+
+@pytest.mark.gpu
+def test_replays_draw_new_dropout_masks_that_the_seed_fixes(gpu, small):
+    batches = _gpu_batches(1)
+    _, step = _step(small, "bf16", True, gpu)
+    take = GraphedStep(step, batches)
+    losses = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        losses.append(float(take(batches, 0.0).losses.mlm))  # a rate of 0: only the masks differ
+    assert losses[0] != losses[1]
+    assert losses[0] == losses[2]
+
+
+@pytest.mark.gpu
+def test_graphed_evaluation_counts_as_the_eager_one(gpu, small):
+    model, _ = _step(small, "bf16", True, gpu)
+    config = EvaluateConfig(start_samples=1, every_samples=1, batch_size=8)
+    graph = EvaluationGraph(config, 128, model, gpu)
+    records = synthetic_records(40, 128, 2048, packed=False, seed=2)
+    for chosen in fill_batches(records, np.arange(40), graph.room):
+        batch = static_batch(make_batch(records, chosen, 128), graph.capacity).to(gpu)
+        model.eval()
+        with torch.no_grad():
+            eager = _count(model, batch)
+        counts = graph(batch).clone()
+        whole = [0, 2, 3, 5]
+        assert torch.equal(counts[whole], eager[whole])
+        torch.testing.assert_close(counts[[1, 4]], eager[[1, 4]], rtol=1e-3, atol=0)

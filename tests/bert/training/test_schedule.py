@@ -1,0 +1,160 @@
+"""The learning-rate rule at its edges; expected values by hand from the published rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from bert.core.env import ConfigError
+from bert.training.schedule import Config, describe, learning_rate
+
+
+def test_without_warm_up_the_first_step_has_the_base_rate_and_decay_is_linear():
+    config = Config(lr=0.00096, max_steps=3680)
+    assert learning_rate(1, config) == pytest.approx(0.00096)
+    assert learning_rate(2, config) == pytest.approx(0.00096 * (1 - 1 / 3680))
+    assert learning_rate(3680, config) == pytest.approx(0.00096 / 3680)
+
+
+def test_rate_jumps_down_where_a_warm_up_with_negative_start_ends():
+    """434x8: 0.35 of the base at step 1, 1.0 just before step 190, then 0.60."""
+    config = Config(lr=3.6e-3, max_steps=480, warmup_steps=290, start_warmup_step=-100)
+    assert learning_rate(1, config) == pytest.approx(3.6e-3 * 101 / 290)
+    assert learning_rate(189, config) == pytest.approx(3.6e-3 * 289 / 290)
+    assert learning_rate(190, config) == pytest.approx(3.6e-3 * (1 - 190 / 480))
+
+
+def test_huge_negative_start_is_a_flat_rate_for_330_steps():
+    config = Config(lr=2.58e-3, max_steps=700, warmup_steps=200330, start_warmup_step=-200000)
+    assert learning_rate(1, config) == pytest.approx(2.58e-3 * 200001 / 200330)
+    assert learning_rate(329, config) == pytest.approx(2.58e-3, rel=1e-5)
+    assert learning_rate(330, config) == pytest.approx(2.58e-3 * (1 - 330 / 700))
+
+
+def test_a_start_before_the_whole_warm_up_means_no_warm_up():
+    config = Config(lr=2.58e-3, max_steps=780, warmup_steps=170200, start_warmup_step=-200000)
+    assert learning_rate(1, config) == pytest.approx(2.58e-3 * (1 - 1 / 780))
+
+
+def test_warm_up_from_zero_starts_at_zero():
+    config = Config(lr=1.0, max_steps=100, warmup_proportion=0.1)
+    assert config.warmup == (10, 0)
+    assert [learning_rate(step, config) for step in (1, 2, 10)] == pytest.approx([0.0, 0.1, 0.9])
+    assert learning_rate(11, config) == pytest.approx(1 - 10 / 100)
+
+
+def test_rate_is_never_negative_past_the_end():
+    assert learning_rate(5000, Config(lr=1.0, max_steps=100)) == 0.0
+
+
+@pytest.mark.parametrize(
+    "settings", [{"warmup_steps": 5, "warmup_proportion": 0.1}, {"start_warmup_step": -5}], ids=["both", "start-alone"]
+)
+def test_contradictions_are_refused(settings):
+    with pytest.raises(ConfigError, match="WARMUP"):
+        Config(lr=1.0, max_steps=10, **settings).check()
+
+
+def test_a_decay_that_ends_before_the_run_stays_at_its_end():
+    config = Config(lr=4e-4, max_steps=299, decay_steps=179, end_lr=5e-5, warmup_steps=82, start_warmup_step=-16)
+    config.check()
+    assert learning_rate(65, config) == pytest.approx(4e-4 * 81 / 82)
+    assert learning_rate(66, config) == pytest.approx(5e-5 + 3.5e-4 * (1 - 66 / 179))
+    assert learning_rate(179, config) == learning_rate(299, config) == 5e-5
+
+
+def test_an_end_above_the_base_is_refused():
+    with pytest.raises(ConfigError, match=r"END_LR=0\.1: above LR=0\.01"):
+        Config(lr=0.01, max_steps=9, end_lr=0.1).check()
+
+
+# Computed apart from this code, from the rules of DeepLearningExamples, Habana and Samsung: step -> share or rate.
+DLE_1 = Config(schedule="dle", lr=6e-3, max_steps=7038, warmup_proportion=0.2843)
+DLE_2 = Config(schedule="dle", lr=4e-3, max_steps=1563, warmup_proportion=0.128)
+POLY = Config(schedule="poly", lr=1.5e-3, max_steps=155_000, warmup_proportion=0.05, constant_proportion=0.25)
+SAMSUNG_SHARES = {1: 0.2073, 65: 0.9878, 66: 1.1442, 82: 1.0, 120: 0.6575, 178: 0.1349, 179: 0.1258, 299: 0.1258}
+SAMSUNG_LR = 3.9299421615882676e-4
+SAMSUNG = Config(
+    schedule="samsung", lr=SAMSUNG_LR, end_lr=4.94549100544884e-5, max_steps=299, decay_steps=179, warmup_steps=82,
+    start_warmup_step=-16,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "rates"),
+    [
+        (DLE_1, {1: 2.9986e-6, 2000: 5.9973e-3, 2001: 5.0759e-3, 7037: 7.152e-5, 7038: 0.0}),
+        (DLE_2, {200: 3.9987e-3, 201: 3.7340e-3}),
+        (POLY, {1: 1.9355e-7, 7750: 1.5e-3, 40_000: 1.5e-3, 46_500: 1.5e-3, 100_000: 7.6037e-4, 155_000: 0.0}),
+        (SAMSUNG, {step: share * SAMSUNG_LR for step, share in SAMSUNG_SHARES.items()}),
+    ],
+    ids=["dle-phase-1", "dle-phase-2", "poly", "samsung"],
+)
+def test_published_rules_have_their_published_values(config, rates):
+    config.check()
+    assert {step: learning_rate(step, config) for step in rates} == pytest.approx(rates, rel=4e-4, abs=1e-12)
+
+
+def test_linear_rises_to_the_base_and_falls_to_zero_at_the_last_step():
+    config = Config(schedule="linear", lr=3e-5, max_steps=200, warmup_proportion=0.1)
+    rates = [learning_rate(step, config) / 3e-5 for step in (1, 10, 19, 20, 110, 199, 200, 300)]
+    assert rates == pytest.approx([1 / 20, 1 / 2, 19 / 20, 1, 1 / 2, 1 / 180, 0, 0])
+
+
+def test_a_polynomial_of_degree_two_is_squared_and_without_a_warm_up_starts_at_the_base():
+    config = Config(schedule="poly", lr=1.0, max_steps=10, power=2.0, constant_proportion=0.5)
+    assert [learning_rate(step, config) for step in (1, 4, 6, 10)] == pytest.approx([1.0, 1.0, (0.4 / 0.5) ** 2, 0.0])
+
+
+@pytest.mark.parametrize("schedule", ["dle", "poly", "linear", "samsung"])
+def test_a_warm_up_in_steps_is_one_in_shares_and_a_longer_schedule_than_the_run_is_cut_off(schedule):
+    steps = Config(schedule=schedule, lr=1.0, max_steps=200, warmup_steps=50)
+    share = Config(schedule=schedule, lr=1.0, max_steps=200, warmup_proportion=0.25)
+    run = Config(schedule=schedule, lr=1.0, max_steps=77, decay_steps=200, warmup_steps=50)
+    for step in (1, 49, 50, 51, 77):
+        expected = learning_rate(step, steps)
+        assert learning_rate(step, share) == pytest.approx(expected)
+        assert learning_rate(step, run) == expected
+
+
+@pytest.mark.parametrize("schedule", ["dle", "poly", "linear"])
+def test_a_run_that_is_all_warm_up_has_a_rate_at_every_step(schedule):
+    config = Config(schedule=schedule, lr=1.0, max_steps=10, warmup_proportion=1.0)
+    config.check()
+    assert [learning_rate(step, config) for step in (1, 9)] == pytest.approx([0.1, 0.9])
+    assert 0 <= learning_rate(10, config) <= 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "settings", "name"),
+    [
+        ("dle", {"power": 2.0}, "LR_DECAY_POWER"),
+        ("dle", {"end_lr": 0.1}, "END_LR"),
+        ("linear", {"start_warmup_step": -5, "warmup_steps": 10}, "START_WARMUP_STEP"),
+        ("mlperf", {"constant_proportion": 0.1}, "CONSTANT_PROPORTION"),
+        ("samsung", {"power": 2.0}, "LR_DECAY_POWER"),
+    ],
+)
+def test_what_a_rule_has_no_use_for_is_refused_by_name(schedule, settings, name):
+    with pytest.raises(ConfigError, match=f"LR_SCHEDULE={schedule} does not use {name}: leave it unset"):
+        Config(schedule=schedule, lr=1.0, max_steps=100, **settings).check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule": "poly", "warmup_proportion": 0.6, "constant_proportion": 0.5}, "expected a sum of at most 1"),
+        ({"schedule": "samsung", "warmup_steps": 10}, "a warm-up of 10 steps leaves none of 10 for the decay"),
+    ],
+    ids=["shares-above-1", "no-decay"],
+)
+def test_a_schedule_without_room_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Config(lr=1.0, max_steps=10, **settings).check()
+
+
+def test_the_schedule_is_told_by_four_rates():
+    assert describe(DLE_1) == (
+        "dle: 2.999e-06 at step 1 (first), 0.005076 at step 2,001 (warmed up), 0.004243 at step 3,519 (middle), "
+        "0 at step 7,038 (last)"
+    )
+    assert "0.0004497 at step 66 (warmed up)" in describe(SAMSUNG)

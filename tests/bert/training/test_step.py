@@ -1,0 +1,257 @@
+"""A step's arithmetic: overflow, clipping, accumulation, sharded runs of ``python -m bert``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bert import kernels, optim
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import HangError, World
+from bert.core.env import ConfigError
+from bert.kernels.fp8 import Recipe
+from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import LossScaler
+from bert.model.bert import BertForPreTraining
+from bert.model.init import initialize
+from bert.training.schedule import learning_rate
+from bert.training.step import build_step
+
+
+def _step(tiny, precision="fp32", shard=False, accumulate=False, dtype=torch.float32, **settings):
+    model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    initialize(model, 0)
+    model.to(dtype)
+    config = PrecisionConfig(precision=precision, init_loss_scale=1024.0).resolve(torch.device("cpu"))
+    world, settings = World(DistConfig(device="cpu")), optim.Config(sharded=shard, **settings)
+    return model, build_step(model, config, settings, world, accumulate=accumulate, fused_update=False)
+
+
+def _weights(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+def test_overflow_skips_the_step_halves_the_scale_and_says_so(shard, tiny, make_records, batch_of):
+    model, step = _step(tiny, "fp16", shard)
+    batch = batch_of(make_records(3), range(4))
+    assert step([batch], 0.01).finite
+    before, scale = _weights(model), float(step.scaler.scale)
+    state = [tensor.clone() for tensor in step.optimizer.state_tensors()]
+    poison = model.bert.pooler.dense.weight.register_hook(lambda gradient: gradient * float("inf"))
+    assert not step([batch], 0.01).finite
+    poison.remove()
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert all(torch.equal(a, b) for a, b in zip(state, step.optimizer.state_tensors(), strict=True))
+    assert float(step.scaler.scale) == scale / 2
+    assert int(step.scaler.num_skipped_steps) == 1
+    assert step([batch], 0.01).finite
+    assert not torch.equal(model.bert.pooler.dense.weight, before["bert.pooler.dense.weight"])
+
+
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_norm_is_of_the_gradient_before_it_is_clipped_and_without_the_loss_scale(
+    shard, precision, tiny, make_records, batch_of
+):
+    model, step = _step(tiny, precision, shard, max_grad_norm=1e-3)
+    model.eval()
+    batch = batch_of(make_records(3), range(4))
+    norm = step([batch], 0.0).norm
+    plain, _ = _step(tiny)
+    plain.eval()
+    losses = plain(batch)
+    (losses.mlm + losses.nsp).backward()
+    expected = torch.stack([p.grad.norm() for p in plain.parameters()]).norm()
+    torch.testing.assert_close(norm, expected, rtol=1e-5 if precision == "fp32" else 2e-2, atol=0)
+
+
+def test_gradient_clipped_by_nan_leaves_nothing_behind(tiny, make_records, batch_of):
+    _, step = _step(tiny, "fp16", shard=True)
+    batch = batch_of(make_records(3), range(4))
+    assert step([batch], 0.01).finite
+    step.optimizer.buckets.add_received(torch.tensor(float("nan")), True)  # CLIP=before, a rank that overflowed
+    assert step([batch], 0.01).finite
+
+
+class _Watch(TorchDispatchMode):
+    """Counts operators, and those that wait for the device or copy from the host: a graph can hold neither."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "index.Tensor", "index_put")
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.waiting = 0, set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen += 1
+        if any(name in str(function) for name in self.WAITING):
+            self.waiting.add(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def _attention_without_reading_the_lengths(qkv, forward_pass, dropout):
+    tokens = torch.arange(qkv.shape[0], dtype=torch.int32)
+    sequence = torch.searchsorted(forward_pass.cu_seqlens[1:].contiguous(), tokens, right=True)
+    query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1)
+    mask = sequence[:, None] == sequence[None, :]
+    context = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    return context[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+@pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+def test_nothing_in_a_step_waits_for_the_device(precision, shard, tiny, make_records, batch_of, monkeypatch):
+    model, step = _step(tiny, precision, shard, accumulate=True)
+    batch = batch_of(make_records(2), range(3))
+    with _Watch() as control:
+        float(torch.ones(()))
+    assert control.waiting == {"aten._local_scalar_dense.default"}
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.attention = _attention_without_reading_the_lengths
+    if precision == "fp8":
+        step.fp8.mark_calibrated()
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor"))
+    with _Watch() as watch:
+        step.run([batch, batch])
+    assert watch.seen > 300
+    assert not watch.waiting
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_an_fp8_step_that_saw_what_is_no_number_is_not_finite(bad, tiny, make_records, batch_of):
+    model, step = _step(tiny, "fp8")
+    batch = batch_of(make_records(3), range(4))
+    assert step([batch], 0.01).finite
+    # Inf is cut off to the format's largest number, so that it would not show in the gradients.
+    model.bert.encoder.layer[0].intermediate.dense.weight.data[3, 5] = bad
+    assert not step([batch], 0.01).finite
+    assert torch.isfinite(step.fp8.scales).all()
+
+
+def test_fp8_refuses_sizes_that_no_hardware_takes(tiny):
+    model, _ = _step(tiny)
+    with pytest.raises(ConfigError, match="fp8 takes multiples of 16, and bert_config has hidden_size=24, intermedi"):
+        model.bert.encoder.use_fp8(Recipe(), torch.device("cuda"))
+
+
+def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_device(prepared, monkeypatch):
+    from bert.core.env import from_env
+    from bert.pretraining.config import Config
+    from bert.training.steps import Steps
+
+    config = from_env(Config, prepared | {"PRECISION": "fp16"})
+    scaler = LossScaler(config.numerics)
+    steps = Steps(lambda step: learning_rate(step, config.schedule), config.max_steps, scaler)
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor"))
+    rates = []
+    with _Watch() as watch:
+        for finite in (True, False, True):
+            rates.append(steps.begin())
+            scaler.update(torch.tensor(finite))
+    assert watch.waiting <= {"aten.lift_fresh.default"}  # of the test's own tensors
+    expected = [learning_rate(step, config.schedule) for step in (1, 2, 2)]
+    assert [float(rate) for rate in rates] == pytest.approx(expected)
+    assert steps.done == 3
+    assert not steps.settle()
+    assert steps.done == 2
+
+
+def test_overflow_is_no_sample_trained_on(tiny, make_records, batch_of):
+    from bert.training.progress import Progress
+
+    model, step = _step(tiny, "fp16")
+    batch = batch_of(make_records(3), range(4))
+    progress = Progress(
+        World(DistConfig(device="cpu")), last=9, rate=lambda step: 0.01, epochs=lambda *_: 0.0, skips_overflows=True,
+        samples=100,
+    )  # fmt: skip
+    progress.add(step([batch, batch], 0.01), [batch, batch])
+    assert progress.samples() == 108
+    model.bert.pooler.dense.bias.register_hook(lambda gradient: gradient * float("nan"))
+    progress.add(step([batch, batch], 0.01), [batch, batch])
+    assert progress.samples() == 108
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "adamw", "adam"])
+def test_sharded_and_replicated_steps_are_the_same(optimizer, tiny, make_records, batch_of):
+    batch = batch_of(make_records(3), range(4))
+    outcomes = []  # in fp64: the true gradient of key.bias is 0, and rounding would be normalised
+    for shard in (False, True):
+        model, step = _step(
+            tiny, shard=shard, accumulate=True, dtype=torch.float64, optimizer=optimizer, max_grad_norm=0.5
+        )
+        model.eval()
+        for lr in (0.01, 0.02):
+            step([batch, batch], lr)
+        outcomes.append(_weights(model))
+    for name, weight in outcomes[0].items():
+        torch.testing.assert_close(outcomes[1][name], weight, atol=1e-6, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("clip", ["after", pytest.param("before", marks=pytest.mark.slow)])
+def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoint(prepared, run_bert, tmp_path, clip):
+    model = Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json")
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model.write_text(json.dumps(json.loads(model.read_text()) | no_dropout))
+    common = prepared | {
+        "CLIP": clip, "MAX_GRAD_NORM": "0.5", "GRADIENT_STEPS": "2", "MAX_STEPS": "4", "CHECKPOINT_EVERY_STEPS": "2",
+        "CHECKPOINT_KEEP": "9", "EVAL_ITER_START_SAMPLES": "24",
+    }  # fmt: skip
+    for name in ("replicated", "sharded"):
+        folder = tmp_path / name
+        environment = common | {"CHECKPOINT_DIR": str(folder), "RUN_DIR": str(tmp_path / f"run_{name}")}
+        finished = run_bert(environment | {"SHARD_OPTIMIZER": str(int(name == "sharded"))}, ranks=2)
+        assert finished.returncode == 3, finished.stderr
+    (tmp_path / "replicated" / "step_0000000004.pt").rename(tmp_path / "whole.pt")
+    resumed = common | {"CHECKPOINT_DIR": str(tmp_path / "replicated"), "RUN_DIR": str(tmp_path / "again")}
+    finished = run_bert(resumed | {"SHARD_OPTIMIZER": "1", "RESUME": "1"}, ranks=2)
+    assert finished.returncode == 3, finished.stderr
+    states = [tmp_path / "whole.pt", tmp_path / "sharded" / "step_0000000004.pt",
+              tmp_path / "replicated" / "step_0000000004.pt"]  # fmt: skip
+    replicated, sharded, continued = (torch.load(path, weights_only=True)["optimizer"] for path in states)
+    for other in (sharded, continued):
+        assert other["num_steps"] == 4
+        for part in ("masters", "first_moments", "second_moments"):
+            for name in replicated[part].keys() - {n for n in replicated[part] if n.endswith("key.bias")}:
+                tensor = replicated[part][name]
+                torch.testing.assert_close(other[part][name], tensor, atol=1e-6, rtol=1e-4, msg=f"{part} {name}")
+
+
+def test_nan_in_one_gradient_is_told_by_the_step_and_raised_by_the_progress(tiny, make_records, batch_of):
+    for shard in (False, True):
+        model, step = _step(tiny, shard=shard)
+        model.bert.pooler.dense.weight.register_hook(lambda gradient: gradient * float("nan"))
+        assert not step([batch_of(make_records(4), range(4))], 0.01).finite
+
+
+class _Event:
+    def __init__(self, answers):
+        self.answers = iter(answers)
+
+    def query(self):
+        return next(self.answers)
+
+
+def test_waiting_for_the_device_ends_with_it_or_with_the_timeout(monkeypatch):
+    world = World(DistConfig(device="cpu", timeout_seconds=1))
+    world.wait_for(_Event([False, False, True]))
+    clock = iter(range(100))
+    monkeypatch.setattr("bert.core.dist.time.monotonic", lambda: next(clock))
+    with pytest.raises(HangError, match="DIST_TIMEOUT=1"):
+        world.wait_for(_Event([False] * 10))
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "dtype"),
+    [("cuda", (7, 5), torch.float16), ("cuda", (8, 0), torch.bfloat16), ("cpu", None, torch.float32)],
+)
+def test_the_precision_is_what_the_device_computes_in_hardware(device, capability, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    resolved = PrecisionConfig(precision="auto", init_loss_scale=1024.0).resolve(torch.device(device))
+    assert resolved.dtype == dtype
+    assert resolved.init_loss_scale == (1024.0 if dtype == torch.float16 else None)

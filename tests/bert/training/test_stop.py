@@ -1,0 +1,159 @@
+"""How runs end: with a checkpoint, also on a signal, from which the next run continues bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.training import stop
+from bert.training.stop import Stop
+
+from ...waiting import free_ports, state, wait_until
+from ..states import newest, same
+
+# A small model takes all its steps before ranks would ask each other, or a signal came: after a line it stands still.
+IMPATIENT = """
+import os, runpy, signal, sys
+from bert import stop
+stop.PATIENCE = 0.0
+write, said = sys.stderr.write, []
+def write_and_stand_still(text):
+    write(text)
+    said.append(text)
+    if text.endswith("\\n"):
+        line = "".join(said)
+        said.clear()
+        if os.environ["STANDS_AFTER"] in line:
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGSTOP)
+sys.stderr.write = write_and_stand_still
+runpy.run_module("bert", run_name="__main__")
+"""
+NO_EVALUATION = {"EVAL_ITER_START_SAMPLES": "99999999", "LOG_EVERY_STEPS": "1"}
+
+
+def _stopped(environment, repository, ranks, receiver, number, at):
+    """Starts the ranks, signals one of them when rank 0 has printed step ``at``; (exit statuses, stderr of rank 0)."""
+    environment = environment | {
+        "PYTHONPATH": str(repository / "implementations"), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_ports()), "PATH": os.environ["PATH"], "STANDS_AFTER": f"step {at:>6}/",
+    }  # fmt: skip
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", IMPATIENT], env=environment | {"RANK": str(rank)}, text=True,
+            stderr=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    said = []
+    for line in processes[0].stderr:
+        said.append(line)
+        if f"step {at:>6}/" in line:
+            wait_until(lambda: state(processes[0].pid) == "T")
+            processes[receiver].send_signal(number)
+            processes[0].send_signal(signal.SIGCONT)
+    return [process.wait(120) for process in processes], said
+
+
+@pytest.mark.parametrize(
+    ("ranks", "receiver", "number", "settings"),
+    [
+        (2, 1, signal.SIGUSR1, {"SHARD_OPTIMIZER": "1"}),
+        (1, 0, signal.SIGTERM, {"PRECISION": "fp16", "INIT_LOSS_SCALE": str(2.0**40)}),
+    ],
+    ids=["the-other-of-two-ranks", "overflows"],
+)
+def test_a_signal_to_any_rank_saves_and_the_next_run_continues_bit_for_bit(
+    ranks, receiver, number, settings, prepared, run_bert, repository, tmp_path
+):
+    common = prepared | NO_EVALUATION | {"MAX_STEPS": "60", "CHECKPOINT_KEEP": "9"} | settings
+    whole = run_bert(common | {"CHECKPOINT_DIR": str(tmp_path / "whole")}, ranks)
+    assert whole.returncode == 3, whole.stderr
+    parts = common | {"CHECKPOINT_DIR": str(tmp_path / "parts"), "RUN_DIR": str(tmp_path / "run_parts")}
+    statuses, said = _stopped(parts, repository, ranks, receiver, number, at=7)
+    assert statuses == [0] * ranks, said
+    saved = newest(tmp_path / "parts")
+    assert 7 <= saved["step"] < 60
+    assert said[-1] == f"bert: stopped at step {saved['step']} ({number.name}); RESUME=1 continues\n"
+    assert (tmp_path / "run_parts" / "error_0.txt").read_text().startswith(f"stopped at step {saved['step']} (")
+    assert "run_stop" not in (tmp_path / "run_parts" / "result_0.txt").read_text(), "the run is not over"
+    resumed = run_bert(parts | {"RESUME": "1"}, ranks)
+    assert resumed.returncode == 3, resumed.stderr
+    assert same(newest(tmp_path / "parts"), newest(tmp_path / "whole"))
+
+
+def test_without_a_folder_for_checkpoints_a_signal_ends_the_run_as_ever(prepared, repository):
+    statuses, _ = _stopped(prepared | NO_EVALUATION | {"MAX_STEPS": "100000"}, repository, 1, 0, signal.SIGTERM, at=3)
+    assert statuses == [-signal.SIGTERM]
+
+
+@pytest.mark.parametrize("target", ["0.9", "0.0001"], ids=["last-step", "target"])
+def test_a_run_saves_at_its_end_whatever_the_interval(target, prepared, run_bert, tmp_path):
+    folder = tmp_path / "c"
+    environment = prepared | {"CHECKPOINT_DIR": str(folder), "TARGET_MLM_ACCURACY": target}
+    finished = run_bert(environment)
+    assert finished.returncode == (3 if target == "0.9" else 0), finished.stderr
+    step = 8 if target == "0.9" else 4
+    assert [path.name for path in folder.iterdir()] == [f"step_{step:010d}.pt"]
+    log = Path(prepared["RUN_DIR"], "result_0.txt").read_text()
+    assert log.count('"run_stop"') == 1
+    again = run_bert(environment | {"RESUME": "1"})
+    if target == "0.9":  # nothing is left to do, and nothing is written
+        assert again.returncode == 3
+        assert [path.name for path in folder.iterdir()] == [f"step_{step:010d}.pt"]
+
+
+class _World:
+    """Two ranks, of which the other has received ``other`` and takes ``seconds`` a batch."""
+
+    size, device = 2, torch.device("cpu")
+
+    def __init__(self):
+        self.other, self.seconds, self.asked = 0, 0.001, []
+
+    def max(self, values):
+        self.asked.append(values.tolist())
+        return torch.maximum(values, torch.tensor([float(self.other), self.seconds], dtype=torch.float64))
+
+
+def test_ranks_are_asked_as_often_as_the_slowest_one_needs(monkeypatch):
+    clock = iter([0.0] + [0.01 * n for n in range(1, 99)])
+    monkeypatch.setattr(stop.time, "monotonic", lambda: next(clock))
+    world = _World()
+    listener = Stop(world, listen=True)
+    assert listener.agreed(1) is None  # 10 ms a batch: the next question in 5 s
+    assert listener.next == 1 + 500
+    world.other = signal.SIGUSR1
+    assert [listener.agreed(batch) for batch in (2, 500)] == [None, None]
+    assert len(world.asked) == 1, "no collective in between"
+    world.seconds = 20.0
+    assert listener.agreed(501) == "SIGUSR1"
+    assert listener.next == 502, "a step of 20 s: at the next one"
+
+
+def test_alone_a_signal_is_seen_at_the_next_batch_without_a_collective(monkeypatch):
+    world = World(DistConfig(device="cpu"))
+    monkeypatch.setattr(world, "max", lambda values: pytest.fail("a collective"))
+    before = signal.getsignal(signal.SIGTERM)
+    with Stop(world, listen=True) as listener:
+        assert listener.agreed(1) is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert listener.agreed(2) == "SIGTERM"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_thread_that_cannot_listen_does_not():
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(Stop(World(DistConfig(device="cpu")), listen=True).listen))
+    thread.start()
+    thread.join()
+    assert seen == [False]

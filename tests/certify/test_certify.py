@@ -1,0 +1,283 @@
+"""certify.sh on this machine: every rank's times and weights are recorded, and judged."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from bert.core.env import ConfigError, from_env
+from bert.pretraining.config import Config as Trainer
+from certify.__main__ import certify as run_load
+from certify.__main__ import main
+from certify.burn_in_load import BurnIn
+from certify.load import Config, Load, checksum
+from certify.meeting import Meeting, pairings
+from certify.telemetry import Cpus, Sampler
+from certify.verdict import certify
+
+MODEL = {"vocab_size": 211, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+MODEL |= {"intermediate_size": 40, "max_position_embeddings": 48}
+SETTINGS = {"MAX_SEQ_LENGTH": "48", "BATCHSIZE": "2", "CERTIFY_SECONDS": "0.1", "DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+SETTINGS["CERTIFY_ROUNDS"] = "3"
+
+
+def run(repository: Path, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    (folder / "model.json").write_text(json.dumps(MODEL))
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    environ = kept | SETTINGS | {"LOGDIR": str(folder / "results"), "BERT_CONFIG": str(folder / "model.json")}
+    environ |= {"PYTHON": sys.executable, "RUN_NAME": "test", "BINDING": "none"} | env
+    return subprocess.run(
+        [repository / "certify.sh"], env=environ, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path):
+    done = run(repository, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "pass"
+    assert "too few ranks to tell" in done.stdout
+    (path,) = (tmp_path / "results/test").glob("certify_*.npz")
+    record = np.load(path)
+    for name in ("data", "compute", "wait", "update"):
+        assert (record[f"steps.{name}"] >= 0).all()
+    assert record["steps.compute"].min() > 0
+    alone = record["steps.stage"] < 2
+    for step in np.unique(record["steps.step"][alone]):
+        chosen = alone & (record["steps.step"] == step)
+        assert len(np.unique(record["steps.checksum"][chosen])) == 1, "the same seed repeats bit for bit"
+        assert len(np.unique(record["steps.rank"][chosen])) == 2, "the same work for all"
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Makes the load of one rank in this process, with settings of the environment."""
+
+    def make(**settings: str) -> Load:
+        (tmp_path / "model.json").write_text(json.dumps(MODEL))
+        environ = SETTINGS | {"BERT_CONFIG": str(tmp_path / "model.json"), "LR": "1", "MAX_STEPS": "9"}
+        environ |= {"SYNTH_DATA": "1", "SUBMISSION_DIVISION": "open", "EVAL_ITER_SAMPLES": "1000"} | settings
+        trainer = from_env(Trainer, environ)
+        return Load(from_env(Config, environ), trainer, Meeting(trainer.dist, HashStore(), "here"))
+
+    return make
+
+
+@pytest.fixture
+def alone(tmp_path, load):
+    """Runs it; the folder with its record."""
+
+    def run_alone(**settings: str) -> Path:
+        run_load(load(**settings), tmp_path)
+        return tmp_path
+
+    return run_alone
+
+
+def test_alone_a_rank_takes_its_steps_from_the_graph_that_a_benchmark_uses(alone, monkeypatch):
+    taken = []
+
+    class Graph:
+        """Stands for a recorded step: none of its parts is seen from outside."""
+
+        def __init__(self, step, examples):
+            assert sum(one.num_tokens for one in examples) > 0
+            self.step = step
+
+        def __call__(self, batches, lr):
+            taken.append(len(batches))
+            return self.step(batches, lr)
+
+    monkeypatch.setattr(Trainer, "uses_graph", property(lambda _: True))
+    monkeypatch.setattr("bert.training.warm_up.GraphedStep", Graph)
+    folder = alone()
+    record = np.load(folder / "certify_here.npz")
+    by_itself = record["steps.stage"] < 2
+    assert len(taken) > by_itself.sum() > 0
+    assert (record["steps.compute"][by_itself] > 0).all()
+    others = record["steps.wait"][by_itself] + record["steps.update"][by_itself]
+    assert np.median(others) < np.median(record["steps.compute"][by_itself])  # one step may have been held up
+    assert (record["steps.update"][~by_itself] > 0).all(), "with others the parts are told apart"
+    assert certify(folder).state == "pass"
+
+
+def test_a_flipped_bit_is_told_with_rank_and_step(alone):
+    (found,) = certify(alone(CERTIFY_FLIP="0:3")).corrupt
+    assert (found.name, found.stage, found.round, found.step) == ("rank 0 on here", "parallel", 2, 2)
+    assert "first in step 3 of round 3" in found.text()
+
+
+@pytest.mark.parametrize("flip", ["1", "1:0", "-1:2", "1:2:3"])
+def test_a_drill_that_is_none_is_bad_input(flip):
+    with pytest.raises(ConfigError, match=f"CERTIFY_FLIP='{flip}': expected RANK:STEP"):
+        from_env(Config, SETTINGS | {"CERTIFY_FLIP": flip})
+
+
+@pytest.mark.parametrize(
+    ("drill", "reason"),
+    [
+        ({"CERTIFY_FLIP": "1:1"}, "CERTIFY_FLIP=1:1: there are 1 ranks, and the last is 0"),
+        ({"CERTIFY_FLIP": "0:99999"}, "CERTIFY_FLIP=0:99999: a round has "),
+    ],
+)
+def test_a_drill_that_cannot_happen_is_bad_input_and_no_test_that_passes(program, tmp_path, capsys, drill, reason):
+    assert program(**drill) == 2
+    assert reason in capsys.readouterr().err
+    assert not [*tmp_path.glob("certify_*.npz")]
+
+
+def test_a_drill_that_no_repeat_of_a_burn_in_reaches_is_bad_input(load, tmp_path):
+    with pytest.raises(ConfigError, match="a round has 4 steps here: give an earlier step"):
+        BurnIn(load(CERTIFY_SECONDS="0.0001", CERTIFY_FLIP="0:5"), tmp_path, 0.1).run()
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"CERTIFY_SECONDS": "soon"}, "CERTIFY_SECONDS='soon': expected a number above 0"),
+        ({"BATCHSIZE": "many"}, "the load did not run: BATCHSIZE='many': expected an integer"),
+    ],
+)
+def test_bad_settings_are_one_line(repository, tmp_path, how, reason):
+    done = run(repository, tmp_path, **how)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"run: error: {reason}")
+
+
+def test_one_flipped_bit_changes_the_checksum():
+    weights = torch.randn(101, generator=torch.Generator().manual_seed(0))
+    other = weights.clone()
+    other.view(torch.int32)[17] ^= 1
+    assert checksum([weights, weights]) == checksum([weights.clone(), weights])
+    assert checksum([weights.to(torch.float64)]) != checksum([other.to(torch.float64)])
+    assert checksum([weights, other]) != checksum([weights, weights])
+    assert checksum([weights.bfloat16()]) == checksum([weights.bfloat16()])
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "burn_in_here.jsonl").read_text().splitlines()]
+
+
+def test_a_burn_in_repeats_bit_for_bit_and_continues_where_it_ended(alone):
+    folder = alone(DURATION="0.2s")
+    written = lines(folder)
+    assert [line["repeat"] for line in written] == [*range(1, len(written) + 1)]
+    assert not any(line["different"] for line in written)
+    assert certify(folder).state == "pass"
+    record = (folder / "certify_here.npz").stat().st_mtime_ns
+    with (folder / "burn_in_here.jsonl").open("a") as file:
+        file.write('{"repeat": 9')  # the power failed
+    alone(DURATION=f"{written[-1]['elapsed'] + 0.1}s", CERTIFY_FLIP="0:2")
+    assert (folder / "certify_here.npz").stat().st_mtime_ns == record, "the stages have run already"
+    more = lines(folder)
+    assert [line["repeat"] for line in more] == [*range(1, len(more) + 1)]
+    assert len(more) > len(written)
+    assert {json.dumps(line["different"]) for line in more[len(written) :]} == {'{"0": 1}'}
+    found = certify(folder)
+    assert found.state == "fail"
+    assert f"first in step 2 of repeat {len(written) + 1}" in found.reasons()[0]
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Runs the program of one rank in this process; its exit status."""
+    monkeypatch.setattr("certify.__main__.meet", lambda _, trainer: Meeting(trainer.dist, HashStore(), "here"))
+
+    def start(**settings: str) -> int:
+        (tmp_path / "model.json").write_text(json.dumps(MODEL))
+        environ = SETTINGS | {"BERT_CONFIG": str(tmp_path / "model.json"), "RUN_DIR": str(tmp_path), "LR": "1"}
+        environ |= {"SYNTH_DATA": "1", "SUBMISSION_DIVISION": "open", "EVAL_ITER_SAMPLES": "1000", "MAX_STEPS": "9"}
+        return main(environ | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"} | settings)
+
+    return start
+
+
+def test_a_burn_in_begun_with_other_settings_is_refused_and_its_files_stay_as_they_are(program, tmp_path, capsys):
+    assert program(DURATION="0.1s") == 0
+    kept = {path: path.read_bytes() for path in tmp_path.glob("*.json*")}
+    assert program(DURATION="60s", BATCHSIZE="3") == 2
+    assert (
+        "burn-in that cannot continue: its BATCHSIZE is 2, and now 3: choose another RUN_NAME"
+        in capsys.readouterr().err
+    )
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.json*")} == kept
+
+
+def test_a_burn_in_of_another_machine_or_version_is_refused(tmp_path, load):
+    burn_in = BurnIn(load(), tmp_path, 10.0)
+    now = burn_in.facts
+    for changed, words in (
+        ({"torch": "2.0"}, f"its torch is 2.0, and now {torch.__version__}"),
+        ({"ATTENTION": "other"}, "its ATTENTION is other, and now sdpa_loop"),
+        ({"hidden_size": 8}, "its hidden_size is 8, and now 24"),
+        ({"driver": "570"}, "its driver is 570, and now None"),
+        ({"commit": "c0ffee"}, "its commit is c0ffee, and now"),
+        ({"nodes": "there"}, "its nodes is there, and now here"),
+        ({"ranks": 2}, "its ranks is 2, and now 1"),
+    ):
+        (tmp_path / "burn_in.json").write_text(json.dumps({"facts": now | changed}))
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            burn_in.run()
+    (tmp_path / "burn_in.json").write_text(json.dumps({"duration": 1, "checksums": [1]}))
+    with pytest.raises(ConfigError, match="nothing is known of its ranks"):
+        burn_in.run()
+
+
+def test_the_memory_of_a_burn_in_does_not_grow(tmp_path, load, monkeypatch):
+    held = []
+    tell = BurnIn._tell
+
+    def weigh(self, repeat, *figures):
+        tell(self, repeat, *figures)
+        gc.collect()
+        held.append(len(gc.get_objects()))
+        self.duration = 0 if repeat == 10 else 1000
+
+    monkeypatch.setattr(BurnIn, "_tell", weigh)
+    BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 1000).run()
+    assert len(held) == 10
+    # The least of several, since other threads have objects of a moment.
+    assert min(held[7:]) - held[4] < 3, "objects that a repeat leaves behind"
+
+
+def test_the_telemetry_of_a_burn_in_is_kept_while_it_runs_and_over_its_interruptions(tmp_path, load, monkeypatch):
+    monkeypatch.setattr("certify.burn_in_load.SAVE_SECONDS", 0.0)
+    burn_in, source, kept = BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 0.3), Cpus(), []
+    tell = BurnIn._tell
+    monkeypatch.setattr(BurnIn, "_tell", lambda *arguments: kept.append(len(burn_in.sampled())) or tell(*arguments))
+    for _ in range(2):
+        sampler = Sampler([source], 0.02, burn_in.sampled())
+        sampler.start()
+        burn_in.run(sampler)
+        kept.append(len(burn_in.sampled()))
+        burn_in.duration += 0.3
+    assert kept[0] < kept[-1]
+    assert kept == sorted(kept), "an interruption loses nothing"
+    assert (np.diff(burn_in.sampled()["time"]) > 0).all()
+    assert len(Sampler([source], 1.0, burn_in.sampled()).rows()) == kept[-1]
+
+
+@pytest.mark.parametrize("duration", ["24", "long", "-1h"])
+def test_a_duration_that_is_none_is_bad_input(duration):
+    with pytest.raises(ConfigError, match=f"DURATION='{duration}': expected a number and s, m, h or d"):
+        from_env(Config, SETTINGS | {"DURATION": duration})
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 7, 16])
+def test_every_node_meets_another_one_in_each_round_until_it_has_met_all(nodes):
+    rounds = pairings(nodes, 100)
+    met = [pair for pairs in rounds for pair in pairs]
+    assert sorted(met) == [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]
+    for pairs in rounds:
+        busy = [node for pair in pairs for node in pair]
+        assert len(busy) == len(set(busy)) == nodes - nodes % 2
+    assert pairings(nodes, 2) == rounds[:2]

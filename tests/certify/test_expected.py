@@ -1,0 +1,180 @@
+"""The figures that a config expects: reached, short, or not measured; the exit status says which."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from review.__main__ import main
+
+from .made_up import REDUCE_SECONDS, ROUNDS, SEQUENCES, STEP_SECONDS, WAIT_SECONDS, make, write
+
+RATE = SEQUENCES / (STEP_SECONDS + WAIT_SECONDS)  # sequences/s of a healthy rank
+
+
+@pytest.fixture
+def judged(tmp_path, capsys):
+    """Writes records and what was expected of them; the exit status and what is said."""
+
+    def judge(records, *options: str, **expected: float) -> tuple[int, str]:
+        write(tmp_path, records)
+        (tmp_path / "config.json").write_text(json.dumps({"expected": expected}))
+        status = main(["certify", str(tmp_path), *options])
+        return status, capsys.readouterr().out
+
+    return judge
+
+
+def slower(factor: float, *ranks: int) -> dict[tuple[str, int], float]:
+    return {("parallel", rank): factor for rank in ranks}
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.97, 0), (1.045, 3), (1.15, 1)])
+def test_pass_warn_and_fail_are_the_exit_status(judged, share, status):
+    found, said = judged(make(1, 2, between=0), parallel=share * RATE)
+    assert found == status
+    assert said.splitlines()[-1] == {0: "pass", 3: "warn", 1: "fail"}[status]
+    assert "sequences/s expected" in said
+    assert ("% too few" in said) == bool(status)
+
+
+def test_of_two_ranks_the_one_that_falls_short_is_named(judged):
+    status, said = judged(make(1, 2, between=0, slow=slower(1.15, 1)), parallel=0.99 * RATE)
+    assert status == 1
+    assert "rank 1 on node0: " in said
+    assert "rank 0" not in said
+
+
+def test_where_most_ranks_fall_short_one_line_says_so(judged):
+    status, said = judged(make(2, 2, between=0, slow=slower(1.2, 0, 1, 2)), parallel=RATE)
+    assert status == 1
+    assert said.count("% too few") == 1
+    assert "all ranks: " in said
+
+
+def test_a_shortfall_within_the_noise_of_the_rounds_is_none(judged):
+    records = make(1, 2, between=0)
+    records.steps["compute"][records.steps["round"] >= ROUNDS // 2] *= 1.3
+    status, said = judged(records, parallel=RATE)
+    assert status == 0
+    assert "all ranks: 2" in said
+
+
+def test_the_speed_of_the_whole_is_that_of_all_ranks(judged):
+    status, said = judged(make(2, 2, between=0), together=4 * RATE * 1.2)
+    assert status == 1
+    assert "all ranks: " in said
+    assert "all ranks, gradients reduced" in said
+
+
+def with_probe(name: str, seconds: float, amount: float):
+    """Records with a part of the load by itself, six rounds of each of two ranks."""
+    records = make(1, 2, between=0)
+    count = 12
+    columns = {"rank": np.tile([0, 1], 6), "probe": np.full(count, name.encode()), "round": np.repeat(np.arange(6), 2)}
+    columns |= {"partner": np.full(count, -1), "seconds": np.full(count, seconds), "amount": np.full(count, amount)}
+    records.probes.update(columns)
+    return records
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "amount", "reached", "unit"),
+    [
+        ("matmul", 0.5, 3e14, 600, "Tflop/s"),
+        ("copy", 0.25, 1e9, 4, "GB/s"),
+        ("reduce_together", REDUCE_SECONDS, 1e9, 50, "GB/s"),  # two ranks: 2 (2 - 1) / 2 of the bytes
+    ],
+)
+def test_operations_and_bytes_are_in_the_units_of_the_variables(judged, name, seconds, amount, reached, unit):
+    status, said = judged(with_probe(name, seconds, amount), **{name: float(reached)})
+    assert status == 0
+    assert f"{reached} of {reached} {unit} expected" in said
+    assert judged(with_probe(name, seconds, amount), **{name: 1.1 * reached})[0] == 1
+
+
+def test_every_number_is_printed_with_its_unit_and_its_limit(judged):
+    status, said = judged(make(4, 2, between=0), parallel=0.99 * RATE)
+    assert status == 0
+    found = {line[2:42].strip() + " " + line[68:80].strip(): line[81:].strip() for line in said.splitlines()[1:11]}
+    step = "at most 3% slower than the median, or by chance"
+    assert found == {
+        "one rank at a time ms a step": step,
+        "all ranks, each by itself ms a step": step,
+        "the ranks of a node, gradients reduced ms a step": step,
+        "two nodes, gradients reduced ms a step": "no limit",
+        "all ranks, gradients reduced ms a step": step,
+        "all ranks, each by itself sequences/s": f"at least {0.95 * 0.99 * RATE:,.4g} ({0.99 * RATE:,.4g} expected)",
+        "all ranks, gradients reduced sequences/s": "no limit",
+        "all-reduce of all ranks GB/s": "no limit",
+        "all-reduce of each node GB/s": "no limit",
+        "all-reduce of two nodes GB/s": "at most 15% more time than the median, or by chance",
+    }
+
+
+def test_of_too_few_ranks_no_limit_is_claimed_but_that_of_the_config(judged):
+    records = with_probe("matmul", 0.5, 3e14)
+    assert judged(records)[1].count("no limit") == len([*records.stages, "parallel", "together", "matmul"])
+    (line,) = [one for one in judged(records, matmul=600)[1].splitlines() if "(600 expected)" in one]
+    assert line.split() == [*["matrix", "product", "600", "Tflop/s", "at", "least", "570", "(600", "expected)"]]
+
+
+def test_json_and_csv_have_the_parts_of_the_load(judged, tmp_path):
+    _, said = judged(with_probe("matmul", 0.5, 3e14), "--json", "--csv", str(tmp_path / "ranks.csv"), matmul=650.0)
+    (found,) = [one for one in json.loads(said)["figures"] if one["name"] == "matmul"]
+    assert found["values"] == {"rank 0 on node0": pytest.approx(600), "rank 1 on node0": pytest.approx(600)}
+    assert (found["unit"], found["limits"]) == ("Tflop/s", ["at least 617.5 (650 expected)"])
+    rows = [row for row in csv.DictReader((tmp_path / "ranks.csv").open()) if row["stage"] == "matmul"]
+    assert [(row["rank"], row["figure"], row["unit"]) for row in rows] == [
+        ("0", "600", "Tflop/s"),
+        ("1", "600", "Tflop/s"),
+    ]
+
+
+@pytest.mark.parametrize("option", ["--csv", "--output"])
+def test_figures_for_a_config_write_no_page_and_say_so(tmp_path, capsys, option):
+    write(tmp_path, make(1, 2))
+    assert main(["certify", str(tmp_path), "--expected", option, str(tmp_path / "file")]) == 2
+    assert "leave out --csv and --output" in capsys.readouterr().err
+    assert not (tmp_path / "file").exists()
+
+
+def test_of_an_all_reduce_the_quickest_counts_which_shows_the_network(judged):
+    records = with_probe("reduce_together", REDUCE_SECONDS, 1e9)
+    records.probes["seconds"][1::2] *= 10
+    assert "50 of 50 GB/s expected" in judged(records, reduce_together=50.0)[1]
+
+
+def test_what_was_not_measured_is_said_and_fails_nothing(judged):
+    status, said = judged(make(1, 2), disk=3.0)
+    assert status == 0
+    assert "EXPECTED_DISK_GBPS=3: was not measured here" in said
+
+
+def test_a_test_prints_its_figures_as_a_config_expects_them(judged):
+    status, said = judged(make(1, 2, between=0, step=0), "--expected")
+    assert status == 0
+    assert said.splitlines() == [
+        f"export EXPECTED_SEQUENCES_PER_SECOND={RATE:.4g}",
+        f"export EXPECTED_TOGETHER_SEQUENCES_PER_SECOND={2 * RATE:.4g}",
+        said.splitlines()[-1],
+    ]
+    assert (
+        0.95 * 1e6 / REDUCE_SECONDS
+        < float(said.rpartition("EXPECTED_ALLREDUCE_GBPS=")[2]) * 1e9
+        <= 1e6 / REDUCE_SECONDS
+    )
+
+
+def test_every_figure_is_one_that_the_load_reads():
+    import dataclasses
+
+    from bert.core.env import from_env
+    from certify.expected import FIGURES
+    from certify.expected_settings import Expected
+
+    environ = {figure.variable: str(number) for number, figure in enumerate(FIGURES.values(), 1)}
+    read = dataclasses.asdict(from_env(Expected, environ))
+    assert read == {name: number for number, name in enumerate(FIGURES, 1)}

@@ -1,0 +1,89 @@
+"""A GPU that throttles, makes errors or has too narrow a bus is named with the reason; the unknown accuses nobody."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from certify.verdict import certify, judge
+from review.__main__ import main
+
+from .made_up import FIELDS, make, telemetry, write
+
+
+def with_telemetry(**changes: float):
+    """Two nodes of four GPUs; what of GPU 2 on node1 is otherwise, in the second half of the time."""
+    records = make(2, 4)
+    for node in records.nodes:
+        records.telemetry[node] = telemetry(4, 40)
+    samples = records.telemetry["node1"]
+    chosen = (samples["device"] == 2) & (samples["time"] >= 1e9 + 20)
+    for name, value in changes.items():
+        samples[name][chosen] = value
+    return records
+
+
+def test_healthy_gpus_at_their_power_limit_pass():
+    found = judge(with_telemetry())
+    assert (found.state, found.faults) == ("pass", [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "said"),
+    [
+        ({"throttle": 0x40, "sm_mhz": 1200}, "warn", "throttles: hardware thermal slowdown in 50% of the seconds, at"),
+        ({"ecc_uncorrected": 2}, "fail", "2 uncorrected memory errors during the test"),
+        ({"ecc_corrected": 7}, "warn", "7 corrected memory errors during the test"),
+        ({"xid_count": 1, "xid_last": 79}, "fail", "1 Xid errors during the test, the last one Xid 79"),
+        ({"nvlink_errors": 12}, "warn", "12 NVLink errors during the test"),
+    ],
+)
+def test_what_goes_wrong_is_named_with_its_gpu(changes, state, said):
+    found = judge(with_telemetry(**changes))
+    (fault,) = found.faults
+    assert (found.state, fault.name) == (state, "rank 6 on node1")
+    assert fault.reason.startswith(said)
+
+
+def test_a_bus_that_is_narrower_than_its_slot_is_named():
+    records = with_telemetry()
+    samples = records.telemetry["node0"]
+    samples["pcie_width"][samples["device"] == 1] = 8
+    (fault,) = judge(records).faults
+    assert fault.text() == "rank 1 on node0: PCIe lanes: 8, of 16 that GPU and slot have"
+
+
+def test_a_slow_gpu_that_throttles_is_named_with_its_reason():
+    records = with_telemetry(throttle=0x40, sm_mhz=1200)
+    slow = make(2, 4, slow={("single", 6): 1.3, ("parallel", 6): 1.3})
+    records.steps.update(slow.steps)
+    found = judge(records)
+    assert found.state == "fail"
+    assert "throttles: hardware thermal slowdown" in found.findings[0].text()
+
+
+def test_a_driver_that_tells_nothing_accuses_nobody():
+    assert judge(with_telemetry(**dict.fromkeys(FIELDS, np.nan))).faults == []
+
+
+def test_errors_and_throttling_of_the_burn_in_count_though_its_counters_begin_again(tmp_path):
+    records = make(2, 4)
+    for node in records.nodes:
+        records.telemetry[node] = telemetry(4, 20)
+    write(tmp_path, records)
+    later = telemetry(4, 40)
+    chosen = later["device"] == 2
+    later["ecc_corrected"][chosen] = [0] * 5 + [3] * 15 + [0] * 10 + [2] * 10
+    later["xid_count"][chosen] = [0] * 10 + [1] * 10 + [0] * 15 + [2] * 5
+    np.savez(tmp_path / "burn_in_node1.npz", **{f"telemetry.{name}": column for name, column in later.items()})
+    assert [(one.name, one.reason.partition(" during")[0]) for one in certify(tmp_path).faults] == [
+        ("rank 6 on node1", "3 Xid errors"),
+        ("rank 6 on node1", "5 corrected memory errors"),
+    ]
+
+
+def test_telemetry_of_a_burn_in_cut_short_is_one_line(tmp_path, capsys):
+    write(tmp_path, make(2, 2))
+    (tmp_path / "burn_in_node1.npz").write_bytes(b"PK")
+    assert main(["certify", str(tmp_path)]) == 2
+    assert "burn_in_node1.npz: no telemetry of a burn-in" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""Who is named: by how well the rounds of all repeat, in how many one loses time, and by how many are compared."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from certify.outliers import hesitating, slow
+
+RANKS, ROUNDS, TESTS, COMPARISONS = 4, 6, 80, 74
+
+
+def named(factor: float, noise: float) -> list[list[str]]:
+    """Who is named in each of many tests, where rank 1 is slower by a factor and every round is off by ``noise``."""
+    generator = np.random.default_rng(1)
+    found = []
+    for _ in range(TESTS):
+        speed = 1 + 0.01 * generator.standard_normal(RANKS)
+        speed[1] *= factor
+        shared = 1 + 0.3 * np.abs(generator.standard_normal(ROUNDS))
+        times = speed[:, None] * shared * (1 + noise * generator.standard_normal((RANKS, ROUNDS)))
+        values = {str(rank): rounds.tolist() for rank, rounds in enumerate(times)}
+        found.append([one.name for one in slow(values, COMPARISONS, least_excess=0.03)])
+    return found
+
+
+def test_a_tenth_is_mostly_found_where_rounds_are_off_by_two_percent():
+    assert named(1.1, 0.02).count(["1"]) > 0.5 * TESTS
+    assert named(1.1, 0.005).count(["1"]) > 0.85 * TESTS
+
+
+def test_of_equals_nobody_is_named_however_badly_rounds_repeat():
+    for noise in (0.005, 0.02, 0.08):
+        assert not any(named(1.0, noise))
+
+
+def lost(generator, disturbed: float, rounds: int = 24) -> dict[str, list[float]]:
+    """What ranks lose by round where pauses of any length disturb a share of all rounds."""
+    shape = (RANKS, rounds)
+    times = generator.pareto(1.0, shape) * (generator.random(shape) < disturbed)
+    return {str(rank): own.tolist() for rank, own in enumerate(times)}
+
+
+def test_pauses_of_any_length_that_hit_all_alike_name_nobody():
+    generator = np.random.default_rng(2)
+    for disturbed in (0.05, 0.3, 0.8):
+        assert sum(bool(hesitating(lost(generator, disturbed), RANKS, least=0.03)) for _ in range(200)) <= 6
+
+
+def test_who_pauses_in_a_third_of_its_rounds_is_named_with_how_often_and_how_much():
+    table = {str(rank): [0.0] * 24 for rank in range(RANKS)}
+    table["2"][::3] = [0.3] * 8
+    (found,) = hesitating(table, COMPARISONS, least=0.03)
+    assert (found.name, found.measure, round(found.excess, 3)) == ("2", "in 8 of 24 rounds", 0.1)
+    table["2"][3:] = [0.0] * 21
+    assert hesitating(table, COMPARISONS, least=0.0) == [], "a single pause is nobody's habit"
+
+
+def test_what_all_lose_in_the_same_round_is_held_against_nobody():
+    table = {str(rank): [0.5, 0.0] * 12 for rank in range(RANKS)}
+    assert hesitating(table, COMPARISONS, least=0.03) == []
+    table["2"] = [0.5, 0.3] * 12
+    (found,) = hesitating(table, COMPARISONS, least=0.03)
+    assert (found.name, round(found.excess, 3), found.measure) == ("2", 0.15, "in 12 of 24 rounds")
+
+
+def test_who_loses_little_however_often_is_not_named():
+    table = {str(rank): [0.0] * 24 for rank in range(RANKS)}
+    table["2"][::2] = [0.04] * 12
+    assert hesitating(table, COMPARISONS, least=0.03) == []

@@ -1,0 +1,107 @@
+"""The page of an acceptance test: what is wrong, a heat map a stage, timelines; nothing from elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+import re
+
+import pytest
+
+from certify.page import write_page
+from certify.verdict import certify
+from review.__main__ import main
+
+from .made_up import make, telemetry, write
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A test of four nodes with a slow rank and telemetry."""
+    records = make(4, 4, slow={("parallel", 6): 1.3})
+    for node in records.nodes:
+        records.telemetry[node] = telemetry(4, 30)
+    write(tmp_path, records)
+    return tmp_path
+
+
+def test_the_page_shows_verdict_outliers_a_heat_map_for_each_stage_and_timelines(folder):
+    assert main(["certify", str(folder), "-o", str(folder / "page.html")]) == 1
+    page = (folder / "page.html").read_text()
+    assert "<strong>Fail</strong>" in page
+    assert re.search(r'<th scope="row" class="bad-text">rank 6 on node1</th>', page)
+    assert page.count('class="panel heat"') == 5
+    assert ">0.0<" in page
+    assert ">-0.0<" not in page
+    assert "All have the same median, 1,755." in page
+    (hot,) = re.findall(r'<td class="slow" style="--heat: 1.00" title="([^"]*)"', page)
+    assert hot.startswith("rank 6 on node1: 1")
+    for chart in ("clock", "power", "temperature"):
+        assert f'id="chart-{chart}"' in page
+    assert "http" not in re.sub(r'"http-equiv|http-equiv=', "", page)
+
+
+def test_every_reason_of_the_verdict_is_on_the_page_and_in_its_table(tmp_path):
+    records = make(4, 2, slow={("parallel", 5): 1.3, **{("together", rank): 1.2 for rank in range(8)}})
+    records.steps["checksum"][(records.steps["rank"] == 2) & (records.steps["step"] == 9)] += 1
+    samples = telemetry(2, 30)
+    samples["xid_count"][-1] += 1
+    records.telemetry["node1"] = samples
+    write(tmp_path, records)
+    (tmp_path / "config.json").write_text(json.dumps({"expected": {"parallel": 400.0, "together": 1e4}}))
+    (tmp_path / "burn_in.json").write_text(json.dumps({"duration": 86400, "checksums": [1]}))
+    line = {"repeat": 2, "elapsed": 20.0, "seconds": {}, "different": {"3": 4}}
+    (tmp_path / "burn_in_node0.jsonl").write_text(json.dumps(line) + "\n")
+    found = certify(tmp_path)
+    kinds = found.corrupt, found.burn_in.different, found.findings, found.reached, found.faults, found.unfinished
+    assert all(kinds), "one of each"
+    assert len(found.reasons()) == 7
+    write_page(found, tmp_path / "page.html")
+    page = html.unescape((tmp_path / "page.html").read_text())
+    assert [reason for reason in found.reasons() if f"<li>{reason}</li>" not in page] == []
+    table = page.partition('<table class="outliers">')[2].partition("</table>")[0]
+    assert table.count('<th scope="row"') == len(found.reasons())
+    assert '>silent data corruption</td><td class="number"></td><td>hours of the same steps</td>' in table
+    assert ">less than the config expects</td>" in table
+    numbers = page.partition('<table class="numbers">')[2].partition("</table>")[0]
+    marked = re.findall(r'class="bad-text">([^<]*)</th>.*?<td>([^<]*)</td>', numbers)
+    assert marked == [
+        ("all ranks, each by itself", "ms a step"),
+        ("all ranks, each by itself", "sequences/s"),
+        ("all ranks, gradients reduced", "sequences/s"),
+    ]
+    assert "<td>at least 9,500 (10,000 expected)</td>" in numbers
+
+
+def test_names_of_nodes_are_text_and_not_markup(tmp_path):
+    records = make(1, 4)
+    object.__setattr__(records, "nodes", ["<b>"])
+    places = {rank: type(place)(rank, rank, "<b>", "<i>") for rank, place in records.places.items()}
+    object.__setattr__(records, "places", places)
+    write(tmp_path, records)
+    main(["certify", str(tmp_path), "-o", str(tmp_path / "page.html")])
+    assert "<b>" not in (tmp_path / "page.html").read_text()
+
+
+def test_csv_and_json_rank_what_the_text_says(folder, capsys):
+    assert main(["certify", str(folder), "--json", "--csv", str(folder / "ranks.csv")]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["findings"][0]["stage"]) == ("fail", "parallel")
+    rows = list(csv.DictReader((folder / "ranks.csv").open()))
+    parallel = [row for row in rows if row["stage"] == "parallel"]
+    assert parallel[0]["rank"] == "6"
+    assert float(parallel[0]["slower_than_median"]) == pytest.approx(0.3, abs=0.03)
+    assert len([row for row in rows if row["seconds_per_step"]]) == 5 * 16
+    assert {kind: len(one) for kind, one in found["ranking"].items()} == {"node": 4, "rank": 16}
+    assert next(iter(found["ranking"]["rank"])) == "rank 6 on node1"
+    assert found["ranking"]["rank"]["rank 6 on node1"] == pytest.approx(0.3, abs=0.03)
+    assert [*found["ranking"]["rank"].values()] == sorted(found["ranking"]["rank"].values(), reverse=True)
+    main(["certify", str(folder)])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ranks from the slowest")]
+    assert re.search(r"slowest +rank 6 on node1 \+2[78]\.\d%, rank ", line)
+
+
+def test_a_page_that_is_a_folder_is_one_line(folder, capsys):
+    assert main(["certify", str(folder), "-o", str(folder)]) == 2
+    assert "is a folder: name the page itself" in capsys.readouterr().err

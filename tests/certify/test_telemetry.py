@@ -1,0 +1,102 @@
+"""Telemetry by NVML's own structures, from a stand-in library, and of CPUs: what is left out is nan, never an error."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from certify.telemetry import CPUS, FIELDS, MOST_SAMPLES, Cpus, Gpus, Sampler
+
+SOURCE = Path(__file__).with_name("fake_nvml.c")
+FUNCTIONS = [*re.findall(r"^ANSWER\((\w+)", SOURCE.read_text(), re.M), "nvmlDeviceGetFieldValues", "field"]
+GPU = {
+    "sm_mhz": 1980, "memory_mhz": 2619, "watts": 700.5, "celsius": 65, "memory_celsius": 71, "throttle": 4, "busy": 1.0,
+    "ecc_corrected": 0, "ecc_uncorrected": 3, "xid_count": 2, "xid_last": 79, "pcie_generation": 5,
+    "pcie_generation_most": 5, "pcie_width": 16, "pcie_width_most": 16, "pcie_replays": 4, "nvlink_errors": 52,
+}  # fmt: skip
+
+
+@pytest.fixture(params=["driver", "old driver"])
+def nvml(request, tmp_path, monkeypatch):
+    """nvidia-ml-py on a stand-in for the driver's library."""
+    module = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    if shutil.which("gcc") is None:
+        pytest.skip("no compiler for the stand-in library")
+    library = tmp_path / "libnvidia-ml.so.1"
+    options = ["-DOLD_DRIVER"] if request.param == "old driver" else []
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, *options, SOURCE], check=True, timeout=240)
+    monkeypatch.setattr(module, "nvmlLib", ctypes.CDLL(str(library)))
+    monkeypatch.setattr(module, "_nvmlGetFunctionPointer_cache", {})
+    return module
+
+
+@pytest.mark.usefixtures("nvml")
+def test_every_field_of_a_gpu_is_read():
+    first, second = Gpus(["0", "1"]).sample()
+    assert set(GPU) == set(FIELDS)
+    assert first == {"device": 0} | GPU
+    assert (second["device"], second["sm_mhz"], second["throttle"], second["pcie_width"]) == (1, 1380, 0x40, 8)
+
+
+@pytest.mark.parametrize("missing", FUNCTIONS)
+def test_what_a_driver_leaves_out_is_nan_and_the_rest_is_read(nvml, monkeypatch, missing):
+    monkeypatch.setenv("FAKE_NVML_MISSING", missing)
+    (found,) = Gpus(["0"]).sample()
+    gone = [name for name, value in found.items() if np.isnan(value)]
+    renamed = "nvmlDeviceGetCurrentClocks"
+    assert len(gone) >= (0 if missing.startswith(renamed) and not hasattr(nvml.nvmlLib, missing) else 1)
+    assert len(gone) <= 4
+    for name in set(GPU) - set(gone):
+        assert found[name] == GPU[name]
+
+
+def test_a_driver_that_supports_nothing_and_a_gpu_it_does_not_know_give_rows_of_nan(nvml, monkeypatch):
+    monkeypatch.setenv("FAKE_NVML_MISSING", "all")
+    sampler = Sampler([Gpus(["0", "7"])])
+    sampler.sample()
+    rows = sampler.rows()
+    assert rows["device"].tolist() == [0, 1]
+    assert all(np.isnan(rows[name]).all() for name in FIELDS)
+
+
+def test_without_nvidia_ml_py_or_without_a_driver_there_are_no_gpus(monkeypatch):
+    monkeypatch.setattr("importlib.import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    assert list(Gpus(["0"]).sample()) == []
+    monkeypatch.undo()
+    if not Path("/dev/nvidiactl").exists():
+        assert list(Gpus(["0"]).sample()) == []
+
+
+def test_cpus_tell_clock_temperature_and_load(tmp_path):
+    clocks = tmp_path / "sys/devices/system/cpu"
+    for number, kilohertz in enumerate(("2000000", "3000000")):
+        (clocks / f"cpu{number}/cpufreq").mkdir(parents=True)
+        (clocks / f"cpu{number}/cpufreq/scaling_cur_freq").write_text(kilohertz)
+    (tmp_path / "sys/class/thermal/thermal_zone0").mkdir(parents=True)
+    (tmp_path / "sys/class/thermal/thermal_zone0/temp").write_text("48500\n")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/stat").write_text("cpu  100 0 100 800 0 0 0 0 0 0\n")
+    cpus = Cpus(tmp_path)
+    (tmp_path / "proc/stat").write_text("cpu  160 0 115 825 0 0 0 0 0 0\n")
+    assert list(cpus.sample()) == [{"device": CPUS, "sm_mhz": 2500.0, "celsius": 48.5, "busy": 0.75}]
+
+
+def test_a_system_that_tells_nothing_gives_nan(tmp_path):
+    (found,) = Cpus(tmp_path).sample()
+    assert found.pop("device") == CPUS
+    assert all(np.isnan(value) for value in found.values())
+
+
+def test_a_day_of_samples_takes_no_more_memory_than_some_hours(tmp_path):
+    sampler = Sampler([Cpus(tmp_path)])
+    sampler.sample()
+    sampler._samples *= 2 * MOST_SAMPLES - 1
+    sampler.sample()
+    assert len(sampler.rows()) == MOST_SAMPLES
+    assert sampler.interval == 2.0

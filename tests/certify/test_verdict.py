@@ -1,0 +1,250 @@
+"""The verdict of an acceptance test: the culprit is named with its stage and nobody else; clean machines pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from certify.records import PARTS
+from certify.verdict import certify, judge
+from review.__main__ import main
+
+from .made_up import ROUNDS, make, write
+
+COMPUTING = ("single", "parallel", "node", "pairs", "together")
+BUSY = {"step": 0.2, "common": 0.3, "disturbed": 0.05, "between": 0.01}  # a machine shared with others
+
+
+def everywhere(*ranks: int, factor: float) -> dict[tuple[str, int], float]:
+    """Slow in whatever stage."""
+    return {(stage, rank): factor for stage in COMPUTING for rank in ranks}
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (1, 8), (4, 2), (16, 1)])
+@pytest.mark.parametrize("noise", [{}, BUSY], ids=["quiet", "busy"])
+def test_of_clean_machines_nobody_is_named(nodes, per_node, noise):
+    for seed in range(6):
+        assert judge(make(nodes, per_node, seed, **noise)).reasons() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "noise", [{}, {"between": 0.01}, BUSY, BUSY | {"starved": {}}], ids=["quiet", "uneven", "busy", "busy CPUs"]
+)
+def test_of_400_clean_tests_no_more_than_chance_allows_name_anybody(noise):
+    named = sum(bool(judge(make(4, 4, seed, **noise)).findings) for seed in range(400))
+    assert named <= 10, "one in a hundred is allowed: more than ten of 400 have a chance of 0.3%"
+
+
+@pytest.mark.parametrize("stage", ["single", "parallel", "together"])
+@pytest.mark.parametrize("noise", [{}, BUSY], ids=["quiet", "busy"])
+def test_a_slow_rank_is_named_with_its_stage_and_nobody_else(stage, noise):
+    (found,) = judge(make(4, 4, slow={(stage, 5): 1.25}, **noise)).findings
+    assert (found.what, found.stage, found.name) == ("slow", stage, "rank 5 on node1")
+    assert found.outlier.excess == pytest.approx(0.25, abs=0.06)
+    assert found.outlier.chance < 0.01
+
+
+def test_a_node_slower_by_ten_percent_is_named_once_and_not_its_ranks():
+    (found,) = judge(make(4, 2, slow=everywhere(4, 5, factor=1.1))).findings
+    assert (found.what, found.stage, found.name) == ("slow", "single", "node node2")
+    assert found.also == ("parallel", "node", "together")
+
+
+def test_a_node_whose_cpus_are_taken_is_named_where_nodes_differ_in_speed():
+    uneven = {"between": 0.04, "step": 0.1}  # CPUs that differ, or are shared with other machines
+    (found,) = judge(make(4, 2, starved={4: 1.1, 5: 1.1}, **uneven)).findings
+    assert (found.what, found.stage, found.name) == ("starved", "single", "node node2")
+    assert found.outlier.excess == pytest.approx(0.1, abs=0.02)
+    assert judge(make(4, 2, starved={}, **uneven)).findings == []
+
+
+def test_a_slow_rank_whose_cpu_is_taken_is_named_once_with_both():
+    (found,) = judge(make(4, 2, starved={3: 1.2})).findings
+    assert (found.what, found.stage, found.name) == ("slow", "single", "rank 3 on node1")
+    assert found.evidence.count("more time for each second on its CPUs") == 1
+
+
+def test_a_node_with_a_slow_network_is_named_and_not_those_it_was_paired_with():
+    (found,) = judge(make(4, 2, links={1: 4.0})).findings
+    assert (found.what, found.stage, found.name) == ("network", "pairs", "node node1")
+
+
+def test_a_single_slow_link_is_named_and_not_its_nodes():
+    (found,) = judge(make(6, 2, links={(1, 3): 4.0})).findings
+    assert (found.what, found.kind, found.name) == ("network", "link", "link node1 - node3")
+
+
+def test_the_wait_of_the_others_is_evidence_against_the_one_that_makes_them_wait():
+    records = make(4, 2, slow=everywhere(3, factor=1.3))
+    waits = records.steps["wait"]
+    waits[records.steps["rank"] != 3] += 0.03
+    (found,) = judge(records).findings
+    assert found.name == "rank 3 on node1"
+    assert "the others wait 30.0 ms a step longer than it does" in found.text()
+
+
+def test_a_rank_that_stops_now_and_then_is_named_though_its_median_is_as_the_others():
+    records = make(4, 2)
+    chosen = (records.steps["rank"] == 3) & (records.steps["step"] % 7 == 2)
+    records.steps["compute"][chosen] += 0.3
+    (found,) = judge(records).findings
+    assert (found.what, found.stage, found.name) == ("hesitates", "single", "rank 3 on node1")
+
+
+def test_a_rank_that_stops_in_some_rounds_is_named_with_the_stage_that_shows_it_most():
+    records = make(4, 2, between=0.01, step=0.05)
+    steps = records.steps
+    chosen = (steps["rank"] == 3) & (steps["step"] == 5) & ((steps["round"] % 3 == 1) | (steps["stage"] == 1))
+    steps["compute"][chosen] += 2
+    (found,) = judge(records).findings
+    assert (found.what, found.stage, found.name) == ("hesitates", "parallel", "rank 3 on node1")
+    assert "of 24 rounds" in found.text()
+
+
+def test_a_node_all_of_whose_ranks_stop_now_and_then_is_named_instead_of_them():
+    records = make(4, 2)
+    chosen = np.isin(records.steps["rank"], (2, 3)) & (records.steps["step"] % 7 == 2)
+    records.steps["compute"][chosen] += 0.3
+    (found,) = judge(records).findings
+    assert (found.what, found.stage, found.name) == ("hesitates", "single", "node node1")
+
+
+def test_steps_of_unequal_work_are_compared_each_with_itself():
+    records = make(4, 2, slow=everywhere(5, factor=1.05))
+    before = records.relative("parallel")
+    work = np.random.default_rng(0).uniform(0.5, 2.0, records.steps["step"].max() + 1)
+    for part in PARTS:
+        records.steps[part] *= work[records.steps["step"]]
+    after = records.relative("parallel")
+    assert all(np.allclose(before[rank], after[rank]) for rank in before)
+    assert np.median(after[5]) == pytest.approx(1.05, abs=0.02)
+
+
+def test_a_small_step_that_takes_thrice_its_time_is_seen_though_others_take_longer():
+    records = make(4, 2)
+    small = records.steps["step"] % 5 == 0
+    records.steps["compute"][small] *= 0.3
+    records.steps["wait"][:] = 0
+    assert judge(records).findings == []
+    records.steps["compute"][small & (records.steps["rank"] == 3)] *= 3
+    (found,) = judge(records).findings
+    assert (found.what, found.name) == ("hesitates", "rank 3 on node1")
+
+
+def test_steps_that_vary_by_a_fifth_are_no_pauses():
+    records = make(4, 2)
+    chosen = (records.steps["rank"] == 3) & (records.steps["step"] % 5 == 0)
+    records.steps["compute"][chosen] *= 1.22
+    assert judge(records).findings == []
+
+
+def test_one_disturbed_all_reduce_of_three_accuses_no_node():
+    records = make(4, 2)
+    probes = records.probes
+    meets = (probes["rank"] // 2 == 1) | (probes["partner"] == 1)
+    probes["seconds"][meets & (np.arange(len(meets)) % 3 == 0)] *= 10
+    assert judge(records).findings == []
+
+
+def test_what_no_stage_shows_by_itself_all_of_them_do():
+    noise = {"step": 0.25, "between": 0.01, "seed": 1}
+    (found,) = judge(make(16, 1, slow=everywhere(5, factor=1.08), **noise)).findings
+    assert (found.what, found.name) == ("slow", "node node5")
+    for stage in ("single", "parallel", "node", "together"):
+        assert judge(make(16, 1, slow={(stage, 5): 1.08}, **noise)).findings == []
+
+
+def test_of_two_stages_the_one_is_named_in_which_the_cpus_were_taken():
+    records = make(4, 2, starved={})
+    steps = records.steps
+    steps["cpu"] = (steps["compute"] + steps["wait"]) / 4
+    steps["cpu"][(steps["rank"] == 3) & (steps["stage"] == 0)] /= 1.015
+    steps["cpu"][(steps["rank"] == 3) & (steps["stage"] == 1)] /= 1.3
+    (found,) = judge(records).findings
+    assert (found.what, found.stage, found.name) == ("starved", "parallel", "rank 3 on node1")
+
+
+def test_one_pause_in_one_round_names_nobody():
+    records = make(4, 2)
+    chosen = (records.steps["rank"] == 3) & (records.steps["step"] == 2) & (records.steps["round"] == 1)
+    records.steps["compute"][chosen] += 5
+    assert judge(records).findings == []
+
+
+def test_two_ranks_are_too_few_to_say_which_is_slow():
+    found = judge(make(1, 2, slow=everywhere(1, factor=2.0)))
+    assert found.state == "pass"
+    assert not found.as_dict()["compared"]
+    assert "too few ranks to tell" in found.notes[0]
+
+
+def test_a_rank_that_computed_something_else_fails_the_test_with_its_step(tmp_path, capsys):
+    records = make(4, 2)
+    steps = records.steps
+    steps["checksum"][(steps["rank"] == 6) & (steps["stage"] == 1) & (steps["round"] == 2) & (steps["step"] >= 9)] += 4
+    write(tmp_path, records)
+    assert main(["certify", str(tmp_path)]) == 1
+    said = capsys.readouterr().out.splitlines()
+    differs = "rank 6 on node3: its weights differ from the same steps' elsewhere, first in step 10 of round 3"
+    assert f"  {differs} (all ranks, each by itself)" in said
+    assert said[-1] == "fail"
+
+
+def test_of_a_load_that_never_repeats_nothing_is_said_of_corruption():
+    records = make(4, 2)
+    records.steps["checksum"][:] = np.random.default_rng(0).integers(0, 1 << 40, len(records.steps["checksum"]))
+    found = judge(records)
+    assert found.state == "pass"
+    assert any("do not repeat bit for bit" in note for note in found.notes)
+
+
+def test_weights_that_differ_between_ranks_by_design_are_compared_round_by_round():
+    records = make(4, 2)  # as a sharded optimizer's: each rank has its own part of the weights in a step
+    together = records.steps["stage"] == 4
+    records.steps["checksum"][together] += 1000 * records.steps["rank"][together]
+    assert judge(records).state == "pass"
+    chosen = together & (records.steps["rank"] == 2) & (records.steps["round"] == ROUNDS - 1)
+    records.steps["checksum"][chosen] ^= 1
+    assert [one.name for one in judge(records).corrupt] == ["rank 2 on node1"]
+
+
+def test_rounds_of_unequal_length_are_compared_as_far_as_both_go():
+    records = make(4, 2)
+    steps = records.steps
+    kept = (steps["stage"] != 3) | (steps["round"] > 0) | (steps["step"] < 5)
+    for name, column in steps.items():
+        steps[name] = column[kept]
+    assert judge(records).corrupt == []
+    steps["checksum"][(steps["stage"] == 3) & (steps["rank"] == 1) & (steps["round"] == 4) & (steps["step"] == 4)] += 1
+    assert [(one.name, one.step) for one in judge(records).corrupt] == [("rank 1 on node0", 4)]
+
+
+def test_records_survive_the_way_through_files(tmp_path):
+    records = make(4, 2, slow=everywhere(2, 3, factor=1.2))
+    write(tmp_path, records)
+    assert certify(tmp_path).reasons() == judge(records).reasons() != []
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+def test_a_record_cut_short_is_one_line(tmp_path, capsys, damage):
+    write(tmp_path, make(2, 2))
+    path = tmp_path / "certify_node1.npz"
+    if damage == "other":
+        np.savez(path, about=np.array("{}"))
+    else:
+        path.write_bytes(path.read_bytes()[:1000] if damage == "cut" else b"")
+    assert main(["certify", str(tmp_path)]) == 2
+    assert "certify_node1.npz: no record of a test that ran to its end" in capsys.readouterr().err
+
+
+def test_a_node_without_a_file_is_one_line(tmp_path, capsys):
+    write(tmp_path, make(3, 2))
+    (tmp_path / "certify_node1.npz").unlink()
+    assert main(["certify", str(tmp_path)]) == 2
+    assert "nothing of node1: the test did not end there" in capsys.readouterr().err
+
+
+def test_a_folder_without_records_is_one_line(tmp_path, capsys):
+    assert main(["certify", str(tmp_path)]) == 2
+    assert "no certify_<node>.npz" in capsys.readouterr().err

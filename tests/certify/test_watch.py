@@ -1,0 +1,202 @@
+"""`watch` on an acceptance test: its stages, then the burn-in with the verdict so far, to the end."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from certify.burn_in import MOST_ROUNDS, Journal, Rounds
+from certify.verdict import certify
+from certify.watch import Watched, follow
+from review.__main__ import main
+from review.watch import wait_for_log
+
+from .made_up import make, write
+
+DURATION = 100.0
+
+
+class Test:
+    """An acceptance test that moves on whenever the watcher sleeps."""
+
+    __test__ = False
+
+    def __init__(self, folder, moves):
+        self.folder, self.moves, self.now = folder, list(moves), 1e9
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        assert self.moves, "the watcher goes on after the end of the test"
+        self.moves.pop(0)(self)
+
+    def start(self):
+        settings = {"expected": {}, "burn_in_seconds": DURATION}
+        (self.folder / "config.json").write_text(json.dumps(settings))
+        (self.folder / "output.txt").write_text("0: certify: single, parallel: 9 steps in each round\n")
+
+    def stages(self):
+        write(self.folder, make(1, 2))
+
+    def repeat(self, number, elapsed, different=None, seconds=None):
+        first = self.folder / "burn_in.json"
+        if not first.exists():
+            first.write_text(json.dumps({"duration": DURATION, "checksums": [1]}))
+        journal = self.folder / "burn_in_node0.jsonl"
+        with journal.open("a") as file:
+            line = {"repeat": number, "elapsed": elapsed, "seconds": seconds or {}, "different": different or {}}
+            file.write(json.dumps(line) + "\n")
+        os.utime(journal, (self.now, self.now))
+
+
+def repeat(*arguments):
+    return lambda test: test.repeat(*arguments)
+
+
+def states(folder, *moves):
+    test = Test(folder, moves)
+    test.start()
+    return list(follow(Watched(folder), 5.0, test.clock, test.sleep))
+
+
+def test_a_burn_in_is_followed_from_its_stages_to_its_end(tmp_path):
+    found = states(tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0), repeat(3, 101.0))
+    assert [state.line() for state in found] == [
+        "certify: single, parallel",
+        "certify: single, parallel; so far: pass",
+        "burn-in: 1 repeats in 0.01 hours (20%), all the same, bit for bit; so far: pass",
+        "burn-in: 2 repeats in 0.02 hours (60%), all the same, bit for bit; so far: pass",
+        "burn-in: 3 repeats in 0.03 hours (100%), all the same, bit for bit; pass",
+    ]
+    assert [state.done for state in found] == [False] * 4 + [True]
+
+
+def test_the_verdict_so_far_fails_from_the_repeat_in_which_a_rank_computed_something_else(tmp_path):
+    found = states(tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0, {"1": 4}), repeat(3, 101.0))
+    assert [state.verdict for state in found] == ["", "pass", "pass", "fail", "fail"]
+    assert found[3].lines()[1].startswith("  rank 1 on node0: its weights differ from those of the first repeat")
+    assert found[-1].status == 1
+
+
+def test_each_look_reads_only_the_lines_that_are_new(tmp_path, monkeypatch):
+    taken = []
+    take = Journal._take
+    monkeypatch.setattr(Journal, "_take", lambda journal, line: taken.append(line["repeat"]) or take(journal, line))
+    journal, test = Journal(tmp_path), Test(tmp_path, [])
+    for number in range(1, 6):
+        test.repeat(number, 10.0 * number, {"0": 3} if number in (2, 4) else None)
+        with (tmp_path / "burn_in_node0.jsonl").open("a") as file:
+            file.write('{"repeat": ')  # the line after it is just being written
+        found = journal.read({})
+        whole = (tmp_path / "burn_in_node0.jsonl").read_bytes().rpartition(b"\n")[0] + b"\n"
+        (tmp_path / "burn_in_node0.jsonl").write_bytes(whole)
+    assert taken == [1, 2, 3, 4, 5]
+    assert (found.repeats, found.elapsed) == (5, 50.0)
+    assert "first in step 4 of repeat 2" in found.different[0]
+    assert "2 of 5 repeats" in found.different[0]
+
+
+def test_another_burn_in_in_the_same_folder_is_read_from_its_beginning(tmp_path):
+    journal, test = Journal(tmp_path), Test(tmp_path, [])
+    for number in (1, 2, 3):
+        test.repeat(number, 10.0 * number, {"1": 0})
+    assert journal.read({}).different
+    for path in tmp_path.glob("burn_in*"):
+        path.unlink()
+    assert journal.read({}) is None
+    test.repeat(1, 10.0)
+    os.utime(tmp_path / "burn_in.json", (2e9, 2e9))
+    found = journal.read({})
+    assert (found.repeats, found.different) == (1, [])
+
+
+def test_any_number_of_repeats_is_some_rounds_of_equal_parts():
+    rounds = Rounds()
+    for repeat in range(1, 1001):
+        rounds.add(0, repeat, float(repeat))
+        if repeat > 3:
+            rounds.add(7, repeat - 3, float(repeat - 3))
+    found = rounds.means()
+    assert rounds.width == 16
+    assert found[0] == [np.mean(range(first, min(first + 16, 1001))) for first in range(1, 1001, 16)]
+    assert found[7][:-1] == found[0][:-1]
+    assert len(found[7]) == len(found[0]) <= MOST_ROUNDS
+
+
+def test_a_rank_that_is_slow_in_the_burn_in_alone_is_named(tmp_path):
+    write(tmp_path, make(4, 2))
+    test = Test(tmp_path, [])
+    for repeat in range(1, 9):
+        test.repeat(repeat, 10.0 * repeat, seconds={rank: 0.1 + 0.01 * (rank == 5) for rank in range(8)})
+    (found,) = certify(tmp_path).findings
+    assert (found.what, found.stage, found.name) == ("slow", "burn-in", "rank 5 on node2")
+    assert found.outlier.excess == pytest.approx(0.1)
+
+
+def test_a_burn_in_that_stands_still_is_said_to(tmp_path):
+    still = [lambda test: None] * 13
+    found = states(tmp_path, Test.stages, repeat(1, 20.0), *still, lambda test: setattr(test, "now", test.now + 300),
+                   repeat(2, 101.0))  # fmt: skip
+    assert [state.stands_still for state in found] == [False] * 16 + [True, False]
+    assert "no new repeat for" in found[16].line()
+    assert [state.verdict for state in found[15:]] == ["pass", "warn", "pass"]
+
+
+def test_a_burn_in_that_ended_before_its_time_is_a_warning_that_says_how_it_continues(tmp_path, capsys):
+    test = Test(tmp_path, [])
+    test.stages()
+    test.repeat(1, 99.0)
+    assert main(["certify", str(tmp_path)]) == 3
+    said = capsys.readouterr().out.splitlines()
+    again = f"run it again with RUN_NAME={tmp_path.name} DURATION=100s, unless it still runs"
+    assert said[-2:] == [f"  burn-in: ended after 99% of 1:40: {again}", "warn"]
+    test.repeat(2, 100.5)
+    assert main(["certify", str(tmp_path)]) == 0
+
+
+def test_a_burn_in_that_never_began_is_a_warning_too(tmp_path, capsys):
+    test = Test(tmp_path, [])
+    test.start()
+    test.stages()
+    assert main(["certify", str(tmp_path)]) == 3
+    said = capsys.readouterr().out
+    assert "burn-in: 0 repeats in 0.00 hours (0%), not begun" in said
+    assert "burn-in: ended after 0% of 1:40: run it again" in said
+
+
+def test_a_load_that_ends_early_ends_the_watch_with_its_reason(tmp_path, capsys):
+    Test(tmp_path, []).start()
+    (tmp_path / "error_0.txt").write_text("RuntimeError: rank 3 did not come\n")
+    assert main(["watch", str(tmp_path)]) == 2
+    assert "review: the load did not run: RuntimeError: rank 3 did not come" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1.0, 0), (1.5, 1)])
+def test_a_test_without_burn_in_is_over_with_its_verdict(tmp_path, capsys, factor, status):
+    write(tmp_path, make(1, 4, slow={("parallel", 2): factor}))
+    assert main(["watch", str(tmp_path)]) == status
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"certify: over; {['pass', 'fail'][status]}"
+    assert len(said) == 1 + status
+
+
+def test_json_has_the_verdict_so_far(tmp_path, capsys):
+    test = Test(tmp_path, [])
+    test.start()
+    test.stages()
+    test.repeat(1, 20.0)
+    os.utime(tmp_path / "burn_in_node0.jsonl")
+    assert main(["watch", "--once", "--json", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["stage"], found["done"]) == ("pass", "burn-in", False)
+    assert found["burn_in"]["repeats"] == 1
+
+
+def test_a_test_that_has_not_begun_is_waited_for(tmp_path):
+    test = Test(tmp_path, [lambda one: None, Test.start])
+    assert wait_for_log(tmp_path, 1.0, test.sleep) == tmp_path
