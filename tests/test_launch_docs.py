@@ -113,7 +113,7 @@ def test_every_message_in_the_list_is_one_that_a_script_says(repository, scripts
     messages = re.findall(r"^\| `(.*?)` \|", text.partition("## Messages")[2].partition("## Variables")[0], re.M)
     sources = "\n".join(scripts.values())
     sources += "".join(
-        (repository / f"implementations/bert/{name}.py").read_text() for name in ("run", "closed_division")
+        (repository / f"implementations/bert/pretraining/{name}.py").read_text() for name in ("run", "closed_division")
     )
     assert len(messages) > 10
     for message in messages:

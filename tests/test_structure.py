@@ -94,7 +94,7 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
     ),
     "review": (
         {"bert", "certify", "finetune", "input_preprocessing", "torch"},
-        {"certify": ["review.__main__"]},  # the command `review certify`
+        {"certify": ["review.__main__", "review.options", "review.watch"]},  # the command `review certify`
     ),
 }
 READ_THE_ENVIRONMENT = {
@@ -103,6 +103,9 @@ READ_THE_ENVIRONMENT = {
     "bert.__main__",
     "bert.commands.deepspeed_config",
     "bert.commands.allreduce",
+    "bert.commands.compare_captures",
+    "bert.commands.deepspeed_checkpoint",
+    "bert.commands.export",
     "finetune.__main__",
     "certify.__main__",
     "bert.commands.evaluate",

@@ -103,9 +103,9 @@ def copy_scripts(repository: Path, root: Path) -> None:
     for trainer in ("bert", "finetune"):
         (root / "implementations" / trainer).mkdir(parents=True)
         shutil.copy(FAKES / "bert.py", root / "implementations" / trainer / "__main__.py")
-    shutil.copy(FAKES / "allreduce.py", root / "implementations" / "bert" / "allreduce.py")
-    for name in ("env.py", "variables.py"):
-        shutil.copy(repository / "implementations" / "bert" / name, root / "implementations" / "bert" / name)
+    (root / "implementations" / "bert" / "commands").mkdir()
+    shutil.copy(FAKES / "allreduce.py", root / "implementations" / "bert" / "commands" / "allreduce.py")
+    shutil.copytree(repository / "implementations" / "bert" / "core", root / "implementations" / "bert" / "core")
     for package, text in (("review", REVIEW), ("mlperf_logging/compliance_checker", COMPLIANCE), ("torch", "")):
         (root / package).mkdir(parents=True)
         (root / package / "__init__.py").touch()

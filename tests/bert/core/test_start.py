@@ -30,7 +30,8 @@ from ..ranks import run_ranks
 SLOW_START = """
 import time
 from pathlib import Path
-from bert import mlperf, pretraining
+from bert.pretraining import train as pretraining
+from bert.training import mlperf
 written, opened = mlperf.MlperfLog.run_start, pretraining.open_source
 def slow(log):
     if log._logger:
@@ -51,7 +52,7 @@ PARTS = [
 ODD_WEIGHTS = """
 import os
 import torch
-from bert import pretraining
+from bert.pretraining import train as pretraining
 drawn = pretraining.initialize
 def odd(model, seed):
     drawn(model, seed)

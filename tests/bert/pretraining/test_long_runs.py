@@ -124,7 +124,7 @@ def test_a_full_disk_is_reported_and_the_next_checkpoint_is_tried(tmp_path, monk
 # The disk is full at every checkpoint, or from the second on.
 FULL_DISK = """
 import os
-from bert import checkpoint
+from bert.checkpoint import weights as checkpoint
 written = checkpoint.save
 def save(config, step, state):
     if step > int(os.environ["ROOM_UNTIL"]):

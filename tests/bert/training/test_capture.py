@@ -53,17 +53,17 @@ def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(capture
     names = [name.rpartition(".") for name, *_ in capture.differences(path, path)]
     forward, backward = ([name for name, _, kind in names if kind == which] for which in ("activation", "gradient"))
     assert backward == [name for name in reversed(forward) if name in set(backward)], "as the step computes them"
-    assert compare_captures.main([str(one), str(captured("again", recompute=True))]) == 0
+    assert compare_captures.main([str(one), str(captured("again", recompute=True))], {}) == 0
     assert capsys.readouterr().out == "equal\n"
     spoilt = captured("spoilt", spoil="bert.encoder.layer.1.intermediate.dense.bias")
-    assert compare_captures.main([str(one), str(spoilt)]) == 1
+    assert compare_captures.main([str(one), str(spoilt)], {}) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == (
         "the first that differs: 1.bert.encoder.layer.1.intermediate.activation of step_1_rank_0.safetensors"
     )
     assert any("2.bert.encoder.layer.0.attention.gradient" in line for line in said), "gradients flow back to layer 0"
     assert not any("layer.0" in line and ".activation" in line for line in said)
-    assert compare_captures.main([str(one), str(one / "nothing")]) == 2
+    assert compare_captures.main([str(one), str(one / "nothing")], {}) == 2
 
 
 def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):
@@ -101,7 +101,7 @@ def test_a_tensor_that_only_one_of_two_has_differs(file, capsys, turned):
     less = file("less", **{"1.a.activation": torch.ones(3)})
     more = file("more", **{"1.a.activation": torch.ones(3), "1.b.activation": torch.ones(3)})
     pair = (more, less) if turned else (less, more)
-    assert compare_captures.main([str(path) for path in pair]) == 1
+    assert compare_captures.main([str(path) for path in pair], {}) == 1
     assert capsys.readouterr().out.endswith("the first that differs: 1.b.activation\n")
 
 
@@ -113,7 +113,7 @@ def test_a_file_that_is_not_a_whole_one_of_a_capture_is_bad_input_and_no_differe
     safetensors.torch.save_file(tensor, bad["foreign"])
     safetensors.torch.save_file(tensor, bad["unordered"], metadata={capture.ORDER: '["b"]'})
     for path in bad.values():
-        assert compare_captures.main([str(good), str(path)][:: -1 if turned else 1]) == 2
+        assert compare_captures.main([str(good), str(path)][:: -1 if turned else 1], {}) == 2
         said = capsys.readouterr().err
         assert said.startswith("compare_captures: error: ")
         assert str(path) in said

@@ -23,7 +23,7 @@ from ..states import newest, same
 # A small model takes all its steps before ranks would ask each other, or a signal came: after a line it stands still.
 IMPATIENT = """
 import os, runpy, signal, sys
-from bert import stop
+from bert.training import stop
 stop.PATIENCE = 0.0
 write, said = sys.stderr.write, []
 def write_and_stand_still(text):
