@@ -34,7 +34,7 @@ from torch.multiprocessing import spawn
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import ConfigError
-from bert.core.exit import leave
+from bert.core.process import hard_exit
 from bert.data.pretraining import PretrainingBatch
 from bert.deepspeed.settings import Config as ZeroConfig
 from bert.deepspeed.step import DeepSpeedStep, load
@@ -131,7 +131,7 @@ def rank_main(rank: int, options: argparse.Namespace, port: int, folder: Path) -
             del ours, theirs
     if rank == 0:
         (folder / "figures.json").write_text(json.dumps(figures))
-    leave(0)  # threads of DeepSpeed's process groups do not always end with Python
+    hard_exit(0)  # threads of DeepSpeed's process groups do not always end with Python
 
 
 def main() -> None:

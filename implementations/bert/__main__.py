@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 
 from bert.core import variables
-from bert.core.exit import leave
+from bert.core.process import hard_exit
 
 # PyTorch takes seconds to import: what needs no run answers before that.
 COMMANDS = {
@@ -62,4 +62,4 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:], os.environ))
+    hard_exit(main(sys.argv[1:], os.environ))

@@ -21,7 +21,7 @@ import torch.distributed as distributed
 
 from bert.core import dist, rundir
 from bert.core.env import ConfigError, env, from_env
-from bert.core.exit import leave
+from bert.core.process import hard_exit
 from bert.kernels import Config as KernelsConfig
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
@@ -215,4 +215,4 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:], os.environ))
+    hard_exit(main(sys.argv[1:], os.environ))

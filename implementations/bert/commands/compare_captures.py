@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bert.core.exit import leave
+from bert.core.process import hard_exit
 from bert.data.records import DataError
 from bert.training.capture import differences
 
@@ -59,4 +59,4 @@ def _first_that_differs(one: dict[str, Path], other: dict[str, Path], tolerance:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:], os.environ))
+    hard_exit(main(sys.argv[1:], os.environ))

@@ -13,7 +13,7 @@ import functools
 import torch
 from torch import Tensor
 
-from bert.core.errors import root_cause
+from bert.core.process import root_cause
 from bert.kernels import triton_support
 from bert.kernels.arithmetic import (
     native_exp2,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bert.core.errors import root_cause
+from bert.core.process import root_cause
 from bert.kernels.forward_pass import ForwardPass
 
 Attention = Callable[[Tensor, ForwardPass, float], Tensor]

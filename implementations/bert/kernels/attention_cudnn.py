@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bert.core.env import ConfigError
-from bert.core.errors import root_cause
+from bert.core.process import root_cause
 from bert.kernels.forward_pass import ForwardPass
 
 SITES = 256  # seeds that are made at once
