@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bert.core import rundir
+from bert.core.files import write_text
 from bert.training.progress import clock
 from certify import description, record
 from certify.load import Load, Trainee
@@ -105,7 +105,7 @@ class BurnIn:
         text = self.journal.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
-            rundir.write_text(self.journal, whole)
+            write_text(self.journal, whole)
         return whole.splitlines()
 
     def _known(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class BurnIn:
     def _write_first(self, checksums: list[int]) -> None:
         """The first repeat, with what it was computed by and for how long the burn-in shall go on."""
         about = {"duration": self.duration, "checksums": checksums, "facts": self.facts}
-        rundir.write_text(self.first, json.dumps(about) + "\n")
+        write_text(self.first, json.dumps(about) + "\n")
 
     def _tell(self, repeat: int, elapsed: float, seconds: float, different: int) -> None:
         """A line of this node's journal, and rank 0's on how it goes."""

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.save import load_newest, save_checkpoint
 from bert.core import rundir
 from bert.core.dist import World
 from bert.core.env import ConfigError
+from bert.core.files import write_text
 from bert.data.tokens import WordPiece
 from bert.kernels import choice as kernel_choice
 from bert.kernels import select
@@ -72,7 +73,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         figures |= _test(run, task.test)
     if world.is_main:
         config.folder().mkdir(parents=True, exist_ok=True)
-        rundir.write_text(config.folder() / "figures.json", json.dumps(figures, indent=2) + "\n")
+        write_text(config.folder() / "figures.json", json.dumps(figures, indent=2) + "\n")
         _say(world, ", ".join(f"{name} {_shown(value)}" for name, value in figures.items()))
     world.barrier()
     return figures
@@ -129,7 +130,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     num_samples, seed = len(samples.lengths), config.trial_seed
     last = num_steps(config, num_samples)
     rates = learning_rates(run.environ, last)
-    saved = checkpoint.newest(config.checkpoint)
+    saved = load_newest(config.checkpoint)
     identity = _identity(config, num_samples)
     done = batches = trained = 0
     if saved is not None:
@@ -153,7 +154,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
         state = step.state_dict()
         if world.is_main:
             state |= {"step": steps, "batches": batches, "samples": samples, "run": identity}
-            checkpoint.save(config.checkpoint, steps, state)
+            save_checkpoint(config.checkpoint, steps, state)
         world.barrier()
 
     begin = time.monotonic()

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert.checkpoint import huggingface as hub
+from bert.checkpoint import huggingface
 from bert.checkpoint.weights import Loaded, copy_weights, read_state_dict
-from bert.core.rundir import write_text
+from bert.core.files import write_text
 from bert.model.config import BertConfig
 from finetune.models import Classification, FineTuned
 
@@ -49,7 +49,7 @@ def hugging_face_config(model: FineTuned, labels: tuple[str, ...] = ()) -> dict[
     """config.json of the model for Hugging Face's classes; of a Pre-LN model, which they have not, for ours alone."""
     config: BertConfig = model.config
     kind = "SequenceClassification" if isinstance(model, Classification) else "QuestionAnswering"
-    values = hub.config_values(config, f"BertFor{kind}")
+    values = huggingface.config_values(config, f"BertFor{kind}")
     if labels:
         values["id2label"] = {str(number): name for number, name in enumerate(labels)}
         values["label2id"] = {name: number for number, name in enumerate(labels)}
@@ -67,10 +67,10 @@ def save(
     """
     if model.config.layer_norm_large_model:
         print(
-            f"finetune: {folder}: {hub.PRE_LN}: load it with python -m finetune predict",
+            f"finetune: {folder}: {huggingface.PRE_LN}: load it with python -m finetune predict",
             file=sys.stderr,
             flush=True,
         )
     values = hugging_face_config(model, tuple(task.get("labels", ())))
-    hub.write(folder, masters, model.config, values, vocab_file, task["lower_case"])
+    huggingface.write(folder, masters, model.config, values, vocab_file, task["lower_case"])
     write_text(folder / "task.json", json.dumps(dict(task), indent=2) + "\n")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.save import step_path
 from bert.commands import weights as trained
 from bert.commands.weights import Trained
 from bert.core.dist import World
@@ -77,7 +77,7 @@ class Judge:
         result = self._evaluator(self._model)
         seconds, number = time.perf_counter() - begin, self.config.evaluate.num_examples
         figures: dict[str, Any] = {
-            "checkpoint": str(checkpoint.place(path)),
+            "checkpoint": str(step_path(path)),
             "steps": source.steps,
             "trained_samples": source.samples,
         }

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from bert.checkpoint import huggingface as hub
+from bert.checkpoint import huggingface
 from bert.commands import weights as trained
 from bert.commands.weights import Trained
 from bert.core.env import ConfigError
@@ -28,8 +28,10 @@ def export(source: Trained, vocab_file: Path, folder: Path) -> None:
     """Writes the folder. Raises ConfigError for weights that do not fit their description, OSError for a full disk."""
     model = BertForPreTraining(source.shape, select(Config(fused="none", attention="sdpa_loop"), torch.device("cpu")))
     trained.load(source, model)
-    values = hub.config_values(source.shape, "BertForPreTraining")
-    hub.write(folder, dict(model.named_parameters()), source.shape, values, vocab_file, hub.lower_case(vocab_file))
+    values = huggingface.config_values(source.shape, "BertForPreTraining")
+    huggingface.write(
+        folder, dict(model.named_parameters()), source.shape, values, vocab_file, huggingface.lower_case(vocab_file)
+    )
 
 
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
@@ -44,7 +46,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     options = parser.parse_args(arguments)
     try:
         folder = options.output
-        if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not hub.weights_in(folder))):
+        if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not huggingface.weights_in(folder))):
             raise ConfigError(f"{folder}: is there and holds no model: give a new folder by -o")
         source = trained.describe(trained.newest(options.path), options.bert_config)
         export(source, trained.vocabulary(source, options.vocab), folder)
@@ -53,7 +55,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         return 2
     if source.shape.layer_norm_large_model:
         print(
-            f"bert export: {folder}: {hub.PRE_LN}: load it as INIT_CHECKPOINT, or with bert fill-mask",
+            f"bert export: {folder}: {huggingface.PRE_LN}: load it as INIT_CHECKPOINT, or with bert fill-mask",
             file=sys.stderr,
         )
     after = f", after {source.steps:,} steps" if source.steps is not None else ""

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bert.checkpoint import huggingface as hub
+from bert.checkpoint import huggingface
 from bert.commands import weights as trained
 from bert.core.dist import World
 from bert.core.env import ConfigError, from_env
@@ -85,7 +85,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         settings = from_env(trained.Source, environ)
         source = trained.describe(trained.newest(options.path), options.bert_config)
         vocab_file = trained.vocabulary(source, options.vocab)
-        tokenizer = WordPiece(vocab_file, hub.lower_case(vocab_file))
+        tokenizer = WordPiece(vocab_file, huggingface.lower_case(vocab_file))
         model = settings.model(source.shape, World(settings.dist))
         trained.load(source, model)
         for text in options.text:

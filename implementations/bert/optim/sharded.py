@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert.checkpoint.sharded import WholeTensors
+from bert.checkpoint.sharded import ShardedTensors
 from bert.core.dist import World
 from bert.optim.buckets import GradientBuckets, GradientShard, WeightBuckets
 from bert.optim.flat import FlatRule, Shard
@@ -94,7 +94,7 @@ class Sharded:
     def _fill_shard(self, shard: Tensor, tensors: Mapping[str, Tensor]) -> None:
         for segment in self.segments:
             name = self.names[segment.parameter]
-            if isinstance(tensors, WholeTensors):
+            if isinstance(tensors, ShardedTensors):
                 source = tensors.part(name, segment.start, segment.size)
             else:
                 source = tensors[name].detach().reshape(-1)[segment.start : segment.start + segment.size]

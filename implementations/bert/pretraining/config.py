@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from bert.checkpoint import huggingface as hub
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint import huggingface
+from bert.checkpoint.save import Config as CheckpointConfig
 from bert.core import rundir
 from bert.core.env import ConfigError, env
 from bert.data import training
@@ -54,7 +54,7 @@ class Config(ModelFiles, Hardware):
     data: training.Config
     evaluate: evaluate.Config
     schedule: schedule.Config
-    checkpoint: checkpoint.Config = field(default_factory=checkpoint.Config)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     mlperf: mlperf.Config = field(default_factory=mlperf.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
     observers: observers.Config = field(default_factory=observers.Config)
@@ -125,8 +125,8 @@ class Config(ModelFiles, Hardware):
     def bert_config_path(self) -> Path:
         """BERT_CONFIG; unset: the config.json beside an INIT_CHECKPOINT of the Hub's layout, else that of phase1."""
         weights = self.checkpoint.init_checkpoint
-        if self.bert_config is None and weights is not None and weights.name in hub.WEIGHTS:
-            return hub.config_beside(weights) or super().bert_config_path
+        if self.bert_config is None and weights is not None and weights.name in huggingface.WEIGHTS:
+            return huggingface.config_beside(weights) or super().bert_config_path
         return super().bert_config_path
 
     @property

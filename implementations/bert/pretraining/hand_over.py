@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.checkpoint import sharded as shard_files
+from bert.checkpoint.save import read_checkpoint
 from bert.checkpoint.weights import canonical_name
 from bert.core.env import ConfigError
 from bert.core.files import damage
@@ -33,10 +33,7 @@ def read(config: Config, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
     path = config.checkpoint.init_checkpoint
     assert path is not None
     try:
-        if path.name == shard_files.INDEX:
-            saved = shard_files.read(path.parent)
-        else:
-            saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        saved = read_checkpoint(path, mmap=True)
     except Exception as error:  # a damaged file, or none of PyTorch's
         raise ConfigError(f"INIT_OPTIMIZER=1: {path} is not a readable checkpoint ({damage(error)})") from None
     optimizer = saved.get("optimizer") if isinstance(saved, Mapping) else None

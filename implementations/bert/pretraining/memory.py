@@ -20,7 +20,7 @@ from bert.core.dist import EmulatedWorld
 from bert.core.env import ConfigError
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import hollow, on_meta
+from bert.model.init import uninitialized, use_placeholders
 from bert.optim.buckets import MOST_UNDER_WAY, GradientBuckets
 from bert.optim.replicated import Replicated
 from bert.optim.sharded import Sharded
@@ -82,7 +82,7 @@ def _held_in_fp8(config: Config) -> int:
 
 def shapes(config: BertConfig) -> BertForPreTraining:
     """The model without numbers."""
-    with on_meta():
+    with uninitialized():
         return BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
 
 
@@ -93,7 +93,7 @@ def estimate(plan: Plan) -> dict[str, int]:
     the backward pass with the gradients that wait in it, or by the update; runtime: what the device's libraries take.
     """
     model = shapes(plan.model)
-    hollow(model, plan.dtype, META)
+    use_placeholders(model, plan.dtype, META)
     settings = plan.optimizer if not plan.optimizer.is_apex else replace(plan.optimizer, optimizer="lamb")
     low = plan.dtype != torch.float32
     masters = {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()} if low else None

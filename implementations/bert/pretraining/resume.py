@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert.checkpoint import sharded as shard_files
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.save import Config as CheckpointConfig
+from bert.checkpoint.save import Writer, load_newest, saved_checkpoints, step_path
+from bert.checkpoint.sharded import Part
+from bert.checkpoint.weights import check_vocabulary, checksum_of
 from bert.core.dist import World
 from bert.core.env import ConfigError
 from bert.data.batching import RowSource
@@ -23,15 +25,15 @@ from bert.pretraining.config import Config
 from bert.training.step import Step, Trainer
 
 
-def newest(config: checkpoint.Config) -> dict[str, Any] | None:
+def newest(config: CheckpointConfig) -> dict[str, Any] | None:
     """The state in the newest checkpoint, ours or DeepSpeed's, or None. Raises ConfigError for one that is damaged."""
     if config.directory is not None and config.resume:
-        ours = checkpoint.saved(config.directory)
+        ours = saved_checkpoints(config.directory)
         theirs = zero_checkpoints.folders(config.directory)
-        last = checkpoint.place(ours[-1]).stem.rpartition("_")[2] if ours else ""
+        last = step_path(ours[-1]).stem.rpartition("_")[2] if ours else ""
         if theirs and theirs[-1].name.rpartition("_")[2] > last:
             return zero_checkpoints.read(theirs[-1], "remove it to resume from the one before")
-    return checkpoint.newest(config)
+    return load_newest(config)
 
 
 def pick_seed(config: Config, saved: dict[str, Any] | None) -> int:
@@ -110,7 +112,7 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
 
 def check_data(config: Config, saved: dict[str, Any] | None, row_counts: np.ndarray, vocab_md5: str) -> None:
     """Raises ConfigError where the rows, or their vocabulary, are not those that the weights were trained on."""
-    checkpoint.check_vocabulary(config.checkpoint, vocab_md5)
+    check_vocabulary(config.checkpoint.init_checkpoint, vocab_md5)
     if saved is not None and saved["row_counts"] != row_counts.tolist():
         raise ConfigError(
             f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run on other training data, "
@@ -143,7 +145,7 @@ def saved_checksum(saved: dict[str, Any] | None) -> int:
     """Of the weights in a checkpoint; of one in shards, which nobody reads whole, its token."""
     if saved is None:
         return 0
-    return int(saved["token"]) if "token" in saved else checkpoint.checksum(saved["model"])
+    return int(saved["token"]) if "token" in saved else checksum_of(saved["model"])
 
 
 class Saver:
@@ -155,7 +157,7 @@ class Saver:
         """data: what is trained on; dealt: see Sampler."""
         self.config, self.trained, self.world, self.seed = config, trained, world, seed
         self.data, self.dealt = data, dealt
-        self.writer = checkpoint.Writer(config.checkpoint)
+        self.writer = Writer(config.checkpoint)
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
         """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective."""
@@ -166,9 +168,7 @@ class Saver:
             token = self.world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
             assert isinstance(self.trained, Step)
             shard, index = self.trained.shard_state()
-            part = shard_files.Part(
-                rank=self.world.rank, num_ranks=self.world.size, token=token, abandoned=self.writer.abandoned
-            )
+            part = Part(rank=self.world.rank, num_ranks=self.world.size, token=token, abandoned=self.writer.abandoned)
             self.writer.start(step, {"shard": shard, "index": index | facts}, part)
             return
         if self.config.zero.checkpoints and isinstance(self.trained, DeepSpeedStep):

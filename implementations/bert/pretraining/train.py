@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of, load_weights
 from bert.core import rundir
 from bert.core.dist import World
 from bert.core.start import StartClock
@@ -27,7 +27,7 @@ from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels import choice as kernel_choice
 from bert.kernels import compile_once, select
 from bert.model.bert import BertForPreTraining
-from bert.model.init import Piece, blank, first_weights, hollow, initialize, on_meta
+from bert.model.init import Chunk, first_weights, initialize, uninitialized, use_placeholders
 from bert.pretraining import hand_over, resume
 from bert.pretraining.config import Config
 from bert.training import observers
@@ -224,18 +224,18 @@ def build(
     """
     kernels, device, clock = select(config.kernels, world.device), world.device, clock or StartClock()
     by_pieces = config.optim.is_sharded(device)  # as with DeepSpeed always
-    with blank(torch.device("meta") if by_pieces else world.whole_device):
+    with uninitialized(torch.device("meta") if by_pieces else world.gathered_device):
         model = BertForPreTraining(config.model, kernels)
     clock.lap("model")
-    checksum, pieces = checkpoint.Checksum(), None
+    checksum, pieces = Checksum(), None
     if by_pieces:
         pieces, loaded = _pieces(config, model, seed, checksum)
         _say_loaded(config, loaded, world)
-        hollow(model, config.numerics.dtype, world.whole_device)
+        use_placeholders(model, config.numerics.dtype, world.gathered_device)
     else:
         _whole_weights(config, world, model, seed)
         clock.lap("weights")
-        resume.check_weights(config, world, checkpoint.checksum(dict(model.named_parameters())))
+        resume.check_weights(config, world, checksum_of(dict(model.named_parameters())))
         clock.lap("comparison of weights")
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
@@ -267,30 +267,28 @@ def _whole_weights(config: Config, world: World, model: BertForPreTraining, seed
     if path is None:
         initialize(model, seed)
         return
-    loaded = checkpoint.load_weights(model, path, config.may_have_new_heads)
+    loaded = load_weights(model, path, config.may_have_new_heads)
     if loaded.new:
         initialize(model, seed, only=loaded.new)
     _say_loaded(config, loaded, world)
 
 
-def _pieces(
-    config: Config, model: BertForPreTraining, seed: int, checksum: checkpoint.Checksum
-) -> tuple[Iterator[Piece], checkpoint.Loaded]:
-    """The first weights of a model that is all shapes, piece by piece, which the checksum takes in as they come."""
+def _pieces(config: Config, model: BertForPreTraining, seed: int, checksum: Checksum) -> tuple[Iterator[Chunk], Loaded]:
+    """The first weights of a model that is all shapes, chunk by chunk, which the checksum takes in as they come."""
     path = config.checkpoint.init_checkpoint
     if path is None:
-        return checksum.of(first_weights(model, seed)), checkpoint.Loaded([], [])
-    return checkpoint.pieces_of(model, path, seed, config.may_have_new_heads, checksum)
+        return checksum.of(first_weights(model, seed)), Loaded([], [])
+    return chunks_of(model, path, seed, config.may_have_new_heads, checksum)
 
 
-def _pieces_again(config: Config, seed: int) -> Iterator[Piece]:
+def _pieces_again(config: Config, seed: int) -> Iterator[Chunk]:
     """The same once more, of a model that has its weights, of which stage 3 leaves no shapes."""
-    with on_meta():
+    with uninitialized():
         model = BertForPreTraining(config.model, select(config.kernels, torch.device("cpu")))
-    return _pieces(config, model, seed, checkpoint.Checksum())[0]
+    return _pieces(config, model, seed, Checksum())[0]
 
 
-def _say_loaded(config: Config, loaded: checkpoint.Loaded, world: World) -> None:
+def _say_loaded(config: Config, loaded: Loaded, world: World) -> None:
     if world.is_main and any(loaded):
         print(f"weights of {config.checkpoint.init_checkpoint}: {loaded}", file=sys.stderr, flush=True)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert.core.rundir import write_text
+from bert.core.files import write_text
 from finetune.squad.features import Features, collapse, has_most_context
 
 

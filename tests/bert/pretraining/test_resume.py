@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.save import saved_checkpoints
+from bert.checkpoint.weights import read_state_dict
 from bert.core.env import ConfigError, from_env
 from bert.pretraining import resume
 from bert.pretraining.config import Config
@@ -35,9 +36,9 @@ def train(prepared, run_bert, tmp_path):
 
 
 def _last(folder: Path) -> dict[str, torch.Tensor]:
-    (path,) = checkpoint.saved(folder)[-1:]
+    (path,) = saved_checkpoints(folder)[-1:]
     assert "/step_0000000006" in str(path)
-    return {name: tensor.clone() for name, tensor in checkpoint.read_state_dict(path).items()}
+    return {name: tensor.clone() for name, tensor in read_state_dict(path).items()}
 
 
 def _check_same(expected: Path, found: Path) -> None:
