@@ -35,7 +35,7 @@ from bert import kernels, optim
 from bert.checkpoint import huggingface
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, make_batch
+from bert.data.batch import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import Records
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining

@@ -35,7 +35,7 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import ConfigError
 from bert.core.process import hard_exit
-from bert.data.pretraining import PretrainingBatch
+from bert.data.batch import PretrainingBatch
 from bert.deepspeed.settings import Config as ZeroConfig
 from bert.deepspeed.step import DeepSpeedStep, load
 from bert.kernels.precision import Precision

@@ -21,8 +21,8 @@ import torch
 from bert.commands import allreduce
 from bert.core.dist import World
 from bert.core.env import ConfigError, env
+from bert.data.loader import TrainingData, open_source
 from bert.data.sampler import Sampler
-from bert.data.training import TrainingData, open_source
 from bert.pretraining import train as pretraining
 from bert.pretraining.config import Config as TrainerConfig
 from bert.training.step import Step, TrainingStep

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bert.data.training import Config as DataConfig
+from bert.data.loader import Config as DataConfig
 from bert.kernels import fp8
 
 SIZE, CPU_SIZE = 8192, 256  # of a square matrix

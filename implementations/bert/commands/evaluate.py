@@ -24,9 +24,8 @@ from bert.commands import weights as trained
 from bert.commands.weights import Trained
 from bert.core.dist import World
 from bert.core.env import ConfigError, from_env
-from bert.data.index import count_rows
 from bert.data.records import DataError
-from bert.data.shards import list_shards
+from bert.data.shards import count_rows, list_shards
 from bert.model.bert import BertForPreTraining
 from bert.training import evaluate
 from bert.training.evaluate import Evaluator

@@ -18,7 +18,7 @@ from bert.checkpoint import huggingface
 from bert.commands import weights as trained
 from bert.core.dist import World
 from bert.core.env import ConfigError, from_env
-from bert.data.pretraining import PretrainingBatch
+from bert.data.batch import PretrainingBatch
 from bert.data.records import DataError
 from bert.data.tokens import WordPiece
 from bert.kernels.cross_entropy import IGNORE

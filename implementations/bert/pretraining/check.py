@@ -7,10 +7,10 @@ import hashlib
 
 from bert.checkpoint.weights import Checksum, check_vocabulary, chunks_of
 from bert.core.dist import World, pick_device
+from bert.data.loader import make_batching, open_masks, open_source
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.shards import Shards
-from bert.data.training import make_batching, open_masks, open_source
 from bert.kernels import choice as kernel_choice
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining

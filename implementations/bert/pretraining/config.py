@@ -14,7 +14,7 @@ from bert.checkpoint import huggingface
 from bert.checkpoint.save import Config as CheckpointConfig
 from bert.core import rundir
 from bert.core.env import ConfigError, env
-from bert.data import training
+from bert.data import loader
 from bert.deepspeed import settings as zero
 from bert.model.config import BertConfig, ModelFiles
 from bert.training import capture, evaluate, mlperf, observers, profile_steps, schedule
@@ -51,7 +51,7 @@ class Config(ModelFiles, Hardware):
     )
     rehearsal_samples: int = env("REHEARSAL_SAMPLES", 300_000, at_least=1, doc="training samples of a rehearsal")
 
-    data: training.Config
+    data: loader.Config
     evaluate: evaluate.Config
     schedule: schedule.Config
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

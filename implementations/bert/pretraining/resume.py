@@ -17,7 +17,7 @@ from bert.checkpoint.sharded import Part
 from bert.checkpoint.weights import check_vocabulary, checksum_of
 from bert.core.dist import World
 from bert.core.env import ConfigError
-from bert.data.batching import RowSource
+from bert.data.sampler import RowSource
 from bert.deepspeed import checkpoints as zero_checkpoints
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import settle
@@ -73,8 +73,8 @@ def _check_run(config: Config, mine: dict[str, Any], saved: dict[str, Any]) -> N
         )
 
 
-def dealt(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]:
-    """(ranks, rows of each in a step) by which rows are dealt: those of the run that was the first of this one."""
+def shard_order(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]:
+    """(ranks, rows of each in a step) by which rows go to ranks: those of the run that was the first of this one."""
     if saved is None:
         return config.dist.world_size, config.data.rows_per_step
     ranks, rows, steps = (saved["run"][name] for name in _ROWS)
@@ -152,17 +152,18 @@ class Saver:
     """Saves the state of a run on a thread, from rank 0, or each rank its part; the steps wait for a copy only."""
 
     def __init__(
-        self, config: Config, trained: Trainer, world: World, seed: int, data: RowSource, dealt: tuple[int, int]
+        self, config: Config, trained: Trainer, world: World, seed: int, data: RowSource, shard_order: tuple[int, int]
     ) -> None:
-        """data: what is trained on; dealt: see Sampler."""
+        """data: what is trained on; shard_order: see Sampler."""
         self.config, self.trained, self.world, self.seed = config, trained, world, seed
-        self.data, self.dealt = data, dealt
+        self.data, self.shard_order = data, shard_order
         self.writer = Writer(config.checkpoint)
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
         """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective."""
         facts: dict[str, Any] = {"step": step, "batches": batches, "samples": samples, "ended": ended}
-        facts |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5, "dealt": self.dealt}
+        facts["dealt"] = self.shard_order
+        facts |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5}
         facts |= {"bert_config": dataclasses.asdict(self.config.model), "run": run_identity(self.config, self.seed)}
         if self.config.checkpoint.shards:
             token = self.world.broadcast_int(int.from_bytes(os.urandom(7), "little"))

@@ -16,12 +16,11 @@ from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of, lo
 from bert.core import rundir
 from bert.core.dist import World
 from bert.core.start import StartClock
-from bert.data.batching import RowSource
+from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.dali import DaliLoader
-from bert.data.pretraining import PretrainingBatch, make_batch
-from bert.data.sampler import Sampler
+from bert.data.loader import TrainingData, open_masks, open_source
+from bert.data.sampler import RowSource, Sampler, row_sequences
 from bert.data.synthetic import synthetic_records
-from bert.data.training import TrainingData, open_masks, open_source, row_sequences
 from bert.deepspeed.partitions import shape_of
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels import choice as kernel_choice
@@ -73,8 +72,8 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     source = open_source(config.data, model.config.vocab_size)
     row_counts = source.row_counts()
     resume.check_data(config, saved, row_counts, source.vocab_md5)
-    dealt = resume.dealt(config, saved)
-    sampler = Sampler(row_counts, config.data.rows_per_step, seed, world.rank, world.size, dealt)
+    shard_order = resume.shard_order(config, saved)
+    sampler = Sampler(row_counts, config.data.rows_per_step, seed, world.rank, world.size, shard_order)
     data = open_data(config, world, source, sampler, done_batches + 1, seed)
     rate = partial(learning_rate, config=config.schedule)
     steps = Steps(rate, config.max_steps, step.scaler, done, done_batches)
@@ -84,7 +83,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     )  # fmt: skip
     evaluation = Evaluation(config, world, log, step, source.vocab_md5, evaluation_graph, watchers)
 
-    saver = resume.Saver(config, step, world, seed, source, dealt)
+    saver = resume.Saver(config, step, world, seed, source, shard_order)
     last = min(config.max_steps, done + (config.steps_this_run or config.max_steps))
     try:
         with Stop(world, listen=config.checkpoint.directory is not None) as stop:
@@ -111,7 +110,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
 
 def open_data(
     config: Config, world: World, source: RowSource, sampler: Sampler, first_step: int, seed: int
-) -> TrainingData | DaliLoader[PretrainingBatch]:
+) -> TrainingData | DaliLoader:
     """The loader that DATA_LOADER names. Raises what open_masks and TrainingData raise."""
     vocab_size = config.model.vocab_size
     masks = open_masks(config.data, source, config.phase1, vocab_size, seed)
@@ -344,7 +343,7 @@ def made_up_step(config: Config, world: World) -> list[PretrainingBatch]:
     size = config.data.batch_size
     records = synthetic_records(size, config.data.max_seq_length, config.model.vocab_size, config.data.packed, seed=0)
     rows = np.arange(min(size, records.num_rows))
-    batch = make_batch(records, row_sequences(records, rows), config.data.max_seq_length)
+    batch = make_batch(records, row_sequences(records, rows)[0], config.data.max_seq_length)
     return [finisher(config, world)(batch)] * config.data.gradient_steps
 
 

@@ -16,8 +16,8 @@ from bert.checkpoint import huggingface
 from bert.checkpoint.save import Config as CheckpointConfig
 from bert.checkpoint.save import save_checkpoint
 from bert.commands import evaluate as evaluation
+from bert.data.batch import make_batch
 from bert.data.format import write_records
-from bert.data.pretraining import make_batch
 from bert.data.records import Metadata
 from bert.data.shards import Shards, list_shards
 

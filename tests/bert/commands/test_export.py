@@ -20,7 +20,7 @@ from bert.checkpoint.weights import load_weights
 from bert.commands import export, fill_mask
 from bert.commands import weights as trained
 from bert.core.env import ConfigError, from_env
-from bert.data.pretraining import make_batch
+from bert.data.batch import make_batch
 from bert.data.tokens import WordPiece
 from bert.model.config import BertConfig
 from bert.pretraining import check

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from bert import kernels, optim
-from bert.data.pretraining import make_batch
+from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.deepspeed import settings
 from bert.deepspeed.step import DeepSpeedStep

@@ -85,9 +85,9 @@ def test_rows_are_dealt_as_by_the_first_run_and_where_they_lie_in_rows_alone(pre
         return {"run": before, "step": 4, "batches": 5, "samples": 6} | facts
 
     config = settings()
-    assert resume.dealt(config, None) == (2, 6)
-    assert resume.dealt(config, saved(config)) == (4, 3), "a checkpoint of an earlier version"
-    assert resume.dealt(config, saved(config, dealt=(1, 12))) == (1, 12)
+    assert resume.shard_order(config, None) == (2, 6)
+    assert resume.shard_order(config, saved(config)) == (4, 3), "a checkpoint of an earlier version"
+    assert resume.shard_order(config, saved(config, dealt=(1, 12))) == (1, 12)
     assert resume.restore(config, Trained(), 7, saved(config)) == (4, 5, 6)
     unpacked = {"PACKED": "0", "DATADIR_PHASE2": "/data"}
     for changed in ({"BATCHING": "online"}, {"BATCHING": "bins"}, {"EXCHANGE_GROUP": "2"}):

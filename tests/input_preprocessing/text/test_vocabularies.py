@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bert.checkpoint import huggingface
+from bert.data.batch import gather_batch, make_batch
 from bert.data.format import multiset_digest, open_records
-from bert.data.pretraining import gather_batch, make_batch
 from bert.data.records import DataError
 from bert.data.synthetic import synthetic_records
 from input_preprocessing.dataset import prepare
