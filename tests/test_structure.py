@@ -5,6 +5,7 @@ The rules themselves are in structure.py; test_structure_rules.py breaks each of
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -177,6 +178,15 @@ def test_the_tree_holds_no_large_file_and_no_binary_but_small_test_data(reposito
     tests = repository / "tests"
     for path in _tracked(repository):
         _none(structure.unfit_for_the_tree(path, is_test=path.is_relative_to(tests)))
+
+
+def test_only_programs_can_be_run_and_libraries_are_sourced(repository):
+    """A program sets the shell's options for itself; a file that is sourced leaves those of its user."""
+    scripts = _tracked(repository, "*.sh", "*.sub")
+    assert len(scripts) > 50
+    for path in scripts:
+        is_program = re.search(r"^set -", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+        assert os.access(path, os.X_OK) == is_program, path
 
 
 def test_tables_of_variables_have_a_row_for_each_and_no_other(repository):

@@ -25,7 +25,7 @@ SYSTEMS = [path for path in ALL if path not in LARGE and "demo" not in path.name
 READ_ELSEWHERE = {
     "WALLTIME",  # the user's line: sbatch -t "$WALLTIME"
     "SBATCH_TIMELIMIT",  # sbatch
-    "CONFIG_EXPORTS",  # launch/exports.sh, when the next config is sourced
+    "CONFIG_EXPORTS",  # launch/run/exports.sh, when the next config is sourced
 }
 BERT_LARGE = {
     "vocab_size": 30522,

@@ -14,6 +14,6 @@ preflight::check() {
 
 # RUN_DIR/topology.txt: what every node is made of, node after node. A record that cannot be made stops nothing.
 preflight::record() {
-  runner::everywhere "$REPO_DIR/launch/record_node.sh" 2>/dev/null | sort -s -t : -k 1,1 >"$RUN_DIR/topology.txt" ||
+  runner::everywhere "$REPO_DIR/launch/node/record.sh" 2>/dev/null | sort -s -t : -k 1,1 >"$RUN_DIR/topology.txt" ||
     log::warn 'not every node said what it is made of, see topology.txt'
 }

@@ -3,15 +3,13 @@
 # files of the MLPerf power rules, made by review.results.power from the samples that lie between run_start and run_stop.
 # shellcheck disable=SC2154 # RUN_DIR and lock_file are of variables.sh, deadline is of ending.sh
 
-# shellcheck source=launch/patience.sh
-source "$REPO_DIR/launch/patience.sh"
 readonly POWER_PATIENCE=60 # seconds from the sign to stop, besides an interval, after which a reading hangs
 declare power_job='' power_folder=''
 
 # Stops in one line where a node cannot tell its power.
 power::check() {
   if [[ $POWER != 1 ]]; then return 0; fi
-  answers::everywhere "$REPO_DIR/launch/power_sampler.sh" check ||
+  answers::everywhere "$REPO_DIR/launch/node/power_sampler.sh" check ||
     log::die "POWER=1: not every node can tell its power: $(answers::why "$answers_said")"
 }
 
@@ -22,7 +20,7 @@ power::start() {
   set -m
   {
     exec {lock_file}>&-
-    runner::everywhere "$REPO_DIR/launch/power_sampler.sh" "$power_folder" >/dev/null 2>"$power_folder/errors"
+    runner::everywhere "$REPO_DIR/launch/node/power_sampler.sh" "$power_folder" >/dev/null 2>"$power_folder/errors"
   } &
   power_job=$!
   set +m

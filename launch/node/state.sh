@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a run changes on its nodes and gives back at its end, whatever that is: GPU clocks, staged data. undo.sh undoes it.
+# What a run changes on its nodes and gives back at its end, whatever that is: GPU clocks, staged data. cleanup.sh undoes it.
 # Sourced by the run scripts. run.sub, which cannot start a step once Slurm ends its job, has guards on the nodes for it.
 # shellcheck disable=SC2154 # answers_said is of answers.sh
 
@@ -17,7 +17,7 @@ node_state::check() {
 
 node_state::lock_clocks() {
   if [[ ! ${GPU_CLOCKS:-} ]]; then return 0; fi
-  answers::everywhere "$REPO_DIR/launch/clocks.sh" set ||
+  answers::everywhere "$REPO_DIR/launch/node/clocks.sh" set ||
     log::die "GPU_CLOCKS=$GPU_CLOCKS: not set on every node: $(answers::why "$answers_said")"
   log::info "GPU clocks locked to $GPU_CLOCKS MHz on every node until the end"
 }
@@ -34,7 +34,7 @@ node_state::stage() {
     export "$name=$STAGED/$name"
   done
   log::info "staging to $STAGED on every node: ${sources[*]}"
-  answers::everywhere "$REPO_DIR/launch/stage_node.sh" "$STAGED" "${sources[@]}" ||
+  answers::everywhere "$REPO_DIR/launch/node/stage.sh" "$STAGED" "${sources[@]}" ||
     log::die "STAGE_DIR=$STAGE_DIR: not staged on every node: $(answers::why "$answers_said")"
   local -r digests=$(sed -n 's/^staged //p' <<<"$answers_said" | sort -u)
   (($(wc -l <<<"$digests") == 1)) ||
@@ -43,5 +43,21 @@ node_state::stage() {
 }
 
 node_state::undo() {
-  if [[ ${GPU_CLOCKS:-}${STAGED:-} ]]; then runner::everywhere "$REPO_DIR/launch/undo.sh"; fi
+  if [[ ${GPU_CLOCKS:-}${STAGED:-} ]]; then runner::everywhere "$REPO_DIR/launch/node/cleanup.sh" now; fi
+}
+
+# Drops the page caches, as the rules want before each trial. True only when they were dropped on every node.
+node_state::drop_caches() {
+  case $CLEAR_CACHES in
+    0) return 1 ;;
+    require)
+      answers::everywhere "$REPO_DIR/launch/node/drop_caches.sh" || log::die "CLEAR_CACHES=require, and the page caches were not dropped:" \
+        "allow '$DROPCACHE_CMD' without a password, or set CLEAR_CACHES=1"
+      ;;
+    1)
+      answers::everywhere "$REPO_DIR/launch/node/drop_caches.sh" && return
+      log::warn "page caches not dropped ('$DROPCACHE_CMD' is not allowed here): a closed run on GPUs will not start"
+      return 1
+      ;;
+  esac
 }

@@ -4,11 +4,11 @@
 #   ssh_node.sh watch COMMAND...   and ends it when stdin ends, which is when the connection or its other end is gone.
 #                                  All output goes to stderr; stdout gets the exit status and reason of a rank that failed
 set -uo pipefail
-REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
-# shellcheck source=launch/environment.sh
-source "$REPO_DIR/launch/environment.sh"
-# shellcheck source=launch/binding.sh
-source "$REPO_DIR/launch/binding.sh"
+REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
+# shellcheck source=launch/run/environment.sh
+source "$REPO_DIR/launch/run/environment.sh"
+# shellcheck source=launch/node/binding.sh
+source "$REPO_DIR/launch/node/binding.sh"
 
 environment::read
 readonly MODE=$1

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Slurm with pyxis and enroot, by the interface of container.sh: one named container a node, made by the first step that
 # names the image and found by its name in all others. Sourced by run.sub, whose array srun begins every step. The guard of
-# the nodes (guard.sh) removes the containers.
+# the nodes (cleanup.sh guard) removes the containers.
 # shellcheck disable=SC2154 # mounts and srun are of container.sh and slurm.sh
-# shellcheck source=launch/pyxis_says.sh
-source "$REPO_DIR/launch/pyxis_says.sh"
+# shellcheck source=launch/container/pyxis_errors.sh
+source "$REPO_DIR/launch/container/pyxis_errors.sh"
 
 # Not the name of an earlier start of this job, whose container may be half removed.
 export PYXIS_NAME=bert_${SLURM_JOB_ID:-}_${SLURM_RESTART_COUNT:-0}
@@ -44,8 +44,8 @@ pyxis::import() {
   [[ $CONT != /* ]] || log::die "CONT_FILE is for an image of a registry, and CONT=$CONT is a file: unset CONT_FILE"
   CONT=$(realpath -m -- "$CONT_FILE")
   log::info "image $image in $CONT"
-  answers::shown "${srun[@]}" --overlap --nodes=1 --ntasks=1 "$REPO_DIR/launch/answer.sh" \
-    "$REPO_DIR/launch/import_image.sh" "$image" "$CONT" || true
+  answers::shown "${srun[@]}" --overlap --nodes=1 --ntasks=1 "$REPO_DIR/launch/run/answer.sh" \
+    "$REPO_DIR/launch/container/import_image.sh" "$image" "$CONT" || true
   grep -q '^answer ' <<<"$answers_said" ||
     log::die "CONT=$image: not imported: $(pyxis::reason "$answers_said")"
 }
@@ -56,7 +56,7 @@ container::create() {
   container::arguments
   # An import takes minutes: what pyxis says of it is shown as it comes.
   answers::shown "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 --container-image="$CONT" "${container[@]}" \
-    "$REPO_DIR/launch/answer.sh" true || true
+    "$REPO_DIR/launch/run/answer.sh" true || true
   answers::complete "$answers_said" ||
     log::die "CONT=$CONT: its container could not be made on every node: $(pyxis::reason "$answers_said")"
 }

@@ -2,7 +2,7 @@
 # make demo: text -> prepared data -> timed runs of a small BERT -> table of results, on this machine.
 # CORPUS=file takes your own text (one sentence per line with a blank line between documents, or plain prose).
 set -euo pipefail
-cd "$(dirname -- "${BASH_SOURCE[0]}")/.."
+cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 readonly PYTHON=${PYTHON:-$PWD/.venv/bin/python} CORPUS=${CORPUS:-pydoc}
 DATADIR=${DEMO_DIR:-demo}
 mkdir -p "$DATADIR"
@@ -10,7 +10,7 @@ DATADIR=$(cd "$DATADIR" && pwd)
 export PYTHON DATADIR LOGDIR=$DATADIR/results
 # shellcheck disable=SC2034 # for the files sourced here
 readonly REPO_DIR=$PWD
-for part in log variables; do
+for part in run/log run/variables; do
   # shellcheck source=/dev/null
   source "launch/$part.sh"
 done

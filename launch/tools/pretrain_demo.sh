@@ -2,7 +2,7 @@
 # make pretrain-demo: text -> data of both phases -> both phases of a small BERT -> phase 1 alone for as long -> which is
 # better on held-out text -> Hugging Face. Interrupted, the same command continues. CORPUS=file takes your own text.
 set -euo pipefail
-cd "$(dirname -- "${BASH_SOURCE[0]}")/.."
+cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 readonly PYTHON=${PYTHON:-$PWD/.venv/bin/python} CORPUS=${CORPUS:-pydoc}
 DATADIR=${DEMO_DIR:-demo}/pretraining
 mkdir -p "$DATADIR"

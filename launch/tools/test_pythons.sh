@@ -2,7 +2,7 @@
 # make test with every supported Python of this machine, each in an environment of its own, .cache/pythons/VERSION.
 # Usage: test_pythons.sh [--list] [INTERPRETER...]; without interpreters: those on PATH, pyenv's, the system's.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 candidates() {
   local minor

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Did a command run on every node? Only what the nodes themselves say counts: where a plugin of Slurm fails on a node, its
 # srun may start nothing there and still end with status 0. A command that succeeded on a node prints "answer NODE" there
-# (launch/answer.sh). Sourced by the run scripts; runner::everywhere is theirs, and runner::nodes where they know the names.
+# (launch/run/answer.sh). Sourced by the run scripts; runner::everywhere is theirs, and runner::nodes where they know the names.
 
 declare answers_said=''
 
 # Runs a command on every node; true only when each of them says that it succeeded. answers_said is all that was said.
 answers::everywhere() {
-  answers_said=$(runner::everywhere "$REPO_DIR/launch/answer.sh" "$@" 2>&1) && answers::complete "$answers_said"
+  answers_said=$(runner::everywhere "$REPO_DIR/launch/run/answer.sh" "$@" 2>&1) && answers::complete "$answers_said"
 }
 
 # Runs a command and shows what it says on stderr as it comes, but for answers; sets answers_said. Status: the command's.

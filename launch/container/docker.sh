@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Docker, by the interface of container.sh: each command runs in a container of its own, removed when it ends.
 # shellcheck disable=SC2154 # mounts is of container.sh
-# shellcheck source=launch/environment.sh
-source "$REPO_DIR/launch/environment.sh"
+# shellcheck source=launch/run/environment.sh
+source "$REPO_DIR/launch/run/environment.sh"
 
 # Only containers with this label are ever removed.
 DOCKER_LABEL=mlperf-bert-run=$(uname -n)-$$-$(date +%s)

@@ -23,7 +23,7 @@ container::load() {
     container::paths
     unset PYTHONPATH PYTHONHOME # of the host's Python, not the image's
     # shellcheck source=/dev/null
-    source "$REPO_DIR/launch/$CONTAINER_RUNTIME.sh"
+    source "$REPO_DIR/launch/container/$CONTAINER_RUNTIME.sh"
   fi
 }
 

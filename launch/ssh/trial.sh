@@ -19,7 +19,7 @@ ssh::together() {
     "$make" "$node"
     (
       status=0
-      "${ssh[@]}" "${hosts[node]}" "$(ssh::quote "$REPO_DIR/launch/ssh_node.sh" watch "${command[@]}")" \
+      "${ssh[@]}" "${hosts[node]}" "$(ssh::quote "$REPO_DIR/launch/ssh/node.sh" watch "${command[@]}")" \
         <"$work/in.$node" >"$work/reason.$node" || status=$?
       echo "$node $status" >&"$ended"
     ) &

@@ -3,7 +3,7 @@
 # Honours pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, ...) and PYTHON=interpreter.
 set -euo pipefail
 readonly VENV=${1:?folder} KIND=${2:?run or dev}
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 fail() {
   echo "setup: error: $*" >&2

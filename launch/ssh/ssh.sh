@@ -2,8 +2,8 @@
 # Commands on the machines of the array hosts, over ssh, with the variables of this shell. Sourced by run_multinode.sh.
 # The repository lies at the same path on all of them, and hosts[0], which runs rank 0, sees LOGDIR.
 # shellcheck disable=SC2154 # hosts is run_multinode.sh's
-# shellcheck source=launch/environment.sh
-source "$REPO_DIR/launch/environment.sh"
+# shellcheck source=launch/run/environment.sh
+source "$REPO_DIR/launch/run/environment.sh"
 declare -a ssh=()
 
 # Sets the array ssh: how every machine is called. It never asks for a password, and notices one that is gone.
@@ -20,7 +20,7 @@ ssh::quote() { printf '%q ' "$@"; }
 ssh::run() {
   local -r host=$1
   shift
-  environment::print | "${ssh[@]}" "$host" "$(ssh::quote "$REPO_DIR/launch/ssh_node.sh" run "$@")"
+  environment::print | "${ssh[@]}" "$host" "$(ssh::quote "$REPO_DIR/launch/ssh/node.sh" run "$@")"
 }
 
 # Runs a command on every machine at once; fails where one of them fails.
@@ -51,7 +51,7 @@ ssh::check() {
 ssh::complaint() {
   local -r host=$1
   local said status=0
-  said=$("${ssh[@]}" "$host" "$(ssh::quote test -x "$REPO_DIR/launch/ssh_node.sh")" 2>&1 </dev/null) || status=$?
+  said=$("${ssh[@]}" "$host" "$(ssh::quote test -x "$REPO_DIR/launch/ssh/node.sh")" 2>&1 </dev/null) || status=$?
   if ((status == 255)); then
     echo "$host: ssh does not get in (${said##*$'\n'}): try ${ssh[*]} $host true"
   elif ((status)); then
