@@ -34,7 +34,7 @@ def test_a_node_without_a_python_leaves_the_names_to_the_trainers_check(checkout
     for name in ("python", "python3"):
         checkout.stand_in(name, "exit 1")
     done = subprocess.run(
-        ["bash", "-c", 'REPO_DIR=$PWD; source launch/run/log.sh; source launch/run/variables.sh; variables::check_names'],
+        ["bash", "-c", 'REPO_DIR=$PWD; cd launch/run; source log.sh; source variables.sh; variables::check_names'],
         cwd=checkout.root, env=checkout.env | {"BATCHSZIE": "8"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""launch/tools/test_pythons.sh: every supported Python once, each in an environment of its own; one failure fails all."""
+"""make test-pythons: every supported Python once, each in an environment of its own; one failure fails all."""
 
 from __future__ import annotations
 
