@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -178,6 +180,17 @@ def test_the_tree_holds_no_large_file_and_no_binary_but_small_test_data(reposito
     tests = repository / "tests"
     for path in _tracked(repository):
         _none(structure.unfit_for_the_tree(path, is_test=path.is_relative_to(tests)))
+
+
+def test_the_suite_refuses_the_packages_of_another_checkout(repository, tmp_path):
+    (tmp_path / "tests").mkdir()
+    shutil.copy(repository / "tests" / "conftest.py", tmp_path / "tests")
+    (tmp_path / "tests" / "test_nothing.py").write_text("def test_nothing(): ...\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "another checkout: use the .venv of this one" in done.stderr
 
 
 def test_only_programs_can_be_run_and_libraries_are_sourced(repository):
