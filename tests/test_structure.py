@@ -223,12 +223,12 @@ def test_other_tables_name_what_there_is(repository):
     folders = rows("CONTRIBUTING.md", "folder")
     existing = [name for row in folders for name in structure.names(row) if (repository / name).is_dir()]
     _none(structure.table_problems(folders, dict.fromkeys(existing)))
-    scripts = {name for row in rows("docs/performance.md", "what") for name in re.findall(r"`(\w+\.py)", row[1])}
+    scripts = {name for row in rows("docs/evidence.md", "what") for name in re.findall(r"`(\w+\.py)", row[1])}
     _none([f"bench/{name}: no such script" for name in scripts if not (repository / "bench" / name).is_file()])
 
 
 def test_the_page_of_validity_names_files_and_tests_that_are_there(repository):
-    rows = structure.tables((repository / "docs" / "validity.md").read_text(encoding="utf-8"), "rule")
+    rows = structure.tables((repository / "docs" / "evidence.md").read_text(encoding="utf-8"), "rule")
     assert len(rows) > 20
     problems = []
     for rule, kept, tested in rows:

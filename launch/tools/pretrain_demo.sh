@@ -65,5 +65,5 @@ What to do next:
   source .venv/bin/activate
   python -m bert fill-mask ${MODEL@Q} "A [MASK] is an object that contains other objects."
   pip install transformers    # then AutoModelForPreTraining, AutoModel and pipeline("fill-mask") take the same folder
-  ./run_pretraining.sh configs/pretrain_large_H100_1x8    # the real one: docs/pretraining.md
+  ./run_pretraining.sh configs/pretrain_large_H100_1x8    # the real one: docs/train.md
 NEXT
