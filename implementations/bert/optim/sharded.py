@@ -32,7 +32,7 @@ class Sharded:
     ``accumulate``: gradients of several micro-batches are added, which is done in fp32. ``clip_each``: each of them is
     clipped before that, so that it needs a buffer of its own. ``low_wire``: their sums are sent in the weights' type.
     ``shard_gradients``: no rank keeps a whole gradient (ZeRO stage 2). ``first_weights``: (name, first number, numbers)
-    of all parameters, where those that are given are hollow; each rank keeps what is in its shard. ``side_by_side``:
+    of all parameters, where those given are placeholders; each rank keeps what is in its shard. ``side_by_side``:
     groups of parameters, see Layout.
     """
 

@@ -93,7 +93,7 @@ def build_step(
 ) -> Step:
     """What trains ``model``, which has its first weights in fp32 on the device: casts it and makes the optimizer.
 
-    accumulate: of several micro-batches; fused_update: by the Triton kernels; first_weights: of a hollow model
+    accumulate: of several micro-batches; fused_update: by the Triton kernels; first_weights: of a model of placeholders
     (model/init.py), which a sharded optimizer fills.
     """
     precision.apply()
