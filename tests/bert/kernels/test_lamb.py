@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from bert.kernels import lamb
-from bert.optim.lamb import Config, Lamb
+from bert.optim.lamb import Config, LambRule
+from bert.optim.replicated import Replicated
 
 SIZES = [97, 7, lamb.CHUNK + 131, 64, 5]
 DECAYS = [0.1, 0.0, 0.1, 0.0, 0.1]
@@ -114,7 +115,7 @@ def test_steps_equal_the_optimizer_that_works_by_tensor(device, passes):
     spans = [slice(offset, offset + size) for offset, size in zip(offsets, SIZES, strict=True)]
     parameters = [nn.Parameter(master[span].clone()) for span in spans]
     config = Config(beta1=0.6, beta2=0.85, eps=EPS, weight_decay=0.1)
-    optimizer = Lamb(zip(names, parameters, strict=True), config)
+    optimizer = Replicated(zip(names, parameters, strict=True), lambda pieces: LambRule(pieces, config))
     for step in range(1, 4):
         for parameter, span in zip(parameters, spans, strict=True):
             parameter.grad = gradient[span] * step
