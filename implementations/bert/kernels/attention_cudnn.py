@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bert.core.env import ConfigError
 from bert.core.errors import root_cause
-from bert.kernels.forward_pass import ForwardPass
+from bert.kernels.dropout import ForwardPass
 
 SITES = 256  # seeds that are made at once
 SEED_STEP = 0x9E3779B97F4A7C15 - 2**64  # odd, so that no two sites of a pass share a seed

@@ -34,13 +34,12 @@ from torch import Tensor
 
 from bert.kernels import dropout_add_layer_norm as norm_kernels
 from bert.kernels import fp8_cast
-from bert.kernels.arithmetic import rounded, widened
+from bert.kernels.arithmetic import column_sums, rounded, widened
 from bert.kernels.bias_gelu import _value_and_slope
 from bert.kernels.dropout import DropoutSites
 from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Target, product
 from bert.kernels.fp8_cast import bits, cast_transpose, store_both_orders, transpose
 from bert.kernels.fp8_linear import Fp8Linear
-from bert.kernels.reductions import column_sums
 from bert.kernels.triton_support import constexpr, jit, tl
 from bert.kernels.weight_gradient import into, take
 

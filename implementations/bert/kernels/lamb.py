@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bert.kernels import triton_support
 from bert.kernels.triton_support import constexpr, jit, tl
 
 ALIGNMENT = 64  # elements: 128 bytes in bf16, so that every access is whole cache lines
@@ -131,16 +130,9 @@ def _reference_squared_norm(flat: Tensor) -> Tensor:
 
 
 def _reference_moments(
-    layout: Layout,
-    gradient: Tensor,
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    scalars: Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> Tensor:
+    layout: Layout, gradient: Tensor, master: Tensor, first: Tensor, second: Tensor, scalars: Tensor,
+    beta1: float, beta2: float, eps: float,
+) -> Tensor:  # fmt: skip
     valid = ~torch.isnan(scalars[1])
     scaled = gradient.to(master.dtype) * scalars[1]
     first.copy_(torch.where(valid, torch.lerp(first, scaled, 1 - beta1), first))
@@ -152,15 +144,9 @@ def _reference_moments(
 
 
 def _reference_update(
-    layout: Layout,
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    parameters: Tensor | None,
-    norms: Tensor,
-    scalars: Tensor,
-    eps: float,
-) -> None:
+    layout: Layout, master: Tensor, first: Tensor, second: Tensor, parameters: Tensor | None, norms: Tensor,
+    scalars: Tensor, eps: float,
+) -> None:  # fmt: skip
     direction = _update_direction(layout, master, first, second, scalars, eps)
     scaled = (layout.decay > 0) & (norms > 0).all(dim=1)
     ratios = torch.where(scaled, (norms[:, 0] / norms[:, 1]).sqrt(), 1.0)
@@ -290,16 +276,9 @@ def _fused_squared_norm(flat: Tensor) -> Tensor:
 
 
 def _fused_moments(
-    layout: Layout,
-    gradient: Tensor,
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    scalars: Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> Tensor:
+    layout: Layout, gradient: Tensor, master: Tensor, first: Tensor, second: Tensor, scalars: Tensor,
+    beta1: float, beta2: float, eps: float,
+) -> Tensor:  # fmt: skip
     num_chunks = layout.begin.numel()
     partials = torch.empty(num_chunks, 2, dtype=torch.float32, device=master.device)
     if num_chunks:
@@ -311,15 +290,9 @@ def _fused_moments(
 
 
 def _fused_update(
-    layout: Layout,
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    parameters: Tensor | None,
-    norms: Tensor,
-    scalars: Tensor,
-    eps: float,
-) -> None:
+    layout: Layout, master: Tensor, first: Tensor, second: Tensor, parameters: Tensor | None, norms: Tensor,
+    scalars: Tensor, eps: float,
+) -> None:  # fmt: skip
     if layout.begin.numel():
         _update[(layout.begin.numel(),)](
             layout.begin, layout.length, layout.tensor, layout.decay, master, first, second, parameters, norms,
@@ -328,8 +301,3 @@ def _fused_update(
 
 
 fused = Passes(squared_norm=_fused_squared_norm, moments=_fused_moments, update=_fused_update)
-
-
-def supported(device: torch.device) -> bool:
-    """True where the fused kernels run."""
-    return triton_support.supported(device)

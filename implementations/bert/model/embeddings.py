@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from bert.data.batch import Batch
 from bert.kernels import Kernels
-from bert.kernels.forward_pass import ForwardPass
+from bert.kernels.dropout import ForwardPass
 from bert.model.config import BertConfig
 
 

@@ -24,7 +24,6 @@ from bert.data.synthetic import synthetic_records
 from bert.data.training import TrainingData, open_masks, open_source, row_sequences
 from bert.deepspeed.partitions import shape_of
 from bert.deepspeed.step import DeepSpeedStep
-from bert.kernels import choice as kernel_choice
 from bert.kernels import compile_once, select
 from bert.model.bert import BertForPreTraining
 from bert.model.init import Piece, blank, first_weights, hollow, initialize, on_meta
@@ -194,7 +193,7 @@ def sustain(take_step: TrainingStep, data: DataSource, world: World, log: Mlperf
 
 def settle_kernels(config: Config, world: World) -> Config:
     """With the attention backend named; says which, and leaves it in the run's folder. A collective."""
-    choice, words = kernel_choice.choose(config, world)
+    choice, words = config.kernels.choose(config.numerics.dtype, config.uses_graph, world)
     if world.is_main:
         if world.device.type == "cuda":
             print(f"attention: {words}", file=sys.stderr, flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bert.kernels.forward_pass import ForwardPass
+from bert.kernels.dropout import ForwardPass
 
 CPU = torch.device("cpu")
 
