@@ -35,7 +35,7 @@ from bert.training.step import Step, build_step
 
 def assembly() -> dict[str, str]:
     """Pieces of the kernels' assembly that are wrong on this GPU; what follows then runs without any."""
-    return assembly_check.settle(device())
+    return assembly_check.check(device())
 
 
 def fused_kernels() -> dict[str, str]:

@@ -86,7 +86,7 @@ class Config:
         device, note = world.device, ""
         if device.type == "cuda":
             compile_once.compilations()
-            wrong = assembly_check.settle(device)
+            wrong = assembly_check.check(device)
             if world.any(bool(wrong)):
                 triton_support.do_without_assembly()
                 pieces = "; ".join(f"{name}: {problem}" for name, problem in wrong.items()) or "on another rank's"

@@ -18,7 +18,7 @@ CUDA = torch.device("cuda", 0)
 
 def _choose(monkeypatch, trials, others_fail=False, uses_graph=True, first_rank_takes=None, **settings):
     """choose() on a GPU that exists in name only."""
-    monkeypatch.setattr(assembly_check, "settle", lambda device: {})  # it asks the GPU
+    monkeypatch.setattr(assembly_check, "check", lambda device: {})  # it asks the GPU
     monkeypatch.setattr(attention, "trials", lambda device: trials)
     names = list(attention.BACKENDS)
     world = SimpleNamespace(
