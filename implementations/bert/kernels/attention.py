@@ -159,10 +159,10 @@ def fastest(results: list[Trial], in_graph: bool = True) -> str | None:
 @functools.cache
 def trials(device: torch.device) -> list[Trial]:
     """What the candidates did on a GPU."""
-    return tried(candidates(device), device)
+    return try_backends(candidates(device), device)
 
 
-def tried(backends: Mapping[str, Attention], device: torch.device) -> list[Trial]:
+def try_backends(backends: Mapping[str, Attention], device: torch.device) -> list[Trial]:
     """A trial of each; one that fails is reported, not raised. Random states are left as they were."""
     random_state = torch.cuda.get_rng_state(device)
     found = []

@@ -85,26 +85,21 @@ def _gelu_backward_cast(
 
 def gelu_cast(x: Tensor, bias: Tensor, approximate: str, target: Target) -> tuple[Tensor, Tensor]:
     """GELU(x + bias) of x [R, F] in fp8 [R, F] and transposed [F, R]."""
-    cast, transposed = fp8_cast.new_both_orders(len(x), x.shape[1], target)
-    _start_gelu_cast(x, bias, approximate, target, cast, transposed)
-    return cast, transposed
+    transposed = torch.empty(x.shape[1], len(x), dtype=target.dtype, device=x.device)
+    return gelu_cast_rows(x, bias, approximate, target, transposed), transposed
 
 
-def gelu_cast_rows(x: Tensor, bias: Tensor, approximate: str, target: Target) -> Tensor:
-    """GELU(x + bias) of x [R, F] in fp8 [R, F] alone, for a product without a backward pass."""
-    cast = torch.empty_like(x, dtype=target.dtype)
-    _start_gelu_cast(x, bias, approximate, target, cast, None)
-    return cast
-
-
-def _start_gelu_cast(
-    x: Tensor, bias: Tensor, approximate: str, target: Target, cast: Tensor, transposed: Tensor | None
-) -> None:
+def gelu_cast_rows(
+    x: Tensor, bias: Tensor, approximate: str, target: Target, transposed: Tensor | None = None
+) -> Tensor:
+    """GELU(x + bias) of x [R, F] in fp8 [R, F]; alone, for a product without a backward pass, or transposed as well."""
     num_rows, width = x.shape
+    cast = torch.empty(num_rows, width, dtype=target.dtype, device=x.device)
     _gelu_cast[(fp8_cast.num_tiles(num_rows, width)[1],)](
         x, bias, cast, transposed, target.scale, bits(target.largest), num_rows, width, approximate == "tanh",
         target.maximum, fp8_cast.BLOCK_ROWS, fp8_cast.BLOCK, num_warps=fp8_cast.NUM_WARPS,
     )  # fmt: skip
+    return cast
 
 
 def gelu_backward_cast(

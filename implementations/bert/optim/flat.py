@@ -115,14 +115,14 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def fill(
-    flats: Iterable[tuple[Tensor, Sequence[Segment]]], names: Sequence[str], pieces: Iterable[tuple[str, int, Tensor]]
+    flats: Iterable[tuple[Tensor, Sequence[Segment]]], names: Sequence[str], chunks: Iterable[tuple[str, int, Tensor]]
 ) -> None:
-    """Copies into flat buffers what their segments have of the pieces: (name, first number, numbers)."""
+    """Copies into flat buffers what their segments have of parameter chunks: (name, first number, numbers)."""
     places: dict[str, list[tuple[Tensor, Segment]]] = {}
     for flat, segments in flats:
         for segment in segments:
             places.setdefault(names[segment.parameter], []).append((flat, segment))
-    for name, start, values in pieces:
+    for name, start, values in chunks:
         for flat, segment in places.get(name, ()):
             begin = max(start, segment.start)
             end = min(start + len(values), segment.start + segment.size)

@@ -39,8 +39,8 @@ class Sharded:
     ``accumulate``: gradients of several micro-batches are added, which is done in fp32. ``clip_each``: each of them is
     clipped before that, so that it needs a buffer of its own. ``low_wire``: their sums are sent in the weights' type.
     ``shard_gradients``: no rank keeps a whole gradient (ZeRO stage 2). ``first_weights``: (name, first number, numbers)
-    of all parameters, where those that are given are hollow; each rank keeps what is in its shard. ``side_by_side``:
-    groups of parameters, see Layout.
+    of all parameters, where those that are given are on the meta device; each rank keeps what is in its shard.
+    ``side_by_side``: groups of parameters, see Layout.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class ShardedGradients(Gradients):
         return norm, self.clipping.coefficient(norm / scale) / scale
 
 
-class Arrivals:
+class GradientReducer:
     """Notes the gradients of a backward pass as they come, and hands on each bucket that is full.
 
     shard: this rank's part of their average, zero between the parameters; wire_dtype: in which gradients are sent to
@@ -277,7 +277,7 @@ class Arrivals:
         self.factor_of: Callable[[list[Tensor]], Tensor] | None = None  # of a full bucket
         self.missing = [0] * len(layout.buckets)  # gradients that each bucket waits for in this backward pass
         for parameter, number in zip(parameters, layout.bucket_of_each(), strict=True):
-            parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._gradient_came(number))
+            parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._gradient_ready(number))
 
     @contextlib.contextmanager
     def backward_pass(self, *, first: bool, reduce: bool) -> Iterator[None]:
@@ -299,17 +299,17 @@ class Arrivals:
         """Where the backward pass may write the parameters' gradients itself; None where it may not."""
         return [None] * len(self.parameters)
 
-    def full(self, number: int) -> None:
+    def bucket_ready(self, number: int) -> None:
         """All gradients of a bucket are there."""
         raise NotImplementedError
 
     @torch.no_grad()
-    def _gradient_came(self, number: int) -> None:
+    def _gradient_ready(self, number: int) -> None:
         self.missing[number] -= 1
         if not self.missing[number]:
-            self.full(number)
+            self.bucket_ready(number)
 
-    def taken(self, bucket: Bucket, dtype: torch.dtype) -> list[Tensor]:
+    def take_gradients(self, bucket: Bucket, dtype: torch.dtype) -> list[Tensor]:
         """The gradients of a full bucket, with their factor in ``dtype``; the parameters have none afterwards."""
         gradients: list[Tensor] = [self.parameters[index].grad for index in bucket.parameters]  # type: ignore[misc]
         if self.factor_of is not None:
@@ -324,7 +324,7 @@ class Arrivals:
         raise NotImplementedError
 
 
-class GradientBuckets(Arrivals):
+class GradientBuckets(GradientReducer):
     """Collects the gradients of micro-batches in a flat buffer, and averages it over the ranks.
 
     whole: this rank's gradient (the same memory as the shard with one rank); received: where a backward pass leaves its
@@ -348,19 +348,19 @@ class GradientBuckets(Arrivals):
         self.reductions: list[distributed.Work | None] = []  # under way, of the first buckets
 
     def begin(self, first: bool, reduce: bool) -> None:
-        """See Arrivals."""
+        """See GradientReducer."""
         self.add, self.reduce = not first and self.received is self.whole, reduce
 
     def places(self) -> Sequence[Tensor | None]:
-        """See Arrivals: not where gradients are added, or of another type."""
+        """See GradientReducer: not where gradients are added, or of another type."""
         fits = not self.add and self.received.dtype == self.parameters[0].dtype
         return self.views if fits else super().places()
 
-    def full(self, number: int) -> None:
-        """See Arrivals."""
+    def bucket_ready(self, number: int) -> None:
+        """See GradientReducer."""
         bucket = self.layout.buckets[number]
         views = [self.views[index] for index in bucket.parameters]
-        gradients = self.taken(bucket, self.whole.dtype)
+        gradients = self.take_gradients(bucket, self.whole.dtype)
         if self.add:
             torch._foreach_add_(views, gradients)
         elif apart := [p for p in zip(views, gradients, strict=True) if not weight_gradient.same_memory(*p)]:
@@ -387,7 +387,7 @@ class GradientBuckets(Arrivals):
                 whole.add_(clipped)
 
     def finish(self) -> None:
-        """See Arrivals."""
+        """See GradientReducer."""
         while len(self.reductions) < len(self.layout.buckets):
             self._reduce_next()
         for work in self.reductions:
@@ -403,7 +403,7 @@ class GradientBuckets(Arrivals):
         self.reductions.append(self.world.reduce_scatter(bucket.of_shard(self.wire_shard), whole))
 
 
-class GradientShard(Arrivals):
+class GradientShard(GradientReducer):
     """This rank's part of the average alone (ZeRO stage 2): no whole gradient is ever there.
 
     Each bucket of each micro-batch is averaged over the ranks as soon as it is full, and added to the shard; of several
@@ -412,19 +412,19 @@ class GradientShard(Arrivals):
     """
 
     def begin(self, first: bool, reduce: bool) -> None:
-        """See Arrivals; every micro-batch is reduced."""
+        """See GradientReducer; every micro-batch is reduced."""
         self.add, self.num_started = not first, 0  # buckets of this backward pass
         self.under_way: list[tuple[Bucket, Tensor, Tensor, distributed.Work | None]] = []
 
-    def full(self, number: int) -> None:
-        """See Arrivals."""
+    def bucket_ready(self, number: int) -> None:
+        """See GradientReducer."""
         while self.num_started < len(self.missing) and not self.missing[self.num_started]:
             if len(self.under_way) == MOST_UNDER_WAY:
                 self._add_oldest()
             bucket = self.layout.buckets[self.num_started]
             whole = torch.zeros(bucket.size, dtype=self.wire_dtype, device=self.parameters[0].device)
             begins = [self.layout.begins[index] - bucket.begin for index in bucket.parameters]
-            gradients = self.taken(bucket, self.shard.dtype)
+            gradients = self.take_gradients(bucket, self.shard.dtype)
             views = [whole[begin : begin + g.numel()].view_as(g) for begin, g in zip(begins, gradients, strict=True)]
             torch._foreach_copy_(views, gradients)
             part = torch.empty(bucket.shard_size, dtype=self.wire_dtype, device=self.shard.device)
@@ -444,7 +444,7 @@ class GradientShard(Arrivals):
             target.copy_(part)
 
     def finish(self) -> None:
-        """See Arrivals."""
+        """See GradientReducer."""
         while self.under_way:
             self._add_oldest()
 

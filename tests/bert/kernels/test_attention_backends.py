@@ -74,7 +74,7 @@ def test_of_a_candidate_that_fails_in_a_graph_the_first_error_is_reported(monkey
 
     for name in ("get_rng_state", "set_rng_state"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    (trial,) = attention.tried({"new": fails}, CPU)
+    (trial,) = attention.try_backends({"new": fails}, CPU)
     assert trial == attention.Trial(name="new", milliseconds=None, problem="head size 64 is not supported")
 
 
