@@ -43,7 +43,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def derived(trainer: TrainerConfig) -> dict[str, Any]:
     """For config.json: the model itself, which a path may no longer lead to, and the precision that `auto` is here."""
     model = dataclasses.asdict(trainer.model) | {"gelu_form": trainer.model.gelu_form}
-    return {"model": model, "settled_precision": precision.settle(trainer.precision.precision, trainer.device)}
+    return {"model": model, "settled_precision": precision.resolved(trainer.precision.precision, trainer.device)}
 
 
 def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:

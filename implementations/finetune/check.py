@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from bert.core.dist import World, pick_device
 from bert.data.tokens import WordPiece
-from bert.kernels import choice as kernel_choice
 from bert.kernels import select
 from bert.training import schedule
 from finetune import tasks, train
@@ -28,7 +27,7 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
         ("task", f"{config.task}, {config.mode}, seed {config.trial_seed}"),
         ("model", f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}"),
         ("kernels", config.kernels.describe(device)),
-        ("attention", kernel_choice.choose(config, alone)[1]),
+        ("attention", config.kernels.choose(config.numerics.dtype, config.uses_graph, alone)[1]),
         ("global batch", f"{config.samples_per_step} sequences = {batch}, at most {config.length} tokens each"),
         *(("data", note) for note in task.notes),
         ("weights", f"{config.checkpoint.init_checkpoint}{f'; {loaded}' if any(loaded) else ''}"),

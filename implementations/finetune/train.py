@@ -19,7 +19,6 @@ from bert.core.dist import World
 from bert.core.env import ConfigError
 from bert.core.files import write_text
 from bert.data.tokens import WordPiece
-from bert.kernels import choice as kernel_choice
 from bert.kernels import select
 from bert.training import observers
 from bert.training.agenda import Agenda
@@ -81,7 +80,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
 
 def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.Task) -> Run:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit."""
-    choice, words = kernel_choice.choose(config, world)
+    choice, words = config.kernels.choose(config.numerics.dtype, config.uses_graph, world)
     if world.device.type == "cuda":
         _say(world, f"attention: {words}")
     model = task.model(config.model, select(choice, world.device))

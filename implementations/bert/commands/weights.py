@@ -16,7 +16,6 @@ from bert.checkpoint.weights import load_weights
 from bert.core.dist import World
 from bert.core.env import ConfigError
 from bert.core.files import damage
-from bert.kernels import choice as kernel_choice
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
@@ -27,16 +26,11 @@ from bert.training.config import Hardware
 class Source(Hardware):
     """Where a command computes; the trainer's variables (DEVICE, PRECISION, ...) say."""
 
-    @property
-    def uses_graph(self) -> bool:
-        """Whether CUDA graphs are used: batches of different sizes cannot."""
-        return False
-
     def model(self, shape: BertConfig, world: World) -> BertForPreTraining:
         """A model for inference on this device, its weights still to be loaded."""
         self.dist.check()
         self.precision.check(self.device)
-        choice, _ = kernel_choice.choose(self, world)
+        choice, _ = self.kernels.choose(self.numerics.dtype, False, world)  # no graph: batches of different sizes
         model = BertForPreTraining(shape, select(choice, self.device))
         return model.to(self.device, self.numerics.dtype).eval()
 

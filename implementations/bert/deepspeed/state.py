@@ -11,7 +11,7 @@ from torch import Tensor
 from bert.core.dist import World
 from bert.deepspeed.partitions import Partition, ZeroRule, buffer
 from bert.model.init import Chunk
-from bert.optim.layout import fill
+from bert.optim.flat import fill
 
 
 class ZeroState:

@@ -107,7 +107,7 @@ def problems(device: torch.device) -> dict[str, str]:
     return found
 
 
-def settle(device: torch.device) -> dict[str, str]:
+def check(device: torch.device) -> dict[str, str]:
     """Makes the kernels do without assembly where a piece of it is wrong on this GPU; ``problems``."""
     if device.type != "cuda" or not triton_support.supported(device):
         return {}

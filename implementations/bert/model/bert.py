@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bert.data.batch import Batch, PretrainingBatch
 from bert.kernels import Kernels
 from bert.kernels.cross_entropy import IGNORE
-from bert.kernels.forward_pass import ForwardPass
+from bert.kernels.dropout import ForwardPass
 from bert.kernels.fp8 import Recipe, Scaling
 from bert.kernels.precision import LOW_PRECISION
 from bert.model.config import BertConfig

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from bert.core.env import ConfigError
 from bert.kernels import Kernels, fp8_feed_forward
+from bert.kernels.dropout import ForwardPass
 from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
-from bert.kernels.forward_pass import ForwardPass
 from bert.kernels.fp8 import INPUT, ROW_MULTIPLE, Recipe, Scaling, Target
 from bert.kernels.fp8_linear import Fp8Linear
 from bert.kernels.weight_gradient import joined, linear

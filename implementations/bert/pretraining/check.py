@@ -11,7 +11,6 @@ from bert.data.loader import make_batching, open_masks, open_source
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.shards import Shards
-from bert.kernels import choice as kernel_choice
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
 from bert.model.init import uninitialized
@@ -29,7 +28,7 @@ def report(config: Config) -> str:
     rows.append(("model", f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}"))
     rows.append(("kernels", config.kernels.describe(pick_device(config.dist))))
     alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
-    rows.append(("attention", kernel_choice.choose(config, alone)[1]))
+    rows.append(("attention", config.kernels.choose(config.numerics.dtype, config.uses_graph, alone)[1]))
     data = config.data
     batch = f"{data.batch_size} rows x {data.gradient_steps} accumulated x {config.dist.world_size} ranks"
     rows.append(

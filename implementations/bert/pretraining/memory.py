@@ -21,9 +21,8 @@ from bert.core.env import ConfigError
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import uninitialized, use_placeholders
-from bert.optim.buckets import MOST_UNDER_WAY, GradientBuckets
 from bert.optim.replicated import Replicated
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import MOST_UNDER_WAY, GradientBuckets, Sharded
 from bert.pretraining import host_memory
 from bert.pretraining.config import Config
 from bert.pretraining.peak import Peak
@@ -102,7 +101,6 @@ def estimate(plan: Plan) -> dict[str, int]:
         settings, model, model.stages(), masters, EmulatedWorld(plan.num_ranks, 0, META, META),
         accumulate=plan.accumulate, fused=False,
     )  # fmt: skip
-    assert isinstance(made, (Sharded, Replicated))
     rest = held(made) if isinstance(made, Sharded) else _replicated(made, low)
     waiting = _waiting(made) if isinstance(made, Sharded) else 0
     # The first gradient of the table of words, of the scores, waits for its second one, of the embeddings.

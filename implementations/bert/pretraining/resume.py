@@ -20,7 +20,7 @@ from bert.core.env import ConfigError
 from bert.data.sampler import RowSource
 from bert.deepspeed import checkpoints as zero_checkpoints
 from bert.deepspeed.step import DeepSpeedStep
-from bert.kernels.precision import settle
+from bert.kernels.precision import resolved
 from bert.pretraining.config import Config
 from bert.training.step import Step, Trainer
 
@@ -60,7 +60,7 @@ def _check_run(config: Config, mine: dict[str, Any], saved: dict[str, Any]) -> N
     can_move = config.data.batching == "rows" and config.data.exchange_group == 1  # by step and rank alone
     rows, rows_before = (math.prod(identity.get(name, 0) for name in _ROWS) for identity in (mine, saved))
     # Earlier versions saved the word auto itself.
-    saved = saved | {"PRECISION": settle(saved["PRECISION"], config.device)}
+    saved = saved | {"PRECISION": resolved(saved["PRECISION"], config.device)}
     for name, value in mine.items():
         if saved.get(name) == value or (name in _ROWS and can_move and rows == rows_before):
             continue
@@ -99,7 +99,7 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
         "MASKING": None if data.masking == "static" else data.masking,
         "OPTIMIZER": config.optim.optimizer,
         "CLIP": config.optim.clip,
-        "PRECISION": settle(config.precision.precision, config.device),
+        "PRECISION": resolved(config.precision.precision, config.device),
         "FP8_RECIPE": config.precision.fp8_recipe if config.precision.precision == "fp8" else None,
         # None where earlier versions, which had no such setting, did the same.
         "FP8_FAST_SUMS": config.precision.fp8_fast_sums if config.precision.fp8_fast_sums != "forward" else None,

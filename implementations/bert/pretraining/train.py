@@ -23,7 +23,6 @@ from bert.data.sampler import RowSource, Sampler, row_sequences
 from bert.data.synthetic import synthetic_records
 from bert.deepspeed.partitions import shape_of
 from bert.deepspeed.step import DeepSpeedStep
-from bert.kernels import choice as kernel_choice
 from bert.kernels import compile_once, select
 from bert.model.bert import BertForPreTraining
 from bert.model.init import Chunk, first_weights, initialize, uninitialized, use_placeholders
@@ -193,7 +192,7 @@ def sustain(take_step: TrainingStep, data: DataSource, world: World, log: Mlperf
 
 def settle_kernels(config: Config, world: World) -> Config:
     """With the attention backend named; says which, and leaves it in the run's folder. A collective."""
-    choice, words = kernel_choice.choose(config, world)
+    choice, words = config.kernels.choose(config.numerics.dtype, config.uses_graph, world)
     if world.is_main:
         if world.device.type == "cuda":
             print(f"attention: {words}", file=sys.stderr, flush=True)
