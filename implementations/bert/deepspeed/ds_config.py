@@ -101,6 +101,10 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
         **{f"zero_optimization.zero_quantized_{what}": (False,) for what in ("weights", "gradients")},
         "zero_optimization.zero_quantized_nontrainable_weights": (False,),
         "zero_optimization.elastic_checkpoint": (False,),
+        "zero_optimization.offload_optimizer.device": ("cpu", "none"),
+        "zero_optimization.offload_optimizer.ratio": (1,),
+        "zero_optimization.offload_optimizer.super_offload": (False,),
+        "zero_optimization.offload_param.device": ("cpu", "none"),
     },
 }  # fmt: skip
 # What has no variable here: DeepSpeed's engine uses it, our own does without.

@@ -71,12 +71,6 @@ class Config:
                 f"ENGINE=deepspeed and zero_optimization.stage is 0 in {self.path}: set 1, 2 or 3; without ZeRO, unset "
                 "ENGINE"
             )
-        for key, offload in ds_config.offloads(zero).items():
-            if offload["device"] == "nvme" or offload.get("ratio", 1) != 1 or offload.get("super_offload"):
-                raise ConfigError(
-                    f"ENGINE=deepspeed: {self.path}: {key}: device nvme, a ratio and super_offload are not supported: "
-                    "set cpu alone"
-                )
         ds_config.validate(deepspeed, zero)
         wrong = {
             **others,

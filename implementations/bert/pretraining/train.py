@@ -21,7 +21,6 @@ from bert.data.pretraining import PretrainingBatch, make_batch
 from bert.data.sampler import Sampler
 from bert.data.synthetic import synthetic_records
 from bert.data.training import TrainingData, open_masks, open_source, row_sequences
-from bert.deepspeed.partitions import shape_of
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels import choice, compile_once, select
 from bert.model.bert import BertForPreTraining
@@ -56,16 +55,18 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     clock.lap("checkpoint")
     config = resolve_kernels(config, world)
     clock.lap("choice of kernels")
+
     model, step = build(config, world, seed, clock)
     log.weights(name for name, _ in model.named_parameters())
-    if saved is None and config.checkpoint.init_optimizer:
-        assert config.checkpoint.init_checkpoint is not None
-        shapes = {name: shape_of(parameter) for name, parameter in model.named_parameters()}
-        state = resume.warm_start(config.checkpoint.init_checkpoint, config.optim.optimizer, shapes)
-        step.optimizer.load_state_dict(state)
+    path = config.checkpoint.init_checkpoint
+    if saved is None and config.checkpoint.init_optimizer and path is not None:
+        # ds_shape: of the gathered parameter, where ZeRO-3 has left this rank a part of it.
+        shapes = {name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in model.named_parameters()}
+        step.optimizer.load_state_dict(resume.warm_start(path, config.optim.optimizer, shapes))
     done, done_batches, done_samples = resume.restore(config, step, seed, saved)
     clock.lap("checkpoint")
     take_step, evaluation_graph = prepare(config, model, step, world, clock)
+
     sinks: list[Observer] = [LogStats(log)]
     if world.is_main:
         sinks += observers.build(config.observers, config.run, hyperparameters, done)
@@ -74,8 +75,8 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     if world.is_main:
         compiled = f"; {compile_once.compilations()}" if world.device.type == "cuda" else ""
         print(f"{clock.line()}{compiled}", file=sys.stderr, flush=True)
-        parts = {part: round(seconds, 3) for part, seconds in clock.parts.items()}
-        rundir.add_to_environment(config.run, {"start_seconds": parts})
+        start = {part: round(seconds, 3) for part, seconds in clock.parts.items()}
+        rundir.add_to_environment(config.run, {"start_seconds": start})
     log.run_start()
     world.barrier()  # no rank touches the data set before the line is written
     run_start = time.monotonic()
@@ -97,6 +98,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         """Passes over the data. Rows packed while training are not rows of the files."""
         return (samples if settings.batching == "online" else batches * rows_per_step) / num_rows
 
+    # What drives the loop, and what the loop drives.
     rate = partial(learning_rate, config=config.schedule)
     steps = Steps(rate, config.max_steps, step.scaler, done, done_batches)
     progress = Progress(
@@ -114,11 +116,11 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     saver = resume.Saver(config, step, world, seed, source, shard_order)
     try:
         with Stop(world, listen=config.checkpoint.directory is not None) as stop:
-            parts_of_loop = Parts(
+            parts = Parts(
                 data=data, take_step=take_step, steps=steps, agenda=agenda, progress=progress, stop=stop,
                 seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run, save=saver.save,
             )  # fmt: skip
-            ending = train(parts_of_loop)
+            ending = train(parts)
             if ending.reason == LAST_STEP and last < config.max_steps:
                 ending = replace(ending, reason="STEPS_THIS_RUN")
             if not ending.stopped:

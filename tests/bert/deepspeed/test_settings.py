@@ -266,7 +266,7 @@ def test_a_json_that_cannot_be_is_one_line(environ, capsys, found, words):
         (
             {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
             {},
-            "offload_optimizer: device nvme, a ratio and super_offload are not supported",
+            'offload_optimizer.device is "nvme": not supported: set "cpu"',
         ),
         ({}, {"CHECKPOINT_SHARDS": "1"}, "set CHECKPOINT_SHARDS=0 DEEPSPEED_CHECKPOINTS=1"),
         (
