@@ -33,7 +33,6 @@ from bert.model.init import first_weights, uninitialized, use_placeholders
 from bert.model.recompute import Recomputation
 from bert.optim.sharded import Sharded
 from bert.pretraining import memory
-from bert.pretraining.peak import Peak
 from bert.training.step import Step, build_step
 
 CPU, DTYPE = torch.device("cpu"), torch.float32
@@ -94,11 +93,11 @@ def counted(step: Step, batch: PretrainingBatch) -> tuple[int, int]:
     """Bytes of the passes beside what stays, and of the whole step, counted in steps that are taken."""
     assert isinstance(step.optimizer, Sharded)
     stays = [*step.optimizer.state_tensors(), *memory.gradient_buffers(step.optimizer)]
-    with Peak(stays) as peak:
+    with memory.Peak(stays) as peak:
         at_rest = peak.now
         passes(step, batch)
         needed = peak.most - at_rest
-    with Peak(stays) as peak:
+    with memory.Peak(stays) as peak:
         step([batch], 1e-3)
     return needed, peak.most
 

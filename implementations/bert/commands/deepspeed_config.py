@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bert.core import variables
 from bert.core.env import ConfigError
-from bert.deepspeed import ds_config, ds_zero
+from bert.deepspeed import ds_config
 
 
 def exports(path: Path, ranks: int) -> Iterator[str]:
@@ -25,14 +25,14 @@ def exports(path: Path, ranks: int) -> Iterator[str]:
     if ranks < 1:
         raise ConfigError(f"--ranks is {ranks}: expected at least 1")
     found = ds_config.read(path)
-    zero = ds_zero.of(found)
-    if zero.get("stage") == 3 or ds_zero.offloads(zero):
+    meanings, zero = ds_config.meanings(found, ranks), found.get("zero_optimization", {})
+    if zero.get("stage") == 3 or ds_config.offloads(zero):
         raise ConfigError(
             f"{path}: zero_optimization: our own engine has no stage 3 and no offload: set ENGINE=deepspeed"
         )
-    for key, name, value, explicit in ds_config.meanings(found, ranks):
+    for key, name, value, explicit in meanings:
         yield f"export {name}={shlex.quote(value)} # {key}{'' if explicit else ', the default'}"
-    for key in ds_config.ignored(found):
+    for key in ds_config.deepspeed_only(found):
         yield f"# {key}: DeepSpeed's alone, without a variable here"
 
 

@@ -17,9 +17,9 @@ from bert.deepspeed.settings import merged
 from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
 from bert.model.init import first_weights, use_placeholders
-from bert.pretraining import train as pretraining
+from bert.pretraining import train
 from bert.pretraining.config import Config
-from bert.pretraining.peak import Peak
+from bert.pretraining.memory import Peak
 
 from ..ranks import run_ranks
 from .engines import FP32, STAGES, curve, deepspeed_step, own_step, tiny_model
@@ -121,7 +121,7 @@ def test_a_start_in_stage_3_never_has_all_weights_on_a_rank(tiny, tmp_path):
 def _begin_with(world, environment, saved):
     for stage in (2, 3):
         config = from_env(Config, merged(environment | {"DEEPSPEED_CONFIG": f"{saved.parent}/ds_{stage}.json"}))
-        _, trained = pretraining.build(config, world, 7)
+        _, trained = train.build(config, world, 7)
         state, expected = trained.state_dict()["optimizer"], torch.load(saved, weights_only=True)
         if world.is_main:
             assert state["masters"].keys() == expected.keys()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bert.core.env import ConfigError, from_env
-from bert.pretraining import check, hand_over, resume
+from bert.pretraining import check, resume
 from bert.pretraining.config import Config
 
 from ..states import newest, same
@@ -16,7 +16,7 @@ PARTS = ("masters", "first_moments", "second_moments")
 
 
 @pytest.mark.parametrize("settings", [{}, {"SHARD_OPTIMIZER": "1", "PRECISION": "bf16"}], ids=["fp32", "sharded-bf16"])
-def test_a_phase_from_the_hand_over_is_a_continued_run_with_its_counters_reset(settings, prepared, run_bert, tmp_path):
+def test_a_warm_start_is_a_continued_run_with_its_counters_reset(settings, prepared, run_bert, tmp_path):
     common = prepared | {"EVAL_ITER_SAMPLES": "0", "CHECKPOINT_KEEP": "9"} | settings
     first = run_bert(common | {"CHECKPOINT_DIR": str(tmp_path / "one"), "MAX_STEPS": "5"})
     assert first.returncode == 0, first.stderr
@@ -27,8 +27,8 @@ def test_a_phase_from_the_hand_over_is_a_continued_run_with_its_counters_reset(s
     second = common | {"MAX_STEPS": "5", "LR": "0.02"}
     continued = run_bert(second | {"CHECKPOINT_DIR": str(tmp_path / "continued"), "RESUME": "1"})
     assert continued.returncode == 0, continued.stderr
-    handed = second | {"CHECKPOINT_DIR": str(tmp_path / "two"), "RESUME": "1", "INIT_OPTIMIZER": "1"}
-    finished = run_bert(handed | {"INIT_CHECKPOINT": str(tmp_path / "one" / "step_0000000005.pt")})
+    warm = second | {"CHECKPOINT_DIR": str(tmp_path / "two"), "RESUME": "1", "INIT_OPTIMIZER": "1"}
+    finished = run_bert(warm | {"INIT_CHECKPOINT": str(tmp_path / "one" / "step_0000000005.pt")})
     assert finished.returncode == 0, finished.stderr
     assert same(newest(tmp_path / "two"), newest(tmp_path / "continued"))
     assert not same(newest(tmp_path / "two")["model"], saved["model"])
@@ -67,7 +67,7 @@ def state(shapes):
 
 def _read(path, prepared, shapes):
     config = from_env(Config, prepared | {"INIT_CHECKPOINT": str(path), "INIT_OPTIMIZER": "1"})
-    return hand_over.read(config, shapes)
+    return resume.warm_start(config.checkpoint.init_checkpoint, config.optim.optimizer, shapes)
 
 
 @pytest.mark.parametrize("masters", [True, False], ids=["apex", "fp32"])
@@ -100,7 +100,7 @@ def test_what_does_not_fit_is_one_line(change, message, prepared, state, shapes,
         _read(tmp_path / "step_0000000001.pt", prepared, shapes)
 
 
-def test_a_hand_over_without_a_checkpoint_is_refused(prepared):
+def test_a_warm_start_without_a_checkpoint_is_refused(prepared):
     with pytest.raises(ConfigError, match="INIT_OPTIMIZER=1 needs INIT_CHECKPOINT"):
         from_env(Config, prepared | {"INIT_OPTIMIZER": "1"}).check()
 
@@ -115,6 +115,6 @@ def test_weights_of_another_vocabulary_are_refused_by_the_check_and_by_the_run(p
     with pytest.raises(ConfigError, match=message):
         check.report(config)
     with pytest.raises(ConfigError, match=message):
-        resume.check_data(config, None, np.array([37]), "0" * 32)
+        resume.check_data(config.checkpoint, None, np.array([37]), "0" * 32)
     torch.save({"model": tensors, "vocab_md5": "0" * 32}, path)
     assert "weights" in check.report(config)
