@@ -30,8 +30,8 @@ from bert.data.tokens import WordPiece
 from bert.training.schedule import learning_rate
 from finetune import config, tasks, train
 from finetune.batches import Order
-from finetune.glue.metrics import accuracy
-from finetune.inference import predict
+from finetune.glue import accuracy
+from finetune.saved import predict
 
 NAMES = ("ours", "hugging_face")
 _LR, _EPOCHS = 5e-5, 2

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bert.core import rundir
-from bert.training.progress import clock
+from bert.training.metrics import clock
 from certify import description, record
 from certify.load import Load, Trainee
 from certify.meeting import Meeting
@@ -124,7 +124,7 @@ class BurnIn:
 
     def _repeat(self, trainee: Trainee, count: int, drill: bool) -> tuple[float, list[int]]:
         """Median seconds of a step, and the checksums after each."""
-        with trainee.step.undone():
+        with trainee.step.rollback():
             checksums = self.load.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
         return statistics.median(parts.sum(axis=1).tolist()), checksums.tolist()

@@ -25,8 +25,8 @@ from bert.data.sampler import Sampler
 from bert.data.training import TrainingData, open_source
 from bert.pretraining import train as pretraining
 from bert.pretraining.config import Config as TrainerConfig
+from bert.training.graph import ready
 from bert.training.step import Step, TrainingStep
-from bert.training.warm_up import ready
 from certify import probes, record
 from certify.meeting import Meeting, pairings
 from certify.recorder import Recorder
@@ -199,7 +199,7 @@ class Load:
 
     def _count(self, trainee: Trainee, rounds: int) -> int:
         """Steps of a round: as many as the slowest rank takes in the time, the same on every rank."""
-        with trainee.step.undone():
+        with trainee.step.rollback():
             self.take_steps(trainee, 1)
             trainee.recorder.settle()
             self.take_steps(trainee, WARM_UP_STEPS)
@@ -211,7 +211,7 @@ class Load:
         self, trainee: Trainee, stage: str, number: int, count: int, partner: int = NOBODY, drill: bool = False
     ) -> None:
         """The first ``count`` steps from the first weights, and their rows. drill: a bit flips where one shall."""
-        with trainee.step.undone():
+        with trainee.step.rollback():
             checksums = self.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
         sequences = [self.sequences[step] for step in range(count)]

@@ -39,11 +39,9 @@ class Samples(Protocol):
     @property
     def lengths(self) -> Integers:
         """Tokens of each."""
-        ...
 
     def batch(self, chosen: np.ndarray) -> Batch:
         """The batch of the sequences of these numbers."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,6 @@ class Spans:
     lengths: Integers
 
     def batch(self, chosen: np.ndarray) -> SpanBatch:
-        """See Samples."""
         starts, ends = (torch.from_numpy(x[chosen].astype(np.int64)) for x in (self.starts, self.ends))
         return SpanBatch(**_tokens([self.sequences[i] for i in chosen]), starts=starts, ends=ends)
 
@@ -69,11 +66,15 @@ class Labelled:
     labels: np.ndarray  # int64
     lengths: Integers
 
+    @classmethod
+    def of(cls, sequences: Sequence[tuple[Integers, int]], labels: np.ndarray | None = None) -> Labelled:
+        """labels: None where they are not known."""
+        labels = np.zeros(len(sequences), np.int64) if labels is None else labels
+        return cls(sequences, labels, np.array([len(ids) for ids, _ in sequences], dtype=np.int32))
+
     def batch(self, chosen: np.ndarray) -> LabelledBatch:
-        """See Samples."""
-        return LabelledBatch(
-            **_tokens([self.sequences[i] for i in chosen]), labels=torch.from_numpy(self.labels[chosen])
-        )
+        labels = torch.from_numpy(self.labels[chosen])
+        return LabelledBatch(**_tokens([self.sequences[i] for i in chosen]), labels=labels)
 
 
 def _tokens(sequences: Sequence[tuple[Integers, int]]) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def _tokens(sequences: Sequence[tuple[Integers, int]]) -> dict[str, Any]:
 class Order:
     """Which samples a rank takes in which step: epochs one after another, each in an order of its own.
 
-    The samples of a step are dealt to the ranks in turn; nothing is left out where an epoch ends within a step.
+    The ranks take the samples of a step in turn; nothing is left out where an epoch ends within a step.
     """
 
     num_samples: int
@@ -120,15 +121,11 @@ class Order:
         epochs, within = np.divmod(places, self.num_samples)
         chosen = np.empty(len(places), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
-            chosen[epochs == epoch] = self._epoch(epoch)[within[epochs == epoch]]
+            if epoch not in self._epochs:
+                kept = {number: order for number, order in self._epochs.items() if number >= epoch - 1}
+                self._epochs = kept | {epoch: np.random.default_rng([self.seed, epoch]).permutation(self.num_samples)}
+            chosen[epochs == epoch] = self._epochs[epoch][within[epochs == epoch]]
         return np.split(chosen, self.num_micro_batches)
-
-    def _epoch(self, epoch: int) -> np.ndarray:
-        if epoch not in self._epochs:
-            self._epochs = {number: order for number, order in self._epochs.items() if number >= epoch - 1}
-            generator = np.random.default_rng([self.seed, epoch])
-            self._epochs[epoch] = generator.permutation(self.num_samples)
-        return self._epochs[epoch]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bert.core.dist import World
 from bert.data.tokens import WordPiece
 from bert.training import graph
-from finetune import check, config, tasks, train
+from finetune import config, tasks, train
 from finetune.batches import Labelled, Order, Room, Source
 
 from ..bert import no_gpu
@@ -88,5 +88,5 @@ def test_steps_of_one_size_train_as_those_without_padding(
         torch.testing.assert_close(
             parameters[1][name], parameter, atol=2e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
         )
-    said = check.report(chosen, environment)
+    said = train.report(chosen, environment)
     assert "CUDA graph     " in said

@@ -13,8 +13,8 @@ import pytest
 from finetune import saved
 from finetune.__main__ import main
 from finetune.demo import table
-from finetune.run import run
 from finetune.squad.answers import Rules
+from finetune.train import run
 
 
 @pytest.fixture(scope="module")

@@ -30,21 +30,15 @@ from bert.model.bert import BertForPreTraining
 from bert.model.init import Piece, blank, first_weights, hollow, initialize, on_meta
 from bert.pretraining import hand_over, resume
 from bert.pretraining.config import Config
-from bert.training import observers
-from bert.training.agenda import Agenda
-from bert.training.capture import CapturedStep
+from bert.training.debug import CapturedStep, ProfiledStep, unprofiled
 from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
-from bert.training.graph import graph_capacity, static_batch
-from bert.training.loop import DataSource, Parts, step_seed, train
+from bert.training.graph import graph_capacity, ready, static_batch
+from bert.training.loop import DataSource, Parts, StepCounter, StepSchedule, step_seed, train
+from bert.training.metrics import MetricSink, Progress, metric_sinks
 from bert.training.mlperf import MlperfLog
-from bert.training.observers import Observer
-from bert.training.profile_steps import ProfiledStep, unprofiled
-from bert.training.progress import Progress
 from bert.training.schedule import learning_rate
 from bert.training.step import Step, Trainer, TrainingStep, build_step
-from bert.training.steps import Steps
 from bert.training.stop import LAST_STEP, Ending, Stop, TrainingError
-from bert.training.warm_up import ready
 
 
 def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) -> Ending:
@@ -77,10 +71,10 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     sampler = Sampler(row_counts, config.data.rows_per_step, seed, world.rank, world.size, dealt)
     data = open_data(config, world, source, sampler, done_batches + 1, seed)
     rate = partial(learning_rate, config=config.schedule)
-    steps = Steps(rate, config.max_steps, step.scaler, done, done_batches)
+    steps = StepCounter(rate, config.max_steps, step.scaler, done, done_batches)
     progress = Progress(
         world, last=config.max_steps, rate=rate, epochs=epochs(config, int(row_counts.sum())),
-        skips_overflows=step.scaler.enabled, observers=watchers, done=done, samples=done_samples,
+        skips_overflows=step.scaler.enabled, sinks=watchers, done=done, samples=done_samples,
     )  # fmt: skip
     evaluation = Evaluation(config, world, log, step, source.vocab_md5, evaluation_graph, watchers)
 
@@ -89,8 +83,9 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     try:
         with Stop(world, listen=config.checkpoint.directory is not None) as stop:
             parts = Parts(
-                data=data, take_step=take_step, steps=steps, agenda=agenda(config, last), progress=progress, stop=stop,
-                seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run, save=saver.save,
+                data=data, take_step=take_step, steps=steps, schedule=step_schedule(config, last), progress=progress,
+                stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run,
+                save=saver.save,
             )  # fmt: skip
             ending = train(parts)
             if ending.reason == LAST_STEP and last < config.max_steps:
@@ -141,10 +136,10 @@ def finish(config: Config, log: MlperfLog, ending: Ending, saver: resume.Saver |
         )
 
 
-def agenda(config: Config, last: int) -> Agenda:
+def step_schedule(config: Config, last: int) -> StepSchedule:
     """When reports, evaluations and checkpoints are due, up to the ``last`` step of this process."""
     first = {0} if config.evaluate.initial else set()
-    return Agenda(
+    return StepSchedule(
         last=last,
         report_every=config.log_every_steps,
         evaluations=config.evaluation_steps | first,
@@ -167,7 +162,7 @@ class LogStats:
         self.log = log
 
     def write(self, kind: str, values: Mapping[str, Any]) -> None:
-        """See Observer."""
+        """See MetricSink."""
         if kind == "train":
             losses = {name: value for name, value in values.items() if name.endswith("loss")}
             self.log.stats(
@@ -175,12 +170,12 @@ class LogStats:
             )
 
 
-def watch(config: Config, world: World, log: MlperfLog, seed: int, first_step: int) -> list[Observer]:
+def watch(config: Config, world: World, log: MlperfLog, seed: int, first_step: int) -> list[MetricSink]:
     """Who is given the figures of this rank."""
-    watchers: list[Observer] = [LogStats(log)]
+    watchers: list[MetricSink] = [LogStats(log)]
     if world.is_main:
         settings = config.hyperparameters(seed)
-        watchers += observers.build(config.observers, config.run, settings, first_step)
+        watchers += metric_sinks(config.observers, config.run, settings, first_step)
     return watchers
 
 
@@ -322,7 +317,7 @@ def prepare(
     if config.evaluates and config.uses_graph:
         graph = EvaluationGraph(config.evaluate, config.data.max_seq_length, model, world.device)
     elif config.evaluates and warms_up:
-        with step.whole():
+        with step.gathered():
             rehearse(config.evaluate, config.data.max_seq_length, model, world.device)
     clock.lap("evaluation's warm-up")
     return take_step, graph
@@ -361,7 +356,7 @@ class Evaluation:
         step: Trainer,
         vocab_md5: str,
         graph: EvaluationGraph | None,
-        watchers: Sequence[Observer],
+        watchers: Sequence[MetricSink],
     ) -> None:
         self.config, self.world, self.log, self.step = config, world, log, step
         self.vocab_md5, self.graph, self.watchers = vocab_md5, graph, watchers
@@ -369,7 +364,7 @@ class Evaluation:
 
     def run(self, step: int, samples: int) -> bool:
         """One evaluation after ``step``, of ``samples`` trained samples. A collective."""
-        with self.step.whole() as model:
+        with self.step.gathered() as model:
             return self._run(model, step, samples)
 
     def _run(self, model: BertForPreTraining, step: int, samples: int) -> bool:

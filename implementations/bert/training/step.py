@@ -44,41 +44,34 @@ class TrainingStep(Protocol):
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
-        ...
 
 
 class Trainer(TrainingStep, Protocol):
-    """A step with all that a run needs of it beside taking it: whoever the engine is."""
+    """A training step and its state, whatever the engine."""
 
     @property
     def scaler(self) -> LossScaler:
         """The loss scale, and the steps that were skipped for it."""
-        ...
 
     @property
     def optimizer(self) -> Stateful:
         """What holds masters and states."""
-        ...
 
-    def whole(self) -> contextlib.AbstractContextManager[Any]:
+    def gathered(self) -> contextlib.AbstractContextManager[Any]:
         """The model with current weights on every rank, for evaluation. A collective."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, by part. A collective."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict()``, of any engine. A collective."""
-        ...
 
 
 class Stateful(Protocol):
-    """What a run that is handed over needs of an optimizer."""
+    """What a warm start needs of an optimizer."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict()``. Raises KeyError for a name missing."""
-        ...
 
 
 def build_step(
@@ -93,8 +86,8 @@ def build_step(
 ) -> Step:
     """What trains ``model``, which has its first weights in fp32 on the device: casts it and makes the optimizer.
 
-    accumulate: of several micro-batches; fused_update: by the Triton kernels; first_weights: of a hollow model
-    (model/init.py), which a sharded optimizer fills.
+    accumulate: of several micro-batches; fused_update: by the Triton kernels; first_weights: of a model without
+    weights (model/init.py), which a sharded optimizer fills.
     """
     precision.apply()
     masters = cast_with_masters(model, precision.dtype) if first_weights is None else None
@@ -121,15 +114,8 @@ def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]
         torch.cuda.set_rng_state(device_state, device)
 
 
-def _unmarked(part: str) -> None:
-    """Nobody times the parts of the step."""
-
-
 class Step:
-    """Callable training step over micro-batches.
-
-    How gradients become one and are clipped: optim/gradients.py.
-    """
+    """Callable training step over micro-batches. How gradients become one and are clipped: optim/gradients.py."""
 
     def __init__(
         self,
@@ -143,7 +129,7 @@ class Step:
         self.model, self.optimizer, self.scaler, self.fp8, self.world = model, optimizer, scaler, fp8, world
         self.lr = torch.zeros((), dtype=torch.float32, device=world.device)
         self.gradients = optimizer.gradients(model, clipping, world, scaler.enabled)
-        self.mark: Callable[[str], None] = _unmarked  # called where a part of the step ends; to time it
+        self.mark: Callable[[str], None] = lambda part: None  # timing hook, called where a part of the step ends
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
@@ -185,7 +171,7 @@ class Step:
             self.fp8.mark_calibrated()
 
     @contextlib.contextmanager
-    def undone(self) -> Iterator[None]:
+    def rollback(self) -> Iterator[None]:
         """Steps taken inside leave no trace: all state is afterwards bit for bit what it was. A collective."""
         self.optimizer.gather()
         calibrated = self.fp8 is not None and self.fp8.calibrated
@@ -196,7 +182,7 @@ class Step:
             self.fp8.calibrated = calibrated
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[Any]:
+    def gathered(self) -> Iterator[Any]:
         """See Trainer."""
         self.optimizer.gather()
         yield self.model
