@@ -14,7 +14,7 @@ class Config:
 
     schedule: str = env(
         "LR_SCHEDULE", "mlperf", choices=("mlperf", "dle", "poly", "linear", "samsung"),
-        doc="learning-rate rule, see docs/pretraining.md",
+        doc="learning-rate rule, see docs/train.md",
     )  # fmt: skip
     lr: float = env("LR", above=0, doc="base learning rate")
     max_steps: int = env(
