@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -33,65 +33,38 @@ class LabelledBatch(Batch):
     labels: Tensor = padded("sequences", IGNORE)
 
 
-class Samples(Protocol):
-    """What a task trains on, or predicts: N sequences of tokens."""
-
-    @property
-    def lengths(self) -> Integers:
-        """Tokens of each."""
-
-    def batch(self, chosen: np.ndarray) -> Batch:
-        """The batch of the sequences of these numbers."""
-
-
 @dataclass(frozen=True)
-class Spans:
-    """Windows of questions with their answers (F,)."""
+class Samples:
+    """What a task trains on, or predicts: N sequences of tokens, with their labels by the name of the batch's field.
+
+    labels: "starts" and "ends" of answers, or "labels", the classes; each (N,).
+    """
 
     sequences: Sequence[tuple[Integers, int]]  # token ids, where the second segment starts
-    starts: Integers
-    ends: Integers
-    lengths: Integers
+    labels: dict[str, np.ndarray]
 
-    def batch(self, chosen: np.ndarray) -> SpanBatch:
-        starts, ends = (torch.from_numpy(x[chosen].astype(np.int64)) for x in (self.starts, self.ends))
-        return SpanBatch(**_tokens([self.sequences[i] for i in chosen]), starts=starts, ends=ends)
+    @cached_property
+    def lengths(self) -> Integers:
+        """Tokens of each sequence."""
+        return np.array([len(ids) for ids, _ in self.sequences], dtype=np.int32)
 
-
-@dataclass(frozen=True)
-class Labelled:
-    """Sequences with their classes (N,)."""
-
-    sequences: Sequence[tuple[Integers, int]]
-    labels: np.ndarray  # int64
-    lengths: Integers
-
-    @classmethod
-    def of(cls, sequences: Sequence[tuple[Integers, int]], labels: np.ndarray | None = None) -> Labelled:
-        """labels: None where they are not known."""
-        labels = np.zeros(len(sequences), np.int64) if labels is None else labels
-        return cls(sequences, labels, np.array([len(ids) for ids, _ in sequences], dtype=np.int32))
-
-    def batch(self, chosen: np.ndarray) -> LabelledBatch:
-        labels = torch.from_numpy(self.labels[chosen])
-        return LabelledBatch(**_tokens([self.sequences[i] for i in chosen]), labels=labels)
-
-
-def _tokens(sequences: Sequence[tuple[Integers, int]]) -> dict[str, Any]:
-    """The token fields of a batch."""
-    lengths = np.array([len(ids) for ids, _ in sequences], dtype=np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    second = np.repeat([begin for _, begin in sequences], lengths)
-    return {
-        "input_ids": torch.from_numpy(np.concatenate([ids for ids, _ in sequences]).astype(np.int32)),
-        "segment_ids": torch.from_numpy((positions >= second).astype(np.int32)),
-        "position_ids": torch.from_numpy(positions.astype(np.int32)),
-        "cu_seqlens": torch.from_numpy(offsets.astype(np.int32)),
-        "max_seqlen": int(lengths.max()),
-        "num_tokens": int(offsets[-1]),
-        "num_sequences": len(sequences),
-    }
+    def batch(self, chosen: np.ndarray) -> SpanBatch | LabelledBatch:
+        """The batch of the sequences of these numbers."""
+        sequences, lengths = [self.sequences[i] for i in chosen], self.lengths[chosen].astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        second = np.repeat([begin for _, begin in sequences], lengths)
+        kind = SpanBatch if "starts" in self.labels else LabelledBatch
+        return kind(
+            input_ids=torch.from_numpy(np.concatenate([ids for ids, _ in sequences]).astype(np.int32)),
+            segment_ids=torch.from_numpy((positions >= second).astype(np.int32)),
+            position_ids=torch.from_numpy(positions.astype(np.int32)),
+            cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),
+            max_seqlen=int(lengths.max()),
+            num_tokens=int(offsets[-1]),
+            num_sequences=len(sequences),
+            **{name: torch.from_numpy(values[chosen].astype(np.int64)) for name, values in self.labels.items()},
+        )
 
 
 @dataclass
@@ -164,7 +137,7 @@ class Source:
 
     def next_step(self) -> list[Batch]:
         """Micro-batches of the next step."""
-        batches = [self.samples.batch(chosen) for chosen in self.order.step(self.number)]
+        batches: list[Batch] = [self.samples.batch(chosen) for chosen in self.order.step(self.number)]
         self.number += 1
         if self.room is not None:
             batches = [self.room.fill(batch) for batch in batches]

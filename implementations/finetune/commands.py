@@ -12,7 +12,8 @@ import numpy as np
 
 from bert.core.env import ConfigError
 from finetune import saved
-from finetune.batches import Labelled
+from finetune.batches import Samples
+from finetune.glue import encode
 from finetune.squad.answers import Rules
 
 WARM_UP_BATCHES = 3
@@ -27,17 +28,19 @@ def predict(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--n-best", type=int, default=3, help="answers to show (default %(default)s)")
     options = parser.parse_args(arguments)
     model = saved.load(options.folder, options.device)
-    if model.finds_spans:
+    if model.facts["task"] == "squad":
         if options.question is None or options.context is None:
             raise ConfigError(f"{options.folder} answers questions: give --question and --context")
         rules = Rules(n_best=options.n_best, version_2=model.facts["squad_version"] == "2.0")
-        for entry in saved.answer(model, options.question, options.context, rules):
+        for entry in model.answer(options.question, options.context, rules):
             print(f"{entry['probability']:.4f}  {entry['text'] or '(no answer)'}")
         return
     if not options.text or len(options.text) > 2:
         raise ConfigError(f"{options.folder} classifies texts: give --text, twice for a pair")
-    (shares,) = saved.classify(model, [tuple(options.text)])
-    for name, share in sorted(shares.items(), key=lambda pair: -pair[1]):
+    sequences = encode([tuple(options.text)], model.tokenizer, model.facts["max_seq_length"])
+    (scores,) = model.scores(Samples(sequences, {"labels": np.zeros(1)}))
+    shares = np.exp(scores - scores.max(), dtype=np.float64)
+    for share, name in sorted(zip(shares / shares.sum(), model.facts["labels"], strict=True), reverse=True):
         print(f"{share:.4f}  {name}")
 
 
@@ -53,7 +56,7 @@ def benchmark(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     length = min(options.length or model.facts["max_seq_length"], shape.max_position_embeddings)
     ids = np.random.default_rng(0).integers(1000 % shape.vocab_size, shape.vocab_size, length).astype(np.int32)
     for size in options.batch_sizes:
-        samples, milliseconds = Labelled.of([(ids, length)] * size), []
+        samples, milliseconds = Samples([(ids, length)] * size, {"labels": np.zeros(size)}), []
         for number in range(WARM_UP_BATCHES + options.batches):
             begin = time.perf_counter()
             model.scores(samples)  # its scores come back to the host, so the device is done

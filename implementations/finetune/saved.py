@@ -19,12 +19,11 @@ from bert.data.tokens import WordPiece
 from bert.kernels import precision
 from bert.model.config import BertConfig
 from finetune import models
-from finetune.batches import Labelled, LabelledBatch, Samples
-from finetune.glue import encode
+from finetune.batches import LabelledBatch, Samples
 from finetune.models import Classification, FineTuned, SpanPrediction
 from finetune.squad import answers
 from finetune.squad.features import Dataset, Limits, Question, make_features
-from finetune.tasks import spans_of
+from finetune.tasks import samples_of
 
 
 @torch.no_grad()
@@ -68,14 +67,19 @@ class Saved:
     facts: dict[str, Any]
     device: torch.device
 
-    @property
-    def finds_spans(self) -> bool:
-        """Whether it answers questions; else it classifies."""
-        return isinstance(self.model, SpanPrediction)
-
     def scores(self, samples: Samples) -> list[np.ndarray]:
         """Scores of all samples, in one batch."""
-        return batch_scores(self.model, samples.batch(np.arange(len(samples.lengths))).to(self.device))
+        return batch_scores(self.model, samples.batch(np.arange(len(samples.sequences))).to(self.device))
+
+    def answer(self, question: str, context: str, rules: answers.Rules) -> list[dict[str, str | float]]:
+        """The best answers to a question about a context, with their probabilities; the first may be "" (no answer)."""
+        if not context.strip():
+            raise ConfigError("--context is empty: give the text that holds the answer")
+        limits = Limits(**{name: self.facts[name] for name in ("max_seq_length", "max_query_length", "doc_stride")})
+        dataset = Dataset([context], [Question("question", question, 0)])
+        features, _ = make_features(dataset, self.tokenizer, limits, training=False)
+        logits = [answers.Logits(*window.T) for window in self.scores(samples_of(features, known=False))]
+        return answers.predict(features, logits, rules).n_best["question"]
 
 
 def load(folder: Path, device: str = "auto") -> Saved:
@@ -95,24 +99,3 @@ def load(folder: Path, device: str = "auto") -> Saved:
         raise ConfigError(f"{folder}: model.safetensors lacks {', '.join(lacking)}")
     model.to(place, numerics.dtype).eval()
     return Saved(model, WordPiece(folder / "vocab.txt", facts["lower_case"]), facts, place)
-
-
-def answer(saved: Saved, question: str, context: str, rules: answers.Rules) -> list[dict[str, str | float]]:
-    """The best answers to a question about a context, with their probabilities; the first one may be "" (no answer)."""
-    if not context.strip():
-        raise ConfigError("--context is empty: give the text that holds the answer")
-    limits = Limits(**{name: saved.facts[name] for name in ("max_seq_length", "max_query_length", "doc_stride")})
-    dataset = Dataset([context], [Question("question", question, 0)])
-    features, _ = make_features(dataset, saved.tokenizer, limits, training=False)
-    logits = [answers.Logits(*window.T) for window in saved.scores(spans_of(features, known=False))]
-    return answers.predict(features, logits, rules).n_best["question"]
-
-
-def classify(saved: Saved, texts: list[tuple[str, ...]]) -> list[dict[str, float]]:
-    """The probability of each label, of each text or pair."""
-    sequences = encode(texts, saved.tokenizer, saved.facts["max_seq_length"])
-    found = []
-    for row in saved.scores(Labelled.of(sequences)):
-        shares = np.exp(row - row.max(), dtype=np.float64)
-        found.append(dict(zip(saved.facts["labels"], (shares / shares.sum()).tolist(), strict=True)))
-    return found

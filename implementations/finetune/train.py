@@ -100,7 +100,7 @@ class Run:
     config: Config
     environ: Mapping[str, str]
     world: World
-    task: tasks.Task
+    task: tasks.Squad | tasks.Glue
     model: FineTuned
     step: Step
 
@@ -146,7 +146,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
     return figures
 
 
-def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.Task) -> Run:
+def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.Squad | tasks.Glue) -> Run:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit."""
     choice, words = kernel_choice.choose(config, world)
     if world.device.type == "cuda":

@@ -14,7 +14,7 @@ from bert.core.dist import World
 from bert.data.tokens import WordPiece
 from bert.training import graph
 from finetune import config, tasks, train
-from finetune.batches import Labelled, Order, Room, Source
+from finetune.batches import Order, Room, Samples, Source
 
 from ..bert import no_gpu
 
@@ -32,7 +32,7 @@ class Replayed:
 
 def samples_of(lengths):
     sequences = [(np.full(n, 7, dtype=np.int32), 1) for n in lengths]
-    return Labelled(sequences, np.zeros(len(lengths), np.int64), np.array(lengths, dtype=np.int32))
+    return Samples(sequences, {"labels": np.zeros(len(lengths), np.int64)})
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 7), st.integers(1, 3), st.integers(1, 12))

@@ -17,7 +17,7 @@ from bert.data.batch import Capacity
 from bert.model.config import BertConfig
 from bert.training.graph import static_batch
 from finetune import models, saved
-from finetune.batches import IGNORE, Labelled, Order, Spans
+from finetune.batches import IGNORE, Order, Samples
 from finetune.models import Classification, SpanPrediction
 
 from . import made_up
@@ -40,8 +40,8 @@ def samples_of(kind):
     lengths = np.array(LENGTHS, dtype=np.int32)
     if kind == "squad":
         ends = (lengths - 1).astype(np.int32)
-        return Spans(sequences, (ends // 2).astype(np.int32), ends, lengths)
-    return Labelled(sequences, np.array([0, 2, 1, 1, 0]), lengths)
+        return Samples(sequences, {"starts": (ends // 2).astype(np.int32), "ends": ends})
+    return Samples(sequences, {"labels": np.array([0, 2, 1, 1, 0])})
 
 
 def numbers(*values):
@@ -57,7 +57,7 @@ def test_the_loss_of_a_batch_is_the_mean_of_the_losses_of_its_sequences(kind):
     if kind == "squad":
         for i in range(5):
             scores = model.scores(samples.batch(numbers(i)))
-            places = [torch.tensor(int(labels[i])) for labels in (samples.starts, samples.ends)]
+            places = [torch.tensor(int(labels[i])) for labels in samples.labels.values()]
             wanted = [F.cross_entropy(scores[:, column], place) for column, place in enumerate(places)]
             torch.testing.assert_close(alone[i], sum(wanted) / 2)
 
@@ -93,10 +93,8 @@ def test_filling_up_and_unknown_labels_change_neither_loss_nor_gradient(kind):
         torch.testing.assert_close(loss, found[0][0])
         torch.testing.assert_close(gradient, found[0][1])
     unknown = samples_of(kind)
-    if kind == "squad":
-        unknown.starts[:], unknown.ends[:] = IGNORE, IGNORE
-    else:
-        unknown.labels[:] = IGNORE
+    for labels in unknown.labels.values():
+        labels[:] = IGNORE
     assert model_of(kind)(unknown.batch(numbers(0, 1)))[0].item() == 0
 
 

@@ -13,7 +13,7 @@ from bert import kernels
 from bert.data.tokens import WordPiece
 from bert.model.config import BertConfig
 from finetune import models, saved
-from finetune.batches import Labelled
+from finetune.batches import Samples
 from finetune.glue import encode
 from finetune.models import Classification, SpanPrediction
 
@@ -49,12 +49,11 @@ def test_the_logits_of_an_exported_model_are_those_of_transformers(pretrained, t
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
 
     sequences = encode(TEXTS, WordPiece(pretrained / "vocab.txt"), 128)
-    lengths = np.array([len(ids) for ids, _ in sequences], dtype=np.int32)
-    samples = Labelled(sequences, np.zeros(len(TEXTS), np.int64), lengths)
+    samples = Samples(sequences, {"labels": np.zeros(len(TEXTS), np.int64)})
     batch = samples.batch(np.arange(len(TEXTS)))
     with torch.no_grad():
         mine = (
-            np.split(model.scores(batch).numpy(), np.cumsum(lengths)[:-1])
+            np.split(model.scores(batch).numpy(), np.cumsum(samples.lengths)[:-1])
             if spans
             else saved.batch_scores(model, batch)
         )

@@ -24,6 +24,7 @@ from bert.core.env import ConfigError, env, variables
 
 IMPLEMENTATIONS = Path(__file__).resolve().parents[2]
 LIST = IMPLEMENTATIONS.parent / "launch" / "variables.txt"
+PAGE = IMPLEMENTATIONS.parent / "docs" / "variables.md"
 
 # What other trainers call ours, beyond what spelling alone finds.
 SYNONYMS = {
@@ -128,29 +129,9 @@ def table(environ: Mapping[str, str], width: int | None = None) -> str:
     return "\n".join(lines)
 
 
-PAGE = """# Variables
-
-A run is configured by environment variables. `configs/` exports a system and recipe, `env.sh` a site, and what you
-export yourself wins over both, before or after sourcing them. A value that is missing, malformed or out of range stops
-the run before it starts, and so does an exported name that nothing reads and that resembles one of these:
-
-```console
-$ BATCHSZIE=8 ./run_local.sh
-run: error: BATCHSZIE: did you mean BATCHSIZE? Nothing reads such a variable: correct it, or unset it
-```
-
-Where you start `python -m bert` or `python -m finetune` yourself, a setting may also be given as an option, which wins
-over the variable of its name: `python -m bert --lr 0.002 --max-steps 100`.
-
-`python -m bert --variables` prints these tables with the values of your shell. They are written by `make variables`
-from `launch/variables.txt` and the declarations in the code. Slurm's own variables (`SBATCH_*`) work too. The names of
-the last group are for the launch scripts; set them yourself only where you start the ranks by hand.
-"""
-
-
 def markdown() -> str:
-    """docs/variables.md."""
-    lines = [PAGE]
+    """docs/variables.md: its own words, then a table of each group."""
+    lines = [f"{PAGE.read_text(encoding='utf-8').partition('## ')[0].rstrip()}\n"]
     for title, entries in groups().items():
         lines += [f"## {title}", "", "| variable | default | meaning |", "|---|---|---|"]
         for entry in entries:

@@ -18,7 +18,7 @@ from bert.data.shards import Shards, list_shards
 from bert.data.synthetic import synthetic_records
 from bert.kernels.cross_entropy import IGNORE
 from bert.model.bert import BertForPreTraining
-from bert.training.graph import copy_batches, graph_capacity, record, static_batch
+from bert.training.graph import copy_batches, graph_capacity, record, static_batch, warm_stream
 
 _COUNTS = 6  # see _count
 
@@ -132,14 +132,9 @@ class EvaluationGraph:
         self.capacity = graph_capacity(self.room, config.batch_size)
         self.batch = static_batch(dummy_batch(1, max_seq_length, model), self.capacity).to(device)
         self.counts = torch.zeros(_COUNTS, dtype=torch.float64, device=device)
-        stream = torch.cuda.Stream(device)
         with torch.no_grad(), model.evaluating(calibrated=True):
             self.in_fp8 = model.evaluates_in_fp8
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    _count(model, self.batch)
-            torch.cuda.current_stream(device).wait_stream(stream)
+            stream = warm_stream(lambda: _count(model, self.batch), 2, device)
             self.graph = record(lambda: self.counts.copy_(_count(model, self.batch)), stream)
 
     def __call__(self, batch: PretrainingBatch) -> Tensor:

@@ -81,6 +81,17 @@ def record(
     return graph
 
 
+def warm_stream(run: Callable[[], object], times: int, device: torch.device) -> torch.cuda.Stream:
+    """A stream on which ``run`` has run as often as a recording needs: kernels and communicators are ready."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(times):
+            run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    return stream
+
+
 class Recording:
     """A recorded step; ``result`` is where its result lies after each start."""
 
@@ -112,13 +123,8 @@ class GraphedStep:
         self.copies = torch.cuda.Stream(self.device)
         self.arrived, self.consumed, self.finished = ([torch.cuda.Event() for _ in range(NUM_STAGES)] for _ in range(3))
         self.recordings: dict[bool, Recording] = {}  # by whether the step measures fp8 scales
-        stream = torch.cuda.Stream(self.device)
         with step.rollback():
-            stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(stream):
-                for _ in range(NUM_WARM_UP_STEPS):
-                    step.run(self.batches)
-            torch.cuda.current_stream(self.device).wait_stream(stream)
+            stream = warm_stream(lambda: step.run(self.batches), NUM_WARM_UP_STEPS, self.device)
         with step.rollback():
             earlier = None
             while step.measures not in self.recordings:  # a step that measures is followed by one that does not

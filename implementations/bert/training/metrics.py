@@ -223,12 +223,8 @@ class Progress:
         if self.world.is_main:
             per_step = (now - self.started - self.paused_seconds) / max(step - self.first_step, 1)
             parts = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
-            print(
-                f"step {step:>6}/{self.last}  loss {loss:.4f} ({parts})  lr {lr:.3e}  "
-                f"{speed:,.1f} sequences/s  ETA {clock(per_step * (self.last - step))}",
-                file=sys.stderr,
-                flush=True,
-            )
+            line = f"step {step:>6}/{self.last}  loss {loss:.4f} ({parts})  lr {lr:.3e}  {speed:,.1f} sequences/s  "
+            print(f"{line}ETA {clock(per_step * (self.last - step))}", file=sys.stderr, flush=True)
         if not math.isfinite(loss):
             raise TrainingError(f"the loss is {loss} at step {step}: lower LR, or look at the data")
         # Loss scaling skips steps (StepCounter.resolve ends a run that takes none any more); nothing else may.

@@ -39,23 +39,23 @@ class StepResult(NamedTuple):
     finite: Tensor
 
 
-class TrainingStep(Protocol):
-    """An optimizer step over micro-batches, run eagerly (Step) or from a CUDA graph (graph.GraphedStep)."""
+# An optimizer step over micro-batches, whose gradients are averaged, at a learning rate: Step, graph.GraphedStep, ...
+TrainingStep = Callable[[Sequence[Batch], float | Tensor], StepResult]
+
+
+class Trainer(Protocol):
+    """A training step and its state, whatever the engine."""
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
-
-
-class Trainer(TrainingStep, Protocol):
-    """A training step and its state, whatever the engine."""
 
     @property
     def scaler(self) -> LossScaler:
         """The loss scale, and the steps that were skipped for it."""
 
     @property
-    def optimizer(self) -> Stateful:
-        """What holds masters and states."""
+    def optimizer(self) -> Any:
+        """What holds masters and states; its load_state_dict raises KeyError for a name missing."""
 
     def gathered(self) -> contextlib.AbstractContextManager[Any]:
         """The model with current weights on every rank, for evaluation. A collective."""
@@ -65,13 +65,6 @@ class Trainer(TrainingStep, Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict()``, of any engine. A collective."""
-
-
-class Stateful(Protocol):
-    """What a warm start needs of an optimizer."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores ``state_dict()``. Raises KeyError for a name missing."""
 
 
 def build_step(
@@ -183,7 +176,6 @@ class Step:
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[Any]:
-        """See Trainer."""
         self.optimizer.gather()
         yield self.model
 
@@ -194,18 +186,16 @@ class Step:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, by part. A collective."""
-        state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
-        if self.fp8 is not None:
-            state["fp8"] = self.fp8.state_dict()
-        return state
+        return {"optimizer": self.optimizer.state_dict(), **self._scales()}
 
     def shard_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """This rank's part of the sharded optimizer's state, and what all ranks have in common, for shard_files.py."""
         assert isinstance(self.optimizer, Sharded)
-        index: dict[str, Any] = {"optimizer": self.optimizer.index(), "scaler": self.scaler.state_dict()}
-        if self.fp8 is not None:
-            index["fp8"] = self.fp8.state_dict()
-        return self.optimizer.shard_state(), index
+        return self.optimizer.shard_state(), {"optimizer": self.optimizer.index(), **self._scales()}
+
+    def _scales(self) -> dict[str, Any]:
+        scales = {"scaler": self.scaler.state_dict()}
+        return scales if self.fp8 is None else {**scales, "fp8": self.fp8.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict()``; fp8 scales that are not in it are measured by the next step."""
