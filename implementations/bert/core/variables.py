@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,13 +153,13 @@ def check_names(environ: Mapping[str, str]) -> None:
         raise ConfigError(f"{' '.join(mistakes)} Nothing reads such a variable: correct it, or unset it")
 
 
-def from_options(words: Iterable[str], others: Collection[str] = ()) -> dict[str, str]:
+def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str, str]:
     """Settings given on a command line, by variable: ``--lr 0.002`` and ``--lr=0.002`` are LR.
 
     others: commands and options that may stand there besides. Raises ConfigError for the first word that is no setting,
     with what was probably meant, and for one without a value.
     """
-    options = {f"--{name.lower().replace('_', '-')}": name for name in declared()}
+    options = {f"--{name.lower().replace('_', '-')}": name for name in (declared() if words else ())}
     found: dict[str, str] = {}
     rest = iter(words)
     for word in rest:
@@ -167,7 +167,7 @@ def from_options(words: Iterable[str], others: Collection[str] = ()) -> dict[str
         spelt = option.lower().replace("_", "-")
         if spelt not in options:
             name = spelt.removeprefix("--").replace("-", "_").upper()
-            if LIST.is_file() and any(name == listed and rest for _, listed, rest in _listed()):
+            if LIST.is_file() and any(name == listed and meaning for _, listed, meaning in _listed()):
                 raise ConfigError(f"{option}: {name} is read by the launch scripts alone: export it for them")
             near = [other for other, setting in options.items() if setting == SYNONYMS.get(name)]
             near = near or difflib.get_close_matches(spelt, [*options, *others], n=1)

@@ -36,7 +36,7 @@ class MlperfLog:
     """
 
     def __init__(self, config: Config, is_main: bool, path: Path | None = None) -> None:
-        self.config = config
+        self.config, self.is_main = config, is_main
         self._event: Callable[..., object]
         self._start: Callable[..., object]
         self._end: Callable[..., object]
