@@ -25,11 +25,11 @@ from command_line import Parser, integer, natural
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.data.pretraining import PretrainingBatch
+from bert.data.batch import PretrainingBatch
 from bert.kernels.precision import Precision
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import first_weights, hollow, on_meta
+from bert.model.init import first_weights, uninitialized, use_placeholders
 from bert.model.recompute import Recomputation
 from bert.optim.sharded import Sharded
 from bert.pretraining import memory
@@ -57,9 +57,9 @@ def full_batch(rows: int, length: int, vocab_size: int) -> PretrainingBatch:
 
 def make_step(shape: BertConfig, layers: int) -> Step:
     """A step of one rank with RECOMPUTE_LAYERS=layers."""
-    with on_meta():
+    with uninitialized():
         model = BertForPreTraining(shape, kernels.select(kernels.Config(fused="none"), CPU))
-    hollow(model, DTYPE, CPU)
+    use_placeholders(model, DTYPE, CPU)
     if layers:
         model.recompute(Recomputation(layers, random_state=True))
     return build_step(

@@ -90,7 +90,7 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
         {
             **{
                 f"bert.data.{name}": [""]
-                for name in ("records", "format", "digests", "nvidia_format", "packing", "index", "compiled")
+                for name in ("records", "format", "digests", "nvidia_format", "packing", "shards", "compiled")
             },
             "torch": ["input_preprocessing.checkpoints"],  # writes PyTorch files
         },

@@ -24,9 +24,9 @@ import torch
 from bert.commands import allreduce
 from bert.core.dist import World
 from bert.core.env import ConfigError, env
+from bert.data.loader import Config as DataConfig
+from bert.data.loader import TrainingData, open_source
 from bert.data.sampler import Sampler
-from bert.data.training import Config as DataConfig
-from bert.data.training import TrainingData, open_source
 from bert.kernels import fp8
 from bert.pretraining import train as pretraining
 from bert.pretraining.config import Config as TrainerConfig

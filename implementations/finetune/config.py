@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.save import Config as CheckpointConfig
 from bert.core import rundir
 from bert.core.env import ConfigError, env, from_env
 from bert.model.config import BertConfig
@@ -45,7 +45,7 @@ class Config(Hardware):
     bert_config: Path | None = env("BERT_CONFIG", None, doc="the model's config.json; unset: beside INIT_CHECKPOINT")
     log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
 
-    checkpoint: checkpoint.Config = field(default_factory=checkpoint.Config)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: rundir.Config = field(default_factory=rundir.Config)
     observers: metrics.Config = field(default_factory=metrics.Config)
 

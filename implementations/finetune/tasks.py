@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bert.core.rundir import write_text
+from bert.core.files import write_text
 from bert.data.records import DataError
 from bert.data.tokens import WordPiece
 from bert.kernels import Kernels

@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.save import load_newest, save_checkpoint
+from bert.checkpoint.weights import Loaded
 from bert.core import rundir, variables
 from bert.core.dist import HangError, World, pick_device
 from bert.core.env import ConfigError, from_env
+from bert.core.files import write_text
 from bert.data.records import DataError
 from bert.data.tokens import WordPiece
-from bert.kernels import choice as kernel_choice
 from bert.kernels import select
 from bert.training import schedule
 from bert.training.graph import ready
@@ -78,7 +79,7 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
         ("task", f"{config.task}, {config.mode}, seed {config.trial_seed}"),
         ("model", f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}"),
         ("kernels", config.kernels.describe(device)),
-        ("attention", kernel_choice.choose(config, alone)[1]),
+        ("attention", config.kernels.choose(config.numerics.dtype, config.uses_graph, alone)[1]),
         ("global batch", f"{config.samples_per_step} sequences = {batch}, at most {config.length} tokens each"),
         *(("data", note) for note in task.notes),
         ("weights", f"{config.checkpoint.init_checkpoint}{f'; {loaded}' if any(loaded) else ''}"),
@@ -139,7 +140,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         }
     if world.is_main:
         config.folder().mkdir(parents=True, exist_ok=True)
-        rundir.write_text(config.folder() / "figures.json", json.dumps(figures, indent=2) + "\n")
+        write_text(config.folder() / "figures.json", json.dumps(figures, indent=2) + "\n")
         shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in figures.items()}
         _say(world, ", ".join(f"{name} {value}" for name, value in shown.items()))
     world.barrier()
@@ -148,7 +149,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
 
 def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.Squad | tasks.Glue) -> Run:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit."""
-    choice, words = kernel_choice.choose(config, world)
+    choice, words = config.kernels.choose(config.numerics.dtype, config.uses_graph, world)
     if world.device.type == "cuda":
         _say(world, f"attention: {words}")
     model = task.model(config.model, select(choice, world.device))
@@ -164,7 +165,7 @@ def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.
     return Run(config, environ, world, task, model, step)
 
 
-def load_weights(config: Config, model: FineTuned) -> checkpoint.Loaded:
+def load_weights(config: Config, model: FineTuned) -> Loaded:
     """Gives the model its first weights. Raises ConfigError for those that do not fit."""
     path = config.checkpoint.init_checkpoint
     assert path is not None
@@ -217,7 +218,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
         "training sequences": num_samples,
     }
     done = batches = trained = 0
-    if (found := checkpoint.newest(config.checkpoint)) is not None:
+    if (found := load_newest(config.checkpoint)) is not None:
         for name, value in identity.items():
             if (known := found["run"].get(name)) != value:
                 raise ConfigError(
@@ -243,7 +244,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
         state = step.state_dict()
         if world.is_main:
             state |= {"step": steps, "batches": batches, "samples": samples, "run": identity}
-            checkpoint.save(config.checkpoint, steps, state)
+            save_checkpoint(config.checkpoint, steps, state)
         world.barrier()
 
     begin = time.monotonic()

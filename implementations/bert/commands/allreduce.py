@@ -16,7 +16,7 @@ import torch.distributed as distributed
 
 from bert.core import dist, rundir
 from bert.core.env import ConfigError, env, from_env
-from bert.core.exit import leave
+from bert.core.process import hard_exit
 from bert.kernels import Config as KernelsConfig
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
@@ -217,4 +217,4 @@ def allreduce(parser: argparse.ArgumentParser, arguments: list[str], environ: Ma
 
 
 if __name__ == "__main__":  # as the launch scripts start it, by RANK_MODULE
-    leave(main(os.environ))
+    hard_exit(main(os.environ))

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.save import step_path
 from bert.commands import weights as trained
 from bert.commands.weights import Trained
 from bert.core.dist import World
 from bert.core.env import ConfigError, from_env
-from bert.data.index import count_rows
 from bert.data.records import DataError
-from bert.data.shards import list_shards
+from bert.data.shards import count_rows, list_shards
 from bert.model.bert import BertForPreTraining
 from bert.training import evaluate as evaluation
 from bert.training.evaluate import Evaluator
@@ -103,7 +102,7 @@ class CheckpointEvaluator:
         result = self._evaluator(self._model)
         seconds, number = time.perf_counter() - begin, self.config.evaluate.num_examples
         figures: dict[str, Any] = {
-            "checkpoint": str(checkpoint.place(path)), "steps": source.steps, "trained_samples": source.samples,
+            "checkpoint": str(step_path(path)), "steps": source.steps, "trained_samples": source.samples,
             **{name: getattr(result, name) for name in _COLUMNS},
             "sequences": number, "sequences_per_second": number / seconds,
         }  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from bert.checkpoint import huggingface as hub
+from bert.checkpoint import huggingface
 from bert.commands import weights as trained
 from bert.core.env import ConfigError
 from bert.kernels import Config, select
@@ -30,19 +30,23 @@ def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mappi
     options = parser.parse_args(arguments)
     folder = options.output
     try:
-        if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not hub.weights_in(folder))):
+        if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not huggingface.weights_in(folder))):
             raise ConfigError(f"{folder}: is there and holds no model: give a new folder by -o")
         source = trained.describe(trained.newest(options.path), options.bert_config)
         vocab_file, kernels = trained.vocabulary(source, options.vocab), Config(fused="none", attention="sdpa_loop")
         model = BertForPreTraining(source.shape, select(kernels, torch.device("cpu")))
         trained.load(source, model)
-        values = hub.config_values(source.shape, "BertForPreTraining")
-        hub.write(folder, dict(model.named_parameters()), source.shape, values, vocab_file, hub.lower_case(vocab_file))
+        values = huggingface.config_values(source.shape, "BertForPreTraining")
+        lower_case = huggingface.lower_case(vocab_file)
+        huggingface.write(
+            folder, dict(model.named_parameters()), source.shape, values, vocab_file, huggingface.lower_case(vocab_file)
+        )
     except OSError as error:  # a full disk
         raise ConfigError(str(error)) from None
     if source.shape.layer_norm_large_model:
         print(
-            f"bert export: {folder}: {hub.PRE_LN}: load it as INIT_CHECKPOINT, or with bert fill-mask", file=sys.stderr
+            f"bert export: {folder}: {huggingface.PRE_LN}: load it as INIT_CHECKPOINT, or with bert fill-mask",
+            file=sys.stderr,
         )
     after = f", after {source.steps:,} steps" if source.steps is not None else ""
     print(f"{folder}: {source.path}{after}; GELU in its {source.shape.gelu_form} form", file=sys.stderr)

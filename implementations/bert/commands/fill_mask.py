@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bert.checkpoint import huggingface as hub
+from bert.checkpoint import huggingface
 from bert.commands import weights as trained
 from bert.core.dist import World
 from bert.core.env import ConfigError, from_env
-from bert.data.pretraining import PretrainingBatch
+from bert.data.batch import PretrainingBatch
 from bert.data.tokens import WordPiece
 from bert.kernels.cross_entropy import IGNORE
 
@@ -35,7 +35,7 @@ def fill_mask(parser: argparse.ArgumentParser, arguments: list[str], environ: Ma
     settings = from_env(trained.Source, environ)
     source = trained.describe(trained.newest(options.path), options.bert_config)
     vocab_file = trained.vocabulary(source, options.vocab)
-    tokenizer = WordPiece(vocab_file, hub.lower_case(vocab_file))
+    tokenizer = WordPiece(vocab_file, huggingface.lower_case(vocab_file))
     words = {number: word for word, number in tokenizer.ids.items()}
     model = settings.model(source.shape, World(settings.dist))
     trained.load(source, model)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from bert.checkpoint.sharded import WholeTensors
+from bert.checkpoint.sharded import ShardedTensors
 from bert.core.env import ConfigError
 from bert.core.files import damage, name_folder, sync, whole_file
 from bert.deepspeed.partitions import MASTERS, STEPS
@@ -102,7 +102,7 @@ def read(folder: Path, instead: str = "give another") -> dict[str, Any]:
             for flat, segments in zip(flats[part], partitions, strict=True)
             for number, begin, size, start in segments
         )
-        optimizer[part] = WholeTensors(index["shapes"], spans)
+        optimizer[part] = ShardedTensors(index["shapes"], spans)
     own = {"segments", "shapes", "parts", "num_steps"}
     facts = {key: value for key, value in index.items() if key not in own}
     return {**facts, "optimizer": optimizer, "model": optimizer[MASTERS]}

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bert.core.dist import World
-from bert.optim.flat import Piecewise, Shard
-from bert.optim.layout import Segment
+from bert.optim.flat import Piecewise, Segment, Shard
 from bert.optim.rule import Pieces, Rule
 
 MASTERS = "masters"

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bert.core.dist import World
 from bert.deepspeed.partitions import Partition, ZeroRule, buffer
-from bert.model.init import Piece
-from bert.optim.layout import fill
+from bert.model.init import Chunk
+from bert.optim.flat import fill
 
 
 class ZeroState:
@@ -72,7 +72,7 @@ class ZeroState:
         self._publish()
 
     @torch.no_grad()
-    def begin(self, partitions: Sequence[Partition], pieces: Iterable[Piece]) -> None:
+    def begin(self, partitions: Sequence[Partition], pieces: Iterable[Chunk]) -> None:
         """Gives the masters the weights before a cast to low precision. Before ``update`` is bound. A collective."""
         fill(partitions, self.names, pieces)
         self._publish()

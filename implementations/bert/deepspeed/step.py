@@ -22,7 +22,7 @@ from bert.data.batch import Batch
 from bert.deepspeed.partitions import ZeroRule, partitions_of
 from bert.deepspeed.state import ZeroState
 from bert.kernels.precision import LossScaler, Precision
-from bert.model.init import Piece
+from bert.model.init import Chunk
 from bert.model.trainable import Trainable
 from bert.optim import Config as OptimizerConfig
 from bert.training.step import StepResult
@@ -81,7 +81,7 @@ def _without_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 @torch.no_grad()
 def place(
     named: Mapping[str, nn.Parameter],
-    pieces: Iterable[Piece],
+    pieces: Iterable[Chunk],
     device: torch.device,
     then: Callable[[nn.Parameter], None] | None,
 ) -> None:
@@ -115,12 +115,12 @@ class DeepSpeedStep:
         optimizer: OptimizerConfig,
         world: World,
         settings: dict[str, Any],
-        weights: Iterator[Piece],
-        masters: Callable[[], Iterator[Piece]],
+        weights: Iterator[Chunk],
+        masters: Callable[[], Iterator[Chunk]],
     ) -> None:
         """A collective.
 
-        ``model`` has shapes and the dtype of ``precision``, and no numbers of its own (bert.model.init.hollow): weights
+        ``model`` has shapes and the dtype of ``precision``, and placeholders for numbers (bert.model.init): weights
         brings them, a parameter after the other, of which in stage 3 one alone is whole at a time. masters brings them
         once more, for fp32 masters. settings: DeepSpeed's, complete.
         """

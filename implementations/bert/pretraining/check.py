@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.weights import Checksum, check_vocabulary, chunks_of
 from bert.core.dist import World, pick_device
+from bert.data.loader import make_batching, open_masks, open_source
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.shards import Shards
-from bert.data.training import make_batching, open_masks, open_source
-from bert.kernels import choice as kernel_choice
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
-from bert.model.init import on_meta
+from bert.model.init import uninitialized
 from bert.pretraining import deepspeed_memory, hand_over, memory
 from bert.pretraining.config import Config
 from bert.training import schedule
@@ -29,7 +28,7 @@ def report(config: Config) -> str:
     rows.append(("model", f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}"))
     rows.append(("kernels", config.kernels.describe(pick_device(config.dist))))
     alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
-    rows.append(("attention", kernel_choice.choose(config, alone)[1]))
+    rows.append(("attention", config.kernels.choose(config.numerics.dtype, config.uses_graph, alone)[1]))
     data = config.data
     batch = f"{data.batch_size} rows x {data.gradient_steps} accumulated x {config.dist.world_size} ranks"
     rows.append(
@@ -53,13 +52,11 @@ def report(config: Config) -> str:
 def _model(config: Config) -> tuple[BertForPreTraining, str]:
     """The model, on the meta device, and what weights it would begin with, of which names and shapes are checked."""
     kernels = select(config.kernels, pick_device(config.dist))
-    with on_meta():
+    with uninitialized():
         model = BertForPreTraining(config.model, kernels)
     said = "random"
     if config.checkpoint.init_checkpoint is not None:
-        _, loaded = checkpoint.pieces_of(
-            model, config.checkpoint.init_checkpoint, 0, config.may_have_new_heads, checkpoint.Checksum()
-        )
+        _, loaded = chunks_of(model, config.checkpoint.init_checkpoint, 0, config.may_have_new_heads, Checksum())
         said = f"{config.checkpoint.init_checkpoint}{f': {loaded}' if any(loaded) else ''}"
     if config.checkpoint.init_optimizer:
         hand_over.read(config, {name: parameter.shape for name, parameter in model.named_parameters()})
@@ -76,7 +73,7 @@ def _data(config: Config) -> str:
     first = shards[0]
     if config.data.packed and first.row_offsets is None:
         raise DataError(f"{variable}={folder}: these records are not packed; set PACKED=0, or give the packed folder")
-    checkpoint.check_vocabulary(config.checkpoint, shards.vocab_md5)
+    check_vocabulary(config.checkpoint.init_checkpoint, shards.vocab_md5)
     if int(first.input_ids.max()) >= config.model.vocab_size:
         raise DataError(f"{variable}={folder}: token ids past vocab_size {config.model.vocab_size} of bert_config.json")
     sampler = Sampler(shards.row_counts(), config.data.rows_per_step, 0, 0, config.dist.world_size)

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from bert.checkpoint import huggingface as hub
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint import huggingface
+from bert.checkpoint.save import Config as CheckpointConfig
 from bert.core import rundir
 from bert.core.env import ConfigError, env
-from bert.data import training
+from bert.data import loader
 from bert.deepspeed import settings as zero
 from bert.model.config import BertConfig, ModelFiles
 from bert.training import debug, evaluate, metrics, mlperf, schedule
@@ -51,10 +51,10 @@ class Config(ModelFiles, Hardware):
     )
     rehearsal_samples: int = env("REHEARSAL_SAMPLES", 300_000, at_least=1, doc="training samples of a rehearsal")
 
-    data: training.Config
+    data: loader.Config
     evaluate: evaluate.Config
     schedule: schedule.Config
-    checkpoint: checkpoint.Config = field(default_factory=checkpoint.Config)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     mlperf: mlperf.Config = field(default_factory=mlperf.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
     observers: metrics.Config = field(default_factory=metrics.Config)
@@ -125,8 +125,8 @@ class Config(ModelFiles, Hardware):
     def bert_config_path(self) -> Path:
         """BERT_CONFIG; unset: the config.json beside an INIT_CHECKPOINT of the Hub's layout, else that of phase1."""
         weights = self.checkpoint.init_checkpoint
-        if self.bert_config is None and weights is not None and weights.name in hub.WEIGHTS:
-            return hub.config_beside(weights) or super().bert_config_path
+        if self.bert_config is None and weights is not None and weights.name in huggingface.WEIGHTS:
+            return huggingface.config_beside(weights) or super().bert_config_path
         return super().bert_config_path
 
     @property

@@ -16,7 +16,7 @@ import torch
 
 from bert.core.dist import EmulatedWorld
 from bert.core.env import ConfigError
-from bert.data.pretraining import PretrainingBatch
+from bert.data.batch import PretrainingBatch
 from bert.optim.sharded import Sharded
 from bert.pretraining import memory
 from bert.pretraining.config import Config

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.checkpoint import sharded as shard_files
+from bert.checkpoint.save import read_checkpoint
 from bert.checkpoint.weights import canonical_name
 from bert.core.env import ConfigError
 from bert.core.files import damage
+from bert.optim.rule import is_decayed
 from bert.pretraining.config import Config
 from bert.training.step import Trainer
 
@@ -33,10 +34,7 @@ def read(config: Config, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
     path = config.checkpoint.init_checkpoint
     assert path is not None
     try:
-        if path.name == shard_files.INDEX:
-            saved = shard_files.read(path.parent)
-        else:
-            saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        saved = read_checkpoint(path, mmap=True)
     except Exception as error:  # a damaged file, or none of PyTorch's
         raise ConfigError(f"INIT_OPTIMIZER=1: {path} is not a readable checkpoint ({damage(error)})") from None
     optimizer = saved.get("optimizer") if isinstance(saved, Mapping) else None
@@ -80,7 +78,7 @@ def _deep_learning_examples(saved: Mapping[str, Any], path: Path) -> dict[str, A
     apex's masters are in the same order; without them the model's weights are fp32.
     """
     weights = {canonical_name(name): tensor for name, tensor in saved["model"].items() if not name.endswith(DECODER)}
-    order = [*(name for name in weights if not _undecayed(name)), *(name for name in weights if _undecayed(name))]
+    order = sorted(weights, key=is_decayed, reverse=True)  # stable: the model's order within each
     moments = saved["optimizer"]["state"]
     if len(moments) != len(order):
         raise ConfigError(
@@ -94,10 +92,6 @@ def _deep_learning_examples(saved: Mapping[str, Any], path: Path) -> dict[str, A
         "first_moments": {name: moments[n]["exp_avg"] for name, n in zip(order, numbers, strict=True)},
         "second_moments": {name: moments[n]["exp_avg_sq"] for name, n in zip(order, numbers, strict=True)},
     }
-
-
-def _undecayed(name: str) -> bool:
-    return name.endswith(".bias") or "LayerNorm" in name
 
 
 def _in_order(weights: Mapping[str, Tensor], order: list[str]) -> Iterator[Tensor]:

@@ -20,10 +20,9 @@ from bert.core.dist import EmulatedWorld
 from bert.core.env import ConfigError
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import hollow, on_meta
-from bert.optim.buckets import MOST_UNDER_WAY, GradientBuckets
+from bert.model.init import uninitialized, use_placeholders
 from bert.optim.replicated import Replicated
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import MOST_UNDER_WAY, GradientBuckets, Sharded
 from bert.pretraining import host_memory
 from bert.pretraining.config import Config
 from bert.pretraining.peak import Peak
@@ -82,7 +81,7 @@ def _held_in_fp8(config: Config) -> int:
 
 def shapes(config: BertConfig) -> BertForPreTraining:
     """The model without numbers."""
-    with on_meta():
+    with uninitialized():
         return BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
 
 
@@ -93,7 +92,7 @@ def estimate(plan: Plan) -> dict[str, int]:
     the backward pass with the gradients that wait in it, or by the update; runtime: what the device's libraries take.
     """
     model = shapes(plan.model)
-    hollow(model, plan.dtype, META)
+    use_placeholders(model, plan.dtype, META)
     settings = plan.optimizer if not plan.optimizer.is_apex else replace(plan.optimizer, optimizer="lamb")
     low = plan.dtype != torch.float32
     masters = {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()} if low else None
@@ -102,7 +101,6 @@ def estimate(plan: Plan) -> dict[str, int]:
         settings, model, model.stages(), masters, EmulatedWorld(plan.num_ranks, 0, META, META),
         accumulate=plan.accumulate, fused=False,
     )  # fmt: skip
-    assert isinstance(made, (Sharded, Replicated))
     rest = held(made) if isinstance(made, Sharded) else _replicated(made, low)
     waiting = _waiting(made) if isinstance(made, Sharded) else 0
     # The first gradient of the table of words, of the scores, waits for its second one, of the embeddings.

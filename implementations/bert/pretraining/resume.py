@@ -11,27 +11,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert.checkpoint import sharded as shard_files
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.save import Config as CheckpointConfig
+from bert.checkpoint.save import Writer, load_newest, saved_checkpoints, step_path
+from bert.checkpoint.sharded import Part
+from bert.checkpoint.weights import check_vocabulary, checksum_of
 from bert.core.dist import World
 from bert.core.env import ConfigError
-from bert.data.batching import RowSource
+from bert.data.sampler import RowSource
 from bert.deepspeed import checkpoints as zero_checkpoints
 from bert.deepspeed.step import DeepSpeedStep
-from bert.kernels.precision import settle
+from bert.kernels.precision import resolved
 from bert.pretraining.config import Config
 from bert.training.step import Step, Trainer
 
 
-def newest(config: checkpoint.Config) -> dict[str, Any] | None:
+def newest(config: CheckpointConfig) -> dict[str, Any] | None:
     """The state in the newest checkpoint, ours or DeepSpeed's, or None. Raises ConfigError for one that is damaged."""
     if config.directory is not None and config.resume:
-        ours = checkpoint.saved(config.directory)
+        ours = saved_checkpoints(config.directory)
         theirs = zero_checkpoints.folders(config.directory)
-        last = checkpoint.place(ours[-1]).stem.rpartition("_")[2] if ours else ""
+        last = step_path(ours[-1]).stem.rpartition("_")[2] if ours else ""
         if theirs and theirs[-1].name.rpartition("_")[2] > last:
             return zero_checkpoints.read(theirs[-1], "remove it to resume from the one before")
-    return checkpoint.newest(config)
+    return load_newest(config)
 
 
 def pick_seed(config: Config, saved: dict[str, Any] | None) -> int:
@@ -58,7 +60,7 @@ def _check_run(config: Config, mine: dict[str, Any], saved: dict[str, Any]) -> N
     can_move = config.data.batching == "rows" and config.data.exchange_group == 1  # by step and rank alone
     rows, rows_before = (math.prod(identity.get(name, 0) for name in _ROWS) for identity in (mine, saved))
     # Earlier versions saved the word auto itself.
-    saved = saved | {"PRECISION": settle(saved["PRECISION"], config.device)}
+    saved = saved | {"PRECISION": resolved(saved["PRECISION"], config.device)}
     for name, value in mine.items():
         if saved.get(name) == value or (name in _ROWS and can_move and rows == rows_before):
             continue
@@ -71,8 +73,8 @@ def _check_run(config: Config, mine: dict[str, Any], saved: dict[str, Any]) -> N
         )
 
 
-def dealt(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]:
-    """(ranks, rows of each in a step) by which rows are dealt: those of the run that was the first of this one."""
+def shard_order(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]:
+    """(ranks, rows of each in a step) by which rows go to ranks: those of the run that was the first of this one."""
     if saved is None:
         return config.dist.world_size, config.data.rows_per_step
     ranks, rows, steps = (saved["run"][name] for name in _ROWS)
@@ -97,7 +99,7 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
         "MASKING": None if data.masking == "static" else data.masking,
         "OPTIMIZER": config.optim.optimizer,
         "CLIP": config.optim.clip,
-        "PRECISION": settle(config.precision.precision, config.device),
+        "PRECISION": resolved(config.precision.precision, config.device),
         "FP8_RECIPE": config.precision.fp8_recipe if config.precision.precision == "fp8" else None,
         # None where earlier versions, which had no such setting, did the same.
         "FP8_FAST_SUMS": config.precision.fp8_fast_sums if config.precision.fp8_fast_sums != "forward" else None,
@@ -110,7 +112,7 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
 
 def check_data(config: Config, saved: dict[str, Any] | None, row_counts: np.ndarray, vocab_md5: str) -> None:
     """Raises ConfigError where the rows, or their vocabulary, are not those that the weights were trained on."""
-    checkpoint.check_vocabulary(config.checkpoint, vocab_md5)
+    check_vocabulary(config.checkpoint.init_checkpoint, vocab_md5)
     if saved is not None and saved["row_counts"] != row_counts.tolist():
         raise ConfigError(
             f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run on other training data, "
@@ -143,32 +145,31 @@ def saved_checksum(saved: dict[str, Any] | None) -> int:
     """Of the weights in a checkpoint; of one in shards, which nobody reads whole, its token."""
     if saved is None:
         return 0
-    return int(saved["token"]) if "token" in saved else checkpoint.checksum(saved["model"])
+    return int(saved["token"]) if "token" in saved else checksum_of(saved["model"])
 
 
 class Saver:
     """Saves the state of a run on a thread, from rank 0, or each rank its part; the steps wait for a copy only."""
 
     def __init__(
-        self, config: Config, trained: Trainer, world: World, seed: int, data: RowSource, dealt: tuple[int, int]
+        self, config: Config, trained: Trainer, world: World, seed: int, data: RowSource, shard_order: tuple[int, int]
     ) -> None:
-        """data: what is trained on; dealt: see Sampler."""
+        """data: what is trained on; shard_order: see Sampler."""
         self.config, self.trained, self.world, self.seed = config, trained, world, seed
-        self.data, self.dealt = data, dealt
-        self.writer = checkpoint.Writer(config.checkpoint)
+        self.data, self.shard_order = data, shard_order
+        self.writer = Writer(config.checkpoint)
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
         """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective."""
         facts: dict[str, Any] = {"step": step, "batches": batches, "samples": samples, "ended": ended}
-        facts |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5, "dealt": self.dealt}
+        facts["dealt"] = self.shard_order
+        facts |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5}
         facts |= {"bert_config": dataclasses.asdict(self.config.model), "run": run_identity(self.config, self.seed)}
         if self.config.checkpoint.shards:
             token = self.world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
             assert isinstance(self.trained, Step)
             shard, index = self.trained.shard_state()
-            part = shard_files.Part(
-                rank=self.world.rank, num_ranks=self.world.size, token=token, abandoned=self.writer.abandoned
-            )
+            part = Part(rank=self.world.rank, num_ranks=self.world.size, token=token, abandoned=self.writer.abandoned)
             self.writer.start(step, {"shard": shard, "index": index | facts}, part)
             return
         if self.config.zero.checkpoints and isinstance(self.trained, DeepSpeedStep):

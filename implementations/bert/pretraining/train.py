@@ -12,22 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of, load_weights
 from bert.core import rundir
 from bert.core.dist import World
 from bert.core.start import StartClock
-from bert.data.batching import RowSource
+from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.dali import DaliLoader
-from bert.data.pretraining import PretrainingBatch, make_batch
-from bert.data.sampler import Sampler
+from bert.data.loader import TrainingData, open_masks, open_source
+from bert.data.sampler import RowSource, Sampler, row_sequences
 from bert.data.synthetic import synthetic_records
-from bert.data.training import TrainingData, open_masks, open_source, row_sequences
 from bert.deepspeed.partitions import shape_of
 from bert.deepspeed.step import DeepSpeedStep
-from bert.kernels import choice as kernel_choice
 from bert.kernels import compile_once, select
 from bert.model.bert import BertForPreTraining
-from bert.model.init import Piece, blank, first_weights, hollow, initialize, on_meta
+from bert.model.init import Chunk, first_weights, initialize, uninitialized, use_placeholders
 from bert.pretraining import hand_over, resume
 from bert.pretraining.config import Config
 from bert.training.debug import CapturedStep, ProfiledStep, unprofiled
@@ -67,8 +65,8 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     source = open_source(config.data, model.config.vocab_size)
     row_counts = source.row_counts()
     resume.check_data(config, saved, row_counts, source.vocab_md5)
-    dealt = resume.dealt(config, saved)
-    sampler = Sampler(row_counts, config.data.rows_per_step, seed, world.rank, world.size, dealt)
+    shard_order = resume.shard_order(config, saved)
+    sampler = Sampler(row_counts, config.data.rows_per_step, seed, world.rank, world.size, shard_order)
     data = open_data(config, world, source, sampler, done_batches + 1, seed)
     rate = partial(learning_rate, config=config.schedule)
     steps = StepCounter(rate, config.max_steps, step.scaler, done, done_batches)
@@ -78,7 +76,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     )  # fmt: skip
     evaluation = Evaluation(config, world, log, step, source.vocab_md5, evaluation_graph, watchers)
 
-    saver = resume.Saver(config, step, world, seed, source, dealt)
+    saver = resume.Saver(config, step, world, seed, source, shard_order)
     last = min(config.max_steps, done + (config.steps_this_run or config.max_steps))
     try:
         with Stop(world, listen=config.checkpoint.directory is not None) as stop:
@@ -106,7 +104,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
 
 def open_data(
     config: Config, world: World, source: RowSource, sampler: Sampler, first_step: int, seed: int
-) -> TrainingData | DaliLoader[PretrainingBatch]:
+) -> TrainingData | DaliLoader:
     """The loader that DATA_LOADER names. Raises what open_masks and TrainingData raise."""
     vocab_size = config.model.vocab_size
     masks = open_masks(config.data, source, config.phase1, vocab_size, seed)
@@ -189,7 +187,7 @@ def sustain(take_step: TrainingStep, data: DataSource, world: World, log: Mlperf
 
 def settle_kernels(config: Config, world: World) -> Config:
     """With the attention backend named; says which, and leaves it in the run's folder. A collective."""
-    choice, words = kernel_choice.choose(config, world)
+    choice, words = config.kernels.choose(config.numerics.dtype, config.uses_graph, world)
     if world.is_main:
         if world.device.type == "cuda":
             print(f"attention: {words}", file=sys.stderr, flush=True)
@@ -219,18 +217,18 @@ def build(
     """
     kernels, device, clock = select(config.kernels, world.device), world.device, clock or StartClock()
     by_pieces = config.optim.is_sharded(device)  # as with DeepSpeed always
-    with blank(torch.device("meta") if by_pieces else world.whole_device):
+    with uninitialized(torch.device("meta") if by_pieces else world.gathered_device):
         model = BertForPreTraining(config.model, kernels)
     clock.lap("model")
-    checksum, pieces = checkpoint.Checksum(), None
+    checksum, pieces = Checksum(), None
     if by_pieces:
         pieces, loaded = _pieces(config, model, seed, checksum)
         _say_loaded(config, loaded, world)
-        hollow(model, config.numerics.dtype, world.whole_device)
+        use_placeholders(model, config.numerics.dtype, world.gathered_device)
     else:
         _whole_weights(config, world, model, seed)
         clock.lap("weights")
-        resume.check_weights(config, world, checkpoint.checksum(dict(model.named_parameters())))
+        resume.check_weights(config, world, checksum_of(dict(model.named_parameters())))
         clock.lap("comparison of weights")
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
@@ -262,30 +260,28 @@ def _whole_weights(config: Config, world: World, model: BertForPreTraining, seed
     if path is None:
         initialize(model, seed)
         return
-    loaded = checkpoint.load_weights(model, path, config.may_have_new_heads)
+    loaded = load_weights(model, path, config.may_have_new_heads)
     if loaded.new:
         initialize(model, seed, only=loaded.new)
     _say_loaded(config, loaded, world)
 
 
-def _pieces(
-    config: Config, model: BertForPreTraining, seed: int, checksum: checkpoint.Checksum
-) -> tuple[Iterator[Piece], checkpoint.Loaded]:
-    """The first weights of a model that is all shapes, piece by piece, which the checksum takes in as they come."""
+def _pieces(config: Config, model: BertForPreTraining, seed: int, checksum: Checksum) -> tuple[Iterator[Chunk], Loaded]:
+    """The first weights of a model that is all shapes, chunk by chunk, which the checksum takes in as they come."""
     path = config.checkpoint.init_checkpoint
     if path is None:
-        return checksum.of(first_weights(model, seed)), checkpoint.Loaded([], [])
-    return checkpoint.pieces_of(model, path, seed, config.may_have_new_heads, checksum)
+        return checksum.of(first_weights(model, seed)), Loaded([], [])
+    return chunks_of(model, path, seed, config.may_have_new_heads, checksum)
 
 
-def _pieces_again(config: Config, seed: int) -> Iterator[Piece]:
+def _pieces_again(config: Config, seed: int) -> Iterator[Chunk]:
     """The same once more, of a model that has its weights, of which stage 3 leaves no shapes."""
-    with on_meta():
+    with uninitialized():
         model = BertForPreTraining(config.model, select(config.kernels, torch.device("cpu")))
-    return _pieces(config, model, seed, checkpoint.Checksum())[0]
+    return _pieces(config, model, seed, Checksum())[0]
 
 
-def _say_loaded(config: Config, loaded: checkpoint.Loaded, world: World) -> None:
+def _say_loaded(config: Config, loaded: Loaded, world: World) -> None:
     if world.is_main and any(loaded):
         print(f"weights of {config.checkpoint.init_checkpoint}: {loaded}", file=sys.stderr, flush=True)
 
@@ -341,7 +337,7 @@ def made_up_step(config: Config, world: World) -> list[PretrainingBatch]:
     size = config.data.batch_size
     records = synthetic_records(size, config.data.max_seq_length, config.model.vocab_size, config.data.packed, seed=0)
     rows = np.arange(min(size, records.num_rows))
-    batch = make_batch(records, row_sequences(records, rows), config.data.max_seq_length)
+    batch = make_batch(records, row_sequences(records, rows)[0], config.data.max_seq_length)
     return [finisher(config, world)(batch)] * config.data.gradient_steps
 
 

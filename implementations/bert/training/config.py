@@ -54,7 +54,7 @@ class Hardware:
         """
         self.precision.check(self.device)
         dtype = self.numerics.dtype
-        self.optim.check(self.device, dtype, self.dist.world_size)
+        self.optim.check(self.device)
         attention.check(self.kernels.attention, self.device, dropout, dtype, uses_graph)
         if uses_graph and self.recompute.layers and not self.recomputes_in_graph:
             raise ConfigError(
@@ -63,7 +63,7 @@ class Hardware:
             )
         if gradient_steps > 1 and self.numerics.is_low and not self.optim.is_sharded(self.device):
             raise ConfigError(
-                f"GRADIENT_STEPS={gradient_steps} with SHARD_OPTIMIZER=0 or OPTIMIZER=apex_* would add up "
+                f"GRADIENT_STEPS={gradient_steps} with SHARD_OPTIMIZER=0 or OPTIMIZER=apex_lamb would add up "
                 f"gradients in {str(dtype).removeprefix('torch.')}: set SHARD_OPTIMIZER=1, OPTIMIZER=lamb"
             )
         if not self.graph.cuda_graph:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bert.core.dist import World
 from bert.core.env import env
-from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, make_batch
+from bert.data.batch import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import DataError, Records, concatenate
 from bert.data.shards import Shards, list_shards
 from bert.data.synthetic import synthetic_records

@@ -16,7 +16,7 @@ from bert.core.dist import World
 from bert.data.batch import Batch
 from bert.kernels.fp8 import Scaling
 from bert.kernels.precision import LossScaler, Precision, cast_with_masters
-from bert.model.init import Piece
+from bert.model.init import Chunk
 from bert.model.trainable import Trainable
 from bert.optim import Config as OptimizerConfig
 from bert.optim import Optimizer
@@ -75,12 +75,12 @@ def build_step(
     *,
     accumulate: bool,
     fused_update: bool,
-    first_weights: Iterable[Piece] | None = None,
+    first_weights: Iterable[Chunk] | None = None,
 ) -> Step:
     """What trains ``model``, which has its first weights in fp32 on the device: casts it and makes the optimizer.
 
-    accumulate: of several micro-batches; fused_update: by the Triton kernels; first_weights: of a model without
-    weights (model/init.py), which a sharded optimizer fills.
+    accumulate: of several micro-batches; fused_update: by the Triton kernels; first_weights: of a model of placeholders
+    (model/init.py), which a sharded optimizer fills.
     """
     precision.apply()
     masters = cast_with_masters(model, precision.dtype) if first_weights is None else None

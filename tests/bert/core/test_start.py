@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bert.checkpoint.weights import checksum
+from bert.checkpoint.weights import checksum_of
 from bert.core import dist
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
@@ -100,10 +100,10 @@ def test_a_rank_with_other_weights_is_named_before_the_clock(prepared, run_bert,
 def test_a_checksum_knows_names_and_every_bit():
     weights = {"a": torch.randn(5, 3), "b": torch.tensor(1.0), "c": torch.ones(4, dtype=torch.bfloat16)}
     same = {name: tensor.clone() for name, tensor in weights.items()}
-    assert checksum(weights) == checksum(same)
+    assert checksum_of(weights) == checksum_of(same)
     same["a"].view(torch.int32)[4, 2] ^= 1
-    assert checksum(weights) != checksum(same)
-    assert checksum(weights) != checksum({"x": weights["a"], "b": weights["b"], "c": weights["c"]})
+    assert checksum_of(weights) != checksum_of(same)
+    assert checksum_of(weights) != checksum_of({"x": weights["a"], "b": weights["b"], "c": weights["c"]})
 
 
 def test_the_parts_of_the_start_are_added_up_and_short_ones_left_out():
@@ -158,19 +158,16 @@ def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(shard, prep
 def test_models_are_made_where_they_train(prepared):
     """A device on which nothing can be computed would show any number that is moved there later."""
     config = from_env(Config, prepared | {"SHARD_OPTIMIZER": "0"})
-
-    class Elsewhere(World):
-        whole_device = torch.device("meta")
-
-    places = []
+    places, world = [], World(DistConfig(device="cpu"))
+    world.gathered_device = torch.device("meta")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             pretraining, "_whole_weights", lambda *args: places.extend(p.device for p in args[2].parameters())
         )
         patch.setattr("bert.pretraining.resume.check_weights", lambda *_: None)
-        patch.setattr(pretraining.checkpoint, "checksum", lambda _: 0)
+        patch.setattr(pretraining, "checksum_of", lambda _: 0)
         patch.setattr(pretraining, "build_step", lambda *_, **__: None)
-        pretraining.build(config, Elsewhere(DistConfig(device="cpu")), 7)
+        pretraining.build(config, world, 7)
     assert {place.type for place in places} == {"meta"}
 
 

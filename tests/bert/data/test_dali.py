@@ -20,9 +20,9 @@ from bert.core.env import ConfigError, from_env
 from bert.core.start import StartClock
 from bert.data import dali
 from bert.data.dali import DaliLoader
+from bert.data.loader import Config, TrainingData
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
-from bert.data.training import Config, TrainingData
 from bert.pretraining import train as pretraining
 from bert.pretraining.config import Config as RunConfig
 from bert.training.mlperf import MlperfLog

@@ -16,7 +16,7 @@ from bert.deepspeed import step as zero_step
 from bert.deepspeed.settings import merged
 from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
-from bert.model.init import first_weights, hollow
+from bert.model.init import first_weights, use_placeholders
 from bert.pretraining import train as pretraining
 from bert.pretraining.config import Config
 from bert.pretraining.peak import Peak
@@ -107,7 +107,7 @@ def _start_of_stage_3(world, config, folder):
     bf16 = Precision(dtype=torch.bfloat16)
     given = settings.Config(engine="deepspeed", path=path).complete(optim.Config(), bf16, 1, 1)
     weights = list(first_weights(model, 0))
-    hollow(model, bf16.dtype, world.device)
+    use_placeholders(model, bf16.dtype, world.device)
     with Peak() as peak:
         zero_step.place(dict(model.named_parameters()), weights, world.device, zero_step._divider(deepspeed, given))
     assert sum(sizes) <= peak.now < 1.1 * sum(sizes), "its half, in two bytes a number"

@@ -13,7 +13,7 @@ from bert import kernels
 from bert.core.env import ConfigError, from_env
 from bert.deepspeed.settings import merged
 from bert.model.bert import BertForPreTraining
-from bert.model.init import on_meta
+from bert.model.init import uninitialized
 from bert.pretraining import deepspeed_memory, host_memory, memory
 from bert.pretraining.config import Config
 from bert.pretraining.run import run
@@ -64,7 +64,7 @@ def test_stages_and_offload_decide_what_is_whole_on_each_rank_and_what_is_on_the
 
 def _sizes(config):
     """Bytes of the parameters in bf16."""
-    with on_meta():
+    with uninitialized():
         model = BertForPreTraining(config.model, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
     return [2 * parameter.numel() for parameter in model.parameters()]
 

@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_one_line(change, message, prepared, state, shapes,
 
 
 def test_a_hand_over_without_a_checkpoint_is_refused(prepared):
-    with pytest.raises(ConfigError, match="INIT_OPTIMIZER=1 and INIT_CHECKPOINT is not set"):
+    with pytest.raises(ConfigError, match="INIT_OPTIMIZER=1 needs INIT_CHECKPOINT"):
         from_env(Config, prepared | {"INIT_OPTIMIZER": "1"}).check()
 
 

@@ -14,11 +14,11 @@ from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import ConfigError, from_env
-from bert.data.pretraining import PretrainingBatch
+from bert.data.batch import PretrainingBatch
 from bert.kernels.precision import Precision
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import first_weights, hollow, initialize, on_meta
+from bert.model.init import first_weights, initialize, uninitialized, use_placeholders
 from bert.model.recompute import Recomputation
 from bert.pretraining import host_memory, memory
 from bert.pretraining.config import Config
@@ -88,9 +88,9 @@ def _two_wide_steps(world, rows, length):
     plan = _plan(
         batch, model=shape, optimizer=optimizer, num_ranks=world.size, length=length, recompute_layers=1,
     )  # fmt: skip
-    with on_meta():
+    with uninitialized():
         model = BertForPreTraining(shape, kernels.select(kernels.Config(fused="none"), CPU))
-    hollow(model, torch.float32, CPU)
+    use_placeholders(model, torch.float32, CPU)
     model.recompute(Recomputation(1, random_state=True))
     step = build_step(
         model, Precision(dtype=torch.float32), optimizer, world,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 import safetensors.torch
 import torch
 import transformers
 
-from bert.checkpoint import weights as checkpoint
-from bert.checkpoint.weights import Config, canonical_name, load_weights
+from bert.checkpoint.weights import canonical_name, load_weights
 from bert.core.env import ConfigError
 
 
@@ -106,47 +102,3 @@ def test_an_untied_decoder_is_refused(tiny, make_model, tmp_path):
     torch.save(state, tmp_path / "w.pt")
     with pytest.raises(ConfigError, match=r"decoder\.weight differs"):
         load_weights(model, tmp_path / "w.pt")
-
-
-def test_only_the_newest_checkpoints_are_kept_and_a_damaged_one_is_named(tmp_path):
-    config = Config(directory=tmp_path, resume=True, keep=2)
-    for step in (5, 10, 200):
-        checkpoint.save(config, step, {"step": step})
-    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["step_0000000010.pt", "step_0000000200.pt"]
-    assert checkpoint.newest(config) == {"step": 200}
-    (tmp_path / "step_0000000200.pt").write_bytes(b"torn")
-    with pytest.raises(ConfigError, match=r"step_0000000200.pt: damaged"):
-        checkpoint.newest(config)
-
-
-@pytest.mark.parametrize("keep", [1, 2])
-def test_a_failed_write_leaves_the_older_checkpoint(keep, tmp_path, monkeypatch):
-    config = Config(directory=tmp_path, resume=True, keep=keep)
-    checkpoint.save(config, 1, {"step": 1})
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match="No space"):
-        checkpoint.save(config, 2, {"step": 2})
-    assert checkpoint.newest(config) == {"step": 1}
-
-
-def test_a_checkpoint_reaches_the_disk_before_it_gets_its_name_and_the_name_after_that(tmp_path, monkeypatch):
-    order, fsync, replace = [], os.fsync, os.replace
-
-    def synced(descriptor):
-        target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        order.append(("fsync", target.name))
-        fsync(descriptor)
-
-    def named(source, target):
-        order.append(("replace", Path(target).name))
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", named)
-    checkpoint.save(Config(directory=tmp_path, resume=True), 7, {"step": 7})
-    name = "step_0000000007.pt"
-    assert order == [("fsync", f".{name}.partial"), ("replace", name), ("fsync", tmp_path.name)]

@@ -1,4 +1,4 @@
-"""Training data of one rank: the micro-batches of each step, prepared some steps ahead on a thread."""
+"""The data loader: the micro-batches of each step of a rank, prepared some steps ahead on a thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import numpy as np
 
 from bert.core.env import ConfigError, env
 from bert.data import dali
-from bert.data.batching import (
+from bert.data.batch import PretrainingBatch, PretrainingCapacity, gather_batch
+from bert.data.masking import DynamicMasks, MaskTokens, margin
+from bert.data.records import DataError
+from bert.data.sampler import (
     Batching,
     BinBatching,
     Chosen,
@@ -22,13 +25,9 @@ from bert.data.batching import (
     OnlineBatching,
     RowBatching,
     RowSource,
+    Sampler,
     bin_counts,
 )
-from bert.data.batching import row_sequences as row_sequences
-from bert.data.masking import DynamicMasks, MaskTokens, margin
-from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, gather_batch
-from bert.data.records import DataError
-from bert.data.sampler import Sampler
 from bert.data.shards import Shards, list_bins, list_shards
 from bert.data.synthetic import SyntheticShards
 
@@ -51,7 +50,7 @@ class Config:
         "BATCHING",
         "rows",
         choices=("rows", "online", "bins"),
-        doc="rows as they lie, packed while training, or by bins",
+        doc="rows as they are, packed in training, or by bins",
     )
     max_sequences_per_row: int = env("MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most")
     online_buffer: int = env("ONLINE_BUFFER", 512, at_least=16, doc="sequences to choose from with BATCHING=online")
@@ -63,14 +62,10 @@ class Config:
         "MASKING",
         "static",
         choices=("static", "dynamic"),
-        doc="masks of the records, or others drawn in every epoch (open division)",
+        doc="masks of the records, or new per epoch (open division)",
     )
-
     loader: str = env(
-        "DATA_LOADER",
-        "thread",
-        choices=("thread", "dali"),
-        doc="who brings batches to the GPU: a thread or NVIDIA DALI",
+        "DATA_LOADER", "thread", choices=("thread", "dali"), doc="what brings batches to the GPU: thread or NVIDIA DALI"
     )
 
     def __post_init__(self) -> None:
@@ -87,7 +82,7 @@ class Config:
 
     @property
     def capacity(self) -> PretrainingCapacity:
-        """Sizes that no micro-batch exceeds, where 15% of the tokens are masked: each sequence as in the benchmark's
+        """Sizes that no micro-batch exceeds, where 15% of the tokens of each sequence are masked, as in the benchmark's
         data, or with MASKING=dynamic on average.
         """
         sequences = self.batch_size * (self.max_sequences_per_row if self.packed or self.batching == "online" else 1)
@@ -123,10 +118,8 @@ def make_batching(source: RowSource, sampler: Sampler, config: Config) -> Batchi
     if config.batching == "online":
         if source[0].row_offsets is not None:
             raise DataError("BATCHING=online packs records that are not packed, and these are: use BATCHING=rows")
-        return OnlineBatching(
-            source, sampler, config.batch_size, config.max_seq_length, config.max_sequences_per_row,
-            config.online_buffer,
-        )  # fmt: skip
+        limits = config.max_seq_length, config.max_sequences_per_row, config.online_buffer
+        return OnlineBatching(source, sampler, config.batch_size, *limits)
     batching: Batching = RowBatching(source, sampler, config.batch_size)
     if config.batching == "bins":
         batching = BinBatching(source, sampler, bin_counts(source, config.bin_counts, config.batch_size))
@@ -141,8 +134,9 @@ def make_batching(source: RowSource, sampler: Sampler, config: Config) -> Batchi
     return ExchangeBatching(batching, source, sampler.rank, config.exchange_group)
 
 
-def open_masks(config: Config, source: RowSource, phase1: Path | None, vocab_size: int,
-               seed: int) -> DynamicMasks | None:  # fmt: skip
+def open_masks(
+    config: Config, source: RowSource, phase1: Path | None, vocab_size: int, seed: int
+) -> DynamicMasks | None:
     """What draws the masks of MASKING=dynamic; None: they are the records'.
 
     phase1: the folder of vocab.txt. Raises DataError where that is missing, or of other data.
@@ -198,11 +192,11 @@ class TrainingData:
     def _prepare(self, steps: range) -> list[list[PretrainingBatch] | Exception]:
         """The batches of some steps, up to one that cannot be made: that is raised at that step's turn."""
         prepared: list[list[PretrainingBatch] | Exception] = []
-        for step in steps:
-            try:
+        try:
+            for step in steps:
                 prepared.append(self.batches(step))
-            except Exception as error:
-                return [*prepared, error]
+        except Exception as error:
+            prepared.append(error)
         return prepared
 
     def close(self) -> None:
@@ -214,13 +208,10 @@ class TrainingData:
         return [self.finish(self._make(chosen)) for chosen in self.batching.step(step)]
 
     def _make(self, chosen: Chosen) -> PretrainingBatch:
-        files = chosen.files
-        places: list[np.ndarray]
-        if (files == files[0]).all():  # as nearly always
-            numbers, places = [int(files[0])], [np.arange(len(files))]
-        else:
-            numbers = np.unique(files).tolist()
-            places = [np.flatnonzero(files == number) for number in numbers]
+        numbers, places = [int(chosen.files[0])], [np.arange(len(chosen.files))]
+        if (chosen.files != numbers[0]).any():  # seldom
+            numbers = np.unique(chosen.files).tolist()
+            places = [np.flatnonzero(chosen.files == number) for number in numbers]
         sources = [self.source[number] for number in numbers]
         batch = gather_batch(sources, places, chosen.sequences, self.config.max_seq_length, self.vocab_size)
         return self.masks(batch, chosen) if self.masks else batch

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert.data.online import OnlinePacker
+from bert.data.online_packing import OnlinePacker
 from bert.data.records import DataError
 from bert.data.synthetic import wikipedia_like_lengths
 

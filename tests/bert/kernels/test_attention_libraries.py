@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bert.kernels import attention_packages
+from bert.kernels import attention_libraries
 from bert.kernels.attention import sdpa_loop
-from bert.kernels.forward_pass import ForwardPass
+from bert.kernels.dropout import ForwardPass
 
 OFFSETS, HEADS, WIDTH = [0, 5, 5, 18, 18], 2, 8
 
@@ -77,9 +77,9 @@ def _expected():
 )
 def test_gradients_become_one_without_a_copy_where_a_library_left_them_side_by_side(layout, joins):
     qkv, upstream = _inputs()
-    context = _Varlen.apply(*attention_packages.parts(qkv), _pass().cu_seqlens, layout)
+    context = _Varlen.apply(*attention_libraries.parts(qkv), _pass().cu_seqlens, layout)
     counted = []
-    plain = attention_packages._Parts.backward
+    plain = attention_libraries._Parts.backward
 
     def counting(ctx, *gradients):
         with Joins() as seen:
@@ -87,11 +87,11 @@ def test_gradients_become_one_without_a_copy_where_a_library_left_them_side_by_s
         counted.append(seen.count)
         return result
 
-    attention_packages._Parts.backward = staticmethod(counting)
+    attention_libraries._Parts.backward = staticmethod(counting)
     try:
         context.backward(upstream)
     finally:
-        attention_packages._Parts.backward = staticmethod(plain)
+        attention_libraries._Parts.backward = staticmethod(plain)
     assert counted == [joins]
     assert torch.equal(qkv.grad, _expected())
 
@@ -130,7 +130,7 @@ def test_flash_attn_2_gets_the_packed_projections_and_gives_one_gradient(monkeyp
     module = types.SimpleNamespace(flash_attn_varlen_qkvpacked_func=flash_attn_varlen_qkvpacked_func)
     monkeypatch.setitem(sys.modules, "flash_attn", module)
     qkv, upstream = _inputs()
-    context = attention_packages.flash_attn_2(qkv, _pass(), 0.1)
+    context = attention_libraries.flash_attn_2(qkv, _pass(), 0.1)
     assert calls == [(0.1, False, qkv.data_ptr())]
     names = []
     node = context.grad_fn
@@ -155,7 +155,7 @@ def test_flash_attn_3_and_4_get_the_parts_by_their_own_names(monkeypatch, versio
     for name in ("flash_attn_interface", "flash_attn", "flash_attn.cute"):
         monkeypatch.setitem(sys.modules, name, module)
     qkv, upstream = _inputs()
-    getattr(attention_packages, f"flash_attn_{version}")(qkv, _pass(), 0.0).backward(upstream)
+    getattr(attention_libraries, f"flash_attn_{version}")(qkv, _pass(), 0.0).backward(upstream)
     assert torch.equal(qkv.grad, _expected())
 
 
@@ -174,9 +174,9 @@ def test_transformer_engine_sees_one_packed_tensor_and_nothing_is_stacked(monkey
 
     package = types.SimpleNamespace(DotProductAttention=DotProductAttention)
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", package)
-    attention_packages._transformer_engine_module.cache_clear()
+    attention_libraries._transformer_engine_module.cache_clear()
     qkv, upstream = _inputs()
-    context = attention_packages.transformer_engine(qkv, _pass(), 0.1)
+    context = attention_libraries.transformer_engine(qkv, _pass(), 0.1)
     context.backward(upstream)
-    attention_packages._transformer_engine_module.cache_clear()
+    attention_libraries._transformer_engine_module.cache_clear()
     assert torch.equal(qkv.grad, _expected())

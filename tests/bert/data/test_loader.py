@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from bert.data.loader import Config, TrainingData
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
-from bert.data.training import Config, TrainingData
 
 from .sources import Files
 

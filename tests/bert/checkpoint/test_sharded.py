@@ -13,9 +13,10 @@ import safetensors.torch
 import torch
 
 from bert import kernels, optim
-from bert.checkpoint import huggingface as hub
-from bert.checkpoint import sharded as shard_files
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint import sharded
+from bert.checkpoint.huggingface import WORDS
+from bert.checkpoint.save import Config, load_newest, saved_checkpoints
+from bert.checkpoint.weights import Checksum, chunks_of, load_weights, read_state_dict
 from bert.core.dist import World
 from bert.kernels.precision import Precision
 from bert.model import init
@@ -32,40 +33,40 @@ CPU = torch.device("cpu")
 
 
 def _part(rank, num_ranks, token=7):
-    return shard_files.Part(rank=rank, num_ranks=num_ranks, token=token, abandoned=threading.Event())
+    return sharded.Part(rank=rank, num_ranks=num_ranks, token=token, abandoned=threading.Event())
 
 
-def _step(config, world, by_pieces, dtype=torch.bfloat16):
-    with torch.device("meta" if by_pieces else "cpu"):
+def _step(config, world, by_chunks, dtype=torch.bfloat16):
+    with torch.device("meta" if by_chunks else "cpu"):
         model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), CPU))
-    pieces = init.first_weights(model, 3) if by_pieces else None
-    if by_pieces:
-        init.hollow(model, dtype, CPU)
+    chunks = init.first_weights(model, 3) if by_chunks else None
+    if by_chunks:
+        init.use_placeholders(model, dtype, CPU)
     else:
         init.initialize(model, 3)
     settings = optim.Config(optimizer="madgrad", sharded=True)  # one of its states is a copy of the first weights
     return model, build_step(
-        model, Precision(dtype=dtype), settings, world, accumulate=False, fused_update=False, first_weights=pieces
+        model, Precision(dtype=dtype), settings, world, accumulate=False, fused_update=False, first_weights=chunks
     )
 
 
 def _check_first_weights(world: World, config, path):
     """Each rank's shard, read from a file by itself, is its part of the weights that were loaded whole."""
     steps = []
-    for by_pieces in (False, True):
-        with torch.device("meta" if by_pieces else "cpu"):
+    for by_chunks in (False, True):
+        with torch.device("meta" if by_chunks else "cpu"):
             model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), CPU))
-        checksum, pieces = checkpoint.Checksum(), None
-        if by_pieces:
-            pieces, loaded = checkpoint.pieces_of(model, path, 3, True, checksum)
-            init.hollow(model, torch.bfloat16, CPU)
+        checksum, chunks = Checksum(), None
+        if by_chunks:
+            chunks, loaded = chunks_of(model, path, 3, True, checksum)
+            init.use_placeholders(model, torch.bfloat16, CPU)
         else:
             init.initialize(model, 3)
-            expected = checkpoint.load_weights(model, path, True)
+            expected = load_weights(model, path, True)
         steps.append(
             build_step(
                 model, Precision(dtype=torch.bfloat16), optim.Config(sharded=True), world,
-                accumulate=False, fused_update=False, first_weights=pieces,
+                accumulate=False, fused_update=False, first_weights=chunks,
             )
         )  # fmt: skip
     assert same(steps[0].state_dict(), steps[1].state_dict())
@@ -76,17 +77,17 @@ def _check_first_weights(world: World, config, path):
 def _check_ranks(world: World, shape, directory):
     config = BertConfig(**shape)
     if world.size == 2:
-        whole, by_pieces = (_step(config, world, pieces) for pieces in (False, True))
-        assert same(whole[1].state_dict(), by_pieces[1].state_dict())
-        by_pieces[1].optimizer.gather()
-        for (name, a), b in zip(whole[0].named_parameters(), by_pieces[0].parameters(), strict=True):
+        whole, by_chunks = (_step(config, world, chunks) for chunks in (False, True))
+        assert same(whole[1].state_dict(), by_chunks[1].state_dict())
+        by_chunks[1].optimizer.gather()
+        for (name, a), b in zip(whole[0].named_parameters(), by_chunks[0].parameters(), strict=True):
             assert torch.equal(a, b), name
         with torch.no_grad():  # so that each number tells where it belongs
-            for key, flat in by_pieces[1].optimizer._parts().items():
+            for key, flat in by_chunks[1].optimizer._parts().items():
                 flat.copy_(torch.arange(len(flat)) + world.rank * 0.25 + len(key))
-        shard, index = by_pieces[1].shard_state()
+        shard, index = by_chunks[1].shard_state()
         _part(world.rank, 2).write(directory, 5, {"shard": shard, "index": index | {"step": 5}}, keep=1)
-        state = by_pieces[1].state_dict()
+        state = by_chunks[1].state_dict()
         if world.is_main:
             torch.save(state, directory / "whole.pt")
             _save_weights(whole[0], config, directory)
@@ -103,13 +104,13 @@ def _save_weights(model, config, directory):
     encoder = {name.removeprefix("bert."): t for name, t in tensors.items() if name.startswith("bert.encoder.")}
     embeddings = {name.removeprefix("bert."): t for name, t in tensors.items() if ".embeddings." in name}
     torch.save({**encoder, **embeddings}, directory / "bare.pt")
-    tensors[hub.WORDS] = tensors[hub.WORDS][: config.vocab_size].clone()
+    tensors[WORDS] = tensors[WORDS][: config.vocab_size].clone()
     safetensors.torch.save_file(tensors, directory / "unpadded.safetensors")
 
 
 def _check_resumed(world: World, config, directory):
     model, step = _step(config, world, True)
-    saved = checkpoint.newest(checkpoint.Config(directory=directory, resume=True))
+    saved = load_newest(Config(directory=directory, resume=True))
     assert saved["step"] == 5
     step.load_state_dict(saved)
     state, expected = step.state_dict(), torch.load(directory / "whole.pt", weights_only=True)
@@ -125,9 +126,9 @@ def test_parts_of_two_ranks_and_weights_of_a_file_are_read_by_any_ranks_each_its
     run_ranks(_check_ranks, 2, 3, 1, arguments=(shape, tmp_path))
 
 
-def test_weights_drawn_in_pieces_are_those_drawn_at_once(tiny, monkeypatch):
+def test_weights_drawn_in_chunks_are_those_drawn_at_once(tiny, monkeypatch):
     monkeypatch.setattr(
-        init, "PIECE", 48
+        init, "CHUNK_SIZE", 48
     )  # of 24 x 24 and 24 x 40 numbers; 216 x 24 leaves no rest, 3 x 24 a short one
     with torch.device("meta"):
         model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), CPU))
@@ -154,7 +155,7 @@ def _state(value):
 
 
 def _newest(folder):
-    saved = checkpoint.newest(checkpoint.Config(directory=folder, resume=True))
+    saved = load_newest(Config(directory=folder, resume=True))
     return saved and saved["model"]["w"].tolist()
 
 
@@ -162,7 +163,7 @@ def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path, mo
     _part(0, 1).write(tmp_path, 1, _state(1.0), keep=2)
     pid = os.fork()
     if pid == 0:  # killed in the middle of its file
-        monkeypatch.setattr(shard_files.torch, "save", lambda state, path: (path.write_bytes(b"half"), time.sleep(900)))
+        monkeypatch.setattr(sharded.torch, "save", lambda state, path: (path.write_bytes(b"half"), time.sleep(900)))
         try:
             _part(0, 1, token=8).write(tmp_path, 2, _state(2.0), keep=2)
         finally:
@@ -179,15 +180,15 @@ def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path, mo
 
 def test_a_part_that_fails_or_never_comes_is_no_checkpoint(tmp_path, monkeypatch):
     plain = torch.save
-    monkeypatch.setattr(shard_files.torch, "save", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(sharded.torch, "save", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         _part(1, 2).write(tmp_path, 1, _state(1.0), keep=2)
-    monkeypatch.setattr(shard_files.torch, "save", plain)
-    with pytest.raises(shard_files.ShardError, match="rank 1: disk full"):
+    monkeypatch.setattr(sharded.torch, "save", plain)
+    with pytest.raises(sharded.ShardError, match="rank 1: disk full"):
         _part(0, 2).write(tmp_path, 1, _state(1.0), keep=2)
     lonely = _part(0, 2)
     lonely.abandoned.set()
-    with pytest.raises(shard_files.ShardError, match="the run ended before rank 1 had written its part"):
+    with pytest.raises(sharded.ShardError, match="the run ended before rank 1 had written its part"):
         lonely.write(tmp_path, 1, _state(1.0), keep=2)
     assert list(tmp_path.iterdir()) == []
     assert _newest(tmp_path) is None
@@ -204,13 +205,14 @@ def test_a_sharded_run_that_is_interrupted_continues_bit_for_bit(prepared, run_b
     run("whole")
     run("parts", CHECKPOINT_SHARDS="1", STEPS_THIS_RUN="2")
     run("parts", CHECKPOINT_SHARDS="1", RESUME="1")
-    (path,) = shard_files.complete(tmp_path / "parts")[-1:]
+    (path,) = saved_checkpoints(tmp_path / "parts")[-1:]
+    path = path.parent
     assert path.name == "step_0000000004"
     assert sorted(file.name for file in path.iterdir()) == ["index.pt", "rank_00000.pt", "rank_00001.pt"]
     expected = torch.load(tmp_path / "whole" / "step_0000000004.pt", weights_only=True)
-    found = shard_files.read(path)
+    found = sharded.read(path)
     for part in ("masters", "first_moments", "second_moments"):
         assert same(dict(found["optimizer"][part]), expected["optimizer"][part])
-    weights = checkpoint.Config(init_checkpoint=tmp_path / "parts").init_checkpoint
-    assert same(dict(checkpoint.read_state_dict(weights)), expected["model"])
+    weights = Config(init_checkpoint=tmp_path / "parts").init_checkpoint
+    assert same(dict(read_state_dict(weights)), expected["model"])
     assert json.loads((tmp_path / "run_parts" / "config.json").read_text())["checkpoint"]["shards"]
