@@ -38,9 +38,7 @@ def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mappi
         trained.load(source, model)
         values = huggingface.config_values(source.shape, "BertForPreTraining")
         lower_case = huggingface.lower_case(vocab_file)
-        huggingface.write(
-            folder, dict(model.named_parameters()), source.shape, values, vocab_file, huggingface.lower_case(vocab_file)
-        )
+        huggingface.write(folder, dict(model.named_parameters()), source.shape, values, vocab_file, lower_case)
     except OSError as error:  # a full disk
         raise ConfigError(str(error)) from None
     if source.shape.layer_norm_large_model:
