@@ -167,7 +167,7 @@ def _graph_problem(precision: str) -> str:
     if device().type == "cuda":
         run = GraphedStep(other, batches[:1])
     else:
-        with other.undone():
+        with other.rollback():
             other(batches[:1], 1e-3)
     if not all(torch.equal(a, b) for a, b in zip(before, other.state_tensors(), strict=True)):
         return "warming up changed the state"

@@ -30,8 +30,8 @@ from bert.data.sampler import Sampler
 from bert.kernels import fp8
 from bert.pretraining import train
 from bert.pretraining.config import Config as TrainerConfig
+from bert.training.graph import ready
 from bert.training.step import Step, TrainingStep
-from bert.training.warm_up import ready
 from certify.meeting import Meeting, pairings
 from certify.recorder import Recorder
 from certify.schema import NOBODY, PARTS, PROBE, STAGES, STEP
@@ -207,7 +207,7 @@ class Load:
 
     def _count(self, trainee: Trainee, rounds: int) -> int:
         """Steps of a round: as many as the slowest rank takes in the time, the same on every rank."""
-        with trainee.step.undone():
+        with trainee.step.rollback():
             self.take_steps(trainee, 1)
             trainee.recorder.settle()
             self.take_steps(trainee, WARM_UP_STEPS)
@@ -219,7 +219,7 @@ class Load:
         self, trainee: Trainee, stage: str, number: int, count: int, partner: int = NOBODY, drill: bool = False
     ) -> None:
         """The first ``count`` steps from the first weights, and their rows. drill: a bit flips where one shall."""
-        with trainee.step.undone():
+        with trainee.step.rollback():
             checksums = self.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
         rows = np.zeros(count, STEP)

@@ -166,7 +166,7 @@ class DeepSpeedStep:
         return StepResult(losses._make(totals), norm, finite)
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[Any]:
+    def gathered(self) -> Iterator[Any]:
         """The model with all its weights on every rank, for evaluation. A collective.
 
         Stage 3: a copy, whose memory is free again afterwards. The trained model gathers its layers on all ranks

@@ -17,7 +17,7 @@ from bert.core.env import ConfigError, env
 from bert.data import loader
 from bert.deepspeed import settings
 from bert.model.config import BertConfig, ModelFiles
-from bert.training import capture, evaluate, mlperf, observers, profile_steps, schedule
+from bert.training import debug, evaluate, metrics, mlperf, schedule
 from bert.training.config import Hardware
 
 MAX_SAMPLES = 14_000_000  # at which a run that has not reached its target gives up
@@ -57,9 +57,9 @@ class Config(ModelFiles, Hardware):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     mlperf: mlperf.Config = field(default_factory=mlperf.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
-    observers: observers.Config = field(default_factory=observers.Config)
-    capture: capture.Config = field(default_factory=capture.Config)
-    profile: profile_steps.Config = field(default_factory=profile_steps.Config)
+    observers: metrics.Config = field(default_factory=metrics.Config)
+    capture: debug.CaptureConfig = field(default_factory=debug.CaptureConfig)
+    profile: debug.ProfileConfig = field(default_factory=debug.ProfileConfig)
     zero: settings.Config = field(default_factory=settings.Config)
 
     def check(self) -> None:

@@ -27,21 +27,16 @@ from bert.model.bert import BertForPreTraining
 from bert.model.init import Chunk, first_weights, initialize, uninitialized, use_placeholders
 from bert.pretraining import resume
 from bert.pretraining.config import Config
-from bert.training import evaluate, observers
-from bert.training.agenda import Agenda
-from bert.training.capture import CapturedStep
+from bert.training import evaluate
+from bert.training.debug import CapturedStep, ProfiledStep, unprofiled
 from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
-from bert.training.graph import graph_capacity, static_batch
-from bert.training.loop import Parts, step_seed, train
+from bert.training.graph import graph_capacity, ready, static_batch
+from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
+from bert.training.metrics import MetricSink, Progress, metric_sinks
 from bert.training.mlperf import MlperfLog
-from bert.training.observers import Observer
-from bert.training.profile_steps import ProfiledStep, unprofiled
-from bert.training.progress import Progress
 from bert.training.schedule import learning_rate
 from bert.training.step import Step, Trainer, TrainingStep, build_step
-from bert.training.steps import Steps
 from bert.training.stop import LAST_STEP, Ending, Stop, TrainingError
-from bert.training.warm_up import ready
 
 
 def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) -> Ending:
@@ -67,9 +62,9 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     clock.lap("checkpoint")
     take_step, evaluation_graph = prepare(config, model, step, world, clock)
 
-    sinks: list[Observer] = [LogStats(log)]
+    sinks: list[MetricSink] = [LogStats(log)]
     if world.is_main:
-        sinks += observers.build(config.observers, config.run, hyperparameters, done)
+        sinks += metric_sinks(config.observers, config.run, hyperparameters, done)
     world.barrier()
     clock.lap("other ranks")
     if world.is_main:
@@ -100,13 +95,13 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
 
     # What drives the loop, and what the loop drives.
     rate = partial(learning_rate, config=config.schedule)
-    steps = Steps(rate, config.max_steps, step.scaler, done, done_batches)
+    steps = StepCounter(rate, config.max_steps, step.scaler, done, done_batches)
     progress = Progress(
-        world, last=config.max_steps, rate=rate, epochs=epochs, skips_overflows=step.scaler.enabled, observers=sinks,
+        world, last=config.max_steps, rate=rate, epochs=epochs, skips_overflows=step.scaler.enabled, sinks=sinks,
         done=done, samples=done_samples,
     )  # fmt: skip
     last = min(config.max_steps, done + (config.steps_this_run or config.max_steps))
-    agenda = Agenda(
+    schedule = StepSchedule(
         last=last, report_every=config.log_every_steps, checkpoint_every=config.checkpoint.every_steps,
         evaluations=config.evaluation_steps | ({0} if config.evaluate.initial else set()),
     )  # fmt: skip
@@ -117,7 +112,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     try:
         with Stop(world, listen=config.checkpoint.directory is not None) as stop:
             parts = Parts(
-                data=data, take_step=take_step, steps=steps, agenda=agenda, progress=progress, stop=stop,
+                data=data, take_step=take_step, steps=steps, schedule=schedule, progress=progress, stop=stop,
                 seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run, save=saver.save,
             )  # fmt: skip
             ending = train(parts)
@@ -245,7 +240,7 @@ def prepare(
         if config.evaluates and config.uses_graph:
             graph = EvaluationGraph(config.evaluate, length, model, world.device)
         elif config.evaluates and warms_up:
-            with step.whole():
+            with step.gathered():
                 rehearse(config.evaluate, length, model, world.device)
         clock.lap("evaluation's warm-up")
     folder, trial = config.run.run_dir, config.run.trial
@@ -286,7 +281,7 @@ class LogStats:
         self.log = log
 
     def write(self, kind: str, values: Mapping[str, Any]) -> None:
-        """See Observer."""
+        """See MetricSink."""
         if kind == "train":
             losses = {name: value for name, value in values.items() if name.endswith("loss")}
             self.log.stats(
@@ -305,12 +300,12 @@ class Evaluation:
     trained: Trainer
     vocab_md5: str
     graph: EvaluationGraph | None
-    sinks: Sequence[Observer]
+    sinks: Sequence[MetricSink]
     evaluator: Evaluator | None = None
 
     def run(self, step: int, samples: int) -> bool:
         """One evaluation after ``step``, of ``samples`` trained samples. A collective."""
-        with self.trained.whole() as model:
+        with self.trained.gathered() as model:
             begin = time.monotonic()
             self.log.eval_start(samples)
             if self.evaluator is None:

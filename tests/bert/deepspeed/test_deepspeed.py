@@ -88,7 +88,7 @@ def _low_precision(world, config, folder):
             assert torch.equal(tensor, exact[name]), name
         expected = curve(world, own_step(world, config, "lamb", precision, 1), 0, 6, 1)
         torch.testing.assert_close(curve(world, engine, 0, 6, 1), expected, atol=0.02, rtol=0.02)
-        with engine.whole() as model:
+        with engine.gathered() as model:
             assert next(model.parameters()).dtype == torch.bfloat16
 
 
@@ -127,7 +127,7 @@ def _begin_with(world, environment, saved):
             assert state["masters"].keys() == expected.keys()
         for name, tensor in state["masters"].items() if world.is_main else ():
             assert torch.equal(tensor, expected[name]), name
-        with trained.whole() as whole:
+        with trained.gathered() as whole:
             for name, parameter in whole.named_parameters():
                 assert torch.equal(parameter, expected[name].bfloat16()), name
 
@@ -196,7 +196,7 @@ def _exchange(world, config, folder):
         own.load_state_dict(state[0])
         for continued in (rest, curve(world, own, 4, 8, 1)):
             torch.testing.assert_close(torch.cat([begun, continued]), whole, atol=2e-5, rtol=1e-5)
-        with again.whole() as model:
+        with again.gathered() as model:
             weights = {name: p.detach().clone() for name, p in model.named_parameters()}
         if world.is_main:
             last = again.state_dict()

@@ -1,8 +1,9 @@
-"""TSV files of GLUE, or of one's own, to labelled texts, and these to sequences of tokens."""
+"""GLUE tasks and any table of labelled sentences or pairs: TSV files to tokens, predictions to the task's metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,63 @@ import numpy.typing as npt
 
 from bert.data.records import DataError
 from bert.data.tokens import Integers, WordPiece
-from finetune.glue.tasks import Task
+
+Labels = npt.NDArray[np.int64]  # ids, (N,)
+Metric = Callable[[Labels, Labels], float]  # of the predicted and the true labels
+
+
+def accuracy(predicted: Labels, true: Labels) -> float:
+    """Share of right labels."""
+    return float((predicted == true).mean())
+
+
+def f1(predicted: Labels, true: Labels) -> float:
+    """Harmonic mean of precision and recall of label 1; 0 where it neither occurs nor is predicted."""
+    hits = int(((predicted == 1) & (true == 1)).sum())
+    either = int((predicted == 1).sum() + (true == 1).sum())
+    return 2 * hits / either if either else 0.0
+
+
+def accuracy_and_f1(predicted: Labels, true: Labels) -> float:
+    """The mean of both."""
+    return (accuracy(predicted, true) + f1(predicted, true)) / 2
+
+
+def matthews(predicted: Labels, true: Labels) -> float:
+    """Matthews' correlation of two labels, -1 to 1; 0 where all predictions or all labels are the same."""
+    counts = np.zeros((2, 2))
+    np.add.at(counts, (true, predicted), 1)
+    (tn, fp), (fn, tp) = counts.tolist()
+    spread = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
+    return (tp * tn - fp * fn) / math.sqrt(spread) if spread else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Columns are counted from 0, negative ones from the end.
+
+    labels: in the order of their ids; empty: those of the training file, sorted. The first metric is the headline.
+    """
+
+    train_file: str = "train.tsv"
+    eval_file: str = "dev.tsv"
+    header: bool = True
+    texts: tuple[int, ...]
+    label: int
+    labels: tuple[str, ...] = ("0", "1")
+    metrics: tuple[Metric, ...] = (accuracy,)
+
+
+TASKS: dict[str, Task] = {
+    "MRPC": Task(texts=(3, 4), label=0, metrics=(accuracy, f1, accuracy_and_f1)),
+    "SST-2": Task(texts=(0,), label=1),
+    "CoLA": Task(header=False, texts=(3,), label=1, metrics=(matthews, accuracy)),
+    "MNLI": Task(
+        eval_file="dev_matched.tsv", texts=(8, 9), label=-1, labels=("contradiction", "entailment", "neutral")
+    ),
+    # One or two columns of text, then the label; every line is an example but a first one whose label is "label".
+    "TSV": Task(header=False, texts=(), label=-1, labels=()),
+}
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ import torch
 
 from bert.data.records import DataError
 from bert.data.tokens import WordPiece
-from finetune.glue import examples, metrics
-from finetune.glue.tasks import TASKS
+from finetune import glue
+from finetune.glue import TASKS
 
-from .. import made_up
+from . import made_up
 
 
 def read(tmp_path, text, task, names=()):
     path = tmp_path / "table.tsv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return examples.read(path, TASKS[task], names)
+    return glue.read(path, TASKS[task], names)
 
 
 def test_mrpc_keeps_quotation_marks_and_drops_header_bom_and_carriage_returns(tmp_path):
@@ -83,7 +83,7 @@ def test_a_wrong_table_is_one_line_that_names_the_place(tmp_path, task, text, me
 
 def test_a_missing_table_is_one_line(tmp_path):
     with pytest.raises(DataError, match="No such file"):
-        examples.read(tmp_path / "none.tsv", TASKS["MRPC"])
+        glue.read(tmp_path / "none.tsv", TASKS["MRPC"])
 
 
 def test_pairs_lose_one_token_after_another_from_the_longer():
@@ -96,7 +96,7 @@ def test_pairs_lose_one_token_after_another_from_the_longer():
                         x -= 1
                     else:
                         y -= 1
-                assert examples.kept(a, b, room) == (x, y)
+                assert glue.kept(a, b, room) == (x, y)
 
 
 def test_sequences_are_framed_and_cut(tmp_path):
@@ -104,13 +104,13 @@ def test_sequences_are_framed_and_cut(tmp_path):
     tokenizer = WordPiece(tmp_path / "vocab.txt")
     names = {number: token for token, number in tokenizer.ids.items()}
     texts = [("the cat sat",), ("the cat sat here", "dog")]
-    encoded = examples.encode(texts, tokenizer, 6)
+    encoded = glue.encode(texts, tokenizer, 6)
     assert [" ".join(names[i] for i in ids.tolist()) for ids, _ in encoded] == [
         "[CLS] the cat sat [SEP]",
         "[CLS] the cat [SEP] dog [SEP]",
     ]
     assert [second for _, second in encoded] == [5, 4]
-    assert len(examples.encode(texts[:1], tokenizer, 4)[0][0]) == 4
+    assert len(glue.encode(texts[:1], tokenizer, 4)[0][0]) == 4
 
 
 def test_metrics_equal_torchmetrics_and_scipy():
@@ -122,12 +122,12 @@ def test_metrics_equal_torchmetrics_and_scipy():
         count = generator.randrange(5, 60)
         predicted, true = (np.array([generator.randrange(2) for _ in range(count)]) for _ in range(2))
         a, b = torch.tensor(predicted), torch.tensor(true)
-        assert metrics.accuracy(predicted, true) == pytest.approx(float(functional.binary_accuracy(a, b)))
-        assert metrics.f1(predicted, true) == pytest.approx(float(functional.binary_f1_score(a, b)))
-        mean = (metrics.accuracy(predicted, true) + metrics.f1(predicted, true)) / 2
-        assert metrics.accuracy_and_f1(predicted, true) == pytest.approx(mean)
+        assert glue.accuracy(predicted, true) == pytest.approx(float(functional.binary_accuracy(a, b)))
+        assert glue.f1(predicted, true) == pytest.approx(float(functional.binary_f1_score(a, b)))
+        mean = (glue.accuracy(predicted, true) + glue.f1(predicted, true)) / 2
+        assert glue.accuracy_and_f1(predicted, true) == pytest.approx(mean)
         if len(set(predicted.tolist())) == len(set(true.tolist())) == 2:
-            assert metrics.matthews(predicted, true) == pytest.approx(pearsonr(predicted, true).statistic)
+            assert glue.matthews(predicted, true) == pytest.approx(pearsonr(predicted, true).statistic)
     zeros, ones = np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
-    assert metrics.f1(zeros, zeros) == metrics.matthews(zeros, ones) == metrics.matthews(ones, ones) == 0
-    assert metrics.accuracy(np.array([2, 1, 0]), np.array([2, 1, 1])) == pytest.approx(2 / 3)
+    assert glue.f1(zeros, zeros) == glue.matthews(zeros, ones) == glue.matthews(ones, ones) == 0
+    assert glue.accuracy(np.array([2, 1, 0]), np.array([2, 1, 1])) == pytest.approx(2 / 3)

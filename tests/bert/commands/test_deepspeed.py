@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from bert.commands.deepspeed_config import main
+from bert.__main__ import main
 from bert.core.env import from_env
 from bert.pretraining.config import Config
 
@@ -36,7 +36,7 @@ def saved(tmp_path):
 
 
 def test_a_shell_that_evaluates_the_exports_has_the_settings_of_the_json(saved, capsys, prepared):
-    assert main([saved(FOUND), "--ranks", "8"], {}) == 0
+    assert main(["deepspeed-config", saved(FOUND), "--ranks", "8"], {}) == 0
     printed = capsys.readouterr().out
     shown = subprocess.run(
         ["bash", "-c", f"{printed}\nenv -0"],
@@ -57,7 +57,7 @@ def test_a_shell_that_evaluates_the_exports_has_the_settings_of_the_json(saved, 
 
 @pytest.mark.parametrize(("stage", "gradients"), [(1, 0), (2, 1)])
 def test_a_stage_shards_as_much_here(saved, capsys, stage, gradients):
-    assert main([saved({"zero_optimization": {"stage": stage}})], {}) == 0
+    assert main(["deepspeed-config", saved({"zero_optimization": {"stage": stage}})], {}) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "SHARD" in line]
     assert [line.split(" #")[0] for line in lines] == [
         "export SHARD_OPTIMIZER=1",
@@ -70,19 +70,19 @@ def test_a_stage_shards_as_much_here(saved, capsys, stage, gradients):
     [{"stage": 3}, {"stage": 2, "offload_optimizer": {"device": "cpu"}}, {"stage": 2, "cpu_offload": True}],
 )
 def test_what_our_own_engine_does_not_do_is_an_error(saved, capsys, zero):
-    assert main([saved({"zero_optimization": zero})], {}) == 2
+    assert main(["deepspeed-config", saved({"zero_optimization": zero})], {}) == 2
     assert "our own engine has no stage 3 and no offload" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ranks", ["0", "-1"])
 def test_fewer_ranks_than_one_are_an_error(saved, capsys, ranks):
-    assert main([saved({"train_batch_size": 12}), "--ranks", ranks], {}) == 2
+    assert main(["deepspeed-config", saved({"train_batch_size": 12}), "--ranks", ranks], {}) == 2
     assert f"--ranks is {ranks}: expected at least 1" in capsys.readouterr().err
 
 
 def test_the_defaults_of_a_scheduler_are_exported_and_marked_as_such(saved, capsys):
     decay = {"type": "WarmupDecayLR", "params": {"warmup_type": "linear", "total_num_steps": 1e5}}
-    assert main([saved({"scheduler": decay})], {}) == 0
+    assert main(["deepspeed-config", saved({"scheduler": decay})], {}) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "export LR=0.001 # scheduler.params.warmup_max_lr, the default" in lines
     assert "export WARMUP_STEPS=1000 # scheduler.params.warmup_num_steps, the default" in lines
@@ -101,10 +101,10 @@ def test_the_environment_is_what_is_set_but_for_the_place_of_a_rank(capsys):
         "PATH": "/bin",
         "SEED": "",
     }
-    assert main(["--environment"], environ) == 0
+    assert main(["deepspeed-config", "--environment"], environ) == 0
     lines = sorted(capsys.readouterr().out.splitlines())
     assert lines == ["BATCHSIZE=4", "DATADIR=/a b", "LR=1e-3", "RUN_DIR=/results/run"]
-    assert main(["--environment"], {}) == 0
+    assert main(["deepspeed-config", "--environment"], {}) == 0
     assert capsys.readouterr().out == "", "not an empty line, on which the launcher would fail"
 
 
@@ -112,5 +112,5 @@ def test_the_environment_is_what_is_set_but_for_the_place_of_a_rank(capsys):
     ("value", "what"), [("a\nb", "a line break"), ("$HOME/data", "$"), ("a%nb", "%"), ('a"b', '"')]
 )
 def test_a_value_that_would_not_arrive_as_it_is_is_an_error(capsys, value, what):
-    assert main(["--environment"], {"DATADIR": value}) == 2
+    assert main(["deepspeed-config", "--environment"], {"DATADIR": value}) == 2
     assert f"DATADIR has {what} in it" in capsys.readouterr().err
