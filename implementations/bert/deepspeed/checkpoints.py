@@ -43,9 +43,9 @@ def save(trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: d
                 shutil.rmtree(left_over, ignore_errors=True)
         world.barrier()
         trained.engine.save_checkpoint(str(directory), tag=partial, save_latest=False)
-        mine = [[tuple(vars(segment).values()) for segment in shard.segments] for shard in state.update.shards()]
+        places = [[(s.parameter, s.begin, s.size, s.start) for s in shard.segments] for shard in state.update.shards()]
         segments: list[Any] = [None] * world.size
-        distributed.all_gather_object(segments, mine)
+        distributed.all_gather_object(segments, places)
         if world.is_main:
             index = {
                 "segments": segments, "shapes": {name: tuple(shape) for name, shape in state.shapes.items()},
