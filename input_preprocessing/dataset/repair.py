@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bert.data.format import verify_records
-from bert.data.index import NAME as INDEX
-from bert.data.index import is_index_of, write_index
 from bert.data.records import SUFFIXES, DataError, Metadata
+from bert.data.shards import INDEX, is_index_of, write_index
 from input_preprocessing.dataset import data_card, steps
 from input_preprocessing.dataset.inputs import check_config, check_needs, find_inputs, needs_of
 from input_preprocessing.dataset.steps import Job, download_folder

@@ -11,9 +11,9 @@ import numpy as np
 
 from bert.data.digests import add_multiset_digests
 from bert.data.format import open_records, write_records
-from bert.data.index import NAME as INDEX
 from bert.data.packing import pack
 from bert.data.records import DataError, Records
+from bert.data.shards import INDEX
 from input_preprocessing.records.deal import Integers, check_target, make_shards, plan_deal, random_order
 from input_preprocessing.stage.cli import add_jobs, check_not_source, positive
 
@@ -175,7 +175,8 @@ def _shard_options(parser: argparse.ArgumentParser) -> tuple[Path, dict[str, obj
     parser.add_argument("--random-seed", type=int, default=12345, help="(default %(default)s)")
     add_jobs(parser)
     options = vars(parser.parse_args())
-    return options["target"], {**options, "seed": options.pop("random_seed")}
+    options["seed"] = options.pop("random_seed")
+    return options["target"], options
 
 
 def shuffle_main(parser: argparse.ArgumentParser) -> None:

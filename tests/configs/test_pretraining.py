@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bert.core.env import from_env, variables
-from bert.data import training
+from bert.data import loader
 from bert.model.config import BertConfig
 from bert.training import schedule
 
@@ -41,7 +41,7 @@ def exported():
 def test_every_recipe_has_the_published_batches_and_schedules(exported):
     assert len(exported) == 8 * 2 * 2 * 5
     for (_, phase, packed, nodes), values in exported.items():
-        data, rates = from_env(training.Config, values), from_env(schedule.Config, values)
+        data, rates = from_env(loader.Config, values), from_env(schedule.Config, values)
         gpus = int(values["DGXNNODES"]) * int(values["DGXNGPU"])
         assert gpus == 8 * int(nodes)
         assert data.rows_per_step * data.packing_factor * gpus == BATCH[phase], "sequences of a step"
@@ -89,8 +89,8 @@ def test_every_exported_name_is_read(exported, repository):
 
 
 def test_the_table_of_recipes_in_the_documentation_is_theirs(exported, repository):
-    """docs/pretraining.md: a row a recipe, rows at once x accumulated on one node, of both phases."""
-    text = (repository / "docs" / "pretraining.md").read_text()
+    """docs/train.md: a row a recipe, rows at once x accumulated on one node, of both phases."""
+    text = (repository / "docs" / "train.md").read_text()
     for path in RECIPES:
         one, two = (exported[path.name, phase, "1", "1"] for phase in "12")
         cells = [f"{v['BATCHSIZE']} x {v['GRADIENT_STEPS']}" for v in (one, two)]

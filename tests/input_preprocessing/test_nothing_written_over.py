@@ -12,7 +12,6 @@ import pytest
 from bert.data.format import write_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
-from input_preprocessing.records import shards
 from input_preprocessing.stage.cli import run_stage
 
 from ..bert.data.samples import METADATA, make_records, write_nvidia
@@ -28,12 +27,11 @@ def contents_of(folder: Path) -> dict[str, str]:
 
 
 def make(stage: str, source: Path, target: Path) -> None:
-    if stage == "pack":
-        shards.pack_records(source, target, shards=2, seed=1, max_sequences_per_row=3, jobs=1)
-    elif stage == "bins":
-        shards.bin_records(source, target, edges=(32, 64), shards=1, seed=1, jobs=1)
-    else:
-        shards.shuffle_records(source, target, shards=2, seed=1, jobs=1)
+    options = {"pack": ["--shards", "2"], "bins": ["--shards", "1", "--edges", "32,64"], "shuffle": ["--shards", "2"]}
+    line = [stage, "--source", str(source), "--target", str(target), "--random-seed", "1", "--jobs", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [*line, *options[stage]])
+        run_stage(stage)
 
 
 @pytest.mark.parametrize("stage", ["pack", "shuffle", "bins"])
@@ -44,7 +42,7 @@ def test_the_source_is_no_target(tmp_path: Path, stage: str) -> None:
     (tmp_path / "link").symlink_to(source)
     before = contents_of(source)
     for target in (tmp_path,) if stage == "bins" else (source, tmp_path / "link"):
-        with pytest.raises(DataError, match="holds the source"):
+        with pytest.raises(SystemExit, match="holds the source"):
             make(stage, source, target)
         assert contents_of(source) == before
 
@@ -63,7 +61,7 @@ def test_shards_of_others_are_neither_replaced_nor_removed(tmp_path: Path, stage
     else:
         write_records(other, make_records(20), METADATA)
     before = contents_of(folder)
-    with pytest.raises(DataError, match=r"part_00001_of_04320\.hdf5 was not made by this preparation"):
+    with pytest.raises(SystemExit, match=r"part_00001_of_04320\.hdf5 was not made by this preparation"):
         make(stage, source, target)
     assert contents_of(folder) == before
 
