@@ -27,12 +27,13 @@ from input_preprocessing.checkpoints.names import (
     check_config,
     from_pytorch,
     from_tf1,
+    from_tf2,
     left_out_as,
     resize_vocabulary,
     to_huggingface,
     to_mlperf,
+    unused_poolers,
 )
-from input_preprocessing.checkpoints.tf2_names import from_tf2, unused_poolers
 from input_preprocessing.stage.cli import positive
 from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, Bundle, prefix_of
 

@@ -4,20 +4,26 @@ Equal to the reference's BasicTokenizer + WordpieceTokenizer on any bytes. Words
 loop as they are; words with other bytes are first normalised here, as Unicode 11.0 has it. The loop lower-cases ASCII,
 splits on space and ASCII punctuation and walks the vocabulary's trie, longest match first. For a cased vocabulary
 (do_lower_case=False of the reference) letters and accents stay as they are.
+
+Unicode is that of version 11.0, as Python 3.7 has it, with which the reference's data was made, on any newer Python:
+characters that were assigned since then count as letters without case, as unassigned ones did; three others changed
+their category. So a text gives the same tokens whatever Python runs, as far as it is 3.7 or newer.
 """
 
 from __future__ import annotations
 
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.records import id_dtype
-from input_preprocessing.text import unicode11
 from input_preprocessing.text.vocabulary import NODE_MASK, Vocabulary, slot_of
 
 MAX_CHARACTERS_PER_WORD = 200
@@ -31,6 +37,15 @@ _CJK = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF),
     (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
 )  # fmt: skip
+# Where unassigned code points begin and end; the file has each as the distance from the one before.
+_DISTANCES = Path(__file__).with_name("unicode11.txt").read_text(encoding="ascii")
+_BOUNDS = list(accumulate(map(int, _DISTANCES.split())))
+
+_CATEGORIES = {0x166D: "Po", 0x1734: "Mn", 0xA9BD: "Mc"}  # since changed to So, Mc and Mn
+_NOT_IGNORED = (0x055F, 0xA9BD)  # between letters by which a final sigma is told; since changed
+
+# Alike in all that matters here: a combining mark of class 9 that is still one, for one that no longer is.
+_REPLACED = {0x1734: "\u1714"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,29 @@ class TokenizedText:
     tokens: npt.NDArray[np.int16] | npt.NDArray[np.int32]  # by the vocabulary's size
     segment_offsets: npt.NDArray[np.int64]  # segment s is tokens [o[s], o[s + 1])
     document_offsets: npt.NDArray[np.int64]  # document d is segments [o[d], o[d + 1])
+
+
+def _was_assigned(code: int) -> bool:
+    """Whether Unicode 11.0 knew the code point."""
+    return bisect_right(_BOUNDS, code) % 2 == 0
+
+
+def unicode_category(code: int) -> str:
+    """General category in Unicode 11.0; Cn of what it did not know."""
+    return _CATEGORIES.get(code) or (unicodedata.category(chr(code)) if _was_assigned(code) else "Cn")
+
+
+def _needs_shield(code: int) -> bool:
+    """Whether lower() or normalize() now treat the code point, or its neighbours, in another way."""
+    char = chr(code)
+    if _was_assigned(code):
+        return code in _NOT_IGNORED
+    return (
+        unicodedata.category(char) in ("Lu", "Ll", "Lt", "Lm", "Mn", "Me", "Cf", "Sk")
+        or char.lower() != char
+        or unicodedata.combining(char) != 0
+        or unicodedata.decomposition(char) != ""
+    )
 
 
 class _Table(dict[int, "str | None"]):
@@ -64,7 +102,7 @@ def _tables(lower_case: bool) -> tuple[_Table, _Table]:
 
     def clean(code: int) -> str | None:
         """Drops control characters, makes spaces plain, sets CJK ideographs apart."""
-        char, category = chr(code), unicode11.category(code)
+        char, category = chr(code), unicode_category(code)
         if char == "\n":
             return char  # our own separator: lines hold none
         if char in "\t\r" or category == "Zs":
@@ -73,19 +111,19 @@ def _tables(lower_case: bool) -> tuple[_Table, _Table]:
             return None
         if any(first <= code <= last for first, last in _CJK):
             return f" {char} "
-        if lower_case and unicode11.needs_shield(code):
+        if lower_case and _needs_shield(code):
             shield = 0xD800 + len(shielded)
             assert shield <= 0xDFFF
             shielded[shield] = char
             return chr(shield)
-        if lower_case and code in unicode11.REPLACED:
-            return unicode11.REPLACED[code]
+        if lower_case and code in _REPLACED:
+            return _REPLACED[code]
         return " " if char.isspace() else char  # U+2028, U+2029: str.split() of the reference breaks there
 
     def split(code: int) -> str | None:
         """Drops combining marks unless case is kept, sets punctuation apart, takes shields away."""
         char = shielded.get(code, chr(code))
-        category = unicode11.category(ord(char))
+        category = unicode_category(ord(char))
         if category == "Mn" and lower_case:
             return None
         if ord(char) >= 128 and category.startswith("P"):
