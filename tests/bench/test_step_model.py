@@ -149,5 +149,5 @@ def test_every_triton_kernel_has_a_part_and_tells_its_module_in_a_profile(reposi
         for path in (repository / "implementations/bert/kernels").glob("*.py")
         if "\n@jit\n" in path.read_text()
     }
-    helpers = {"arithmetic", "dropout", "triton_support", "assembly_check"}  # launched by others, or never in a step
+    helpers = {"dropout", "triton_support", "assembly_check"}  # launched by others, or never in a step
     assert names - helpers == set(parts.PARTS)
