@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from review.logs.findings import ReviewError
-from review.logs.output import markdown_table, print_csv, print_json
+from review.logs.output import ReviewError, csv_text, markdown_table, print_json
 from review.options import parser
 
 if TYPE_CHECKING:
@@ -35,11 +34,11 @@ def _show(arguments: argparse.Namespace) -> int:
 
         print_json([{**as_dict(result), "same_hyperparameters": borrowed(result)} for result in results])
         return 0
-    from review.results.display import console
+    from review.logs.output import console
     from review.show import csv_rows, markdown, show
 
     if arguments.csv:
-        print_csv(csv_rows(results))
+        print(csv_text(csv_rows(results)), end="")
     elif arguments.markdown:
         print(markdown(results))
     else:
@@ -89,7 +88,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(as_dict(results))
     elif arguments.csv:
-        print_csv(csv_rows(results))
+        print(csv_text(csv_rows(results)), end="")
     elif arguments.markdown:
         print(markdown(results))
     else:
@@ -144,7 +143,7 @@ def _league(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(league.as_dict())
     elif arguments.csv:
-        print_csv(to_rows(league.ranked))
+        print(csv_text(to_rows(league.ranked)), end="")
     elif arguments.markdown:
         print(markdown_table(rows(league, top)))
     else:
@@ -160,7 +159,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
         raise ReviewError(f"--accuracy {arguments.accuracy}: a number between 0 and 1 expected")
     if arguments.all or len(arguments.target) > 1:
-        from review.watch_many import Runs, watch_many
+        from review.watch import Runs, watch_many
 
         runs = Runs(arguments.target, arguments.ruleset, arguments.accuracy)
         return watch_many(runs, arguments.interval, arguments.json, arguments.once)
@@ -191,7 +190,7 @@ def _rcp(arguments: argparse.Namespace) -> int:
 
 
 def _rcp_of_runs(arguments: argparse.Namespace) -> int:
-    from review.results.display import console
+    from review.logs.output import console
     from review.results.dossier import Dossier
     from review.results.score import load_results
     from review.show import print_rcp

@@ -17,11 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from review.logs.findings import ReviewError
 from review.logs.mllog import text
-from review.logs.output import markdown_table, markdown_text
+from review.logs.output import ReviewError, console, labelled, markdown_table, markdown_text, rate_text
 from review.logs.tree import read_json
-from review.results.display import console, labelled, rate_format, subtitle
 from review.results.run import HYPERPARAMETERS, Run
 from review.results.score import Result
 from review.rulebook.stats import Mean, Ratio, ratio, trimmed_mean
@@ -199,7 +197,7 @@ def as_dict(results: Sequence[Result]) -> dict[str, Any]:
                 "baseline": names[0],
                 "verdict": comparison.verdict(),
                 "unlike": comparison.unlike,
-                "ratios": {measure: found.as_dict() for measure, found in comparison.ratios.items()},
+                "ratios": dict(comparison.ratios.items()),
             }
             for name, comparison in zip(names[1:], comparisons, strict=True)
         ],
@@ -239,7 +237,7 @@ def markdown(results: Sequence[Result]) -> str:
     names, comparisons = _names(results), compare(results)
     letters = _letters(len(names))
     about = [
-        f"- **{letter}** {markdown_text(f'{name}: {subtitle(result)}')}"
+        f"- **{letter}** {markdown_text(f'{name}: {result.subtitle}')}"
         for letter, name, result in zip(letters, names, results, strict=True)
     ]
     rows = [["", *letters], *([label, *cells] for label, cells in _result_rows(results).items())]
@@ -271,7 +269,7 @@ def _print_results(results: Sequence[Result], names: Sequence[str], out: Console
 
     for letter, name, result in zip(_letters(len(names)), names, results, strict=True):
         out.print(Text.assemble((f"{letter}  {name}", "bold")), soft_wrap=True)
-        out.print(Text(f"   {subtitle(result)}"), soft_wrap=True)
+        out.print(Text(f"   {result.subtitle}"), soft_wrap=True)
     _print_table(_result_rows(results), out)
 
 
@@ -290,7 +288,7 @@ def _result_rows(results: Sequence[Result]) -> dict[str, list[str]]:
         rows["energy, kJ"] = [_number(None if value is None else value / 1000, ",.1f") for value in joules]
     for measure in _MORE_IS_BETTER:
         rates = [_means(Sample(result))[measure] for result in results]
-        rows[MEASURES[measure]] = [_number(rate, rate_format(rate)) for rate in rates]
+        rows[MEASURES[measure]] = [rate_text(rate) for rate in rates]
     return rows
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ReviewError
 from review.logs.mllog import read_log
+from review.logs.output import ReviewError
 from review.results.gate import band_of, likely_causes
 from review.results.run import Run
 from review.rulebook.bands import Band, published, read

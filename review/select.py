@@ -19,10 +19,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from review.logs.findings import ReviewError
 from review.logs.mllog import text
-from review.logs.output import write_whole
-from review.results.display import console, labelled
+from review.logs.output import ReviewError, console, labelled, write_whole
 from review.results.energy import FOLDER as POWER
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result

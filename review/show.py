@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from review.league.borrowed import describe
-from review.logs.findings import ERROR, Finding
 from review.logs.mllog import text
-from review.logs.output import markdown_table, markdown_text
-from review.results.display import labelled, rate_format, subtitle
+from review.logs.output import ERROR, Finding, labelled, markdown_table, markdown_text, rate_text
 from review.results.dossier import Dossier
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
@@ -51,7 +49,7 @@ def show(results: Sequence[Result], out: Console) -> None:
 def _show_one(result: Result, out: Console) -> None:
     from rich.text import Text
 
-    name, about = text(result.name), subtitle(result)
+    name, about = text(result.name), result.subtitle
     fits = len(name) + 2 + len(about) <= out.width
     out.print(Text.assemble((name, "bold"), "  " if fits else "\n", about), soft_wrap=True)
     out.print(Text(str(result.folder), "dim"), soft_wrap=True)
@@ -91,7 +89,7 @@ def markdown(results: Sequence[Result]) -> str:
         rows += [_crash(number, reason, True) for number, reason in result.crashes.items()]
         table = [[_COLUMNS[i][0] for i in shown], *([row[i].plain for i in shown] for row in rows)]
         lines = [f"- **{label or '…'}** {markdown_text(line)}" for label, line, _ in summary(result)]
-        about = f"### {markdown_text(text(result.name))}\n\n{markdown_text(subtitle(result))}"
+        about = f"### {markdown_text(text(result.name))}\n\n{markdown_text(result.subtitle)}"
         parts += [about, markdown_table(table, [_COLUMNS[i][1] for i in shown]), "\n".join(lines)]
     return "\n\n".join(parts)
 
@@ -161,8 +159,8 @@ def _row(run: Run, result: Result, with_reason: bool) -> list[Text]:
         Text(_format(run.samples, ",.0f")),
         Text(_format(run.first_accuracy, ".4f")),
         Text(_format(run.final_accuracy, ".4f")),
-        Text(_format(rate, rate_format(rate))),
-        Text(_format(each, rate_format(each))),
+        Text(rate_text(rate)),
+        Text(rate_text(each)),
         Text(_format(share, ".1f")),
         Text(_format(None if joules is None else joules / 1000, ",.1f")),
         verdict,
@@ -263,6 +261,6 @@ def print_rcp(result: Result, out: Console) -> None:
     """Prints the RCP test of a result, and why it fails."""
     from rich.text import Text
 
-    out.print(Text.assemble((text(result.name), "bold"), "  ", subtitle(result)), soft_wrap=True)
+    out.print(Text.assemble((text(result.name), "bold"), "  ", result.subtitle), soft_wrap=True)
     for label, line, style in _rcp_lines(result):
         out.print(labelled(label, line, style), soft_wrap=True)

@@ -68,7 +68,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"report"},
         {"league"},
         {"submission"},
-        {"show", "compare", "select", "watch", "watch_many", "rehearsal", "options"},
+        {"show", "compare", "select", "watch", "rehearsal", "options"},
         {"__main__"},
     ],
 }

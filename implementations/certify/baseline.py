@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from certify.records import LABELS, REDUCTIONS, Records
-from review.logs.findings import ReviewError
-from review.logs.output import write_whole
+from review.logs.output import ReviewError, write_whole
 
 FOLDER = Path("baselines")
 WARN, FAIL = 0.03, 0.05  # slower by so much, and by more than the tests repeat

@@ -12,7 +12,7 @@ import numpy as np
 
 from certify.baseline import DEVIATIONS, FAIL, WARN
 from certify.records import LABELS, Records
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 
 EVERYONE = "all ranks"
 

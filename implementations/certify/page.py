@@ -13,8 +13,7 @@ from certify.expected import FIGURES, digits
 from certify.figures import STEP, Measured
 from certify.records import BURN_IN, LABELS, PROBES
 from certify.verdict import WORDS, Certificate, chance_words
-from review.logs.findings import ReviewError
-from review.logs.output import write_whole
+from review.logs.output import ReviewError, write_whole
 from review.report.chart import LineChart
 
 HEADLINES = {"pass": "Pass", "warn": "Pass, with warnings", "fail": "Fail"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 
 # In the order in which they run; the names are those of the files, by number.
 STAGES = {

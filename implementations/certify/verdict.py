@@ -19,8 +19,7 @@ from certify.hardware import Fault, devices, faults, throttled
 from certify.outliers import LEAST, Outlier
 from certify.questions import Question, questions
 from certify.records import ALONE, BURN_IN, LABELS, Records, read
-from review.logs.output import write_whole
-from review.results.display import duration
+from review.logs.output import duration, write_whole
 
 SHOWN = 4  # of a ranking; --json has all, --csv the ranks of every stage
 WORDS = {

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ReviewError
 from review.logs.mllog import number
+from review.logs.output import ReviewError
 
 RESULT_NAME = re.compile(r"result_.*\.txt")
 

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ReviewError
 from review.logs.mllog import TOKEN, read_log
-from review.logs.output import write_whole
+from review.logs.output import ReviewError, write_whole
 
 Sample = tuple[float, float]  # time in ms since 1970, watts
 

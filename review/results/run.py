@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ERROR, Finding
 from review.logs.mllog import Event, Log, number, read_log, text
+from review.logs.output import ERROR, Finding
 from review.rulebook.compliance import DEFAULT_RULESET, check_compliance
 from review.rulebook.rcp_reading import NO_BATCH_SIZE, Reading, read_rcp
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from review.logs import tree
-from review.logs.findings import Finding, ReviewError
 from review.logs.mllog import number, text
+from review.logs.output import Finding, ReviewError
 from review.results.energy import Energy, measure
 from review.results.run import TARGET_ACCURACY, Run, load_run
 from review.results.seeds import check_seeds
@@ -74,6 +74,18 @@ class Result:
         """What to call it: the system's folder in an MLCommons tree, else the folder."""
         folder = self.folder.resolve()
         return folder.parent.name if tree.system_file(self.folder) else folder.name
+
+    @property
+    def subtitle(self) -> str:
+        """Submitter, platform, division, batch size and accelerators, as far as known."""
+        parts = [part for part in (self.organization, self.platform, self.division) if part]
+        if self.batch_size is not None:
+            parts.append(f"batch {self.batch_size:g}")
+        if self.accelerators:
+            parts.append(f"{self.accelerators} accelerator{'s' if self.accelerators > 1 else ''}")
+        elif self.processes:
+            parts.append(f"{self.processes} process{'es' if self.processes > 1 else ''}")
+        return ", ".join(parts)
 
     @functools.cached_property
     def target(self) -> float:
@@ -334,7 +346,7 @@ def run_dict(run: Run, result: Result) -> dict[str, Any]:
         "evaluation_share": run.evaluation_share,
         "joules": result.joules(run),
         "compliant": run.compliant,
-        "findings": [finding.as_dict() for finding in run.findings],
+        "findings": run.findings,
         "dropped": result.dropped.get(run.path),
     }
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from review.logs.findings import ERROR, Finding
 from review.logs.mllog import Event
+from review.logs.output import ERROR, Finding
 from review.results.run import Run
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from review.logs.mllog import Event, number, text
-from review.results.display import duration
+from review.logs.output import duration
 from review.results.gate import Miss, first_miss
 from review.results.run import TARGET_ACCURACY, Run
 from review.results.score import Result
@@ -230,7 +230,7 @@ class Standing:
             "share": self.share,
             "eta_seconds": self.eta,
             "rcp_margin_samples": self.rcp_margin[0] if self.rcp_margin else None,
-            "outside_published": self.miss.as_dict() if self.miss else None,
+            "outside_published": self.miss,
         }
 
     def line(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 
 _LEAST_RUNS = 10
 _ROUNDING = 3e-4  # accuracy

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from review.logs.findings import ERROR, WARNING, Finding, ReviewError
 from review.logs.mllog import Event, Log, number, text
+from review.logs.output import ERROR, WARNING, Finding, ReviewError
 from review.rulebook.hints import KNOWN_RULES, describe_end, describe_failure, hint
 
 DEFAULT_RULESET = "5.0.0"  # the last with BERT; the tools' own default is a later one

@@ -11,7 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ERROR, NOTE, WARNING, Finding
+from review.logs.mllog import text
+from review.logs.output import ERROR, NOTE, WARNING, Finding
 
 # Every field that the official checker requires, and whether the submission rules (policies, "System description
 # JSON") want more than an empty string.
@@ -70,6 +71,16 @@ _STRINGS = (
     "framework",
 )
 _COUNTS = ("number_of_nodes", "accelerators_per_node")
+
+
+def listed(value: object) -> str:
+    """A value of a description for people: equal entries of a list counted, an object as its names and values."""
+    if isinstance(value, dict):
+        return ", ".join(f"{text(name)} {listed(entry)}" for name, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        names = [listed(entry) for entry in value]
+        return ", ".join(f"{names.count(n)}x {n}" if names.count(n) > 1 else n for n in dict.fromkeys(names))
+    return text(value)
 
 
 def check_description(path: Path, ruleset: str) -> list[Finding]:

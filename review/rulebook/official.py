@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 
 USAGE = "training"
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ReviewError
 from review.logs.mllog import number
+from review.logs.output import ReviewError
 from review.rulebook.compliance import DEFAULT_RULESET, package_folder
 from review.rulebook.stats import t_quantile
 

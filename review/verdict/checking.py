@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from review.logs import tree
-from review.logs.findings import ERROR, NOTE, WARNING, Finding, failed
+from review.logs.output import ERROR, NOTE, WARNING, Finding
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, USUAL, Result, Terms, load_results
 from review.rulebook import official
@@ -57,7 +57,7 @@ class Checked:
             "passed": self.passed(),
             "official_passed": self.official_passed,
             "official": {outcome.tool: outcome.as_dict() for outcome in self.outcomes},
-            "findings": [finding.as_dict() for finding in self.findings],
+            "findings": self.findings,
         }
 
 
@@ -210,7 +210,7 @@ def _checked(path: Path, title: str, outcomes: tuple[Outcome, ...], findings: li
         explained = any(finding.source in _OFFICIAL and finding.severity != NOTE for finding in findings)
         findings = [_accepted(finding) for finding in findings]
         findings += [] if explained else _said_in_passing(path, outcomes)
-    elif not failed([finding for finding in findings if finding.source in _OFFICIAL]):
+    elif not any(finding.source in _OFFICIAL and finding.severity == ERROR for finding in findings):
         findings = findings + [_unexplained(path, outcome) for outcome in outcomes if not outcome.passed]
     findings = sorted(findings, key=lambda finding: _ORDER[finding.severity])
     return Checked(path, title, outcomes, tuple(findings))

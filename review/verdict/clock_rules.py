@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from review.logs.findings import ERROR, WARNING, Finding
 from review.logs.mllog import Event
+from review.logs.output import ERROR, WARNING, Finding
 from review.results.run import Run
 from review.verdict.in_log import in_log
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from review.logs.findings import ERROR, Finding
 from review.logs.mllog import number, text
+from review.logs.output import ERROR, Finding
 from review.results.run import Run
 from review.verdict.in_log import in_log
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from review.logs.findings import Finding
 from review.logs.mllog import text
+from review.logs.output import Finding
 
 _MOST_PLACES = 6
 _LONGEST_RULE = 300  # some official rules are lists of hundreds of names

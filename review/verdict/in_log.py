@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from review.logs.findings import Finding
 from review.logs.mllog import Event
+from review.logs.output import Finding
 from review.results.run import Run
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from review.logs import tree
-from review.logs.findings import ERROR, WARNING, Finding
 from review.logs.mllog import number
+from review.logs.output import ERROR, WARNING, Finding
 from review.results.energy import FOLDER, EnergyError, PowerFile
 from review.results.run import Run
 from review.results.score import Result

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from review.logs.findings import ERROR, NOTE, WARNING, Finding
 from review.logs.mllog import Event, number, text
+from review.logs.output import ERROR, NOTE, WARNING, Finding
 from review.results.run import OPTIMIZATION, Run
 from review.results.score import Result
 from review.verdict.in_log import in_log

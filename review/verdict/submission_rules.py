@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 
 from review.logs import tree
-from review.logs.findings import ERROR, NOTE, WARNING, Finding
 from review.logs.mllog import number, text
+from review.logs.output import ERROR, NOTE, WARNING, Finding
 from review.results.score import Result
 from review.rulebook.description import FIELDS, STATUSES
 

@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from review.logs.findings import Finding
 from review.logs.mllog import text
-from review.results.display import console
+from review.logs.output import Finding, console
 from review.rulebook.official import Outcome
 from review.verdict.checking import Checked
 from review.verdict.grouping import groups, places, shortened, subject

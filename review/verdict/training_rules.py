@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from review.logs.findings import ERROR, NOTE, WARNING, Finding
 from review.logs.mllog import number, text
+from review.logs.output import ERROR, NOTE, WARNING, Finding
 from review.results.gate import first_miss
 from review.results.run import TARGET_ACCURACY, Run
 from review.rulebook.intervals import evaluation_interval

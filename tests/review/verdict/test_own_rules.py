@@ -10,7 +10,7 @@ import pytest
 
 from review.__main__ import main
 from review.logs import tree
-from review.logs.findings import ERROR
+from review.logs.output import ERROR
 from review.results.score import load_results
 from review.verdict.checking import check, own_findings
 
