@@ -67,11 +67,9 @@ class Rehearsal:
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
-        points = [
-            {"samples": p.samples, "accuracy": p.accuracy, "low": p.low, "high": p.high, "verdict": p.verdict}
-            for p in self.points
-        ]
-        return {"go": self.go, "file": str(self.run.path), "points": points, "causes": list(self.causes)}
+        names = ("samples", "accuracy", "low", "high", "verdict")
+        points = [{name: getattr(point, name) for name in names} for point in self.points]
+        return {"go": self.go, "file": self.run.path, "points": points, "causes": self.causes}
 
 
 def rehearsal(target: Path, band: Path | None = None, ruleset: str = DEFAULT_RULESET) -> Rehearsal:

@@ -115,7 +115,7 @@ class Column(NamedTuple):
     wraps: bool = False
 
 
-def table_width(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]]) -> int:
+def table_width(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> int:
     """How wide a table is in a terminal."""
     from rich.cells import cell_len
 
@@ -136,8 +136,8 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int) ->
     return kept, cells
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[str | Text]], styles: Iterable[str] = ()) -> Table:
-    """A table for a terminal. ``styles``: one for each row."""
+def table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], styles: Iterable[str] = ()) -> Table:
+    """A table for a terminal. Cells are text or Text; ``styles``: one for each row."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -170,6 +170,13 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+
+
+def say(out: Console, *parts: str | tuple[str, str] | Text) -> None:
+    """Prints a line of texts, some with their style."""
+    from rich.text import Text
+
+    out.print(Text.assemble(*parts), soft_wrap=True)
 
 
 def labelled(label: str, line: str, style: str = "") -> Text:
