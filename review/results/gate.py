@@ -16,7 +16,7 @@ from typing import Any
 from review.logs.mllog import number
 from review.results.run import Evaluation, Run
 from review.rulebook.bands import Band, published
-from review.rulebook.intervals import evaluation_interval
+from review.rulebook.compliance import evaluation_interval
 
 RECIPE = (
     "opt_base_learning_rate",

@@ -10,7 +10,7 @@ from typing import Any
 from review.logs.mllog import Event, Log, number, read_log, text
 from review.logs.output import ERROR, Finding
 from review.rulebook.compliance import DEFAULT_RULESET, check_compliance
-from review.rulebook.rcp_reading import NO_BATCH_SIZE, Reading, read_rcp
+from review.rulebook.rcp import NO_BATCH_SIZE, Reading, read_rcp
 
 TARGET_ACCURACY = 0.720
 OPTIMIZATION = (  # what decides how a run converges

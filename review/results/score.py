@@ -18,7 +18,7 @@ from review.results.run import TARGET_ACCURACY, Run, load_run
 from review.results.seeds import check_seeds
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
-from review.rulebook.rcp_reading import Reading, read_rcp
+from review.rulebook.rcp import Reading, read_rcp
 
 REQUIRED_RUNS = 10
 _NOT_CONVERGED = 1e9  # samples of a run that did not converge, in the official RCP test

@@ -13,7 +13,7 @@ from review.logs.mllog import number, text
 from review.logs.output import ERROR, NOTE, WARNING, Finding
 from review.results.gate import first_miss
 from review.results.run import TARGET_ACCURACY, Run
-from review.rulebook.intervals import evaluation_interval
+from review.rulebook.compliance import evaluation_interval
 from review.verdict.clock_rules import check_clock
 from review.verdict.closed_rules import check_fixed_values
 from review.verdict.in_log import in_log
