@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from review.logs.mllog import Event, Log, number, read_log, text
 from review.logs.output import ERROR, Finding
@@ -43,6 +43,7 @@ class Evaluation:
     start_ms: float | None = None
     stop_ms: float | None = None
     line: int = 0
+    key: ClassVar[str] = "eval_accuracy"
 
     @property
     def seconds(self) -> float | None:
@@ -68,6 +69,20 @@ class Run:
     def name(self) -> str:
         """What tables and charts call it: its file."""
         return text(self.path.name)
+
+    def finding(
+        self,
+        severity: str,
+        message: str,
+        rule: str,
+        hint: str,
+        at: Event | Evaluation | None = None,
+        key: str | None = None,
+        source: str = "rules",
+    ) -> Finding:
+        """A finding about this log, at an event or an evaluation of it where there is one."""
+        line, key = at.line if at else None, key or (at.key if at and isinstance(at.key, str) else None)
+        return Finding(severity, message, source, self.path, line, key, rule, hint)
 
     @functools.cached_property
     def findings(self) -> list[Finding]:

@@ -6,16 +6,16 @@ import functools
 import math
 import stat
 import statistics
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from review.logs import tree
-from review.logs.mllog import number, text
-from review.logs.output import Finding, ReviewError
+from review.logs.mllog import Event, number, text
+from review.logs.output import ERROR, Finding, ReviewError
 from review.results.energy import Energy, measure
 from review.results.run import TARGET_ACCURACY, Run, load_run
-from review.results.seeds import check_seeds
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.rulebook.rcp import Reading, read_rcp
@@ -373,3 +373,55 @@ def load_results(target: Path, ruleset: str = DEFAULT_RULESET, terms: Terms = US
             raise ReviewError(f"{path} {reason}")
         return [Result(results[0].folder, results[0].runs, {}, {}, ruleset, terms)]
     return results
+
+
+def check_seeds(runs: Sequence[Run]) -> list[Finding]:
+    """The official seed checker, for closed results.
+
+    Every run logs integer seeds, no two runs one seed from one line of code, and every line of each log is readable.
+
+    The last is not a rule of its own: the official checker gives up on a log with a broken line, and fails.
+    """
+    found: list[Finding] = []
+    seen: dict[tuple[Any, ...] | None, Run] = {}
+
+    def add(run: Run, message: str, rule: str, hint: str, at: Event | None = None) -> None:
+        found.append(run.finding(ERROR, message, rule, hint, at, "seed", "seeds"))
+
+    for run in runs:
+        events = run.log.all("seed")
+        if run.log.errors:
+            broken = run.log.errors[0]
+            rule, hint = "the seed checker reads every line of each log", "remove the broken line, or run again"
+            add(run, f"cannot be read, since a line {broken.reason}", rule, hint)
+            found[-1] = replace(found[-1], line=broken.line)
+            continue
+        if not run.log.events:
+            rule, hint = "a log has MLLOG lines", "see what is said of the log itself"
+            add(run, "cannot be read: the file has no MLLOG lines", rule, hint)
+        elif not events:
+            add(run, "is missing", "every run logs a seed", "log the run's seed once, on rank 0")
+        places = [_place(event) for event in events]
+        if None in places:
+            rule, hint = "a seed is an integer, with metadata file and lineno", "log it with mllog"
+            add(run, "is not a seed that can be compared", rule, hint, events[places.index(None)])
+            continue
+        for event, place in zip(events, places, strict=True):
+            if place in seen:
+                rule = "no two runs log one seed from one line of the code, and no run logs it twice"
+                hint = "leave SEED unset, log it on rank 0 alone, and run again"
+                where = "twice" if seen[place] is run else f"as in {seen[place].path.name}"
+                add(run, f"is {int(event.value)}, {where}", rule, hint, event)
+            else:
+                seen[place] = run
+    return found
+
+
+def _place(event: Event) -> tuple[Any, ...] | None:
+    """What the seed checker compares; None where it cannot."""
+    try:
+        place = (event.metadata["file"], event.metadata["lineno"], int(event.value))
+        hash(place)
+    except (TypeError, ValueError, OverflowError, KeyError):
+        return None
+    return place
