@@ -15,8 +15,7 @@ from review.results.dossier import Dossier
 from review.results.run import HYPERPARAMETERS, Run
 from review.results.score import REQUIRED_RUNS, Result
 from review.rulebook import rcp
-from review.verdict.checking import Checked, energy_obstacles
-from review.verdict.grouping import groups, places, shortened, subject, with_places
+from review.verdict.checking import Checked, energy_obstacles, groups, places, shortened, subject, with_places
 
 MOST_REASONS = 4  # of the verdict; the findings have them all
 _MOST_LINES = 60  # of a log's excerpt

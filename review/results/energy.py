@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from review.logs.mllog import Event, Log, number, read_log
 from review.results.run import Run
@@ -133,11 +132,6 @@ class Energy:
     joules: float | None
     watts: float | None
     reason: str | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        reasons = {path.name: run.reason for path, run in self.runs.items() if run.reason is not None}
-        return {"joules": self.joules, "mean_watts": self.watts, "reason": self.reason, "runs_without": reasons}
 
 
 def power_files(folder: Path, run: Run) -> tuple[PowerFile, ...]:

@@ -289,67 +289,6 @@ class Result:
         """Whether the score would stand as submitted."""
         return not self.obstacles and self.score is not None
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        point = self.rcp_point
-        return {
-            "folder": str(self.folder),
-            "name": self.name,
-            "organization": self.organization,
-            "platform": self.platform,
-            "division": self.division,
-            "ruleset": self.ruleset,
-            "complies_with_other_ruleset": self.other_ruleset,
-            "global_batch_size": self.batch_size,
-            "accelerators": self.accelerators,
-            "processes_without_accelerator": self.processes,
-            "runs": [run_dict(run, self) for run in self.runs],
-            "crashed": {str(number): reason for number, reason in self.crashes.items()},
-            "unreadable": {str(path): reason for path, reason in self.unreadable.items()},
-            "olympic_minutes": self.olympic_minutes,
-            "raw_olympic_minutes_not_checked": self.reached_minutes,
-            "median_minutes": self.median_minutes,
-            "mean_samples": self.mean_samples,
-            "rcp": None
-            if point is None
-            else {
-                "passed": self.rcp_test.passed if self.rcp_test else None,
-                "reason": self.rcp_test.reason if self.rcp_test else None,
-                "mean": point.mean,
-                "std": point.std,
-                "minimum": point.minimum,
-                "margin": None if self.mean_samples is None else self.mean_samples - point.minimum,
-            },
-            "scaling_factor": self.scaling_factor,
-            "score_minutes": self.score,
-            "energy": self.energy.as_dict() if self.energy else None,
-            "official": self.official,
-            "obstacles": self.obstacles,
-        }
-
-
-def run_dict(run: Run, result: Result) -> dict[str, Any]:
-    """One run for JSON."""
-    rate, accelerators = run.sequences_per_second, result.accelerators
-    return {
-        "file": str(run.path),
-        "seed": run.seeds[0] if run.seeds else None,
-        "status": run.status,
-        "init_seconds": run.init_seconds,
-        "minutes": run.minutes,
-        "evaluations": len(run.evaluations),
-        "samples": run.samples,
-        "first_accuracy": run.first_accuracy,
-        "final_accuracy": run.final_accuracy,
-        "sequences_per_second": rate,
-        "sequences_per_second_per_accelerator": rate / accelerators if rate and accelerators else None,
-        "evaluation_share": run.evaluation_share,
-        "joules": result.joules(run),
-        "compliant": run.compliant,
-        "findings": run.findings,
-        "dropped": result.dropped.get(run.path),
-    }
-
 
 def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET, terms: Terms = USUAL) -> Result:
     """Reads the logs of a folder; a file that cannot be read is named in the result, and the others are read."""

@@ -31,10 +31,6 @@ class Outcome:
     messages: tuple[str, ...] = ()
     crash: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"passed": self.passed, "messages": list(self.messages), "crash": self.crash}
-
 
 class _Collector(logging.Handler):
     def __init__(self) -> None:

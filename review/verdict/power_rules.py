@@ -55,8 +55,8 @@ def check_power(result: Result) -> Iterator[Finding]:
                 message = "estimates 0 W" if estimates else "lacks interconnect_power_est"
                 yield _finding(file.path, message, "the power of an interconnect is measured or estimated")
     measured = {path: found.files for path, found in result.energy.runs.items() if found.files}
-    for kind, label in ((True, "nodes"), (False, "switches")) if measured else ():
-        counts = {path: sum(file.is_node is kind for file in files) for path, files in measured.items()}
+    for label in ("nodes", "switches") if measured else ():
+        counts = {path: sum(file.is_node is (label == "nodes") for file in files) for path, files in measured.items()}
         common = Counter(counts.values()).most_common(1)[0][0]
         for path, count in counts.items():
             if count != common:
@@ -65,7 +65,7 @@ def check_power(result: Result) -> Iterator[Finding]:
         system = tree.system_file(result.folder)
         description = (tree.read_json(system) if system else None) or {}
         nodes = str(description.get("number_of_nodes", "")).strip()
-        if kind and nodes.isdecimal() and common != int(nodes):
+        if label == "nodes" and nodes.isdecimal() and common != int(nodes):
             message = f"holds readings of {common} of the {int(nodes)} nodes"
             yield _finding(folder, message, "all nodes that take part in a run are measured")
 
@@ -109,11 +109,8 @@ def _check_readings(file: PowerFile, watts: list[float | None]) -> Iterator[Find
     for event in file.log.all("conversion_eff"):
         value = number(event.value)
         if value is None or not 0 < value <= 1:
-            message, rule = (
-                f"has a conversion_eff of {event.value}",
-                "the efficiency of an AC to DC conversion is a share",
-            )
-            yield _finding(file.path, message, rule, hint="document the PSU's efficiency")
+            message, hint = f"has a conversion_eff of {event.value}", "document the PSU's efficiency"
+            yield _finding(file.path, message, "the efficiency of an AC to DC conversion is a share", hint=hint)
         if isinstance(event.metadata, dict) and event.metadata.get("scope") == "accelerators only":
             rule = "the measurement is of the whole node, at its power supplies"
             hint = "measure with POWER_SOURCE=ipmi, or leave out power/"

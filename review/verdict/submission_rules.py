@@ -48,22 +48,16 @@ def check_folder(result: Result) -> list[Finding]:
     strays = sorted(name for name in os.listdir(folder) if name not in expected and not name.startswith("."))
     if strays:
         shown = ", ".join(strays[:5]) + (f" and {len(strays) - 5} more" if len(strays) > 5 else "")
-        rule, hint = (
-            "a result folder holds result_*.txt, scaling.json and power/",
-            "move them out, or rename logs to result_N.txt",
-        )
+        rule = "a result folder holds result_*.txt, scaling.json and power/"
+        hint = "move them out, or rename logs to result_N.txt"
         found.append(_finding(WARNING, f"also holds {shown}", folder, rule, hint))
     found += _check_parameters(folder / PARAMETERS) + _check_parameters(folder.parent / PARAMETERS)
     scaling = folder / "scaling.json"
     factor = number((tree.read_json(scaling) or {}).get("scaling_factor"))
     if scaling.exists() and (factor is None or not math.isclose(factor, result.scaling_factor, rel_tol=1e-9)):
-        message = (
-            f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}" if factor else "has no scaling_factor"
-        )
-        rule, hint = (
-            "the official summarizer multiplies the time by what it finds here",
-            "delete it; the package checker writes it again",
-        )
+        says = "" if factor is None else f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}"
+        message, hint = says or "has no scaling_factor", "delete it; the package checker writes it again"
+        rule = "the official summarizer multiplies the time by what it finds here"
         found.append(_finding(WARNING, message, scaling, rule, hint, "scaling_factor"))
     return [*found, *_check_against_logs(result)]
 
