@@ -15,7 +15,7 @@ from pathlib import Path
 
 from review.logs import tree
 from review.logs.mllog import number, text
-from review.logs.output import ERROR, NOTE, WARNING, Finding
+from review.logs.output import ERROR, NOTE, WARNING, Finding, ReviewError
 from review.results.run import Run
 from review.results.score import Result
 from review.rulebook.description import FIELDS, STATUSES
@@ -44,8 +44,11 @@ def check_folder(result: Result) -> list[Finding]:
     if name != BENCHMARK:
         rule = f"results lie in results/SYSTEM/{BENCHMARK}; the official tools skip other names and still say success"
         found.append(_finding(ERROR, f"is named {name!r}", folder, rule, f"rename it to {BENCHMARK}"))
-    expected = {path.name for path in tree.result_files(folder)} | {"scaling.json", PARAMETERS, "power"}
-    strays = sorted(name for name in os.listdir(folder) if name not in expected and not name.startswith("."))
+    try:
+        expected = {path.name for path in tree.result_files(folder)} | {"scaling.json", PARAMETERS, "power"}
+        strays = sorted(name for name in os.listdir(folder) if name not in expected and not name.startswith("."))
+    except OSError as error:
+        raise ReviewError(f"{folder}: {error.strerror}") from None
     if strays:
         shown = ", ".join(strays[:5]) + (f" and {len(strays) - 5} more" if len(strays) > 5 else "")
         rule = "a result folder holds result_*.txt, scaling.json and power/"
