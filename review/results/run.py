@@ -95,26 +95,25 @@ class Run:
         return not any(finding.severity == ERROR for finding in self.findings)
 
     @functools.cached_property
-    def run_start(self) -> Event | None:
-        """The run_start that the official score counts: the last before the first run_stop."""
-        return self._clock[0]
+    def _clock(self) -> dict[str, Event]:
+        """run_start and run_stop of the official score: the last run_start before the first run_stop."""
+        found: dict[str, Event] = {}
+        for event in self.log.events:
+            if event.key in ("run_start", "run_stop"):
+                found[event.key] = event
+            if len(found) == 2:
+                break
+        return found
 
-    @functools.cached_property
+    @property
+    def run_start(self) -> Event | None:
+        """The run_start that the official score counts."""
+        return self._clock.get("run_start")
+
+    @property
     def run_stop(self) -> Event | None:
         """The run_stop that the official score counts."""
-        return self._clock[1]
-
-    @functools.cached_property
-    def _clock(self) -> tuple[Event | None, Event | None]:
-        start = stop = None
-        for event in self.log.events:
-            if event.key == "run_start":
-                start = event
-            elif event.key == "run_stop":
-                stop = event
-            if start is not None and stop is not None:
-                break
-        return start, stop
+        return self._clock.get("run_stop")
 
     @functools.cached_property
     def status(self) -> str:
@@ -253,19 +252,19 @@ class Run:
             samples = event.meta("epoch_num", "samples_count")
             if value is not None and samples is not None:
                 logged.append((samples, value))
-        return logged or self._spans()
-
-    def _spans(self) -> list[tuple[float, float]]:
+        if logged:
+            return logged
         spans = []
-        samples: float = 0
+        before: float = 0
         time_ms = self.run_start.time_ms if self.run_start else None
         for evaluation in self.evaluations:
-            end = evaluation.start_ms if evaluation.start_ms is not None else evaluation.time_ms
-            if evaluation.samples is not None:
-                if time_ms is not None and end > time_ms and evaluation.samples > samples:
-                    spans.append((evaluation.samples, (evaluation.samples - samples) / (end - time_ms) * 1000))
-                samples = evaluation.samples
-            time_ms = evaluation.stop_ms if evaluation.stop_ms is not None else evaluation.time_ms
+            start, stop, samples = evaluation.start_ms, evaluation.stop_ms, evaluation.samples
+            end = evaluation.time_ms if start is None else start
+            if samples is not None:
+                if time_ms is not None and end > time_ms and samples > before:
+                    spans.append((samples, (samples - before) / (end - time_ms) * 1000))
+                before = samples
+            time_ms = evaluation.time_ms if stop is None else stop
         return spans
 
 

@@ -6,7 +6,7 @@ import functools
 import math
 import stat
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -117,8 +117,7 @@ class Result:
     @functools.cached_property
     def counted(self) -> list[Run]:
         """Compliant runs with a time, fastest first: what the score is made of, before best and worst are dropped."""
-        timed = [run for run in self.runs if run.compliant and run.minutes is not None]
-        return sorted(timed, key=lambda run: run.minutes or 0.0)
+        return _timed(run for run in self.runs if run.compliant)
 
     @functools.cached_property
     def failed_runs(self) -> int:
@@ -144,29 +143,23 @@ class Result:
     @functools.cached_property
     def olympic_minutes(self) -> float | None:
         """Mean minutes without best and worst; None with fewer than three runs or more than one failed."""
-        minutes = [run.minutes for run in self.kept if run.minutes is not None]
-        return math.fsum(minutes) / len(minutes) if minutes else None
+        return _mean_minutes(self.kept)
 
     @functools.cached_property
     def kept(self) -> list[Run]:
         """The runs whose mean is the score; none with fewer than three runs or more than one failed."""
-        if self.failed_runs > 1:
-            return []
-        return self.counted[1 : len(self.counted) - (1 - self.failed_runs)]
+        return _without_best_and_worst(self.counted, self.failed_runs)
 
     @functools.cached_property
     def reached_kept(self) -> list[Run]:
         """The runs of a raw olympic mean: those that say they reached the target, whatever rules their logs break."""
-        reached = [run for run in self.runs if run.converged and run.minutes is not None]
-        missed = len(self.runs) - len(reached)
-        ordered = sorted(reached, key=lambda run: run.minutes or 0.0)
-        return ordered[1 : len(ordered) - (1 - missed)] if missed <= 1 else []
+        reached = _timed(run for run in self.runs if run.converged)
+        return _without_best_and_worst(reached, len(self.runs) - len(reached))
 
     @functools.cached_property
     def reached_minutes(self) -> float | None:
         """Raw olympic mean, not checked and not scaled: for logs of a round whose rules are not installed."""
-        minutes = [run.minutes for run in self.reached_kept if run.minutes is not None]
-        return math.fsum(minutes) / len(minutes) if minutes else None
+        return _mean_minutes(self.reached_kept)
 
     @functools.cached_property
     def energy(self) -> Energy | None:
@@ -188,12 +181,8 @@ class Result:
         """The samples that the RCP test takes: olympic mean, one run that did not converge counts as the slowest."""
         if self._rcp_obstacle or len(self.runs) < 3:
             return None
-        return rcp.olympic_mean(self._rcp_samples)
-
-    @functools.cached_property
-    def _rcp_samples(self) -> list[float]:
         samples = [reading.samples for reading in self._rcp_readings]
-        return [_NOT_CONVERGED if value is None else value for value in samples]
+        return rcp.olympic_mean([_NOT_CONVERGED if value is None else value for value in samples])
 
     @functools.cached_property
     def _rcp_readings(self) -> list[Reading]:
@@ -204,7 +193,7 @@ class Result:
         readings = self._rcp_readings
         for run, reading in zip(self.runs, readings, strict=True):
             if reading.crash:
-                return f"the RCP checker crashes on {text(run.path.name)}: {reading.crash}"
+                return f"the RCP checker crashes on {run.name}: {reading.crash}"
         if any(reading.benchmark != readings[0].benchmark for reading in readings):
             return "submission_benchmark is missing or differs between the logs"
         if self.batch_size is None:
@@ -227,9 +216,8 @@ class Result:
     @functools.cached_property
     def rcp_point(self) -> rcp.Rcp | None:
         """The reference point of the batch size, closed division only."""
-        if self.division != "closed" or self.batch_size is None:
-            return None
-        if not rcp.has_points(self.ruleset, self.terms.rcp_file):
+        tested = self.division == "closed" and rcp.has_points(self.ruleset, self.terms.rcp_file)
+        if not tested or self.batch_size is None:
             return None
         return rcp.find(self.batch_size, self.ruleset, self.terms.rcp_file)[0]
 
@@ -259,12 +247,10 @@ class Result:
         if self.division is None:
             reasons.append("no submission_division")
         for run in self.runs:
-            crash = next((finding for finding in run.findings if finding.crash), None)
-            if crash is not None:
-                reasons.append(f"the compliance checker crashes on {text(run.path.name)}: {crash.message}")
+            crashes = [finding.message for finding in run.findings if finding.crash]
+            reasons += [f"the compliance checker crashes on {run.name}: {message}" for message in crashes[:1]]
         if self.rcp_test is not None and not self.rcp_test.passed:
-            point, mean = self.rcp_test.point, self.mean_samples
-            why = self.rcp_test.reason
+            point, mean, why = self.rcp_test.point, self.mean_samples, self.rcp_test.reason
             if point is not None and mean is not None:
                 why = f"mean of {mean:,.0f} samples, minimum {point.minimum:,.0f}"
             reasons.append(f"RCP test failed: {why}")
@@ -290,6 +276,20 @@ class Result:
         return not self.obstacles and self.score is not None
 
 
+def _timed(runs: Iterable[Run]) -> list[Run]:
+    """Those with a time, fastest first."""
+    return sorted((run for run in runs if run.minutes is not None), key=lambda run: run.minutes or 0.0)
+
+
+def _without_best_and_worst(runs: list[Run], failed: int) -> list[Run]:
+    """A failed run is the worst; none is left where more than one failed."""
+    return [] if failed > 1 else runs[1 : len(runs) - (1 - failed)]
+
+
+def _mean_minutes(runs: Sequence[Run]) -> float | None:
+    return math.fsum(run.minutes or 0.0 for run in runs) / len(runs) if runs else None
+
+
 def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET, terms: Terms = USUAL) -> Result:
     """Reads the logs of a folder; a file that cannot be read is named in the result, and the others are read."""
     runs, unreadable = [], {}
@@ -310,7 +310,7 @@ def load_results(target: Path, ruleset: str = DEFAULT_RULESET, terms: Terms = US
     if target.is_file():
         for path, reason in results[0].unreadable.items():
             raise ReviewError(f"{path} {reason}")
-        return [Result(results[0].folder, results[0].runs, {}, {}, ruleset, terms)]
+        return [replace(results[0], crashes={}, unreadable={})]
     return results
 
 
