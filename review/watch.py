@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -198,27 +199,27 @@ class Runs:
         return self._idle_since is not None and self._now - self._idle_since >= _IDLE_SECONDS
 
 
-def watch(follower: Follower, interval: float, as_json: bool, once: bool) -> int:
-    """Shows the run until it ends: 0 if it reached the target (or is under way, with ``once``), else 1."""
-
-    def say(standing: Standing) -> None:
-        if as_json:
-            print_json(standing, indent=None)
-        else:
-            print(standing.line(), flush=True)
-
-    states = output.follow(follower.poll, follower.ended, interval)
-    standing = output.show_states(states, say, _news, render, as_json=as_json, once=once)
-    reason = follower.broken()
-    if reason is not None:
-        print(f"review: the trial broke: {text(reason)}", file=sys.stderr)
-        return 1
-    return 0 if standing.run.converged or not standing.done else 1
+def _print(standing: Standing, as_json: bool, about: str = "") -> None:
+    if as_json:
+        print_json(standing, indent=None)
+    else:
+        print(f"{about}{standing.line()}", flush=True)
 
 
 def _news(standing: Standing) -> tuple[object, ...]:
     """What makes a new line: an evaluation, or a phase."""
     return len(standing.run.evaluations), standing.stalled, standing.phase
+
+
+def watch(follower: Follower, interval: float, as_json: bool, once: bool) -> int:
+    """Shows the run until it ends: 0 if it reached the target (or is under way, with ``once``), else 1."""
+    states = output.follow(follower.poll, follower.ended, interval)
+    standing = output.show_states(states, partial(_print, as_json=as_json), _news, render, as_json=as_json, once=once)
+    reason = follower.broken()
+    if reason is not None:
+        print(f"review: the trial broke: {text(reason)}", file=sys.stderr)
+        return 1
+    return 0 if standing.run.converged or not standing.done else 1
 
 
 def watch_many(runs: Runs, interval: float, as_json: bool, once: bool) -> int:
@@ -230,14 +231,10 @@ def watch_many(runs: Runs, interval: float, as_json: bool, once: bool) -> int:
             news = (*_news(standing), follower.broken())
             if shown.get(follower.log) != news:
                 shown[follower.log] = news
-                if as_json:
-                    print_json(standing, indent=None)
-                else:
-                    print(f"{text(str(follower.path))}: {standing.line()}", flush=True)
+                _print(standing, as_json, f"{text(str(follower.path))}: ")
         if once and not found:
-            raise ReviewError(
-                f"{runs.targets[0]}: no result_*.txt here or below; name the logs of runs, or their folder"
-            )
+            what = "no result_*.txt here or below; name the logs of runs, or their folder"
+            raise ReviewError(f"{runs.targets[0]}: {what}")
 
     states = output.follow(runs.poll, runs.ended, interval)
     found = output.show_states(states, say, lambda _: object(), render_many, as_json=as_json, once=once)

@@ -164,14 +164,6 @@ class Run:
         counts = [found for event in self.log.all("eval_accuracy") if (found := event.meta("epoch_num")) is not None]
         return bool(counts) and max(counts) >= max(self.batch_size or 0, 2)
 
-    def _samples(self, event: Event) -> float | None:
-        if self.counts_samples:
-            return event.meta("epoch_num")
-        found = event.meta("samples_count", "samples")
-        if found is None and self.batch_size and (steps := event.meta("step_num", "step")) is not None:
-            found = steps * self.batch_size
-        return found
-
     @functools.cached_property
     def evaluations(self) -> list[Evaluation]:
         """Every evaluation up to run_stop, in the order of the log."""
@@ -184,9 +176,13 @@ class Run:
             elif event.key == "eval_stop":
                 stop = event.time_ms
             elif event.key == "eval_accuracy" and (accuracy := number(event.value)) is not None:
+                samples = event.meta(*(("epoch_num",) if self.counts_samples else ("samples_count", "samples")))
+                steps = None if self.counts_samples or samples is not None else event.meta("step_num", "step")
+                if steps is not None and self.batch_size:
+                    samples = steps * self.batch_size
                 found.append(
                     Evaluation(
-                        samples=self._samples(event),
+                        samples=samples,
                         accuracy=accuracy,
                         time_ms=event.time_ms,
                         start_ms=start,

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 from review.logs.mllog import Event, Log, number, text
@@ -109,25 +109,13 @@ def _code(source: str, mode: str) -> CodeType:
     return compile(source, "<rule>", mode)
 
 
-def _true(source: str, state: dict[str, Any], names: dict[str, Any]) -> bool:
-    """A rule that cannot be evaluated, say for a missing entry, is broken."""
-    try:
-        return bool(eval(_code(source, "eval"), state, names))
-    except Exception:
-        return False
-
-
-class _Line:
-    """What snippets know as ``ll``."""
-
-    __slots__ = ("full_string", "key", "lineno", "timestamp", "value")
-
-    def __init__(self, event: Event) -> None:
-        self.full_string = event.text
-        self.key = event.key
-        self.lineno = event.line
-        self.timestamp = event.time_ms
-        self.value = {"value": event.value, "metadata": event.metadata}
+def _names(event: Event) -> dict[str, Any]:
+    """What snippets know of a line."""
+    value = {"value": event.value, "metadata": event.metadata}
+    line = SimpleNamespace(
+        full_string=event.text, key=event.key, lineno=event.line, timestamp=event.time_ms, value=value
+    )
+    return {"ll": line, "v": value}
 
 
 class _Check:
@@ -137,6 +125,7 @@ class _Check:
         self.log, self.queue = log, [first]
         self.by_key: dict[str, list[Finding]] = {}
         self.general: list[Finding] = []
+        self.state: dict[str, Any] = {}
 
     def say(
         self,
@@ -153,7 +142,7 @@ class _Check:
 
     def apply(self, blocks: _Rules, keys: _Rules) -> None:
         """Applies one file of rules to every line."""
-        state: dict[str, Any] = {
+        state = self.state = {
             "enqueue_config": self.queue.append,
             "s": {},
             "is_integer": lambda value: abs(round(value) - value) < 0.00001,
@@ -167,48 +156,50 @@ class _Check:
         for event in self.log.events:
             if not isinstance(event.key, str) or event.key not in keys:
                 continue
-            rule, repeated, line = keys[event.key], bool(reported[event.key]), _Line(event)
+            rule, repeated = keys[event.key], bool(reported[event.key])
             reported[event.key].append(event)
-            names = {"ll": line, "v": line.value}
+            names = _names(event)
             if not (repeated and "submission_" in event.key):
-                self._execute(event, rule, "PRE", state, names)
-                self._evaluate(event, rule, "CHECK", state, names)
-                self._execute(event, rule, "POST", state, names)
+                self._execute(event, _snippets(rule, "PRE"), names)
+                self._evaluate(event, _snippets(rule, "CHECK"), names)
+                self._execute(event, _snippets(rule, "POST"), names)
             if not repeated:
-                self._evaluate(event, rule, "FIRST_CHECK", state, names)
+                self._evaluate(event, _snippets(rule, "FIRST_CHECK"), names)
         for key, rule in keys.items():
             for source in _snippets(rule, "ATLEAST_ONE_CHECK") if reported[key] else ():
-                self._check_at_least_one(key, source, reported[key], state)
+                self._check_at_least_one(key, source, reported[key])
         for key, rule in keys.items():
             self._check_occurrences(key, rule.get("REQ", ""), reported)
         for source in _snippets(blocks["END"], "PRE"):
             exec(_code(source, "exec"), state)
         for source in _snippets(blocks["END"], "CHECK"):
-            if not _true(source, state, {}):
+            if not self._true(source, {}):
                 self.say(_describe_end(source, state["s"]), source)
 
-    def _execute(
-        self, event: Event, rule: dict[str, Any], name: str, state: dict[str, Any], names: dict[str, Any]
-    ) -> None:
-        for source in _snippets(rule, name):
+    def _true(self, source: str, names: dict[str, Any]) -> bool:
+        """A rule that cannot be evaluated, say for a missing entry, is broken."""
+        try:
+            return bool(eval(_code(source, "eval"), self.state, names))
+        except Exception:
+            return False
+
+    def _execute(self, event: Event, sources: Iterator[str], names: dict[str, Any]) -> None:
+        for source in sources:
             try:
-                exec(_code(source, "exec"), state, names)
+                exec(_code(source, "exec"), self.state, names)
             except Exception as error:
                 self.say(f"cannot be evaluated: {error}", source, event.key, event)
 
-    def _evaluate(
-        self, event: Event, rule: dict[str, Any], name: str, state: dict[str, Any], names: dict[str, Any]
-    ) -> None:
-        for source in _snippets(rule, name):
-            if not _true(source, state, names):
-                self.say(_describe_failure(event, source, state["s"]), source, event.key, event)
+    def _evaluate(self, event: Event, sources: Iterator[str], names: dict[str, Any]) -> None:
+        for source in sources:
+            if not self._true(source, names):
+                self.say(_describe_failure(event, source, self.state["s"]), source, event.key, event)
 
-    def _check_at_least_one(self, key: str, source: str, events: list[Event], state: dict[str, Any]) -> None:
+    def _check_at_least_one(self, key: str, source: str, events: list[Event]) -> None:
         passed = False
         for event in events:
-            line = _Line(event)
             try:
-                passed = bool(eval(_code(source, "eval"), state, {"ll": line, "v": line.value})) or passed
+                passed = bool(eval(_code(source, "eval"), self.state, _names(event))) or passed
             except Exception as error:
                 self.say(f"cannot be evaluated: {error}", source, event=event, crash=True)
         if not passed:
