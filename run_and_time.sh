@@ -4,12 +4,12 @@
 # torchrun sets the rank variables; under srun they follow from Slurm's.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-# shellcheck source=launch/binding.sh
-source "$REPO_DIR/launch/binding.sh"
-# shellcheck source=launch/profile.sh
-source "$REPO_DIR/launch/profile.sh"
-# shellcheck source=launch/kernel_cache.sh
-source "$REPO_DIR/launch/kernel_cache.sh"
+# shellcheck source=launch/node/binding.sh
+source "$REPO_DIR/launch/node/binding.sh"
+# shellcheck source=launch/run/profile.sh
+source "$REPO_DIR/launch/run/profile.sh"
+# shellcheck source=launch/run/kernel_cache.sh
+source "$REPO_DIR/launch/run/kernel_cache.sh"
 if [[ -z ${RANK:-} && -n ${SLURM_PROCID:-} ]]; then
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 fi

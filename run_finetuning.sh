@@ -9,8 +9,8 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-# shellcheck source=launch/log.sh
-source "$REPO_DIR/launch/log.sh"
+# shellcheck source=launch/run/log.sh
+source "$REPO_DIR/launch/run/log.sh"
 
 usage() {
   sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"

@@ -6,7 +6,7 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in log variables answers node_state caches trial ending port binding; do
+for part in run/trial node/binding; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -32,7 +32,7 @@ runner::trial() {
   # One machine needs no network name of its own; a wrong one in /etc/hosts would hang gloo.
   GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} exec "$PYTHON" -m torch.distributed.run \
     --nnodes 1 --nproc-per-node "$DGXNGPU" --master-addr 127.0.0.1 --master-port "$(port::free)" \
-    --no-python "$REPO_DIR/launch/rank.sh"
+    --no-python "$REPO_DIR/launch/run/rank.sh"
 }
 
 runner::cleanup() { node_state::undo; }

@@ -9,7 +9,7 @@ hosts=()
 
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in log variables answers node_state caches trial ending port container hosts ssh ssh_trial; do
+for part in run/trial container/container ssh/hosts ssh/ssh ssh/trial; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -34,7 +34,7 @@ runner::python() {
 
 runner::trial() {
   # shellcheck disable=SC2016 # $1 is of the inner shell
-  MASTER_PORT=$(ssh::run "${hosts[0]}" bash -c 'source "$1/launch/port.sh"; port::free' - "$REPO_DIR")
+  MASTER_PORT=$(ssh::run "${hosts[0]}" bash -c 'source "$1/launch/run/port.sh"; port::free' - "$REPO_DIR")
   export MASTER_PORT OMP_NUM_THREADS=${OMP_NUM_THREADS:-}
   container::arguments
   ssh::together runner::ranks
@@ -45,7 +45,7 @@ runner::trial() {
 runner::ranks() {
   command=("${container[@]}" "$PYTHON" -m torch.distributed.run --nnodes "$DGXNNODES" --node-rank "$1"
     --nproc-per-node "$DGXNGPU" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"
-    --no-python "$REPO_DIR/launch/rank.sh")
+    --no-python "$REPO_DIR/launch/run/rank.sh")
 }
 
 runner::cleanup() {

@@ -7,8 +7,8 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-# shellcheck source=launch/log.sh
-source "$REPO_DIR/launch/log.sh"
+# shellcheck source=launch/run/log.sh
+source "$REPO_DIR/launch/run/log.sh"
 
 pretraining::usage() { log::die "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm]"; }
 

@@ -5,7 +5,7 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in log variables answers node_state caches trial ending port binding container; do
+for part in run/trial node/binding container/container; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -32,7 +32,7 @@ runner::trial() {
   container::arguments
   exec "${container[@]}" "$PYTHON" -m torch.distributed.run \
     --nnodes 1 --nproc-per-node "$DGXNGPU" --master-addr 127.0.0.1 --master-port "$(port::free)" \
-    --no-python "$REPO_DIR/launch/rank.sh"
+    --no-python "$REPO_DIR/launch/run/rank.sh"
 }
 
 runner::cleanup() {

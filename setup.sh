@@ -21,7 +21,7 @@ build_image() {
 }
 
 case $KIND in
-  venv) ./launch/setup_venv.sh .venv run ;;
+  venv) ./launch/tools/setup_venv.sh .venv run ;;
   docker) build_image ;;
   enroot)
     need enroot 'see github.com/NVIDIA/enroot, or run without an image: ./setup.sh'

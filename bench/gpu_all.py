@@ -305,7 +305,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=positive, default=520, help="time for all of it (default 520)")
     parser.add_argument("--only", nargs="+", choices=[item.name for item in ITEMS], help="these items")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes and what runs on a CPU, to try the command out")
-    parser.add_argument("--tables", action="store_true", help="write the tables in docs/performance.md as well")
+    parser.add_argument("--tables", action="store_true", help="write the tables in docs/evidence.md as well")
     options = parser.parse_args()
     if options.tiny and options.tables:
         parser.error("--tables writes measured figures in the document, and those of --tiny are none")
@@ -329,7 +329,7 @@ def main() -> int:
     if options.tables:
         import tables
 
-        tables.write(results, ROOT / "docs" / "performance.md")
+        tables.write(results, ROOT / "docs" / "evidence.md")
     return int(failed > 0)
 
 

@@ -1,8 +1,8 @@
-"""Writes the GPU tables of docs/performance.md from a results file of gpu_all.py, between their markers.
+"""Writes the GPU tables of docs/evidence.md from a results file of gpu_all.py, between their markers.
 
 What was not measured says so: without a results file every row is "unmeasured".
 
-usage: python bench/tables.py [--results bench_results/results.jsonl] [--document docs/performance.md]
+usage: python bench/tables.py [--results bench_results/results.jsonl] [--document docs/evidence.md]
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def main() -> int:
     """Writes the tables."""
     parser = Parser(__doc__)
     parser.add_argument("--results", type=Path, default=Path("bench_results/results.jsonl"), help="of gpu_all.py")
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "performance.md", help="file with the markers")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "evidence.md", help="file with the markers")
     options = parser.parse_args()
     try:
         write(options.results, options.document)

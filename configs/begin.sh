@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
 # What every config begins with: forgets the config sourced before, and remembers what you exported, which wins.
-# shellcheck source=launch/exports.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/../launch/exports.sh"
+# shellcheck source=launch/run/exports.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/../launch/run/exports.sh"
 exports::begin CONFIG

@@ -9,7 +9,7 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 readonly REPO_DIR
-for part in log variables; do
+for part in run/log run/variables; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done

@@ -64,18 +64,19 @@ class Rehearsal:
             yield "there is no evaluation before the first step: it was no rehearsal (REHEARSAL=1 evaluates there)"
         elif not start.sound:
             yield (
-                f"before the first step the accuracy is {start.accuracy:.4f}, and the checkpoint has {start.low:.3f} to "
-                f"{start.high:.3f}: other weights (md5 of model.ckpt-28252), another evaluation set or vocabulary "
+                f"before the first step the accuracy is {start.accuracy:.4f}, and the checkpoint has {start.low:.3f} "
+                f"to {start.high:.3f}: other weights (md5 of model.ckpt-28252), another evaluation set or vocabulary "
                 "(./verify_dataset.sh), or GELU's form"
             )
         elif wrong and abs(later[-1].accuracy - start.accuracy) < LEAST_ROOM:
-            yield "the accuracy stays at the checkpoint's: no step is taken (learning rate, loss scale), or data of noise"
+            why = "no step is taken (learning rate, loss scale), or data of noise"
+            yield f"the accuracy stays at the checkpoint's: {why}"
         elif wrong:
-            yield from likely_causes(
-                wrong[0].samples, wrong[0].verdict == "high", self.band, self.run, sound_start=True
-            )
-            if wrong[0].verdict == "low":
-                yield "a fused kernel, attention or number format: FUSED=none, ATTENTION=sdpa_loop, PRECISION=fp32 in turn"
+            high = wrong[0].verdict == "high"
+            yield from likely_causes(wrong[0].samples, high, self.band, self.run, sound_start=True)
+            if not high:
+                settings = "FUSED=none, ATTENTION=sdpa_loop, PRECISION=fp32"
+                yield f"a fused kernel, attention or number format: {settings} in turn"
         if not later and not self.points[-1].samples:
             yield "there is no evaluation after the first step: the run ended too early"
 

@@ -22,6 +22,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+for package in ("bert", "review"):
+    # An editable install belongs to one checkout: in another the tests would import that one's code and run their own.
+    found = Path(str(importlib.import_module(package).__file__))
+    if not found.resolve().is_relative_to(REPOSITORY):
+        raise pytest.UsageError(
+            f"{package} is imported from {found.parent}, another checkout: use the .venv of this one"
+        )
 SHARED = Path(os.environ.get("BERT_TEST_SHARED", REPOSITORY.parent / "shared"))
 
 

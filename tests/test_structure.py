@@ -5,8 +5,11 @@ The rules themselves are in structure.py; test_structure_rules.py breaks each of
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,12 +34,13 @@ LAYERS: dict[str, list[set[str]]] = {
         {"__main__"},
     ],
     "implementations/certify": [
-        {"expected_settings", "meeting", "outliers", "probes", "recorder", "records", "telemetry"},
-        {"baseline", "burn_in", "corruption", "description", "hardware", "questions", "record"},
-        {"charts", "expected", "load", "burn_in_load", "figures"},
-        {"__main__", "verdict"},
-        {"page", "watch"},
-        {"commands"},
+        {"schema", "meeting"},
+        {"recorder", "telemetry", "records"},
+        {"load", "comparison", "corruption", "hardware", "journal"},
+        {"burn_in", "figures"},
+        {"__main__", "baseline", "verdict"},
+        {"commands", "page"},
+        {"watch"},
     ],
     "implementations/finetune": [
         {"batches"},
@@ -179,6 +183,26 @@ def test_the_tree_holds_no_large_file_and_no_binary_but_small_test_data(reposito
         _none(structure.unfit_for_the_tree(path, is_test=path.is_relative_to(tests)))
 
 
+def test_the_suite_refuses_the_packages_of_another_checkout(repository, tmp_path):
+    (tmp_path / "tests").mkdir()
+    shutil.copy(repository / "tests" / "conftest.py", tmp_path / "tests")
+    (tmp_path / "tests" / "test_nothing.py").write_text("def test_nothing(): ...\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "another checkout: use the .venv of this one" in done.stderr
+
+
+def test_only_programs_can_be_run_and_libraries_are_sourced(repository):
+    """A program sets the shell's options for itself; a file that is sourced leaves those of its user."""
+    scripts = _tracked(repository, "*.sh", "*.sub")
+    assert len(scripts) > 50
+    for path in scripts:
+        is_program = re.search(r"^set -", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+        assert os.access(path, os.X_OK) == is_program, path
+
+
 def test_tables_of_variables_have_a_row_for_each_and_no_other(repository):
     listed = [entry.name for entries in variables.groups().values() for entry in entries]
     pages = [repository / "README.md", *(repository / "docs").glob("*.md")]
@@ -200,12 +224,12 @@ def test_other_tables_name_what_there_is(repository):
     folders = rows("CONTRIBUTING.md", "folder")
     existing = [name for row in folders for name in structure.names(row) if (repository / name).is_dir()]
     _none(structure.table_problems(folders, dict.fromkeys(existing)))
-    scripts = {name for row in rows("docs/performance.md", "what") for name in re.findall(r"`(\w+\.py)", row[1])}
+    scripts = {name for row in rows("docs/evidence.md", "what") for name in re.findall(r"`(\w+\.py)", row[1])}
     _none([f"bench/{name}: no such script" for name in scripts if not (repository / "bench" / name).is_file()])
 
 
 def test_the_page_of_validity_names_files_and_tests_that_are_there(repository):
-    rows = structure.tables((repository / "docs" / "validity.md").read_text(encoding="utf-8"), "rule")
+    rows = structure.tables((repository / "docs" / "evidence.md").read_text(encoding="utf-8"), "rule")
     assert len(rows) > 20
     problems = []
     for rule, kept, tested in rows:

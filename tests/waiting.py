@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 # Below the ports of outgoing connections, any of which may be taken before a process under test listens on one that was
-# free; and below those of launch/port.sh. Each process of tests begins elsewhere and takes none twice.
+# free; and below those of launch/run/port.sh. Each process of tests begins elsewhere and takes none twice.
 _PORTS, _LAST_PORT = 10_000, 20_000
 _next_port = itertools.count(os.getpid() * 997)
 

@@ -23,14 +23,13 @@ from bert.core import rundir
 from bert.core.env import ConfigError, env, from_env
 from bert.core.exit import leave
 from bert.pretraining.config import Config as TrainerConfig
-from certify import burn_in_load as burn_in
-from certify import description, record
-from certify.burn_in_load import BurnIn
-from certify.expected_settings import Expected
+from certify import burn_in, schema
+from certify.burn_in import BurnIn
 from certify.load import Config as LoadConfig
 from certify.load import Load
 from certify.meeting import Meeting
-from certify.telemetry import ROW, Cpus, Gpus, Sampler
+from certify.schema import Expected
+from certify.telemetry import Cpus, Gpus, Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,7 @@ def certify(load: Load, folder: Path) -> None:
     if not done:
         sampler = telemetry(meeting)
         load.run()
-        write(folder, load, sampler.stop() if sampler else np.empty(0, ROW))
+        write(folder, load, sampler.stop() if sampler else np.empty(0, schema.SAMPLE))
         load.rows.clear()
     if seconds:
         repeats = BurnIn(load, folder, seconds)
@@ -88,9 +87,9 @@ def write(folder: Path, load: Load, samples: np.ndarray) -> None:
     """The first rank of each node writes what its ranks have measured. Every rank calls it."""
     meeting = load.meeting
     own = io.BytesIO()
-    np.savez(own, steps=np.concatenate(load.rows), probes=np.concatenate([*load.probes, np.empty(0, record.PROBE)]))
+    np.savez(own, steps=np.concatenate(load.rows), probes=np.concatenate([*load.probes, np.empty(0, schema.PROBE)]))
     meeting.store.set(f"rows/{meeting.rank}", own.getvalue())  # type: ignore[arg-type]  # bytes will do
-    devices = meeting.exchange(description.device_name(load.device).encode())
+    devices = meeting.exchange(burn_in.device_name(load.device).encode())
     members = meeting.members(meeting.node)
     if meeting.rank == members[0]:
         parts = [np.load(io.BytesIO(meeting.store.get(f"rows/{rank}"))) for rank in members]
@@ -102,7 +101,7 @@ def write(folder: Path, load: Load, samples: np.ndarray) -> None:
         ]
         about = {"node": node, "number": meeting.node, "nodes": meeting.nodes, "ranks": ranks, "size": meeting.size}
         about["on_cpus"] = load.device.type == "cpu"
-        record.write(folder / f"certify_{node}.npz", about, tables)
+        schema.write(folder / f"certify_{node}.npz", about, tables)
     meeting.barrier()
     meeting.store.delete_key(f"rows/{meeting.rank}")
 
@@ -122,11 +121,11 @@ def main(environ: Mapping[str, str]) -> int:
             raise ConfigError("RUN_DIR is not set: start it by certify.sh")
         meeting = meet(config, trainer)
         if load.burn_in_seconds:
-            facts = description.facts(trainer, meeting) if meeting.rank == 0 else {}
+            facts = burn_in.facts(trainer, meeting) if meeting.rank == 0 else {}
             burn_in.refuse_other(run.run_dir, meeting, facts)
         if meeting.rank == 0:
             derived = {"expected": dataclasses.asdict(expected), "burn_in_seconds": load.burn_in_seconds}
-            rundir.write_description(run, trainer, derived | description.derived(trainer))
+            rundir.write_description(run, trainer, derived | burn_in.derived(trainer))
         meeting.barrier()
         certify(Load(load, trainer, meeting), run.run_dir)
     except ConfigError as error:

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from certify.records import LABELS, REDUCTIONS, Records
+from certify.comparison import OF_MEDIAN
+from certify.figures import state_of
+from certify.records import Records
+from certify.schema import LABELS, REDUCTIONS
 from review.logs.output import ReviewError, write_whole
 
 FOLDER = Path("baselines")
-WARN, FAIL = 0.03, 0.05  # slower by so much, and by more than the tests repeat
-DEVIATIONS = 3.0
 # What must be the same for a comparison of times to mean anything.
 _DATA = ("batch_size", "gradient_steps", "max_seq_length", "packed")
 _SAME = ("devices", "ranks_per_node", "model", "precision", "optimizer", *_DATA)
@@ -66,12 +67,11 @@ def measure(records: Records, name: str) -> Baseline:
         )
     data = config.get("data", {})
     environment = _json(records.folder / "environment.json")
-    per_node = max(place.local_rank for place in records.places.values()) + 1
     machine = {
         "host": environment.get("host"),
         "devices": sorted({place.device for place in records.places.values()}),
         "nodes": len(records.nodes),
-        "ranks_per_node": per_node,
+        "ranks_per_node": records.ranks_per_node,
         "model": model,
         "precision": precision,
         "optimizer": config.get("optim", {}).get("optimizer"),
@@ -102,7 +102,7 @@ def _by_round(values: Mapping[int, list[float]]) -> list[list[float]]:
 def _typical(rounds: list[list[float]]) -> tuple[float, float]:
     """The median over rounds of each round's median, and its standard error by how much the rounds differ."""
     of_rounds = [statistics.median(times) for times in rounds]
-    return statistics.median(of_rounds), 1.2533 * statistics.stdev(of_rounds) / len(of_rounds) ** 0.5
+    return statistics.median(of_rounds), OF_MEDIAN * statistics.stdev(of_rounds) / len(of_rounds) ** 0.5
 
 
 def label(name: str) -> str:
@@ -174,9 +174,7 @@ def check(now: Baseline, before: Baseline) -> list[Change]:
         (value, error), (old, old_error) = now.metrics[name], before.metrics[name]
         change = value / old - 1
         noise = ((error / value) ** 2 + (old_error / old) ** 2) ** 0.5
-        sure = change > DEVIATIONS * noise
-        state = "fail" if sure and change > FAIL else "warn" if sure and change > WARN else "pass"
-        found.append(Change(name, old, value, change, noise, state))
+        found.append(Change(name, old, value, change, noise, state_of(change, noise)))
     return found
 
 

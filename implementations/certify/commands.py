@@ -48,7 +48,7 @@ def _certify(arguments: argparse.Namespace) -> int:
     if arguments.expected:
         if arguments.csv or arguments.output:
             raise ReviewError("--expected prints figures for a config and no verdict: leave out --csv and --output")
-        from certify.expected import exports
+        from certify.figures import exports
         from certify.records import read
 
         figures = exports(read(arguments.target))

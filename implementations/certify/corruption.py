@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from certify.records import ALONE, STAGES, Records
+from certify.records import Records
+from certify.schema import ALONE, STAGES
 
 Key = tuple[str, int, int]  # stage, rank, round
 

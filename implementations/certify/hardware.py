@@ -20,7 +20,6 @@ REASONS = {
 }
 LEAST_SAMPLES = 5
 LEAST_SHARE = 0.05  # of the seconds
-CPUS = -1
 # Errors that must not grow during the test, and how bad it is when they do.
 COUNTERS = {
     "xid_count": ("Xid errors", "fail"),

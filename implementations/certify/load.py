@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,14 +25,16 @@ from bert.commands import allreduce
 from bert.core.dist import World
 from bert.core.env import ConfigError, env
 from bert.data.sampler import Sampler
+from bert.data.training import Config as DataConfig
 from bert.data.training import TrainingData, open_source
+from bert.kernels import fp8
 from bert.pretraining import train as pretraining
 from bert.pretraining.config import Config as TrainerConfig
 from bert.training.step import Step, TrainingStep
 from bert.training.warm_up import ready
-from certify import probes, record
 from certify.meeting import Meeting, pairings
 from certify.recorder import Recorder
+from certify.schema import NOBODY, PARTS, PROBE, STAGES, STEP
 
 SEED = 0  # one for all ranks and rounds: the same work, bit for bit
 LEARNING_RATE = 1e-4
@@ -38,7 +43,10 @@ LEAST_STEPS = 4  # of a round
 MOST_PAIRINGS = 7
 LEAST_BYTES = 1 << 20  # of an all-reduce
 REDUCTIONS = 3  # measured one after the other: the quickest shows the network, the others what disturbs it
-NOBODY = -1
+SIZE, CPU_SIZE = 8192, 256  # of a square matrix
+COPY_BYTES, CPU_COPY_BYTES = 1 << 30, 1 << 24
+READ_BYTES = 1 << 24
+REPEATS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +153,7 @@ class Load:
 
     def _probe_all(self) -> None:
         """Products, copies and reads by themselves, all ranks at the same time."""
-        found = probes.build(self.device, self.trainer.data, self.meeting.rank)
+        found = build_probes(self.device, self.trainer.data, self.meeting.rank)
         for number in range(self.config.rounds):
             for one in found:
                 self.meeting.barrier()
@@ -214,17 +222,19 @@ class Load:
         with trainee.step.undone():
             checksums = self.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
-        sequences = [self.sequences[step] for step in range(count)]
-        self.rows.append(
-            record.steps(
-                self.meeting.rank, stage, number, partner, parts,
-                cpu=trainee.recorder.cpu, sequences=sequences, checksum=checksums.numpy(force=True),
-            )
-        )  # fmt: skip
+        rows = np.zeros(count, STEP)
+        rows["rank"], rows["stage"] = self.meeting.rank, list(STAGES).index(stage)
+        rows["round"], rows["partner"], rows["step"] = number, partner, np.arange(count)
+        for column, part in enumerate(PARTS):
+            rows[part] = parts[:, column]
+        rows["cpu"], rows["checksum"] = trainee.recorder.cpu, checksums.numpy(force=True)
+        rows["sequences"] = [self.sequences[step] for step in range(count)]
+        self.rows.append(rows)
 
     def take_steps(self, trainee: Trainee, count: int, drill: bool = False) -> torch.Tensor:
         """Takes steps; the checksums of the weights after each [count] int64, on the device."""
-        data, sampler = self.trainer.data, self._sampler()
+        data = self.trainer.data
+        sampler = Sampler(self.source.row_counts(), data.rows_per_step, SEED, 0, 1)
         finish = pretraining.finisher(self.trainer, self.alone)
         batches = TrainingData(self.source, sampler, data, self.trainer.model.vocab_size, 1, finish)
         checksums = torch.zeros(count, dtype=torch.int64, device=self.device)
@@ -245,9 +255,6 @@ class Load:
             batches.close()
         return checksums
 
-    def _sampler(self) -> Sampler:
-        return Sampler(self.source.row_counts(), self.trainer.data.rows_per_step, SEED, 0, 1)
-
     def _all_reduce(self, trainee: Trainee, stage: str, number: int, partner: int) -> None:
         """The time of an all-reduce as large as the gradients in 16 bit, whose sums are checked."""
         world = trainee.world
@@ -261,7 +268,67 @@ class Load:
     def probe(self, name: str, number: int, seconds: float, amount: float, partner: int = NOBODY) -> None:
         """Notes a measurement."""
         row = (self.meeting.rank, name.encode(), number, partner, seconds, amount)
-        self.probes.append(np.array([row], record.PROBE))
+        self.probes.append(np.array([row], PROBE))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """name: as the record has it; amount: operations or bytes of ``run``."""
+
+    name: str
+    amount: float
+    run: Callable[[], object]
+
+    def measure(self, device: torch.device) -> float:
+        """Seconds of one run among several, after one to warm up."""
+        for repeats in (1, REPEATS):
+            begin = time.perf_counter()
+            for _ in range(repeats):
+                self.run()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        return (time.perf_counter() - begin) / REPEATS
+
+
+def build_probes(device: torch.device, data: DataConfig, rank: int) -> list[Probe]:
+    """What this device can do, on random numbers: zeros run faster, because a chip is limited by power."""
+    cuda = device.type == "cuda"
+    size, num_bytes = (SIZE, COPY_BYTES) if cuda else (CPU_SIZE, CPU_COPY_BYTES)
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32) for _ in range(2))
+    found = [Probe("matmul", 2 * size**3, lambda: a @ b)]
+    if cuda and torch.cuda.get_device_capability(device) >= (8, 9):
+        one = torch.ones((), device=device)
+        left, right = a.to(fp8.FORWARD), b.to(fp8.FORWARD).t()
+        run = partial(fp8.product, left, right, one, one, None, torch.bfloat16, True)
+        found.append(Probe("matmul_fp8", 2 * size**3, run))
+    source, target = (torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
+    found.append(Probe("copy", 2 * num_bytes, lambda: target.copy_(source)))  # read and written
+    if cuda:
+        host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        found.append(Probe("host_copy", num_bytes, lambda: target.copy_(host, non_blocking=True)))
+    return [*found, *_disk(data, rank)]
+
+
+def _disk(data: DataConfig, rank: int) -> list[Probe]:
+    """A read of the data set's largest file, where there is one, each rank and run at a place of its own."""
+    folder: Path | None = data.datadir_packed or data.datadir
+    files = sorted((path for path in folder.glob("*") if path.is_file()), key=os.path.getsize) if folder else []
+    if not files:
+        return []
+    path, size = files[-1], os.path.getsize(files[-1])
+    count = min(READ_BYTES, size)
+    turn = rank
+
+    def read() -> None:
+        nonlocal turn
+        turn += 1
+        offset = turn * 7919 * READ_BYTES % max(size - count, 1)
+        with open(path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), offset, count, os.POSIX_FADV_DONTNEED)  # from the disk, not from memory
+            file.seek(offset)
+            file.read(count)
+
+    return [Probe("disk", count, read)]
 
 
 @torch.no_grad()

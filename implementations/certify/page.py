@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from certify import charts
-from certify.baseline import Baseline
-from certify.expected import FIGURES, digits
-from certify.figures import STEP, Measured
-from certify.records import BURN_IN, LABELS, PROBES
+import numpy as np
+
+from certify.baseline import Baseline, label
+from certify.figures import FIGURES, STEP, Measured, digits
+from certify.records import Records
+from certify.schema import BURN_IN, CPUS, LABELS, PROBES
 from certify.verdict import WORDS, Certificate, chance_words
 from review.logs.output import ReviewError, write_whole
-from review.report.chart import LineChart
+from review.report.chart import Axis, Line, LineChart, Point
 
 HEADLINES = {"pass": "Pass", "warn": "Pass, with warnings", "fail": "Fail"}
 STATES = {"pass": "good", "warn": "warn", "fail": "bad"}
 FULL = 0.10  # of the median: slower by so much has the full colour
+MOST_LINES, MOST_POINTS = 10, 80
+CLOCKS = {
+    "sm_mhz": ("clock", "Clock", "MHz"),
+    "watts": ("power", "Power", "W"),
+    "celsius": ("temperature", "Temperature", "°C"),
+}
 
 
 def write_page(found: Certificate, output: Path) -> None:
@@ -38,7 +46,7 @@ def write_page(found: Certificate, output: Path) -> None:
         numbers=_numbers(found, measured),
         outliers=_outliers(found),
         maps=[_map(found, stage, values, rates.get(stage, "")) for stage, values in _levels(found).items()],
-        figures=charts.timelines(records, accused),
+        figures=timelines(records, accused),
     )
 
 
@@ -55,7 +63,7 @@ def write_drift(baselines: Sequence[Baseline], output: Path) -> None:
         numbers=[],
         outliers=[],
         maps=[],
-        figures=[charts.drift(baselines)],
+        figures=[drift(baselines)],
     )
 
 
@@ -164,3 +172,88 @@ def _map(found: Certificate, stage: str, values: dict[int, float], rate: str) ->
     width = max((len(row["cells"]) for row in rows), default=0)
     median = ", ".join(text for text in (f"{center * 1e3:,.2f} ms", rate) if text)
     return {"title": LABELS[stage], "median": median, "rows": rows, "width": width}
+
+
+def timelines(records: Records, accused: Sequence[str] = ()) -> list[LineChart]:
+    """Clock, power and temperature by device over the test; of more than fit, the accused and the extremes."""
+    series: dict[str, dict[str, np.ndarray]] = {}
+    for node, table in records.telemetry.items():
+        for device in np.unique(table["device"]).tolist():
+            chosen = table["device"] == device
+            rank = next((p.name for p in records.places.values() if (p.node, p.local_rank) == (node, device)), None)
+            name = f"CPUs of {node}" if device == CPUS else rank or f"GPU {device} of {node}"
+            series[name] = {field: column[chosen] for field, column in table.items()}
+    charts = []
+    for field, (key, title, unit) in CLOCKS.items():
+        known = {name: one for name, one in series.items() if not np.isnan(one[field]).all()}
+        if known:
+            charts.append(_timeline(field, key, title, unit, known, accused))
+    return charts
+
+
+def _timeline(
+    field: str, key: str, title: str, unit: str, series: Mapping[str, Mapping[str, np.ndarray]], accused: Sequence[str]
+) -> LineChart:
+    begin = min(float(one["time"].min()) for one in series.values())
+    level = sorted(series, key=lambda name: float(np.nanmedian(series[name][field])))
+    shown = list(series)
+    if len(shown) > MOST_LINES:
+        others = [name for name in level if name not in accused]
+        room = max(MOST_LINES - sum(name in accused for name in level), 2)
+        kept = {*accused, *others[: room // 2], *others[-(room - room // 2) :]}
+        shown = [name for name in series if name in kept]
+    lines = []
+    for number, name in enumerate(shown):
+        one = series[name]
+        step = max(1, math.ceil(len(one["time"]) / MOST_POINTS))
+        pairs = zip((one["time"][::step] - begin) / 60, one[field][::step], strict=True)
+        points = tuple(
+            Point(x=float(x), y=float(y), tip=f"{name}: {y:,.0f} {unit} at {x:.1f} minutes")
+            for x, y in pairs
+            if not np.isnan(y)
+        )
+        lines.append(Line(run=number, name=name, points=points, counted=True))
+    left = (
+        "" if len(shown) == len(series) else f" Of {len(series)} devices, {len(shown)}: the accused and the extremes."
+    )
+    lowest, highest = (float(np.nanmedian(series[name][field])) for name in (level[0], level[-1]))
+    extremes = f"{level[0]} has the lowest median, {level[-1]} the highest."
+    if lowest == highest:
+        extremes = f"All have the same median, {lowest:,.0f}."
+    return _chart(key, title, f"{title} of each device, in {unit}. {extremes}{left}", "minutes", unit, lines)
+
+
+def drift(baselines: Sequence[Baseline]) -> LineChart:
+    """Every figure of each baseline relative to the first that has it, the oldest first."""
+    names = list(dict.fromkeys(name for one in baselines for name in one.metrics))
+    lines = []
+    for number, name in enumerate(names):
+        known = [(place, one) for place, one in enumerate(baselines, 1) if name in one.metrics]
+        first = known[0][1].metrics[name][0]
+        points = tuple(
+            Point(
+                x=place,
+                y=100 * (one.metrics[name][0] / first - 1),
+                tip=f"{one.name}: {label(name)} {one.metrics[name][0] * 1e3:,.3f} ms",
+            )
+            for place, one in known
+        )
+        lines.append(Line(run=number, name=label(name), points=points, counted=True))
+    worst = max((point.y, line.name) for line in lines for point in line.points[-1:])
+    words = f"From {baselines[0].name} to {baselines[-1].name}; the largest change is {worst[1]}, {worst[0]:+.1f}%."
+    title = "Time of the same work over baselines"
+    return _chart("drift", title, words, "baseline, the oldest first", "% slower than the first", lines)
+
+
+def _chart(key: str, title: str, alt: str, x: str, y: str, lines: list[Line]) -> LineChart:
+    xs = [point.x for line in lines for point in line.points]
+    ys = [point.y for line in lines for point in line.points]
+    room = 0.08 * (max(ys) - min(ys)) or max(abs(max(ys)), 1) * 0.05
+    return LineChart(
+        key=key,
+        title=title,
+        alt=alt,
+        x=Axis(label=x, unit="minutes" if x == "minutes" else "rate", low=min(xs), high=max(xs)),
+        y=Axis(label=y, unit="rate", low=min(ys) - room, high=max(ys) + room),
+        lines=tuple(lines),
+    )

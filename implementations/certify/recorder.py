@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-PARTS = ("data", "compute", "wait", "update")
+from certify.schema import PARTS
+
 _MARKS = ("start", "data", "gradients", "reduced", "updated")  # a part lies between two of them
 
 

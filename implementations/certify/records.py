@@ -10,33 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from certify.schema import ALONE, PARTS, PROBES, STAGES, VERSION
 from review.logs.output import ReviewError
 
-# In the order in which they run; the names are those of the files, by number.
-STAGES = {
-    "single": "one rank at a time",
-    "parallel": "all ranks, each by itself",
-    "node": "the ranks of a node, gradients reduced",
-    "pairs": "two nodes, gradients reduced",
-    "together": "all ranks, gradients reduced",
-}
-PROBES = {
-    "matmul": "matrix product",
-    "matmul_fp8": "matrix product in fp8",
-    "copy": "memory copy",
-    "host_copy": "copy from the host",
-    "disk": "read of the data disk",
-}
-REDUCTIONS = {
-    "reduce_node": "all-reduce of each node",
-    "reduce_pairs": "all-reduce of two nodes",
-    "reduce_together": "all-reduce of all ranks",
-}
-BURN_IN = "burn-in"
-LABELS = STAGES | PROBES | REDUCTIONS | {BURN_IN: "hours of the same steps"}
-ALONE = ("single", "parallel")
-PARTS = ("data", "compute", "wait", "update")
-VERSION = 3
 Columns = dict[str, np.ndarray]
 
 
@@ -66,6 +42,11 @@ class Records:
     probes: Columns
     telemetry: dict[str, Columns] = field(default_factory=dict)
     on_cpus: bool = False
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Of the largest node."""
+        return max(place.local_rank for place in self.places.values()) + 1
 
     @property
     def stages(self) -> list[str]:
@@ -220,13 +201,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Columns]:
         with np.load(path) as file:
             about: dict[str, Any] = json.loads(str(file["about"]))
             columns = {name: file[name] for name in file.files if name != "about"}
-        whole = (
-            about["version"] == VERSION
-            and bool(about["ranks"])
-            and bool(about["nodes"])
-            and about["size"] > 0
-            and "on_cpus" in about
-        )
+        whole = about["version"] == VERSION and about["ranks"] and about["nodes"] and about["size"] > 0
         whole = whole and "on_cpus" in about and len(columns["steps.checksum"]) > 0
         whole = whole and "probes.seconds" in columns and "telemetry.device" in columns
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):

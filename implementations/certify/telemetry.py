@@ -16,15 +16,8 @@ from typing import Any
 
 import numpy as np
 
-FIELDS = (
-    *("sm_mhz", "memory_mhz", "watts", "celsius", "memory_celsius", "throttle", "busy"),
-    *("ecc_corrected", "ecc_uncorrected", "xid_count", "xid_last"),
-    *("pcie_generation", "pcie_generation_most", "pcie_width", "pcie_width_most", "pcie_replays", "nvlink_errors"),
-)
-# One row a second and device. device: the local rank of a GPU, or -1 for the node's CPUs (sm_mhz, celsius, busy).
-# throttle: NVML's bit mask of reasons; exact in a float64.
-ROW = np.dtype([("time", np.float64), ("device", np.int16), *((name, np.float64) for name in FIELDS)])
-CPUS = -1
+from certify.schema import CPUS, FIELDS, SAMPLE
+
 MOST_SAMPLES = 20_000  # at twice as many every other one is dropped, and then every other second is sampled
 _NVLINKS, _NVLINK_COUNTERS = 18, 4
 _NAN = float("nan")
@@ -200,14 +193,14 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> np.ndarray:
-        """Ends it; all rows (ROW)."""
+        """Ends it; all rows (SAMPLE)."""
         self._over.set()
         self._thread.join(self.interval + 30)
         return self.rows()
 
     def rows(self) -> np.ndarray:
         """What was sampled so far."""
-        return np.concatenate([np.empty(0, ROW), *self._samples])
+        return np.concatenate([np.empty(0, SAMPLE), *self._samples])
 
     def _run(self) -> None:
         while not self._over.wait(self.interval):
@@ -218,7 +211,7 @@ class Sampler:
         found = [values for source in self.sources for values in source.sample()]
         now = time.time()
         table = [(now, values["device"], *(values.get(name, _NAN) for name in FIELDS)) for values in found]
-        self._samples.append(np.array(table, ROW))
+        self._samples.append(np.array(table, SAMPLE))
         if len(self._samples) >= 2 * MOST_SAMPLES:
             self._samples = self._samples[::2]
             self.interval *= 2

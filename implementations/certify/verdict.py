@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from certify import expected
-from certify.burn_in import BurnIn, Journal
+from certify import figures
+from certify.comparison import LEAST, Outlier, Question, questions
 from certify.corruption import Corruption, corrupt
-from certify.expected import Reached
-from certify.figures import STEP, Measured, figures
+from certify.figures import STEP, Measured, Reached
 from certify.hardware import Fault, devices, faults, throttled
-from certify.outliers import LEAST, Outlier
-from certify.questions import Question, questions
-from certify.records import ALONE, BURN_IN, LABELS, Records, read
+from certify.journal import BurnIn, Journal
+from certify.records import Records, read
+from certify.schema import ALONE, BURN_IN, LABELS
 from review.logs.output import duration, write_whole
 
 SHOWN = 4  # of a ranking; --json has all, --csv the ranks of every stage
@@ -108,7 +107,7 @@ class Certificate:
 
     def figures(self) -> list[Measured]:
         """Every number with its limit."""
-        return figures(self.records, self.seconds, self.expected)
+        return figures.figures(self.records, self.seconds, self.expected)
 
     def reasons(self) -> list[str]:
         """What is wrong, a line each."""
@@ -148,10 +147,10 @@ class Certificate:
 def certify(folder: Path) -> Certificate:
     """Judges the records in the folder of a test. Raises ReviewError where they are missing or are no records."""
     records = read(folder)
-    wanted, seconds = expected.settings(folder)
+    wanted, seconds = figures.settings(folder)
     burnt = Journal(folder).read(records.places) or (BurnIn(0, 0.0, seconds, []) if seconds else None)
     found = judge(records, burnt)
-    reached, notes = expected.check(found.records, wanted)
+    reached, notes = figures.check(found.records, wanted)
     notes += [one.text() for one in reached if one.state == "pass"]
     notes += [burnt.text()] if burnt else []
     return replace(found, reached=reached, expected=wanted, notes=[*found.notes, *notes])

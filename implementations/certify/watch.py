@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from certify.burn_in import BurnIn, Journal
+from certify.commands import EXIT
+from certify.journal import BurnIn, Journal
 from review.logs import output
 from review.logs.mllog import text
 from review.logs.output import ReviewError, duration, print_json
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from certify.verdict import Certificate
 
-EXIT = {"pass": 0, "warn": 3, "fail": 1}
 BROKEN = 2
 SILENT_SECONDS, SILENT_REPEATS = 60.0, 10  # without a new line for so long, and as many repeats: it stands still
 _STAGE = re.compile(r"certify: ([\w, ]+):")

@@ -97,7 +97,7 @@ def test_the_peer_sees_the_same_words_padded_and_packed(bench):
 
 def test_tables_say_what_is_unmeasured_and_why(bench, tmp_path):
     tables = bench("tables")
-    target = tmp_path / "performance.md"
+    target = tmp_path / "evidence.md"
     target.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
     tables.write(None, target)
     text = target.read_text()
@@ -156,5 +156,5 @@ def test_tables_refuse_a_document_without_markers_and_a_foreign_results_file(ben
 
 
 def test_document_in_the_tree_has_the_markers(repository, bench):
-    text = (repository / "docs" / "performance.md").read_text()
+    text = (repository / "docs" / "evidence.md").read_text()
     assert text.count(bench("tables").BEGIN) == text.count(bench("tables").END) == 1

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from certify.records import ALONE, PARTS, STAGES, Place, Records
+from certify.records import Place, Records
+from certify.schema import ALONE, PARTS, STAGES
 
 ROUNDS, STEPS = 6, 20
 STEP_SECONDS, WAIT_SECONDS, REDUCE_SECONDS = 0.1, 0.01, 0.02

@@ -9,7 +9,7 @@ import pytest
 
 from bert.core.env import from_env
 from bert.pretraining.config import Config as Trainer
-from certify.description import derived
+from certify.burn_in import derived
 from review.__main__ import main
 
 from .made_up import make, write

@@ -19,7 +19,7 @@ from bert.core.env import ConfigError, from_env
 from bert.pretraining.config import Config as Trainer
 from certify.__main__ import certify as run_load
 from certify.__main__ import main
-from certify.burn_in_load import BurnIn
+from certify.burn_in import BurnIn
 from certify.load import Config, Load, checksum
 from certify.meeting import Meeting, pairings
 from certify.telemetry import Cpus, Sampler
@@ -250,7 +250,7 @@ def test_the_memory_of_a_burn_in_does_not_grow(tmp_path, load, monkeypatch):
 
 
 def test_the_telemetry_of_a_burn_in_is_kept_while_it_runs_and_over_its_interruptions(tmp_path, load, monkeypatch):
-    monkeypatch.setattr("certify.burn_in_load.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr("certify.burn_in.SAVE_SECONDS", 0.0)
     burn_in, source, kept = BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 0.3), Cpus(), []
     tell = BurnIn._tell
     monkeypatch.setattr(BurnIn, "_tell", lambda *arguments: kept.append(len(burn_in.sampled())) or tell(*arguments))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from certify.outliers import hesitating, slow
+from certify.comparison import hesitating, slow
 
 RANKS, ROUNDS, TESTS, COMPARISONS = 4, 6, 80, 74
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from certify.telemetry import CPUS, FIELDS, MOST_SAMPLES, Cpus, Gpus, Sampler
+from certify.schema import CPUS, FIELDS
+from certify.telemetry import MOST_SAMPLES, Cpus, Gpus, Sampler
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 FUNCTIONS = [*re.findall(r"^ANSWER\((\w+)", SOURCE.read_text(), re.M), "nvmlDeviceGetFieldValues", "field"]

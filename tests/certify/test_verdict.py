@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from certify.records import PARTS
+from certify.schema import PARTS
 from certify.verdict import certify, judge
 from review.__main__ import main
 

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from certify.burn_in import MOST_ROUNDS, Journal, Rounds
+from certify.journal import MOST_ROUNDS, Journal, Rounds
 from certify.verdict import certify
 from certify.watch import Watched, follow
 from review.__main__ import main

@@ -25,7 +25,7 @@ SYSTEMS = [path for path in ALL if path not in LARGE and "demo" not in path.name
 READ_ELSEWHERE = {
     "WALLTIME",  # the user's line: sbatch -t "$WALLTIME"
     "SBATCH_TIMELIMIT",  # sbatch
-    "CONFIG_EXPORTS",  # launch/exports.sh, when the next config is sourced
+    "CONFIG_EXPORTS",  # launch/run/exports.sh, when the next config is sourced
 }
 BERT_LARGE = {
     "vocab_size": 30522,
@@ -206,8 +206,8 @@ def test_the_table_of_configs_in_the_documentation_is_theirs(repository, exporte
 
 
 def test_the_table_of_large_models_in_the_documentation_is_theirs(repository, exported):
-    """docs/large_models.md: a row a config."""
-    text = (repository / "docs" / "large_models.md").read_text()
+    """docs/train.md: a row a config."""
+    text = (repository / "docs" / "train.md").read_text()
     for path in LARGE:
         values = exported[path.name]
         gpus = int(values["DGXNNODES"]) * int(values["DGXNGPU"])

@@ -89,8 +89,8 @@ def test_every_exported_name_is_read(exported, repository):
 
 
 def test_the_table_of_recipes_in_the_documentation_is_theirs(exported, repository):
-    """docs/pretraining.md: a row a recipe, rows at once x accumulated on one node, of both phases."""
-    text = (repository / "docs" / "pretraining.md").read_text()
+    """docs/train.md: a row a recipe, rows at once x accumulated on one node, of both phases."""
+    text = (repository / "docs" / "train.md").read_text()
     for path in RECIPES:
         one, two = (exported[path.name, phase, "1", "1"] for phase in "12")
         cells = [f"{v['BATCHSIZE']} x {v['GRADIENT_STEPS']}" for v in (one, two)]

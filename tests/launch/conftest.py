@@ -131,7 +131,7 @@ def checkout(repository: Path, tmp_path: Path) -> Checkout:
     copy = Checkout(root)
     for name in ("sudo", "sync"):
         copy.stand_in(name, "exit 1")
-    (root / "launch" / "drop_caches.sh").write_text(
+    (root / "launch" / "node" / "drop_caches.sh").write_text(
         '#!/usr/bin/env bash\necho drop_caches >>"$FAKE_CALLS"\nexit "${DROP_STATUS:-1}"\n'
     )
     copy.env = {

@@ -71,7 +71,7 @@ class Node:
     def call(self, command: str, **env: str) -> str:
         """Output of a command of binding.sh."""
         done = subprocess.run(
-            ["bash", "-c", f"set -euo pipefail; source launch/binding.sh; {command}"],
+            ["bash", "-c", f"set -euo pipefail; source launch/node/binding.sh; {command}"],
             cwd=self.repository,
             env={"PATH": f"{self.root / 'bin'}:{os.environ['PATH']}", "SYSFS": str(self.sys)}
             | {"PROC_STATUS": str(self.root / "status"), "TOPOLOGY_GPUS": ""}

@@ -26,7 +26,7 @@ def enroot(checkout):
 
 
 def start(enroot, image: str = IMAGE, **env: str) -> subprocess.Popen[str]:
-    command = ["./launch/import_image.sh", image, str(file_of(enroot))]
+    command = ["./launch/container/import_image.sh", image, str(file_of(enroot))]
     return subprocess.Popen(command, cwd=enroot.root, env=enroot.env | env, stderr=subprocess.PIPE, text=True)
 
 

@@ -19,7 +19,7 @@ esac
 
 @pytest.fixture
 def demo(checkout):
-    """demo(**environment) -> the finished launch/demo.sh."""
+    """demo(**environment) -> the finished launch/tools/demo.sh."""
     checkout.stand_in("demo_python", PYTHON)
     prepare = checkout.root / "input_preprocessing" / "prepare_data.sh"
     prepare.parent.mkdir()
@@ -29,7 +29,7 @@ def demo(checkout):
 
     def run(after: str = "unset DGXNGPU", **env: str):
         env.setdefault("DEMO_DIR", str(checkout.root.parent / "demo"))
-        return checkout.run("launch/demo.sh", config="/dev/null", after=after, PYTHON=python, **env)
+        return checkout.run("launch/tools/demo.sh", config="/dev/null", after=after, PYTHON=python, **env)
 
     return run
 
@@ -62,7 +62,7 @@ def test_one_gpu_takes_one_process(demo, checkout):
 def test_a_site_and_a_config_sourced_before_do_not_reach_it(demo, checkout):
     """The demo has data and settings of its own, whatever this shell has been used for."""
     done = checkout.run(
-        "launch/demo.sh", after="unset DGXNGPU", NEXP="1", DEMO_DIR=str(checkout.root.parent / "demo"),
+        "launch/tools/demo.sh", after="unset DGXNGPU", NEXP="1", DEMO_DIR=str(checkout.root.parent / "demo"),
         PYTHON=str(checkout.root.parent / "bin" / "demo_python"), LOOK_FOR="",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

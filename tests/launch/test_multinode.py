@@ -75,7 +75,7 @@ def test_values_reach_the_machines_as_they_are_and_not_on_a_command_line(machine
     assert done.returncode == 0, done.stderr
     assert "NCCL_ODD" not in "".join(machines.calls("ssh"))
     shown = subprocess.run(
-        ["bash", "-c", f"source launch/environment.sh; environment::print | env -i bash -c '{READ}'"],
+        ["bash", "-c", f"source launch/run/environment.sh; environment::print | env -i bash -c '{READ}'"],
         cwd=machines.root,
         env=machines.env | {"NCCL_ODD": odd, "MY_TOKEN": "hidden"},
         capture_output=True,
@@ -85,7 +85,7 @@ def test_values_reach_the_machines_as_they_are_and_not_on_a_command_line(machine
     assert shown == odd + "|unset"
 
 
-READ = 'source launch/environment.sh; environment::read; printf "%s|%s" "$NCCL_ODD" "${MY_TOKEN-unset}"'
+READ = 'source launch/run/environment.sh; environment::read; printf "%s|%s" "$NCCL_ODD" "${MY_TOKEN-unset}"'
 
 
 @pytest.mark.parametrize(("culprit", "host"), [("1", 0), ("3", 1)])
@@ -117,7 +117,7 @@ def test_a_machine_reports_the_reason_of_its_rank_and_keeps_nothing(machines, tm
     entries = {"RUN_DIR": str(folder), "TRIAL": "0", "DGXNGPU": "1"}
     fail = 'echo 2 >"$RUN_DIR/status"; echo "LR: wrong" >"$RUN_DIR/error_0.txt"; echo output; exit 1'
     process = subprocess.Popen(
-        [machines.root / "launch" / "ssh_node.sh", "watch", "bash", "-c", fail],
+        [machines.root / "launch" / "ssh" / "node.sh", "watch", "bash", "-c", fail],
         env=machines.env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -166,7 +166,7 @@ def test_a_machine_that_cannot_take_part_is_named_before_anything_is_written(mac
 
 
 def test_caches_count_as_dropped_only_when_every_machine_dropped_them(machines):
-    (machines.root / "launch" / "drop_caches.sh").write_text('#!/bin/sh\n[ "$OF_HOST" != "$STUBBORN" ]\n')
+    (machines.root / "launch" / "node" / "drop_caches.sh").write_text('#!/bin/sh\n[ "$OF_HOST" != "$STUBBORN" ]\n')
     done = run(machines, STUBBORN="none")
     assert done.returncode == 0, done.stderr
     assert {rank["CACHE_CLEARED"] for rank in machines.ranks()} == {"1"}

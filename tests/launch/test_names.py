@@ -13,7 +13,7 @@ SCRIPTS = {
     "slurm": "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 ./run.sub",
     "doctor": "launch/doctor.sh machine",
     "sweep": "launch/sweep.sh --dry-run configs/config_demo_1x2x16x1_pack.sh",
-    "demo": "launch/demo.sh",
+    "demo": "launch/tools/demo.sh",
 }
 
 
@@ -34,7 +34,7 @@ def test_a_node_without_a_python_leaves_the_names_to_the_trainers_check(checkout
     for name in ("python", "python3"):
         checkout.stand_in(name, "exit 1")
     done = subprocess.run(
-        ["bash", "-c", 'REPO_DIR=$PWD; source launch/log.sh; source launch/variables.sh; variables::check_names'],
+        ["bash", "-c", 'REPO_DIR=$PWD; cd launch/run; source log.sh; source variables.sh; variables::check_names'],
         cwd=checkout.root, env=checkout.env | {"BATCHSZIE": "8"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -88,15 +88,17 @@ def test_what_you_export_wins_over_env_sh_and_an_edited_env_sh_over_its_former_s
 
 
 def test_the_list_of_configs_and_the_difference_of_two(checkout):
-    table = sourced(checkout, "launch/configs.sh").stdout.splitlines()
+    table = sourced(checkout, "launch/tools/configs.sh").stdout.splitlines()
     assert table[0].split()[:3] == ["config", "nodes", "GPUs"]
     assert len(table) == 1 + len(list((checkout.root / "configs").glob("config_*.sh")))
     row = next(line.split() for line in table if line.startswith("DGXH100_4x8x48x1_pack"))
     assert row[1:] == ["4", "8", "48", "x", "1", "packed", "3072", "0.002711", "1040", "closed"]
-    rows = sourced(checkout, "launch/configs.sh DGXH100_4x8x48 config_GB200_2x4x48x1_pack.sh").stdout.splitlines()[1:]
+    rows = sourced(
+        checkout, "launch/tools/configs.sh DGXH100_4x8x48 config_GB200_2x4x48x1_pack.sh"
+    ).stdout.splitlines()[1:]
     assert ["LR", "0.002711", "0.00096"] in [row.split() for row in rows]
     assert not any(row.startswith("BATCHSIZE") for row in rows), "the same in both"
-    rows = sourced(checkout, "launch/configs.sh demo Samsung").stdout.splitlines()
+    rows = sourced(checkout, "launch/tools/configs.sh demo Samsung").stdout.splitlines()
     assert ["OPTIMIZER", "-", "adamw"] in [row.split() for row in rows]
 
 
@@ -106,6 +108,6 @@ def test_the_list_of_configs_and_the_difference_of_two(checkout):
 )
 def test_a_config_that_is_not_found_is_one_line(checkout, arguments, said):
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        sourced(checkout, f"launch/configs.sh {arguments}")
+        sourced(checkout, f"launch/tools/configs.sh {arguments}")
     assert caught.value.returncode == 2
     assert caught.value.stderr.startswith(f"configs: error: {said}")

@@ -43,8 +43,10 @@ def test_ranks_that_add_wrong_end_the_run_before_any_trial(checkout):
 
 
 def test_ranks_that_hang_are_ended_by_the_launcher(checkout):
-    (checkout.root / "launch" / "nccl_test.sh").write_text(
-        (checkout.root / "launch" / "nccl_test.sh").read_text().replace("NCCL_TEST_TIMEOUT + 60", "NCCL_TEST_TIMEOUT")
+    (checkout.root / "launch" / "run" / "nccl_test.sh").write_text(
+        (checkout.root / "launch" / "run" / "nccl_test.sh")
+        .read_text()
+        .replace("NCCL_TEST_TIMEOUT + 60", "NCCL_TEST_TIMEOUT")
     )
     done = checkout.run(LOCAL, after="export NCCL_TEST=1 NCCL_TEST_TIMEOUT=2", ALLREDUCE="hang")
     assert done.returncode == 1

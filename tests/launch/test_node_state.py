@@ -123,7 +123,7 @@ def test_ranks_read_data_staged_to_the_nodes_disk_which_is_removed_at_the_end(ch
 def stage(checkout, target: Path, **env: str):
     root = target.parent / "data"
     sources = f"X={root}/packed_data E={root}/eval"
-    return checkout.run(f"./launch/stage_node.sh {target}/bert_1_0 {sources}", **env)
+    return checkout.run(f"./launch/node/stage.sh {target}/bert_1_0 {sources}", **env)
 
 
 def test_what_is_staged_is_the_source_with_the_digest_of_each_file(checkout, data):
@@ -167,7 +167,7 @@ def test_staging_that_makes_no_sense_is_refused(checkout, data, how, reason):
 
 
 def test_nodes_that_read_different_data_end_the_run(checkout, data):
-    script = checkout.root / "launch" / "stage_node.sh"
+    script = checkout.root / "launch" / "node" / "stage.sh"
     script.write_text("#!/bin/sh\necho staged 3 files, 9 bytes, sha256 $RANDOM_DIGEST$$\n")
     done = checkout.run(LOCAL.replace("local", "multinode"), after="export DGXNNODES=2", **two_machines(checkout))
     assert "the nodes have read different data: 3 files" in last_line(done.stderr)

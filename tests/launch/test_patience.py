@@ -31,7 +31,7 @@ def shorten(checkout, name: str, text: str, shorter: str) -> None:
     ids=["ends", "hangs", "ignores SIGTERM"],
 )
 def test_a_job_is_waited_for_as_long_as_was_said_and_then_ended_with_all_it_started(job, seconds, status, repository):
-    line = f"source launch/patience.sh; set -m; ({job}) & echo $!; patience::wait $! {seconds}"
+    line = f"source launch/run/patience.sh; set -m; ({job}) & echo $!; patience::wait $! {seconds}"
     with subprocess.Popen(["bash", "-c", line], cwd=repository, stdout=subprocess.PIPE, text=True) as shell:
         number = int(shell.stdout.readline())
         assert shell.wait(timeout=240) == status
@@ -40,7 +40,7 @@ def test_a_job_is_waited_for_as_long_as_was_said_and_then_ended_with_all_it_star
 
 
 def test_a_reading_of_power_that_hangs_is_left(checkout):
-    shorten(checkout, "power.sh", "POWER_PATIENCE=60", "POWER_PATIENCE=1")
+    shorten(checkout, "run/power.sh", "POWER_PATIENCE=60", "POWER_PATIENCE=1")
     checkout.stand_in("ipmitool", f'if [[ -e "{checkout.logdir}" ]]; then {HANGS}; fi\n{IPMI}')
     done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05")
     assert done.returncode == 0, done.stderr
@@ -49,7 +49,7 @@ def test_a_reading_of_power_that_hangs_is_left(checkout):
 
 
 def test_an_nvidia_smi_that_hangs_at_the_reset_of_the_clocks_is_left(checkout):
-    shorten(checkout, "clocks.sh", "timeout -k 5 60", "timeout -k 5 1")
+    shorten(checkout, "node/clocks.sh", "timeout -k 5 60", "timeout -k 5 1")
     said = "echo GPU clocks set to 1410"
     checkout.stand_in("nvidia-smi", f"case $* in *query*) echo 0 ;; *--lock*) {said} ;; *--reset*) {HANGS} ;; esac")
     done = checkout.run(LOCAL, GPU_CLOCKS="1410", BINDING="none", NCCL_TEST="0")
@@ -58,7 +58,7 @@ def test_an_nvidia_smi_that_hangs_at_the_reset_of_the_clocks_is_left(checkout):
 
 
 def test_a_guard_of_a_job_that_hangs_is_left(pyxis):
-    shorten(pyxis, "node_guard.sh", "GUARD_PATIENCE=300", "GUARD_PATIENCE=1")
+    shorten(pyxis, "slurm/runner.sh", "GUARD_PATIENCE=300", "GUARD_PATIENCE=1")
     pyxis.stand_in("enroot", f"case $1 in list) echo pyxis_bert_7_0 ;; remove) {HANGS} ;; esac")
     pyxis.stand_in("squeue", "echo 7")
     done = pyxis.run("./run.sub")
@@ -69,7 +69,7 @@ def test_a_guard_of_a_job_that_hangs_is_left(pyxis):
 
 
 def test_a_reading_that_hangs_does_not_keep_the_last_line_until_slurm_kills_an_interrupted_run(checkout):
-    shorten(checkout, "ending.sh", "patience=20", "patience=1")
+    shorten(checkout, "run/ending.sh", "patience=20", "patience=1")
     checkout.stand_in("ipmitool", f'if [[ -e "{checkout.logdir}/ended" ]]; then {HANGS}; fi\n{IPMI}')
     process = checkout.popen(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05 RUN_NAME=ended", TRIAL_0="hang")
     wait_until((checkout.logdir / "ended" / "running_0" / "result_0.txt").exists)
@@ -83,7 +83,7 @@ def test_a_reading_that_hangs_does_not_keep_the_last_line_until_slurm_kills_an_i
 
 def test_a_signal_that_comes_just_as_the_ranks_start_ends_them(checkout):
     started = checkout.root.parent / "started"
-    shorten(checkout, "ranks.sh", "  group=$!\n", f"  touch '{started}'; sleep 1\n  group=$!\n")
+    shorten(checkout, "run/ranks.sh", "  group=$!\n", f"  touch '{started}'; sleep 1\n  group=$!\n")
     process = checkout.popen(LOCAL, after="export RUN_NAME=ended", TRIAL_0="hang", NCCL_TEST="0")
     wait_until(started.exists)
     process.send_signal(signal.SIGTERM)
@@ -94,10 +94,10 @@ def test_a_signal_that_comes_just_as_the_ranks_start_ends_them(checkout):
 
 def test_a_signal_that_comes_just_as_a_trainer_starts_ends_it(checkout):
     started = checkout.root.parent / "started"
-    shorten(checkout, "rank.sh", "trainer=$!\n", f"touch '{started}'; sleep 1\ntrainer=$!\n")
+    shorten(checkout, "run/rank.sh", "trainer=$!\n", f"touch '{started}'; sleep 1\ntrainer=$!\n")
     checkout.logdir.mkdir()
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "RUN_DIR": str(checkout.logdir), "TRIAL": "0"}
-    process = checkout.popen("./launch/rank.sh", after="export DGXNGPU=1", TRIAL_0="hang", BINDING="none", **alone)
+    process = checkout.popen("./launch/run/rank.sh", after="export DGXNGPU=1", TRIAL_0="hang", BINDING="none", **alone)
     wait_until(started.exists)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=240)

@@ -58,7 +58,7 @@ def test_readings_begin_at_a_fixed_beat_however_long_one_takes(tmp_path, reposit
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "POWER_SOURCE": "ipmi", "POWER_INTERVAL": "1"}
-    command = [repository / "launch" / "power_sampler.sh", tmp_path / "power"]
+    command = [repository / "launch" / "node" / "power_sampler.sh", tmp_path / "power"]
     subprocess.run(command, env=environment, check=True, timeout=60)
     assert (tmp_path / "slept").read_text().split() == ["0.700"] * 3
     (readings,) = (tmp_path / "power").glob("*.csv")

@@ -43,7 +43,7 @@ def test_a_phase_that_fails_ends_the_command_and_says_how_to_continue(checkout):
 
 def test_a_signal_before_there_is_a_phase_to_end_is_not_lost(checkout):
     """It comes as the script says which phase it begins."""
-    with open(checkout.root / "launch" / "log.sh", "a") as log:
+    with open(checkout.root / "launch" / "run" / "log.sh", "a") as log:
         log.write('\nlog::info() { [[ $* != "phase 1 of "* ]] || kill -TERM "$$"; }\n')
     finished = checkout.run(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="hang")
     assert finished.returncode == 143

@@ -1,4 +1,4 @@
-"""launch/test_pythons.sh: every supported Python once, each in an environment of its own; one failure fails all."""
+"""make test-pythons: every supported Python once, each in an environment of its own; one failure fails all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(repository, tmp_path):
         record = f'echo "PYTHON=${{PYTHON:-}} $*" >>{tmp_path}/calls; [[ "$*" != *{fails}* ]]'
         program(tools / "make", record)
         environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": "python-of-the-launcher"}
-        script = repository / "launch" / "test_pythons.sh"
+        script = repository / "launch" / "tools" / "test_pythons.sh"
         done = subprocess.run([script, *map(str, arguments)], env=environment, capture_output=True, text=True)
         calls = tmp_path / "calls"
         return done.returncode, done.stdout.splitlines(), done.stderr, calls.read_text() if calls.exists() else ""

@@ -40,7 +40,7 @@ class Config:
         "EMULATE_RANK",
         None,
         at_least=0,
-        doc="this process alone is that rank of WORLD_SIZE: says what it holds, trains nothing (docs/large_models.md)",
+        doc="this process alone is that rank of WORLD_SIZE: says what it holds, trains nothing (docs/train.md)",
     )
     num_threads: int = env("OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads per process; 0 leaves PyTorch's choice")
 

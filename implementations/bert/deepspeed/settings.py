@@ -29,7 +29,7 @@ class Config:
         "ENGINE",
         "own",
         choices=("own", "deepspeed"),
-        doc="what divides weights, gradients and states over the ranks: this trainer, or DeepSpeed (docs/deepspeed.md)",
+        doc="what divides weights, gradients and states over the ranks: this trainer, or DeepSpeed (docs/train.md)",
     )
     path: Path | None = env("DEEPSPEED_CONFIG", None, doc="ENGINE=deepspeed: DeepSpeed's JSON")
 

@@ -16,7 +16,7 @@ class Config:
         "LR_SCHEDULE",
         "mlperf",
         choices=("mlperf", "dle", "poly", "linear", "samsung"),
-        doc="learning-rate rule, see docs/pretraining.md",
+        doc="learning-rate rule, see docs/train.md",
     )
     lr: float = env("LR", above=0, doc="base learning rate")
     max_steps: int = env(

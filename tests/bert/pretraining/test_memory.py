@@ -189,7 +189,7 @@ def test_the_limit_of_a_control_group_counts(tmp_path):
 
 
 def test_every_published_size_fits_where_its_configs_run(repository):
-    """H100 with 80 GB; the sizes of docs/large_models.md."""
+    """H100 with 80 GB; the sizes of docs/train.md."""
     for name, ranks, rows, layers in (("1.5b", 8, 32, 0), ("5b", 8, 32, 1), ("5b", 128, 24, 1)):
         model = BertConfig.from_json(repository / "configs" / "models" / f"bert_{name}.json")
         batch = SimpleNamespace(num_tokens=rows * 128, num_masked=rows * 20)

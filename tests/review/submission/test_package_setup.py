@@ -14,7 +14,7 @@ import pytest
 def setup(repository, tmp_path):
     """Runs a copy of setup.sh among fake tools; returns (exit code, stderr, commands that ran)."""
     shutil.copy(repository / "setup.sh", tmp_path)
-    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "tools").mkdir(parents=True)
     tools = tmp_path / "bin"
     tools.mkdir()
     calls = tmp_path / "calls"
@@ -23,7 +23,7 @@ def setup(repository, tmp_path):
         path.write_text(f'#!/bin/bash\necho "${{0##*/}} $*" >> {calls}\n')
         path.chmod(0o755)
 
-    tool(tmp_path / "launch" / "setup_venv.sh")
+    tool(tmp_path / "launch" / "tools" / "setup_venv.sh")
 
     def run(*arguments, have=()):
         for name in have:

@@ -1,0 +1,101 @@
+"""What a test records, in files and by name; written by the load, read by the verdict. Imports no torch.
+
+certify_<node>.npz holds the tables ``steps``, ``probes`` and ``telemetry`` of a node, an array a column, and ``about``:
+JSON on the node and its ranks. burn_in_<node>.npz is the telemetry of a burn-in in the same form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert.core.env import env
+from bert.core.files import whole_file
+
+VERSION = 3
+# Stages in the order in which they run, in files by number.
+STAGES = {
+    "single": "one rank at a time",
+    "parallel": "all ranks, each by itself",
+    "node": "the ranks of a node, gradients reduced",
+    "pairs": "two nodes, gradients reduced",
+    "together": "all ranks, gradients reduced",
+}
+ALONE = ("single", "parallel")
+PROBES = {
+    "matmul": "matrix product",
+    "matmul_fp8": "matrix product in fp8",
+    "copy": "memory copy",
+    "host_copy": "copy from the host",
+    "disk": "read of the data disk",
+}
+REDUCTIONS = {
+    "reduce_node": "all-reduce of each node",
+    "reduce_pairs": "all-reduce of two nodes",
+    "reduce_together": "all-reduce of all ranks",
+}
+BURN_IN = "burn-in"
+LABELS = STAGES | PROBES | REDUCTIONS | {BURN_IN: "hours of the same steps"}
+PARTS = ("data", "compute", "wait", "update")  # of a step
+NOBODY = -1  # partner of a node that is in no pair
+CPUS = -1  # device of the node's CPUs in the telemetry
+
+# One row a step. partner: the number of the other node of a pair; sequences: trained on; cpu: seconds that the rank's
+# process used of CPUs; checksum: of the weights after the step.
+STEP = np.dtype(
+    [
+        *(("rank", np.int32), ("stage", np.int8), ("round", np.int16), ("partner", np.int16), ("step", np.int32)),
+        *((part, np.float32) for part in PARTS),
+        *(("cpu", np.float32), ("sequences", np.int32)),
+        ("checksum", np.int64),
+    ]
+)
+# One row a measurement: a matrix product, a copy, a read, an all-reduce. amount: operations or bytes of one.
+PROBE = np.dtype(
+    [
+        *(("rank", np.int32), ("probe", "S16"), ("round", np.int16), ("partner", np.int16)),
+        *(("seconds", np.float64), ("amount", np.float64)),
+    ]
+)
+FIELDS = (
+    *("sm_mhz", "memory_mhz", "watts", "celsius", "memory_celsius", "throttle", "busy"),
+    *("ecc_corrected", "ecc_uncorrected", "xid_count", "xid_last"),
+    *("pcie_generation", "pcie_generation_most", "pcie_width", "pcie_width_most", "pcie_replays", "nvlink_errors"),
+)
+# One row a second and device. device: the local rank of a GPU, or CPUS (sm_mhz, celsius, busy). throttle: NVML's bit
+# mask of reasons; exact in a float64.
+SAMPLE = np.dtype([("time", np.float64), ("device", np.int16), *((name, np.float64) for name in FIELDS)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """Figures that a config says a healthy system reaches; 0: nothing is expected. Stages and probes by name."""
+
+    parallel: float = env(
+        "EXPECTED_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of each rank by itself, while all of them work"
+    )
+    together: float = env(
+        "EXPECTED_TOGETHER_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of all ranks that train one model"
+    )
+    matmul: float = env("EXPECTED_TFLOPS", 0.0, at_least=0, doc="Tflop/s of a rank's matrix product; bf16 on GPUs")
+    matmul_fp8: float = env("EXPECTED_FP8_TFLOPS", 0.0, at_least=0, doc="Tflop/s of a rank's matrix product in fp8")
+    copy: float = env("EXPECTED_MEMORY_GBPS", 0.0, at_least=0, doc="GB/s of a rank's copy in memory, read and written")
+    host_copy: float = env("EXPECTED_HOST_GBPS", 0.0, at_least=0, doc="GB/s of a rank's copy from the host")
+    disk: float = env("EXPECTED_DISK_GBPS", 0.0, at_least=0, doc="GB/s of a rank's reads of the data set")
+    reduce_together: float = env(
+        "EXPECTED_ALLREDUCE_GBPS", 0.0, at_least=0, doc="GB/s of bus bandwidth, all ranks, as NCCL_TEST_MIN_GBPS"
+    )
+
+
+def write(path: Path, about: Mapping[str, Any], tables: Mapping[str, np.ndarray]) -> None:
+    """Writes a file whole. about: what is said of the node and its ranks; tables: structured arrays by name."""
+    columns: dict[str, Any] = {
+        f"{name}.{column}": rows[column] for name, rows in tables.items() for column in rows.dtype.names or ()
+    }
+    with whole_file(path) as partial, open(partial, "wb") as file:
+        np.savez_compressed(file, about=np.array(json.dumps({"version": VERSION, **about})), **columns)

@@ -1,4 +1,0 @@
-#!/usr/bin/env bash
-# Runs a command on a node and, where it succeeds, says so: what answers.sh counts. Usage: answer.sh COMMAND...
-"$@" || exit
-echo "answer ${SLURMD_NODENAME:-$(uname -n)}"

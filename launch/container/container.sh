@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# The container of a run, behind one interface. CONTAINER_RUNTIME (pyxis, apptainer, docker, none) names the file of launch/
+# that brings these functions; CONT empty is none: straight on the node.
+#   container::check      stops in one line when the runtime or the image cannot be used; changes nothing
+#   container::create     makes this run's container once on every node, for all later commands
+#   container::arguments  sets the array container: the words that come before a command to run it inside (for pyxis
+#                         options of srun, so they stand last among srun's). Called again for each command, since
+#                         folders and exported variables change between commands
+#   container::remove     removes what create made and nothing else; may run twice or before create; never fails
+# Paths are the same inside and outside, so no variable is translated: container::mounts gives the list.
+# shellcheck disable=SC2034 # container and mounts are for the runtime's file and the run script
+
+declare -a container=() mounts=()
+# Variables whose paths a command reads; fine-tuning adds its own.
+declare -a container_inputs=(DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT)
+
+# Sources the runtime. Argument: the runtime taken when CONT is set and CONTAINER_RUNTIME is not.
+container::load() {
+  if [[ -z ${CONT:-} ]]; then CONTAINER_RUNTIME=none; fi
+  variables::default CONTAINER_RUNTIME "$1"
+  variables::one_of CONTAINER_RUNTIME pyxis apptainer docker none
+  if [[ $CONTAINER_RUNTIME != none ]]; then
+    container::paths
+    unset PYTHONPATH PYTHONHOME # of the host's Python, not the image's
+    # shellcheck source=/dev/null
+    source "$REPO_DIR/launch/container/$CONTAINER_RUNTIME.sh"
+  fi
+}
+
+# No container.
+container::check() { :; }
+container::create() { :; }
+container::arguments() { container=(); }
+container::remove() { :; }
+
+# Makes the paths that are mounted absolute, as the trainer will see them, and refuses what mount lists cannot say.
+container::paths() {
+  local name
+  variables::default KERNEL_CACHE "${LOGDIR%/}/.kernels"
+  for name in "${container_inputs[@]}" CHECKPOINT_DIR LOGDIR KERNEL_CACHE; do
+    if [[ -n ${!name:-} ]]; then
+      export "$name=$(realpath -ms -- "${!name}")"
+      container::mountable "$name" "${!name}"
+    fi
+  done
+  container::mountable 'the repository' "$REPO_DIR"
+}
+
+container::mountable() {
+  [[ $2 != *[[:space:],:]* ]] || log::die "$1=$2: a path that is mounted in a container has no space, comma or colon"
+}
+
+# Sets the array mounts, an entry SOURCE:TARGET:ro or SOURCE:TARGET:rw for each file, folder or device that a command may need
+# and that exists: the repository, data, weights, results and InfiniBand devices at their own paths, and CONTAINER_MOUNTS.
+container::mounts() {
+  local name entry path
+  mounts=("$REPO_DIR:$REPO_DIR:ro")
+  for name in "${container_inputs[@]}"; do
+    path=${!name:-}
+    # Beside the weights that fine-tuning starts from are their config.json and vocabulary.
+    if [[ $name == INIT_CHECKPOINT && -f $path && ${RANK_MODULE:-} == finetune ]]; then path=$(dirname -- "$path"); fi
+    # A path that is named twice is mounted once: docker refuses the second.
+    if [[ $path && -e $path && " ${mounts[*]} " != *" $path:$path:ro "* ]]; then mounts+=("$path:$path:ro"); fi
+  done
+  for name in LOGDIR CHECKPOINT_DIR KERNEL_CACHE; do
+    if [[ $name == KERNEL_CACHE && ${!name:-} == "${LOGDIR:-}"/* ]]; then continue; fi
+    if [[ -n ${!name:-} && -d ${!name} ]]; then mounts+=("${!name}:${!name}:rw"); fi
+  done
+  local -r extra=${CONTAINER_MOUNTS:-}
+  for entry in ${extra//,/ }; do container::mount "$entry"; done
+  if [[ -d /dev/infiniband ]]; then mounts+=(/dev/infiniband:/dev/infiniband:rw); fi
+}
+
+# Adds an entry of CONTAINER_MOUNTS, as pyxis writes them: SOURCE[:TARGET][:ro|:rw].
+container::mount() {
+  local source target mode more
+  IFS=: read -r source target mode more <<<"$1"
+  if [[ $target == r[ow] && ! $mode ]]; then mode=$target target=''; fi
+  [[ ! $more && ${target:-/} == /* && ${mode:-rw} == r[ow] ]] ||
+    log::die "CONTAINER_MOUNTS: $1: expected SOURCE[:TARGET][:ro], joined by commas, TARGET an absolute path"
+  [[ -e $source ]] || log::die "CONTAINER_MOUNTS: $source: no such file or folder"
+  source=$(realpath -s -- "$source")
+  mounts+=("$source:${target:-$source}:${mode:-rw}")
+}

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Docker, by the interface of container.sh: each command runs in a container of its own, removed when it ends.
+# shellcheck disable=SC2154 # mounts is of container.sh
+# shellcheck source=launch/run/environment.sh
+source "$REPO_DIR/launch/run/environment.sh"
+
+# Only containers with this label are ever removed.
+DOCKER_LABEL=mlperf-bert-run=$(uname -n)-$$-$(date +%s)
+readonly DOCKER_LABEL
+docker_limits=(--ulimit memlock=-1 --ulimit stack=67108864) # not declared: this file is sourced in a function
+
+container::check() {
+  [[ $CONT != *.sqsh && $CONT != *.sif ]] ||
+    log::die "CONT=$CONT: docker takes the name of an image, such as mlperf-bert; this file is for another CONTAINER_RUNTIME"
+}
+
+# Nothing to make: sees that every node has docker and the image, and that such a container starts there.
+container::create() {
+  answers::everywhere docker version --format '{{.Server.Version}}' ||
+    log::die "docker does not answer: $(answers::why "$answers_said"); start it, or join the group docker"
+  answers::everywhere docker image inspect --format '{{.Id}}' "$CONT" ||
+    log::die "CONT=$CONT: no such image on every node: docker build -t $CONT . (or docker pull $CONT)"
+  docker::starts && return
+  # A daemon without CAP_SYS_RESOURCE, such as a rootless one, cannot raise limits.
+  if grep -qiE 'rlimit|ulimit|memlock' <<<"$answers_said"; then
+    docker_limits=()
+    docker::starts && log::warn 'docker may not raise the limits memlock and stack here; InfiniBand may need them' && return
+  fi
+  if [[ ${DEVICE:-auto} != cpu ]] && grep -qiE 'gpu|nvidia|device driver' <<<"$answers_said"; then
+    log::die "CONT=$CONT: docker cannot give it GPUs: $(answers::why "$answers_said"):" \
+      'install the NVIDIA container toolkit, or set DEVICE=cpu'
+  fi
+  log::die "CONT=$CONT: its container does not start on every node: $(answers::why "$answers_said")"
+}
+
+docker::starts() {
+  container::arguments
+  answers::everywhere "${container[@]}" true
+}
+
+container::arguments() {
+  local mount name group
+  container=(docker run --rm --init --label "$DOCKER_LABEL" --network host --ipc host --workdir "$REPO_DIR")
+  container+=("${docker_limits[@]}" --cap-add SYS_NICE) # for a NUMA memory policy
+  if [[ ${DEVICE:-auto} != cpu ]]; then container+=(--gpus all); fi
+  # As this user, so that results belong to it and its groups' data can be read.
+  container+=(--user "$(id -u):$(id -g)")
+  for group in $(id -G); do container+=(--group-add "$group"); done
+  container::mounts
+  for mount in "${mounts[@]}"; do
+    case $mount in
+      /dev/*) container+=(--device "${mount%:*}") ;; # SOURCE:TARGET
+      *) container+=(--volume "$mount") ;;
+    esac
+  done
+  # An empty home would be /, where caches cannot be written; the user needs a name, which the image does not know.
+  container+=(--env HOME=/tmp --env "USER=$(id -un)")
+  for name in $(docker::environment); do container+=(--env "$name"); done
+  container+=(--entrypoint '' "$CONT")
+}
+
+# Names that the container is given: not those that the image sets, like pyxis; and the place of a rank under srun.
+docker::environment() {
+  local -r image=$(docker image inspect --format '{{range .Config.Env}}{{println .}}{{end}}' "$CONT" 2>/dev/null | sed 's/=.*//')
+  environment::names | grep -vxF -- "${image:-HOME}"
+  printf '%s\n' SLURM_PROCID SLURM_LOCALID SLURM_NTASKS SLURMD_NODENAME
+}
+
+container::remove() {
+  # shellcheck disable=SC2016 # $1 is of the inner shell
+  runner::everywhere timeout -k 5 120 bash -c 'docker ps --all --quiet --filter "label=$1" | xargs -r docker rm --force' - "$DOCKER_LABEL" \
+    >/dev/null 2>&1 || true
+}

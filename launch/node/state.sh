@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# What a run changes on its nodes and gives back at its end, whatever that is: GPU clocks, staged data. cleanup.sh undoes it.
+# Sourced by the run scripts. run.sub, which cannot start a step once Slurm ends its job, has guards on the nodes for it.
+# shellcheck disable=SC2154 # answers_said is of answers.sh
+
+# Checks the settings, before anything is changed.
+node_state::check() {
+  local clocks=${GPU_CLOCKS:-}
+  [[ ! $clocks || $clocks =~ ^[1-9][0-9]*(,[1-9][0-9]*)?$ ]] ||
+    log::die "GPU_CLOCKS='$clocks': expected MHz, or LOWEST,HIGHEST, as nvidia-smi --lock-gpu-clocks takes them"
+  [[ ! ${STAGE_DIR:-} || $STAGE_DIR == /* ]] || log::die "STAGE_DIR=$STAGE_DIR: expected an absolute path, of a disk of each node"
+  if [[ ${STAGE_DIR:-} ]]; then
+    [[ ${SYNTH_DATA:-0} != 1 ]] || log::die 'STAGE_DIR is set, and SYNTH_DATA=1 reads no data: unset one of them'
+    export STAGED=${STAGE_DIR%/}/bert_${SLURM_JOB_ID:-$$}_${SLURM_RESTART_COUNT:-0}
+  fi
+}
+
+node_state::lock_clocks() {
+  if [[ ! ${GPU_CLOCKS:-} ]]; then return 0; fi
+  answers::everywhere "$REPO_DIR/launch/node/clocks.sh" set ||
+    log::die "GPU_CLOCKS=$GPU_CLOCKS: not set on every node: $(answers::why "$answers_said")"
+  log::info "GPU clocks locked to $GPU_CLOCKS MHz on every node until the end"
+}
+
+# Copies the data to every node, if STAGE_DIR asks for it, and has all that follows read the copies.
+node_state::stage() {
+  local variable=DATADIR_PHASE2 name
+  local -a sources=()
+  if [[ ! ${STAGE_DIR:-} ]]; then return 0; fi
+  if [[ ${PACKED:-1} == 1 ]]; then variable=DATADIR_PHASE2_PACKED; fi
+  for name in "$variable" EVALDIR; do
+    [[ ${!name:-} ]] || log::die "STAGE_DIR is set, and $name is not"
+    sources+=("$name=$(realpath -- "${!name}")")
+    export "$name=$STAGED/$name"
+  done
+  log::info "staging to $STAGED on every node: ${sources[*]}"
+  answers::everywhere "$REPO_DIR/launch/node/stage.sh" "$STAGED" "${sources[@]}" ||
+    log::die "STAGE_DIR=$STAGE_DIR: not staged on every node: $(answers::why "$answers_said")"
+  local -r digests=$(sed -n 's/^staged //p' <<<"$answers_said" | sort -u)
+  (($(wc -l <<<"$digests") == 1)) ||
+    log::die "STAGE_DIR=$STAGE_DIR: the nodes have read different data: $(paste -sd';' <<<"$digests"); see launch/doctor.sh verify"
+  log::info "staged $digests"
+}
+
+node_state::undo() {
+  if [[ ${GPU_CLOCKS:-}${STAGED:-} ]]; then runner::everywhere "$REPO_DIR/launch/node/cleanup.sh" now; fi
+}
+
+# Drops the page caches, as the rules want before each trial. True only when they were dropped on every node.
+node_state::drop_caches() {
+  case $CLEAR_CACHES in
+    0) return 1 ;;
+    require)
+      answers::everywhere "$REPO_DIR/launch/node/drop_caches.sh" || log::die "CLEAR_CACHES=require, and the page caches were not dropped:" \
+        "allow '$DROPCACHE_CMD' without a password, or set CLEAR_CACHES=1"
+      ;;
+    1)
+      answers::everywhere "$REPO_DIR/launch/node/drop_caches.sh" && return
+      log::warn "page caches not dropped ('$DROPCACHE_CMD' is not allowed here): a closed run on GPUs will not start"
+      return 1
+      ;;
+  esac
+}

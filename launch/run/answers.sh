@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Did a command run on every node? Only what the nodes themselves say counts: where a plugin of Slurm fails on a node, its
+# srun may start nothing there and still end with status 0. A command that succeeded on a node prints "answer NODE" there
+# (launch/run/answer.sh). Sourced by the run scripts; runner::everywhere is theirs, and runner::nodes where they know the names.
+
+declare answers_said=''
+
+# Runs a command on every node; true only when each of them says that it succeeded. answers_said is all that was said.
+answers::everywhere() {
+  answers_said=$(runner::everywhere "$REPO_DIR/launch/run/answer.sh" "$@" 2>&1) && answers::complete "$answers_said"
+}
+
+# Runs a command and shows what it says on stderr as it comes, but for answers; sets answers_said. Status: the command's.
+answers::shown() {
+  local line=''
+  answers_said=''
+  while IFS= read -r line || [[ $line ]]; do
+    if [[ $line != 'answer '* ]]; then printf '%s\n' "$line" >&2; fi
+    answers_said+=$line$'\n'
+  done < <("$@" 2>&1)
+  wait "$!"
+}
+
+# Does every node answer in this text?
+answers::complete() { (($(grep -c '^answer ' <<<"$1") >= DGXNNODES)); }
+
+# Why not, in a line: the nodes that are missing, where others are not, and what was complained of.
+answers::why() {
+  local reason missing=''
+  reason=$(answers::reason "$1")
+  if grep -q '^answer ' <<<"$1" && declare -F runner::nodes >/dev/null; then
+    missing=$(runner::nodes | grep -vxF -f <(sed -n 's/^answer //p' <<<"$1") | paste -sd' ') || missing=''
+  fi
+  if [[ $missing && $reason != *"${missing%% *}"* ]]; then reason="$missing: $reason"; fi
+  echo "$reason"
+}
+
+# The line that says most of why a step failed: the program's own, before what srun makes of it.
+answers::reason() {
+  local said
+  said=$(grep -v '^answer ' <<<"$1" | grep -v '^[[:space:]]*$') || said='nothing was said'
+  {
+    grep -v '^srun: \|^slurmstepd: ' <<<"$said" | tail -n 1 | grep . ||
+      grep '^srun: error: ' <<<"$said" | grep -v 'Exited with exit code\|Terminated$' | tail -n 1 | grep . ||
+      tail -n 1 <<<"$said"
+  } | sed 's/^srun: error: //'
+}

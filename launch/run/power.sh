@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# POWER=1: samples the power of every node while a trial runs. Sourced by trial.sh. RUN_DIR/power/result_N/node_J.txt are the
+# files of the MLPerf power rules, made by review.results.energy from the samples that lie between run_start and run_stop.
+# shellcheck disable=SC2154 # RUN_DIR and lock_file are of variables.sh, deadline is of ending.sh
+
+readonly POWER_PATIENCE=60 # seconds from the sign to stop, besides an interval, after which a reading hangs
+declare power_job='' power_folder=''
+
+# Stops in one line where a node cannot tell its power.
+power::check() {
+  if [[ $POWER != 1 ]]; then return 0; fi
+  answers::everywhere "$REPO_DIR/launch/node/power_sampler.sh" check ||
+    log::die "POWER=1: not every node can tell its power: $(answers::why "$answers_said")"
+}
+
+power::start() {
+  if [[ $POWER != 1 ]]; then return 0; fi
+  power_folder=$RUN_DIR/running_$1/power_$1
+  mkdir -- "$power_folder"
+  set -m
+  {
+    exec {lock_file}>&-
+    runner::everywhere "$REPO_DIR/launch/node/power_sampler.sh" "$power_folder" >/dev/null 2>"$power_folder/errors"
+  } &
+  power_job=$!
+  set +m
+}
+
+# Ends the sampling: the samplers see a file appear, since a launcher that is killed kills its last sample, too.
+power::stop() {
+  if [[ -z $power_job ]]; then return 0; fi
+  touch -- "$power_folder/stop"
+  local -r interval=${POWER_INTERVAL%.*}
+  local seconds=$((POWER_PATIENCE + 10#${interval:-0}))
+  if ((deadline)); then seconds=$((deadline > SECONDS ? deadline - SECONDS + 3 : 3)); fi # Slurm waits no longer
+  patience::wait "$power_job" "$seconds" ||
+    log::warn "power was not sampled to the end on every node: $(tail -n 1 -- "$power_folder/errors")"
+  power_job=''
+  rm -f -- "$power_folder/stop"
+  [[ -s $power_folder/errors ]] || rm -f -- "$power_folder/errors"
+}
+
+# The rules' files of trial $1. What goes wrong here takes nothing from the trial itself.
+power::report() {
+  if [[ $POWER != 1 || ! -f $RUN_DIR/result_$1.txt ]]; then return 0; fi
+  runner::python -m review.results.energy --efficiency "$POWER_CONVERSION_EFF" "$RUN_DIR/power_$1" "$RUN_DIR/result_$1.txt" \
+    "$RUN_DIR/power/result_$1" ||
+    log::warn "trial $1 has no power result, see above"
+}

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# One rank under a launcher (torchrun, srun): run_and_time.sh, and what came of it.
+# RUN_DIR/status is the exit status of the first rank that failed, RUN_DIR/error_N.txt its reason in one line.
+set -uo pipefail
+readonly NUMBER=${RANK:-${SLURM_PROCID:-0}} NOT_REACHED=3
+
+report() {
+  local -r status=$1 error=$RUN_DIR/error_${TRIAL:-0}.txt
+  local -r who="rank $NUMBER on ${SLURMD_NODENAME:-$(uname -n)}"
+  if ((status > 128)); then
+    local -r killed="$who was killed by SIG$(kill -l "$status")"
+    case $status in
+      # Most likely by the launcher, for another rank's sake.
+      129 | 130 | 143) (set -o noclobber && echo "$killed" >"$error") ;;
+      # Its peers complain of broken connections; this is the cause.
+      *) echo "$killed" >"$error" ;;
+    esac
+  fi
+  set -o noclobber
+  echo "$status" >"$RUN_DIR/status"
+  [[ -s $error ]] || echo "$who ended with exit status $status, see output_${TRIAL:-0}.txt" >"$error"
+}
+
+# Every shard and connection takes a file; the soft limit of many systems is 1024. Never lowered, never fatal.
+raise_open_files() {
+  local limit
+  limit=$(ulimit -Hn)
+  if [[ $limit == unlimited ]] || ((limit > 1048576)); then limit=1048576; fi
+  if [[ $(ulimit -Sn) != unlimited ]] && (($(ulimit -Sn) < limit)); then ulimit -Sn "$limit" || true; fi
+}
+
+# Puts the rank before each line of several ranks' output.
+label() {
+  trap '' TERM INT HUP USR1 # what the rank says at its end is shown, too
+  exec sed -u "s/^/$NUMBER: /" 3>&-
+}
+
+# Waits for the last lines, but not for a process that the trainer left behind with its output open.
+# shellcheck disable=SC2329 # a trap calls it
+end_label() {
+  local i
+  exec >&3 2>&3
+  for ((i = 0; i < 100; i++)); do
+    kill -0 "$labeller" 2>/dev/null || break
+    sleep 0.02
+  done
+}
+
+raise_open_files 2>/dev/null
+exec 3>&1
+if ((${RANK_LABELS:-1} && ${WORLD_SIZE:-${SLURM_NTASKS:-1}} > 1)); then
+  exec > >(label) 2>&1
+  labeller=$!
+  trap end_label EXIT
+fi
+status=0 ended=0 trainer=''
+# A launcher that ends this rank because of another one signals this shell, not the trainer. The trap only says so: a wait
+# within it, inside of the one below, may never end (bash 5.2).
+trap 'ended=1; [[ ! $trainer ]] || kill -TERM "$trainer" 2>/dev/null' TERM INT HUP USR1
+"$(dirname -- "${BASH_SOURCE[0]}")/../../run_and_time.sh" 3>&- &
+trainer=$!
+if ((ended)); then kill -TERM "$trainer" 2>/dev/null; fi # the signal came before there was a trainer to pass it on to
+wait "$trainer" || status=$?
+while ((ended)) && kill -0 "$trainer" 2>/dev/null; do wait "$trainer"; done
+((ended)) && exit 143
+if ((status)) && [[ -n ${RUN_DIR:-} ]]; then
+  ((status == NOT_REACHED && NUMBER > 0)) && exit 0 # rank 0 says it for all
+  report "$status" 2>/dev/null
+  # A complete run short of its target is not a crash, which launchers answer with tracebacks and kills.
+  if ((status == NOT_REACHED)) && [[ -s $RUN_DIR/status ]]; then status=0; fi
+fi
+exit "$status"

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC2034,SC2154 # the state is shared with ending.sh and variables.sh
+# The one loop over NEXP trials, shared by all run scripts, which bring five functions with them:
+#   runner::prepare        checks and containers, before anything is written
+#   runner::everywhere C.. runs a command on every node, outside containers, also beside a trial
+#   runner::trial          all ranks of one trial; RUN_DIR, TRIAL, SEED and CACHE_CLEARED are exported
+#   runner::python ARG...  one Python process in the environment of the ranks
+#   runner::cleanup        removes what prepare made, also after a failure; and, where they know, runner::nodes and runner::why
+# All ranks run launch/run/rank.sh: the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or before the first trial
+# with NCCL_TEST=1 a test in its place.
+# A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
+for part in run/log run/variables run/answers run/port run/patience run/ending run/ranks run/kernel_cache run/preflight \
+  run/nccl_test run/power run/rehearsal node/state; do
+  # shellcheck source=/dev/null
+  source "$REPO_DIR/launch/$part.sh"
+done
+[[ -r $REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh ]] || log::die "RANK_MODULE=$RANK_MODULE: expected bert or finetune"
+# shellcheck source=/dev/null
+source "$REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh"
+
+trial::main() {
+  rehearsal::settings
+  trap 'runner::cleanup >/dev/null 2>&1 || true' EXIT
+  trap 'trial::interrupted INT 130' INT
+  trap 'trial::interrupted TERM 143' TERM
+  trap 'trial::interrupted HUP 129' HUP
+  node_state::check
+  runner::prepare
+  power::check
+  preflight::check
+  variables::make_run_dir
+  log::info "results go to $RUN_DIR"
+  kernel_cache::make
+  preflight::record
+  node_state::lock_clocks
+  nccl_test::run
+  local trial status
+  for ((trial = 0; trial < NEXP; trial++)); do
+    status=0
+    trainer::complete "$trial" "$RUN_DIR" || trial::run "$trial" || status=$?
+    trial::verify "$trial"
+    if ((status == 2)); then break; fi # bad input: the next trial would meet it too
+  done
+  trainer::show || log::warn 'no table of results, see above'
+  rehearsal::judge
+  trial::conclude
+}
+
+# One trial: returns 0 (target reached), 3 (not reached), 2 (bad input) or 1 (crashed).
+trial::run() {
+  local -r trial=$1
+  local launched=0 status=0 cleared=0
+  node_state::drop_caches && cleared=1
+  rm -rf -- "$RUN_DIR"/{running_"$trial",error_"$trial".txt,failed_"$trial".txt,power_"$trial",model_"$trial"}
+  mkdir -- "$RUN_DIR/running_$trial" || exit 1
+  log::info "trial $((trial + 1)) of $NEXP starts: result_$trial.txt"
+  power::start "$trial"
+  trial::launch "$trial" "$cleared" || launched=$?
+  trial::collect "$trial" "$launched" || status=$?
+  power::report "$trial"
+  return "$status"
+}
+
+trial::launch() {
+  local -rx TRIAL=$1 CACHE_CLEARED=$2
+  if [[ -n ${SEED:-} ]]; then local -x SEED=$((SEED + TRIAL)); fi
+  current=$TRIAL
+  trial::ranks "$RUN_DIR/running_$TRIAL" "$RUN_DIR/output_$TRIAL.txt" 0
+}
+
+# Moves what the trial left into RUN_DIR, under names that tell complete logs from broken ones.
+trial::collect() {
+  local -r trial=$1 staging=$RUN_DIR/running_$1
+  local status=$2 log=failed_$1.txt
+  current='' # read by trial::interrupted
+  power::stop
+  if [[ -s $staging/status ]]; then status=$(<"$staging/status"); fi
+  # A run that was asked to stop has saved and ends with 0, but it is not complete, and leaves its word.
+  if [[ $status == 0 && -s $staging/error_$trial.txt ]]; then status=1; fi
+  if [[ $status == [03] ]]; then
+    if trainer::complete "$trial" "$staging"; then log=result_$trial.txt; else status=1; fi
+  fi
+  if ((status)); then
+    reasons[trial]=$(trial::reason "$trial" "$status" "$staging")
+    # Beside the results, for whoever looks there; the disk may be full.
+    { echo "${reasons[trial]}" >"$staging/error_$trial.txt"; } 2>/dev/null || true
+  fi
+  rm -f -- "$staging/status"
+  if [[ -e $staging/result_$trial.txt ]]; then mv -f -- "$staging/result_$trial.txt" "$RUN_DIR/$log"; fi
+  find "$staging" -mindepth 1 -maxdepth 1 -exec mv -f -t "$RUN_DIR" -- {} +
+  rmdir -- "$staging"
+  return "$status"
+}
+
+trial::verify() {
+  local -r trial=$1
+  if [[ ${reasons[trial]:-} || -f $RUN_DIR/error_$trial.txt ]]; then
+    failures+=("trial $trial: ${reasons[trial]:-$(<"$RUN_DIR/error_$trial.txt")}")
+  else
+    trainer::verify "$trial"
+  fi
+}

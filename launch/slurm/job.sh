@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# The Slurm job of a run: is this allocation the one the config wants, how are its steps started, how and why does Slurm end
+# it? Sourced by run.sub.
+# shellcheck disable=SC2034,SC2154 # patience is of ending.sh
+
+slurm::check() {
+  [[ -n ${SLURM_JOB_ID:-} ]] ||
+    log::die "run.sub runs in a Slurm job: sbatch -N $DGXNNODES run.sub; without Slurm, ./run_local.sh"
+  ((SLURM_JOB_NUM_NODES == DGXNNODES)) ||
+    log::die "this job has $SLURM_JOB_NUM_NODES nodes and the config wants $DGXNNODES: sbatch -N $DGXNNODES run.sub"
+  if [[ ${DEVICE:-auto} == cpu ]]; then return 0; fi
+  if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then
+    # Without gres in Slurm every job sees all GPUs. With it, this one sees none and would train on CPUs.
+    ! grep -q ' Gres=[^ ]*gpu' <<<"$(scontrol --oneliner show node "${SLURMD_NODENAME:-}" 2>/dev/null)" ||
+      log::die "this job has no GPUs: sbatch --gres=${GPU_GRES:-gpu}:$DGXNGPU run.sub (or export SBATCH_GRES);" \
+        'on CPUs, DEVICE=cpu'
+    return 0
+  fi
+  ((SLURM_GPUS_ON_NODE >= DGXNGPU)) ||
+    log::die "this job has $SLURM_GPUS_ON_NODE GPUs a node and the config wants DGXNGPU=$DGXNGPU:" \
+      'sbatch --exclusive, or another config'
+}
+
+# Sets the array srun: the command that all steps of this job begin with. Starts one step to see that such steps start.
+slurm::srun_command() {
+  local -r gres=${GPU_GRES:-gpu} config=$(scontrol show config)
+  # What sbatch was given for tasks and GPUs would otherwise hold for each step too, besides or against what is asked here.
+  unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
+    SLURM_CPU_BIND SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GRES SLURM_TRES_PER_TASK
+  srun=(srun --distribution=block --input=none)
+  # Slurm's own binding knows nothing of GPUs; run_and_time.sh binds.
+  if grep -q '^TaskPlugin.*affinity' <<<"$config"; then srun+=(--cpu-bind=none); fi
+  # A step that does not ask for GPUs gets none, even in a job that has them all.
+  if [[ ${DEVICE:-auto} != cpu && $gres != none && -n ${SLURM_GPUS_ON_NODE:-} ]]; then srun+=(--gres="$gres:$DGXNGPU"); fi
+  slurm::patience "$config"
+  slurm::check_nodes
+  srun+=(--mpi="$(slurm::mpi_type)")
+}
+
+# One step on every node: do steps start as asked, and does each node see the repository?
+slurm::check_nodes() {
+  local -r blind=9
+  local said status=0
+  # shellcheck disable=SC2016 # $1 belongs to the inner shell
+  said=$("${srun[@]}" --mpi=none --ntasks="$DGXNNODES" --ntasks-per-node=1 \
+    bash -c 'node=${SLURMD_NODENAME:-a node}; [[ -x $1/launch/run/rank.sh ]] && echo "answer $node" || { echo "$node" && exit "$2"; }' \
+    - "$REPO_DIR" "$blind" 2>&1) || status=$?
+  if ((status == blind)); then
+    log::die "$(grep -v -m 1 '^answer \|^srun: ' <<<"$said") does not see $REPO_DIR: put the repository on storage that all nodes share"
+  fi
+  if ((status == 0)) && answers::complete "$said"; then return; fi
+  log::die "GPU_GRES=${GPU_GRES:-gpu}: a step with ${srun[*]:1} does not start: $(answers::why "$said")"
+}
+
+# Does a step with these options of srun start?
+slurm::starts() { [[ $("$@" echo started 2>/dev/null) == *started* ]]; }
+
+# The ranks find each other by MASTER_ADDR, so none is enough; where a site wants another, the nearest one that works:
+# srun also lists types whose library is missing.
+slurm::mpi_type() {
+  local -r wanted=${SLURM_MPI_TYPE:-none} known=" $(srun --mpi=list 2>&1 | tr -s '[:space:]' ' ') "
+  local type why='is not in srun --mpi=list'
+  for type in "$wanted" pmi2 none; do
+    if [[ $type == none ]]; then break; fi
+    [[ $known == *" $type "* ]] || continue
+    slurm::starts srun --mpi="$type" --nodes=1 --ntasks=1 && break
+    if [[ $type == "$wanted" ]]; then why='does not start a step (is its library on every node?)'; fi
+  done
+  [[ $type == "$wanted" ]] || log::warn "SLURM_MPI_TYPE=$wanted $why: using $type"
+  echo "$type"
+}
+
+# Address of the first node, as the other nodes reach it: where rank 0 listens.
+slurm::master_address() {
+  local node address ip
+  node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p) # head would end scontrol, and with it the job
+  address=$(scontrol show node "$node" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+  address=${address:-$node}
+  ip=$(getent ahostsv4 "$address" | awk 'NR == 1 { print $1 }') || true
+  # /etc/hosts of many systems gives a node's own name a loopback address, which no other node can use.
+  if [[ -z $ip || ($ip == 127.* && $DGXNNODES -gt 1) ]]; then echo "$address"; else echo "$ip"; fi
+}
+
+# Name of the run's folder: a requeued job finds the one it began with.
+slurm::run_name() {
+  local folder
+  if ((${SLURM_RESTART_COUNT:-0})); then
+    for folder in "$LOGDIR/${DGXSYSTEM}"_*_"$SLURM_JOB_ID"; do
+      if [[ -d $folder ]]; then basename -- "$folder" && return; fi
+    done
+  fi
+  echo "${DGXSYSTEM}_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}_$SLURM_JOB_ID"
+}
+
+# Sets how long the ranks may take to end: KillWait seconds after its first signal Slurm kills this script as well, and the last
+# line must be said before. Argument: Slurm's configuration.
+slurm::patience() {
+  local -r kill_wait=$(sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p' <<<"$1")
+  patience=$((${kill_wait:-30} * 2 / 3))
+}
+
+# This job as Slurm shows it, in one line. Nothing where the controller is too busy to answer while there is time.
+slurm::job() {
+  timeout --signal=KILL "$((patience < 18 ? patience / 2 + 1 : 10))" \
+    scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true
+}
+
+# At SIGUSR1: the ranks have the time that is left, ten minutes at most, less what the rest of the end may take.
+slurm::time_is_short() {
+  local -r end=$(slurm::job | sed -n 's/.* EndTime=\([^ ]*\).*/\1/p')
+  local left=0
+  if [[ $end == ????-??-??T* ]]; then left=$(($(date -d "$end" +%s) - $(date +%s) - 30)); fi
+  if ((left > patience)); then patience=$((left < 600 ? left : 600)); fi
+  trial::interrupted USR1 143
+}
+
+# Why, in words. Argument: the signal that this script got.
+slurm::why() {
+  local -r job=$(slurm::job)
+  local -r state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job") reason=$(sed -n 's/.* Reason=\([^ ]*\).*/\1/p' <<<"$job")
+  local -r limit=$(sed -n 's/.* TimeLimit=\([^ ]*\).*/\1/p' <<<"$job") restarts=$(sed -n 's/.* Restarts=\([0-9]*\).*/\1/p' <<<"$job")
+  if [[ $1 == USR1 || $state == TIMEOUT || $reason == TimeLimit ]]; then
+    echo "the job reached its time limit${limit:+ of $limit}"
+  elif ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0})) || [[ $state == REQUEUE* || $state == PENDING ]]; then
+    echo 'the job was requeued'
+  else
+    case $state in
+      CANCELLED) echo 'the job was cancelled' ;;
+      PREEMPTED) echo 'the job was preempted' ;;
+      NODE_FAIL) echo 'a node of the job failed' ;;
+      COMPLETING) echo 'the job was cancelled or ended by Slurm' ;;
+      '') echo "interrupted by SIG$1 (Slurm's controller did not say why)" ;;
+      *) echo "interrupted by SIG$1" ;;
+    esac
+  fi
+}

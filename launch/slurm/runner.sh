@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# How a Slurm job runs its ranks: the functions that trial.sh asks for, and a guard on every node (cleanup.sh guard), outside
+# containers, which undoes at the end what the run did there. The guards' input ends with this script or by node_guard::end.
+# Sourced by run.sub and certify.sub, after job.sh.
+# shellcheck disable=SC2034,SC2154 # the state is shared with job.sh, container.sh, ending.sh and variables.sh
+declare -a srun=() container=()
+readonly GUARD_PATIENCE=300 # seconds: containers and staged data are large
+
+runner::prepare() {
+  trap slurm::time_is_short USR1 # two minutes before the time limit, see --signal in run.sub
+  slurm::check
+  container::load pyxis
+  container::check
+  slurm::srun_command
+  RUN_NAME=${RUN_NAME:-$(slurm::run_name)}
+  MASTER_ADDR=$(slurm::master_address)
+  runner::everywhere "$REPO_DIR/launch/node/cleanup.sh" leftovers >/dev/null 2>&1 || true
+  node_guard::start
+  node_state::stage
+  container::create
+}
+
+runner::nodes() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
+
+runner::why() { slurm::why "$1"; }
+
+runner::everywhere() { "${srun[@]}" --overlap --ntasks="$DGXNNODES" --ntasks-per-node=1 "$@"; }
+
+# Images and their hooks set some variables of PyTorch themselves, and theirs would win over exported ones.
+runner::python() {
+  container::arguments
+  "${srun[@]}" --nodes=1 --ntasks=1 "${container[@]}" env RANK=0 LOCAL_RANK=0 WORLD_SIZE="$WORLD_SIZE" \
+    PYTHONPATH="$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" "$@"
+}
+
+runner::trial() {
+  container::arguments
+  exec "${srun[@]}" --ntasks="$WORLD_SIZE" --ntasks-per-node="$DGXNGPU" --kill-on-bad-exit=1 "${container[@]}" \
+    env -u RANK -u LOCAL_RANK -u WORLD_SIZE MASTER_ADDR="$MASTER_ADDR" MASTER_PORT="$(port::free)" \
+    OMP_NUM_THREADS="${OMP_NUM_THREADS:-}" "$REPO_DIR/launch/run/rank.sh"
+}
+
+runner::cleanup() {
+  container::remove
+  node_guard::end
+}
+
+declare node_guard='' node_guard_input=''
+
+node_guard::needed() { [[ ${PYXIS_NAME:-}${GPU_CLOCKS:-}${STAGED:-} ]]; }
+
+node_guard::start() {
+  if ! node_guard::needed; then return 0; fi
+  if ! slurm::starts "${srun[@]}" --overlap --nodes=1 --ntasks=1; then
+    log::warn 'no step can run beside another (srun --overlap): after scancel or the time limit, what this job makes on the' \
+      'nodes stays there until the next one removes it'
+    return 0
+  fi
+  # GPUs are left to the other steps, but for a guard that resets their clocks.
+  local -a options=()
+  if [[ ! ${GPU_CLOCKS:-} ]]; then options=(--gres=none); fi
+  exec {node_guard_input}> >(exec "${srun[@]}" "${options[@]}" --input=all --overlap --ntasks="$DGXNNODES" \
+    --ntasks-per-node=1 "$REPO_DIR/launch/node/cleanup.sh" guard >/dev/null 2>&1)
+  node_guard=$!
+}
+
+# Ends the guards and waits for them; where there are none, a step does their work.
+node_guard::end() {
+  if [[ $node_guard ]]; then
+    exec {node_guard_input}>&-
+    patience::wait "$node_guard" "$GUARD_PATIENCE" || true
+    node_guard=''
+  elif node_guard::needed; then
+    "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 "$REPO_DIR/launch/node/cleanup.sh" now || true
+  fi
+}

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# One machine of run_multinode.sh, started over ssh. Takes the variables of the run from stdin, then runs a command.
+#   ssh_node.sh run COMMAND...     and is that command
+#   ssh_node.sh watch COMMAND...   and ends it when stdin ends, which is when the connection or its other end is gone.
+#                                  All output goes to stderr; stdout gets the exit status and reason of a rank that failed
+set -uo pipefail
+REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
+# shellcheck source=launch/run/environment.sh
+source "$REPO_DIR/launch/run/environment.sh"
+# shellcheck source=launch/node/binding.sh
+source "$REPO_DIR/launch/node/binding.sh"
+
+environment::read
+readonly MODE=$1
+shift
+if [[ $MODE == run ]]; then exec "$@" </dev/null; fi
+
+# A machine that does not share LOGDIR has a folder of its own, for the reason of a failure only.
+own=''
+if [[ ! -d $RUN_DIR ]]; then own=$RUN_DIR && mkdir -p -- "$RUN_DIR"; fi
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(binding::threads "$DGXNGPU")}
+
+set -m # a process group of its own, to be ended as a whole
+"$@" >&2 </dev/null &
+readonly COMMAND=$!
+(
+  cat >/dev/null
+  kill -TERM -- "-$COMMAND" 2>/dev/null || exit
+  for ((i = 0; i < 400; i++)); do
+    kill -0 -- "-$COMMAND" 2>/dev/null || exit
+    sleep 0.1
+  done
+  kill -KILL -- "-$COMMAND" 2>/dev/null
+) <&0 &
+readonly WATCH=$!
+set +m
+status=0
+wait "$COMMAND" || status=$?
+kill -TERM -- "-$WATCH" 2>/dev/null
+if ((status)) && [[ -s $RUN_DIR/status && -s $RUN_DIR/error_$TRIAL.txt ]]; then
+  printf '%s %s\n' "$(<"$RUN_DIR/status")" "$(<"$RUN_DIR/error_$TRIAL.txt")"
+fi
+if [[ $own ]]; then rm -rf -- "$own" && rmdir -p --ignore-fail-on-non-empty -- "$(dirname -- "$own")" 2>/dev/null; fi
+exit "$status"

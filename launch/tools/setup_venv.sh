@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Makes a virtual environment with pinned packages. Usage: setup_venv.sh FOLDER run|dev
+# Honours pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, ...) and PYTHON=interpreter.
+set -euo pipefail
+readonly VENV=${1:?folder} KIND=${2:?run or dev}
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+fail() {
+  echo "setup: error: $*" >&2
+  exit 2
+}
+
+supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
+
+find_python() {
+  local name
+  for name in ${PYTHON:+"$PYTHON"} python3 python3.12 python3.13 python3.11 python3.10; do
+    if command -v "$name" >/dev/null && supported "$name"; then
+      echo "$name"
+      return
+    fi
+  done
+  fail 'no Python 3.10 to 3.13 found: install one, or set PYTHON=/path/to/python3'
+}
+
+make_venv() {
+  local -r python=$1
+  # Debian and Ubuntu keep venv's pip in a package of its own; virtualenv and uv bring theirs.
+  "$python" -m venv "$VENV" >/dev/null 2>&1 && return
+  rm -rf "$VENV"
+  "$python" -m virtualenv -q "$VENV" 2>/dev/null && return
+  command -v uv >/dev/null && uv venv -q --seed --python "$python" "$VENV" && return
+  rm -rf "$VENV"
+  fail "$python cannot make a virtual environment: apt-get install python3-venv (or pip install virtualenv), then again"
+}
+
+if [[ ! -x $VENV/bin/python ]] || ! supported "$VENV/bin/python"; then
+  rm -rf "$VENV"
+  python=$(find_python)
+  echo "setup: virtual environment $VENV with $("$python" --version)"
+  make_venv "$python"
+fi
+# A terminal gets pip's progress bars; a log gets a line for each package.
+install() {
+  local -r pip=("$VENV/bin/python" -m pip --disable-pip-version-check install)
+  if [[ -t 1 ]]; then "${pip[@]}" "$@"; else
+    "${pip[@]}" --progress-bar off "$@" | { grep --line-buffered -E '^(Collecting|Successfully)' || true; }
+  fi
+}
+
+echo 'setup: PyTorch'
+install -r requirements/torch.txt
+echo "setup: packages of requirements/$KIND.txt"
+install -r "requirements/$KIND.txt"
+install --no-deps -e .
+touch "$VENV/.$KIND-ready"
+[[ $KIND == dev ]] && touch "$VENV/.run-ready"
+echo "setup: done"
