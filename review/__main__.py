@@ -6,7 +6,9 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from certify import commands as certify_commands
@@ -16,7 +18,7 @@ from review.league.entries import entry_of, published, to_rows
 from review.league.page import write_page
 from review.league.ranking import BY, Filter, League
 from review.league.table import print_league, rows
-from review.logs.output import ReviewError, console, emit, markdown_table
+from review.logs.output import ReviewError, emit, markdown_table
 from review.report.page import write_report
 from review.results.dossier import Dossier
 from review.results.score import Result, Terms, load_results
@@ -47,14 +49,15 @@ def _checked(arguments: argparse.Namespace) -> list[Checked]:
         return [one for target in arguments.target for one in check(target, ruleset, progress, terms)]
 
 
-def _show(arguments: argparse.Namespace) -> int:
+def _tables(forms: ModuleType, arguments: argparse.Namespace) -> int:
+    """`show` and `compare`: the module prints results in each form."""
     results = _results(arguments)
     emit(
         arguments,
-        text=lambda: show.show(results, console()),
-        json=lambda: [show.as_dict(result) for result in results],
-        csv=lambda: show.csv_rows(results),
-        markdown=lambda: show.markdown(results),
+        text=lambda: forms.print_text(results),
+        json=lambda: forms.as_json(results),
+        csv=lambda: forms.csv_rows(results),
+        markdown=lambda: forms.markdown(results),
     )
     return 0
 
@@ -75,18 +78,6 @@ def _report(arguments: argparse.Namespace) -> int:
     files = write_report(results, checked, arguments.output, arguments.png)
     passed = all(one.passed() for one in checked)
     emit(arguments, text=lambda: print(*files, sep="\n"), json=lambda: {"passed": passed, "files": files})
-    return 0
-
-
-def _compare(arguments: argparse.Namespace) -> int:
-    results = _results(arguments)
-    emit(
-        arguments,
-        text=lambda: compare.print_comparison(results),
-        json=lambda: compare.as_dict(results),
-        csv=lambda: compare.csv_rows(results),
-        markdown=lambda: compare.markdown(results),
-    )
     return 0
 
 
@@ -233,19 +224,18 @@ def parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         return made
 
-    one = command("show", _show, "one row per run, the RCP test and the score")
+    one = command("show", partial(_tables, show), "one row per run, the RCP test and the score")
     one.add_argument("target", type=Path, nargs="+", help=_TARGETS)
-    _train_samples(one)
-    _rcp_file(one)
-    _common(one, tables=True)
+    _common(one, tables=True, train_samples=True, rcp_file=True)
 
     one = command("check", _check, "is it valid? official verdict, reasons, and what it overlooks")
     one.add_argument("target", type=Path, nargs="+", help="a log, a result folder, a submission, or a folder above")
     one.add_argument("--strict", action="store_true", help="warnings fail as well")
-    _train_samples(one)
-    _common(one)
+    _common(one, train_samples=True)
 
-    one = command("compare", _compare, "results side by side: speed-up, confidence interval, significance")
+    one = command(
+        "compare", partial(_tables, compare), "results side by side: speed-up, confidence interval, significance"
+    )
     one.add_argument("target", type=Path, nargs="+", help="results; the first is what the others are compared with")
     _common(one, tables=True)
 
@@ -263,9 +253,7 @@ def parser() -> argparse.ArgumentParser:
     what = one.add_mutually_exclusive_group(required=True)
     what.add_argument("batch_size", type=int, nargs="?", help="global batch size, in sequences")
     what.add_argument("--runs", type=Path, metavar="FOLDER", help="the RCP test of these runs, and why it fails")
-    _train_samples(one)
-    _rcp_file(one)
-    _common(one)
+    _common(one, train_samples=True, rcp_file=True)
 
     one = command("rehearsal", _rehearsal, "does a run start as published ones? go, or what is wrong")
     one.add_argument("target", type=Path, help="the folder of a run with REHEARSAL=1, or a log")
@@ -295,8 +283,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("target", type=Path, nargs="+", help=_TARGETS)
     one.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the page, default %(default)s")
     one.add_argument("--png", type=Path, metavar="FOLDER", help="write each chart as a PNG file as well")
-    _train_samples(one)
-    _common(one)
+    _common(one, train_samples=True)
 
     one = command("system", _system, "write systems/NAME.json, the description of this system")
     one.add_argument("-o", "--output", type=Path, required=True, help="the file, such as systems/DGXH100.json")
@@ -320,33 +307,26 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--commit", help="the code that ran; unset: as environment.json says")
     one.add_argument("--config", metavar="FILE", help="the config that ran; unset: as config.json says")
     one.add_argument("--repository", type=Path, metavar="FOLDER", help="git repository of the code; unset: this")
-    _train_samples(one)
     one.add_argument(
         "--encrypt-for", action="append", default=[], metavar="KEY", help="encrypt the archive for a key of age or gpg"
     )
     one.add_argument(
         "--passphrase-file", type=Path, metavar="FILE", help="encrypt the archive with the passphrase in it, by gpg"
     )
-    _common(one)
+    _common(one, train_samples=True)
     return top
 
 
-def _train_samples(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--rcp-bert-train-samples",
-        action="store_true",
-        help="the RCP test takes train_samples, not the epoch_num of the last evaluation, as the rules grant to BERT",
-    )
-
-
-def _rcp_file(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--rcp-file", type=Path, metavar="FILE", help="reference points of your own, in the form of rcps_bert.json"
-    )
-
-
-def _common(command: argparse.ArgumentParser, tables: bool = False) -> None:
-    """Options of every command; with ``tables`` also CSV and Markdown."""
+def _common(
+    command: argparse.ArgumentParser, tables: bool = False, train_samples: bool = False, rcp_file: bool = False
+) -> None:
+    """Options of every command; with ``tables`` also CSV and Markdown. The others: what its RCP test goes by."""
+    if train_samples:
+        takes = "the RCP test takes train_samples, not the epoch_num of the last evaluation, as the rules grant to BERT"
+        command.add_argument("--rcp-bert-train-samples", action="store_true", help=takes)
+    if rcp_file:
+        own = "reference points of your own, in the form of rcps_bert.json"
+        command.add_argument("--rcp-file", type=Path, metavar="FILE", help=own)
     forms = command.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="print JSON instead of text")
     if tables:

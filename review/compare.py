@@ -185,7 +185,7 @@ def differing_hyperparameters(results: Sequence[Result]) -> dict[str, list[Any]]
     return found
 
 
-def as_dict(results: Sequence[Result]) -> dict[str, Any]:
+def as_json(results: Sequence[Result]) -> dict[str, Any]:
     """For JSON."""
     names, comparisons = _names(results), compare(results)
     described = []
@@ -250,7 +250,7 @@ def markdown(results: Sequence[Result]) -> str:
     return "\n\n".join(parts)
 
 
-def print_comparison(results: Sequence[Result]) -> None:
+def print_text(results: Sequence[Result]) -> None:
     """Prints the tables on stdout."""
     from rich.text import Text
 

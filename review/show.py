@@ -51,8 +51,9 @@ _OF_RESULT = ("name", "folder", "organization", "division", "global_batch_size",
 _OF_SCORE = ("olympic_minutes", "scaling_factor", "official")
 
 
-def show(results: Sequence[Result], out: Console) -> None:
+def print_text(results: Sequence[Result], out: Console | None = None) -> None:
     """Prints every result."""
+    out = out or console()
     for index, result in enumerate(results):
         if index:
             out.print()
@@ -75,9 +76,9 @@ def show(results: Sequence[Result], out: Console) -> None:
                 say(out, labelled("fails", f"{file}: {reason}", "red"))
 
 
-def as_dict(result: Result) -> dict[str, Any]:
-    """A result for JSON."""
-    return {**checking.as_dict(result), "same_hyperparameters": as_list(result)}
+def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The results for JSON."""
+    return [{**checking.as_dict(result), "same_hyperparameters": as_list(result)} for result in results]
 
 
 def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
