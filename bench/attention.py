@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bert.data.synthetic import wikipedia_like_lengths
 from bert.kernels import attention
-from bert.kernels.forward_pass import ForwardPass
+from bert.kernels.dropout import ForwardPass
 
 HEADS, HEAD_SIZE, LENGTH = 16, 64, 512
 NUM_SETS = 2

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "implementations"))  # a plain checkout will do
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from bert.data.pretraining import PretrainingBatch, make_batch  # noqa: E402
+from bert.data.batch import PretrainingBatch, make_batch  # noqa: E402
 from bert.data.synthetic import synthetic_records  # noqa: E402
 from bert.model.config import BertConfig  # noqa: E402
 

@@ -32,10 +32,10 @@ from common import device, emit, machine
 from fast_sums import emulated
 
 from bert import kernels, optim
-from bert.checkpoint import huggingface as hub
+from bert.checkpoint import huggingface
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.data.pretraining import PretrainingBatch, PretrainingCapacity, make_batch
+from bert.data.batch import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import Records
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
@@ -269,7 +269,7 @@ def hugging_faces(trial: Trial) -> Trained:
     import plain_bert
 
     weights = {name: p.detach().clone() for name, p in trial.model().named_parameters()}
-    model = plain_bert.model(hub.config_values(trial.shape, "BertForPreTraining"), weights).to(trial.dtype)
+    model = plain_bert.model(huggingface.config_values(trial.shape, "BertForPreTraining"), weights).to(trial.dtype)
     torch.manual_seed(trial.seed)
     data, lamb = trial.data, optim.Config().lamb
     plain = plain_bert.Lamb(model.named_parameters(), (lamb.beta1, lamb.beta2), lamb.weight_decay)

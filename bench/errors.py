@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 
-from bert.core.errors import root_cause
+from bert.core.process import root_cause
 
 
 def explain(error: BaseException) -> str:

@@ -28,7 +28,7 @@ from torch import Tensor
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.data.pretraining import PretrainingBatch, make_batch
+from bert.data.batch import PretrainingBatch, make_batch
 from bert.kernels.cross_entropy import IGNORE
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining

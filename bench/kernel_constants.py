@@ -35,7 +35,7 @@ from bert.kernels import (
     lamb,
 )
 from bert.kernels.cases import Draw
-from bert.kernels.forward_pass import ForwardPass
+from bert.kernels.dropout import ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD
 
 

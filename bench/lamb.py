@@ -17,6 +17,7 @@ from bert import kernels
 from bert.kernels import lamb
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
+from bert.optim.rule import is_decayed
 
 BYTES_A_PARAMETER = 42
 BETA1, BETA2, EPS, DECAY = 0.60466, 0.85437, 1e-6, 0.1
@@ -33,7 +34,7 @@ def parameters(num_layers: int) -> dict[str, torch.Size]:
 def flat_step(shapes: dict[str, torch.Size], device: torch.device) -> gpu.Call:
     """The two passes on flat buffers, after the norm of the gradient."""
     sizes = [shape.numel() for shape in shapes.values()]
-    decays = [0.0 if name.endswith("bias") or "LayerNorm" in name else DECAY for name in shapes]
+    decays = [DECAY if is_decayed(name) else 0.0 for name in shapes]
     layout = lamb.make_layout(sizes, decays, device)
     gradient = torch.randn(layout.size, device=device, dtype=torch.bfloat16) * 1e-3
     master, first = torch.randn(layout.size, device=device) * 0.02, torch.randn(layout.size, device=device) * 1e-3
@@ -56,7 +57,7 @@ def foreach_step(shapes: dict[str, torch.Size], device: torch.device) -> gpu.Cal
     low = [gradient.clone() for gradient in gradients]
     first = [torch.randn_like(master) * 1e-3 for master in masters]
     second = [moment.square() for moment in first]
-    decayed = [n for n, name in enumerate(shapes) if not (name.endswith("bias") or "LayerNorm" in name)]
+    decayed = [n for n, name in enumerate(shapes) if is_decayed(name)]
 
     def step(_: int) -> None:
         norm = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).norm()

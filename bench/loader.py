@@ -23,13 +23,11 @@ from command_line import Parser, integer
 from bert.data import dali
 from bert.data.dali import DaliLoader
 from bert.data.format import write_records
-from bert.data.index import NAME as INDEX
-from bert.data.index import write_index
+from bert.data.loader import Config, TrainingData, open_source
 from bert.data.records import Metadata, Records
 from bert.data.sampler import Sampler
-from bert.data.shards import list_shards
+from bert.data.shards import INDEX, list_shards, write_index
 from bert.data.synthetic import synthetic_records
-from bert.data.training import Config, TrainingData, open_source
 
 _LENGTH, _VOCABULARY = 512, 30_522
 _METADATA = Metadata(max_seq_length=_LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)

@@ -12,7 +12,7 @@ import numpy as np
 import result
 from command_line import Parser, at_least, integer
 
-from bert.data.online import OnlinePacker
+from bert.data.online_packing import OnlinePacker
 from bert.data.packing import pack
 from bert.data.synthetic import wikipedia_like_lengths
 

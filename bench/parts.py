@@ -11,7 +11,7 @@ from typing import Any
 PARTS = {  # by the module of bert.kernels, with which the name of each of its Triton kernels begins
     "attention_triton": "attention", "dropout_add_layer_norm": "LayerNorm", "bias_gelu": "GELU", "fp8_cast": "casts",
     "fp8_feed_forward": "GELU", "embeddings": "embeddings", "scatter": "embeddings", "cross_entropy": "head, loss",
-    "lamb": "LAMB", "lans": "LANS", "reductions": "sums over rows",
+    "lamb": "LAMB", "lans": "LANS", "arithmetic": "sums over rows",
 }  # fmt: skip
 LIBRARIES = {  # of others, in this order
     "attention": re.compile(r"sdpa|flash|fmha|mha_", re.IGNORECASE),

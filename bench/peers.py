@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from bert.data.pretraining import PretrainingBatch
+from bert.data.batch import PretrainingBatch
 from bert.kernels.cross_entropy import IGNORE
 from bert.model.config import BertConfig
 

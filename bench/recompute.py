@@ -25,15 +25,14 @@ from command_line import Parser, integer, natural
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.data.pretraining import PretrainingBatch
+from bert.data.batch import PretrainingBatch
 from bert.kernels.precision import Precision
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import first_weights, hollow, on_meta
+from bert.model.init import first_weights, uninitialized, use_placeholders
 from bert.model.recompute import Recomputation
 from bert.optim.sharded import Sharded
 from bert.pretraining import memory
-from bert.pretraining.peak import Peak
 from bert.training.step import Step, build_step
 
 CPU, DTYPE = torch.device("cpu"), torch.float32
@@ -57,9 +56,9 @@ def full_batch(rows: int, length: int, vocab_size: int) -> PretrainingBatch:
 
 def make_step(shape: BertConfig, layers: int) -> Step:
     """A step of one rank with RECOMPUTE_LAYERS=layers."""
-    with on_meta():
+    with uninitialized():
         model = BertForPreTraining(shape, kernels.select(kernels.Config(fused="none"), CPU))
-    hollow(model, DTYPE, CPU)
+    use_placeholders(model, DTYPE, CPU)
     if layers:
         model.recompute(Recomputation(layers, random_state=True))
     return build_step(
@@ -94,11 +93,11 @@ def counted(step: Step, batch: PretrainingBatch) -> tuple[int, int]:
     """Bytes of the passes beside what stays, and of the whole step, counted in steps that are taken."""
     assert isinstance(step.optimizer, Sharded)
     stays = [*step.optimizer.state_tensors(), *memory.gradient_buffers(step.optimizer)]
-    with Peak(stays) as peak:
+    with memory.Peak(stays) as peak:
         at_rest = peak.now
         passes(step, batch)
         needed = peak.most - at_rest
-    with Peak(stays) as peak:
+    with memory.Peak(stays) as peak:
         step([batch], 1e-3)
     return needed, peak.most
 

@@ -22,7 +22,7 @@ from train_step import Variant, build_ours, capacity
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.kernels import assembly_check, attention, attention_choice, fp8_cases, fp8_cast, weight_gradient
+from bert.kernels import assembly_check, attention, fp8_cases, triton_support, weight_gradient
 from bert.kernels.fp8 import Recipe, Scaling
 from bert.kernels.fp8_linear import Fp8Linear
 from bert.kernels.precision import Config as PrecisionConfig
@@ -35,14 +35,14 @@ from bert.training.step import Step, build_step
 
 def assembly() -> dict[str, str]:
     """Pieces of the kernels' assembly that are wrong on this GPU; what follows then runs without any."""
-    return assembly_check.settle(device())
+    return assembly_check.check(device())
 
 
 def fused_kernels() -> dict[str, str]:
     """Every fused operation against its reference in fp64, result and gradients; a problem by name of the case."""
     problems = {}
     for name, module in kernels.OPERATIONS.items():
-        if not module.supported(device()):
+        if not triton_support.supported(device()):
             continue
         for case in module.CASES:
             try:
@@ -76,7 +76,7 @@ def _error(module: Any, case: Any) -> float:
 def fp8_kernels() -> dict[str, str]:
     """The casts against PyTorch's, the casts in kernels against separate ones, and an evaluation against training, at
     BERT-large's sizes."""
-    if not fp8_cast.supported(device()) or torch.cuda.get_device_capability() < (8, 9):
+    if not triton_support.supported(device()) or torch.cuda.get_device_capability() < (8, 9):
         return {}
     tokens, width, inner = fp8_cases.LARGE
     problems = fp8_cases.cast_problems(device(), tokens, inner)
@@ -167,7 +167,7 @@ def _graph_problem(precision: str) -> str:
     if device().type == "cuda":
         run = GraphedStep(other, batches[:1])
     else:
-        with other.undone():
+        with other.rollback():
             other(batches[:1], 1e-3)
     if not all(torch.equal(a, b) for a, b in zip(before, other.state_tensors(), strict=True)):
         return "warming up changed the state"
@@ -210,7 +210,7 @@ def main() -> int:
         emit(result)  # at once: the next check may run past the limit
     failed = [name for name, outcome in result.items() if isinstance(outcome, dict)]
     if device().type == "cuda":
-        result["chosen_attention"] = attention_choice.fastest(attention.trials(device()))
+        result["chosen_attention"] = attention.fastest(attention.trials(device()))
         failed = [name for name in failed if name != "attention_backends" or result["chosen_attention"] is None]
     emit(result | {"machine": machine()})
     return int(bool(failed))

@@ -44,9 +44,9 @@ from pathlib import Path
 from bert.kernels import Config, select
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import initialize, on_meta
+from bert.model.init import initialize, uninitialized
 config, kernels = BertConfig.from_json(Path(sys.argv[1])), select(Config(fused="none"), torch.device("cpu"))
-with on_meta():
+with uninitialized():
     model = BertForPreTraining(config, kernels)
 model = model.to_empty(device="cpu")
 initialize(model, 0)

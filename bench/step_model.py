@@ -39,7 +39,7 @@ from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import from_env
-from bert.data.pretraining import PretrainingBatch, make_batch
+from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels import fp8_feed_forward, fp8_linear, lamb, triton_support
 from bert.kernels.fp8 import Recipe

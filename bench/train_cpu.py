@@ -22,7 +22,7 @@ from small_bert import SMALL, new_model
 
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.data.pretraining import PretrainingBatch, make_batch
+from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import Precision
 from bert.model.config import BertConfig

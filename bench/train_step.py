@@ -37,7 +37,7 @@ from errors import explain
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.data.pretraining import PretrainingBatch, PretrainingCapacity
+from bert.data.batch import PretrainingBatch, PretrainingCapacity
 from bert.kernels import attention
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining

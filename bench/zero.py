@@ -34,15 +34,15 @@ from torch.multiprocessing import spawn
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import ConfigError
-from bert.core.exit import leave
-from bert.data.pretraining import PretrainingBatch
+from bert.core.process import hard_exit
+from bert.data.batch import PretrainingBatch
 from bert.deepspeed.settings import Config as ZeroConfig
 from bert.deepspeed.step import DeepSpeedStep, load
 from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
-from bert.model.init import first_weights, hollow
+from bert.model.init import first_weights, use_placeholders
 from bert.optim import Config as OptimizerConfig
-from bert.pretraining.peak import Peak
+from bert.pretraining.memory import Peak
 from bert.training.step import build_step
 
 # DeepSpeed's stage, and what shards as much here; our engine has no stage 3.
@@ -71,7 +71,7 @@ def deepspeed_step(world: World, config: BertConfig, zero: dict[str, Any], folde
     rules = OptimizerConfig(optimizer="adamw")
     settings = ZeroConfig(engine="deepspeed", path=path).complete(rules, FP32, 1, 1)
     weights = partial(first_weights, new_model(config), 0)
-    hollow(model, FP32.dtype, world.device)
+    use_placeholders(model, FP32.dtype, world.device)
     return DeepSpeedStep(model, FP32, rules, world, settings, weights(), weights)
 
 
@@ -131,7 +131,7 @@ def rank_main(rank: int, options: argparse.Namespace, port: int, folder: Path) -
             del ours, theirs
     if rank == 0:
         (folder / "figures.json").write_text(json.dumps(figures))
-    leave(0)  # threads of DeepSpeed's process groups do not always end with Python
+    hard_exit(0)  # threads of DeepSpeed's process groups do not always end with Python
 
 
 def main() -> None:

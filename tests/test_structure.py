@@ -46,11 +46,10 @@ LAYERS: dict[str, list[set[str]]] = {
         {"batches"},
         {"squad", "glue"},
         {"models", "config"},
-        {"weights", "inference", "tasks"},
+        {"tasks"},
+        {"saved"},
         {"train"},
-        {"check"},
-        {"run"},
-        {"saved", "commands", "demo", "__main__"},
+        {"commands", "demo", "__main__"},
     ],
     "input_preprocessing": [
         {"stage"},
@@ -91,7 +90,7 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
         {
             **{
                 f"bert.data.{name}": [""]
-                for name in ("records", "format", "digests", "nvidia_format", "packing", "index", "compiled")
+                for name in ("records", "format", "digests", "nvidia_format", "packing", "shards", "compiled")
             },
             "torch": ["input_preprocessing.checkpoints"],  # writes PyTorch files
         },
@@ -105,15 +104,9 @@ READ_THE_ENVIRONMENT = {
     "bert.core.env",
     "bert.core.variables",
     "bert.__main__",
-    "bert.commands.deepspeed_config",
     "bert.commands.allreduce",
-    "bert.commands.compare_captures",
-    "bert.commands.deepspeed_checkpoint",
-    "bert.commands.export",
     "finetune.__main__",
     "certify.__main__",
-    "bert.commands.evaluate",
-    "bert.commands.fill_mask",
 }  # commands hand os.environ on
 
 

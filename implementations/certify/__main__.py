@@ -21,7 +21,7 @@ import torch.distributed as distributed
 
 from bert.core import rundir
 from bert.core.env import ConfigError, env, from_env
-from bert.core.exit import leave
+from bert.core.process import hard_exit
 from bert.pretraining.config import Config as TrainerConfig
 from certify import burn_in, schema
 from certify.burn_in import BurnIn
@@ -137,4 +137,4 @@ def main(environ: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(main(os.environ))
+    hard_exit(main(os.environ))

@@ -26,9 +26,10 @@ import torch
 
 from bert.core import rundir
 from bert.core.env import Variable, variables
+from bert.core.files import write_text
 from bert.kernels import precision
 from bert.pretraining.config import Config as TrainerConfig
-from bert.training.progress import clock
+from bert.training.metrics import clock
 from certify import schema
 from certify.load import Load, Trainee
 from certify.meeting import Meeting
@@ -42,7 +43,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def derived(trainer: TrainerConfig) -> dict[str, Any]:
     """For config.json: the model itself, which a path may no longer lead to, and the precision that `auto` is here."""
     model = dataclasses.asdict(trainer.model) | {"gelu_form": trainer.model.gelu_form}
-    return {"model": model, "settled_precision": precision.settle(trainer.precision.precision, trainer.device)}
+    return {"model": model, "settled_precision": precision.resolved(trainer.precision.precision, trainer.device)}
 
 
 def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class BurnIn:
         text = self.journal.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
-            rundir.write_text(self.journal, whole)
+            write_text(self.journal, whole)
         return whole.splitlines()
 
     def _known(self) -> dict[str, Any]:
@@ -181,7 +182,7 @@ class BurnIn:
 
     def _repeat(self, trainee: Trainee, count: int, drill: bool) -> tuple[float, list[int]]:
         """Median seconds of a step, and the checksums after each."""
-        with trainee.step.undone():
+        with trainee.step.rollback():
             checksums = self.load.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
         return statistics.median(parts.sum(axis=1).tolist()), checksums.tolist()
@@ -197,7 +198,7 @@ class BurnIn:
     def _write_first(self, checksums: list[int]) -> None:
         """The first repeat, with what it was computed by and for how long the burn-in shall go on."""
         about = {"duration": self.duration, "checksums": checksums, "facts": self.facts}
-        rundir.write_text(self.first, json.dumps(about) + "\n")
+        write_text(self.first, json.dumps(about) + "\n")
 
     def _tell(self, repeat: int, elapsed: float, seconds: float, different: int) -> None:
         """A line of this node's journal, and rank 0's on how it goes."""

@@ -16,9 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bert.data.index import NAME as INDEX
-from bert.data.index import write_index
 from bert.data.records import DataError
+from bert.data.shards import INDEX, write_index
 from input_preprocessing.dataset import data_card
 from input_preprocessing.dataset.inputs import check_config, check_needs, find_inputs, needs_of
 from input_preprocessing.dataset.job import Job

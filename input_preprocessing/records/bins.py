@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bert.data.digests import add_multiset_digests
 from bert.data.format import open_records
-from bert.data.index import NAME as INDEX
 from bert.data.records import DataError
+from bert.data.shards import INDEX
 from input_preprocessing.records.deal import check_target, make_shards, plan_deal
 from input_preprocessing.records.shuffle import Permute, add_shard_options, source_files
 from input_preprocessing.stage.cli import run, stage_parser

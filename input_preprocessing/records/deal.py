@@ -23,9 +23,8 @@ import numpy.typing as npt
 from bert.data.compiled import compiled
 from bert.data.digests import add_multiset_digests
 from bert.data.format import open_records, write_records
-from bert.data.index import NAME as INDEX
-from bert.data.index import write_index
 from bert.data.records import DataError, Metadata, Records, concatenate
+from bert.data.shards import INDEX, write_index
 from input_preprocessing.instances.mersenne import initial_state, next_below, shuffle
 from input_preprocessing.stage.parallel import run_tasks
 

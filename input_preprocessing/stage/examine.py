@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert.data.format import verify_records
-from bert.data.index import NAME as INDEX
-from bert.data.index import is_index_of
 from bert.data.records import SUFFIXES, DataError, Metadata
+from bert.data.shards import INDEX, is_index_of
 from input_preprocessing.stage.manifest import Manifest, md5_of
 from input_preprocessing.stage.parallel import run_tasks
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from bert import kernels
+from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.format import write_records
-from bert.data.pretraining import PretrainingBatch, make_batch
 from bert.data.records import Metadata, Records
 from bert.data.synthetic import synthetic_records
 from bert.model.bert import BertForPreTraining

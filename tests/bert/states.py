@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bert.checkpoint import sharded as shard_files
+from bert.checkpoint.sharded import Part
 
 
 def same(a, b):
@@ -36,6 +36,6 @@ def write_in_shards(folder, steps, tensors, **facts):
         shard = {"parts": {"masters": torch.cat([numbers for _, _, numbers in held])}, "segments": segments}
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         index = {"optimizer": {"num_steps": steps, "shapes": shapes}, "step": steps, **facts}
-        part = shard_files.Part(rank=rank, num_ranks=2, token=steps, abandoned=threading.Event())
+        part = Part(rank=rank, num_ranks=2, token=steps, abandoned=threading.Event())
         path = part.write(folder, steps, {"shard": shard, "index": index}, keep=9)
     return path

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bert.core.env import from_env, variables
-from bert.data import training
+from bert.data import loader
 from bert.model.config import BertConfig
 from bert.training import schedule
 
@@ -41,7 +41,7 @@ def exported():
 def test_every_recipe_has_the_published_batches_and_schedules(exported):
     assert len(exported) == 8 * 2 * 2 * 5
     for (_, phase, packed, nodes), values in exported.items():
-        data, rates = from_env(training.Config, values), from_env(schedule.Config, values)
+        data, rates = from_env(loader.Config, values), from_env(schedule.Config, values)
         gpus = int(values["DGXNNODES"]) * int(values["DGXNGPU"])
         assert gpus == 8 * int(nodes)
         assert data.rows_per_step * data.packing_factor * gpus == BATCH[phase], "sequences of a step"

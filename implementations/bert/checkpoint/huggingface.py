@@ -14,7 +14,7 @@ import safetensors.torch
 from torch import Tensor
 
 from bert.core.env import ConfigError
-from bert.core.files import whole_file
+from bert.core.files import whole_file, write_text
 from bert.model.config import BertConfig
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -34,15 +34,14 @@ def config_beside(weights: Path) -> Path | None:
 
 
 def lower_case(vocab_file: Path) -> bool:
-    """Whether text is to be lower-cased for this vocabulary: by tokenizer_config.json beside it, or by its words."""
+    """Whether text is lower-cased for this vocabulary: by tokenizer_config.json beside it, or by its words."""
     try:
         said = json.loads((vocab_file.parent / "tokenizer_config.json").read_text(encoding="utf-8"))
         if isinstance(said.get("do_lower_case"), bool):
             return bool(said["do_lower_case"])
     except (OSError, ValueError, AttributeError):
         pass
-    words = _words(vocab_file)
-    return all(word == word.lower() for word in words if not (word.startswith("[") and word.endswith("]")))
+    return all(word == word.lower() or (word[0], word[-1]) == ("[", "]") for word in _words(vocab_file))
 
 
 def _words(vocab_file: Path) -> list[str]:
@@ -91,11 +90,7 @@ def write(
     if vocab_file.resolve() != (folder / "vocab.txt").resolve():
         with whole_file(folder / "vocab.txt") as partial:
             shutil.copyfile(vocab_file, partial)
-    tokenizer = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": lower_case,
-        "model_max_length": config.max_position_embeddings,
-    }
+    tokenizer = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case}
+    tokenizer["model_max_length"] = config.max_position_embeddings
     for name, content in (("tokenizer_config.json", tokenizer), ("config.json", values)):
-        with whole_file(folder / name) as partial:
-            partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_text(folder / name, json.dumps(content, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Checkpoints of which every rank writes its own part, and any number of ranks reads what it needs.
+"""Checkpoints in shards: every rank writes its own part, and any number of ranks reads what it needs.
 
 ``step_<step>/`` has a file of each rank, with its shard of the masters and the rule's states and where each number of
 it belongs, and ``index.pt`` with all else. The ranks write into a hidden folder, which takes its name when all are
@@ -25,14 +25,14 @@ POLL_SECONDS = 0.05
 
 
 class ShardError(RuntimeError):
-    """Not all ranks have written their part. The message is for the user."""
+    """Not all ranks have written their part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Who writes: ``rank`` of ``num_ranks``; token: of this checkpoint, the same on every rank and on no other one's.
+    """One rank's share of a checkpoint. token: identifies the checkpoint; equal on all ranks.
 
-    abandoned: set where nobody will write any more.
+    abandoned: set where the other ranks will write no more.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class Part:
         state: "shard", what Sharded.shard_state() gives, and on rank 0 "index", what else is to be saved. Of all
         checkpoints the newest ``keep`` stay. Raises ShardError where another rank has failed, OSError on a full disk.
         """
-        hidden = directory / f".step_{step:010d}.{self.token:016x}"
+        hidden, path = directory / f".step_{step:010d}.{self.token:016x}", directory / f"step_{step:010d}"
         hidden.mkdir(parents=True, exist_ok=True)
         try:
             with whole_file(hidden / _file_name(self.rank)) as partial:
@@ -54,48 +54,38 @@ class Part:
         except Exception as error:
             (hidden / f"failed_{self.rank:05d}").write_text(str(error), encoding="utf-8")
             raise
-        path = directory / f"step_{step:010d}"
         if self.rank:
             return path
         try:
-            self._await_others(hidden)
+            missing = set(range(self.num_ranks))
+            while missing := {rank for rank in missing if not (hidden / _file_name(rank)).is_file()}:
+                for failed in hidden.glob("failed_*"):
+                    raise ShardError(f"rank {int(failed.name[7:])}: {failed.read_text(encoding='utf-8')}")
+                if self.abandoned.is_set():
+                    raise ShardError(f"the run ended before rank {min(missing)} had written its part")
+                time.sleep(POLL_SECONDS)
             with whole_file(hidden / INDEX) as partial:
                 torch.save({**state["index"], "num_ranks": self.num_ranks, "token": self.token}, partial)
             name_folder(hidden, path)
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
-        for old in complete(directory)[:-keep]:
-            shutil.rmtree(old)
+        for old in sorted(directory.glob(f"step_*/{INDEX}"))[:-keep]:
+            shutil.rmtree(old.parent)
         for left_over in directory.glob(".step_*.*"):  # of a run that was killed
-            if left_over.is_dir():
-                shutil.rmtree(left_over, ignore_errors=True)
+            shutil.rmtree(left_over, ignore_errors=True)
         return path
-
-    def _await_others(self, hidden: Path) -> None:
-        missing = set(range(self.num_ranks))
-        while missing := {rank for rank in missing if not (hidden / _file_name(rank)).is_file()}:
-            for failed in hidden.glob("failed_*"):
-                raise ShardError(f"rank {int(failed.name[7:])}: {failed.read_text(encoding='utf-8')}")
-            if self.abandoned.is_set():
-                raise ShardError(f"the run ended before rank {min(missing)} had written its part")
-            time.sleep(POLL_SECONDS)
 
 
 def _file_name(rank: int) -> str:
     return f"rank_{rank:05d}.pt"
 
 
-def complete(directory: Path) -> list[Path]:
-    """The checkpoints in a folder that are whole, oldest first."""
-    return sorted(index.parent for index in directory.glob(f"step_*/{INDEX}"))
+Span = tuple[str, int, Tensor]  # of a flattened parameter: its name, the first number, the numbers
 
 
-Span = tuple[str, int, Tensor]  # of a parameter laid flat: its name, the first number, the numbers
-
-
-class WholeTensors(Mapping[str, Tensor]):
-    """Parameters by name, put together when asked for from the ranks' files, which are mapped and not read."""
+class ShardedTensors(Mapping[str, Tensor]):
+    """Parameters by name, assembled when asked for from the ranks' files, which are mapped and not read."""
 
     def __init__(self, shapes: Mapping[str, Any], spans: Iterable[Span], token: int = 0) -> None:
         """token: of the checkpoint, where it has one."""
@@ -106,12 +96,11 @@ class WholeTensors(Mapping[str, Tensor]):
             self.spans[name].append((start, numbers))
 
     def __getitem__(self, name: str) -> Tensor:
-        """The whole tensor, new."""
         shape = self.shapes[name]
         return self.part(name, 0, shape.numel()).view(shape)
 
     def part(self, name: str, start: int, size: int) -> Tensor:
-        """Numbers ``start`` to ``start + size`` of a tensor laid flat, new; no others are read."""
+        """Numbers ``start`` to ``start + size`` of a flattened tensor, copied; no others are read."""
         found = torch.empty(size, dtype=self.spans[name][0][1].dtype)
         for begin, numbers in self.spans[name]:
             low, high = max(start, begin), min(start + size, begin + len(numbers))
@@ -127,15 +116,13 @@ class WholeTensors(Mapping[str, Tensor]):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint, as one file would have it; its tensors are put together where they are used.
+    """The state in a checkpoint, as one file would have it; its tensors are assembled where they are used.
 
     Raises what torch.load raises for a file that is missing or damaged.
     """
     index: dict[str, Any] = torch.load(path / INDEX, map_location="cpu", weights_only=True)
-    parts = [
-        torch.load(path / _file_name(rank), map_location="cpu", weights_only=True, mmap=True)
-        for rank in range(index["num_ranks"])
-    ]
+    files = [path / _file_name(rank) for rank in range(index["num_ranks"])]
+    parts = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
     optimizer: dict[str, Any] = {"num_steps": index["optimizer"]["num_steps"]}
     for key in parts[0]["parts"]:
         spans = (
@@ -143,5 +130,5 @@ def read(path: Path) -> dict[str, Any]:
             for part in parts
             for name, start, begin, size in part["segments"]
         )
-        optimizer[key] = WholeTensors(index["optimizer"]["shapes"], spans, index["token"])
+        optimizer[key] = ShardedTensors(index["optimizer"]["shapes"], spans, index["token"])
     return {**index, "optimizer": optimizer, "model": optimizer["masters"]}

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from bert.checkpoint import huggingface as hub
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint import huggingface
+from bert.checkpoint.save import is_ours, saved_checkpoints, step_path
+from bert.checkpoint.weights import load_weights
 from bert.core.dist import World
 from bert.core.env import ConfigError
 from bert.core.files import damage
-from bert.kernels import choice as kernel_choice
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
@@ -26,16 +26,11 @@ from bert.training.config import Hardware
 class Source(Hardware):
     """Where a command computes; the trainer's variables (DEVICE, PRECISION, ...) say."""
 
-    @property
-    def uses_graph(self) -> bool:
-        """Whether CUDA graphs are used: batches of different sizes cannot."""
-        return False
-
     def model(self, shape: BertConfig, world: World) -> BertForPreTraining:
         """A model for inference on this device, its weights still to be loaded."""
         self.dist.check()
         self.precision.check(self.device)
-        choice, _ = kernel_choice.choose(self, world)
+        choice, _ = self.kernels.choose(self.numerics.dtype, False, world)  # no graph: batches of different sizes
         model = BertForPreTraining(shape, select(choice, self.device))
         return model.to(self.device, self.numerics.dtype).eval()
 
@@ -66,12 +61,12 @@ def find(path: Path) -> list[Path]:
     if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder: name a checkpoint, a folder of them, or a run")
     for folder in (path, path / "phase2" / "checkpoints", path / "checkpoints", path / "phase1" / "checkpoints"):
-        if found := checkpoint.saved(folder):
+        if found := saved_checkpoints(folder):
             return found
     elsewhere = _settings(path).get("checkpoint", {}).get("directory")
-    if elsewhere and (found := checkpoint.saved(Path(elsewhere))):
+    if elsewhere and (found := saved_checkpoints(Path(elsewhere))):
         return found
-    weights = hub.weights_in(path)
+    weights = huggingface.weights_in(path)
     return [weights] if weights else []
 
 
@@ -89,17 +84,17 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
     Raises ConfigError for a file that cannot be read, and where nothing tells the model's shape.
     """
     said: Mapping[str, Any] = {}
-    if checkpoint.is_ours(path):
+    if is_ours(path):
         try:
             said = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # a damaged file has many errors
-            raise ConfigError(f"{checkpoint.place(path)}: not a readable checkpoint ({damage(error)})") from None
-    beside = bert_config or hub.config_beside(path)
+            raise ConfigError(f"{step_path(path)}: not a readable checkpoint ({damage(error)})") from None
+    beside = bert_config or huggingface.config_beside(path)
     if bert_config is None and "bert_config" in said:
         try:
             shape = BertConfig(**said["bert_config"])
         except (ConfigError, TypeError) as error:  # a key of another version
-            raise ConfigError(f"{checkpoint.place(path)}: bert_config: {error}") from None
+            raise ConfigError(f"{step_path(path)}: bert_config: {error}") from None
     elif beside is not None:
         shape = BertConfig.from_json(beside)
     else:
@@ -113,7 +108,7 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
 def load(trained: Trained, model: BertForPreTraining) -> None:
     """Copies the weights into a model of their shape. Raises ConfigError where they do not fit, or lack a head."""
     try:
-        checkpoint.load_weights(model, trained.path)
+        load_weights(model, trained.path)
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("INIT_CHECKPOINT=").replace("BERT_CONFIG", "its config")) from None
 
@@ -123,7 +118,7 @@ def vocabulary(trained: Trained, given: Path | None = None) -> Path:
 
     Raises ConfigError where it is not found, or is not the one that they were trained with.
     """
-    path = checkpoint.place(trained.path)
+    path = step_path(trained.path)
     near = [path.parent, *list(path.resolve().parents)[1:3]]
     places = [given] if given else [folder / "vocab.txt" for folder in near]
     if given is None:
@@ -133,7 +128,7 @@ def vocabulary(trained: Trained, given: Path | None = None) -> Path:
             places += [Path(config).parent / "vocab.txt"] if config else []
     for place in places:
         if place.is_file() or given:
-            hub.check_vocabulary(place, trained.shape, trained.vocab_md5)
+            huggingface.check_vocabulary(place, trained.shape, trained.vocab_md5)
             return place
     raise ConfigError(f"{trained.path}: its vocab.txt is not found: give it by --vocab")
 

@@ -21,26 +21,21 @@ POLL_SECONDS = 1e-4
 
 
 class HangError(RuntimeError):
-    """The ranks no longer get on. The message is for the user."""
+    """A collective timed out. The message is for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Where this process stands among the others. torchrun or run_and_time.sh exports the rank variables."""
+    """This process's rank and device. torchrun or run_and_time.sh exports the rank variables."""
 
     rank: int = env("RANK", 0, at_least=0, doc="number of this process; set by the launcher")
     local_rank: int = env("LOCAL_RANK", 0, at_least=0, doc="number of this process on its node; set by the launcher")
     world_size: int = env("WORLD_SIZE", 1, at_least=1, doc="number of processes; set by the launcher")
     device: str = env("DEVICE", "auto", choices=("auto", "cpu", "cuda"), doc="auto takes a GPU where there is one")
     backend: str = env("BACKEND", "auto", choices=("auto", "nccl", "gloo"), doc="auto is nccl on GPUs, gloo on CPUs")
-    timeout_seconds: int = env(
-        "DIST_TIMEOUT", 600, at_least=1, doc="seconds before a collective that hangs is an error"
-    )
+    timeout_seconds: int = env("DIST_TIMEOUT", 600, at_least=1, doc="seconds before a hung collective is an error")
     emulated_rank: int | None = env(
-        "EMULATE_RANK",
-        None,
-        at_least=0,
-        doc="this process alone is that rank of WORLD_SIZE: says what it holds, trains nothing (docs/train.md)",
+        "EMULATE_RANK", None, at_least=0, doc="emulates that rank of WORLD_SIZE; trains nothing (docs/train.md)"
     )
     num_threads: int = env("OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads per process; 0 leaves PyTorch's choice")
 
@@ -58,7 +53,6 @@ class Config:
 
 
 def pick_device(config: Config) -> torch.device:
-    """The device of this process by DEVICE and what the machine has."""
     use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     return torch.device("cuda", config.local_rank) if use_cuda else torch.device("cpu")
 
@@ -86,13 +80,15 @@ class World:
 
     Used as a context manager it leaves the process group on the way out. With one process no group is made and every
     collective is the identity.
+
+    gathered_device: of the parameters and gradients that each rank has whole.
     """
 
     def __init__(self, config: Config, store: distributed.Store | None = None) -> None:
         """store: where the processes find each other; None: MASTER_ADDR and MASTER_PORT."""
         self.rank, self.local_rank, self.size = config.rank, config.local_rank, config.world_size
-        self.device = pick_device(config)
-        self.timeout_seconds = config.timeout_seconds
+        self.device = self.gathered_device = pick_device(config)
+        self.timeout_seconds, self.joined = config.timeout_seconds, config.world_size > 1
         use_cuda = self.device.type == "cuda"
         if use_cuda:
             if config.local_rank >= torch.cuda.device_count():
@@ -103,7 +99,7 @@ class World:
             torch.cuda.set_device(config.local_rank)
         elif config.num_threads:
             torch.set_num_threads(config.num_threads)
-        if self.size > 1:
+        if self.joined:
             backend = config.backend if config.backend != "auto" else ("nccl" if use_cuda else "gloo")
             timeout = datetime.timedelta(seconds=config.timeout_seconds)
             distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
@@ -113,15 +109,10 @@ class World:
 
     def __exit__(self, exception_type: object, *_: object) -> None:
         # After an error the peers may be gone: a clean shutdown would wait for them.
-        if self.size > 1 and exception_type is None:
+        if self.joined and exception_type is None:
             if distributed.group.WORLD is not None:
                 _left.append(distributed.group.WORLD)
             distributed.destroy_process_group()
-
-    @property
-    def whole_device(self) -> torch.device:
-        """Where weights and gradients are that every rank holds whole."""
-        return self.device
 
     @property
     def is_main(self) -> bool:
@@ -157,45 +148,46 @@ class World:
         """Waits for every process, and on a GPU for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        if self.size > 1:
+        if self.joined:
             distributed.barrier()
 
     def sum(self, values: Tensor) -> Tensor:
         """Sums a tensor over all processes, in place."""
-        if self.size > 1:
+        if self.joined:
             distributed.all_reduce(values)
         return values
 
     def max(self, values: Tensor) -> Tensor:
         """The largest of all processes' values, element by element, in place."""
-        if self.size > 1:
+        if self.joined:
             distributed.all_reduce(values, op=distributed.ReduceOp.MAX)
         return values
 
-    def reduce_scatter(self, shard: Tensor, whole: Tensor) -> distributed.Work | None:
-        """Starts to average ``whole`` [size x n] over all processes; each gets its n elements in ``shard``.
+    def reduce_scatter(self, shard: Tensor, gathered: Tensor) -> distributed.Work | None:
+        """Starts to average ``gathered`` [size x n] over all processes; each gets its n elements in ``shard``.
 
         The order of operations is NCCL's own for an average, on every backend: each process divides, then they add.
-        ``whole`` may be overwritten. Returns what to wait for, or None where there is nothing to do.
+        ``gathered`` may be overwritten. Returns what to wait for, or None where there is nothing to do.
         """
-        if self.size == 1:
+        if not self.joined:
             return None
         operation = distributed.ReduceOp.SUM
         if distributed.get_backend() == "nccl":
             operation = distributed.ReduceOp.AVG
         else:
-            whole.div_(self.size)
-        return _REDUCE_SCATTER(shard, whole, op=operation, async_op=True)
+            gathered.div_(self.size)
+        return _REDUCE_SCATTER(shard, gathered, op=operation, async_op=True)
 
-    def all_gather(self, whole: Tensor, shard: Tensor) -> distributed.Work | None:
-        """Starts to collect the ``shard`` of every process, in rank order, in ``whole``; what to wait for, or None."""
-        return _ALL_GATHER(whole, shard, async_op=True) if self.size > 1 else None
+    def all_gather(self, gathered: Tensor, shard: Tensor) -> distributed.Work | None:
+        """Starts to collect every process's ``shard``, in rank order, in ``gathered``; what to wait for, or None."""
+        return _ALL_GATHER(gathered, shard, async_op=True) if self.joined else None
 
     def broadcast_int(self, value: int) -> int:
         """The value of rank 0 (any 63-bit integer) on every process."""
+        if not self.joined:
+            return value
         tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
-        if self.size > 1:
-            distributed.broadcast(tensor, 0)
+        distributed.broadcast(tensor, 0)
         return int(tensor.item())
 
     def any(self, flag: bool) -> bool:
@@ -204,49 +196,26 @@ class World:
 
 
 class EmulatedWorld(World):
-    """One rank of a world whose others are not there, to see what it holds and what its step takes.
+    """One rank of a world without the others, to see what it holds and what its step takes.
 
-    It takes every other rank for one with the same numbers. PyTorch's own group of that kind is private to its tests;
-    all collectives of a sharded optimizer pass through here.
+    Every other rank counts as one with the same numbers. PyTorch's own group of that kind is private to its tests; all
+    collectives of a sharded optimizer pass through here.
 
-    whole_device: where what every rank holds whole is; the meta device, which has no numbers, where no other has room.
+    gathered_device: the meta device, which has no numbers, where no other has room.
     """
 
-    def __init__(self, size: int, rank: int, device: torch.device, whole_device: torch.device) -> None:
+    def __init__(self, size: int, rank: int, device: torch.device, gathered_device: torch.device) -> None:
         super().__init__(Config(device="cpu"))
-        self.size, self.rank, self.device, self._whole_device = size, rank, device, whole_device
+        self.size, self.rank, self.device, self.gathered_device = size, rank, device, gathered_device
         if device.type == "cuda":
             torch.cuda.set_device(device)
 
-    def __exit__(self, *_: object) -> None:
-        """Nobody else is there to part from."""
+    def reduce_scatter(self, shard: Tensor, gathered: Tensor) -> None:
+        """The average of equals."""
+        if not gathered.is_meta:
+            shard.copy_(gathered.view(self.size, -1)[self.rank])
 
-    @property
-    def whole_device(self) -> torch.device:
-        """See World."""
-        return self._whole_device
-
-    def barrier(self) -> None:
-        """See World."""
-
-    def sum(self, values: Tensor) -> Tensor:
-        """The values of this rank: all that is known."""
-        return values
-
-    def max(self, values: Tensor) -> Tensor:
-        """See World."""
-        return values
-
-    def reduce_scatter(self, shard: Tensor, whole: Tensor) -> None:
-        """See World: the average of equals."""
-        if not whole.is_meta:
-            shard.copy_(whole.view(self.size, -1)[self.rank])
-
-    def all_gather(self, whole: Tensor, shard: Tensor) -> None:
-        """See World."""
-        if not whole.is_meta:
-            whole.view(self.size, -1).copy_(shard)
-
-    def broadcast_int(self, value: int) -> int:
-        """See World."""
-        return value
+    def all_gather(self, gathered: Tensor, shard: Tensor) -> None:
+        """Copies of this rank's shard."""
+        if not gathered.is_meta:
+            gathered.view(self.size, -1).copy_(shard)

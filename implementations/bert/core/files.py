@@ -28,6 +28,12 @@ def whole_file(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 def name_folder(hidden: Path, path: Path) -> None:
     """Renames a complete folder, in the place of one of the same name, and syncs that."""
     replaced = path.with_name(f".{path.name}.replaced")

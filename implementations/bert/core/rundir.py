@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bert.core.env import env
-from bert.core.files import whole_file
+from bert.core.files import write_text
 
 _PACKAGES = ("triton", "numpy", "h5py", "mlperf-logging")  # besides torch, whose metadata lack the build (+cu130)
 
@@ -27,12 +27,6 @@ class Config:
 
     run_dir: Path | None = env("RUN_DIR", None, doc="folder of this run's files; unset writes none")
     trial: int = env("TRIAL", 0, at_least=0, doc="number of this run in its folder: result_<TRIAL>.txt")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    with whole_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")
 
 
 def write_description(config: Config, tree: Any, derived: dict[str, Any]) -> None:
@@ -78,6 +72,17 @@ def fail(config: Config, program: str, reason: str, status: int) -> int:
 def environment() -> dict[str, Any]:
     """Host, devices, versions and the commit of the code."""
     cuda = torch.cuda.is_available()
+    packages: dict[str, str | None] = {"torch": torch.__version__}
+    for name in _PACKAGES:
+        try:
+            packages[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            packages[name] = None
+    git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        commit: str | None = subprocess.run(git, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = None
     return {
         "host": platform.node(),
         "platform": platform.platform(),
@@ -87,21 +92,6 @@ def environment() -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
         "python": platform.python_version(),
-        "packages": {"torch": torch.__version__, **{name: _version(name) for name in _PACKAGES}},
-        "git_commit": _git_commit(),
+        "packages": packages,
+        "git_commit": commit,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

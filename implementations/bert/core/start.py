@@ -25,7 +25,7 @@ PROCESS_STARTED = process_started()
 class StartClock:
     """Seconds of each part of the start, in their order.
 
-    It reads the host's clock: what a GPU is still doing counts for the part that waits for it.
+    By the host's clock: what a GPU is still doing counts for the part that waits for it.
     """
 
     def __init__(self, began: float = PROCESS_STARTED, now: Callable[[], float] = time.monotonic) -> None:

@@ -1,16 +1,27 @@
-"""The varlen batch: token fields, which every task has, and label fields, which a task adds."""
+"""The varlen batch: token fields, which every task has, and label fields, which a task adds; that of pretraining.
+
+``make_batch`` and ``gather_batch`` make one of records.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from bert.data.compiled import array, compiled_for, scalar
+from bert.data.records import DataError, Records
+from bert.kernels.cross_entropy import IGNORE
+
 AnyBatch = TypeVar("AnyBatch", bound="Batch")
 AnyCapacity = TypeVar("AnyCapacity", bound="Capacity")
+MASKED_SHARE = 0.15  # of the tokens, in the benchmark's data
+_BEGIN, _MASKED_BEGIN, _SEGMENT_B, _NEXT_SENTENCE = range(4)  # rows of heads: one column a sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +58,14 @@ class Batch:
 
     def to(self: AnyBatch, device: torch.device) -> AnyBatch:
         """The batch on another device; from pinned memory the copies do not block."""
-        moved: dict[str, Any] = {name: value.to(device, non_blocking=True) for name, value in self.tensors().items()}
-        return dataclasses.replace(self, **moved)
+        return self._with({name: value.to(device, non_blocking=True) for name, value in self.tensors().items()})
 
     def pin_memory(self: AnyBatch) -> AnyBatch:
         """The batch in page-locked memory."""
-        pinned: dict[str, Any] = {name: value.pin_memory() for name, value in self.tensors().items()}
-        return dataclasses.replace(self, **pinned)
+        return self._with({name: value.pin_memory() for name, value in self.tensors().items()})
+
+    def _with(self: AnyBatch, tensors: dict[str, Any]) -> AnyBatch:
+        return dataclasses.replace(self, **tensors)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensor fields by name."""
@@ -64,8 +76,7 @@ class Batch:
 
         Raises ValueError where the batch holds more than the capacity.
         """
-        sequences = capacity.sequences + 1 - len(self.cu_seqlens)
-        missing, filled = {"sequences": sequences}, {}
+        missing, filled = {"sequences": capacity.sequences + 1 - len(self.cu_seqlens)}, {}
         for field in dataclasses.fields(self):
             if "fills" in field.metadata:
                 size, values = field.metadata["fills"], getattr(self, field.name)
@@ -74,10 +85,156 @@ class Batch:
         if min(missing.values()) < 0:
             held = ", ".join(f"{getattr(capacity, size) - count} {size}" for size, count in missing.items())
             raise ValueError(f"batch of {held} exceeds {capacity}")
-        filled["cu_seqlens"] = self.cu_seqlens, sequences, self.num_tokens
-        extended: dict[str, Any] = {name: _extend(*values) for name, values in filled.items()}
-        return dataclasses.replace(self, **extended)
+        filled["cu_seqlens"] = self.cu_seqlens, missing["sequences"], self.num_tokens
+        return self._with(
+            {
+                name: torch.cat([values, values.new_full((count, *values.shape[1:]), padding)])
+                for name, (values, count, padding) in filled.items()
+            }
+        )
 
 
-def _extend(values: Tensor, count: int, fill: int) -> Tensor:
-    return torch.cat([values, values.new_full((count, *values.shape[1:]), fill)])
+@dataclass(frozen=True, kw_only=True)
+class PretrainingCapacity(Capacity):
+    """Sizes of a pretraining batch: masked positions M, too."""
+
+    masked: int
+
+    @classmethod
+    def of(cls, tokens: int, sequences: int) -> PretrainingCapacity:
+        """Room for what the benchmark's data mask in so many tokens: 15%, rounded by up to a half a sequence."""
+        return cls(tokens=tokens, sequences=sequences, masked=int(MASKED_SHARE * tokens + 0.5 * sequences))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingBatch(Batch):
+    """masked_positions: int32 [M], absolute in [0, T); masked_labels: int64 [M]; next_sentence_labels: int64 [S].
+
+    Labels of -100 are padding.
+    """
+
+    masked_positions: Tensor = padded("masked", 0)
+    masked_labels: Tensor = padded("masked", IGNORE)
+    next_sentence_labels: Tensor = padded("sequences", IGNORE)
+    num_masked: int
+
+
+def make_batch(records: Records, sequences: np.ndarray, max_seqlen: int) -> PretrainingBatch:
+    """The batch of the given sequences (indices into ``records``), in that order. max_seqlen bounds their lengths."""
+    return gather_batch([records], [np.arange(len(sequences))], sequences, max_seqlen)
+
+
+def gather_batch(
+    sources: Sequence[Records],
+    places: Sequence[np.ndarray],
+    sequences: np.ndarray,
+    max_seqlen: int,
+    vocab_size: int | None = None,
+) -> PretrainingBatch:
+    """The batch of sequences from several sources.
+
+    places: places in the batch of each source's sequences; sequences: number of each in its source, int64 [S].
+    max_seqlen bounds their lengths, vocab_size token ids (None: not checked). Raises DataError for offsets that lead
+    out of the records, and for token ids of another vocabulary.
+    """
+    sequences = np.ascontiguousarray(sequences, dtype=np.int64)
+    heads = np.empty((4, len(sequences)), np.int64)
+    starts, masked_starts = np.zeros(len(sequences) + 1, np.int64), np.zeros(len(sequences) + 1, np.int64)
+    for records, where in zip(sources, places, strict=True):
+        sound = _read_heads(
+            records.sequence_offsets, records.masked_lm_offsets, records.segment_b_start, records.next_sentence_labels,
+            len(records.input_ids), len(records.masked_lm_ids), max_seqlen, where, sequences,
+            heads, starts, masked_starts,
+        )  # fmt: skip
+        if not sound:
+            raise DataError(
+                f"training data: offsets of sequences lead out of their file, or over {max_seqlen} tokens; find the "
+                "damaged file with python -m input_preprocessing.verify"
+            )
+    np.cumsum(starts, out=starts)
+    np.cumsum(masked_starts, out=masked_starts)
+    tokens = np.empty((3, int(starts[-1])), np.int32)  # ids, segments, positions
+    masked_positions = np.empty(int(masked_starts[-1]), np.int32)
+    masked_labels = np.empty(int(masked_starts[-1]), np.int64)
+    for records, where in zip(sources, places, strict=True):
+        smallest, largest = _copy_sequences(
+            records.input_ids, records.masked_lm_positions, records.masked_lm_ids,
+            where, heads, starts, masked_starts, tokens, masked_positions, masked_labels,
+        )  # fmt: skip
+        if vocab_size is not None and not 0 <= smallest <= largest < vocab_size:
+            raise DataError(
+                f"token ids {smallest} to {largest} in the training data, and bert_config.json has vocab_size "
+                f"{vocab_size}: the data and BERT_CONFIG are of different vocabularies"
+            )
+    return PretrainingBatch(
+        input_ids=torch.from_numpy(tokens[0]),
+        segment_ids=torch.from_numpy(tokens[1]),
+        position_ids=torch.from_numpy(tokens[2]),
+        cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
+        masked_positions=torch.from_numpy(masked_positions),
+        masked_labels=torch.from_numpy(masked_labels),
+        next_sentence_labels=torch.from_numpy(heads[_NEXT_SENTENCE]),
+        max_seqlen=max_seqlen,
+        num_tokens=int(starts[-1]),
+        num_sequences=len(sequences),
+        num_masked=int(masked_starts[-1]),
+    )
+
+
+_NARROW, _WIDE = array("int16", readonly=True), array("int32", readonly=True)
+_INT64, _HEADS = array("int64"), array("int64", ndim=2)
+
+
+@compiled_for(
+    *[array("int64", readonly=True)] * 2, _NARROW, array("int8", readonly=True),
+    *[scalar("int64")] * 3, _INT64, _INT64, _HEADS, _INT64, _INT64,
+)  # fmt: skip
+def _read_heads(  # type: ignore[no-untyped-def]
+    sequence_offsets, masked_offsets, segment_b_start, next_sentence_labels, num_tokens, num_masked, max_seqlen,
+    where, sequences, heads, lengths, counts,
+):  # fmt: skip
+    """Fills `heads` and, one place on, lengths and counts of masked tokens; whether all lie within the records.
+
+    The compiled copy trusts offsets; those of a damaged file must not reach it.
+    """
+    for i in where:
+        sequence = sequences[i]
+        begin, end = sequence_offsets[sequence], sequence_offsets[sequence + 1]
+        masked_begin, masked_end = masked_offsets[sequence], masked_offsets[sequence + 1]
+        if not (0 <= begin <= end <= num_tokens and end - begin <= max_seqlen):
+            return False
+        if not (0 <= masked_begin <= masked_end <= num_masked and 0 <= segment_b_start[sequence] <= end - begin):
+            return False
+        heads[_BEGIN, i], heads[_MASKED_BEGIN, i] = begin, masked_begin
+        heads[_SEGMENT_B, i], heads[_NEXT_SENTENCE, i] = segment_b_start[sequence], next_sentence_labels[sequence]
+        lengths[i + 1], counts[i + 1] = end - begin, masked_end - masked_begin
+    return True
+
+
+_OTHERS = _INT64, _HEADS, _INT64, _INT64, array("int32", ndim=2), array("int32"), _INT64
+
+
+@compiled_for((_NARROW, _NARROW, _NARROW, *_OTHERS), (_WIDE, _NARROW, _WIDE, *_OTHERS))
+def _copy_sequences(  # type: ignore[no-untyped-def]
+    input_ids, positions, labels, where, heads, starts, masked_starts, tokens, masked_positions, masked_labels
+):
+    """Copies one source's sequences to their places ``where`` in the batch; the smallest and largest token id."""
+    smallest = largest = 0
+    for i in where:  # by slices, which are quick without the compiler too
+        start, end = starts[i], starts[i + 1]
+        if start == end:
+            continue
+        begin, segment_b = heads[_BEGIN, i], start + heads[_SEGMENT_B, i]
+        source = input_ids[begin : begin + end - start]
+        smallest, largest = min(smallest, source.min()), max(largest, source.max())
+        tokens[0, start:end] = source
+        tokens[1, start:segment_b] = 0
+        tokens[1, segment_b:end] = 1
+        tokens[2, start:end] = np.arange(end - start)
+        first, last, begin = masked_starts[i], masked_starts[i + 1], heads[_MASKED_BEGIN, i]
+        if first < last:
+            masked_positions[first:last] = positions[begin : begin + last - first] + start
+            answers = labels[begin : begin + last - first]
+            smallest, largest = min(smallest, answers.min()), max(largest, answers.max())
+            masked_labels[first:last] = answers
+    return smallest, largest

@@ -32,20 +32,17 @@ def compiled(function: Function) -> Function:
 
 
 def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
-    """As ``compiled``, at once and for these argument types only: no later call waits for the compiler."""
-    return lambda function: _compile(function, arguments)
-
-
-def compiled_for_each(*signatures: tuple[Any, ...]) -> Callable[[Function], Function]:
-    """As ``compiled_for``, for each of several lists of argument types."""
-    return lambda function: _compile(function, list(signatures))
+    """As ``compiled``, at once and for these argument types only, or each of several tuples of them: no later call
+    waits for the compiler."""
+    signature = list(arguments) if isinstance(arguments[0], tuple) else arguments
+    return lambda function: _compile(function, signature)
 
 
 def is_kept(function: Function) -> bool:
     """Whether machine code of the function, and of the sources as they are, is on disk from an earlier run."""
     if numba is None:
         return True
-    folder = _cache_folder(_package_folder(function.py_func), numba.config.CACHE_DIR)  # type: ignore[attr-defined]
+    folder = _cache_folder(function.py_func, numba.config.CACHE_DIR)  # type: ignore[attr-defined]
     return any(Path(folder).rglob(f"*.{function.__name__}-*.nbi"))
 
 
@@ -61,17 +58,12 @@ def scalar(dtype: str) -> Any:
     return dtype if numba is None else getattr(numba.types, dtype)
 
 
-def named(tuple_class: Any, *fields: Any) -> Any:
-    """Type of a NamedTuple whose fields have these types."""
-    return tuple_class if numba is None else numba.types.NamedTuple(fields, tuple_class)
-
-
 def _compile(function: Function, signature: Any) -> Function:
     if numba is None:
         return function
     machine_code: Function
     users_folder = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = _cache_folder(_package_folder(function), users_folder)
+    numba.config.CACHE_DIR = _cache_folder(function, users_folder)
     try:
         machine_code = numba.njit(signature, cache=True, nogil=True)(function)
     except RuntimeError:  # no folder to cache in
@@ -81,21 +73,19 @@ def _compile(function: Function, signature: Any) -> Function:
     return machine_code
 
 
-def _package_folder(function: Function) -> Path:
-    """Folder of the outermost package that the function's module belongs to, or of a module that stands alone."""
-    folder = Path(function.__code__.co_filename).parent
-    while (folder.parent / "__init__.py").is_file():
-        folder = folder.parent
-    return folder
-
-
-@lru_cache
-def _cache_folder(sources: Path, users_folder: str) -> str:
+def _cache_folder(function: Function, users_folder: str) -> str:
     """Folder of the machine code made of the package's files that have compiled functions.
 
     numba compares the function's own file only, and would keep using what it compiled into a caller before a function
     of another file was changed.
     """
-    texts = (path.read_bytes() for path in sorted(sources.rglob("*.py")))
-    digest = hashlib.md5(b"".join(text for text in texts if b"compiled" in text))
-    return str(Path(users_folder or sources / "__pycache__") / f"numba-{digest.hexdigest()[:12]}")
+    package = Path(function.__code__.co_filename).parent
+    while (package.parent / "__init__.py").is_file():  # the outermost package; a module may stand alone
+        package = package.parent
+    return str(Path(users_folder or package / "__pycache__") / f"numba-{_digest(package)[:12]}")
+
+
+@lru_cache
+def _digest(package: Path) -> str:
+    texts = (path.read_bytes() for path in sorted(package.rglob("*.py")))
+    return hashlib.md5(b"".join(text for text in texts if b"compiled" in text)).hexdigest()

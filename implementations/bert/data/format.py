@@ -32,8 +32,8 @@ FORMAT = "bert-records"
 VERSION = 1
 
 
-def _arrays(records: Records) -> dict[str, Array]:
-    """Datasets of the file, in the order they are written and digested."""
+def _datasets(records: Records) -> dict[str, Array]:
+    """By name, in the order they are written and digested."""
     named = {name: (getattr(records, name), dtype) for name, dtype in dtypes_of([records]).items()}
     return {name: np.ascontiguousarray(a, dtype=dtype) for name, (a, dtype) in named.items() if a is not None}
 
@@ -41,7 +41,7 @@ def _arrays(records: Records) -> dict[str, Array]:
 def content_digest(records: Records) -> str:
     """Digest (hex) of every dataset: names, sizes and bytes, order of sequences included."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, array in _arrays(records).items():
+    for name, array in _datasets(records).items():
         digest.update(f"{name} {len(array)}\n".encode())
         digest.update(array.data)
     return digest.hexdigest()
@@ -84,15 +84,9 @@ def _reason(error: Exception) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def _lay_out(path: Path, arrays: dict[str, Array], attributes: dict[str, Any]) -> dict[str, int]:
-    """Makes a file of datasets without their contents; the offset of each. HDF5 ends badly on a full disk."""
-    layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    with h5py.File(path, "w") as file:
-        sets = {n: file.create_dataset(n, a.shape, a.dtype, dcpl=layout.copy()) for n, a in arrays.items()}
-        file.attrs.update(attributes)
-        return {name: dataset.id.get_offset() or 0 for name, dataset in sets.items()}
+def _with_digests(records: Records, metadata: Metadata) -> Metadata:
+    digests: dict[str, Any] = {"content_digest": content_digest(records), "multiset_digest": multiset_digest(records)}
+    return dataclasses.replace(metadata, **digests)
 
 
 def write_records(path: str | os.PathLike[str], records: Records, metadata: Metadata) -> Metadata:
@@ -101,16 +95,20 @@ def write_records(path: str | os.PathLike[str], records: Records, metadata: Meta
     Raises:
         DataError: the file cannot be written.
     """
-    path, arrays = Path(path), _arrays(records)
+    path, arrays = Path(path), _datasets(records)
     check_structure(path, records, metadata)
-    metadata = dataclasses.replace(
-        metadata, content_digest=content_digest(records), multiset_digest=multiset_digest(records)
-    )
+    metadata = _with_digests(records, metadata)
     attributes = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(metadata)}
     attributes["source"] = json.dumps(metadata.source)
+    layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     with atomic_file(path) as partial:
-        try:
-            offsets = _lay_out(partial, arrays, attributes)
+        try:  # the contents follow without HDF5, which ends badly on a full disk
+            with h5py.File(partial, "w") as file:
+                sets = {n: file.create_dataset(n, a.shape, a.dtype, dcpl=layout.copy()) for n, a in arrays.items()}
+                file.attrs.update(attributes)
+                offsets = {name: dataset.id.get_offset() or 0 for name, dataset in sets.items()}
         except RuntimeError as error:  # HDF5 reports a failed flush (disk full) this way
             raise OSError(str(error)) from error
         with open(partial, "r+b") as raw:
@@ -173,15 +171,12 @@ def _read_metadata(path: Path, attributes: h5py.AttributeManager) -> Metadata:
     if (version := int(attributes.get("version", 0))) != VERSION:
         raise DataError(f"{path} has format version {version}, this program reads {VERSION}; prepare it again")
     try:
-        return Metadata(
-            max_seq_length=int(attributes["max_seq_length"]),
-            vocab_md5=str(attributes["vocab_md5"]),
-            random_seed=int(attributes["random_seed"]),
-            dupe_factor=int(attributes["dupe_factor"]),
-            source=tuple((str(name), str(md5)) for name, md5 in json.loads(attributes["source"])),
-            content_digest=str(attributes["content_digest"]),
-            multiset_digest=str(attributes["multiset_digest"]),
-        )
+        found: dict[str, Any] = {
+            name: int(attributes[name]) for name in ("max_seq_length", "random_seed", "dupe_factor")
+        }
+        found |= {name: str(attributes[name]) for name in ("vocab_md5", "content_digest", "multiset_digest")}
+        found["source"] = tuple((str(name), str(md5)) for name, md5 in json.loads(attributes["source"]))
+        return Metadata(**found)
     except (KeyError, ValueError, TypeError) as error:
         raise DataError(f"{path} has a damaged or missing attribute ({error}); prepare it again") from error
 
@@ -258,9 +253,7 @@ def verify_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
     """
     records, metadata = open_records(path)
     check_contents(path, records, metadata)
-    found = dataclasses.replace(
-        metadata, content_digest=content_digest(records), multiset_digest=multiset_digest(records)
-    )
+    found = _with_digests(records, metadata)
     if metadata.content_digest and found != metadata:
         raise DataError(f"{path} was changed after it was written (digest {found.content_digest}, recorded "
                         f"{metadata.content_digest}); copy or prepare it again")  # fmt: skip

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bert.data.batching import Chosen
-from bert.data.pretraining import MASKED_SHARE, PretrainingBatch
+from bert.data.batch import MASKED_SHARE, PretrainingBatch
 from bert.data.records import DataError
+from bert.data.sampler import Chosen
 
 _TO_MASK, _TO_RANDOM = 0.8, 0.9  # of the draw that says what becomes of a chosen token
 _DRAWS = 3  # of a position: is it chosen, what becomes of it, which token at random
@@ -89,9 +89,8 @@ class DynamicMasks:
             keys = _mixed(np.full(len(lengths), self.seed, dtype=np.uint64))
             for part in (chosen.epochs, chosen.files, chosen.sequences):
                 keys = _mixed(keys + part.astype(np.uint64) * _GAMMA)
-            states = np.repeat(keys, lengths) + batch.position_ids.numpy().astype(np.uint64) * (
-                _GAMMA * np.uint64(_DRAWS)
-            )
+            steps = batch.position_ids.numpy().astype(np.uint64) * (_GAMMA * np.uint64(_DRAWS))
+            states = np.repeat(keys, lengths) + steps
             text = (tokens != self.tokens.cls) & (tokens != self.tokens.sep)
             where = np.flatnonzero(text & (_uniform(states, 0) < MASKED_SHARE))[: self.capacity]
             states = states[where]

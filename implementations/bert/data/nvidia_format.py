@@ -26,17 +26,34 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
         DataError: another schema, or lengths that do not add up.
     """
     names = set(file)
-    if names >= _PACKED:
-        records = _packed(path, file)
-    elif names >= _COMMON:
-        records = _fixed(path, file) if file["input_ids"].ndim == 2 else _variable(path, file)
-    else:
+    if not names >= _COMMON:
         found = ", ".join(sorted(names)[:8]) or "nothing"
         raise DataError(f"{path} holds no training records (found {found}); prepare the data or check the path")
+    flat, lengths, masked, rows = _packed(path, file) if names >= _PACKED else _unpacked(path, file)
+    sequence_offsets = _offsets(lengths)
+    largest = max(int(flat[name].max(initial=0)) for name in IDS)
+    ids = {name: flat[name].astype(id_dtype(largest + 1)) for name in IDS}
+    if not (
+        len(flat["input_ids"]) == len(flat["segment_ids"]) == sequence_offsets[-1]
+        and len(flat["masked_lm_positions"]) == len(flat["masked_lm_ids"]) == masked.sum()
+        and len(flat["next_sentence_labels"]) == len(lengths) == len(masked)
+        and (lengths > 0).all()
+    ):
+        raise DataError(f"{path} is inconsistent: lengths of its datasets do not add up; copy or prepare it again")
+    in_a = flat["segment_ids"] == 0
+    starts = np.add.reduceat(in_a, sequence_offsets[:-1], dtype=np.int16) if len(lengths) else np.zeros(0, np.int16)
+    records = Records(
+        sequence_offsets=sequence_offsets,
+        segment_b_start=starts.astype(np.int16),
+        masked_lm_positions=flat["masked_lm_positions"],
+        masked_lm_offsets=_offsets(masked),
+        next_sentence_labels=flat["next_sentence_labels"],
+        **ids,
+    )
     # Of variable-length shards only those that export_records wrote say how long a sequence may be.
     longest = int(file.attrs.get("max_seq_length", 512))
     width = longest if file["input_ids"].ndim == 1 else file["input_ids"].shape[1]
-    return records, Metadata(max_seq_length=width, vocab_md5="", random_seed=-1, dupe_factor=0)
+    return records.with_rows(rows), Metadata(max_seq_length=width, vocab_md5="", random_seed=-1, dupe_factor=0)
 
 
 def _offsets(lengths: Array) -> Array:
@@ -45,62 +62,30 @@ def _offsets(lengths: Array) -> Array:
     return offsets
 
 
-def _narrowed(path: Path, name: str, values: Array, dtype: Any) -> Array:
-    """The values as `dtype`.
+def _numbers(path: Path, file: h5py.File, name: str, dtype: Any) -> tuple[Array, Array]:
+    """A dataset as `dtype`: a table as it is; of variable-length entries flat numbers, and the length of each.
 
     Raises:
-        DataError: one does not fit.
+        DataError: a number does not fit.
     """
-    limits = np.iinfo(dtype)
-    if len(values) and values.dtype != dtype and not limits.min <= values.min() <= values.max() <= limits.max:
+    values, lengths, limits = file[name][:], np.zeros(0, np.int64), np.iinfo(dtype)
+    if stored := h5py.check_vlen_dtype(file[name].dtype):
+        lengths = np.fromiter(map(len, values), np.int64, len(values))
+        values = np.concatenate([np.zeros(0, stored), *values])
+    if values.size and values.dtype != dtype and not limits.min <= values.min() <= values.max() <= limits.max:
         odd = values.max() if values.max() > limits.max else values.min()
         raise DataError(f"{path}: {name} has {odd}, and records hold {limits.min} to {limits.max}; prepare it again")
-    return values.astype(dtype)
+    return values.astype(dtype), lengths
 
 
-def _ragged(path: Path, file: h5py.File, name: str, dtype: Any) -> tuple[Array, Array]:
-    """A variable-length dataset as flat values and the length of each entry."""
-    entries = file[name][:]
-    lengths = np.fromiter((len(entry) for entry in entries), dtype=np.int64, count=len(entries))
-    stored = h5py.check_vlen_dtype(file[name].dtype) or file[name].dtype
-    return _narrowed(path, name, np.concatenate([np.zeros(0, stored), *entries]), dtype), lengths
+Flat = tuple[dict[str, Array], Array, Array, Array | None]  # numbers by name, tokens and masked of a sequence, rows
 
 
-def _table(path: Path, file: h5py.File, name: str, dtype: Any) -> Array:
-    """A dataset of numbers, whole."""
-    return _narrowed(path, name, file[name][:], dtype)
-
-
-def _assemble(path: Path, fields: dict[str, Array], lengths: Array, masked: Array) -> Records:
-    """Records from flat arrays, the length of each sequence and its number of masked tokens."""
-    sequence_offsets = _offsets(lengths)
-    largest = max(int(fields[name].max(initial=0)) for name in IDS)
-    fields |= {name: fields[name].astype(id_dtype(largest + 1)) for name in IDS}
-    if not (
-        len(fields["input_ids"]) == len(fields["segment_ids"]) == sequence_offsets[-1]
-        and len(fields["masked_lm_positions"]) == len(fields["masked_lm_ids"]) == masked.sum()
-        and len(fields["next_sentence_labels"]) == len(lengths) == len(masked)
-        and (lengths > 0).all()
-    ):
-        raise DataError(f"{path} is inconsistent: lengths of its datasets do not add up; copy or prepare it again")
-    in_a = fields["segment_ids"] == 0
-    starts = np.add.reduceat(in_a, sequence_offsets[:-1], dtype=np.int16) if len(lengths) else np.zeros(0, np.int16)
-    return Records(
-        input_ids=fields["input_ids"],
-        sequence_offsets=sequence_offsets,
-        segment_b_start=starts.astype(np.int16),
-        masked_lm_positions=fields["masked_lm_positions"],
-        masked_lm_ids=fields["masked_lm_ids"],
-        masked_lm_offsets=_offsets(masked),
-        next_sentence_labels=fields["next_sentence_labels"],
-    )
-
-
-def _packed(path: Path, file: h5py.File) -> Records:
-    lengths, per_row = _ragged(path, file, "packed_input_len", np.int64)
-    masked, _ = _ragged(path, file, "packed_masked_lm_len", np.int64)
-    input_ids, row_tokens = _ragged(path, file, "input_ids", np.int32)
-    positions, _ = _ragged(path, file, "masked_lm_positions", np.int64)
+def _packed(path: Path, file: h5py.File) -> Flat:
+    lengths, per_row = _numbers(path, file, "packed_input_len", np.int64)
+    masked, _ = _numbers(path, file, "packed_masked_lm_len", np.int64)
+    input_ids, row_tokens = _numbers(path, file, "input_ids", np.int32)
+    positions, _ = _numbers(path, file, "masked_lm_positions", np.int64)
     rows = _offsets(per_row)
     starts = _offsets(lengths)
     if len(masked) != len(lengths) or not np.array_equal(np.diff(starts[rows]), row_tokens):
@@ -108,43 +93,35 @@ def _packed(path: Path, file: h5py.File) -> Records:
     in_row = starts[:-1] - np.repeat(starts[rows[:-1]], per_row)  # first token of each sequence within its row
     if masked.sum() != len(positions):
         raise DataError(f"{path} is inconsistent: packed_masked_lm_len does not add up; copy or prepare it again")
-    fields = {
+    flat = {
         "input_ids": input_ids,
-        "segment_ids": _ragged(path, file, "segment_ids", np.int8)[0],
+        "segment_ids": _numbers(path, file, "segment_ids", np.int8)[0],
         "masked_lm_positions": (positions - np.repeat(in_row, masked)).astype(np.int16),
-        "masked_lm_ids": _ragged(path, file, "masked_lm_ids", np.int32)[0],
-        "next_sentence_labels": _ragged(path, file, "next_sentence_labels", np.int8)[0],
+        "masked_lm_ids": _numbers(path, file, "masked_lm_ids", np.int32)[0],
+        "next_sentence_labels": _numbers(path, file, "next_sentence_labels", np.int8)[0],
     }
-    return _assemble(path, fields, lengths, masked).with_rows(rows)
+    return flat, lengths, masked, rows
 
 
-def _variable(path: Path, file: h5py.File) -> Records:
-    input_ids, lengths = _ragged(path, file, "input_ids", np.int32)
-    positions, entries = _ragged(path, file, "masked_lm_positions", np.int16)
-    real = positions != 0
-    fields = {
-        "input_ids": input_ids,
-        "segment_ids": _ragged(path, file, "segment_ids", np.int8)[0],
-        "masked_lm_positions": positions[real],
-        "masked_lm_ids": _ragged(path, file, "masked_lm_ids", np.int32)[0][real],
-        "next_sentence_labels": _table(path, file, "next_sentence_labels", np.int8).reshape(-1),
-    }
-    owner = np.repeat(np.arange(len(entries)), entries)
-    return _assemble(path, fields, lengths, np.bincount(owner[real], minlength=len(entries)))
-
-
-def _fixed(path: Path, file: h5py.File) -> Records:
-    ids = _table(path, file, "input_ids", np.int32)
-    if "input_mask" not in file:
-        raise DataError(f"{path} has fixed-length input_ids but no input_mask; copy or prepare it again")
-    real = file["input_mask"][:] != 0
-    positions = _table(path, file, "masked_lm_positions", np.int16)
+def _unpacked(path: Path, file: h5py.File) -> Flat:
+    """Of fixed or variable length."""
+    positions, entries = _numbers(path, file, "masked_lm_positions", np.int16)
+    input_ids, lengths = _numbers(path, file, "input_ids", np.int32)
+    segment_ids, _ = _numbers(path, file, "segment_ids", np.int8)
     masked = positions != 0
-    fields = {
-        "input_ids": ids[real],
-        "segment_ids": file["segment_ids"][:][real],
+    if input_ids.ndim == 2:
+        if "input_mask" not in file:
+            raise DataError(f"{path} has fixed-length input_ids but no input_mask; copy or prepare it again")
+        real = file["input_mask"][:] != 0
+        input_ids, segment_ids, lengths = input_ids[real], segment_ids[real], real.sum(axis=1)
+        num_masked = masked.sum(axis=1)
+    else:
+        num_masked = np.bincount(np.repeat(np.arange(len(entries)), entries)[masked], minlength=len(entries))
+    flat = {
+        "input_ids": input_ids,
+        "segment_ids": segment_ids,
         "masked_lm_positions": positions[masked],
-        "masked_lm_ids": _table(path, file, "masked_lm_ids", np.int32)[masked],
-        "next_sentence_labels": _table(path, file, "next_sentence_labels", np.int8).reshape(-1),
+        "masked_lm_ids": _numbers(path, file, "masked_lm_ids", np.int32)[0][masked],
+        "next_sentence_labels": _numbers(path, file, "next_sentence_labels", np.int8)[0].reshape(-1),
     }
-    return _assemble(path, fields, real.sum(axis=1), masked.sum(axis=1))
+    return flat, lengths, num_masked, None

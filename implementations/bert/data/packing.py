@@ -8,12 +8,11 @@ over are packed best fit. Deterministic. Packing for BERT: Krell et al., arXiv 2
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .format import DataError
+from .records import DataError
 
 Integers = npt.NDArray[np.int64]
 _CLOSE_ENOUGH = 1e-5  # relative distance to the bound at which no more patterns are sought
@@ -29,8 +28,7 @@ def pack(
 
     Args:
         lengths: tokens of each sequence, (N,), from 1 to max_tokens.
-        max_tokens: most tokens of a row.
-        max_sequences: most sequences of a row.
+        max_tokens, max_sequences: most of a row.
         program: solve the linear program, which needs scipy; otherwise best fit packs everything, into about 1% more
             rows of many sequences, and as few rows of some hundreds.
 
@@ -70,21 +68,13 @@ def plan(
     remaining = np.asarray(histogram, dtype=np.int64).copy()
     simple = None
     if not program or remaining.sum() <= _FEW:
-        simple = np.array(_best_fit(remaining, max_tokens, max_sequences), dtype=np.int64).reshape(-1, max_sequences)
+        simple = _best_fit(remaining, max_tokens, max_sequences)
         if not program:
             return simple, np.ones(len(simple), np.int64)
     patterns, amounts = _solve(remaining, max_tokens, max_sequences)
     counts = np.floor(amounts + 1e-6).astype(np.int64)
     patterns, counts = patterns[counts > 0], counts[counts > 0]
-    _take(remaining, patterns, counts)
-    left_over = np.array(_best_fit(remaining, max_tokens, max_sequences), dtype=np.int64).reshape(-1, max_sequences)
-    if simple is not None and len(simple) < counts.sum() + len(left_over):
-        return simple, np.ones(len(simple), np.int64)
-    return np.concatenate([patterns, left_over]), np.concatenate([counts, np.ones(len(left_over), np.int64)])
-
-
-def _take(remaining: Integers, patterns: Integers, counts: Integers) -> None:
-    """Fills the slots with the longest sequences that fit, longest slots first; leaves in `remaining` those without."""
+    # The slots take the longest sequences that fit, longest slots first.
     slots = np.bincount(patterns.reshape(-1), weights=np.repeat(counts, patterns.shape[1]), minlength=len(remaining))
     free = 0
     for length in range(len(remaining) - 1, 0, -1):
@@ -92,23 +82,39 @@ def _take(remaining: Integers, patterns: Integers, counts: Integers) -> None:
         used = min(free, int(remaining[length]))
         remaining[length] -= used
         free -= used
+    left_over = _best_fit(remaining, max_tokens, max_sequences)
+    if simple is not None and len(simple) < counts.sum() + len(left_over):
+        return simple, np.ones(len(simple), np.int64)
+    return np.concatenate([patterns, left_over]), np.concatenate([counts, np.ones(len(left_over), np.int64)])
 
 
 def _solve(histogram: Integers, max_tokens: int, max_sequences: int) -> tuple[Integers, npt.NDArray[np.float64]]:
     """Patterns and fractional amounts that cover the histogram with the fewest rows, to within _CLOSE_ENOUGH."""
     from scipy.optimize import linprog  # here, so that benchmarks run without scipy
+    from scipy.sparse import csr_array
 
     if not histogram.any():
         return np.zeros((0, max_sequences), np.int64), np.zeros(0)
     total = int(histogram.sum())
     bound = max((histogram * np.arange(len(histogram))).sum() / max_tokens, total / max_sequences)
-    patterns = {_fill(length, max_tokens, max_sequences) for length in range(1, max_tokens + 1)}
+    patterns = set()
+    for length in range(1, max_tokens + 1):  # a slot of the length, the rest shared evenly
+        rest, others = max_tokens - length, max_sequences - 1
+        shares = [rest // others + (i < rest % others) for i in range(others)] if others else []
+        patterns.add(tuple(sorted([length, *shares], reverse=True)))
     ordered = sorted(patterns)
+    handed = np.arange(max_tokens)
     for _ in range(_MOST_ROUNDS):
         columns = np.array(ordered, dtype=np.int64)
+        # An equation for each length, shortest first: slots of patterns of that length, plus those handed down from the
+        # length above, less those handed down to the length below, are the sequences of that length.
+        size, used = len(columns), columns.reshape(-1) > 0
+        lines = np.concatenate([columns.reshape(-1)[used] - 1, handed, handed[:-1]])
+        places = np.concatenate([np.repeat(np.arange(size), max_sequences)[used], size + handed, size + handed[1:]])
+        factors = np.concatenate([np.ones(used.sum()), -np.ones(max_tokens), np.ones(max_tokens - 1)])
         result = linprog(
-            np.concatenate([np.ones(len(columns)), np.zeros(max_tokens)]),
-            A_eq=_balance(columns, max_tokens),
+            np.concatenate([np.ones(size), np.zeros(max_tokens)]),
+            A_eq=csr_array((factors, (lines, places)), shape=(max_tokens, size + max_tokens)),
             b_eq=histogram[1:] / total,  # scaled: the solver's tolerances are absolute
             method="highs-ds",
         )
@@ -122,32 +128,8 @@ def _solve(histogram: Integers, max_tokens: int, max_sequences: int) -> tuple[In
             break
         patterns.update(fresh)
         ordered += fresh
-    amounts = result.x[: len(columns)]
+    amounts = result.x[:size]
     return columns[amounts > 0], amounts[amounts > 0] * total
-
-
-def _fill(length: int, max_tokens: int, max_sequences: int) -> tuple[int, ...]:
-    """A first pattern: a slot of `length`, the rest shared evenly."""
-    rest, others = max_tokens - length, max_sequences - 1
-    shares = [rest // others + (i < rest % others) for i in range(others)] if others else []
-    return tuple(sorted([length, *shares], reverse=True))
-
-
-def _balance(patterns: Integers, max_tokens: int) -> Any:
-    """Sparse (max_tokens, P + max_tokens) of the program's equations, one for each length, shortest first.
-
-    Slots of patterns of that length, plus those handed down from the length above, less those handed down to the length
-    below, are the sequences of that length.
-    """
-    from scipy.sparse import csr_array
-
-    size, slots = len(patterns), patterns.shape[1]
-    used = patterns.reshape(-1) > 0
-    handed = np.arange(max_tokens)
-    rows = np.concatenate([patterns.reshape(-1)[used] - 1, handed, handed[:-1]])
-    columns = np.concatenate([np.repeat(np.arange(size), slots)[used], size + handed, size + handed[1:]])
-    values = np.concatenate([np.ones(used.sum()), -np.ones(max_tokens), np.ones(max_tokens - 1)])
-    return csr_array((values, (rows, columns)), shape=(max_tokens, size + max_tokens))
 
 
 def _price(
@@ -192,7 +174,7 @@ class _Stock:
             length = self.at_most[length - 1]
         return length
 
-    def settle(self, lengths: Iterable[int]) -> None:
+    def update(self, lengths: Iterable[int]) -> None:
         """Brings `longest` up to date after these were taken."""
         for length in lengths:
             if not self.counts[length]:
@@ -222,8 +204,8 @@ class _Stock:
         return best
 
 
-def _best_fit(remaining: Integers, max_tokens: int, max_sequences: int) -> list[list[int]]:
-    """Rows for few sequences: the longest, filled up as far as the others allow."""
+def _best_fit(remaining: Integers, max_tokens: int, max_sequences: int) -> Integers:
+    """Rows (R, max_sequences) for few sequences: the longest, filled up as far as the others allow."""
     stock = _Stock(remaining)
     rows = []
     while longest := stock.longest(max_tokens):
@@ -231,6 +213,6 @@ def _best_fit(remaining: Integers, max_tokens: int, max_sequences: int) -> list[
         row = [longest, *stock.fullest(max_tokens - longest, max_sequences - 1, longest)]
         for length in row[1:]:
             stock.counts[length] -= 1
-        stock.settle(row)
+        stock.update(row)
         rows.append(row + [0] * (max_sequences - len(row)))
-    return rows
+    return np.array(rows, dtype=np.int64).reshape(-1, max_sequences)

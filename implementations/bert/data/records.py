@@ -41,7 +41,6 @@ class Records:
 
     @property
     def num_sequences(self) -> int:
-        """N."""
         return len(self.next_sentence_labels)
 
     @property
@@ -62,15 +61,14 @@ class Records:
     def select(self, indices: npt.ArrayLike) -> Records:
         """The sequences `indices` in that order, unpacked, copied."""
         chosen = np.asarray(indices, dtype=np.int64)
-        input_ids, sequence_offsets = _gather(self.input_ids, self.sequence_offsets, chosen)
-        positions, masked_lm_offsets = _gather(self.masked_lm_positions, self.masked_lm_offsets, chosen)
-        masked_lm_ids, _ = _gather(self.masked_lm_ids, self.masked_lm_offsets, chosen)
+        tokens, sequence_offsets = _places(self.sequence_offsets, chosen)
+        masked, masked_lm_offsets = _places(self.masked_lm_offsets, chosen)
         return Records(
-            input_ids=input_ids,
+            input_ids=np.take(self.input_ids, tokens),
             sequence_offsets=sequence_offsets,
             segment_b_start=self.segment_b_start[chosen],
-            masked_lm_positions=positions,
-            masked_lm_ids=masked_lm_ids,
+            masked_lm_positions=np.take(self.masked_lm_positions, masked),
+            masked_lm_ids=np.take(self.masked_lm_ids, masked),
             masked_lm_offsets=masked_lm_offsets,
             next_sentence_labels=self.next_sentence_labels[chosen],
         )
@@ -128,29 +126,25 @@ def dtypes_of(parts: Sequence[Records]) -> dict[str, Any]:
     return {**DTYPES, **dict.fromkeys(IDS, np.int32)} if wide else DTYPES
 
 
-def _gather(values: Array, offsets: Array, indices: Array) -> tuple[Array, Array]:
-    """The ragged rows `indices` of (values, offsets), as flat values and their own offsets."""
+def _places(offsets: Array, indices: Array) -> tuple[Array, Array]:
+    """Where the numbers of the ragged rows `indices` are, and the offsets of these rows alone."""
     starts = offsets[indices]
     lengths = offsets[indices + 1] - starts
     new_offsets = np.zeros(len(indices) + 1, dtype=np.int64)
     np.cumsum(lengths, out=new_offsets[1:])
-    where = np.arange(new_offsets[-1], dtype=np.int64) + np.repeat(starts - new_offsets[:-1], lengths)
-    return np.take(values, where), new_offsets
+    return np.arange(new_offsets[-1], dtype=np.int64) + np.repeat(starts - new_offsets[:-1], lengths), new_offsets
 
 
 def concatenate(parts: Sequence[Records], copied: Callable[[int], None] = lambda part: None) -> Records:
     """All sequences (and rows, where every part is packed) one after the other. Tells which part has been copied."""
     packed = bool(parts) and all(part.row_offsets is not None for part in parts)
     names = [name for name in DTYPES if name != "row_offsets" or packed]
-    joined: dict[str, Array] = {}
-    dtypes = dtypes_of(parts)
-    for name in names:
-        if name.endswith("_offsets"):
-            sizes = [np.zeros(1, np.int64), *(np.diff(getattr(part, name)) for part in parts)]
-            joined[name] = np.cumsum(np.concatenate(sizes))
-        else:
-            joined[name] = np.empty(sum(len(getattr(part, name)) for part in parts), dtypes[name])
     flat = [name for name in names if not name.endswith("_offsets")]
+    dtypes = dtypes_of(parts)
+    joined = {name: np.empty(sum(len(getattr(part, name)) for part in parts), dtypes[name]) for name in flat}
+    for name in set(names) - set(flat):
+        sizes = [np.zeros(1, np.int64), *(np.diff(getattr(part, name)) for part in parts)]
+        joined[name] = np.cumsum(np.concatenate(sizes))
     ends = dict.fromkeys(flat, 0)
     for number, part in enumerate(parts):
         for name in flat:

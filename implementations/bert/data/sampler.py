@@ -1,15 +1,26 @@
-"""Which rows a rank trains on in a step: a pure function of (seed, step), so that a resumed run needs no state."""
+"""Where the rows of a step come from, and by BATCHING which sequences make up its micro-batches.
+
+It is a pure function of (seed, step) and the lengths in the files, the same on every rank: a resumed run needs no
+state, and nothing is sent: what other systems do with an all-gather of padded batches is here a choice of what to read.
+Semantics of the 4-bin data and of exchange padding: Samsung's MLPerf Training v1.1 submission; exchange padding also
+NVIDIA's of v3.0.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
-from bert.data.records import DataError
+from bert.data.online_packing import OnlinePacker
+from bert.data.records import DataError, Records
 
-Pieces = list[tuple[int, np.ndarray]]  # (file, rows in it), in order
+_ROWS_AT_ONCE = 4096  # of an online packing that is replayed up to the step of a resumed run
+FileRows = list[tuple[int, np.ndarray]]  # (file, rows in it), in order
 
 
 class Sampler:
@@ -19,48 +30,43 @@ class Sampler:
     order, so that it reads few files. What does not fill a last step of all ranks is left out until the next epoch.
     """
 
-    def __init__(
-        self,
-        row_counts: np.ndarray,
-        rows_per_step: int,
-        seed: int,
-        rank: int,
-        world_size: int,
-        dealt: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, row_counts: np.ndarray, rows_per_step: int, seed: int, rank: int, world_size: int,
+                 shard_order: tuple[int, int] | None = None) -> None:  # fmt: skip
         """row_counts: rows of every file; rows_per_step: rows a rank takes in one optimizer step.
 
-        dealt: (ranks, rows of each in a step) of the run that this one continues with other ranks: each step has the
-        rows that it would have had there, of as many ranks together.
+        shard_order: (ranks, rows of each in a step) of the run that this one continues with other ranks: each step has
+        the rows that it would have had there, of as many ranks together.
         """
         self.row_counts, self.rows_per_step = row_counts, rows_per_step
         self.seed, self.rank, self.world_size = seed, rank, world_size
-        num_runs, self._rows_dealt = dealt or (world_size, rows_per_step)
-        assert num_runs * self._rows_dealt == world_size * rows_per_step, "as many rows in a step"
+        num_runs, self._rows_in_order = shard_order or (world_size, rows_per_step)
+        assert num_runs * self._rows_in_order == world_size * rows_per_step, "as many rows in a step"
         self.rows_per_rank = int(row_counts.sum()) // num_runs
-        self.steps_per_epoch = self.rows_per_rank // self._rows_dealt
+        self.steps_per_epoch = self.rows_per_rank // self._rows_in_order
         if self.steps_per_epoch == 0:
             raise DataError(
                 f"{int(row_counts.sum())} rows of training data do not fill one step of {num_runs} ranks x "
-                f"{self._rows_dealt} rows: prepare more data, or lower BATCHSIZE or GRADIENT_STEPS"
+                f"{self._rows_in_order} rows: prepare more data, or lower BATCHSIZE or GRADIENT_STEPS"
             )
         self._order = lru_cache(maxsize=2)(self._file_order)
-        self._permutation = lru_cache(maxsize=4)(self._row_permutation)
+        self._permutation = lru_cache(maxsize=4)(
+            lambda epoch, file: np.random.default_rng([seed, epoch, file]).permutation(int(row_counts[file]))
+        )
 
     def epoch(self, step: int) -> int:
         """Times through the data before that of optimizer step ``step``."""
         return (step - 1) // self.steps_per_epoch
 
-    def rows(self, step: int, rank: int | None = None) -> Pieces:
+    def rows(self, step: int, rank: int | None = None) -> FileRows:
         """Rows of optimizer step ``step`` (1 is the first) on this rank or another."""
         epoch, step_in_epoch = self.epoch(step), (step - 1) % self.steps_per_epoch
-        first, size = (self.rank if rank is None else rank) * self.rows_per_step, self._rows_dealt
+        first, size = (self.rank if rank is None else rank) * self.rows_per_step, self._rows_in_order
         end = first + self.rows_per_step
-        found: Pieces = []
+        found: FileRows = []
         for run in range(first // size, -(-end // size)):
             begin = run * self.rows_per_rank + step_in_epoch * size
             low, high = max(first - run * size, 0), min(end - run * size, size)
-            found += self._pieces(epoch, begin + low, begin + high)
+            found += self._file_rows(epoch, begin + low, begin + high)
         return found
 
     def stream(self) -> Iterator[tuple[int, int, np.ndarray]]:
@@ -68,10 +74,10 @@ class Sampler:
         total, epoch = int(self.row_counts.sum()), 0
         while True:
             begin, end = (total * rank // self.world_size for rank in (self.rank, self.rank + 1))
-            yield from ((epoch, file, rows) for file, rows in self._pieces(epoch, begin, end))
+            yield from ((epoch, file, rows) for file, rows in self._file_rows(epoch, begin, end))
             epoch += 1
 
-    def _pieces(self, epoch: int, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
+    def _file_rows(self, epoch: int, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
         """Rows [begin, end) of the epoch's order."""
         order, starts = self._order(epoch)
         place = int(np.searchsorted(starts, begin, side="right")) - 1
@@ -89,5 +95,192 @@ class Sampler:
         np.cumsum(self.row_counts[order], out=starts[1:])
         return order, starts
 
-    def _row_permutation(self, epoch: int, file: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, epoch, file]).permutation(int(self.row_counts[file]))
+
+class RowSource(Protocol):
+    """Files of rows: real ones, or made up."""
+
+    vocab_md5: str
+    bins: list[np.ndarray]  # the files of each bin of lengths, the shortest first; all of them where there are no bins
+
+    def row_counts(self) -> np.ndarray:
+        """Rows of every file, int64."""
+        ...
+
+    def __getitem__(self, number: int) -> Records:
+        """The records of one file."""
+        ...
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Sequences of a micro-batch: file, number in the file and epoch of each; int64 (S,)."""
+
+    files: np.ndarray
+    sequences: np.ndarray
+    epochs: np.ndarray
+
+
+class Batching(Protocol):
+    """``step(n)`` gives the micro-batches of step n (1 is the first)."""
+
+    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
+        """Micro-batches of a rank: this one unless named."""
+        ...
+
+
+class RowBatching:
+    """BATCHING=rows: rows as they lie in the files, packed or a sequence each."""
+
+    def __init__(self, source: RowSource, sampler: Sampler, batch_size: int) -> None:
+        """batch_size: rows of a micro-batch."""
+        self.source, self.sampler, self.batch_size = source, sampler, batch_size
+
+    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
+        found = self.sampler.rows(step, rank)
+        files = np.repeat([file for file, _ in found], [len(rows) for _, rows in found])
+        expanded = [row_sequences(self.source[file], rows) for file, rows in found]
+        sequences, counts = (np.concatenate(parts) for parts in zip(*expanded, strict=True))
+        ends = np.concatenate([[0], np.cumsum(counts)])[:: self.batch_size]
+        epochs = np.full(len(sequences), self.sampler.epoch(step))
+        return _cut(Chosen(np.repeat(files, counts), sequences, epochs), ends)
+
+
+class OnlineBatching:
+    """BATCHING=online: sequences packed into rows while training; of an epoch each is used exactly once."""
+
+    def __init__(self, source: RowSource, sampler: Sampler, batch_size: int, max_tokens: int, max_sequences: int,
+                 buffer_size: int) -> None:  # fmt: skip
+        """batch_size: rows of a micro-batch, of at most max_tokens and max_sequences; buffer_size: in sequences."""
+        self.source, self.sampler, self.batch_size = source, sampler, batch_size
+        self.limits = max_tokens, max_sequences, min(buffer_size, sampler.rows_per_rank)
+        self._num_files = len(sampler.row_counts)
+        self._next_step = 0  # of which there is no packer yet
+
+    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
+        """For this rank only; out of turn, the packing is replayed from the first step."""
+        assert rank in (None, self.sampler.rank)
+        if step != self._next_step:
+            # The packer knows a file of an epoch by one number.
+            stream = ((epoch * self._num_files + file, rows) for epoch, file, rows in self.sampler.stream())
+            self._packer = OnlinePacker(stream, self._lengths, *self.limits)
+            skipped = (step - 1) * self.sampler.rows_per_step
+            for begin in range(0, skipped, _ROWS_AT_ONCE):
+                self._packer.rows(min(_ROWS_AT_ONCE, skipped - begin))
+        self._next_step = step + 1
+        labels, sequences, offsets = self._packer.rows(self.sampler.rows_per_step)
+        epochs, files = np.divmod(labels, self._num_files)
+        return _cut(Chosen(files, sequences, epochs), offsets[:: self.batch_size])
+
+    def _lengths(self, label: int, sequences: np.ndarray) -> np.ndarray:
+        return _lengths_of(self.source[label % self._num_files], sequences)
+
+
+class BinBatching:
+    """BATCHING=bins: every micro-batch takes a fixed number of sequences from each bin of lengths.
+
+    Each bin is shuffled on its own; an epoch ends with the bin that runs out first.
+    """
+
+    def __init__(self, source: RowSource, sampler: Sampler, counts: list[int]) -> None:
+        """counts: sequences of a micro-batch from each bin, the shortest first."""
+        self.source, self.counts = source, counts
+        row_counts, batch_size = source.row_counts(), sum(counts)
+        self.micro_batches = sampler.rows_per_step // batch_size
+        self.parts: list[tuple[np.ndarray, Sampler, int]] = []
+        for number, (files, count) in enumerate(zip(source.bins, counts, strict=True)):
+            if count:
+                seed = int(np.random.SeedSequence([sampler.seed, number]).generate_state(1)[0])
+                rows = count * self.micro_batches
+                part = Sampler(row_counts[files], rows, seed, sampler.rank, sampler.world_size)
+                self.parts.append((files, part, count))
+        shortest = min(part.steps_per_epoch for _, part, _ in self.parts)
+        for _, part, _ in self.parts:
+            part.steps_per_epoch = shortest
+
+    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
+        files: list[np.ndarray] = []
+        sequences: list[np.ndarray] = []
+        for files_of_bin, part, count in self.parts:  # (micro-batches, count) each
+            found = part.rows(step, rank)
+            repeated = np.repeat([files_of_bin[file] for file, _ in found], [len(rows) for _, rows in found])
+            files.append(repeated.reshape(-1, count))
+            sequences.append(np.concatenate([rows for _, rows in found]).reshape(-1, count))
+        epochs = np.full(sum(self.counts), self.parts[0][1].epoch(step))
+        return [Chosen(*pair, epochs) for pair in zip(np.hstack(files), np.hstack(sequences), strict=True)]
+
+
+class ExchangeBatching:
+    """EXCHANGE_GROUP: a group of ranks distributes the sequences of a step among its micro-batches by length.
+
+    All are sorted, longest first, and dealt like cards, every second round backwards, so that every rank and every
+    micro-batch gets the same number of sequences and nearly the same number of tokens.
+    """
+
+    def __init__(self, inner: Batching, source: RowSource, rank: int, group: int) -> None:
+        """Ranks k * group to (k + 1) * group - 1 are a group. Each micro-batch of ``inner`` has as many sequences."""
+        self.inner, self.source = inner, source
+        self.first, self.place, self.group = rank // group * group, rank % group, group
+
+    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
+        """For this rank only."""
+        assert rank in (None, self.first + self.place)
+        micro_batches = [self.inner.step(step, self.first + mate) for mate in range(self.group)]
+        pool = [(chosen.files, chosen.sequences, chosen.epochs) for of_rank in micro_batches for chosen in of_rank]
+        files, sequences, epochs = (np.concatenate(parts) for parts in zip(*pool, strict=True))
+        lengths = np.empty(len(files), dtype=np.int64)
+        for file in np.unique(files).tolist():
+            where = files == file
+            lengths[where] = _lengths_of(self.source[file], sequences[where])
+        cells = np.argsort(-lengths, kind="stable").reshape(-1, len(pool))
+        cells[1::2] = cells[1::2, ::-1]
+        mine = cells[:, self.place :: self.group]
+        return [Chosen(files[cell], sequences[cell], epochs[cell]) for cell in mine.T]
+
+
+def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:
+    """Sequences of a micro-batch from each bin: as BIN_COUNTS says (6:3:2:5), or by the bins' shares of the data.
+
+    Raises DataError where they do not fit the data or BATCHSIZE.
+    """
+    row_counts = source.row_counts()
+    sizes = np.array([row_counts[files].sum() for files in source.bins])
+    if wanted:
+        counts = [int(count) for count in wanted.split(":")]
+        if len(counts) != len(sizes) or sum(counts) != batch_size:
+            raise DataError(
+                f"BIN_COUNTS={wanted}: expected {len(sizes)} numbers, one a bin of the data, with the sum "
+                f"BATCHSIZE={batch_size}"
+            )
+        return counts
+    exact = sizes * batch_size / sizes.sum()
+    counts_by_share = np.floor(exact).astype(np.int64)
+    short = batch_size - int(counts_by_share.sum())
+    counts_by_share[np.argsort(counts_by_share - exact, kind="stable")[:short]] += 1
+    found: list[int] = counts_by_share.tolist()
+    return found
+
+
+def row_sequences(records: Records, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the sequences in the given rows, in order, and how many each row has.
+
+    For a row that has none, as NVIDIA's packer leaves now and then, the next row of the file that has some is taken.
+    """
+    if records.row_offsets is None:
+        return rows, np.ones(len(rows), dtype=np.int64)
+    begins = records.row_offsets[rows]
+    counts = records.row_offsets[rows + 1] - begins
+    if not counts.all():
+        filled = np.flatnonzero(np.diff(records.row_offsets))
+        return row_sequences(records, filled[np.searchsorted(filled, rows) % len(filled)])
+    return np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts), counts
+
+
+def _lengths_of(records: Records, sequences: np.ndarray) -> np.ndarray:
+    lengths: np.ndarray = records.sequence_offsets[sequences + 1] - records.sequence_offsets[sequences]
+    return lengths
+
+
+def _cut(chosen: Chosen, ends: np.ndarray) -> list[Chosen]:
+    """Micro-batches [ends[i], ends[i + 1])."""
+    parts = itertools.pairwise(ends.tolist())
+    return [Chosen(chosen.files[a:b], chosen.sequences[a:b], chosen.epochs[a:b]) for a, b in parts]

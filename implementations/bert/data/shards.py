@@ -1,22 +1,29 @@
-"""A folder of record files as one long list of rows."""
+"""A folder of record files as one long list of rows, and its index: how many each has, before any is opened.
+
+``index.json`` lies beside the files. It is a short cut and never trusted: what it says of a file is compared when that
+file is opened, and a file it does not know is opened at once.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import resource
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import h5py
 import numpy as np
 
-from bert.data.format import open_records
-from bert.data.index import NAME as INDEX
-from bert.data.index import Entry, count_rows, read_index
-from bert.data.records import SUFFIXES, DataError, Metadata, Records
+from bert.data.format import atomic_file, open_records
+from bert.data.records import SUFFIXES, DataError, Records
 
+INDEX = "index.json"
+_KIND, _VERSION = "bert-records-index", 1
 _MOST_OPEN = 128  # bins and exchange read from many files in turn
 _DESCRIPTORS_PER_FILE = 8  # one a dataset
 _OTHER_DESCRIPTORS = 256
@@ -42,29 +49,17 @@ def list_shards(folder: Path, variable: str) -> list[Path]:
         return [folder]
     if not folder.is_dir():
         raise DataError(f"{variable}={folder}: no such folder; prepare the data first, or correct the path")
-    shards = sorted(
-        path
-        for path in folder.iterdir()
-        if path.suffix in SUFFIXES and not path.name.startswith(".") and path.is_file()
-    )
+    visible = (path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
+    shards = sorted(path for path in visible if path.is_file())
     if not shards:
         raise DataError(f"{variable}={folder}: no record files (*.hdf5) in it; prepare the data first")
-    return _of_one_use(shards, folder, variable)
-
-
-def _of_one_use(shards: list[Path], folder: Path, variable: str) -> list[Path]:
-    """Of a folder that holds training and test shards side by side, as DeepLearningExamples' and Habana's scripts leave
-    them, those of the variable's use; it is said that the others are left."""
-    training, test = ([path for path in shards if f"_{use}_" in path.name] for use in ("training", "test"))
-    if not training or not test:
+    # DeepLearningExamples' and Habana's scripts leave training and test shards side by side.
+    wanted, other = ("test", "training") if variable == "EVALDIR" else ("training", "test")
+    kept, left = ([path for path in shards if f"_{use}_" in path.name] for use in (wanted, other))
+    if not kept or not left:
         return shards
-    wanted, kept, other, left = ("test", test, "training", training)
-    if variable != "EVALDIR":
-        wanted, kept, other, left = other, left, wanted, kept
-    print(
-        f"bert: {variable}={folder}: {len(kept)} *_{wanted}_* files are used, {len(left)} *_{other}_* files are not",
-        file=sys.stderr,
-    )
+    used = f"{len(kept)} *_{wanted}_* files are used, {len(left)} *_{other}_* files are not"
+    print(f"bert: {variable}={folder}: {used}", file=sys.stderr)
     return kept
 
 
@@ -82,11 +77,62 @@ def list_bins(folder: Path, variable: str) -> list[list[Path]]:
     return [list_shards(path, variable) for path in sorted(found, key=lambda path: int(path.name))]
 
 
-def _plain(records: Records) -> Records:
-    """The records as plain arrays on the same memory: each use of a memmap costs microseconds more."""
-    fields = {field.name: getattr(records, field.name) for field in dataclasses.fields(records)}
-    plain: dict[str, Any] = {name: None if value is None else np.asarray(value) for name, value in fields.items()}
-    return Records(**plain)
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a file before it is opened; without a digest, only its rows are."""
+
+    rows: int
+    content_digest: str = ""
+
+
+def write_index(folder: Path, paths: Sequence[Path]) -> None:
+    """Writes the index of the files in the folder. Raises DataError where one cannot be read, or the index written."""
+    text = _index_of(paths)
+    with atomic_file(folder / INDEX) as partial:
+        partial.write_text(text)
+
+
+def is_index_of(folder: Path, paths: Sequence[Path]) -> bool:
+    """Whether the folder's index is the one of these files. Raises DataError where one cannot be read."""
+    try:
+        return (folder / INDEX).read_bytes() == _index_of(paths).encode()
+    except OSError:
+        return False
+
+
+def _index_of(paths: Sequence[Path]) -> str:
+    files = {}
+    for path in paths:
+        records, metadata = open_records(path)
+        files[path.name] = [records.num_rows, metadata.content_digest]
+    return json.dumps({"format": _KIND, "version": _VERSION, "files": files}, indent=0) + "\n"
+
+
+def read_index(folder: Path) -> dict[str, Entry]:
+    """Entries by file name; none where there is no index that can be read."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        if (index["format"], index["version"]) != (_KIND, _VERSION):
+            return {}
+        return {str(name): Entry(int(rows), str(digest)) for name, (rows, digest) in index["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def count_rows(path: Path) -> int:
+    """Rows of a file, without reading more of it than that takes. Raises DataError for what is not a record file."""
+    try:
+        file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
+        try:
+            if file.links.exists(b"input_ids"):  # else no records; of this format, or of NVIDIA's three
+                packed = file.links.exists(b"row_offsets")
+                dataset = h5py.h5d.open(file, b"row_offsets" if packed else b"next_sentence_labels")
+                return int(dataset.shape[0]) - packed
+        finally:
+            file.close()
+    except (OSError, KeyError):
+        pass
+    return open_records(path)[0].num_rows  # an error in one line
 
 
 class Shards:
@@ -122,30 +168,6 @@ class Shards:
             return self._open[number]
         path = self.paths[number]
         records, metadata = open_records(path)
-        self._check(path, metadata)
-        expected = self._entries.get(path, Entry(records.num_rows))
-        if expected.rows != records.num_rows or expected.content_digest not in ("", metadata.content_digest):
-            raise DataError(f"{path} is not the file that {path.parent / INDEX} tells of; prepare the data again")
-        self._tell_empty_rows(path, records, metadata)
-        records = _plain(records)
-        self._open[number] = records
-        if len(self._open) > self._most_open:
-            self._open.popitem(last=False)
-        return records
-
-    def _tell_empty_rows(self, path: Path, records: Records, metadata: Metadata) -> None:
-        """Says once of a file that others packed how many of its rows hold nothing."""
-        if metadata.content_digest or path in self._told:
-            return
-        self._told.add(path)
-        empty, total = records.num_empty_rows, records.num_rows
-        if empty and not records.num_sequences:
-            raise DataError(f"{path} has {total} rows and no sequence; remove it")
-        if empty:
-            skipped = f"{path}: {empty} of {total} rows hold no sequence and are skipped"
-            print(f"bert: warning: {skipped}; the next row takes the place of each", file=sys.stderr)
-
-    def _check(self, path: Path, metadata: Metadata) -> None:
         if metadata.max_seq_length > self.max_seq_length:
             raise DataError(
                 f"{path}: made for sequences of up to {metadata.max_seq_length} tokens, and MAX_SEQ_LENGTH is "
@@ -157,3 +179,21 @@ class Shards:
                 "do not mix data sets"
             )
         self.vocab_md5 = self.vocab_md5 or metadata.vocab_md5
+        expected = self._entries.get(path, Entry(records.num_rows))
+        if expected.rows != records.num_rows or expected.content_digest not in ("", metadata.content_digest):
+            raise DataError(f"{path} is not the file that {path.parent / INDEX} tells of; prepare the data again")
+        if not metadata.content_digest and path not in self._told:  # packed by others
+            self._told.add(path)
+            empty, total = records.num_empty_rows, records.num_rows
+            if empty and not records.num_sequences:
+                raise DataError(f"{path} has {total} rows and no sequence; remove it")
+            if empty:
+                skipped = f"{path}: {empty} of {total} rows hold no sequence and are skipped"
+                print(f"bert: warning: {skipped}; the next row takes the place of each", file=sys.stderr)
+        # Plain arrays on the same memory: each use of a memmap costs microseconds more.
+        arrays = {field.name: getattr(records, field.name) for field in dataclasses.fields(records)}
+        plain = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
+        self._open[number] = Records(**plain)
+        if len(self._open) > self._most_open:
+            self._open.popitem(last=False)
+        return self._open[number]

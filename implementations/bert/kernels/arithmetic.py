@@ -1,4 +1,4 @@
-"""Arithmetic of fp32 within the kernels, in fewer instructions than the compiler takes for it.
+"""Arithmetic of fp32 within the kernels, in fewer instructions than the compiler takes for it; sums over their rows.
 
 What is done in assembly stands in functions of its own, ``native_...``, which assembly_check.py tries on a GPU before
 anything relies on them; where one is wrong there all others do without assembly (triton_support.NATIVE).
@@ -6,6 +6,9 @@ anything relies on them; where one is wrong there all others do without assembly
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
+
+import torch
+from torch import Tensor
 
 from bert.kernels.triton_support import NATIVE, constexpr, jit, tl
 
@@ -104,3 +107,28 @@ def native_product(constant: constexpr, word):
         "{ .reg .b64 both; mul.wide.u32 both, $2, $3; mov.b64 {$1, $0}, both; }",
         "=r,=r,r,r", [word, constant], dtype=(tl.uint32, tl.uint32), is_pure=True, pack=1,
     )  # fmt: skip
+
+
+@jit
+def _column_sums(partials, output, num_rows, num_columns, block_rows: constexpr, block_columns: constexpr):
+    column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)
+    row = tl.arange(0, block_rows)
+    total = tl.zeros([block_rows, block_columns], tl.float32)
+    for begin in range(0, num_rows, block_rows):
+        inside = (begin + row < num_rows)[:, None] & (column < num_columns)[None, :]
+        pointers = partials + (begin + row).to(tl.int64)[:, None] * num_columns + column[None, :]
+        total += tl.load(pointers, mask=inside, other=0.0)
+    tl.store(output + column, tl.sum(total, axis=0).to(output.dtype.element_ty), mask=column < num_columns)
+
+
+def column_sums(partials: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sums fp32 [P, ...], what programs have left, over its first dimension, in one launch. Returns [...] of ``dtype``.
+
+    Always in the same order, so that results repeat bit for bit.
+    """
+    num_rows, num_columns = partials.shape[0], partials[0].numel()
+    output = torch.empty(partials.shape[1:], dtype=dtype, device=partials.device)
+    block_rows, block_columns = 32, 32
+    grid = (-(-num_columns // block_columns),)
+    _column_sums[grid](partials, output, num_rows, num_columns, block_rows, block_columns)
+    return output

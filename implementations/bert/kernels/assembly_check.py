@@ -13,7 +13,7 @@ import functools
 import torch
 from torch import Tensor
 
-from bert.core.errors import root_cause
+from bert.core.process import root_cause
 from bert.kernels import triton_support
 from bert.kernels.arithmetic import (
     native_exp2,
@@ -107,7 +107,7 @@ def problems(device: torch.device) -> dict[str, str]:
     return found
 
 
-def settle(device: torch.device) -> dict[str, str]:
+def check(device: torch.device) -> dict[str, str]:
     """Makes the kernels do without assembly where a piece of it is wrong on this GPU; ``problems``."""
     if device.type != "cuda" or not triton_support.supported(device):
         return {}

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from bert.core.env import ConfigError
-from bert.core.errors import root_cause
-from bert.kernels.forward_pass import ForwardPass
+from bert.core.process import root_cause
+from bert.kernels.dropout import ForwardPass
 
 SITES = 256  # seeds that are made at once
 SEED_STEP = 0x9E3779B97F4A7C15 - 2**64  # odd, so that no two sites of a pass share a seed
@@ -59,54 +59,42 @@ class Graph:
         )
         offsets = types.INT32 if sizes.offset_dtype == torch.int32 else types.INT64
         batch = sizes.num_sequences
-        self.tensors: dict[str, Any] = {}
-        for name, count, dtype in (
-            ("packed_offsets", batch + 1, offsets), ("context_offsets", batch + 1, offsets),
-            ("lengths", batch, types.INT32), ("seed", 1, types.INT64), ("offset", 1, types.INT64),
-        ):  # fmt: skip
-            if sizes.dropout or name not in ("seed", "offset"):
-                self._add(name, [count, 1, 1, 1], [1, 1, 1, 1], dtype)
+        given = {
+            "packed_offsets": (batch + 1, offsets), "context_offsets": (batch + 1, offsets),
+            "lengths": (batch, types.INT32), "seed": (1, types.INT64), "offset": (1, types.INT64),
+        }  # fmt: skip
+        self.tensors: dict[str, Any] = {
+            name: self.graph.tensor(name=name, dim=[count, 1, 1, 1], stride=[1, 1, 1, 1], data_type=dtype)
+            for name, (count, dtype) in given.items()
+            if sizes.dropout or name not in ("seed", "offset")
+        }
 
-    def _add(self, name: str, shape: list[int], strides: list[int], dtype: Any) -> Any:
-        self.tensors[name] = self.graph.tensor(name=name, dim=shape, stride=strides, data_type=dtype)
+    def _form(self, name: str) -> tuple[list[int], list[int], Any, Any]:
+        """Shape [S, N, longest, H or 1], strides, type, and where it lies in rows of tokens their offsets."""
+        sizes = self.sizes
+        shape = [sizes.num_sequences, sizes.num_heads, sizes.longest]
+        if name == "sums":  # the logarithms of the softmax's sums
+            return [*shape, 1], [sizes.num_heads * sizes.longest, sizes.longest, 1, 1], self.cudnn.data_type.FLOAT, None
+        packed = name not in ("context", "gradient")
+        row = sizes.num_heads * sizes.width * (3 if packed else 1)
+        offsets = self.tensors["packed_offsets" if packed else "context_offsets"]
+        return [*shape, sizes.width], [sizes.longest * row, sizes.width, row, 1], self.dtype, offsets
+
+    def take(self, name: str) -> Any:
+        """An input."""
+        shape, strides, dtype, offsets = self._form(name)
+        tensor = self.graph.tensor(name=name, dim=shape, stride=strides, data_type=dtype)
+        self.tensors[name] = tensor if offsets is None else tensor.set_ragged_offset(offsets)
         return self.tensors[name]
 
-    def _rows(self, parts: int) -> tuple[list[int], list[int], Any]:
-        """Shape [S, N, longest, H], strides and offsets of heads in rows of so many parts of N x H."""
-        sizes = self.sizes
-        row = parts * sizes.num_heads * sizes.width
-        shape = [sizes.num_sequences, sizes.num_heads, sizes.longest, sizes.width]
-        return (
-            shape,
-            [sizes.longest * row, sizes.width, row, 1],
-            self.tensors["packed_offsets" if parts == 3 else "context_offsets"],
-        )
-
-    def add_rows(self, name: str, parts: int) -> Any:
-        """An input in rows of tokens."""
-        shape, strides, offsets = self._rows(parts)
-        return self._add(name, shape, strides, self.dtype).set_ragged_offset(offsets)
-
-    def add_sums(self) -> Any:
-        """The logarithms of the softmax's sums, as an input of the backward pass."""
-        return self._add("sums", *self._sums(), self.cudnn.data_type.FLOAT)
-
-    def _sums(self) -> tuple[list[int], list[int]]:
-        sizes = self.sizes
-        rows = sizes.num_heads * sizes.longest
-        return [sizes.num_sequences, sizes.num_heads, sizes.longest, 1], [rows, sizes.longest, 1, 1]
-
-    def leave_rows(self, name: str, tensor: Any, parts: int) -> None:
-        """A result in rows of tokens."""
-        shape, strides, offsets = self._rows(parts)
-        tensor.set_output(True).set_dim(shape).set_stride(strides).set_data_type(self.dtype).set_ragged_offset(offsets)
-        self.tensors[name] = tensor
-
-    def leave_sums(self, tensor: Any) -> None:
-        """The logarithms of the softmax's sums, as a result."""
-        shape, strides = self._sums()
-        tensor.set_output(True).set_dim(shape).set_stride(strides).set_data_type(self.cudnn.data_type.FLOAT)
-        self.tensors["sums"] = tensor
+    def leave(self, **results: Any) -> None:
+        """The results."""
+        for name, tensor in results.items():
+            shape, strides, dtype, offsets = self._form(name)
+            tensor.set_output(True).set_dim(shape).set_stride(strides).set_data_type(dtype)
+            if offsets is not None:
+                tensor.set_ragged_offset(offsets)
+            self.tensors[name] = tensor
 
     def options(self) -> dict[str, Any]:
         """What both passes are told of the softmax."""
@@ -129,24 +117,21 @@ class Graph:
 def forward_graph(sizes: Sizes, **where: Any) -> Graph:
     """Context and sums of the packed projections."""
     graph = Graph(sizes, **where)
-    parts = {name: graph.add_rows(name, 3) for name in ("q", "k", "v")}
+    parts = {name: graph.take(name) for name in ("q", "k", "v")}
     context, sums = graph.graph.sdpa(**parts, is_inference=False, **graph.options())
-    graph.leave_rows("context", context, 1)
-    graph.leave_sums(sums)
+    graph.leave(context=context, sums=sums)
     return graph.plan()
 
 
 def backward_graph(sizes: Sizes, **where: Any) -> Graph:
     """The gradient of the packed projections. Its work space is of the tokens, not of sequences of full length."""
     graph = Graph(sizes, **where)
-    parts = {name: graph.add_rows(name, 3) for name in ("q", "k", "v")}
-    context, gradient, sums = graph.add_rows("context", 1), graph.add_rows("gradient", 1), graph.add_sums()
-    found = graph.graph.sdpa_backward(
-        **parts, o=context, dO=gradient, stats=sums,
+    parts = {name: graph.take(name) for name in ("q", "k", "v")}
+    dq, dk, dv = graph.graph.sdpa_backward(
+        **parts, o=graph.take("context"), dO=graph.take("gradient"), stats=graph.take("sums"),
         max_total_seq_len_q=sizes.num_tokens, max_total_seq_len_kv=sizes.num_tokens, **graph.options(),
     )  # fmt: skip
-    for name, tensor in zip(("dq", "dk", "dv"), found, strict=True):
-        graph.leave_rows(name, tensor, 3)
+    graph.leave(dq=dq, dk=dk, dv=dv)
     return graph.plan()
 
 
@@ -260,14 +245,9 @@ def attention(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
         raise TypeError(f"ATTENTION=cudnn_frontend computes in bf16 or fp16, not in {qkv.dtype}")
     num_tokens, _, num_heads, width = qkv.shape
     sizes = Sizes(
-        num_sequences=len(forward_pass.cu_seqlens) - 1,
-        longest=forward_pass.max_seqlen,
-        num_tokens=num_tokens,
-        num_heads=num_heads,
-        width=width,
-        dtype=qkv.dtype,
-        dropout=dropout,
-    )
+        num_sequences=len(forward_pass.cu_seqlens) - 1, longest=forward_pass.max_seqlen, num_tokens=num_tokens,
+        num_heads=num_heads, width=width, dtype=qkv.dtype, dropout=dropout,
+    )  # fmt: skip
     plans = _plans(sizes, qkv.device)
     shared = _offsets(forward_pass, sizes) | (_seeds(forward_pass, dropout) if dropout else {})
     context: Tensor = _Attention.apply(qkv, plans, shared)

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from bert.kernels import triton_support
 from bert.kernels.arithmetic import narrowed
-from bert.kernels.dropout import Dropout, keep_pairs
-from bert.kernels.forward_pass import ForwardPass
+from bert.kernels.dropout import Dropout, ForwardPass, keep_pairs
 from bert.kernels.triton_support import constexpr, jit, next_power_of_2, tl
 
 LOG2_E = 1.4426950408889634

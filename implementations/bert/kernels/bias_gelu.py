@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.kernels import triton_support
-from bert.kernels.arithmetic import exp2, reciprocal
+from bert.kernels.arithmetic import column_sums, exp2, reciprocal
 from bert.kernels.cases import Case, Draw, each_dtype, large
-from bert.kernels.reductions import column_sums
 from bert.kernels.triton_support import constexpr, jit, tl
 
 
@@ -134,8 +133,3 @@ class _BiasGelu(torch.autograd.Function):
 def fused(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
     """``reference`` in one kernel each way."""
     return _BiasGelu.apply(x, bias, approximate)
-
-
-def supported(device: torch.device) -> bool:
-    """True where the fused kernel runs."""
-    return triton_support.supported(device)

@@ -22,18 +22,14 @@ class Draw:
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal, fp32."""
-        if self.generator is None:
-            return torch.empty(shape, device=self.device)
         return torch.randn(shape, generator=self.generator, device=self.device)
 
     def integers(self, high: int, *shape: int) -> Tensor:
         """Uniform in [0, high), int32."""
-        if self.generator is None:
-            return torch.empty(shape, dtype=torch.int32, device=self.device)
         return torch.randint(high, shape, generator=self.generator, device=self.device, dtype=torch.int32)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """One comparison of ``fused`` with ``reference``.
 
@@ -51,12 +47,12 @@ class Case:
 
     def arguments(self, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         """The arguments, floating tensors of ``dtype`` and requiring gradients."""
-        return tuple(self._leaf(value) for value in self.build(Draw(device, seed)))
-
-    def _leaf(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return value.to(self.dtype).detach().requires_grad_()
-        return value
+        return tuple(
+            value.to(self.dtype).detach().requires_grad_()
+            if isinstance(value, Tensor) and value.is_floating_point()
+            else value
+            for value in self.build(Draw(device, seed))
+        )
 
 
 def each_dtype(
@@ -64,13 +60,7 @@ def each_dtype(
 ) -> list[Case]:
     """The case in fp32, bf16 and fp16 with ``factor`` times the usual tolerances."""
     return [
-        Case(
-            name=f"{name}-{str(dtype).removeprefix('torch.')}",
-            dtype=dtype,
-            tolerance=factor * tolerance,
-            reason=reason,
-            build=build,
-        )
+        Case(f"{name}-{str(dtype).removeprefix('torch.')}", dtype, factor * tolerance, reason, build)
         for dtype, tolerance in TOLERANCE.items()
     ]
 
@@ -79,5 +69,4 @@ def large(
     name: str, build: Callable[[Draw], tuple[Any, ...]], reason: str = "one rounding of the result", factor: float = 1
 ) -> Case:
     """A case of real size in bf16."""
-    tolerance = factor * TOLERANCE[torch.bfloat16]
-    return Case(name=name, dtype=torch.bfloat16, tolerance=tolerance, reason=reason, build=build, large=True)
+    return Case(name, torch.bfloat16, factor * TOLERANCE[torch.bfloat16], reason, build, large=True)

@@ -53,7 +53,11 @@ class Compilations:
     @contextlib.contextmanager
     def turn(self, source: Any) -> Iterator[None]:
         """Holds the lock of a kernel; who had to wait for it goes on without, together with all others that waited."""
-        lock = self._open(source)
+        lock = None
+        if self.folder is not None and hasattr(source, "hash"):
+            name = hashlib.sha256(str(source.hash()).encode()).hexdigest()[:32]
+            with contextlib.suppress(OSError):
+                lock = os.open(self.folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if lock is None:
             yield
             return
@@ -63,14 +67,6 @@ class Compilations:
             yield
         finally:
             os.close(lock)
-
-    def _open(self, source: Any) -> int | None:
-        if self.folder is None or not hasattr(source, "hash"):
-            return None
-        name = hashlib.sha256(str(source.hash()).encode()).hexdigest()[:32]
-        with contextlib.suppress(OSError):
-            return os.open(self.folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        return None
 
 
 def _locked(lock: int) -> bool:

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels import triton_support
 from bert.kernels.cases import Case, Draw, each_dtype, large
 from bert.kernels.triton_support import constexpr, jit, tl
 
@@ -131,8 +130,3 @@ def fused(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
     Nothing else may read the logits after the backward pass.
     """
     return _CrossEntropy.apply(logits, labels, vocab_size)
-
-
-def supported(device: torch.device) -> bool:
-    """True where the fused kernel runs."""
-    return triton_support.supported(device)

@@ -1,4 +1,5 @@
-"""Counter-based dropout of the fused kernels: which elements survive, and where each mask's randomness comes from.
+"""Counter-based dropout of the fused kernels: which elements survive, and where each mask's randomness comes from; and
+the forward pass whose layers share its seed.
 
 Dropout is recomputed in the backward pass, so no mask is stored. Whether an element is kept depends on a 64-bit seed
 that lives on the device, the number of the call within the forward pass (site) and the element's coordinates alone, so
@@ -14,6 +15,7 @@ probability is exact to 2^-16 and survivors are scaled by the exact inverse of w
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +64,25 @@ class DropoutSites:
         self.num_sites += 1
         threshold = min(round(probability * 2**BITS), 2**BITS - 1)
         return Dropout(self.seed, site, threshold, 1 / (1 - threshold / 2**BITS))
+
+
+class ForwardPass:
+    """One forward pass over a varlen batch: what its layers share. The model makes one in each call for the kernels.
+
+    cu_seqlens: int32 [S+1], offsets of the sequences, on the device of the pass; they must not change while it lasts.
+    max_seqlen: no sequence is longer.
+    """
+
+    def __init__(self, cu_seqlens: Tensor, max_seqlen: int) -> None:
+        self.cu_seqlens, self.max_seqlen = cu_seqlens, max_seqlen
+        self.sites = DropoutSites(cu_seqlens.device)
+        self._made: dict[Hashable, Tensor] = {}
+
+    def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """What ``make`` computes, computed once in the pass for each ``key``."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
 
 @jit

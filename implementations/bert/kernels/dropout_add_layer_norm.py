@@ -28,26 +28,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.kernels import triton_support
-from bert.kernels.arithmetic import rounded
+from bert.kernels.arithmetic import column_sums, rounded
 from bert.kernels.cases import Case, Draw, each_dtype, large
 from bert.kernels.dropout import Dropout, DropoutSites, keep_rows
 from bert.kernels.fp8 import Target
 from bert.kernels.fp8_cast import by_eights, cast_arguments, magnitude_bits, to_fp8
-from bert.kernels.reductions import column_sums
 from bert.kernels.triton_support import constexpr, jit, next_power_of_2, row_warps, tl
 
 
 def reference(
-    x: Tensor,
-    bias: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    dropout: float,
-    sites: DropoutSites,
-    pre_norm: bool = False,
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, bias: Tensor, residual: Tensor | None, weight: Tensor, norm_bias: Tensor, eps: float, dropout: float,
+    sites: DropoutSites, pre_norm: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """x, residual [T, D]; bias, weight, norm_bias [D]. Returns the same [T, D] twice; with ``pre_norm`` it and the sum.
 
     Dropout is PyTorch's own; only the fused kernel takes a site.
@@ -215,19 +207,10 @@ class Saved(NamedTuple):
     rstd: Tensor
 
 
-class Started(NamedTuple):
-    """What the forward kernel leaves: both results, the first one in fp8 where there is a target, and Saved."""
-
-    output: Tensor
-    stream: Tensor
-    cast: Tensor | None
-    saved: Saved
-
-
 def start_forward(
     operands: Operands, eps: float, drop: Dropout, target: Target | None, pre_norm: bool = False
-) -> Started:
-    """Starts the kernel."""
+) -> tuple[Tensor, Tensor, Tensor | None, Saved]:
+    """Starts the kernel. Returns both results, the first one in fp8 where there is a target, and Saved."""
     x = operands.x.contiguous()
     residual = None if operands.residual is None else operands.residual.contiguous()
     num_rows, width = x.shape
@@ -242,9 +225,11 @@ def start_forward(
         num_warps=row_warps(NUM_WARPS_FORWARD, width),
     )  # fmt: skip
     if sums is not None:
-        return Started(output, sums, cast, Saved(sums, None, residual, operands.weight, mean, rstd))
+        return output, sums, cast, Saved(sums, None, residual, operands.weight, mean, rstd)
     saved = Saved(x, operands.bias, residual, operands.weight, mean, rstd)
-    return Started(output, same_memory(output), cast, saved)
+    # The same memory, but no view of it to autograd: a second result of one function.
+    stream = output.new_empty(0).set_(output.untyped_storage(), 0, output.shape, output.stride())
+    return output, stream, cast, saved
 
 
 def start_backward(saved: Saved, drop: Dropout, gradients: Sequence[Tensor | None], target: Target | None) -> Operands:
@@ -273,27 +258,12 @@ def start_backward(saved: Saved, drop: Dropout, gradients: Sequence[Tensor | Non
     return Operands(x_gradient, bias_gradient, residual_gradient, weight_gradient, norm_bias_gradient)
 
 
-def same_memory(x: Tensor) -> Tensor:
-    """The same numbers in the same memory, but no view of it to autograd: a second result of one function."""
-    return x.new_empty(0).set_(x.untyped_storage(), 0, x.shape, x.stride())
-
-
 class _DropoutAddLayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        bias: Tensor,
-        residual: Tensor | None,
-        weight: Tensor,
-        norm_bias: Tensor,
-        eps: float,
-        drop: Dropout,
-        target: Target | None,
-        pre_norm: bool,
+        ctx: Any, eps: float, drop: Dropout, target: Target | None, pre_norm: bool, *operands: Any
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        operands = Operands(x, bias, residual, weight, norm_bias)
-        output, stream, cast, saved = start_forward(operands, eps, drop, target, pre_norm)
+        output, stream, cast, saved = start_forward(Operands(*operands), eps, drop, target, pre_norm)
         ctx.save_for_backward(*saved)
         ctx.drop = drop
         ctx.set_materialize_grads(False)
@@ -304,23 +274,16 @@ class _DropoutAddLayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         found = start_backward(Saved(*ctx.saved_tensors), ctx.drop, gradients[:2], None)
-        return *found, None, None, None, None
+        return None, None, None, None, *found
 
 
 def fused(
-    x: Tensor,
-    bias: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    dropout: float,
-    sites: DropoutSites,
-    pre_norm: bool = False,
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, bias: Tensor, residual: Tensor | None, weight: Tensor, norm_bias: Tensor, eps: float, dropout: float,
+    sites: DropoutSites, pre_norm: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``reference`` in one kernel each way; dropout of the next of ``sites``."""
-    operands = (x, bias, residual, weight, norm_bias)
-    y, stream, _ = _DropoutAddLayerNorm.apply(*operands, eps, sites.next(dropout), None, pre_norm)
+    operands = Operands(x, bias, residual, weight, norm_bias)
+    y, stream, _ = _DropoutAddLayerNorm.apply(eps, sites.next(dropout), None, pre_norm, *operands)
     return y, stream
 
 
@@ -328,9 +291,4 @@ def fused_with_cast(
     operands: Operands, eps: float, dropout: float, sites: DropoutSites, target: Target, pre_norm: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``fused``, and its first result in fp8 [T, D] (no gradient)."""
-    return _DropoutAddLayerNorm.apply(*operands, eps, sites.next(dropout), target, pre_norm)
-
-
-def supported(device: torch.device) -> bool:
-    """True where the fused kernel runs."""
-    return triton_support.supported(device)
+    return _DropoutAddLayerNorm.apply(eps, sites.next(dropout), target, pre_norm, *operands)

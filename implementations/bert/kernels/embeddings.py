@@ -15,26 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.kernels import triton_support
+from bert.kernels.arithmetic import column_sums
 from bert.kernels.cases import Case, Draw, each_dtype, large
-from bert.kernels.dropout import DropoutSites, keep_rows
-from bert.kernels.reductions import column_sums
+from bert.kernels.dropout import Dropout, DropoutSites, keep_rows
 from bert.kernels.scatter import sum_by_index
 from bert.kernels.triton_support import constexpr, jit, next_power_of_2, row_warps, tl
 
 
 def reference(
-    input_ids: Tensor,
-    segment_ids: Tensor,
-    position_ids: Tensor,
-    word: Tensor,
-    position: Tensor,
-    segment: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout: float,
-    sites: DropoutSites,
-) -> Tensor:
+    input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor, word: Tensor, position: Tensor, segment: Tensor,
+    weight: Tensor, bias: Tensor, eps: float, dropout: float, sites: DropoutSites,
+) -> Tensor:  # fmt: skip
     """Embedded tokens.
 
     input_ids, segment_ids (0 or 1), position_ids: int [T]; word [V, D], position [P, D], segment [2 or more, D];
@@ -154,32 +145,30 @@ BLOCK_ROWS, NUM_WARPS, PROGRAMS_PER_SM = 2, 4, 3
 
 class _Embeddings(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        input_ids, segment_ids, position_ids, word, position, segment, weight, bias, eps, dropout, sites = arguments
+    def forward(ctx: Any, eps: float, drop: Dropout, *tensors: Tensor) -> Tensor:
+        input_ids, _, _, word, *_ = tensors
         num_rows, width = input_ids.numel(), word.shape[1]
-        drop = sites.next(dropout)
         output = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
         mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=word.device)
         _forward[(-(-num_rows // BLOCK_ROWS),)](
-            input_ids, segment_ids, position_ids, word, position, segment, weight, bias, output, mean, rstd,
-            drop.seed, drop.site, drop.scale, num_rows, width, eps, drop.threshold, BLOCK_ROWS, next_power_of_2(width),
-            num_warps=row_warps(NUM_WARPS, width),
+            *tensors, output, mean, rstd, drop.seed, drop.site, drop.scale, num_rows, width, eps, drop.threshold,
+            BLOCK_ROWS, next_power_of_2(width), num_warps=row_warps(NUM_WARPS, width),
         )  # fmt: skip
-        ctx.save_for_backward(input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd)
+        ctx.save_for_backward(*tensors[:-1], mean, rstd)  # not the bias
         ctx.drop = drop
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd = ctx.saved_tensors
+        input_ids, _, position_ids, word, position, segment, weight, *_ = ctx.saved_tensors
         num_rows, width = gradient.shape
         num_programs = triton_support.num_programs(word.device, PROGRAMS_PER_SM, -(-num_rows // BLOCK_ROWS))
         partials = torch.empty(num_programs, 4, width, dtype=torch.float32, device=word.device)
         x_gradient = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
         _backward[(num_programs,)](
-            gradient.contiguous(), input_ids, segment_ids, position_ids, word, position, segment, weight, mean, rstd,
-            ctx.drop.seed, ctx.drop.site, x_gradient, partials, ctx.drop.scale, num_rows, width, ctx.drop.threshold,
-            BLOCK_ROWS, next_power_of_2(width), num_warps=row_warps(NUM_WARPS, width),
+            gradient.contiguous(), *ctx.saved_tensors, ctx.drop.seed, ctx.drop.site, x_gradient, partials,
+            ctx.drop.scale, num_rows, width, ctx.drop.threshold, BLOCK_ROWS, next_power_of_2(width),
+            num_warps=row_warps(NUM_WARPS, width),
         )  # fmt: skip
         sums = column_sums(partials, weight.dtype)
         segment_gradient = torch.zeros_like(segment)
@@ -187,27 +176,13 @@ class _Embeddings(torch.autograd.Function):
         word_gradient = sum_by_index(x_gradient, input_ids, word.shape[0])
         position_gradient = sum_by_index(x_gradient, position_ids, position.shape[0])
         tables = (word_gradient, position_gradient, segment_gradient)
-        return None, None, None, *tables, sums[0], sums[1], None, None, None
+        return None, None, None, None, None, *tables, sums[0], sums[1]
 
 
 def fused(
-    input_ids: Tensor,
-    segment_ids: Tensor,
-    position_ids: Tensor,
-    word: Tensor,
-    position: Tensor,
-    segment: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    dropout: float,
-    sites: DropoutSites,
-) -> Tensor:
+    input_ids: Tensor, segment_ids: Tensor, position_ids: Tensor, word: Tensor, position: Tensor, segment: Tensor,
+    weight: Tensor, bias: Tensor, eps: float, dropout: float, sites: DropoutSites,
+) -> Tensor:  # fmt: skip
     """``reference`` in one kernel forward; dropout of the next of ``sites``."""
-    tables = (word, position, segment)
-    return _Embeddings.apply(input_ids, segment_ids, position_ids, *tables, weight, bias, eps, dropout, sites)
-
-
-def supported(device: torch.device) -> bool:
-    """True where the fused kernel runs."""
-    return triton_support.supported(device)
+    tokens, tables = (input_ids, segment_ids, position_ids), (word, position, segment)
+    return _Embeddings.apply(eps, sites.next(dropout), *tokens, *tables, weight, bias)

@@ -162,11 +162,7 @@ def product(
     ``fast`` lets the tensor cores keep their partial sums at lower precision. out: of ``dtype``, written where given.
     """
     if a.is_cuda:
-        if out is not None:
-            return torch._scaled_mm(
-                a, b, a_inverse, b_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast, out=out
-            )
-        return torch._scaled_mm(a, b, a_inverse, b_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast)
+        return torch._scaled_mm(a, b, a_inverse, b_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast, out=out)
     y = (a.float() @ b.float()) * (a_inverse * b_inverse)
     y = (y if bias is None else y + bias).to(dtype)
     return y if out is None else out.copy_(y)

@@ -65,8 +65,7 @@ def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, st
 def evaluation_differences(device: torch.device, tokens: int, width: int, inner: int) -> dict[str, float]:
     """Relative differences between an evaluation in fp8 and the forward pass of training without dropout, by name."""
     layer = _Chain(device, tokens, width, inner, "tanh", dropout=0.0)
-    scales = layer.measured_scales()
-    trained, evaluated = layer.run(scales, in_kernels=True), layer.evaluation(scales)
+    trained, evaluated = layer.run(in_kernels=True), layer.run(in_kernels=True, evaluates=True)
     return {name: relative_difference(tensor, trained[name]) for name, tensor in evaluated.items()}
 
 
@@ -84,8 +83,7 @@ def differences(
     The layer's chain from the end of its attention to the next layer's QKV product.
     """
     layer = _Chain(device, tokens, width, inner, approximate, dropout)
-    scales = layer.measured_scales()
-    separate, together = (layer.run(scales, in_kernels) for in_kernels in (False, True))
+    separate, together = (layer.run(in_kernels) for in_kernels in (False, True))
     return {name: relative_difference(together[name], tensor) for name, tensor in separate.items()}
 
 
@@ -106,30 +104,22 @@ class _Chain:
         }
         self.upstream = [(1e-4 * draw.normal(tokens, size)).bfloat16() for size in (3 * width, width)]
         self.device, self.approximate, self.dropout = device, approximate, dropout
-
-    def measured_scales(self) -> Tensor:
-        """Scales of a first step."""
         scaling = Scaling(Recipe(), 3, self.device)
-        self._run(scaling, in_kernels=False)
+        self._trained(scaling, in_kernels=False)
         scaling.update(World(DistConfig(device="cpu")))
-        return scaling.scales
+        self.measured = scaling.state_dict()  # by a first step
 
-    def run(self, scales: Tensor, in_kernels: bool) -> dict[str, Tensor]:
-        """Results, gradients and the magnitudes seen."""
+    def run(self, in_kernels: bool, evaluates: bool = False) -> dict[str, Tensor]:
+        """Results, and of training gradients and the magnitudes seen; an evaluation casts in the kernels."""
         scaling = Scaling(Recipe(), 3, self.device)
-        scaling.load_state_dict({"scales": scales, "calibrated": True})
-        return self._run(scaling, in_kernels)
-
-    @torch.no_grad()
-    def evaluation(self, scales: Tensor) -> dict[str, Tensor]:
-        """Results with the casts in kernels, in the mode of an evaluation; the magnitudes are still 0."""
-        scaling = Scaling(Recipe(), 3, self.device)
-        scaling.load_state_dict({"scales": scales, "calibrated": True})
-        with scaling.evaluation():
-            result, _, qkv = self._forward(scaling, in_kernels=True, held=True)
+        scaling.load_state_dict(self.measured)
+        if not evaluates:
+            return self._trained(scaling, in_kernels)
+        with scaling.evaluation(), torch.no_grad():
+            result, _, qkv = self._forward(scaling, in_kernels, held=True)
         return {"result": result, "qkv": qkv}
 
-    def _run(self, scaling: Scaling, in_kernels: bool) -> dict[str, Tensor]:
+    def _trained(self, scaling: Scaling, in_kernels: bool) -> dict[str, Tensor]:
         y, again, qkv = self._forward(scaling, in_kernels, held=False)
         gradients = torch.autograd.grad([qkv, again], list(self.leaves.values()), self.upstream)
         found = {f"gradient of {name}": gradient for name, gradient in zip(self.leaves, gradients, strict=True)}

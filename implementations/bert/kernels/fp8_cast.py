@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.kernels import triton_support
+from bert.kernels import arithmetic, triton_support
 from bert.kernels.arithmetic import widened
 from bert.kernels.fp8 import ROW_MULTIPLE, Target
-from bert.kernels.reductions import column_sums as sum_partials
 from bert.kernels.triton_support import constexpr, jit, tl
 
 # Tiles of 128 x 64: 128-byte lines of what is read and of the transposed fp8, 64-byte halves of the fp8 in row order;
@@ -154,7 +153,7 @@ def cast_transpose(x: Tensor, target: Target, column_sums: bool = False) -> tupl
         x, cast, transposed, partials, target.scale, bits(target.largest), num_rows, num_columns, target.maximum,
         BLOCK_ROWS, BLOCK, num_warps=NUM_WARPS,
     )  # fmt: skip
-    return cast, transposed, None if partials is None else sum_partials(partials, x.dtype)
+    return cast, transposed, None if partials is None else arithmetic.column_sums(partials, x.dtype)
 
 
 def cast_rows(x: Tensor, target: Target, out: Tensor | None = None) -> Tensor:
@@ -191,8 +190,3 @@ def transpose(x: Tensor) -> Tensor:
         x.view(torch.int32), output.view(torch.int32), num_rows, words, block, num_warps=TRANSPOSE_NUM_WARPS
     )  # fmt: skip
     return output
-
-
-def supported(device: torch.device) -> bool:
-    """True where kernels can cast what they have computed."""
-    return triton_support.supported(device)

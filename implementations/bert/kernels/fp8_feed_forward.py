@@ -34,13 +34,12 @@ from torch import Tensor
 
 from bert.kernels import dropout_add_layer_norm as norm_kernels
 from bert.kernels import fp8_cast
-from bert.kernels.arithmetic import rounded, widened
+from bert.kernels.arithmetic import column_sums, rounded, widened
 from bert.kernels.bias_gelu import _value_and_slope
 from bert.kernels.dropout import DropoutSites
 from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Target, product
 from bert.kernels.fp8_cast import bits, cast_transpose, store_both_orders, transpose
 from bert.kernels.fp8_linear import Fp8Linear
-from bert.kernels.reductions import column_sums
 from bert.kernels.triton_support import constexpr, jit, tl
 from bert.kernels.weight_gradient import into, take
 
@@ -86,26 +85,21 @@ def _gelu_backward_cast(
 
 def gelu_cast(x: Tensor, bias: Tensor, approximate: str, target: Target) -> tuple[Tensor, Tensor]:
     """GELU(x + bias) of x [R, F] in fp8 [R, F] and transposed [F, R]."""
-    cast, transposed = fp8_cast.new_both_orders(len(x), x.shape[1], target)
-    _start_gelu_cast(x, bias, approximate, target, cast, transposed)
-    return cast, transposed
+    transposed = torch.empty(x.shape[1], len(x), dtype=target.dtype, device=x.device)
+    return gelu_cast_rows(x, bias, approximate, target, transposed), transposed
 
 
-def gelu_cast_rows(x: Tensor, bias: Tensor, approximate: str, target: Target) -> Tensor:
-    """GELU(x + bias) of x [R, F] in fp8 [R, F] alone, for a product without a backward pass."""
-    cast = torch.empty_like(x, dtype=target.dtype)
-    _start_gelu_cast(x, bias, approximate, target, cast, None)
-    return cast
-
-
-def _start_gelu_cast(
-    x: Tensor, bias: Tensor, approximate: str, target: Target, cast: Tensor, transposed: Tensor | None
-) -> None:
+def gelu_cast_rows(
+    x: Tensor, bias: Tensor, approximate: str, target: Target, transposed: Tensor | None = None
+) -> Tensor:
+    """GELU(x + bias) of x [R, F] in fp8 [R, F]; alone, for a product without a backward pass, or transposed as well."""
     num_rows, width = x.shape
+    cast = torch.empty(num_rows, width, dtype=target.dtype, device=x.device)
     _gelu_cast[(fp8_cast.num_tiles(num_rows, width)[1],)](
         x, bias, cast, transposed, target.scale, bits(target.largest), num_rows, width, approximate == "tanh",
         target.maximum, fp8_cast.BLOCK_ROWS, fp8_cast.BLOCK, num_warps=fp8_cast.NUM_WARPS,
     )  # fmt: skip
+    return cast
 
 
 def gelu_backward_cast(
@@ -137,22 +131,24 @@ class Settings(NamedTuple):
     pre_norm: bool = False
 
 
+class Weights(NamedTuple):
+    """Both products' weights [F, D], [D, F] and biases [F], [D], and LayerNorm's two [D]."""
+
+    weight_1: Tensor
+    bias_1: Tensor
+    weight_2: Tensor
+    bias_2: Tensor
+    norm_weight: Tensor
+    norm_bias: Tensor
+
+
 class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        x8: Tensor,
-        residual: Tensor,
-        weight_1: Tensor,
-        bias_1: Tensor,
-        weight_2: Tensor,
-        bias_2: Tensor,
-        norm_weight: Tensor,
-        norm_bias: Tensor,
-        settings: Settings,
+        ctx: Any, settings: Settings, x: Tensor, x8: Tensor, residual: Tensor, *weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         first, second = settings.first, settings.second
+        weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias = weights
         x_inverse, a_target = first.target(INPUT).inverse, second.target(INPUT)
         w1_target, w2_target = first.target(WEIGHT), second.target(WEIGHT)
         w1, w1_t, _ = cast_transpose(weight_1, w1_target)
@@ -190,31 +186,7 @@ class _FeedForward(torch.autograd.Function):
         others = h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, fast
         weight_1 = into(take(ctx.weights[:1]), lambda out: product(*others, out))
         x = product(h8, w1_t.t(), target.inverse, w1_inverse, None, dtype, fast)
-        return x, None, residual, weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias, None
-
-
-class Weights(NamedTuple):
-    """Both products' weights [F, D], [D, F] and biases [F], [D], and LayerNorm's two [D]."""
-
-    weight_1: Tensor
-    bias_1: Tensor
-    weight_2: Tensor
-    bias_2: Tensor
-    norm_weight: Tensor
-    norm_bias: Tensor
-
-
-def _without_backward(
-    x: Tensor, x8: Tensor, residual: Tensor, weights: Weights, settings: Settings
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    first, second = settings.first, settings.second
-    inner = first.held_product(x8, first.target(INPUT).inverse, None, x.dtype)  # (T, F)
-    target = second.target(INPUT)
-    a8 = gelu_cast_rows(inner, weights.bias_1, settings.approximate, target)
-    projected = second.held_product(a8, target.inverse, None, x.dtype)  # (T, D)
-    operands = norm_kernels.Operands(projected, weights.bias_2, residual, weights.norm_weight, weights.norm_bias)
-    drop = settings.sites.next(settings.dropout)
-    return norm_kernels.start_forward(operands, settings.eps, drop, settings.following, settings.pre_norm)[:3]
+        return None, x, None, residual, weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias
 
 
 def feed_forward(
@@ -224,6 +196,13 @@ def feed_forward(
 
     Returns the two results [T, D] of dropout_add_layer_norm, and the first one in fp8 where something takes it.
     """
-    if settings.first.scaling.evaluates:
-        return _without_backward(x, x8, residual, weights, settings)
-    return _FeedForward.apply(x, x8, residual, *weights, settings)
+    first, second = settings.first, settings.second
+    if not first.scaling.evaluates:
+        return _FeedForward.apply(settings, x, x8, residual, *weights)
+    inner = first.held_product(x8, first.target(INPUT).inverse, None, x.dtype)  # (T, F)
+    target = second.target(INPUT)
+    a8 = gelu_cast_rows(inner, weights.bias_1, settings.approximate, target)
+    projected = second.held_product(a8, target.inverse, None, x.dtype)  # (T, D)
+    operands = norm_kernels.Operands(projected, weights.bias_2, residual, weights.norm_weight, weights.norm_bias)
+    drop = settings.sites.next(settings.dropout)
+    return norm_kernels.start_forward(operands, settings.eps, drop, settings.following, settings.pre_norm)[:3]

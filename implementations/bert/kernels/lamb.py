@@ -21,19 +21,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bert.kernels import triton_support
 from bert.kernels.triton_support import constexpr, jit, tl
 
 ALIGNMENT = 64  # elements: 128 bytes in bf16, so that every access is whole cache lines
 CHUNK = 16384  # elements a program works on; a multiple of BLOCK
 BLOCK, NUM_WARPS = 2048, 8
-
-
-def flat_offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """First element of each tensor of the given numbers of elements in a flat buffer, and the buffer's length."""
-    padded = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-    ends = list(itertools.accumulate(padded))
-    return [0, *ends[:-1]], ends[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +45,11 @@ class Layout:
     decay: Tensor  # fp32 [tensors]
     spans: tuple[tuple[int, int], ...]  # of each tensor in the shard: begin, end
 
-    @property
-    def num_tensors(self) -> int:
-        """Tensors of the model."""
-        return len(self.spans)
 
-
-def make_layout(
-    sizes: Sequence[int], decays: Sequence[float], device: torch.device, begin: int = 0, end: int | None = None
-) -> Layout:
-    """The layout of the tensors within elements [begin, end) of their flat buffer; both multiples of ALIGNMENT."""
-    offsets, total = flat_offsets(sizes)
-    end = total if end is None else end
-    assert begin % ALIGNMENT == 0, begin
-    assert end % ALIGNMENT == 0, end
-    borders = [min(max(offset, begin), end) - begin for offset in [*offsets, total]]
-    return spans_layout(end - begin, list(itertools.pairwise(borders)), decays, device)
+def make_layout(sizes: Sequence[int], decays: Sequence[float], device: torch.device) -> Layout:
+    """The layout of whole tensors of the given numbers of elements, one after the other."""
+    ends = list(itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
+    return spans_layout(ends[-1], list(itertools.pairwise([0, *ends])), decays, device)
 
 
 def spans_layout(size: int, spans: Sequence[tuple[int, int]], decays: Sequence[float], device: torch.device) -> Layout:
@@ -78,15 +59,13 @@ def spans_layout(size: int, spans: Sequence[tuple[int, int]], decays: Sequence[f
         for number, (start, stop) in enumerate(spans)
         for first in range(start, stop, CHUNK)
     ]
-    counts = [0] * len(spans)
-    for _, _, number in chunks:
-        counts[number] += 1
-    columns = list(zip(*chunks, strict=True)) if chunks else [(), (), ()]
+    begins, lengths, tensors = zip(*chunks, strict=True) if chunks else ((), (), ())
+    counts = [-(-(stop - start) // CHUNK) for start, stop in spans]
     return Layout(
         size=size,
-        begin=torch.tensor(columns[0], dtype=torch.int64, device=device),
-        length=torch.tensor(columns[1], dtype=torch.int32, device=device),
-        tensor=torch.tensor(columns[2], dtype=torch.int32, device=device),
+        begin=torch.tensor(begins, dtype=torch.int64, device=device),
+        length=torch.tensor(lengths, dtype=torch.int32, device=device),
+        tensor=torch.tensor(tensors, dtype=torch.int32, device=device),
         offsets=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device),
         decay=torch.tensor(decays, dtype=torch.float32, device=device),
         spans=tuple(spans),
@@ -131,16 +110,9 @@ def _reference_squared_norm(flat: Tensor) -> Tensor:
 
 
 def _reference_moments(
-    layout: Layout,
-    gradient: Tensor,
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    scalars: Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> Tensor:
+    layout: Layout, gradient: Tensor, master: Tensor, first: Tensor, second: Tensor, scalars: Tensor,
+    beta1: float, beta2: float, eps: float,
+) -> Tensor:  # fmt: skip
     valid = ~torch.isnan(scalars[1])
     scaled = gradient.to(master.dtype) * scalars[1]
     first.copy_(torch.where(valid, torch.lerp(first, scaled, 1 - beta1), first))
@@ -152,15 +124,9 @@ def _reference_moments(
 
 
 def _reference_update(
-    layout: Layout,
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    parameters: Tensor | None,
-    norms: Tensor,
-    scalars: Tensor,
-    eps: float,
-) -> None:
+    layout: Layout, master: Tensor, first: Tensor, second: Tensor, parameters: Tensor | None, norms: Tensor,
+    scalars: Tensor, eps: float,
+) -> None:  # fmt: skip
     direction = _update_direction(layout, master, first, second, scalars, eps)
     scaled = (layout.decay > 0) & (norms > 0).all(dim=1)
     ratios = torch.where(scaled, (norms[:, 0] / norms[:, 1]).sqrt(), 1.0)
@@ -275,8 +241,9 @@ def _update(
 def by_tensor(layout: Layout, partials: Tensor) -> Tensor:
     """fp32 [tensors, n]: the sums of each tensor's chunks of ``partials``, fp32 [C, n]."""
     columns = partials.shape[1]
-    sums = torch.empty(layout.num_tensors, columns, dtype=torch.float32, device=partials.device)
-    _by_tensor[(layout.num_tensors, columns)](layout.offsets, partials, sums, columns, 128, num_warps=4)
+    num_tensors = len(layout.spans)
+    sums = torch.empty(num_tensors, columns, dtype=torch.float32, device=partials.device)
+    _by_tensor[(num_tensors, columns)](layout.offsets, partials, sums, columns, 128, num_warps=4)
     return sums
 
 
@@ -290,16 +257,9 @@ def _fused_squared_norm(flat: Tensor) -> Tensor:
 
 
 def _fused_moments(
-    layout: Layout,
-    gradient: Tensor,
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    scalars: Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> Tensor:
+    layout: Layout, gradient: Tensor, master: Tensor, first: Tensor, second: Tensor, scalars: Tensor,
+    beta1: float, beta2: float, eps: float,
+) -> Tensor:  # fmt: skip
     num_chunks = layout.begin.numel()
     partials = torch.empty(num_chunks, 2, dtype=torch.float32, device=master.device)
     if num_chunks:
@@ -311,15 +271,9 @@ def _fused_moments(
 
 
 def _fused_update(
-    layout: Layout,
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    parameters: Tensor | None,
-    norms: Tensor,
-    scalars: Tensor,
-    eps: float,
-) -> None:
+    layout: Layout, master: Tensor, first: Tensor, second: Tensor, parameters: Tensor | None, norms: Tensor,
+    scalars: Tensor, eps: float,
+) -> None:  # fmt: skip
     if layout.begin.numel():
         _update[(layout.begin.numel(),)](
             layout.begin, layout.length, layout.tensor, layout.decay, master, first, second, parameters, norms,
@@ -328,8 +282,3 @@ def _fused_update(
 
 
 fused = Passes(squared_norm=_fused_squared_norm, moments=_fused_moments, update=_fused_update)
-
-
-def supported(device: torch.device) -> bool:
-    """True where the fused kernels run."""
-    return triton_support.supported(device)

@@ -109,17 +109,9 @@ def squared_norms(layout: Layout, flat: Tensor) -> Tensor:
 
 
 def moments(
-    layout: Layout,
-    factors: Tensor,
-    gradient: Tensor,
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    scalars: Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-) -> Tensor:
+    layout: Layout, factors: Tensor, gradient: Tensor, master: Tensor, first: Tensor, second: Tensor,
+    scalars: Tensor, beta1: float, beta2: float, eps: float,
+) -> Tensor:  # fmt: skip
     """fp32 [tensors, 3]: squared norms of each tensor p and of its r and c (see LansRule), as far as they lie here.
 
     factors, fp32 [tensors]: make the gradient the normalised one, n. Updates the moments in place; nothing where
@@ -136,18 +128,9 @@ def moments(
 
 
 def update(
-    layout: Layout,
-    factors: Tensor,
-    gradient: Tensor,
-    master: Tensor,
-    first: Tensor,
-    second: Tensor,
-    parameters: Tensor,
-    sums: Tensor,
-    scalars: Tensor,
-    beta1: float,
-    eps: float,
-) -> None:
+    layout: Layout, factors: Tensor, gradient: Tensor, master: Tensor, first: Tensor, second: Tensor,
+    parameters: Tensor, sums: Tensor, scalars: Tensor, beta1: float, eps: float,
+) -> None:  # fmt: skip
     """Applies r and c to ``master`` in place; ``parameters`` (low precision) receives the rounded result.
 
     sums: of ``moments``, added up over the ranks.

@@ -12,12 +12,8 @@ from bert.kernels.fp8 import Recipe
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 DTYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp8": torch.bfloat16,
-}
+    "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +23,7 @@ class Config:
     precision: str = env(
         "PRECISION",
         "auto",
-        choices=("auto", *DTYPES),
+        choices=("auto", "fp32", "tf32", "bf16", "fp16", "fp8"),
         doc="auto is bf16 on a GPU, fp16 on one below compute capability 8.0, fp32 on a CPU; fp8 is bf16 with QKV and "
         "feed-forward products in fp8; tf32 is fp32 with matrix products in tf32",
     )
@@ -64,21 +60,17 @@ class Config:
         if self.loss_scale and not self.resolve(device).scales_loss:
             raise ConfigError(f"LOSS_SCALE={self.loss_scale:g} is for fp16: set PRECISION=fp16, or leave it unset")
 
-    def _recipe(self) -> Recipe:
-        return Recipe(
-            scales=self.fp8_recipe,
-            fast_backward=self.fp8_fast_sums == "all",
-            output_projection=self.fp8_output_projection,
-            evaluation=self.fp8_evaluation,
-        )
-
     def resolve(self, device: torch.device) -> Precision:
         """What these settings come to on ``device``: the one place where that is decided."""
-        name = settle(self.precision, device)
+        name = resolved(self.precision, device)
         dtype = DTYPES[name]
+        recipe = Recipe(
+            scales=self.fp8_recipe, fast_backward=self.fp8_fast_sums == "all",
+            output_projection=self.fp8_output_projection, evaluation=self.fp8_evaluation,
+        )  # fmt: skip
         return Precision(
             dtype=dtype,
-            fp8=self._recipe() if name == "fp8" else None,
+            fp8=recipe if name == "fp8" else None,
             tf32=name == "tf32",
             init_loss_scale=(self.loss_scale or self.init_loss_scale) if dtype == torch.float16 else None,
             constant_loss_scale=self.loss_scale > 0,
@@ -86,7 +78,7 @@ class Config:
         )
 
 
-def settle(name: str, device: torch.device) -> str:
+def resolved(name: str, device: torch.device) -> str:
     """PRECISION=name with ``auto`` as what it is on ``device``."""
     if name != "auto":
         return name
@@ -176,11 +168,8 @@ class LossScaler:
 
     def state_dict(self) -> dict[str, float]:
         """What a resumed run needs."""
-        return {
-            "scale": float(self.scale),
-            "num_good_steps": int(self.num_good_steps),
-            "num_skipped_steps": int(self.num_skipped_steps),
-        }
+        counts = {"num_good_steps": int(self.num_good_steps), "num_skipped_steps": int(self.num_skipped_steps)}
+        return {"scale": float(self.scale), **counts}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Restores ``state_dict()``."""

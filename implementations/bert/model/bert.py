@@ -1,4 +1,4 @@
-"""BERT for pretraining on one varlen batch."""
+"""BERT and its two pretraining heads, on one varlen batch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert.data.batch import Batch
-from bert.data.pretraining import PretrainingBatch
+from bert.data.batch import Batch, PretrainingBatch
 from bert.kernels import Kernels
 from bert.kernels.cross_entropy import IGNORE
-from bert.kernels.forward_pass import ForwardPass
+from bert.kernels.dropout import ForwardPass
 from bert.kernels.fp8 import Recipe, Scaling
 from bert.kernels.precision import LOW_PRECISION
 from bert.model.config import BertConfig
-from bert.model.embeddings import BertEmbeddings
 from bert.model.encoder import Encoder
-from bert.model.heads import Pooler, PretrainingHeads
 from bert.model.recompute import Recomputation
 from bert.model.trainable import Trainable
 
@@ -45,6 +42,100 @@ class Logits(NamedTuple):
 
     mlm: Tensor
     nsp: Tensor
+
+
+class BertEmbeddings(nn.Module):
+    """Word, position and segment embeddings, LayerNorm, dropout. Word rows past the vocabulary are padding."""
+
+    def __init__(self, config: BertConfig, kernels: Kernels) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.padded_vocab_size, config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = config.hidden_dropout_prob
+        self.kernel = kernels.embeddings
+
+    def forward(self, batch: Batch, forward_pass: ForwardPass) -> Tensor:
+        """Embeds a batch: [T, D]."""
+        return self.kernel(
+            batch.input_ids,
+            batch.segment_ids,
+            batch.position_ids,
+            self.word_embeddings.weight,
+            self.position_embeddings.weight,
+            self.token_type_embeddings.weight,
+            self.LayerNorm.weight,
+            self.LayerNorm.bias,
+            self.LayerNorm.eps,
+            self.dropout if self.training else 0.0,
+            forward_pass.sites,
+        )
+
+
+class Pooler(nn.Module):
+    """tanh(dense(x)) of the first token of every sequence."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [S, D] -> [S, D]."""
+        return torch.tanh(self.dense(x))
+
+
+class Transform(nn.Module):
+    """Dense, GELU, LayerNorm before the decoder."""
+
+    def __init__(self, config: BertConfig, kernels: Kernels) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.approximation = config.gelu_approximation
+        self.kernel = kernels.bias_gelu
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [M, D] -> [M, D]."""
+        return self.LayerNorm(self.kernel(F.linear(x, self.dense.weight), self.dense.bias, self.approximation))
+
+
+class MaskedLanguageModel(nn.Module):
+    """Scores of every word at the masked positions; the decoder's weights are the word embeddings."""
+
+    def __init__(self, config: BertConfig, kernels: Kernels) -> None:
+        super().__init__()
+        self.transform = Transform(config, kernels)
+        self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
+
+    def forward(self, x: Tensor, word_embeddings: Tensor) -> Tensor:
+        """x [M, D], word_embeddings [V, D] -> logits [M, V]."""
+        return F.linear(self.transform(x), word_embeddings, self.bias)
+
+    def scores(self, x: Tensor, word_embeddings: Tensor) -> Tensor:
+        """The logits in fp32 at least, as the product sums them up; without gradients.
+
+        Rounded to bf16, close ones become equal, and the accuracy is off by some 6e-5.
+        """
+        return wide_linear(self.transform(x), word_embeddings, self.bias)
+
+
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x W^T + bias in fp32 at least, whatever the operands' precision; without gradients."""
+    if x.dtype not in LOW_PRECISION:
+        return F.linear(x, weight, bias)
+    if x.is_cuda and "dtype" in torch.ops.aten.mm.overloads():  # PyTorch 2.8 or later
+        return torch.mm(x, weight.t(), out_dtype=torch.float32).add_(bias)
+    return F.linear(x.float(), weight.float(), bias.float())
+
+
+class PretrainingHeads(nn.Module):
+    """Masked words, and whether B follows A."""
+
+    def __init__(self, config: BertConfig, kernels: Kernels) -> None:
+        super().__init__()
+        self.predictions = MaskedLanguageModel(config, kernels)
+        self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
 
 class BertModel(nn.Module):
@@ -112,12 +203,9 @@ class BertForPreTraining(Trainable):
         hidden = self.bert(batch)  # (T, D)
         masked = hidden.index_select(0, batch.masked_positions)  # (M, D)
         mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)  # (M, V)
-        return Logits(mlm, self._next_sentence(hidden, batch))
-
-    def _next_sentence(self, hidden: Tensor, batch: PretrainingBatch) -> Tensor:
         # An emulated rank's states are on the meta device, and only the offsets have numbers.
         first = self._first_tokens(batch, hidden.shape[0]).to(hidden.device)
-        return self.cls.seq_relationship(self.bert.pooler(hidden.index_select(0, first)))
+        return Logits(mlm, self.cls.seq_relationship(self.bert.pooler(hidden.index_select(0, first))))
 
     @staticmethod
     def _first_tokens(batch: PretrainingBatch, num_tokens: int) -> Tensor:

@@ -11,23 +11,13 @@ from typing import Any
 from bert.core.env import ConfigError, env
 
 # By Google's words, whose "gelu" is the tanh form (google-research/bert, modeling.py). Hugging Face's "gelu" is erf's.
-GELU_APPROXIMATIONS = {
-    "gelu": "tanh",
-    "gelu_new": "tanh",
-    "gelu_pytorch_tanh": "tanh",
-    "gelu_tanh": "tanh",
-    "gelu_erf": "none",
-}
+_TANH = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_tanh")
+GELU_APPROXIMATIONS = dict.fromkeys(_TANH, "tanh") | {"gelu_erf": "none"}
 _HUGGING_FACE_ERF = ("gelu", "gelu_python")
-_SMALLEST = {
-    "vocab_size": 1,
-    "hidden_size": 1,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "intermediate_size": 1,
-    "max_position_embeddings": 1,
-    "type_vocab_size": 2,
-}
+_COUNTS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings", "type_vocab_size",
+)  # fmt: skip
 # Keys of published configs that change nothing here: of tokens, of what is returned, of other heads and of saving.
 _HARMLESS = {
     "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
@@ -40,14 +30,9 @@ _HARMLESS = {
 }  # fmt: skip
 # Keys that change the model, with the only value that is this one.
 _ONLY = {
-    "model_type": "bert",
-    "position_embedding_type": "absolute",
-    "tie_word_embeddings": True,
-    "is_decoder": False,
-    "is_encoder_decoder": False,
-    "add_cross_attention": False,
-    "pruned_heads": {},
-}
+    "model_type": "bert", "position_embedding_type": "absolute", "tie_word_embeddings": True, "is_decoder": False,
+    "is_encoder_decoder": False, "add_cross_attention": False, "pruned_heads": {},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +58,8 @@ class BertConfig:
     layer_norm_large_model: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, low in _SMALLEST.items():
-            value = getattr(self, name)
+        for name in _COUNTS:
+            value, low = getattr(self, name), 2 if name == "type_vocab_size" else 1
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise ConfigError(f"{name}={value!r}: expected an integer of at least {low}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
@@ -92,8 +77,7 @@ class BertConfig:
                 f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
             )
         if not isinstance(self.hidden_act, str) or self.hidden_act not in GELU_APPROXIMATIONS:
-            known = ", ".join(GELU_APPROXIMATIONS)
-            raise ConfigError(f"hidden_act={self.hidden_act!r}: expected one of {known}")
+            raise ConfigError(f"hidden_act={self.hidden_act!r}: expected one of {', '.join(GELU_APPROXIMATIONS)}")
 
     @property
     def identity(self) -> str:

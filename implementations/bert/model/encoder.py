@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from bert.core.env import ConfigError
 from bert.kernels import Kernels, fp8_feed_forward
+from bert.kernels.dropout import ForwardPass
 from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
-from bert.kernels.forward_pass import ForwardPass
 from bert.kernels.fp8 import INPUT, ROW_MULTIPLE, Recipe, Scaling, Target
 from bert.kernels.fp8_linear import Fp8Linear
 from bert.kernels.weight_gradient import joined, linear
@@ -41,20 +41,27 @@ class Hidden(NamedTuple):
     x8: Tensor | None
 
 
-def project(
-    module: SelfAttention | Residual | Intermediate,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    x8: Tensor | None = None,
-) -> Tensor:
-    """The module's matrix product: through its fp8 product where it has one that runs. x8: x in fp8, if at hand."""
-    if module.fp8 is not None and module.fp8.runs(module.training):
-        return module.fp8(x, weight, bias, x8)
-    return linear(x, weight, bias)
+class Product(nn.Module):
+    """A half of a layer around its matrix product, which runs in fp8 where it has such a product that runs."""
+
+    dense: nn.Linear
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fp8: Fp8Linear | None = None
+
+    def weight(self) -> Tensor:
+        """Weight of the matrix product, [out, in]."""
+        return self.dense.weight
+
+    def project(self, x: Tensor, bias: Tensor | None, x8: Tensor | None = None) -> Tensor:
+        """The product and bias. x8: x in fp8, if at hand."""
+        if self.fp8 is not None and self.fp8.runs(self.training):
+            return self.fp8(x, self.weight(), bias, x8)
+        return linear(x, self.weight(), bias)
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Product):
     """Query, key and value projections (one GEMM) and the attention itself."""
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
@@ -65,7 +72,6 @@ class SelfAttention(nn.Module):
         self.num_heads, self.head_size = config.num_attention_heads, config.head_size
         self.dropout = config.attention_probs_dropout_prob
         self.attention = kernels.attention
-        self.fp8: Fp8Linear | None = None
 
     def side_by_side(self) -> list[tuple[Tensor, ...]]:
         """Parameters that an optimizer had best lay one after the other in its flat buffers."""
@@ -73,20 +79,20 @@ class SelfAttention(nn.Module):
         return [tuple(part.weight for part in parts), tuple(part.bias for part in parts)]
 
     def weight(self) -> Tensor:
-        """Of its matrix product, [3D, D]."""
+        """Fused QKV weight, [3D, D]."""
         # Three parameters, because LAMB's trust ratio is per tensor; one GEMM, because it is faster.
         return joined(self.query.weight, self.key.weight, self.value.weight)
 
     def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Tensor:
         """Context [T, D]."""
         bias = joined(self.query.bias, self.key.bias, self.value.bias)
-        qkv = project(self, hidden.x, self.weight(), bias, hidden.x8)  # (T, 3D)
+        qkv = self.project(hidden.x, bias, hidden.x8)  # (T, 3D)
         qkv = qkv.view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)
         context = self.attention(qkv, forward_pass, self.dropout if self.training else 0.0)
         return context.reshape(hidden.x.shape)
 
 
-class Residual(nn.Module):
+class Residual(Product):
     """LayerNorm(residual + dropout(dense(x))): the end of both halves of a layer; in Pre-LN that sum, too."""
 
     def __init__(self, config: BertConfig, kernels: Kernels, in_features: int) -> None:
@@ -96,7 +102,6 @@ class Residual(nn.Module):
         self.dropout = config.hidden_dropout_prob
         self.kernel = kernels.dropout_add_layer_norm
         self.pre_norm = config.layer_norm_large_model
-        self.fp8: Fp8Linear | None = None
         self.following: Fp8Linear | None = None
 
     def target(self, num_rows: int) -> Target | None:
@@ -106,15 +111,10 @@ class Residual(nn.Module):
             return None
         return following.target(INPUT)
 
-    def weight(self) -> Tensor:
-        """Of its matrix product, [D, in]."""
-        return self.dense.weight
-
     def forward(self, x: Tensor, residual: Tensor | None, forward_pass: ForwardPass) -> Hidden:
         """x [T, in], residual [T, D] -> [T, D]; in fp8 too where the next product takes it so."""
-        projected = project(self, x, self.dense.weight, None)  # the bias is added by the kernel
-        norm = self.LayerNorm
-        dropout = self.dropout if self.training else 0.0
+        norm, dropout = self.LayerNorm, self.dropout if self.training else 0.0
+        projected = self.project(x, None)  # the bias is added by the kernel
         operands = Operands(projected, self.dense.bias, residual, norm.weight, norm.bias)
         target = self.target(len(x))
         if target is None:
@@ -139,7 +139,7 @@ class Attention(nn.Module):
         return self.output(context, residual, forward_pass)
 
 
-class Intermediate(nn.Module):
+class Intermediate(Product):
     """GELU(dense(x)): the widening half of the feed-forward."""
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
@@ -147,15 +147,10 @@ class Intermediate(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
         self.approximation = config.gelu_approximation
         self.kernel = kernels.bias_gelu
-        self.fp8: Fp8Linear | None = None
-
-    def weight(self) -> Tensor:
-        """Of its matrix product, [F, D]."""
-        return self.dense.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, D] -> [T, F]."""
-        return self.kernel(project(self, x, self.dense.weight, None), self.dense.bias, self.approximation)
+        return self.kernel(self.project(x, None), self.dense.bias, self.approximation)
 
 
 class Layer(nn.Module):
@@ -169,16 +164,12 @@ class Layer(nn.Module):
 
     def forward(self, hidden: Hidden, forward_pass: ForwardPass, rows: Tensor | None = None) -> Hidden:
         """The last layer's result [T, D] -> this layer's, or its ``rows`` alone."""
-        hidden = self.attention(hidden, forward_pass, rows)
+        hidden, first, second = self.attention(hidden, forward_pass, rows), self.intermediate, self.output
         if hidden.x8 is None:
-            return self.output(self.intermediate(hidden.x), hidden.residual, forward_pass)
-        return self._fp8_feed_forward(hidden.x, hidden.x8, hidden.residual, forward_pass)
-
-    def _fp8_feed_forward(self, x: Tensor, x8: Tensor, residual: Tensor | None, forward_pass: ForwardPass) -> Hidden:
-        first, second = self.intermediate, self.output
+            return second(first(hidden.x), hidden.residual, forward_pass)
         assert first.fp8 is not None
         assert second.fp8 is not None
-        assert residual is not None  # of the attention before it
+        assert hidden.residual is not None  # of the attention before it
         settings = fp8_feed_forward.Settings(
             first=first.fp8,
             second=second.fp8,
@@ -186,14 +177,14 @@ class Layer(nn.Module):
             eps=second.LayerNorm.eps,
             dropout=second.dropout,
             sites=forward_pass.sites,
-            following=second.target(len(x)),
+            following=second.target(len(hidden.x)),
             pre_norm=second.pre_norm,
         )
         weights = fp8_feed_forward.Weights(
             first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias,
             second.LayerNorm.weight, second.LayerNorm.bias,
         )  # fmt: skip
-        return Hidden(*fp8_feed_forward.feed_forward(x, x8, residual, weights, settings))
+        return Hidden(*fp8_feed_forward.feed_forward(hidden.x, hidden.x8, hidden.residual, weights, settings))
 
 
 class Encoder(nn.Module):
@@ -206,7 +197,7 @@ class Encoder(nn.Module):
         self.sizes = config.hidden_size, config.intermediate_size
         self.cast_in_kernels = kernels.fp8_cast
         self.fp8_scaling: Scaling | None = None
-        self.fp8_users: list[SelfAttention | Residual | Intermediate] = []
+        self.fp8_users: list[Product] = []
         self.recomputation: Recomputation | None = None
 
     def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
@@ -220,15 +211,14 @@ class Encoder(nn.Module):
                 f"intermediate_size={self.sizes[1]}: use PRECISION=bf16"
             )
         layers = [layer for layer in self.layer if isinstance(layer, Layer)]
-        users: list[SelfAttention | Residual | Intermediate] = [
-            user for layer in layers for user in (layer.attention.self, layer.intermediate, layer.output)
-        ]
+        users: list[Product] = []
+        for layer in layers:
+            users += [layer.attention.self, layer.intermediate, layer.output]
         if recipe.output_projection:
             users += [layer.attention.output for layer in layers]
-        self.fp8_scaling = Scaling(recipe, len(users), device)
+        self.fp8_users, self.fp8_scaling = users, Scaling(recipe, len(users), device)
         for number, user in enumerate(users):
             user.fp8 = Fp8Linear(self.fp8_scaling, number)
-        self.fp8_users = users
         if self.cast_in_kernels:
             for layer, next_layer in zip(layers, [*layers[1:], None], strict=True):
                 layer.attention.output.following = layer.intermediate.fp8

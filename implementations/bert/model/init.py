@@ -1,8 +1,9 @@
-"""First weights: drawn at random, piece by piece, so that nobody needs to hold the whole of a large model."""
+"""First weights: drawn at random, in parameter chunks, so that no rank holds a large model whole."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
@@ -12,11 +13,12 @@ from torch.overrides import TorchFunctionMode
 
 from bert.model.bert import BertForPreTraining
 
-PIECE = 1 << 24  # numbers at a time; a multiple of the 16 that PyTorch's generator makes at once
+CHUNK_SIZE = 1 << 24  # numbers at a time; a multiple of the 16 that PyTorch's generator makes at once
+META = torch.device("meta")
 
 
-class Piece(NamedTuple):
-    """Numbers ``start`` to ``start + len(values)`` of a parameter laid flat: fp32, on the CPU."""
+class Chunk(NamedTuple):
+    """Parameter chunk: numbers ``start`` to ``start + len(values)`` of a flattened parameter; fp32, on the CPU."""
 
     name: str
     start: int
@@ -32,7 +34,7 @@ def initialize(model: BertForPreTraining, seed: int, only: Collection[str] | Non
                 parameters[name].view(-1)[start : start + len(values)].copy_(values)
 
 
-def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Piece]:
+def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:
     """Draws weights from N(0, initializer_range), biases are 0 and LayerNorm is the identity; padding rows are 0.
 
     The same seed gives the same weights on every rank and device, because the draw is made on the CPU. Only the shapes
@@ -42,28 +44,21 @@ def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Piece]:
     words, used = model.bert.embeddings.word_embeddings, model.config.vocab_size * model.config.hidden_size
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix, recurse=False):
-            size = parameter.numel()
-            drawn = isinstance(module, (nn.Linear, nn.Embedding)) and name.endswith(".weight")
-            value = 1.0 if isinstance(module, nn.LayerNorm) and name.endswith(".weight") else 0.0
-            for start, length in _pieces(size):
-                values = torch.full((length,), value)
-                if drawn:
+            size, is_weight = parameter.numel(), name.endswith(".weight")
+            starts = list(range(0, size, CHUNK_SIZE))
+            if len(starts) > 1 and size - starts[-1] < 16:
+                starts.pop()  # fewer than 16 numbers would be drawn in another way
+            for start, end in itertools.pairwise([*starts, size]):
+                values = torch.full((end - start,), float(is_weight and isinstance(module, nn.LayerNorm)))
+                if is_weight and isinstance(module, (nn.Linear, nn.Embedding)):
                     values.normal_(0.0, model.config.initializer_range, generator=generator)
                 if module is words:
                     values[max(0, used - start) :] = 0.0
-                yield Piece(name, start, values)
-
-
-def _pieces(size: int) -> Iterator[tuple[int, int]]:
-    """(start, length): no piece but a whole parameter is shorter than 16, which would be drawn in another way."""
-    starts = list(range(0, size, PIECE))
-    if len(starts) > 1 and size - starts[-1] < 16:
-        starts.pop()
-    yield from zip(starts, [b - a for a, b in zip(starts, [*starts[1:], size], strict=True)], strict=True)
+                yield Chunk(name, start, values)
 
 
 class _NoDraws(TorchFunctionMode):
-    """Inside, PyTorch's modules leave their parameters as they come: their draws take seconds, also on no device."""
+    """Skips the initialization of PyTorch's modules, whose draws take seconds, even on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
@@ -72,19 +67,14 @@ class _NoDraws(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def blank(device: torch.device) -> Iterator[None]:
-    """Models made inside lie on the device, and their weights have no values: who makes them gives them theirs."""
+def uninitialized(device: torch.device = META) -> Iterator[None]:
+    """Models made inside lie on the device and their weights have no values; on meta, only shapes."""
     with device, _NoDraws():
         yield
 
 
-def on_meta() -> contextlib.AbstractContextManager[None]:
-    """Models made inside have shapes and no numbers."""
-    return blank(torch.device("meta"))
-
-
-def hollow(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Gives a model that was built on the meta device parameters of ``dtype`` on ``device``, all of a single number.
+def use_placeholders(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Gives a model of the meta device parameters of ``dtype`` on ``device``, each a single number expanded.
 
     They have the right shapes and next to no memory: the optimizer that shards them gives them theirs.
     """

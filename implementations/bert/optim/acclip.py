@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bert.core.env import env
-from bert.optim.rule import Moments, Pieces, decayed_pieces, kept, scaled
+from bert.optim.rule import MomentRule, Pieces, Scalar, kept, scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,56 +24,42 @@ class Config:
     )
 
 
-class ACClipRule:
-    """With g the gradient times ``grad_scale``, element by element of step t:
+class ACClipRule(MomentRule):
+    """With g the gradient times ``scale``, element by element of step t:
 
     m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; tau = b2 tau + (1-b2) |g|^alpha;
     k = min(tau^(1/alpha) / (|m| + eps), 1) / (sqrt(b2 v / (1-b2^t)) + eps); p -= lr / (1-b1^t) k m; then p *= 1 - lr wd
     (not biases and LayerNorm).
     """
 
-    needs_norms = False
-
     def __init__(self, pieces: Pieces, config: Config) -> None:
-        self.pieces, self.config = pieces, config
-        self.moments = Moments(pieces, config.beta1, config.beta2, config.eps)
+        super().__init__(pieces, config.beta1, config.beta2, config.eps, config.weight_decay)
+        self.alpha = config.alpha
         self.magnitudes = pieces.state("magnitudes")
-        self.num_steps = self.moments.num_steps
-        self.decayed = decayed_pieces(pieces, config.weight_decay)
 
-    def prepare(
-        self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None
-    ) -> None:
+    def prepare(self, gradients: list[Tensor], scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> None:
         """Needs no sums."""
-        values = scaled(gradients, self.pieces.masters, grad_scale)
-        self.moments.update(values, keep)
-        if values:
-            powers = torch._foreach_pow(torch._foreach_abs(values), self.config.alpha)
-            with kept(self.magnitudes, keep):
-                torch._foreach_lerp_(self.magnitudes, list(powers), 1 - self.config.beta2)
+        values = scaled(gradients, self.pieces.masters, scale)
+        self.update_moments(values, keep)
+        powers = torch._foreach_pow(torch._foreach_abs(values), self.alpha)
+        with kept(self.magnitudes, keep):
+            torch._foreach_lerp_(self.magnitudes, list(powers), 1 - self.beta2)
 
-    def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
+    def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
         """The update itself."""
-        config, moments, masters = self.config, self.moments, self.pieces.masters
-        if not masters:
-            return
+        masters = self.pieces.masters
         dtype = masters[0].dtype
-        limits = list(torch._foreach_pow(self.magnitudes, 1 / config.alpha))
-        torch._foreach_div_(limits, torch._foreach_add(torch._foreach_abs(moments.first), config.eps))
+        limits = list(torch._foreach_pow(self.magnitudes, 1 / self.alpha))
+        torch._foreach_div_(limits, torch._foreach_add(torch._foreach_abs(self.first), self.eps))
         torch._foreach_clamp_max_(limits, 1.0)
-        torch._foreach_div_(limits, self._denominators())
-        torch._foreach_mul_(limits, moments.first)
+        denominators = torch._foreach_mul(self.second, (self.beta2 / self.correction(self.beta2)).to(dtype))
+        torch._foreach_sqrt_(denominators)
+        torch._foreach_add_(denominators, self.eps)
+        torch._foreach_div_(limits, denominators)
+        torch._foreach_mul_(limits, self.first)
         rate = torch.as_tensor(lr, dtype=dtype, device=masters[0].device)
         with kept(masters, keep):
-            torch._foreach_mul_(limits, rate / moments.correction(config.beta1).to(dtype))
+            torch._foreach_mul_(limits, rate / self.correction(self.beta1).to(dtype))
             torch._foreach_sub_(masters, limits)
             if self.decayed:
-                torch._foreach_mul_([masters[i] for i in self.decayed], 1 - rate * config.weight_decay)
-
-    def _denominators(self) -> list[Tensor]:
-        """sqrt(b2 v / (1-b2^t)) + eps."""
-        beta, second = self.config.beta2, self.moments.second
-        found = torch._foreach_mul(second, (beta / self.moments.correction(beta)).to(second[0].dtype))
-        torch._foreach_sqrt_(found)
-        torch._foreach_add_(found, self.config.eps)
-        return list(found)
+                torch._foreach_mul_([masters[i] for i in self.decayed], 1 - rate * self.weight_decay)

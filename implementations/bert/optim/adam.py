@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
 from bert.core.env import env
-from bert.optim.rule import Moments, Pieces, add_decay, is_decayed, scaled
+from bert.optim.rule import MomentRule, Pieces, Scalar, is_decayed, scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +25,7 @@ class Config:
     )
 
 
-class AdamRule:
+class AdamRule(MomentRule):
     """p -= lr * (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps) (Kingma & Ba 2015, arXiv 1412.6980).
 
     ``decoupled`` adds wd p to the update (AdamW; Loshchilov & Hutter 2019, arXiv 1711.05101); otherwise wd p is added
@@ -34,49 +33,41 @@ class AdamRule:
     """
 
     def __init__(self, pieces: Pieces, config: Config, decoupled: bool) -> None:
-        self.pieces, self.weight_decay, self.decoupled = pieces, config.weight_decay, decoupled
-        self.moments = Moments(pieces, config.beta1, config.beta2, config.eps, bias_correction=config.bias_correction)
-        self.num_steps, self.needs_norms = self.moments.num_steps, False
-        self.bias_correction = config.bias_correction
+        super().__init__(pieces, config.beta1, config.beta2, config.eps, config.weight_decay)
+        self.decoupled, self.bias_correction = decoupled, config.bias_correction
         self.updates: list[Tensor] = []
 
-    def prepare(
-        self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None
-    ) -> None:
+    def prepare(self, gradients: list[Tensor], scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> None:
         """Needs no sums."""
-        gradients = scaled(gradients, self.pieces.masters, grad_scale)
+        self.updates = scaled(gradients, self.pieces.masters, scale)
         if self._is_fused(keep):
-            self.updates = list(gradients)  # PyTorch's kernel does it all in one pass over the memory, in apply
-            return
+            return  # PyTorch's kernel does it all in one pass over the memory, in apply
         if not self.decoupled:
-            add_decay(gradients, self.pieces, self.weight_decay)
-        self.updates = self.moments.advance(gradients, keep)
+            self.add_decay(self.updates)
+        self.update_moments(self.updates, keep)
+        self.updates = self.directions(self.denominators())
         if self.decoupled:
-            add_decay(self.updates, self.pieces, self.weight_decay)
+            self.add_decay(self.updates)
 
-    def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
+    def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
         """The update itself."""
         updates, self.updates = self.updates, []
-        if self._is_fused(keep):
-            self._fused(updates, float(lr))
-        else:
-            self.moments.descend(updates, lr, keep)
+        if not self._is_fused(keep):
+            self.descend(updates, lr, keep)
+            return
+        # The whole update by PyTorch's fused kernel for CPUs, 4 times as fast as operation by operation.
+        masters, names = self.pieces.masters, self.pieces.names
+        for decayed in (True, False):
+            chosen = [i for i, name in enumerate(names) if is_decayed(name) is decayed]
+            if chosen:
+                (adamw if self.decoupled else adam)(
+                    [masters[i] for i in chosen], [updates[i] for i in chosen],
+                    [self.first[i] for i in chosen], [self.second[i] for i in chosen],
+                    [], [self.num_steps.float() for _ in chosen],
+                    fused=True, amsgrad=False, maximize=False, lr=float(lr), beta1=self.beta1, beta2=self.beta2,
+                    weight_decay=self.weight_decay if decayed else 0.0, eps=self.eps,
+                )  # fmt: skip
+        self.num_steps += 1
 
     def _is_fused(self, keep: Tensor | None) -> bool:
         return self.bias_correction and keep is None and self.pieces.device.type == "cpu"
-
-    def _fused(self, gradients: list[Tensor], lr: float) -> None:
-        """The whole update by PyTorch's fused kernel for CPUs, 4 times as fast as operation by operation."""
-        update = adamw if self.decoupled else adam
-        for decayed in (True, False):
-            chosen = [i for i, name in enumerate(self.pieces.names) if is_decayed(name) is decayed]
-            if not chosen:
-                continue
-            update(
-                [self.pieces.masters[i] for i in chosen], [gradients[i] for i in chosen],
-                [self.moments.first[i] for i in chosen], [self.moments.second[i] for i in chosen],
-                [], [self.num_steps.float() for _ in chosen],
-                fused=True, amsgrad=False, maximize=False, lr=lr, beta1=self.moments.beta1, beta2=self.moments.beta2,
-                weight_decay=self.weight_decay if decayed else 0.0, eps=self.moments.eps,
-            )  # fmt: skip
-        self.num_steps += 1

@@ -1,19 +1,134 @@
-"""One rank's shard of a model's parameters in flat buffers, and the rules that update it."""
+"""Parameters in flat buffers: where each one lies, one rank's shard of them, and the rules that update a shard.
+
+Parameters are laid end to end in the order in which the backward pass finishes their gradients, and cut into buckets of
+whole parameters. Those of a group lie one after the other in its own order, in one bucket: one product computes their
+gradients. Each bucket is divided evenly over the ranks, so that it can be reduced and gathered on its own. The
+shard of a rank is its part of every bucket, end to end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bert.kernels import lamb as kernel
+from bert.kernels import lamb as lamb_kernel
 from bert.kernels import lans as lans_kernel
 from bert.optim import lamb, lans
-from bert.optim.layout import Segment
-from bert.optim.rule import Pieces, Rule, is_decayed, squared_norms
+from bert.optim.rule import Pieces, Rule, Scalar, is_decayed, squared_norms
+
+ALIGNMENT = 128  # elements: every parameter and every shard begins on a full cache line, in any precision
+
+
+class Bucket(NamedTuple):
+    """Elements [begin, begin + size) of the whole buffer, [shard_begin, shard_begin + shard_size) of each shard."""
+
+    begin: int
+    size: int
+    shard_begin: int
+    shard_size: int
+    parameters: tuple[int, ...]
+
+    def of_whole(self, flat: Tensor) -> Tensor:
+        """Its part of a whole buffer."""
+        return flat[self.begin : self.begin + self.size]
+
+    def of_shard(self, flat: Tensor) -> Tensor:
+        """Its part of a rank's shard."""
+        return flat[self.shard_begin : self.shard_begin + self.shard_size]
+
+
+class Segment(NamedTuple):
+    """The part of one parameter in one shard: elements [begin, begin + size) of the shard, [start, ...) of it."""
+
+    parameter: int
+    begin: int
+    size: int
+    start: int
+
+
+class Layout:
+    """The layout of parameters of the given ``sizes`` (in elements, in the order of the model) over some ranks.
+
+    groups: numbers of parameters that belong side by side, no parameter in two; each lies where its last one would.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], num_ranks: int, bucket_elements: int, groups: Sequence[Sequence[int]] = ()
+    ) -> None:
+        self.sizes, self.num_ranks = list(sizes), num_ranks
+        self.begins = [0] * len(sizes)
+        self.buckets: list[Bucket] = []
+        self.total = self.shard_total = 0
+        grouped = {parameter: group for group in groups for parameter in group}
+        members: list[int] = []
+        filled = 0
+        for parameter in reversed(range(len(sizes))):
+            group = grouped.get(parameter, (parameter,))
+            if parameter != max(group):
+                continue  # lies with the last one of its group
+            if members and filled + sum(sizes[member] for member in group) > bucket_elements:
+                self._close(members, filled)
+                members, filled = [], 0
+            for member in group:
+                self.begins[member] = self.total + filled
+                members.append(member)
+                filled += _round_up(sizes[member], ALIGNMENT)
+        if members:
+            self._close(members, filled)
+
+    def _close(self, members: list[int], filled: int) -> None:
+        size = _round_up(filled, ALIGNMENT * self.num_ranks)
+        shard_size = size // self.num_ranks
+        self.buckets.append(Bucket(self.total, size, self.shard_total, shard_size, tuple(members)))
+        self.total += size
+        self.shard_total += shard_size
+
+    def segments(self, rank: int) -> list[Segment]:
+        """The parts of parameters in the shard of ``rank``, by place. A parameter has at most one part in a shard."""
+        found = []
+        for bucket in self.buckets:
+            low = bucket.begin + rank * bucket.shard_size
+            for parameter in bucket.parameters:
+                first = self.begins[parameter]
+                begin, end = max(first, low), min(first + self.sizes[parameter], low + bucket.shard_size)
+                if end > begin:
+                    found.append(Segment(parameter, bucket.shard_begin + begin - low, end - begin, begin - first))
+        return found
+
+    def views(self, flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Each parameter's part of a whole buffer, in its shape."""
+        parts = zip(self.begins, self.sizes, parameters, strict=True)
+        return [flat[begin : begin + size].view(parameter.shape) for begin, size, parameter in parts]
+
+    def bucket_of_each(self) -> list[int]:
+        """The number of the bucket in which each parameter lies."""
+        found = {p: number for number, bucket in enumerate(self.buckets) for p in bucket.parameters}
+        return [found[parameter] for parameter in range(len(self.sizes))]
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def fill(
+    flats: Iterable[tuple[Tensor, Sequence[Segment]]], names: Sequence[str], chunks: Iterable[tuple[str, int, Tensor]]
+) -> None:
+    """Copies into flat buffers what their segments have of parameter chunks: (name, first number, numbers)."""
+    places: dict[str, list[tuple[Tensor, Segment]]] = {}
+    for flat, segments in flats:
+        for segment in segments:
+            places.setdefault(names[segment.parameter], []).append((flat, segment))
+    for name, start, values in chunks:
+        for flat, segment in places.get(name, ()):
+            begin = max(start, segment.start)
+            end = min(start + len(values), segment.start + segment.size)
+            if end > begin:
+                place = segment.begin + begin - segment.start
+                flat[place : place + end - begin].copy_(values[begin - start : end - start])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,146 +166,106 @@ class ShardPieces(Pieces):
         return self.shard.views(self.shard.state(name, of_weights=of_weights))
 
 
-class FlatRule(Protocol):
-    """A rule over a shard, in two halves: between them the sums are added up over the ranks."""
-
-    num_steps: Tensor
-    needs_norms: bool
-
-    def squared_norm(self, flat: Tensor) -> Tensor:
-        """Of a flat buffer (0-d, fp32 at least)."""
-        ...
-
-    def measure(self) -> Tensor:
-        """Squared norms of the shard's gradient: of each parameter where the rule needs them, else of all [1]."""
-        ...
-
-    def prepare(self, grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None) -> Tensor | None:
-        """Updates the states; returns sums [parameters, n], or None. squares: ``measure()``, added up over the ranks.
-
-        They are wanted where the rule needs norms.
-        """
-        ...
-
-    def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
-        """Updates masters and weights."""
-        ...
+# The rules over a shard work in two halves: between them the sums are added up over the ranks.
+#
+# squared_norm(flat): of a flat buffer (0-d, fp32 at least).
+# measure(): squared norms of the shard's gradient: of each parameter where the rule needs them, else of all [1].
+# prepare(grad_scale, keep, squares): updates the states; returns sums [parameters, n], or None. squares: measure(),
+#     added up over the ranks, wanted where the rule needs norms.
+# apply(sums, lr, keep): updates masters and weights.
 
 
 class Piecewise:
-    """A rule on lists of tensors, applied to the segments."""
+    """A rule on lists of tensors, applied to the segments; there may be none."""
 
     def __init__(self, shard: Shard, make_rule: Callable[[Pieces], Rule]) -> None:
         self.shard = shard
         self.gradients = shard.views(shard.gradient)
-        self.rule = make_rule(
-            ShardPieces(
-                names=[shard.names[segment.parameter] for segment in shard.segments],
-                masters=shard.views(shard.masters),
-                device=shard.masters.device,
-                shard=shard,
-            )
-        )
-        self.num_steps, self.needs_norms = self.rule.num_steps, self.rule.needs_norms
+        self.device, self.num_parameters = shard.masters.device, len(shard.names)
         owners = [segment.parameter for segment in shard.segments]
-        self.owners = torch.tensor(owners, dtype=torch.int64, device=shard.masters.device)
+        names = [shard.names[owner] for owner in owners]
+        masters = shard.views(shard.masters)
+        self.rule = make_rule(ShardPieces(names=names, masters=masters, device=self.device, shard=shard))
+        self.num_steps, self.needs_norms = self.rule.num_steps, self.rule.needs_norms
+        self.owners = torch.tensor(owners, dtype=torch.int64, device=self.device)
 
     def squared_norm(self, flat: Tensor) -> Tensor:
-        """See FlatRule."""
         return squared_norms([flat]).sum()
 
     def measure(self) -> Tensor:
-        """See FlatRule."""
         if not self.needs_norms:
             return squared_norms([self.shard.gradient])
         dtype = torch.float64 if self.shard.masters.dtype == torch.float64 else torch.float32
-        whole = torch.zeros(len(self.shard.names), dtype=dtype, device=self.shard.masters.device)
-        if self.gradients:
-            whole.index_copy_(0, self.owners, squared_norms(self.gradients))
-        return whole
+        whole = torch.zeros(self.num_parameters, dtype=dtype, device=self.device)
+        return whole.index_copy_(0, self.owners, squared_norms(self.gradients)) if self.gradients else whole
 
-    def prepare(self, grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None) -> Tensor | None:
-        """See FlatRule."""
+    def prepare(self, grad_scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> Tensor | None:
+        num_sums, dtype = self.rule.num_sums, self.shard.masters.dtype
+        whole = torch.zeros(self.num_parameters, num_sums, dtype=dtype, device=self.device) if num_sums else None
+        if not self.gradients:
+            self.num_steps += 1 if keep is None else keep
+            return whole
         mine = squares.index_select(0, self.owners) if self.needs_norms and squares is not None else None
         sums = self.rule.prepare(self.gradients, grad_scale, keep, mine)
-        if sums is None:
-            return None
-        whole = torch.zeros(len(self.shard.names), sums.shape[1], dtype=sums.dtype, device=sums.device)
-        return whole.index_copy_(0, self.owners, sums)
+        return whole if whole is None or sums is None else whole.index_copy_(0, self.owners, sums)
 
-    def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
-        """See FlatRule."""
-        self.rule.apply(None if sums is None else sums.index_select(0, self.owners), lr, keep)
+    def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
+        if self.gradients:
+            self.rule.apply(None if sums is None else sums.index_select(0, self.owners), lr, keep)
         self.shard.weights.copy_(self.shard.masters)
-
-
-class Scalars:
-    """What changes from step to step, on the device, as kernels/lamb.py takes it."""
-
-    def __init__(self, beta1: float, beta2: float, device: torch.device) -> None:
-        self.betas = beta1, beta2
-        self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
-        self.values = torch.zeros(4, dtype=torch.float32, device=device)
-
-    def advance(self, grad_scale: Tensor | float, keep: Tensor | None) -> None:
-        """To the next step, unless not ``keep``."""
-        self.num_steps += 1 if keep is None else keep
-        steps = self.num_steps.clamp(min=1).double()
-        factor = torch.as_tensor(grad_scale, dtype=torch.float32, device=self.values.device)
-        self.values[1] = factor if keep is None else torch.where(keep, factor, float("nan"))
-        for place, beta in enumerate(self.betas, start=2):
-            self.values[place] = 1 / (1 - torch.pow(beta, steps))
-
-    def with_rate(self, lr: Tensor | float) -> Tensor:
-        """All four, with this learning rate."""
-        self.values[0] = torch.as_tensor(lr, dtype=torch.float32, device=self.values.device)
-        return self.values
 
 
 class _FlatMoments:
     """Both moments of a shard, with what the kernels of a rule need besides."""
 
-    def __init__(self, shard: Shard, beta1: float, beta2: float, weight_decay: float) -> None:
-        self.shard = shard
+    needs_norms = False
+
+    def __init__(self, shard: Shard, config: lamb.Config | lans.Config, passes: lamb_kernel.Passes) -> None:
+        self.shard, self.config, self.passes = shard, config, passes
         self.first, self.second = shard.state("first_moments"), shard.state("second_moments")
-        self.scalars = Scalars(beta1, beta2, shard.masters.device)
-        self.num_steps = self.scalars.num_steps
-        self.layout = _kernel_layout(shard, weight_decay)
+        device = shard.masters.device
+        self.buffers = shard.gradient, shard.masters, self.first, self.second
+        self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
+        self.scalars = torch.zeros(4, dtype=torch.float32, device=device)  # as kernels/lamb.py takes them
+        # A span is a parameter's part with the zeros behind it, empty where there is none.
+        spans = [(0, 0)] * len(shard.names)
+        for segment in shard.segments:
+            spans[segment.parameter] = (segment.begin, segment.begin + _round_up(segment.size, lamb_kernel.ALIGNMENT))
+        decays = [config.weight_decay if is_decayed(name) else 0.0 for name in shard.names]
+        self.layout = lamb_kernel.spans_layout(shard.masters.numel(), spans, decays, device)
+
+    def squared_norm(self, flat: Tensor) -> Tensor:
+        return self.passes.squared_norm(flat)
+
+    def advance(self, grad_scale: Scalar, keep: Tensor | None) -> None:
+        """Counts the step and writes its scalars but the learning rate; a factor of nan skips the step (``keep``)."""
+        self.num_steps += 1 if keep is None else keep
+        steps = self.num_steps.clamp(min=1).double()
+        factor = torch.as_tensor(grad_scale, dtype=torch.float32, device=self.scalars.device)
+        self.scalars[1] = factor if keep is None else torch.where(keep, factor, float("nan"))
+        self.scalars[2] = 1 / (1 - torch.pow(self.config.beta1, steps))
+        self.scalars[3] = 1 / (1 - torch.pow(self.config.beta2, steps))
+
+    def set_rate(self, lr: Scalar) -> None:
+        """Writes the learning rate, the last of the scalars to be known."""
+        self.scalars[0] = torch.as_tensor(lr, dtype=torch.float32, device=self.scalars.device)
 
 
 class FlatLamb(_FlatMoments):
     """LAMB by the two passes of kernels/lamb.py."""
 
-    needs_norms = False
-
-    def __init__(self, shard: Shard, config: lamb.Config, passes: kernel.Passes) -> None:
-        super().__init__(shard, config.beta1, config.beta2, config.weight_decay)
-        self.config, self.passes = config, passes
-
-    def squared_norm(self, flat: Tensor) -> Tensor:
-        """See FlatRule."""
-        return self.passes.squared_norm(flat)
-
     def measure(self) -> Tensor:
-        """See FlatRule."""
         return self.passes.squared_norm(self.shard.gradient).reshape(1)
 
-    def prepare(self, grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None) -> Tensor:
-        """See FlatRule."""
-        shard, config = self.shard, self.config
-        self.scalars.advance(grad_scale, keep)
-        return self.passes.moments(
-            self.layout, shard.gradient, shard.masters, self.first, self.second, self.scalars.values,
-            config.beta1, config.beta2, config.eps,
-        )  # fmt: skip
+    def prepare(self, grad_scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> Tensor:
+        self.advance(grad_scale, keep)
+        config = self.config
+        return self.passes.moments(self.layout, *self.buffers, self.scalars, config.beta1, config.beta2, config.eps)
 
-    def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
-        """See FlatRule."""
-        shard = self.shard
-        self.passes.update(
-            self.layout, shard.masters, self.first, self.second, shard.weights, sums, self.scalars.with_rate(lr),
-            self.config.eps,
-        )  # fmt: skip
+    def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
+        self.set_rate(lr)
+        _, *buffers = self.buffers
+        self.passes.update(self.layout, *buffers, self.shard.weights, sums, self.scalars, self.config.eps)
 
 
 class FlatLans(_FlatMoments):
@@ -199,49 +274,28 @@ class FlatLans(_FlatMoments):
     needs_norms = True
 
     def __init__(self, shard: Shard, config: lans.Config) -> None:
-        super().__init__(shard, config.beta1, config.beta2, config.weight_decay)
-        self.config = config
+        super().__init__(shard, config, lamb_kernel.fused)
         self.factors = torch.ones(len(shard.names), device=shard.masters.device)
 
-    def squared_norm(self, flat: Tensor) -> Tensor:
-        """See FlatRule."""
-        return kernel.fused.squared_norm(flat)
-
     def measure(self) -> Tensor:
-        """See FlatRule."""
         return lans_kernel.squared_norms(self.layout, self.shard.gradient)
 
-    def prepare(self, grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None) -> Tensor:
-        """See FlatRule."""
+    def prepare(self, grad_scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> Tensor:
         assert squares is not None
-        shard, config = self.shard, self.config
-        self.scalars.advance(grad_scale, keep)
+        config = self.config
+        self.advance(grad_scale, keep)
         scale = torch.as_tensor(grad_scale, dtype=torch.float32, device=self.factors.device)
         norms = squares.sqrt() * scale
         self.factors.copy_(torch.where(norms > 0, scale / (norms + config.eps), scale))
         return lans_kernel.moments(
-            self.layout, self.factors, shard.gradient, shard.masters, self.first, self.second, self.scalars.values,
-            config.beta1, config.beta2, config.eps,
-        )  # fmt: skip
+            self.layout, self.factors, *self.buffers, self.scalars, config.beta1, config.beta2, config.eps
+        )
 
-    def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
-        """See FlatRule."""
+    def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
         assert sums is not None
-        shard, config = self.shard, self.config
-        lans_kernel.update(
-            self.layout, self.factors, shard.gradient, shard.masters, self.first, self.second, shard.weights, sums,
-            self.scalars.with_rate(lr), config.beta1, config.eps,
-        )  # fmt: skip
+        self.set_rate(lr)
+        beta1, eps = self.config.beta1, self.config.eps
+        lans_kernel.update(self.layout, self.factors, *self.buffers, self.shard.weights, sums, self.scalars, beta1, eps)
 
 
-def _kernel_layout(shard: Shard, weight_decay: float) -> kernel.Layout:
-    """The kernel's table of chunks: a parameter's part with the zeros behind it; an empty span where there is none."""
-    parts = {segment.parameter: segment for segment in shard.segments}
-    spans = []
-    for number in range(len(shard.names)):
-        part = parts.get(number)
-        begin = part.begin if part else 0
-        size = part.size if part else 0
-        spans.append((begin, begin + -(-size // kernel.ALIGNMENT) * kernel.ALIGNMENT))
-    decays = [weight_decay if is_decayed(name) else 0.0 for name in shard.names]
-    return kernel.spans_layout(shard.masters.numel(), spans, decays, shard.masters.device)
+FlatRule = Piecewise | FlatLamb | FlatLans

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bert.core.env import env
-from bert.optim.rule import Moments, Pieces, add_decay, scaled, squared_norms, trust_ratios
+from bert.optim.rule import MomentRule, Pieces, Scalar, scaled, squared_norms, trust_ratios
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +21,8 @@ class Config:
     weight_decay: float = env("OPT_LANS_WEIGHT_DECAY", 0.01, at_least=0, doc="LANS: decay, as WEIGHT_DECAY_RATE")
 
 
-class LansRule:
-    """With g the gradient times ``grad_scale``, per tensor p of step t, n = g / (||g|| + eps), or g where it is 0:
+class LansRule(MomentRule):
+    """With g the gradient times ``scale``, per tensor p of step t, n = g / (||g|| + eps), or g where it is 0:
 
     m = b1 m + (1-b1) n; v = b2 v + (1-b2) n^2; d = sqrt(v / (1-b2^t)) + eps; r = (m / (1-b1^t)) / d + wd p;
     c = n / d + wd p; p -= lr (b1 R(r) r + (1-b1) R(c) c), with R(x) = ||p|| / ||x|| where both are positive, else 1.
@@ -31,44 +30,34 @@ class LansRule:
     """
 
     needs_norms = True
+    num_sums = 3
 
     def __init__(self, pieces: Pieces, config: Config) -> None:
-        self.pieces, self.config = pieces, config
-        self.moments = Moments(pieces, config.beta1, config.beta2, config.eps)
-        self.num_steps = self.moments.num_steps
+        super().__init__(pieces, config.beta1, config.beta2, config.eps, config.weight_decay)
         self.parts: tuple[list[Tensor], list[Tensor]] = [], []  # r and c
 
-    def prepare(
-        self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None
-    ) -> Tensor:
+    def prepare(self, gradients: list[Tensor], scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> Tensor:
         """Sums [pieces, 3]: of p^2, r^2 and c^2."""
         assert squares is not None
         masters = self.pieces.masters
-        if not masters:
-            self.moments.update([], keep)
-            return torch.zeros(0, 3, device=self.pieces.device)
         dtype = masters[0].dtype
-        norms = squares.to(dtype).sqrt() * torch.as_tensor(grad_scale, dtype=dtype, device=self.pieces.device)
-        factors = torch.where(norms > 0, 1 / (norms + self.config.eps), 1.0)
-        normalised = scaled(gradients, masters, grad_scale)
+        norms = squares.to(dtype).sqrt() * torch.as_tensor(scale, dtype=dtype, device=self.pieces.device)
+        factors = torch.where(norms > 0, 1 / (norms + self.eps), 1.0)
+        normalised = scaled(gradients, masters, scale)
         torch._foreach_mul_(normalised, list(factors.unbind()))
-        self.moments.update(normalised, keep)
-        denominators = self.moments.denominators()
-        momentum = self.moments.directions(denominators)
-        current = list(torch._foreach_div(normalised, denominators))
+        self.update_moments(normalised, keep)
+        denominators = self.denominators()
+        momentum, current = self.directions(denominators), list(torch._foreach_div(normalised, denominators))
+        self.add_decay(momentum)
+        self.add_decay(current)
         self.parts = momentum, current
-        for part in self.parts:
-            add_decay(part, self.pieces, self.config.weight_decay)
         return torch.stack([squared_norms(x) for x in (masters, momentum, current)], dim=1)
 
-    def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
-        """``sums`` as from ``prepare``, added over the holders of parts of each parameter."""
+    def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
         assert sums is not None
         (momentum, current), self.parts = self.parts, ([], [])
-        if not momentum:
-            return
         p_norm, r_norm, c_norm = sums.to(momentum[0].dtype).sqrt().unbind(dim=1)
-        torch._foreach_mul_(momentum, list((self.config.beta1 * trust_ratios(p_norm, r_norm)).unbind()))
-        torch._foreach_mul_(current, list(((1 - self.config.beta1) * trust_ratios(p_norm, c_norm)).unbind()))
+        torch._foreach_mul_(momentum, list((self.beta1 * trust_ratios(p_norm, r_norm)).unbind()))
+        torch._foreach_mul_(current, list(((1 - self.beta1) * trust_ratios(p_norm, c_norm)).unbind()))
         torch._foreach_add_(momentum, current)
-        self.moments.descend(momentum, lr, keep)
+        self.descend(momentum, lr, keep)

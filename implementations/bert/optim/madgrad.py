@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bert.core.env import env
-from bert.optim.rule import Pieces, decayed_pieces, kept, scaled
+from bert.optim.rule import Pieces, Rule, Scalar, kept, scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,44 +20,38 @@ class Config:
     weight_decay: float = env("OPT_MADGRAD_WEIGHT_DECAY", 0.0, at_least=0, doc="MADGRAD: decay, as WEIGHT_DECAY_RATE")
 
 
-class MadgradRule:
-    """With g the gradient times ``grad_scale``, k the steps done before, x the first weights, L = (lr + eps) sqrt(k+1):
+class MadgradRule(Rule):
+    """With g the gradient times ``scale``, k the steps done before, x the first weights, L = (lr + eps) sqrt(k+1):
 
     p *= 1 - (lr + eps) wd (not biases and LayerNorm); nu += L g^2; s += L g; z = x - s / (cbrt(nu) + eps);
     p = momentum p + (1 - momentum) z.
     """
 
-    needs_norms = False
-
     def __init__(self, pieces: Pieces, config: Config) -> None:
-        self.pieces, self.config = pieces, config
+        super().__init__(pieces, config.weight_decay)
+        self.config = config
         self.squares, self.sums = pieces.state("gradient_squares"), pieces.state("gradient_sums")
         self.first_weights = pieces.state("first_weights", of_weights=True)
-        self.num_steps = torch.zeros((), dtype=torch.int64, device=pieces.device)
-        self.decayed = decayed_pieces(pieces, config.weight_decay)
         self.gradients: list[Tensor] = []
 
-    def prepare(
-        self, gradients: Sequence[Tensor], grad_scale: Tensor | float, keep: Tensor | None, squares: Tensor | None
-    ) -> None:
+    def prepare(self, gradients: list[Tensor], scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> None:
         """Needs no sums; the states depend on the rate."""
-        self.gradients = scaled(gradients, self.pieces.masters, grad_scale)
+        self.gradients = scaled(gradients, self.pieces.masters, scale)
 
-    def apply(self, sums: Tensor | None, lr: Tensor | float, keep: Tensor | None) -> None:
+    def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
         """The whole update."""
         config, masters = self.config, self.pieces.masters
         gradients, self.gradients = self.gradients, []
-        if masters:
-            rate = torch.as_tensor(lr, dtype=masters[0].dtype, device=masters[0].device) + config.eps
-            weight = rate * (self.num_steps + 1).to(rate.dtype).sqrt()
-            with kept([*masters, *self.squares, *self.sums], keep):
-                if self.decayed:
-                    torch._foreach_mul_([masters[i] for i in self.decayed], 1 - rate * config.weight_decay)
-                weighted = torch._foreach_mul(gradients, weight)
-                torch._foreach_add_(self.sums, weighted)
-                torch._foreach_addcmul_(self.squares, weighted, gradients)
-                roots = torch._foreach_pow(self.squares, 1 / 3)
-                torch._foreach_add_(roots, config.eps)
-                targets = torch._foreach_sub(self.first_weights, torch._foreach_div(self.sums, list(roots)))
-                torch._foreach_lerp_(masters, list(targets), 1 - config.momentum)
+        rate = torch.as_tensor(lr, dtype=masters[0].dtype, device=masters[0].device) + config.eps
+        weight = rate * (self.num_steps + 1).to(rate.dtype).sqrt()
+        with kept([*masters, *self.squares, *self.sums], keep):
+            if self.decayed:
+                torch._foreach_mul_([masters[i] for i in self.decayed], 1 - rate * config.weight_decay)
+            weighted = torch._foreach_mul(gradients, weight)
+            torch._foreach_add_(self.sums, weighted)
+            torch._foreach_addcmul_(self.squares, weighted, gradients)
+            roots = torch._foreach_pow(self.squares, 1 / 3)
+            torch._foreach_add_(roots, config.eps)
+            targets = torch._foreach_sub(self.first_weights, torch._foreach_div(self.sums, list(roots)))
+            torch._foreach_lerp_(masters, list(targets), 1 - config.momentum)
         self.num_steps += 1 if keep is None else keep

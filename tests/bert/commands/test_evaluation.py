@@ -12,11 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bert.checkpoint import huggingface as hub
-from bert.checkpoint import weights as checkpoint
+from bert.__main__ import main
+from bert.checkpoint import huggingface
+from bert.checkpoint.save import Config as CheckpointConfig
+from bert.checkpoint.save import save_checkpoint
 from bert.commands import evaluate as evaluation
+from bert.data.batch import make_batch
 from bert.data.format import write_records
-from bert.data.pretraining import make_batch
 from bert.data.records import Metadata
 from bert.data.shards import Shards, list_shards
 
@@ -26,7 +28,7 @@ from ..states import newest, write_in_shards
 def run_evaluation(capsys, prepared, *arguments, **environ):
     """(exit status, stdout, stderr) of the command."""
     settings = {name: prepared[name] for name in ("EVALDIR", "DEVICE", "OMP_NUM_THREADS")}
-    status = evaluation.main([str(argument) for argument in arguments], settings | environ)
+    status = main(["evaluate", *map(str, arguments)], settings | environ)
     said = capsys.readouterr()
     return status, said.out, said.err
 
@@ -43,7 +45,7 @@ def save(tiny, make_model, tmp_path):
             "samples": 6 * steps,
         }
         state |= {"bert_config": dataclasses.asdict(tiny), "ended": False, "vocab_md5": "0" * 32}
-        return checkpoint.save(checkpoint.Config(directory=tmp_path / "checkpoints", keep=9), steps, state | facts)
+        return save_checkpoint(CheckpointConfig(directory=tmp_path / "checkpoints", keep=9), steps, state | facts)
 
     return write
 
@@ -190,4 +192,4 @@ def test_the_vocabulary_named_here_is_the_one_of_the_golden_files(shared):
     if not vocabulary.is_file():
         pytest.skip("no vocab.txt in the reference data")
     assert hashlib.md5(vocabulary.read_bytes()).hexdigest() == evaluation.VOCAB_MD5
-    assert hub.lower_case(vocabulary)
+    assert huggingface.lower_case(vocabulary)

@@ -75,7 +75,7 @@ CASES = {
     "accumulation in bf16": (lambda e: e.update(GRADIENT_STEPS="2", PRECISION="bf16"), "set SHARD_OPTIMIZER=1"),
     "apex without a GPU": (lambda e: e.update(OPTIMIZER="apex_lamb"), "OPTIMIZER=apex_lamb needs a GPU"),
     "apex divided": (
-        lambda e: e.update(OPTIMIZER="apex_distributed_lamb", SHARD_OPTIMIZER="1"),
+        lambda e: e.update(OPTIMIZER="apex_lamb", SHARD_OPTIMIZER="1"),
         "leave SHARD_OPTIMIZER unset",
     ),
     "closed and resumed": (

@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bert.checkpoint.weights import checksum
+from bert.checkpoint.weights import checksum_of
 from bert.core import dist
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import from_env
 from bert.core.start import PROCESS_STARTED, StartClock, process_started
-from bert.pretraining import train as pretraining
+from bert.pretraining import train
 from bert.pretraining.config import Config
 from bert.training import evaluate
 
@@ -30,17 +30,17 @@ from ..ranks import run_ranks
 SLOW_START = """
 import time
 from pathlib import Path
-from bert.pretraining import train as pretraining
+from bert.pretraining import train
 from bert.training import mlperf
-written, opened = mlperf.MlperfLog.run_start, pretraining.open_source
+written, opened = mlperf.MlperfLog.run_start, train.open_source
 def slow(log):
-    if log._logger:
+    if log.is_main:
         time.sleep(1.5)
     written(log)
 def noted(config, vocab_size):
     Path(config.datadir_packed, "..", "opened").resolve().joinpath(str(time.time_ns())).touch()
     return opened(config, vocab_size)
-mlperf.MlperfLog.run_start, pretraining.open_source = slow, noted
+mlperf.MlperfLog.run_start, train.open_source = slow, noted
 """
 
 PARTS = [
@@ -52,13 +52,13 @@ PARTS = [
 ODD_WEIGHTS = """
 import os
 import torch
-from bert.pretraining import train as pretraining
-drawn = pretraining.initialize
+from bert.pretraining import train
+drawn = train.initialize
 def odd(model, seed):
     drawn(model, seed)
     if os.environ["RANK"] == "2":
         model.bert.pooler.dense.weight.data.view(torch.int32)[3, 5] ^= 1
-pretraining.initialize = odd
+train.initialize = odd
 """
 
 
@@ -100,10 +100,10 @@ def test_a_rank_with_other_weights_is_named_before_the_clock(prepared, run_bert,
 def test_a_checksum_knows_names_and_every_bit():
     weights = {"a": torch.randn(5, 3), "b": torch.tensor(1.0), "c": torch.ones(4, dtype=torch.bfloat16)}
     same = {name: tensor.clone() for name, tensor in weights.items()}
-    assert checksum(weights) == checksum(same)
+    assert checksum_of(weights) == checksum_of(same)
     same["a"].view(torch.int32)[4, 2] ^= 1
-    assert checksum(weights) != checksum(same)
-    assert checksum(weights) != checksum({"x": weights["a"], "b": weights["b"], "c": weights["c"]})
+    assert checksum_of(weights) != checksum_of(same)
+    assert checksum_of(weights) != checksum_of({"x": weights["a"], "b": weights["b"], "c": weights["c"]})
 
 
 def test_the_parts_of_the_start_are_added_up_and_short_ones_left_out():
@@ -140,7 +140,7 @@ def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(shard, prep
     config = from_env(Config, prepared | {"SHARD_OPTIMIZER": shard})
     world = World(DistConfig(device="cpu"))
     with _Draws() as draws:
-        model, step = pretraining.build(config, world, 7)
+        model, step = train.build(config, world, 7)
     assert draws.count == sum(p.numel() for p in model.parameters() if p.ndim > 1)
     drawn = step.state_dict()["optimizer"]["masters"]
     weights = {name: tensor if "pooler" in name else 2 * tensor for name, tensor in drawn.items()}
@@ -149,7 +149,7 @@ def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(shard, prep
     for name, count in (("whole", 0), ("no_pooler", draws.count)):
         path = dataclasses.replace(config.checkpoint, init_checkpoint=tmp_path / f"{name}.pt")
         with _Draws() as again:
-            _, other = pretraining.build(dataclasses.replace(config, checkpoint=path), world, 7)
+            _, other = train.build(dataclasses.replace(config, checkpoint=path), world, 7)
         assert again.count == count, name
         found = other.state_dict()["optimizer"]["masters"]
         assert all(torch.equal(found[key], weights[key]) for key in weights), name
@@ -158,19 +158,14 @@ def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(shard, prep
 def test_models_are_made_where_they_train(prepared):
     """A device on which nothing can be computed would show any number that is moved there later."""
     config = from_env(Config, prepared | {"SHARD_OPTIMIZER": "0"})
-
-    class Elsewhere(World):
-        whole_device = torch.device("meta")
-
-    places = []
+    places, world = [], World(DistConfig(device="cpu"))
+    world.gathered_device = torch.device("meta")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            pretraining, "_whole_weights", lambda *args: places.extend(p.device for p in args[2].parameters())
-        )
+        patch.setattr(train, "initialize", lambda model, seed: places.extend(p.device for p in model.parameters()))
         patch.setattr("bert.pretraining.resume.check_weights", lambda *_: None)
-        patch.setattr(pretraining.checkpoint, "checksum", lambda _: 0)
-        patch.setattr(pretraining, "build_step", lambda *_, **__: None)
-        pretraining.build(config, Elsewhere(DistConfig(device="cpu")), 7)
+        patch.setattr(train, "checksum_of", lambda _: 0)
+        patch.setattr(train, "build_step", lambda *_, **__: None)
+        train.build(config, world, 7)
     assert {place.type for place in places} == {"meta"}
 
 
@@ -178,7 +173,7 @@ def test_models_are_made_where_they_train(prepared):
 def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(warm_up, prepared, monkeypatch):
     config = from_env(Config, prepared | {"WARMUP_RUN": warm_up, "EVAL_BATCHSIZE": "5"})
     world = World(DistConfig(device="cpu"))
-    model, step = pretraining.build(config, world, 7)
+    model, step = train.build(config, world, 7)
     before, random_state = [tensor.clone() for tensor in step.state_tensors()], torch.get_rng_state()
     counted, seen = evaluate._count, []
 
@@ -187,7 +182,7 @@ def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(warm_up, pr
         return counted(of, batch)
 
     monkeypatch.setattr(evaluate, "_count", count)
-    pretraining.prepare(config, model, step, world)
+    train.prepare(config, model, step, world)
     assert seen == ([(False, False, 5)] if warm_up == "1" else [])
     assert model.training
     assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))

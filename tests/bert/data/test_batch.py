@@ -40,7 +40,7 @@ def test_batches_without_numba_are_the_same_and_a_line_says_so(tmp_path):
         "import sys\n"
         "import numpy as np, torch\n"
         "if sys.argv[1] == 'absent': sys.modules['numba'] = None\n"
-        "from bert.data.pretraining import make_batch\n"
+        "from bert.data.batch import make_batch\n"
         "from bert.data.synthetic import synthetic_records\n"
         "records = synthetic_records(4, 512, 1000, packed=True, seed=3)\n"
         "torch.save(vars(make_batch(records, np.arange(records.num_sequences), 512)), sys.argv[2])\n"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bert.core.env import ConfigError, from_env
+from bert.data.loader import Config, TrainingData, make_batching
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.synthetic import SyntheticShards
-from bert.data.training import Config, TrainingData, make_batching
 
 from .sources import Files
 

@@ -12,8 +12,8 @@ import pytest
 
 from bert.data.digests import add_multiset_digests
 from bert.data.format import content_digest, multiset_digest, open_records, verify_records, write_records
-from bert.data.index import count_rows
 from bert.data.records import DataError, concatenate
+from bert.data.shards import count_rows
 
 from .samples import METADATA, assert_equal, make_records, ragged, write_nvidia
 
@@ -243,7 +243,7 @@ def test_nvidia_made_shards_are_counted_without_reading_them(tmp_path, schema, m
     if schema == "packed":
         records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
     write_nvidia(tmp_path / "part", records, schema)
-    monkeypatch.delattr("bert.data.index.open_records")
+    monkeypatch.delattr("bert.data.shards.open_records")
     assert count_rows(tmp_path / "part") == records.num_rows
 
 

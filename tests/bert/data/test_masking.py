@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from bert.core.env import ConfigError
-from bert.data.batching import Chosen
+from bert.data.batch import make_batch
 from bert.data.format import open_records, write_records
+from bert.data.loader import Config, TrainingData, open_masks
 from bert.data.masking import DynamicMasks, MaskTokens, margin
-from bert.data.pretraining import make_batch
 from bert.data.records import DataError, Records
-from bert.data.sampler import Sampler
+from bert.data.sampler import Chosen, Sampler
 from bert.data.synthetic import synthetic_records
-from bert.data.training import Config, TrainingData, open_masks
 from bert.training.graph import graph_capacity, static_batch
 
 from ..states import newest, same

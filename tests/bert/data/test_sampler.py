@@ -51,7 +51,7 @@ def test_epochs_and_seeds_differ_and_repeat():
 def test_other_ranks_that_continue_a_run_take_the_rows_that_each_step_would_have_had(world):
     counts, steps = [17, 40, 23, 31], range(1, 12)  # more than an epoch
     before = _rows(counts, 3, 7, 4, steps)  # of four ranks
-    ranks = [Sampler(np.array(counts), 12 // world, 7, rank, world, dealt=(4, 3)) for rank in range(world)]
+    ranks = [Sampler(np.array(counts), 12 // world, 7, rank, world, shard_order=(4, 3)) for rank in range(world)]
     after = [[(f, int(r)) for s in ranks for f, rows in s.rows(step) for r in rows] for step in steps]
     assert all(len(rows) == 12 // world for s in ranks for rows in [np.concatenate([r for _, r in s.rows(1)])])
     assert after == [list(itertools.chain(*before[4 * n : 4 * n + 4])) for n in range(len(steps))]

@@ -8,11 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
-from bert.data import index, shards
+from bert.data import shards
 from bert.data.format import write_records
-from bert.data.index import write_index
 from bert.data.records import DataError, Metadata
-from bert.data.shards import Shards, list_bins, list_shards
+from bert.data.shards import Shards, list_bins, list_shards, write_index
 
 from .samples import make_records as made_up
 from .samples import write_nvidia
@@ -45,7 +44,7 @@ def test_with_an_index_only_the_first_file_is_opened(folder, monkeypatch):
     calls = []
     monkeypatch.setattr(shards, "open_records", lambda path, open_records=shards.open_records: (
         calls.append(path.name), open_records(path))[1])  # fmt: skip
-    monkeypatch.setattr(index, "h5py", None)
+    monkeypatch.setattr(shards, "h5py", None)
     source = opened(folder)
     source.row_counts()
     assert calls == ["part_0.hdf5"]

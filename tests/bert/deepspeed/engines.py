@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from bert import kernels, optim
-from bert.data.pretraining import make_batch
+from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.deepspeed import settings
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import Precision
 from bert.model.bert import BertForPreTraining
-from bert.model.init import first_weights, hollow, initialize
+from bert.model.init import first_weights, initialize, use_placeholders
 from bert.model.recompute import Recomputation
 from bert.training.step import build_step
 
@@ -43,7 +43,7 @@ def deepspeed_step(world, config, rule, precision, accumulate, folder, *, recomp
     path.write_text(json.dumps({"zero_optimization": zero}))
     given = settings.Config(engine="deepspeed", path=path).complete(rules, precision, ROWS, accumulate)
     model, weights = tiny_model(config), partial(first_weights, tiny_model(config), 0)
-    hollow(model, precision.dtype, world.device)
+    use_placeholders(model, precision.dtype, world.device)
     if recompute:
         model.recompute(Recomputation(recompute, random_state=True))
     return DeepSpeedStep(model, precision, rules, world, given, weights(), weights)

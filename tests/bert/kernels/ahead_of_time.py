@@ -25,9 +25,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from bert.kernels import OPERATIONS, assembly_check, attention_triton, fp8, fp8_feed_forward, lamb, lans, triton_support
-from bert.kernels.dropout import DropoutSites
+from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
-from bert.kernels.forward_pass import ForwardPass
 from bert.kernels.fp8_linear import Fp8Linear
 
 TYPES = {

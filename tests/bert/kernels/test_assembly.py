@@ -9,7 +9,6 @@ import torch
 
 from bert import kernels
 from bert.kernels import arithmetic, assembly_check, triton_support
-from bert.kernels import choice as kernel_choice
 
 from . import ptx
 
@@ -71,19 +70,19 @@ def test_where_a_piece_is_wrong_on_any_rank_the_kernels_do_without_and_a_line_sa
     native = SimpleNamespace(value=True)
     monkeypatch.setattr(triton_support, "NATIVE", native)
     monkeypatch.setattr(triton_support, "supported", lambda device: True)
-    config = SimpleNamespace(kernels=kernels.Config(attention="triton"), numerics=None, uses_graph=True)
+    config = kernels.Config(attention="triton")
     found = {}
     monkeypatch.setattr(assembly_check, "problems", lambda device: found)
     for others, expected in ((False, True), (True, False)):
         native.value = True
         world = SimpleNamespace(device=torch.device("cuda", 0), any=lambda mine, others=others: mine or others)
-        words = kernel_choice.choose(config, world)[1]
+        words = config.choose(torch.bfloat16, True, world)[1]
         assert native.value is expected
         assert ("do without assembly" in words) is not expected
     found["exp2"] = "3 of 65536 numbers are wrong"
     native.value = True
     world = SimpleNamespace(device=torch.device("cuda", 0), any=bool)
-    assert "(exp2: 3 of 65536 numbers are wrong)" in kernel_choice.choose(config, world)[1]
+    assert "(exp2: 3 of 65536 numbers are wrong)" in config.choose(torch.bfloat16, True, world)[1]
     assert native.value is False
 
 

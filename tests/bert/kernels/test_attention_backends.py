@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bert.core.env import ConfigError
-from bert.kernels import attention, attention_choice
-from bert.kernels.forward_pass import ForwardPass
+from bert.kernels import attention
+from bert.kernels.dropout import ForwardPass
 
 CPU = torch.device("cpu")
 ON_GPU = [name for name in attention.BACKENDS if name != "sdpa_loop"]
@@ -50,14 +50,14 @@ def test_backend_of_the_tensor_cores_is_refused_in_fp32(monkeypatch):
 
 
 def test_a_candidate_that_fails_or_is_slower_is_not_chosen():
-    trial = attention_choice.Trial
+    trial = attention.Trial
     results = [
-        trial(name="broken", milliseconds=None, problem="no such kernel"),
-        trial(name="slow", milliseconds=3.0),
-        trial(name="quick", milliseconds=2.0),
+        trial(name="flash", milliseconds=None, problem="no such kernel"),
+        trial(name="cudnn", milliseconds=3.0),
+        trial(name="triton", milliseconds=2.0),
     ]
-    assert attention_choice.fastest(results) == "quick"
-    assert attention_choice.fastest(results[:1]) is None
+    assert attention.fastest(results) == "triton"
+    assert attention.fastest(results[:1]) is None
 
 
 def test_of_a_candidate_that_fails_in_a_graph_the_first_error_is_reported(monkeypatch):
@@ -74,29 +74,29 @@ def test_of_a_candidate_that_fails_in_a_graph_the_first_error_is_reported(monkey
 
     for name in ("get_rng_state", "set_rng_state"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    (trial,) = attention_choice.trials({"new": fails}, attention.sdpa_loop, CPU)
-    assert trial == attention_choice.Trial(name="new", milliseconds=None, problem="head size 64 is not supported")
+    (trial,) = attention.try_backends({"new": fails}, CPU)
+    assert trial == attention.Trial(name="new", milliseconds=None, problem="head size 64 is not supported")
 
 
 def test_a_wrong_backend_is_told_from_a_right_one(monkeypatch):
-    monkeypatch.setattr(attention_choice, "LENGTHS", (48, 33, 1, 56))
+    monkeypatch.setattr(attention, "LENGTHS", (48, 33, 1, 56))
 
     def leaks(qkv, forward_pass, dropout):  # attends across sequences
         whole = ForwardPass(forward_pass.cu_seqlens[[0, -1]], forward_pass.max_seqlen)
         return attention.sdpa_loop(qkv, whole, dropout)
 
-    assert attention_choice.disagreement(attention.sdpa_loop, attention.sdpa_loop, CPU) == ""
-    assert "context differs" in attention_choice.disagreement(leaks, attention.sdpa_loop, CPU)
+    assert attention.disagreement(attention.sdpa_loop, CPU) == ""
+    assert "context differs" in attention.disagreement(leaks, CPU)
 
 
 def test_a_backend_that_trips_over_the_empty_sequences_of_a_graphs_batch_is_found(monkeypatch):
-    monkeypatch.setattr(attention_choice, "LENGTHS", (48, 33))
+    monkeypatch.setattr(attention, "LENGTHS", (48, 33))
 
     def trips(qkv, forward_pass, dropout):
         context = attention.sdpa_loop(qkv, forward_pass, dropout)
         return context * float("nan") if (forward_pass.cu_seqlens.diff() == 0).any() else context
 
-    assert "context differs" in attention_choice.disagreement(trips, attention.sdpa_loop, CPU)
+    assert "context differs" in attention.disagreement(trips, CPU)
 
 
 @pytest.mark.gpu
@@ -105,7 +105,7 @@ def test_backend_gives_the_oracles_context_and_gradient(name, gpu):
     reason = attention._BACKENDS[name].missing(gpu)
     if reason:
         pytest.skip(reason)
-    assert attention_choice.disagreement(attention.BACKENDS[name], attention.sdpa_loop, gpu) == ""
+    assert attention.disagreement(attention.BACKENDS[name], gpu) == ""
 
 
 @pytest.mark.gpu
@@ -115,8 +115,8 @@ def test_dropout_keeps_the_mean_and_repeats_with_the_seed(name, gpu):
     if reason:
         pytest.skip(reason)
     run = attention.BACKENDS[name]
-    cu_seqlens = attention_choice.offsets(2, gpu)
-    tokens = 2 * sum(attention_choice.LENGTHS)
+    cu_seqlens = attention.offsets(2, gpu)
+    tokens = 2 * sum(attention.LENGTHS)
     qkv = torch.randn(tokens, 3, 16, 64, device=gpu, dtype=torch.bfloat16)
     qkv[:, 2] = 1.0  # the context is then the mean kept probability over its scale: 1 on average
     draws = []

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert import kernels
 from bert.core.env import ConfigError
-from bert.kernels import attention, attention_choice, attention_cudnn
-from bert.kernels.forward_pass import ForwardPass
+from bert.kernels import attention, attention_cudnn
+from bert.kernels.dropout import ForwardPass
 
 from . import described_gpu, fake_cudnn
 
@@ -58,12 +58,12 @@ def test_context_and_gradient_are_the_oracles(cudnn, dtype):
 
 
 def test_a_trial_of_it_finds_nothing_and_finds_masks_that_differ_between_the_passes(cudnn, monkeypatch):
-    monkeypatch.setattr(attention_choice, "LENGTHS", (48, 33, 1, 56))
-    monkeypatch.setattr(attention_choice, "NUM_HEADS", 4)
+    monkeypatch.setattr(attention, "LENGTHS", (48, 33, 1, 56))
+    monkeypatch.setattr(attention, "NUM_HEADS", 4)
 
     def trial() -> str:
         torch.manual_seed(0)
-        return attention_choice.disagreement(attention_cudnn.attention, attention.sdpa_loop, CPU)
+        return attention.disagreement(attention_cudnn.attention, CPU)
 
     assert trial() == ""
     forward = attention_cudnn._start_backward
@@ -77,16 +77,16 @@ def test_a_trial_of_it_finds_nothing_and_finds_masks_that_differ_between_the_pas
 
 
 def test_a_trial_finds_dropout_that_drops_nothing_or_does_not_scale(monkeypatch):
-    monkeypatch.setattr(attention_choice, "LENGTHS", (48, 33, 1, 56))
+    monkeypatch.setattr(attention, "LENGTHS", (48, 33, 1, 56))
     oracle = attention.sdpa_loop
-    assert attention_choice.disagreement(oracle, oracle, CPU) == ""
-    nothing = attention_choice.disagreement(lambda qkv, of, dropout: oracle(qkv, of, 0.0), oracle, CPU)
+    assert attention.disagreement(oracle, CPU) == ""
+    nothing = attention.disagreement(lambda qkv, of, dropout: oracle(qkv, of, 0.0), CPU)
     assert nothing == "it drops nothing"
 
     def unscaled(qkv, of, dropout):
         return oracle(qkv, of, dropout) * (1 - dropout)
 
-    assert "on average 0.9" in attention_choice.disagreement(unscaled, oracle, CPU)
+    assert "on average 0.9" in attention.disagreement(unscaled, CPU)
 
 
 def test_sites_draw_apart_and_a_site_that_is_repeated_draws_the_same(cudnn):
@@ -167,7 +167,7 @@ def test_under_auto_a_failure_is_one_line_and_the_fallback_takes_over_for_good(c
 
 
 def test_what_falls_back_is_the_fastest_that_compiles_nothing():
-    trial = attention_choice.Trial
+    trial = attention.Trial
     results = [
         trial(name="cudnn_frontend", milliseconds=1.0),
         trial(name="flash", milliseconds=3.0),
@@ -179,7 +179,7 @@ def test_what_falls_back_is_the_fastest_that_compiles_nothing():
 
 
 def test_whoever_asks_for_auto_gets_the_fallback_too(cudnn, monkeypatch, capsys):
-    trial = attention_choice.Trial
+    trial = attention.Trial
     results = [trial(name="cudnn_frontend", milliseconds=1.0), trial(name="sdpa_loop", milliseconds=2.0)]
     monkeypatch.setattr(attention, "trials", lambda device: results)
     chosen = kernels.select(kernels.Config(fused="none"), torch.device("cuda"))

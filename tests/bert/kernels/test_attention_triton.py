@@ -10,8 +10,7 @@ from torch import Tensor
 
 from bert.kernels import attention_triton
 from bert.kernels.attention import sdpa_loop
-from bert.kernels.dropout import Dropout
-from bert.kernels.forward_pass import ForwardPass
+from bert.kernels.dropout import Dropout, ForwardPass
 
 from . import philox
 

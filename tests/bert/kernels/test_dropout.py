@@ -1,4 +1,6 @@
-"""Dropout of the fused kernels: the masks are the documented ones, forward and backward, and fair coins."""
+"""Dropout of the fused kernels: the masks are the documented ones, forward and backward, and fair coins; and what the
+layers of one forward pass share: a seed, numbered sites of dropout, and what is computed once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from bert.kernels import OPERATIONS
-from bert.kernels.dropout import Dropout, DropoutSites
+from bert.kernels.dropout import Dropout, DropoutSites, ForwardPass
 from bert.kernels.dropout_add_layer_norm import fused
 
 from . import philox
@@ -174,3 +176,43 @@ def test_survivors_are_scaled_by_the_exact_inverse_of_the_share_that_is_kept(pro
     drop = DropoutSites(torch.device("cpu")).next(probability)
     assert abs(drop.threshold / 2**16 - probability) <= 2**-16
     assert drop.scale * (2**16 - drop.threshold) == pytest.approx(2**16, rel=1e-15)
+
+
+# --- a forward pass ---------------------------------------------------------------------------------------------------
+
+
+def _pass() -> ForwardPass:
+    return ForwardPass(torch.tensor([0, 3, 5], dtype=torch.int32), 3)
+
+
+def test_a_forward_pass_draws_one_seed_and_every_pass_another():
+    seeds = []
+    for _ in range(2):
+        sites = _pass().sites
+        drops = [sites.next(0.1) for _ in range(3)]
+        assert [drop.site for drop in drops] == [0, 1, 2]
+        assert drops[0].seed is drops[2].seed
+        seeds.append(int(drops[0].seed.item()))
+    assert seeds[0] != seeds[1]
+
+
+def test_the_generator_of_the_device_fixes_the_seed():
+    seeds = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        seeds.append(_pass().sites.next(0.1).seed)
+    assert torch.equal(*seeds)
+
+
+def test_what_is_made_once_is_made_for_each_key_and_each_pass():
+    made = []
+
+    def make() -> torch.Tensor:
+        made.append(torch.zeros(1))
+        return made[-1]
+
+    forward_pass = _pass()
+    assert forward_pass.once("a", make) is forward_pass.once("a", make)
+    assert forward_pass.once("b", make) is not forward_pass.once("a", make)
+    _pass().once("a", make)
+    assert len(made) == 3

@@ -21,8 +21,7 @@ from bert.kernels import (
     fp8_linear,
     triton_support,
 )
-from bert.kernels.dropout import DropoutSites
-from bert.kernels.forward_pass import ForwardPass
+from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD, Recipe
 from bert.kernels.fp8_cases import new_target
 from bert.model.config import BertConfig

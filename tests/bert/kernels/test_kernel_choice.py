@@ -10,8 +10,7 @@ import torch
 from bert import kernels
 from bert.core.env import ConfigError
 from bert.kernels import assembly_check, attention
-from bert.kernels import choice as kernel_choice
-from bert.kernels.attention_choice import Trial
+from bert.kernels.attention import Trial
 from bert.kernels.precision import Config as PrecisionConfig
 
 CUDA = torch.device("cuda", 0)
@@ -19,7 +18,7 @@ CUDA = torch.device("cuda", 0)
 
 def _choose(monkeypatch, trials, others_fail=False, uses_graph=True, first_rank_takes=None, **settings):
     """choose() on a GPU that exists in name only."""
-    monkeypatch.setattr(assembly_check, "settle", lambda device: {})  # it asks the GPU
+    monkeypatch.setattr(assembly_check, "check", lambda device: {})  # it asks the GPU
     monkeypatch.setattr(attention, "trials", lambda device: trials)
     names = list(attention.BACKENDS)
     world = SimpleNamespace(
@@ -28,8 +27,7 @@ def _choose(monkeypatch, trials, others_fail=False, uses_graph=True, first_rank_
         any=lambda failed: failed or others_fail,
     )
     precision = PrecisionConfig(precision=settings.pop("precision", "bf16")).resolve(CUDA)
-    config = SimpleNamespace(kernels=kernels.Config(**settings), numerics=precision, uses_graph=uses_graph)
-    choice, words = kernel_choice.choose(config, world)
+    choice, words = kernels.Config(**settings).choose(precision.dtype, uses_graph, world)
     return choice.attention, words, choice.attention_fallback
 
 

@@ -9,20 +9,24 @@ import torch
 from torch import nn
 
 from bert.kernels import lamb
-from bert.optim.lamb import Config, Lamb
+from bert.optim.lamb import Config, LambRule
+from bert.optim.replicated import Replicated
 
 SIZES = [97, 7, lamb.CHUNK + 131, 64, 5]
 DECAYS = [0.1, 0.0, 0.1, 0.0, 0.1]
 EPS = 1e-6
 
 
+def _inside(layout, sizes=SIZES):
+    return [slice(begin, begin + size) for (begin, _), size in zip(layout.spans, sizes, strict=True)]
+
+
 def _buffers(device, seed=0, dtype=torch.float32):
     """Gradient, master and two moments with zeros between the tensors; the last tensor is 0, so it has no norm."""
     generator = torch.Generator().manual_seed(seed)
-    offsets, total = lamb.flat_offsets(SIZES)
-    gradient, master, first, second = (torch.zeros(total) for _ in range(4))
-    for offset, size in zip(offsets, SIZES, strict=True):
-        inside = slice(offset, offset + size)
+    layout = lamb.make_layout(SIZES, DECAYS, torch.device("cpu"))
+    gradient, master, first, second = (torch.zeros(layout.size) for _ in range(4))
+    for inside, size in zip(_inside(layout), SIZES, strict=True):
         gradient[inside] = torch.randn(size, generator=generator)
         if size != SIZES[-1]:
             master[inside] = torch.randn(size, generator=generator)
@@ -57,10 +61,9 @@ def test_passes_equal_plain_pytorch(device, dtype):
         assert torch.equal(low[0], ours[1].bfloat16())
     else:  # the interpreter cuts bits off where a GPU rounds
         torch.testing.assert_close(low[0].float(), ours[1], rtol=2**-7, atol=0)
-    offsets, _ = lamb.flat_offsets(SIZES)
     between = torch.ones(layout.size, dtype=torch.bool)
-    for offset, size in zip(offsets, SIZES, strict=True):
-        between[offset : offset + size] = False
+    for inside in _inside(layout):
+        between[inside] = False
     assert all(not buffer.cpu()[between].any() for buffer in ours), "what lies between the tensors stays zero"
 
 
@@ -79,10 +82,11 @@ def test_shards_that_add_up_their_norms_equal_the_whole(device, num_shards):
     buffers = _buffers(device)
     units = layout.size // lamb.ALIGNMENT
     borders = [units * i // num_shards * lamb.ALIGNMENT for i in range(num_shards + 1)]
-    shards = [
-        (lamb.make_layout(SIZES, DECAYS, device, begin, end), [buffer[begin:end] for buffer in buffers])
-        for begin, end in itertools.pairwise(borders)
-    ]
+    shards = []
+    for begin, end in itertools.pairwise(borders):
+        spans = [tuple(min(max(place, begin), end) - begin for place in span) for span in layout.spans]
+        shard = lamb.spans_layout(end - begin, spans, DECAYS, device)
+        shards.append((shard, [buffer[begin:end] for buffer in buffers]))
     scalars = _scalars(device)
     norms = sum(lamb.fused.moments(shard, *views, scalars, 0.6, 0.85, EPS) for shard, views in shards)
     for shard, (_, master, first, second) in shards:
@@ -110,11 +114,10 @@ def test_steps_equal_the_optimizer_that_works_by_tensor(device, passes):
     first.zero_()
     second.zero_()
     names = [f"{number}.{'weight' if decay else 'bias'}" for number, decay in enumerate(DECAYS)]
-    offsets, _ = lamb.flat_offsets(SIZES)
-    spans = [slice(offset, offset + size) for offset, size in zip(offsets, SIZES, strict=True)]
+    spans = _inside(layout)
     parameters = [nn.Parameter(master[span].clone()) for span in spans]
     config = Config(beta1=0.6, beta2=0.85, eps=EPS, weight_decay=0.1)
-    optimizer = Lamb(zip(names, parameters, strict=True), config)
+    optimizer = Replicated(zip(names, parameters, strict=True), lambda pieces: LambRule(pieces, config))
     for step in range(1, 4):
         for parameter, span in zip(parameters, spans, strict=True):
             parameter.grad = gradient[span] * step
@@ -143,8 +146,8 @@ def test_passes_equal_plain_pytorch_at_real_size(gpu):
     layout = lamb.make_layout(sizes, decays, gpu)
     generator = torch.Generator(gpu).manual_seed(0)
     inside = torch.zeros(layout.size, device=gpu)
-    for offset, size in zip(lamb.flat_offsets(sizes)[0], sizes, strict=True):
-        inside[offset : offset + size] = 1
+    for span in _inside(layout, sizes):
+        inside[span] = 1
     drawn = [torch.randn(layout.size, device=gpu, generator=generator) * inside for _ in range(3)]
     start = [drawn[0].bfloat16(), drawn[1] * 0.02, drawn[2] * 1e-3, (drawn[2] * 1e-3).square()]
     results = []

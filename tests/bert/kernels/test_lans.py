@@ -8,8 +8,7 @@ import torch
 from bert import optim
 from bert.kernels import lamb
 from bert.optim import lans
-from bert.optim.flat import FlatLans, Piecewise, Shard
-from bert.optim.layout import Layout
+from bert.optim.flat import FlatLans, Layout, Piecewise, Shard
 
 SIZES = {"a.weight": 97, "a.bias": 7, "b.weight": lamb.CHUNK + 131, "LayerNorm.weight": 64, "zero.weight": 5}
 CONFIG = lans.Config(beta1=0.6, beta2=0.85, weight_decay=0.1)

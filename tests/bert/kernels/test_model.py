@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bert import kernels
-from bert.data.pretraining import PretrainingCapacity
+from bert.data.batch import PretrainingCapacity
 from bert.kernels import OPERATIONS
 from bert.model.bert import BertForPreTraining
 

@@ -18,8 +18,8 @@ from bert.kernels import weight_gradient
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
-from bert.optim.buckets import GradientBuckets
-from bert.optim.layout import ALIGNMENT, Layout
+from bert.optim.flat import ALIGNMENT, Layout
+from bert.optim.sharded import GradientBuckets
 from bert.training.step import build_step
 
 

@@ -10,7 +10,7 @@ import torch
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.data.pretraining import PretrainingCapacity, make_batch
+from bert.data.batch import PretrainingCapacity, make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from bert.data.pretraining import PretrainingCapacity
+from bert.data.batch import PretrainingCapacity
 
 
 def _gradients(model, batches, weights):

@@ -12,7 +12,7 @@ from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import ConfigError, from_env
-from bert.data.pretraining import make_batch
+from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels import triton_support
 from bert.kernels.precision import Config as PrecisionConfig

@@ -116,7 +116,7 @@ def test_sharded_gradients_need_a_sharded_optimizer_and_no_norm_of_a_micro_batch
         ({"sharded": True, "clip": "before"}, "SHARD_GRADIENTS=1 with CLIP=before"),
     ):
         with pytest.raises(ConfigError, match=message):
-            optim.Config(shard_gradients=True, **settings).check(torch.device("cpu"), torch.float32, 2)
+            optim.Config(shard_gradients=True, **settings).check(torch.device("cpu"))
 
 
 def test_two_ranks_clip_every_bucket_of_a_micro_batch_and_may_send_sums_in_the_weights_precision():
@@ -130,5 +130,5 @@ def test_one_rank_clips_every_bucket():
 @pytest.mark.parametrize("setting", [{"clip": "bucket"}, {"allreduce_dtype": "weights"}])
 def test_what_only_a_sharded_optimizer_does_is_refused_elsewhere(setting):
     with pytest.raises(ConfigError, match="set SHARD_OPTIMIZER=1"):
-        optim.Config(sharded=False, **setting).check(torch.device("cpu"), torch.float32, 2)
-    optim.Config(sharded=True, **setting).check(torch.device("cpu"), torch.float32, 2)
+        optim.Config(sharded=False, **setting).check(torch.device("cpu"))
+    optim.Config(sharded=True, **setting).check(torch.device("cpu"))

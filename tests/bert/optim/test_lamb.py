@@ -8,15 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from bert.optim.lamb import Config, Lamb
+from bert.optim.lamb import Config, LambRule
+from bert.optim.replicated import Replicated
 from bert.optim.rule import is_decayed
+
+
+def _lamb(named_parameters, masters=None, **settings):
+    return Replicated(named_parameters, lambda pieces: LambRule(pieces, Config(**settings)), masters)
 
 
 def test_first_step_is_the_closed_form():
     """On step 1 the corrected moments are g and g^2, so the update is g / (|g| + eps) + wd p."""
     weight = nn.Parameter(torch.tensor([3.0, -4.0], dtype=torch.float64))
     bias = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-    lamb = Lamb([("dense.weight", weight), ("dense.bias", bias)], Config(eps=1e-6, weight_decay=0.1))
+    lamb = _lamb([("dense.weight", weight), ("dense.bias", bias)], eps=1e-6, weight_decay=0.1)
     weight.grad = torch.tensor([0.5, 0.25], dtype=torch.float64)
     bias.grad = torch.tensor([-2.0], dtype=torch.float64)
     lamb.step(lr=0.01)
@@ -52,7 +57,7 @@ def test_many_steps_equal_an_independent_implementation():
     start[3].zero_()  # a zero tensor has no norm to scale by
     gradients = [[torch.randn(n, dtype=torch.float64, generator=generator) for n in sizes] for _ in range(6)]
     parameters = [nn.Parameter(x.clone()) for x in start]
-    lamb = Lamb(zip(names, parameters, strict=True), Config(beta1=0.6, beta2=0.85, eps=1e-6, weight_decay=0.1))
+    lamb = _lamb(zip(names, parameters, strict=True), beta1=0.6, beta2=0.85, eps=1e-6, weight_decay=0.1)
     for step in gradients:
         for p, g in zip(parameters, step, strict=True):
             p.grad = g.clone()
@@ -67,7 +72,7 @@ def test_low_precision_parameters_follow_fp32_masters():
     torch.manual_seed(0)
     full = torch.randn(1000)
     parameter = nn.Parameter(full.bfloat16())
-    lamb = Lamb([("w.weight", parameter)], Config(), masters={"w.weight": full})
+    lamb = _lamb([("w.weight", parameter)], masters={"w.weight": full})
     assert torch.equal(lamb.pieces.masters[0], full)
     assert lamb.pieces.masters[0] is not full
     for _ in range(20):
@@ -94,7 +99,7 @@ def test_biases_and_layer_norms_are_not_decayed(name, decayed):
 def test_state_restores_weights_and_moments_exactly():
     torch.manual_seed(1)
     parameter = nn.Parameter(torch.randn(11))
-    lamb = Lamb([("w.weight", parameter)], Config())
+    lamb = _lamb([("w.weight", parameter)])
     parameter.grad = torch.randn(11)
     lamb.step(0.1)
     state = {

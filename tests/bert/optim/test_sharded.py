@@ -15,10 +15,10 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.kernels import lamb as kernel
 from bert.kernels.precision import LossScaler, Precision
-from bert.optim.flat import FlatLamb, Piecewise
+from bert.optim.flat import ALIGNMENT, FlatLamb, Layout, Piecewise
 from bert.optim.gradients import Clipping
-from bert.optim.lamb import Config, Lamb, LambRule
-from bert.optim.layout import ALIGNMENT, Layout
+from bert.optim.lamb import Config, LambRule
+from bert.optim.replicated import Replicated
 from bert.optim.sharded import Sharded
 
 from ..ranks import run_ranks
@@ -63,15 +63,20 @@ def _lrs(num_steps):
     return [0.02 / (step + 1) for step in range(num_steps)]
 
 
-def single_process(num_ranks: int, clip: str, num_steps: int, accumulate: int = 1) -> Lamb:
+def replicated(model: Chain) -> Replicated:
+    """The same rule on whole parameters."""
+    return Replicated(model.named_parameters(), lambda pieces: LambRule(pieces, Config(weight_decay=0.1)))
+
+
+def single_process(num_ranks: int, clip: str, num_steps: int, accumulate: int = 1) -> Replicated:
     """What the ranks must come to: one process that has all their gradients."""
     model = Chain()
-    lamb = Lamb(model.named_parameters(), Config(weight_decay=0.1))
+    lamb = replicated(model)
     _train_alone(model, lamb, num_ranks, clip, range(num_steps), accumulate)
     return lamb
 
 
-def _train_alone(model: Chain, lamb: Lamb, num_ranks: int, clip: str, steps: range, accumulate: int) -> None:
+def _train_alone(model: Chain, lamb: Replicated, num_ranks: int, clip: str, steps: range, accumulate: int) -> None:
     clipping = Clipping()
     for step in steps:
         totals = [torch.zeros_like(p) for p in model.parameters()]
@@ -155,7 +160,7 @@ def _check_ranks(world):
 def _continued_alone(state, size, clip, accumulate):
     """Two more steps by a replicated optimizer that starts from a sharded one's state."""
     model = Chain()
-    lamb = Lamb(model.named_parameters(), Config(weight_decay=0.1))
+    lamb = replicated(model)
     lamb.load_state_dict(state)
     _train_alone(model, lamb, size, clip, range(2, 4), accumulate)
     return model

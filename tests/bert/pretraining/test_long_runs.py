@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert.checkpoint import weights as checkpoint
-from bert.checkpoint.weights import Config, Writer
+from bert.checkpoint import save
+from bert.checkpoint.save import Config, Writer
 from bert.core.env import ConfigError, from_env
 from bert.pretraining.config import Config as RunConfig
 
@@ -82,12 +82,12 @@ def test_a_part_of_a_run_that_could_not_continue_is_refused(prepared):
 
 
 def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it(tmp_path, monkeypatch):
-    written, release = checkpoint.save, threading.Event()
-    monkeypatch.setattr(checkpoint, "save", lambda *arguments: release.wait(60) and written(*arguments))
-    writer, weights = Writer(Config(directory=tmp_path, keep=9)), torch.ones(3)
-    shared = {"weights": weights}
+    written, release = save.save_checkpoint, threading.Event()
+    monkeypatch.setattr(save, "save_checkpoint", lambda *arguments: release.wait(60) and written(*arguments))
+    writer, tensor = Writer(Config(directory=tmp_path, keep=9)), torch.ones(3)
+    shared = {"weights": tensor}
     writer.start(1, {"model": shared, "optimizer": {"masters": shared}})
-    weights.add_(1)  # the next step, while the thread still waits
+    tensor.add_(1)  # the next step, while the thread still waits
     assert not list(tmp_path.iterdir())
     release.set()
     writer.start(2, {"model": shared})  # waits for the first
@@ -124,13 +124,13 @@ def test_a_full_disk_is_reported_and_the_next_checkpoint_is_tried(tmp_path, monk
 # The disk is full at every checkpoint, or from the second on.
 FULL_DISK = """
 import os
-from bert.checkpoint import weights as checkpoint
-written = checkpoint.save
-def save(config, step, state):
+from bert.checkpoint import save
+written = save.save_checkpoint
+def save_with_room(config, step, state):
     if step > int(os.environ["ROOM_UNTIL"]):
         raise OSError(28, "No space left on device")
     return written(config, step, state)
-checkpoint.save = save
+save.save_checkpoint = save_with_room
 """
 
 

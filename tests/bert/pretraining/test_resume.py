@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.save import saved_checkpoints
+from bert.checkpoint.weights import read_state_dict
 from bert.core.env import ConfigError, from_env
 from bert.pretraining import resume
 from bert.pretraining.config import Config
@@ -35,15 +36,15 @@ def train(prepared, run_bert, tmp_path):
 
 
 def _last(folder: Path) -> dict[str, torch.Tensor]:
-    (path,) = checkpoint.saved(folder)[-1:]
+    (path,) = saved_checkpoints(folder)[-1:]
     assert "/step_0000000006" in str(path)
-    return {name: tensor.clone() for name, tensor in checkpoint.read_state_dict(path).items()}
+    return {name: tensor.clone() for name, tensor in read_state_dict(path).items()}
 
 
 def _check_same(expected: Path, found: Path) -> None:
-    weights, others = _last(expected), _last(found)
-    assert weights.keys() == others.keys()
-    for name, weight in weights.items():
+    wanted, others = _last(expected), _last(found)
+    assert wanted.keys() == others.keys()
+    for name, weight in wanted.items():
         torch.testing.assert_close(others[name], weight, rtol=0, atol=2e-5, msg=name)
 
 
@@ -75,7 +76,7 @@ class Trained:
         self.state = state
 
 
-def test_rows_are_dealt_as_by_the_first_run_and_where_they_lie_in_rows_alone(prepared):
+def test_shard_order_is_that_of_the_first_run_and_where_they_lie_in_rows_alone(prepared):
     def settings(**changed):
         return from_env(Config, prepared | {"WORLD_SIZE": "2", "GRADIENT_STEPS": "2"} | changed)
 
@@ -84,9 +85,9 @@ def test_rows_are_dealt_as_by_the_first_run_and_where_they_lie_in_rows_alone(pre
         return {"run": before, "step": 4, "batches": 5, "samples": 6} | facts
 
     config = settings()
-    assert resume.dealt(config, None) == (2, 6)
-    assert resume.dealt(config, saved(config)) == (4, 3), "a checkpoint of an earlier version"
-    assert resume.dealt(config, saved(config, dealt=(1, 12))) == (1, 12)
+    assert resume.shard_order(config, None) == (2, 6)
+    assert resume.shard_order(config, saved(config)) == (4, 3), "a checkpoint of an earlier version"
+    assert resume.shard_order(config, saved(config, dealt=(1, 12))) == (1, 12)
     assert resume.restore(config, Trained(), 7, saved(config)) == (4, 5, 6)
     unpacked = {"PACKED": "0", "DATADIR_PHASE2": "/data"}
     for changed in ({"BATCHING": "online"}, {"BATCHING": "bins"}, {"EXCHANGE_GROUP": "2"}):

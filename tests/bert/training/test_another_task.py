@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert import kernels, optim
-from bert.checkpoint import weights as checkpoint
+from bert.checkpoint.save import Config as CheckpointConfig
+from bert.checkpoint.save import load_newest, save_checkpoint
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import ConfigError
@@ -142,18 +143,18 @@ def test_span_prediction_learns(sharded, micro_batches):
 
 
 def test_span_prediction_resumes_from_a_checkpoint_exactly(tmp_path):
-    world, config = _alone(), checkpoint.Config(directory=tmp_path, resume=True)
+    world, config = _alone(), CheckpointConfig(directory=tmp_path, resume=True)
     whole, step = _step(world, sharded=True)
     _train(step, range(3), world)
-    checkpoint.save(config, 3, step.state_dict())
+    save_checkpoint(config, 3, step.state_dict())
     saved = {name: parameter.detach().clone() for name, parameter in whole.named_parameters()}
     _train(step, range(3, 6), world)
     for sharded in (True, False):
         resumed, again = _step(world, sharded=sharded)
-        again.load_state_dict(checkpoint.newest(config))
+        again.load_state_dict(load_newest(config))
         assert all(torch.equal(p, saved[name]) for name, p in resumed.named_parameters())
     resumed, step = _step(world, sharded=True)
-    step.load_state_dict(checkpoint.newest(config))
+    step.load_state_dict(load_newest(config))
     _train(step, range(3, 6), world)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
@@ -174,7 +175,7 @@ def test_warming_up_another_task_leaves_no_trace():
     world = _alone()
     _, step = _step(world, sharded=True)
     before = [tensor.clone() for tensor in step.state_tensors()]
-    with step.undone():
+    with step.rollback():
         _train(step, range(1), world)
     assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))
 

@@ -9,7 +9,7 @@ import torch
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.data.pretraining import make_batch
+from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import Precision
 from bert.model.bert import BertForPreTraining

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as distributed
 
 from bert import kernels, optim
-from bert.data.pretraining import make_batch
+from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.fp8 import GRADIENT, INPUT, Recipe, Scaling
 from bert.kernels.precision import Config as PrecisionConfig

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.data.pretraining import PretrainingCapacity, make_batch
+from bert.data.batch import PretrainingCapacity, make_batch
 from bert.data.records import DataError
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import Config as PrecisionConfig

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bert import kernels, optim
-from bert.data.pretraining import make_batch
+from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import Precision
 from bert.model.bert import BertForPreTraining

@@ -18,8 +18,8 @@ import pytest
 
 import bert.data.format
 from bert.data.format import multiset_digest, open_records
-from bert.data.index import Entry, read_index
 from bert.data.records import DataError
+from bert.data.shards import Entry, read_index
 from input_preprocessing.dataset import prepare, texts
 from input_preprocessing.dataset.inputs import needs_of
 from input_preprocessing.instances.options import SamplingConfig

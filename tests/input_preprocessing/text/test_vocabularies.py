@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert.checkpoint import huggingface as hub
+from bert.checkpoint import huggingface
+from bert.data.batch import gather_batch, make_batch
 from bert.data.format import multiset_digest, open_records
-from bert.data.pretraining import gather_batch, make_batch
 from bert.data.records import DataError
 from bert.data.synthetic import synthetic_records
 from input_preprocessing.dataset import prepare
@@ -46,7 +46,7 @@ def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
     assert any("\u00e1" in word for word in cased)
     assert all(word == word.lower() and "\u00e1" not in word for word in uncased)
     for name, lower in (("cased", False), ("uncased", True)):
-        assert hub.lower_case(tmp_path / name / "phase1" / "vocab.txt") is lower
+        assert huggingface.lower_case(tmp_path / name / "phase1" / "vocab.txt") is lower
         assert (tmp_path / name / "phase1" / "tokenizer_config.json").exists() is not lower
     assert not [check for check in verify(tmp_path / "cased", jobs=1)["packed"] if check.holds is False]
     prepare.prepare(prepare_options(tmp_path / "cased", *line, "--do-lower-case", "0"))

@@ -1,0 +1,217 @@
+"""The data loader: the micro-batches of each step of a rank, prepared some steps ahead on a thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bert.core.env import ConfigError, env
+from bert.data import dali
+from bert.data.batch import PretrainingBatch, PretrainingCapacity, gather_batch
+from bert.data.masking import DynamicMasks, MaskTokens, margin
+from bert.data.records import DataError
+from bert.data.sampler import (
+    Batching,
+    BinBatching,
+    Chosen,
+    ExchangeBatching,
+    OnlineBatching,
+    RowBatching,
+    RowSource,
+    Sampler,
+    bin_counts,
+)
+from bert.data.shards import Shards, list_bins, list_shards
+from bert.data.synthetic import SyntheticShards
+
+_STEPS_AT_ONCE = 4  # to wake a thread can take as long as to prepare a step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Where the rows come from and how many a rank takes."""
+
+    packed: bool = env("PACKED", False, doc="1 trains on DATADIR_PHASE2_PACKED, 0 on DATADIR_PHASE2")
+    datadir: Path | None = env("DATADIR_PHASE2", None, doc="folder of unpacked record files")
+    datadir_packed: Path | None = env("DATADIR_PHASE2_PACKED", None, doc="folder of packed record files")
+    synthetic: bool = env("SYNTH_DATA", False, doc="1 trains on made-up sequences of Wikipedia's lengths, no files")
+    batch_size: int = env("BATCHSIZE", at_least=1, doc="rows per GPU in one micro-batch")
+    gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, doc="micro-batches accumulated into one step")
+    packing_factor: int = env("PACKING_FACTOR", 1, at_least=1, doc="sequences a row counts for: 2 for packed Wikipedia")
+    max_seq_length: int = env("MAX_SEQ_LENGTH", 512, at_least=8, doc="tokens of a row at most")
+    batching: str = env(
+        "BATCHING",
+        "rows",
+        choices=("rows", "online", "bins"),
+        doc="rows as they are, packed in training, or by bins",
+    )
+    max_sequences_per_row: int = env("MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most")
+    online_buffer: int = env("ONLINE_BUFFER", 512, at_least=16, doc="sequences to choose from with BATCHING=online")
+    bin_counts: str = env("BIN_COUNTS", "", doc="sequences of each bin in a micro-batch, as 6:3:2:5; unset: by share")
+    exchange_group: int = env(
+        "EXCHANGE_GROUP", 1, at_least=1, doc="ranks that balance sequence lengths among themselves; 1: off"
+    )
+    masking: str = env(
+        "MASKING",
+        "static",
+        choices=("static", "dynamic"),
+        doc="masks of the records, or new per epoch (open division)",
+    )
+    loader: str = env(
+        "DATA_LOADER", "thread", choices=("thread", "dali"), doc="what brings batches to the GPU: thread or NVIDIA DALI"
+    )
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for settings that contradict each other."""
+        if self.loader == "dali":
+            dali.check()
+        if self.bin_counts and not re.fullmatch(r"\d+(:\d+)*", self.bin_counts):
+            raise ConfigError(f"BIN_COUNTS={self.bin_counts!r}: expected numbers between colons, such as 6:3:2:5")
+        if self.packed and (self.batching != "rows" or self.exchange_group > 1):
+            name = f"BATCHING={self.batching}" if self.batching != "rows" else f"EXCHANGE_GROUP={self.exchange_group}"
+            raise ConfigError(f"{name} needs records that are not packed: set PACKED=0 and DATADIR_PHASE2")
+        if self.batching == "online" and self.exchange_group > 1:
+            raise ConfigError("BATCHING=online fills rows already: set EXCHANGE_GROUP=1")
+
+    @property
+    def capacity(self) -> PretrainingCapacity:
+        """Sizes that no micro-batch exceeds, where 15% of the tokens of each sequence are masked, as in the benchmark's
+        data, or with MASKING=dynamic on average.
+        """
+        sequences = self.batch_size * (self.max_sequences_per_row if self.packed or self.batching == "online" else 1)
+        room = PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
+        more = margin(room.tokens) if self.masking == "dynamic" else 0
+        return dataclasses.replace(room, masked=room.masked + more)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of one rank in one optimizer step."""
+        return self.batch_size * self.gradient_steps
+
+    @property
+    def source(self) -> tuple[Path, str]:
+        """The folder trained on and the variable that names it. Raises ConfigError where that is unset."""
+        variable = "DATADIR_PHASE2_PACKED" if self.packed else "DATADIR_PHASE2"
+        folder = self.datadir_packed if self.packed else self.datadir
+        if folder is None:
+            raise ConfigError(f"{variable} is not set (PACKED={int(self.packed)}): give the folder of record files")
+        return folder, variable
+
+
+def open_source(config: Config, vocab_size: int) -> RowSource:
+    """The rows to train on. Raises DataError where there are none."""
+    if config.synthetic:
+        return SyntheticShards(config.max_seq_length, vocab_size, config.packed, config.batching == "bins")
+    bins = list_bins(*config.source) if config.batching == "bins" else [list_shards(*config.source)]
+    return Shards([path for files in bins for path in files], config.max_seq_length, [len(files) for files in bins])
+
+
+def make_batching(source: RowSource, sampler: Sampler, config: Config) -> Batching:
+    """The micro-batches of each step. Raises DataError or ConfigError where the settings do not fit the data."""
+    if config.batching == "online":
+        if source[0].row_offsets is not None:
+            raise DataError("BATCHING=online packs records that are not packed, and these are: use BATCHING=rows")
+        limits = config.max_seq_length, config.max_sequences_per_row, config.online_buffer
+        return OnlineBatching(source, sampler, config.batch_size, *limits)
+    batching: Batching = RowBatching(source, sampler, config.batch_size)
+    if config.batching == "bins":
+        batching = BinBatching(source, sampler, bin_counts(source, config.bin_counts, config.batch_size))
+    if config.exchange_group == 1:
+        return batching
+    if sampler.world_size % config.exchange_group:
+        raise ConfigError(
+            f"EXCHANGE_GROUP={config.exchange_group}: expected a divisor of the {sampler.world_size} ranks"
+        )
+    if source[0].row_offsets is not None:
+        raise DataError("EXCHANGE_GROUP deals records that are not packed, and these are: use EXCHANGE_GROUP=1")
+    return ExchangeBatching(batching, source, sampler.rank, config.exchange_group)
+
+
+def open_masks(
+    config: Config, source: RowSource, phase1: Path | None, vocab_size: int, seed: int
+) -> DynamicMasks | None:
+    """What draws the masks of MASKING=dynamic; None: they are the records'.
+
+    phase1: the folder of vocab.txt. Raises DataError where that is missing, or of other data.
+    """
+    if config.masking == "static":
+        return None
+    tokens = MaskTokens.made_up(vocab_size)
+    if not config.synthetic:
+        if phase1 is None:
+            raise ConfigError("MASKING=dynamic needs the vocabulary: set CHECKPOINTDIR_PHASE1, where vocab.txt is")
+        _ = source[0]  # of which vocabulary it is
+        tokens = MaskTokens.read(phase1 / "vocab.txt", source.vocab_md5)
+    if tokens.size > vocab_size:
+        raise DataError(
+            f"{phase1}/vocab.txt has {tokens.size} tokens, bert_config.json vocab_size {vocab_size}: use a pair"
+        )
+    return DynamicMasks(tokens, seed, config.capacity.masked)
+
+
+class TrainingData:
+    """``next_step()`` gives the micro-batches of step after step, from ``first_step`` on."""
+
+    def __init__(
+        self,
+        source: RowSource,
+        sampler: Sampler,
+        config: Config,
+        vocab_size: int,
+        first_step: int,
+        finish: Callable[[PretrainingBatch], PretrainingBatch],
+        masks: DynamicMasks | None = None,
+    ) -> None:
+        """On the thread each batch gets its ``masks``, then ``finish`` is applied: pad to a capacity, pin memory."""
+        self.source, self.config = source, config
+        self.batching = make_batching(source, sampler, config)
+        self.vocab_size, self.finish, self.masks = vocab_size, finish, masks
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="data")
+        self._ready: deque[list[PretrainingBatch] | Exception] = deque()
+        self._pending = self._executor.submit(self._prepare, range(first_step, first_step + 1))
+        self._next = first_step + 1
+
+    def next_step(self) -> list[PretrainingBatch]:
+        """Micro-batches of the next step, on the CPU. Raises DataError for records that cannot be used."""
+        if not self._ready:
+            self._ready.extend(self._pending.result())
+            self._pending = self._executor.submit(self._prepare, range(self._next, self._next + _STEPS_AT_ONCE))
+            self._next += _STEPS_AT_ONCE
+        batches = self._ready.popleft()
+        if isinstance(batches, Exception):
+            raise batches
+        return batches
+
+    def _prepare(self, steps: range) -> list[list[PretrainingBatch] | Exception]:
+        """The batches of some steps, up to one that cannot be made: that is raised at that step's turn."""
+        prepared: list[list[PretrainingBatch] | Exception] = []
+        try:
+            for step in steps:
+                prepared.append(self.batches(step))
+        except Exception as error:
+            prepared.append(error)
+        return prepared
+
+    def close(self) -> None:
+        """Stops the thread."""
+        self._executor.shutdown(cancel_futures=True)
+
+    def batches(self, step: int) -> list[PretrainingBatch]:
+        """Micro-batches of any step."""
+        return [self.finish(self._make(chosen)) for chosen in self.batching.step(step)]
+
+    def _make(self, chosen: Chosen) -> PretrainingBatch:
+        numbers, places = [int(chosen.files[0])], [np.arange(len(chosen.files))]
+        if (chosen.files != numbers[0]).any():  # seldom
+            numbers = np.unique(chosen.files).tolist()
+            places = [np.flatnonzero(chosen.files == number) for number in numbers]
+        sources = [self.source[number] for number in numbers]
+        batch = gather_batch(sources, places, chosen.sequences, self.config.max_seq_length, self.vocab_size)
+        return self.masks(batch, chosen) if self.masks else batch

@@ -1,0 +1,141 @@
+"""Packs sequences into rows as they come, from a small buffer of them.
+
+A row starts with the sequence that has waited longest and is filled up exactly where the buffer allows it: by one
+sequence, by two, by three, tried in that order; else by the longest that fits, and so on. Starting with the oldest
+bounds the wait of every sequence to about two buffers, and on Wikipedia's lengths fills three slots a row to 99.9%
+(`bench/packing.py`): the buffer stays a fair sample of all lengths, whereas a packer that takes the longest first
+leaves itself the middling ones. Deterministic: rows depend on the order of the sequences only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from bert.data.compiled import array, compiled_for, scalar
+from bert.data.records import DataError
+
+# A place is a line of `places`: a sequence that waits or has gone, by the order of coming. LENGTH 0: gone, or none yet.
+_FILE, _SEQUENCE, _LENGTH, _NEXT = range(4)  # NEXT: place of the next sequence of the length
+_HEAD, _TAIL, _COUNT = range(3)  # of the queue of a length, by length
+_OLDEST, _END, _WAITING, _TAKEN = range(4)  # state: places from the oldest to the end; sequences taken from the stream
+_NUMBER, _INT64, _MATRIX = scalar("int64"), array("int64"), array("int64", ndim=2)
+
+
+class OnlinePacker:
+    """Rows of at most ``max_tokens`` tokens and ``max_sequences`` sequences from an endless stream of sequences."""
+
+    def __init__(
+        self,
+        stream: Iterator[tuple[int, np.ndarray]],
+        lengths_of: Callable[[int, np.ndarray], np.ndarray],
+        max_tokens: int,
+        max_sequences: int,
+        buffer_size: int,
+    ) -> None:
+        """stream: (file, sequences in it) after another, a file by any number; lengths_of of the same: their tokens."""
+        self.stream, self.lengths_of = stream, lengths_of
+        self.limits = buffer_size, max_tokens, max_sequences
+        self._file, self._sequences, self._lengths = 0, np.zeros(0, np.int64), np.zeros(0, np.int64)
+        # Each row takes the oldest sequence: while one waits, at most a row comes for each of the others before it.
+        self._places = np.zeros(((max_sequences + 1) * buffer_size, 4), np.int64)
+        self._queues = np.zeros((max_tokens + 1, 3), np.int64)
+        self._state = np.zeros(4, np.int64)
+
+    def rows(self, num_rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The next rows: file and number in it of every sequence [S], and row offsets [num_rows + 1]."""
+        chosen = np.empty((num_rows * self.limits[2], 2), np.int64)
+        offsets = np.zeros(num_rows + 1, np.int64)
+        done = 0
+        while True:
+            done = _pack_rows(
+                self._places, self._queues, self._state, self._file, self._sequences, self._lengths, chosen, offsets,
+                done, *self.limits,
+            )  # fmt: skip
+            if done == num_rows:
+                return chosen[: offsets[-1], 0], chosen[: offsets[-1], 1], offsets
+            self._file, sequences = next(self.stream)
+            lengths = self.lengths_of(self._file, sequences)
+            if lengths.size and not 1 <= lengths.min() <= lengths.max() <= self.limits[1]:
+                raise DataError(
+                    f"training data: sequences of {lengths.min()} to {lengths.max()} tokens do not fit rows of "
+                    f"{self.limits[1]}; verify the data, or set MAX_SEQ_LENGTH"
+                )
+            self._sequences = np.ascontiguousarray(sequences, np.int64)
+            self._lengths = np.ascontiguousarray(lengths, np.int64)
+            self._state[_TAKEN] = 0
+
+
+@compiled_for(_MATRIX, _NUMBER, _NUMBER)
+def _next_length(queues, space, slots):  # type: ignore[no-untyped-def]
+    """Length to put into a row with `space` tokens and `slots` sequences left: the longest of an exact fill by as few
+    as can be, else the longest that fits; 0 where none does."""
+    if queues[space, _COUNT]:
+        return space
+    if slots >= 2:  # two as alike as there are, of which the longer
+        for short in range(space // 2, 0, -1):
+            long = space - short
+            if queues[short, _COUNT] > (short == long) and queues[long, _COUNT]:
+                return long
+    if slots >= 3:  # the longest there is, of three
+        for first in range(space - 2, (space - 1) // 3, -1):
+            if not queues[first, _COUNT]:
+                continue
+            rest = space - first
+            for second in range(min(first, rest - 1), (rest - 1) // 2, -1):
+                third = rest - second
+                needed_of_third = 1 + (third == first) + (third == second)
+                if queues[second, _COUNT] > (second == first) and queues[third, _COUNT] >= needed_of_third:
+                    return first
+    length = space
+    while length and not queues[length, _COUNT]:
+        length -= 1
+    return length
+
+
+@compiled_for(
+    _MATRIX, _MATRIX, _INT64, _NUMBER, _INT64, _INT64, _MATRIX, _INT64, _NUMBER, _NUMBER, _NUMBER, _NUMBER
+)  # fmt: skip
+def _pack_rows(  # type: ignore[no-untyped-def]
+    places, queues, state, file, sequences, lengths, chosen, offsets, done, buffer_size, max_tokens, max_sequences
+):
+    """Makes rows from `done` on until there are enough or the stream's sequences are used up; how many there are then.
+
+    Sequences [offsets[r], offsets[r + 1]) of `chosen`, each a file and a number in it, are row r.
+    """
+    size = places.shape[0]
+    while done < offsets.size - 1:
+        while state[_WAITING] < buffer_size and state[_TAKEN] < sequences.size:
+            place, length = state[_END] % size, lengths[state[_TAKEN]]
+            places[place, _FILE], places[place, _SEQUENCE] = file, sequences[state[_TAKEN]]
+            places[place, _LENGTH] = length
+            if queues[length, _COUNT]:
+                places[queues[length, _TAIL], _NEXT] = place
+            else:
+                queues[length, _HEAD] = place
+            queues[length, _TAIL] = place
+            queues[length, _COUNT] += 1
+            state[_END] += 1
+            state[_WAITING] += 1
+            state[_TAKEN] += 1
+        if state[_WAITING] < buffer_size:
+            return done
+        while not places[state[_OLDEST] % size, _LENGTH]:
+            state[_OLDEST] += 1
+        end, space, slots = offsets[done], max_tokens, max_sequences
+        length = places[state[_OLDEST] % size, _LENGTH]
+        while length:
+            place = queues[length, _HEAD]
+            queues[length, _HEAD] = places[place, _NEXT]
+            queues[length, _COUNT] -= 1
+            chosen[end, 0], chosen[end, 1] = places[place, _FILE], places[place, _SEQUENCE]
+            places[place, _LENGTH] = 0
+            state[_WAITING] -= 1
+            end += 1
+            space -= length
+            slots -= 1
+            length = _next_length(queues, space, slots) if slots and space else 0
+        done += 1
+        offsets[done] = end
+    return done

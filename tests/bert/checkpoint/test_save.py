@@ -1,0 +1,56 @@
+"""A checkpoint is whole or not there, and the newest ones are kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from bert.checkpoint.save import Config, load_newest, save_checkpoint, saved_checkpoints
+from bert.core.env import ConfigError
+
+
+def test_only_the_newest_checkpoints_are_kept_and_a_damaged_one_is_named(tmp_path):
+    config = Config(directory=tmp_path, resume=True, keep=2)
+    for step in (5, 10, 200):
+        save_checkpoint(config, step, {"step": step})
+    assert [path.name for path in saved_checkpoints(tmp_path)] == ["step_0000000010.pt", "step_0000000200.pt"]
+    assert load_newest(config) == {"step": 200}
+    (tmp_path / "step_0000000200.pt").write_bytes(b"torn")
+    with pytest.raises(ConfigError, match=r"step_0000000200.pt: damaged"):
+        load_newest(config)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_failed_write_leaves_the_older_checkpoint(keep, tmp_path, monkeypatch):
+    config = Config(directory=tmp_path, resume=True, keep=keep)
+    save_checkpoint(config, 1, {"step": 1})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space"):
+        save_checkpoint(config, 2, {"step": 2})
+    assert load_newest(config) == {"step": 1}
+
+
+def test_a_checkpoint_reaches_the_disk_before_it_gets_its_name_and_the_name_after_that(tmp_path, monkeypatch):
+    order, fsync, replace = [], os.fsync, os.replace
+
+    def synced(descriptor):
+        target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        order.append(("fsync", target.name))
+        fsync(descriptor)
+
+    def named(source, target):
+        order.append(("replace", Path(target).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", named)
+    save_checkpoint(Config(directory=tmp_path, resume=True), 7, {"step": 7})
+    name = "step_0000000007.pt"
+    assert order == [("fsync", f".{name}.partial"), ("replace", name), ("fsync", tmp_path.name)]

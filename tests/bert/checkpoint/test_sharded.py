@@ -1,0 +1,218 @@
+"""Large models: weights that no rank holds whole, and checkpoints of which each rank writes its part."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+import safetensors.torch
+import torch
+
+from bert import kernels, optim
+from bert.checkpoint import sharded
+from bert.checkpoint.huggingface import WORDS
+from bert.checkpoint.save import Config, load_newest, saved_checkpoints
+from bert.checkpoint.weights import Checksum, chunks_of, load_weights, read_state_dict
+from bert.core.dist import World
+from bert.kernels.precision import Precision
+from bert.model import init
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.pretraining import resume
+from bert.training.step import build_step
+
+from ...waiting import wait_until
+from ..ranks import run_ranks
+from ..states import same
+
+CPU = torch.device("cpu")
+
+
+def _part(rank, num_ranks, token=7):
+    return sharded.Part(rank=rank, num_ranks=num_ranks, token=token, abandoned=threading.Event())
+
+
+def _step(config, world, by_chunks, dtype=torch.bfloat16):
+    with torch.device("meta" if by_chunks else "cpu"):
+        model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), CPU))
+    chunks = init.first_weights(model, 3) if by_chunks else None
+    if by_chunks:
+        init.use_placeholders(model, dtype, CPU)
+    else:
+        init.initialize(model, 3)
+    settings = optim.Config(optimizer="madgrad", sharded=True)  # one of its states is a copy of the first weights
+    return model, build_step(
+        model, Precision(dtype=dtype), settings, world, accumulate=False, fused_update=False, first_weights=chunks
+    )
+
+
+def _check_first_weights(world: World, config, path):
+    """Each rank's shard, read from a file by itself, is its part of the weights that were loaded whole."""
+    steps = []
+    for by_chunks in (False, True):
+        with torch.device("meta" if by_chunks else "cpu"):
+            model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), CPU))
+        checksum, chunks = Checksum(), None
+        if by_chunks:
+            chunks, loaded = chunks_of(model, path, 3, True, checksum)
+            init.use_placeholders(model, torch.bfloat16, CPU)
+        else:
+            init.initialize(model, 3)
+            expected = load_weights(model, path, True)
+        steps.append(
+            build_step(
+                model, Precision(dtype=torch.bfloat16), optim.Config(sharded=True), world,
+                accumulate=False, fused_update=False, first_weights=chunks,
+            )
+        )  # fmt: skip
+    assert same(steps[0].state_dict(), steps[1].state_dict())
+    assert loaded == expected
+    resume.check_weights(None, world, checksum.value)
+
+
+def _check_ranks(world: World, shape, directory):
+    config = BertConfig(**shape)
+    if world.size == 2:
+        whole, by_chunks = (_step(config, world, chunks) for chunks in (False, True))
+        assert same(whole[1].state_dict(), by_chunks[1].state_dict())
+        by_chunks[1].optimizer.gather()
+        for (name, a), b in zip(whole[0].named_parameters(), by_chunks[0].parameters(), strict=True):
+            assert torch.equal(a, b), name
+        with torch.no_grad():  # so that each number tells where it belongs
+            for key, flat in by_chunks[1].optimizer._parts().items():
+                flat.copy_(torch.arange(len(flat)) + world.rank * 0.25 + len(key))
+        shard, index = by_chunks[1].shard_state()
+        _part(world.rank, 2).write(directory, 5, {"shard": shard, "index": index | {"step": 5}}, keep=1)
+        state = by_chunks[1].state_dict()
+        if world.is_main:
+            torch.save(state, directory / "whole.pt")
+            _save_weights(whole[0], config, directory)
+        world.barrier()
+    else:
+        _check_resumed(world, config, directory)
+    for name in ("bare.pt", "unpadded.safetensors", "step_0000000005/index.pt"):
+        _check_first_weights(world, config, directory / name)
+
+
+def _save_weights(model, config, directory):
+    """As a bare encoder, and with the table of words as long as the vocabulary."""
+    tensors = {name: p.detach().clone() for name, p in model.state_dict().items()}
+    encoder = {name.removeprefix("bert."): t for name, t in tensors.items() if name.startswith("bert.encoder.")}
+    embeddings = {name.removeprefix("bert."): t for name, t in tensors.items() if ".embeddings." in name}
+    torch.save({**encoder, **embeddings}, directory / "bare.pt")
+    tensors[WORDS] = tensors[WORDS][: config.vocab_size].clone()
+    safetensors.torch.save_file(tensors, directory / "unpadded.safetensors")
+
+
+def _check_resumed(world: World, config, directory):
+    model, step = _step(config, world, True)
+    saved = load_newest(Config(directory=directory, resume=True))
+    assert saved["step"] == 5
+    step.load_state_dict(saved)
+    state, expected = step.state_dict(), torch.load(directory / "whole.pt", weights_only=True)
+    step.optimizer.gather()
+    if world.is_main:
+        assert same(state, expected)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, expected["optimizer"]["masters"][name].bfloat16()), name
+
+
+def test_parts_of_two_ranks_and_weights_of_a_file_are_read_by_any_ranks_each_its_own_as_if_whole(tiny, tmp_path):
+    shape = {name: getattr(tiny, name) for name in tiny.__dataclass_fields__}
+    run_ranks(_check_ranks, 2, 3, 1, arguments=(shape, tmp_path))
+
+
+def test_weights_drawn_in_chunks_are_those_drawn_at_once(tiny, monkeypatch):
+    monkeypatch.setattr(
+        init, "CHUNK_SIZE", 48
+    )  # of 24 x 24 and 24 x 40 numbers; 216 x 24 leaves no rest, 3 x 24 a short one
+    with torch.device("meta"):
+        model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), CPU))
+    found = {name: torch.full(p.shape, float("nan")) for name, p in model.named_parameters()}
+    for name, start, values in init.first_weights(model, 11):
+        found[name].view(-1)[start : start + len(values)] = values
+    generator = torch.Generator().manual_seed(11)
+    for name, module in model.named_modules():
+        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+            expected = torch.empty(module.weight.shape).normal_(0.0, tiny.initializer_range, generator=generator)
+            if name.endswith("word_embeddings"):
+                expected[tiny.vocab_size :] = 0
+            assert torch.equal(found[f"{name}.weight"], expected), name
+        elif isinstance(module, torch.nn.LayerNorm):
+            assert (found[f"{name}.weight"] == 1).all()
+    for name, values in found.items():
+        if name.endswith("bias"):
+            assert (values == 0).all(), name
+
+
+def _state(value):
+    shard = {"parts": {"masters": torch.full((3,), value)}, "segments": [("w", 0, 0, 3)]}
+    return {"shard": shard, "index": {"optimizer": {"num_steps": 1, "shapes": {"w": (3,)}}}}
+
+
+def _newest(folder):
+    saved = load_newest(Config(directory=folder, resume=True))
+    return saved and saved["model"]["w"].tolist()
+
+
+def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    _part(0, 1).write(tmp_path, 1, _state(1.0), keep=2)
+    pid = os.fork()
+    if pid == 0:  # killed in the middle of its file
+        monkeypatch.setattr(sharded.torch, "save", lambda state, path: (path.write_bytes(b"half"), time.sleep(900)))
+        try:
+            _part(0, 1, token=8).write(tmp_path, 2, _state(2.0), keep=2)
+        finally:
+            os._exit(1)
+    wait_until(lambda: list(tmp_path.glob(".step_*/.rank_*.partial")))
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    assert list(tmp_path.glob(".step_*/.rank_*.partial"))
+    assert _newest(tmp_path) == [1.0] * 3
+    _part(0, 1, token=9).write(tmp_path, 2, _state(3.0), keep=1)
+    assert _newest(tmp_path) == [3.0] * 3
+    assert [path.name for path in tmp_path.iterdir()] == ["step_0000000002"], "nothing is left of the killed one"
+
+
+def test_a_part_that_fails_or_never_comes_is_no_checkpoint(tmp_path, monkeypatch):
+    plain = torch.save
+    monkeypatch.setattr(sharded.torch, "save", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        _part(1, 2).write(tmp_path, 1, _state(1.0), keep=2)
+    monkeypatch.setattr(sharded.torch, "save", plain)
+    with pytest.raises(sharded.ShardError, match="rank 1: disk full"):
+        _part(0, 2).write(tmp_path, 1, _state(1.0), keep=2)
+    lonely = _part(0, 2)
+    lonely.abandoned.set()
+    with pytest.raises(sharded.ShardError, match="the run ended before rank 1 had written its part"):
+        lonely.write(tmp_path, 1, _state(1.0), keep=2)
+    assert list(tmp_path.iterdir()) == []
+    assert _newest(tmp_path) is None
+
+
+@pytest.mark.slow
+def test_a_sharded_run_that_is_interrupted_continues_bit_for_bit(prepared, run_bert, tmp_path):
+    def run(name, **settings):
+        folder = {"CHECKPOINT_DIR": str(tmp_path / name), "RUN_DIR": str(tmp_path / f"run_{name}")}
+        common = {"SHARD_OPTIMIZER": "1", "MAX_STEPS": "4", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}
+        done = run_bert(prepared | common | folder | settings, ranks=2)
+        assert done.returncode == 0, done.stderr
+
+    run("whole")
+    run("parts", CHECKPOINT_SHARDS="1", STEPS_THIS_RUN="2")
+    run("parts", CHECKPOINT_SHARDS="1", RESUME="1")
+    (path,) = saved_checkpoints(tmp_path / "parts")[-1:]
+    path = path.parent
+    assert path.name == "step_0000000004"
+    assert sorted(file.name for file in path.iterdir()) == ["index.pt", "rank_00000.pt", "rank_00001.pt"]
+    expected = torch.load(tmp_path / "whole" / "step_0000000004.pt", weights_only=True)
+    found = sharded.read(path)
+    for part in ("masters", "first_moments", "second_moments"):
+        assert same(dict(found["optimizer"][part]), expected["optimizer"][part])
+    weights = Config(init_checkpoint=tmp_path / "parts").init_checkpoint
+    assert same(dict(read_state_dict(weights)), expected["model"])
+    assert json.loads((tmp_path / "run_parts" / "config.json").read_text())["checkpoint"]["shards"]
