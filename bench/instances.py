@@ -29,8 +29,7 @@ from command_line import Parser, file, folder_with, integer, positive
 from bert.data.format import content_digest
 from input_preprocessing.instances.make import instances_of, write_instances
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.tensorflow_files.tfrecord import read_tfrecord
-from input_preprocessing.tensorflow_files.tfrecord_writer import Widths, write_tfrecord
+from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, write_tfrecord
 from input_preprocessing.text import vocabulary
 
 _SHARD_BYTES = 27_000_000
@@ -40,7 +39,7 @@ import oracle  # noqa: E402
 
 def peak_gigabytes(text: Path, vocab: Path, target: Path) -> float:
     """Greatest resident memory of a process that makes the instances of the text."""
-    command = [sys.executable, "-m", "input_preprocessing.instances", "--input-file", text, "--vocab-file", vocab]
+    command = [sys.executable, "-m", "input_preprocessing", "instances", "--input-file", text, "--vocab-file", vocab]
     subprocess.run([*map(str, command), "--output-file", str(target)], check=True, capture_output=True)
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
 
@@ -49,7 +48,7 @@ def start_seconds(vocab: Path, folder: Path, repeats: int) -> dict[str, float]:
     """Median CPU seconds of a whole process: --help, and a text of two lines."""
     tiny = folder / "tiny"
     tiny.write_text("The cat sat.\n\nA dog ran.\n")
-    line = [sys.executable, "-m", "input_preprocessing.instances"]
+    line = [sys.executable, "-m", "input_preprocessing", "instances"]
     work = [*line, "--input-file", str(tiny), "--vocab-file", str(vocab), "--output-file", str(folder / "tiny.hdf5")]
     subprocess.run(work, check=True, capture_output=True)  # compiled, and kept
     times = result.in_turns(

@@ -57,7 +57,7 @@ def size_of(folder: Path) -> int:
 
 def step(outputdir: Path, jobs: int, *options: str) -> Callable[[], object]:
     """A step of the preparation as a process of its own."""
-    command = [sys.executable, "-m", "input_preprocessing.prepare", "--outputdir", str(outputdir), "--skip-download"]
+    command = [sys.executable, "-m", "input_preprocessing", "prepare", "--outputdir", str(outputdir), "--skip-download"]
     command += ["--packed-data", "--jobs", str(jobs), *options]
     return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

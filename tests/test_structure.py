@@ -58,10 +58,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"records"},
         {"dataset"},
         {"verify"},
-        # the commands by the names that users type, which import a room's module when they are run
-        {"commands", "__main__", "instances.__main__", "verify.__main__"}
-        | {"prepare", "download", "corpus", "extract", "clean", "split", "evalset", "shuffle", "pack", "bins"}
-        | {"finetuning", "import_records", "export_records", "convert_checkpoint", "data_card"},
+        {"__main__"},  # imports a stage's module when it is run
     ],
     "review": [
         {"logs"},
