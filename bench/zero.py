@@ -23,13 +23,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import result
 import torch
-from command_line import Parser, integer
-from common import TINY, packed_batches
-from small_bert import SMALL, new_model
+from lib import Parser, emit, integer
 from torch import Tensor
 from torch.multiprocessing import spawn
+from torch_lib import SMALL, TINY, new_model, packed_batches
 
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
@@ -135,7 +133,6 @@ def rank_main(rank: int, options: argparse.Namespace, port: int, folder: Path) -
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = Parser(__doc__)
     parser.add_argument("--turns", type=integer, default=6, help="of each engine (default 6)")
     parser.add_argument("--steps", type=integer, default=2, help="of a turn (default 2)")
@@ -154,7 +151,7 @@ def main() -> None:
         spawn(rank_main, args=(options, port, Path(folder)), nprocs=options.ranks)
         figures = json.loads((Path(folder) / "figures.json").read_text())
     figures |= {"deepspeed": version("deepspeed"), "ranks": options.ranks, "rows": options.rows}
-    result.emit("zero", figures, data="Wikipedia mix (synthetic)", targets={})
+    emit("zero", figures, data="Wikipedia mix (synthetic)")
 
 
 if __name__ == "__main__":
