@@ -29,8 +29,8 @@ from bert.data.tokens import WordPiece
 from bert.training.schedule import learning_rate
 from finetune import config, tasks, train
 from finetune.batches import Order
-from finetune.glue.metrics import accuracy
-from finetune.inference import predict
+from finetune.glue import accuracy
+from finetune.saved import predict
 
 NAMES = ("ours", "hugging_face")
 _LR, _EPOCHS = 5e-5, 2
@@ -46,7 +46,7 @@ class Ours:
         """Trains on one batch."""
         self.run.step([self.run.task.train.batch(chosen)], lr)
 
-    def predict(self, samples: tasks.Labelled) -> np.ndarray:
+    def predict(self, samples: tasks.Samples) -> np.ndarray:
         """Labels, in batches of neighbours in length."""
         return np.array([row.argmax() for row in predict(self.run.model, samples, self.run.world, 32)])
 
@@ -54,7 +54,7 @@ class Ours:
 class HuggingFace:
     """A plain loop around AutoModelForSequenceClassification."""
 
-    def __init__(self, folder: Path, task: tasks.Task) -> None:
+    def __init__(self, folder: Path, task: tasks.Glue) -> None:
         from transformers import AutoModelForSequenceClassification
 
         self.model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(task.labels)).train()
@@ -65,7 +65,7 @@ class HuggingFace:
         self.optimizer = torch.optim.AdamW(groups, lr=_LR, eps=1e-8)
 
     @staticmethod
-    def padded(samples: tasks.Labelled, chosen: list[int]) -> dict[str, Tensor]:
+    def padded(samples: tasks.Samples, chosen: list[int]) -> dict[str, Tensor]:
         """Token ids and mask of a batch, padded to its longest."""
         rows = [torch.from_numpy(samples.sequences[i][0]).long() for i in chosen]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -76,17 +76,17 @@ class HuggingFace:
         """Trains on one batch."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        labels = torch.from_numpy(self.task.train.labels[chosen])
+        labels = torch.from_numpy(self.task.train.labels["labels"][chosen])
         self.model(**self.padded(self.task.train, chosen), labels=labels).loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     @torch.no_grad()
-    def predict(self, samples: tasks.Labelled, by_length: bool = False) -> np.ndarray:
+    def predict(self, samples: tasks.Samples, by_length: bool = False) -> np.ndarray:
         """Labels, in batches as they come, or of neighbours in length."""
         self.model.eval()
-        count = len(samples.labels)
+        count = len(samples.sequences)
         order = np.argsort(-samples.lengths, kind="stable") if by_length else np.arange(count)
         found = np.empty(count, dtype=np.int64)
         for begin in range(0, count, 32):
@@ -96,10 +96,10 @@ class HuggingFace:
         return found
 
 
-def some_of(samples: tasks.Labelled, count: int) -> tasks.Labelled:
+def some_of(samples: tasks.Samples, count: int) -> tasks.Samples:
     """So many of them, spread over all."""
-    chosen = np.linspace(0, len(samples.labels) - 1, min(count, len(samples.labels))).astype(int)
-    return tasks.Labelled([samples.sequences[i] for i in chosen], samples.labels[chosen], samples.lengths[chosen])
+    chosen = np.linspace(0, len(samples.sequences) - 1, min(count, len(samples.sequences))).astype(int)
+    return tasks.Samples([samples.sequences[i] for i in chosen], {"labels": samples.labels["labels"][chosen]})
 
 
 def build(folder: Path, batch_size: int, seed: int, sentences: int) -> tuple[Ours, HuggingFace]:
@@ -146,7 +146,7 @@ def inference_speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace
         "hugging_face_by_length": lambda: hugging_face.predict(samples, by_length=True),
     }
     times = in_turns(functions, options.repeats + 1)
-    return {name: [len(samples.labels) / seconds for seconds in spans[1:]] for name, spans in times.items()}
+    return {name: [len(samples.sequences) / seconds for seconds in spans[1:]] for name, spans in times.items()}
 
 
 def accuracies(options: argparse.Namespace) -> dict[str, list[float]]:
@@ -177,7 +177,7 @@ def trained(loop: Ours | HuggingFace, batch_size: int, seed: int) -> float:
     torch.manual_seed(seed)
     for step in range(1, last + 1):
         loop.step(order.step(step)[0], learning_rate(step, rates))
-    return accuracy(loop.predict(loop.task.test), loop.task.test.labels)
+    return accuracy(loop.predict(loop.task.test), loop.task.test.labels["labels"])
 
 
 def figures_of(prefix: str, found: dict[str, list[float]]) -> dict[str, Any]:
@@ -211,7 +211,8 @@ def main() -> None:
     if options.seeds:
         found = accuracies(options)
         task = build(options.folder, options.batch_size, 1, options.sentences)[0].task
-        most = float(np.bincount(task.test.labels).max() / len(task.test.labels))
+        labels = task.test.labels["labels"]
+        most = float(np.bincount(labels).max() / len(labels))
         figures |= {"accuracy": found, "accuracy_of_the_majority": round(most, 4)}
     data = f"film reviews, batches of {options.batch_size}, {options.threads} threads"
     emit("finetuning", figures, data=data, targets={"ratio": (2.0, True)} if options.repeats else {})

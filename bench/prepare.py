@@ -61,8 +61,7 @@ from bert.data.packing import pack
 from bert.data.synthetic import wikipedia_like_lengths
 from input_preprocessing.instances.make import instances_of, write_instances
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.tensorflow_files.tfrecord import read_tfrecord
-from input_preprocessing.tensorflow_files.tfrecord_writer import Widths, write_tfrecord
+from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, write_tfrecord
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.corpus import bert_config, train_vocabulary
 from input_preprocessing.text.sources import pydoc_documents
@@ -143,7 +142,7 @@ def size_of(folder: Path) -> int:
 
 def preparation(outputdir: Path, jobs: int, size: int) -> dict[str, float]:
     """CPU seconds of each step, wall of all, peak memory of a process and disk of all, for `size` bytes of text."""
-    command = [sys.executable, "-m", "input_preprocessing.prepare", "--outputdir", str(outputdir), "--skip-download"]
+    command = [sys.executable, "-m", "input_preprocessing", "prepare", "--outputdir", str(outputdir), "--skip-download"]
     command += ["--packed-data", "--jobs", str(jobs), "--shards", str(max(2, round(REAL_SHARDS * size / REAL_BYTES)))]
     most, ended = [0], threading.Event()
 
@@ -227,7 +226,7 @@ def measure_instances(options: argparse.Namespace) -> None:
         data = text.read_bytes()
         tiny = folder / "tiny"
         tiny.write_text("The cat sat.\n\nA dog ran.\n")
-        line = [sys.executable, "-m", "input_preprocessing.instances"]
+        line = [sys.executable, "-m", "input_preprocessing", "instances"]
 
         def process(source: Path) -> object:
             files = ["--input-file", source, "--vocab-file", vocab, "--output-file", folder / "instances.hdf5"]

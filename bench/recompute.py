@@ -28,7 +28,6 @@ from bert.model.init import first_weights, uninitialized, use_placeholders
 from bert.model.recompute import Recomputation
 from bert.optim.sharded import Sharded
 from bert.pretraining import memory
-from bert.pretraining.peak import Peak
 from bert.training.step import Step, build_step
 
 CPU, DTYPE = torch.device("cpu"), torch.float32
@@ -81,11 +80,11 @@ def memory_of(shape: BertConfig, variants: list[int], batch: PretrainingBatch) -
     for k in variants:
         recompute(step, k)
         stays = [*step.optimizer.state_tensors(), *memory.gradient_buffers(step.optimizer)]
-        with Peak(stays) as peak:
+        with memory.Peak(stays) as peak:
             at_rest = peak.now
             passes(step, batch)
             needed = peak.most - at_rest
-        with Peak(stays) as peak:
+        with memory.Peak(stays) as peak:
             step([batch], 1e-3)
         plan = memory.Plan(
             model=shape, optimizer=OPTIMIZER, dtype=DTYPE, fused=False, num_ranks=1, tokens=batch.num_tokens,

@@ -145,7 +145,7 @@ def graphs() -> dict[str, str]:
         if on_gpu:
             run = GraphedStep(other, batches[:1])
         else:
-            with other.undone():
+            with other.rollback():
                 other(batches[:1], 1e-3)
         if not all(torch.equal(a, b) for a, b in zip(before, other.state_tensors(), strict=True)):
             return "warming up changed the state"

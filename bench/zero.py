@@ -40,7 +40,7 @@ from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
 from bert.model.init import first_weights, use_placeholders
 from bert.optim import Config as OptimizerConfig
-from bert.pretraining.peak import Peak
+from bert.pretraining.memory import Peak
 from bert.training.step import build_step
 
 # DeepSpeed's stage, and what shards as much here; our engine has no stage 3.

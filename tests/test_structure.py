@@ -46,11 +46,10 @@ LAYERS: dict[str, list[set[str]]] = {
         {"batches"},
         {"squad", "glue"},
         {"models", "config"},
-        {"weights", "inference", "tasks"},
+        {"tasks"},
+        {"saved"},
         {"train"},
-        {"check"},
-        {"run"},
-        {"saved", "commands", "demo", "__main__"},
+        {"commands", "demo", "__main__"},
     ],
     "input_preprocessing": [
         {"stage"},
@@ -59,10 +58,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"records"},
         {"dataset"},
         {"verify"},
-        # the commands by the names that users type, which import a room's module when they are run
-        {"commands", "__main__", "instances.__main__", "verify.__main__"}
-        | {"prepare", "download", "corpus", "extract", "clean", "split", "evalset", "shuffle", "pack", "bins"}
-        | {"finetuning", "import_records", "export_records", "convert_checkpoint", "data_card"},
+        {"__main__"},  # imports a stage's module when it is run
     ],
     "review": [
         {"logs"},
@@ -72,7 +68,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"report"},
         {"league"},
         {"submission"},
-        {"show", "compare", "select", "watch", "watch_many", "rehearsal", "options"},
+        {"show", "compare", "select", "watch", "rehearsal"},
         {"__main__"},
     ],
 }
@@ -98,22 +94,16 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
     ),
     "review": (
         {"bert", "certify", "finetune", "input_preprocessing", "torch"},
-        {"certify": ["review.__main__", "review.options", "review.watch"]},  # the command `review certify`
+        {"certify": ["review.__main__", "review.watch"]},  # the command `review certify`
     ),
 }
 READ_THE_ENVIRONMENT = {
     "bert.core.env",
     "bert.core.variables",
     "bert.__main__",
-    "bert.commands.deepspeed_config",
     "bert.commands.allreduce",
-    "bert.commands.compare_captures",
-    "bert.commands.deepspeed_checkpoint",
-    "bert.commands.export",
     "finetune.__main__",
     "certify.__main__",
-    "bert.commands.evaluate",
-    "bert.commands.fill_mask",
 }  # commands hand os.environ on
 
 

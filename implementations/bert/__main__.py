@@ -1,4 +1,6 @@
-"""``python -m bert``: one rank of one run, configured by environment variables.
+"""``python -m bert``: one rank of one run, configured by environment variables; with a COMMAND, what comes after it.
+
+Any setting may be given as an option, which wins over the variable of its name: --lr 0.002 is LR=0.002.
 
 Exit status: 0 the target was reached, 1 the run crashed, 2 bad input, 3 the run ended short of the target.
 """
@@ -7,58 +9,82 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Mapping
 
 from bert.core import variables
+from bert.core.env import ConfigError
 from bert.core.process import hard_exit
 
 # PyTorch takes seconds to import: what needs no run answers before that.
-COMMANDS = {
-    "evaluate": "bert.commands.evaluate",
-    "export": "bert.commands.export",
-    "fill-mask": "bert.commands.fill_mask",
-    "compare-captures": "bert.commands.compare_captures",
-    "allreduce": "bert.commands.allreduce",
-    "deepspeed-config": "bert.commands.deepspeed_config",
-    "deepspeed-checkpoint": "bert.commands.deepspeed_checkpoint",
+COMMANDS = {  # module, and what it does
+    "evaluate": ("evaluate", "accuracy and losses of checkpoints, or of those of a run that is still training"),
+    "export": ("export", "trained weights as Hugging Face's classes load them"),
+    "fill-mask": ("fill_mask", "the likeliest words for each [MASK] of a text"),
+    "compare-captures": ("compare_captures", "the first module that two runs with CAPTURE computed differently"),
+    "allreduce": ("allreduce", "whether all ranks reach each other and add right, and how fast"),
+    "deepspeed-config": ("deepspeed", "a DeepSpeed JSON as exports for our own engine; a .deepspeed_env file"),
+    "deepspeed-checkpoint": ("deepspeed", "a checkpoint of DeepSpeed's as a step_*.pt of our own"),
 }
 
 
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     """Runs the command; returns its exit status."""
     if arguments and arguments[0] in COMMANDS:
-        status: int = importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:], environ)
-        return status
+        return _command(arguments[0], arguments[1:], environ)
     parser = argparse.ArgumentParser(
-        prog="python -m bert", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bert",
+        usage="%(prog)s [--SETTING VALUE ...] [--check] [--variables [{table,markdown}]] [--deepspeed]\n"
+        "       %(prog)s COMMAND --help",
+        description=__doc__,
+        epilog="commands:\n" + "\n".join(f"  {name:<21} {text}" for name, (_, text) in COMMANDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
+    parser.add_argument("--check", action="store_true", help="validate settings, data and weights, print, and stop")
     parser.add_argument(
-        "--check", action="store_true", help="validate settings, data and weights, print them, and stop"
-    )
-    parser.add_argument(
-        "--variables",
-        nargs="?",
-        const="table",
-        choices=("table", "markdown"),
+        "--variables", nargs="?", const="table", choices=("table", "markdown"),
         help="list every variable, grouped, with its value in this environment or its default, and stop",
-    )
-    # What the `deepspeed` launcher appends, and its users write.
-    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
-    parser.add_argument("--deepspeed", action="store_true", help="ENGINE=deepspeed")
-    parser.add_argument("--deepspeed_config", metavar="FILE", help="DEEPSPEED_CONFIG=FILE")
-    options = parser.parse_args(arguments)
-    if options.deepspeed or options.deepspeed_config:
-        environ = {**environ, "ENGINE": "deepspeed"}
-    if options.deepspeed_config:
-        environ = {**environ, "DEEPSPEED_CONFIG": options.deepspeed_config}
-    if options.variables:
-        print(variables.table(environ) if options.variables == "table" else variables.markdown())
-        return 0
-    from bert.pretraining.run import run
+    )  # fmt: skip
+    parser.add_argument("--deepspeed", action="store_true", help="ENGINE=deepspeed, as --deepspeed_config FILE implies")
+    options, words = parser.parse_known_args(arguments)
+    try:
+        given = variables.from_options(words, [*COMMANDS, "--check", "--variables", "--deepspeed", "--help"])
+        if options.deepspeed or "DEEPSPEED_CONFIG" in given:
+            given["ENGINE"] = "deepspeed"
+        environ = {**environ, **given}
+        if options.variables:
+            print(variables.table(environ) if options.variables == "table" else variables.markdown())
+            return 0
+        from bert.pretraining.run import Config, run
 
+        variables.check_read(given, Config)
+    except ConfigError as error:
+        print(f"bert: error: {error}", file=sys.stderr)
+        return 2
     return run(environ, options.check)
+
+
+def _command(name: str, arguments: list[str], environ: Mapping[str, str]) -> int:
+    module = importlib.import_module(f"bert.commands.{COMMANDS[name][0]}")
+    from bert.data.records import DataError
+
+    command = getattr(module, name.replace("-", "_"))
+    parser = argparse.ArgumentParser(
+        prog=f"python -m bert {name}",
+        description=inspect.getdoc(command),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    try:
+        status: int = command(parser, arguments, environ)
+    except (ConfigError, DataError) as error:
+        print(f"bert {name}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return status
 
 
 if __name__ == "__main__":

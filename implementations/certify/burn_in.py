@@ -29,7 +29,7 @@ from bert.core.env import Variable, variables
 from bert.core.files import write_text
 from bert.kernels import precision
 from bert.pretraining.config import Config as TrainerConfig
-from bert.training.progress import clock
+from bert.training.metrics import clock
 from certify import schema
 from certify.load import Load, Trainee
 from certify.meeting import Meeting
@@ -182,7 +182,7 @@ class BurnIn:
 
     def _repeat(self, trainee: Trainee, count: int, drill: bool) -> tuple[float, list[int]]:
         """Median seconds of a step, and the checksums after each."""
-        with trainee.step.undone():
+        with trainee.step.rollback():
             checksums = self.load.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
         return statistics.median(parts.sum(axis=1).tolist()), checksums.tolist()

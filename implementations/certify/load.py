@@ -28,10 +28,10 @@ from bert.data.loader import Config as DataConfig
 from bert.data.loader import TrainingData, open_source
 from bert.data.sampler import Sampler
 from bert.kernels import fp8
-from bert.pretraining import train as pretraining
+from bert.pretraining import train
 from bert.pretraining.config import Config as TrainerConfig
+from bert.training.graph import ready
 from bert.training.step import Step, TrainingStep
-from bert.training.warm_up import ready
 from certify.meeting import Meeting, pairings
 from certify.recorder import Recorder
 from certify.schema import NOBODY, PARTS, PROBE, STAGES, STEP
@@ -110,7 +110,7 @@ class Load:
         # By itself each rank does what rank 0 would, so that all do the same.
         self.alone = World(dataclasses.replace(trainer.dist, rank=0, world_size=1))
         with meeting.world(range(meeting.size)) as everyone:
-            self.trainer = pretraining.settle_kernels(trainer, everyone)
+            self.trainer = train.resolve_kernels(trainer, everyone)
             meeting.barrier()  # whoever leaves the group while another one still joins it breaks it
         self.device = self.alone.device
         self.source = open_source(trainer.data, trainer.model.vocab_size)
@@ -195,19 +195,19 @@ class Load:
     @contextlib.contextmanager
     def _trainee(self, world: World, graphed: bool = False) -> Iterator[Trainee]:
         torch.manual_seed(SEED)
-        model, step = pretraining.build(self.trainer, world, SEED)
+        model, step = train.build(self.trainer, world, SEED)
         assert isinstance(step, Step)
         recorder = Recorder(self.device)
         if not graphed:
             step.mark = recorder.mark
             recorder.watch(model)
-        example = partial(pretraining.made_up_step, self.trainer, world)
+        example = partial(train.dummy_batches, self.trainer, world)
         take_step = ready(step, example, graph=graphed, rehearse=False)
         yield Trainee(world, model, step, recorder, take_step, graphed)
 
     def _count(self, trainee: Trainee, rounds: int) -> int:
         """Steps of a round: as many as the slowest rank takes in the time, the same on every rank."""
-        with trainee.step.undone():
+        with trainee.step.rollback():
             self.take_steps(trainee, 1)
             trainee.recorder.settle()
             self.take_steps(trainee, WARM_UP_STEPS)
@@ -219,7 +219,7 @@ class Load:
         self, trainee: Trainee, stage: str, number: int, count: int, partner: int = NOBODY, drill: bool = False
     ) -> None:
         """The first ``count`` steps from the first weights, and their rows. drill: a bit flips where one shall."""
-        with trainee.step.undone():
+        with trainee.step.rollback():
             checksums = self.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
         rows = np.zeros(count, STEP)
@@ -235,7 +235,7 @@ class Load:
         """Takes steps; the checksums of the weights after each [count] int64, on the device."""
         data = self.trainer.data
         sampler = Sampler(self.source.row_counts(), data.rows_per_step, SEED, 0, 1)
-        finish = pretraining.finisher(self.trainer, self.alone)
+        finish = train.finisher(self.trainer, self.alone)
         batches = TrainingData(self.source, sampler, data, self.trainer.model.vocab_size, 1, finish)
         checksums = torch.zeros(count, dtype=torch.int64, device=self.device)
         weights = list(trainee.model.parameters())

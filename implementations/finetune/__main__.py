@@ -1,54 +1,69 @@
-"""Fine-tuning, configured by environment variables like ``python -m bert``; and what one does with the result.
+"""``python -m finetune``: one rank of a run, configured by environment variables; with a COMMAND, what comes after it.
 
-Without a command: one rank of one run. Exit status: 0 done, 1 the run crashed, 2 bad input.
+Any setting may be given as an option, which wins over the variable of its name: --lr 3e-5 is LR=3e-5.
+
+Exit status: 0 done, 1 the run crashed, 2 bad input.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+
+from bert.core import variables
+from bert.core.env import ConfigError
+from bert.core.process import hard_exit
 
 # PyTorch takes seconds to import: --help answers before that.
+COMMANDS = {
+    "predict": "answer a question, or classify a text, by a fine-tuned model",
+    "benchmark": "latency and sequences a second of a fine-tuned model",
+    "seeds": "figures of a run's seeds, with mean and standard deviation",
+}
 
 
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     """Runs the command; returns its exit status."""
+    if arguments and arguments[0] in COMMANDS:
+        return _command(arguments[0], arguments[1:])
     parser = argparse.ArgumentParser(
-        prog="python -m finetune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m finetune",
+        usage="%(prog)s [--SETTING VALUE ...] [--check]\n       %(prog)s COMMAND --help",
+        description=__doc__,
+        epilog="commands:\n" + "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    predict = commands.add_parser("predict", help="answer a question, or classify a text, by a fine-tuned model")
-    predict.add_argument("--question", help="SQuAD: the question")
-    predict.add_argument("--context", help="SQuAD: the text that holds the answer")
-    predict.add_argument("--text", action="append", help="GLUE: the text; twice for a pair")
-    predict.add_argument("--n-best", type=int, default=3, help="answers to show (default %(default)s)")
-    timing = commands.add_parser("benchmark", help="latency and sequences a second of a fine-tuned model")
-    timing.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32], help="(default 1 8 32)")
-    timing.add_argument("--length", type=int, default=0, help="tokens of a sequence; 0: as in training")
-    timing.add_argument("--batches", type=int, default=50, help="timed per batch size (default %(default)s)")
-    for command in (predict, timing):
-        command.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="(default %(default)s)")
-    seeds = commands.add_parser("seeds", help="figures of a run's seeds, with mean and standard deviation")
-    for command in (predict, timing, seeds):
-        command.add_argument("folder", type=Path, help="of the run, results/<RUN_NAME>")
-    parser.add_argument(
-        "--check", action="store_true", help="validate settings, data and weights, print them, and stop"
-    )
-    options = parser.parse_args(arguments)
-    if options.command:
-        from finetune import commands as handlers
+    parser.add_argument("--check", action="store_true", help="validate settings, data and weights, print, and stop")
+    options, words = parser.parse_known_args(arguments)
+    try:
+        given = variables.from_options(words, [*COMMANDS, "--check", "--help"])
+        from bert.training import schedule
+        from finetune.train import Config, run
 
-        return handlers.run(options)
-    from finetune.run import run
+        variables.check_read(given, Config, schedule.Config)
+    except ConfigError as error:
+        print(f"finetune: error: {error}", file=sys.stderr)
+        return 2
+    return run({**environ, **given}, options.check)
 
-    return run(environ, options.check)
+
+def _command(name: str, arguments: list[str]) -> int:
+    from bert.data.records import DataError
+    from finetune import commands
+
+    command = getattr(commands, name)
+    parser = argparse.ArgumentParser(prog=f"python -m finetune {name}", description=inspect.getdoc(command))
+    try:
+        command(parser, arguments)
+    except (ConfigError, DataError) as error:
+        print(f"finetune: error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:], os.environ)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # as bert does, and for its reasons
+    hard_exit(main(sys.argv[1:], os.environ))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -33,71 +33,45 @@ class LabelledBatch(Batch):
     labels: Tensor = padded("sequences", IGNORE)
 
 
-class Samples(Protocol):
-    """What a task trains on, or predicts: N sequences of tokens."""
-
-    @property
-    def lengths(self) -> Integers:
-        """Tokens of each."""
-        ...
-
-    def batch(self, chosen: np.ndarray) -> Batch:
-        """The batch of the sequences of these numbers."""
-        ...
-
-
 @dataclass(frozen=True)
-class Spans:
-    """Windows of questions with their answers (F,)."""
+class Samples:
+    """What a task trains on, or predicts: N sequences of tokens, with their labels by the name of the batch's field.
+
+    labels: "starts" and "ends" of answers, or "labels", the classes; each (N,).
+    """
 
     sequences: Sequence[tuple[Integers, int]]  # token ids, where the second segment starts
-    starts: Integers
-    ends: Integers
-    lengths: Integers
+    labels: dict[str, np.ndarray]
 
-    def batch(self, chosen: np.ndarray) -> SpanBatch:
-        """See Samples."""
-        starts, ends = (torch.from_numpy(x[chosen].astype(np.int64)) for x in (self.starts, self.ends))
-        return SpanBatch(**_tokens([self.sequences[i] for i in chosen]), starts=starts, ends=ends)
+    @cached_property
+    def lengths(self) -> Integers:
+        """Tokens of each sequence."""
+        return np.array([len(ids) for ids, _ in self.sequences], dtype=np.int32)
 
-
-@dataclass(frozen=True)
-class Labelled:
-    """Sequences with their classes (N,)."""
-
-    sequences: Sequence[tuple[Integers, int]]
-    labels: np.ndarray  # int64
-    lengths: Integers
-
-    def batch(self, chosen: np.ndarray) -> LabelledBatch:
-        """See Samples."""
-        return LabelledBatch(
-            **_tokens([self.sequences[i] for i in chosen]), labels=torch.from_numpy(self.labels[chosen])
+    def batch(self, chosen: np.ndarray) -> SpanBatch | LabelledBatch:
+        """The batch of the sequences of these numbers."""
+        sequences, lengths = [self.sequences[i] for i in chosen], self.lengths[chosen].astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        second = np.repeat([begin for _, begin in sequences], lengths)
+        kind = SpanBatch if "starts" in self.labels else LabelledBatch
+        return kind(
+            input_ids=torch.from_numpy(np.concatenate([ids for ids, _ in sequences]).astype(np.int32)),
+            segment_ids=torch.from_numpy((positions >= second).astype(np.int32)),
+            position_ids=torch.from_numpy(positions.astype(np.int32)),
+            cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),
+            max_seqlen=int(lengths.max()),
+            num_tokens=int(offsets[-1]),
+            num_sequences=len(sequences),
+            **{name: torch.from_numpy(values[chosen].astype(np.int64)) for name, values in self.labels.items()},
         )
-
-
-def _tokens(sequences: Sequence[tuple[Integers, int]]) -> dict[str, Any]:
-    """The token fields of a batch."""
-    lengths = np.array([len(ids) for ids, _ in sequences], dtype=np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    second = np.repeat([begin for _, begin in sequences], lengths)
-    return {
-        "input_ids": torch.from_numpy(np.concatenate([ids for ids, _ in sequences]).astype(np.int32)),
-        "segment_ids": torch.from_numpy((positions >= second).astype(np.int32)),
-        "position_ids": torch.from_numpy(positions.astype(np.int32)),
-        "cu_seqlens": torch.from_numpy(offsets.astype(np.int32)),
-        "max_seqlen": int(lengths.max()),
-        "num_tokens": int(offsets[-1]),
-        "num_sequences": len(sequences),
-    }
 
 
 @dataclass
 class Order:
     """Which samples a rank takes in which step: epochs one after another, each in an order of its own.
 
-    The samples of a step are dealt to the ranks in turn; nothing is left out where an epoch ends within a step.
+    The ranks take the samples of a step in turn; nothing is left out where an epoch ends within a step.
     """
 
     num_samples: int
@@ -120,15 +94,11 @@ class Order:
         epochs, within = np.divmod(places, self.num_samples)
         chosen = np.empty(len(places), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
-            chosen[epochs == epoch] = self._epoch(epoch)[within[epochs == epoch]]
+            if epoch not in self._epochs:
+                kept = {number: order for number, order in self._epochs.items() if number >= epoch - 1}
+                self._epochs = kept | {epoch: np.random.default_rng([self.seed, epoch]).permutation(self.num_samples)}
+            chosen[epochs == epoch] = self._epochs[epoch][within[epochs == epoch]]
         return np.split(chosen, self.num_micro_batches)
-
-    def _epoch(self, epoch: int) -> np.ndarray:
-        if epoch not in self._epochs:
-            self._epochs = {number: order for number, order in self._epochs.items() if number >= epoch - 1}
-            generator = np.random.default_rng([self.seed, epoch])
-            self._epochs[epoch] = generator.permutation(self.num_samples)
-        return self._epochs[epoch]
 
 
 @dataclass(frozen=True)
@@ -167,7 +137,7 @@ class Source:
 
     def next_step(self) -> list[Batch]:
         """Micro-batches of the next step."""
-        batches = [self.samples.batch(chosen) for chosen in self.order.step(self.number)]
+        batches: list[Batch] = [self.samples.batch(chosen) for chosen in self.order.step(self.number)]
         self.number += 1
         if self.room is not None:
             batches = [self.room.fill(batch) for batch in batches]

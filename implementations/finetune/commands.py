@@ -5,64 +5,87 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
+import time
+from pathlib import Path
+
+import numpy as np
 
 from bert.core.env import ConfigError
-from bert.data.records import DataError
 from finetune import saved
+from finetune.batches import Samples
+from finetune.glue import encode
 from finetune.squad.answers import Rules
 
-
-def run(options: argparse.Namespace) -> int:
-    """Runs a command; its exit status."""
-    try:
-        return {"predict": predict, "benchmark": benchmark, "seeds": seeds}[options.command](options)
-    except (ConfigError, DataError) as error:
-        print(f"finetune: error: {error}", file=sys.stderr)
-        return 2
+WARM_UP_BATCHES = 3
 
 
-def predict(options: argparse.Namespace) -> int:
+def predict(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Answers a question about a context, or classifies a text or a pair."""
+    _add_model(parser)
+    parser.add_argument("--question", help="SQuAD: the question")
+    parser.add_argument("--context", help="SQuAD: the text that holds the answer")
+    parser.add_argument("--text", action="append", help="GLUE: the text; twice for a pair")
+    parser.add_argument("--n-best", type=int, default=3, help="answers to show (default %(default)s)")
+    options = parser.parse_args(arguments)
     model = saved.load(options.folder, options.device)
-    if model.finds_spans:
+    if model.facts["task"] == "squad":
         if options.question is None or options.context is None:
             raise ConfigError(f"{options.folder} answers questions: give --question and --context")
         rules = Rules(n_best=options.n_best, version_2=model.facts["squad_version"] == "2.0")
-        for entry in saved.answer(model, options.question, options.context, rules):
+        for entry in model.answer(options.question, options.context, rules):
             print(f"{entry['probability']:.4f}  {entry['text'] or '(no answer)'}")
-        return 0
+        return
     if not options.text or len(options.text) > 2:
         raise ConfigError(f"{options.folder} classifies texts: give --text, twice for a pair")
-    (shares,) = saved.classify(model, [tuple(options.text)])
-    for name, share in sorted(shares.items(), key=lambda pair: -pair[1]):
+    sequences = encode([tuple(options.text)], model.tokenizer, model.facts["max_seq_length"])
+    (scores,) = model.scores(Samples(sequences, {"labels": np.zeros(1)}))
+    shares = np.exp(scores - scores.max(), dtype=np.float64)
+    for share, name in sorted(zip(shares / shares.sum(), model.facts["labels"], strict=True), reverse=True):
         print(f"{share:.4f}  {name}")
-    return 0
 
 
-def benchmark(options: argparse.Namespace) -> int:
-    """One line of JSON a batch size."""
+def benchmark(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """Latency of batches of made-up tokens in milliseconds, and sequences a second: a line of JSON a batch size."""
+    _add_model(parser)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32], help="(default 1 8 32)")
+    parser.add_argument("--length", type=int, default=0, help="tokens of a sequence; 0: as in training")
+    parser.add_argument("--batches", type=int, default=50, help="timed per batch size (default %(default)s)")
+    options = parser.parse_args(arguments)
     model = saved.load(options.folder, options.device)
-    length = min(options.length or model.facts["max_seq_length"], model.model.config.max_position_embeddings)
+    shape = model.model.config
+    length = min(options.length or model.facts["max_seq_length"], shape.max_position_embeddings)
+    ids = np.random.default_rng(0).integers(1000 % shape.vocab_size, shape.vocab_size, length).astype(np.int32)
     for size in options.batch_sizes:
-        figures = saved.benchmark(model, size, length, options.batches)
+        samples, milliseconds = Samples([(ids, length)] * size, {"labels": np.zeros(size)}), []
+        for number in range(WARM_UP_BATCHES + options.batches):
+            begin = time.perf_counter()
+            model.scores(samples)  # its scores come back to the host, so the device is done
+            if number >= WARM_UP_BATCHES:
+                milliseconds.append(1000 * (time.perf_counter() - begin))
+        figures = {f"p{percent}": float(np.percentile(milliseconds, percent)) for percent in (50, 90, 95, 99, 100)}
+        mean = float(np.mean(milliseconds))
+        figures |= {"mean": mean, "std": float(np.std(milliseconds)), "sequences_per_second": 1000 * size / mean}
         rounded = {name: round(value, 3) for name, value in figures.items()}
         print(json.dumps({"batch_size": size, "tokens": length, "device": model.device.type, **rounded}), flush=True)
-    return 0
 
 
-def seeds(options: argparse.Namespace) -> int:
-    """A table of a run's trials, with mean and standard deviation."""
-    paths = sorted(options.folder.glob("model_*/figures.json"), key=lambda path: int(path.parent.name[6:]))
+def seeds(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+    """A table of the figures of a run's trials, with mean and standard deviation."""
+    parser.add_argument("folder", type=Path, help="of the run, results/<RUN_NAME>")
+    folder = parser.parse_args(arguments).folder
+    paths = sorted(folder.glob("model_*/figures.json"), key=lambda path: int(path.parent.name[6:]))
     if not paths:
-        raise ConfigError(f"{options.folder}: no model_N/figures.json: name the folder of a run")
+        raise ConfigError(f"{folder}: no model_N/figures.json: name the folder of a run")
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     names = [name for name, value in rows[0].items() if isinstance(value, float)]
     width = max(len(name) for name in names)
     print(f"{'seed':<{width}}  " + "  ".join(f"{row['seed']:>10}" for row in rows) + f"  {'mean':>10}  {'std':>10}")
     for name in names:
         values = [row[name] for row in rows if name in row]
-        std = statistics.stdev(values) if len(values) > 1 else 0.0
-        shown = [*values, statistics.mean(values), std]
+        shown = [*values, statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0]
         print(f"{name:<{width}}  " + "  ".join(f"{value:>10.4f}" for value in shown))
-    return 0
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="of the run, results/<RUN_NAME>")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="(default %(default)s)")

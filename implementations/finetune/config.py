@@ -11,22 +11,22 @@ from bert.checkpoint.save import Config as CheckpointConfig
 from bert.core import rundir
 from bert.core.env import ConfigError, env, from_env
 from bert.model.config import BertConfig
-from bert.training import observers, schedule
+from bert.training import metrics, schedule
 from bert.training.config import Hardware
 
 # What fine-tuning sets where you do not.
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}
-TASKS = ("squad", "MRPC", "SST-2", "CoLA", "MNLI", "TSV")
-MODES = ("train-eval", "train", "eval", "prediction")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Hardware):
     """One task on one model. BATCHSIZE, MAX_SEQ_LENGTH and the like mean what they mean to bert, of sequences."""
 
-    task: str = env("TASK", choices=TASKS, doc="fine-tuning: the task")
+    task: str = env("TASK", choices=("squad", "MRPC", "SST-2", "CoLA", "MNLI", "TSV"), doc="fine-tuning: the task")
     data: Path = env("DATA", doc="fine-tuning: folder of the task's files")
-    mode: str = env("MODE", "train-eval", choices=MODES, doc="fine-tuning: what to do")
+    mode: str = env(
+        "MODE", "train-eval", choices=("train-eval", "train", "eval", "prediction"), doc="fine-tuning: what to do"
+    )
     squad_version: str = env("SQUAD_VERSION", "1.1", choices=("1.1", "2.0"), doc="2.0: questions may have no answer")
     epochs: float = env("EPOCHS", 2.0, above=0, doc="fine-tuning: passes over the training data")
     vocab_file: Path | None = env("VOCAB_FILE", None, doc="vocab.txt; unset: the one beside BERT_CONFIG")
@@ -47,7 +47,7 @@ class Config(Hardware):
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: rundir.Config = field(default_factory=rundir.Config)
-    observers: observers.Config = field(default_factory=observers.Config)
+    observers: metrics.Config = field(default_factory=metrics.Config)
 
     def check(self) -> None:
         """Raises ConfigError for settings that contradict each other, before anything starts."""
@@ -75,7 +75,6 @@ class Config(Hardware):
 
     @property
     def trains(self) -> bool:
-        """Whether the mode trains."""
         return self.mode.startswith("train")
 
     @property
@@ -102,12 +101,10 @@ class Config(Hardware):
 
     @cached_property
     def model(self) -> BertConfig:
-        """The model's shape."""
         return BertConfig.from_json(self.bert_config_path)
 
     @property
     def vocabulary(self) -> Path:
-        """The vocabulary's file."""
         return self.vocab_file or self.bert_config_path.parent / "vocab.txt"
 
     @property

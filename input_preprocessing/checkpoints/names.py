@@ -26,28 +26,20 @@ BIAS = "cls.predictions.bias"
 MOST_NAMED = 8  # of the parameters that do not fit, in a message
 
 # What is not a parameter, by the last part of its name (TensorFlow 1) or by its path (TensorFlow 2), and what it is.
-_LEFT_OUT = [
-    (re.compile(r"(/(LAMB|Adam)\w*|/(adam|lamb)_[mv])$|/\.OPTIMIZER_SLOT/|^optimizer/"), "optimizer"),
-    (re.compile(r"/GradientAccumulator\w*(/\.ATTRIBUTES/VARIABLE_VALUE)?$"), "gradient accumulator"),
-    (
-        re.compile(
-            r"(^|/)(global_step|good_steps|current_loss_scale|loss_scale|beta\d_power|save_counter)"
-            r"(/\.ATTRIBUTES/VARIABLE_VALUE)?$"
-        ),
-        "counters",
-    ),
-    (re.compile(r"^_CHECKPOINTABLE_OBJECT_GRAPH$"), "object graph"),
-    (re.compile(r"/\.ATTRIBUTES/OBJECT_CONFIG_JSON$"), "settings of Keras"),
-]
-_TF1_RENAMES = [
-    (re.compile(r"^cls/seq_relationship/output_(weights|bias)$"), r"cls/seq_relationship/\1"),
-    (re.compile(r"^cls/predictions/output_bias$"), "cls/predictions/bias"),
-    (re.compile(r"/weights$"), "/weight"),
-    (re.compile(r"/layer_(\d+)/"), r"/layer/\1/"),
-    (re.compile(r"/gamma$"), "/weight"),
-    (re.compile(r"/beta$"), "/bias"),
-    (re.compile(r"_embeddings$"), "_embeddings/weight"),
-]
+_COUNTERS = "global_step|good_steps|current_loss_scale|loss_scale|beta\\d_power|save_counter"
+_LEFT_OUT = {
+    r"(/(LAMB|Adam)\w*|/(adam|lamb)_[mv])$|/\.OPTIMIZER_SLOT/|^optimizer/": "optimizer",
+    r"/GradientAccumulator\w*(/\.ATTRIBUTES/VARIABLE_VALUE)?$": "gradient accumulator",
+    rf"(^|/)({_COUNTERS})(/\.ATTRIBUTES/VARIABLE_VALUE)?$": "counters",
+    r"^_CHECKPOINTABLE_OBJECT_GRAPH$": "object graph",
+    r"/\.ATTRIBUTES/OBJECT_CONFIG_JSON$": "settings of Keras",
+}
+_TF1_RENAMES = {
+    r"^cls/seq_relationship/output_(weights|bias)$": r"cls/seq_relationship/\1",
+    r"^cls/predictions/output_bias$": "cls/predictions/bias",
+    r"/weights$": "/weight", r"/layer_(\d+)/": r"/layer/\1/", r"/gamma$": "/weight", r"/beta$": "/bias",
+    r"_embeddings$": "_embeddings/weight",
+}  # fmt: skip
 _ACTIVATED = re.compile(r"((?:intermediate|pooler|transform)\.dense)\.")
 
 
@@ -96,13 +88,13 @@ class Shape:
 
 def left_out_as(name: str) -> str | None:
     """What a variable is that is not a parameter of the model: an optimizer's, a counter...; None for the others."""
-    return next((what for pattern, what in _LEFT_OUT if pattern.search(name)), None)
+    return next((what for pattern, what in _LEFT_OUT.items() if re.search(pattern, name)), None)
 
 
 def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]]:
     """Hugging Face name and value of a TensorFlow 1 variable."""
-    for pattern, replacement in _TF1_RENAMES:
-        name = pattern.sub(replacement, name)
+    for pattern, replacement in _TF1_RENAMES.items():
+        name = re.sub(pattern, replacement, name)
     if name.endswith("/kernel"):
         name, tensor = name[: -len("kernel")] + "weight", tensor.T
     return name.replace("/", "."), tensor
@@ -115,15 +107,15 @@ def some_of(problems: Iterable[str]) -> str:
     return "; ".join(listed[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def shape_of(tensors: Tensors, where: str) -> Shape:
-    """The sizes that the tensors (Hugging Face names) of the file `where` imply.
+def check_complete(tensors: Tensors, where: str) -> Shape:
+    """Checks that the tensors of the file `where` are exactly the parameters of one BERT; returns its sizes.
 
     Raises:
-        DataError: the tensors are no BERT's.
+        DataError: parameters are missing, unknown or of another shape; the first are named.
     """
     layers = {int(match[1]) for name in tensors if (match := re.match(r"bert\.encoder\.layer\.(\d+)\.", name))}
     try:
-        return Shape(
+        shape = Shape(
             layers=max(layers) + 1,
             hidden=tensors[WORDS].shape[1],
             feed_forward=tensors["bert.encoder.layer.0.intermediate.dense.weight"].shape[0],
@@ -132,15 +124,6 @@ def shape_of(tensors: Tensors, where: str) -> Shape:
         )
     except (KeyError, ValueError, IndexError) as error:
         raise DataError(f"{where} is no BERT: {error} is not in it") from error
-
-
-def check_complete(tensors: Tensors, where: str) -> Shape:
-    """Checks that the tensors of the file `where` are exactly the parameters of one BERT; returns its sizes.
-
-    Raises:
-        DataError: parameters are missing, unknown or of another shape; the first are named.
-    """
-    shape = shape_of(tensors, where)
     wanted = shape.parameters()
     problems = [f"{name} is missing" for name in wanted if name not in tensors]
     problems += [f"{name} is unknown" for name in tensors if name not in wanted]

@@ -53,24 +53,18 @@ def _pattern(modules: Iterable[str], before: str) -> re.Pattern[str]:
 
 
 _MODEL = _pattern(_MODULES, "")
-_ENCODER_POOLER = _pattern(["pooler_transform"], "")
-_HEAD_POOLER = _pattern(["next_sentence/pooler_dense"], "")
 _LAYER = _pattern(_LAYER_MODULES, r"transformer/layer_(\d+)(?:_\d+)?/")
 
 
 def parameter_of(full_name: str) -> str | None:
     """Hugging Face name of the parameter that a variable of this name is; None: of no parameter of BERT."""
-    if match := _LAYER.search(full_name):
-        layer, module, leaf = match.groups()
-        return f"bert.encoder.layer.{layer}.{_LAYER_MODULES[_plain(module)]}.{_LEAVES[leaf]}"
-    if match := _MODEL.search(full_name):
-        module, leaf = match.groups()
-        return f"{_MODULES[_plain(module)]}.{_LEAVES[leaf]}"
-    return None
-
-
-def _plain(module: str) -> str:
-    return re.sub(r"_\d+(?=/|$)", "", module)
+    match = _LAYER.search(full_name) or _MODEL.search(full_name)
+    if match is None:
+        return None
+    *layer, module, leaf = match.groups()
+    module = re.sub(r"_\d+(?=/|$)", "", module)
+    prefix = f"bert.encoder.layer.{layer[0]}.{_LAYER_MODULES[module]}" if layer else _MODULES[module]
+    return f"{prefix}.{_LEAVES[leaf]}"
 
 
 def merge_heads(name: str, tensor: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int | None]:
@@ -92,9 +86,10 @@ def unused_poolers(names: dict[str, str]) -> list[str]:
     Args:
         names: key -> full name of the model's variables.
     """
-    if not any(_HEAD_POOLER.search(full_name) for full_name in names.values()):
+    encoders, heads = _pattern(["pooler_transform"], ""), _pattern(["next_sentence/pooler_dense"], "")
+    if not any(heads.search(full_name) for full_name in names.values()):
         return []
-    return [key for key, full_name in names.items() if _ENCODER_POOLER.search(full_name)]
+    return [key for key, full_name in names.items() if encoders.search(full_name)]
 
 
 def from_tf2(names: dict[str, str], read: Callable[[str], npt.NDArray[Any]], where: str) -> tuple[Tensors, int | None]:

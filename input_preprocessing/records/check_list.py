@@ -40,9 +40,8 @@ def read_list(path: Path) -> dict[str, Wanted]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or 'not text'}; check the list"
-        ) from error
+        reason = getattr(error, "strerror", None) or "not text"
+        raise DataError(f"cannot read {path}: {reason}; check the list") from error
     found: dict[str, Wanted] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
@@ -67,24 +66,19 @@ def input_ids_digest(rows: Iterable[Sequence[int]]) -> str:
     return hashlib.md5(str(digests).encode()).hexdigest()
 
 
-def _found(path: Path, of_input_ids: bool) -> str:
-    """What a file has of what is wanted."""
-    if not of_input_ids:
-        return md5_of(path)
-    try:
-        with h5py.File(path, "r") as file:
-            return input_ids_digest(row.tolist() for row in file["input_ids"][:])
-    except (OSError, KeyError) as error:
-        raise DataError(f"{path} has no input_ids to compare (not HDF5, or damaged); copy it again") from error
-
-
 def _compare(task: tuple[Path, Wanted]) -> str:
     """What is wrong with a file, in a line; '' where it is the one listed."""
     path, wanted = task
     try:
-        md5 = _found(path, wanted.of_input_ids)
+        if wanted.of_input_ids:
+            with h5py.File(path, "r") as file:
+                md5 = input_ids_digest(row.tolist() for row in file["input_ids"][:])
+        else:
+            md5 = md5_of(path)
     except DataError as error:
         return str(error)
+    except (OSError, KeyError):
+        return f"{path} has no input_ids to compare (not HDF5, or damaged); copy it again"
     what = "md5 of input_ids" if wanted.of_input_ids else "md5"
     return "" if md5 == wanted.md5 else f"{path} has {what} {md5}, the list {wanted.md5}; copy it again"
 

@@ -18,7 +18,7 @@ from bert.data.digests import add_multiset_digests
 from bert.data.format import check_contents, open_records, write_records
 from bert.data.records import IDS, DataError, Metadata, Records, id_dtype
 from input_preprocessing.records.check_list import differences, read_list
-from input_preprocessing.stage.cli import add_jobs, human_bytes, run, stage_parser
+from input_preprocessing.stage.cli import add_jobs, human_bytes
 from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.tensorflow_files.tfrecord import read_tfrecord
@@ -27,7 +27,7 @@ from input_preprocessing.text.vocabulary import Vocabulary
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUFFIXES = (".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords")
-_NOT_RECORDS = (".lst", ".json", ".txt", ".md5", ".chk")
+NOT_RECORDS = (".lst", ".json", ".txt", ".md5", ".chk")
 
 
 def read_foreign(path: Path) -> tuple[Records, Metadata]:
@@ -84,11 +84,8 @@ def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[
     """
     files = [source]
     if source.is_dir():
-        files = sorted(
-            path
-            for path in source.iterdir()
-            if path.is_file() and not path.name.startswith(".") and path.suffix not in _NOT_RECORDS
-        )
+        found = [path for path in source.iterdir() if path.is_file() and not path.name.startswith(".")]
+        files = sorted(path for path in found if path.suffix not in NOT_RECORDS)
     if not files:
         raise DataError(f"no files in {source}; check --source")
     planned: dict[Path, Path] = {}
@@ -102,52 +99,39 @@ def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[
     return [(path, made) for made, path in planned.items()]
 
 
-def _check(options: argparse.Namespace, files: list[Path]) -> None:
-    """Raises DataError, each difference told on a line of its own before, where the files are not those of the list."""
-    listed = read_list(options.check_list)
-    wrong = differences(files, listed, whole=options.source.is_dir(), jobs=options.jobs)
-    for line in wrong:
-        print(f"import_records: {line}", file=sys.stderr)
-    if wrong:
-        raise DataError(f"{options.source} is not as {options.check_list} lists it: {len(wrong)} differences, told "
-                        "above; nothing was imported")  # fmt: skip
-    print(f"{options.source}: {len(files)} files as {options.check_list} lists them", file=sys.stderr)
-
-
-def _main(options: argparse.Namespace) -> None:
+def main(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--source", type=Path, required=True, help="file, or folder of files")
+    parser.add_argument("--target", type=Path, required=True, help="folder for the record files")
+    vocab = "vocab.txt they were made with: tokens are checked, and its md5 is recorded"
+    parser.add_argument("--vocab-file", type=Path, help=vocab)
+    listed = (
+        "import nothing unless the files are those listed: lines 'md5  name' as md5sum writes them, or 'name  md5' "
+    )
+    parser.add_argument("--check-list", type=Path, help=listed + "of input_ids as NVIDIA publishes")
+    parser.add_argument("--json", action="store_true", help="print counts and the digest of the sequences as JSON")
+    add_jobs(parser)
+    options = parser.parse_args()
     words = vocabulary.load(options.vocab_file) if options.vocab_file else None
     files = plan_files(options.source, options.target)
     if options.check_list:
-        _check(options, [path for path, _ in files])
+        whole, paths = options.source.is_dir(), [path for path, _ in files]
+        wrong = differences(paths, read_list(options.check_list), whole=whole, jobs=options.jobs)
+        for line in wrong:
+            print(f"import_records: {line}", file=sys.stderr)
+        if wrong:
+            told = f"{options.source} is not as {options.check_list} lists it: {len(wrong)} differences, told above"
+            raise DataError(f"{told}; nothing was imported")
+        print(f"{options.source}: {len(files)} files as {options.check_list} lists them", file=sys.stderr)
     options.target.mkdir(parents=True, exist_ok=True)
     weights = [path.stat().st_size if path.exists() else 0 for path, _ in files]
     tasks = [(path, made, words) for path, made in files]
     counts = run_tasks("import", import_file, tasks, jobs=options.jobs, weights=weights)
     sequences, rows, empty = (sum(count[i] for count in counts) for i in range(3))
     if options.json:
-        digests = [open_records(made)[1].multiset_digest for _, made in files]
+        digest = add_multiset_digests([open_records(made)[1].multiset_digest for _, made in files])
         total = {"files": len(files), "sequences": sequences, "rows": rows, "empty_rows": empty}
-        print(json.dumps({**total, "multiset_digest": add_multiset_digests(digests)}))
+        print(json.dumps({**total, "multiset_digest": digest}))
     size = human_bytes(sum(made.stat().st_size for _, made in files))
     note = f"; {empty:,} rows of no sequence left out" if empty else ""
-    print(
-        f"{options.target}: {sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}{note}", file=sys.stderr
-    )
-
-
-def main() -> None:
-    """Command line."""
-    parser = stage_parser("import_records", __doc__)
-    parser.add_argument("--source", type=Path, required=True, help="file, or folder of files")
-    parser.add_argument("--target", type=Path, required=True, help="folder for the record files")
-    parser.add_argument(
-        "--vocab-file", type=Path, help="vocab.txt they were made with: tokens are checked, and its md5 is recorded"
-    )
-    parser.add_argument(
-        "--check-list", type=Path,
-        help="import nothing unless the files are those listed: lines 'md5  name' as md5sum writes them, or "
-        "'name  md5' of input_ids as NVIDIA publishes",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print counts and the digest of the sequences as JSON")
-    add_jobs(parser)
-    run(parser, _main)
+    told = f"{options.target}: {sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}{note}"
+    print(told, file=sys.stderr)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.tasks import Labelled
+from finetune.batches import Samples
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_predictions_come_back_in_the_order_of_the_samples(bench):
 
     lengths = np.random.default_rng(0).integers(1, 30, 70).astype(np.int32)
     sequences = [(np.full(length, number + 1, dtype=np.int32), 1) for number, length in enumerate(lengths)]
-    samples = Labelled(sequences, np.zeros(70, np.int64), lengths)
+    samples = Samples(sequences, {"labels": np.zeros(70, np.int64)})
     loop = bench.HuggingFace.__new__(bench.HuggingFace)
     loop.model = Model()
     for by_length in (False, True):
@@ -68,6 +68,6 @@ def test_predictions_come_back_in_the_order_of_the_samples(bench):
 
 
 def test_some_of_them_are_spread_over_all(bench):
-    samples = Labelled([(np.zeros(1, np.int32), 1)] * 9, np.arange(9), np.ones(9, np.int32))
-    assert bench.some_of(samples, 3).labels.tolist() == [0, 4, 8]
-    assert bench.some_of(samples, 100).labels.tolist() == list(range(9))
+    samples = Samples([(np.zeros(1, np.int32), 1)] * 9, {"labels": np.arange(9)})
+    assert bench.some_of(samples, 3).labels["labels"].tolist() == [0, 4, 8]
+    assert bench.some_of(samples, 100).labels["labels"].tolist() == list(range(9))

@@ -98,7 +98,7 @@ def test_alone_a_rank_takes_its_steps_from_the_graph_that_a_benchmark_uses(alone
             return self.step(batches, lr)
 
     monkeypatch.setattr(Trainer, "uses_graph", property(lambda _: True))
-    monkeypatch.setattr("bert.training.warm_up.GraphedStep", Graph)
+    monkeypatch.setattr("bert.training.graph.GraphedStep", Graph)
     folder = alone()
     record = np.load(folder / "certify_here.npz")
     by_itself = record["steps.stage"] < 2

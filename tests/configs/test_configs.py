@@ -94,7 +94,7 @@ def test_the_name_of_a_config_is_what_it_exports(path, exported):
 
 @pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
 def test_a_config_is_checked_and_prints_batch_interval_and_reference_convergence(path, load, exported, monkeypatch):
-    monkeypatch.setattr("bert.pretraining.host_memory.capacity", lambda: 1 << 50)  # CPUs stand in for a node of GPUs
+    monkeypatch.setattr("bert.pretraining.memory.host_capacity", lambda: 1 << 50)  # CPUs stand in for a node of GPUs
     config = load(path)
     lines = dict(line.split("  ", 1) for line in check.report(config).splitlines())
     lines = {name.strip(): text.strip() for name, text in lines.items()}

@@ -10,7 +10,7 @@ import torch
 
 from bert import kernels
 from bert.model.config import BertConfig
-from finetune import weights
+from finetune import models
 from finetune.models import SpanPrediction
 
 from . import made_up
@@ -48,8 +48,8 @@ def squad_environment(tmp_path_factory):
         (folder / f"{name}-v1.1.json").write_text(json.dumps(content))
     (folder / "vocab.txt").write_text("\n".join(made_up.VOCABULARY), encoding="utf-8")
     model = SpanPrediction(SHAPE, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
-    weights.initialise(model, 0)
-    (folder / "config.json").write_text(json.dumps(weights.hugging_face_config(model)))
+    models.initialise(model, 0)
+    (folder / "config.json").write_text(json.dumps(models.hugging_face_config(model)))
     torch.save(dict(model.named_parameters()), folder / "weights.pt")
     return {
         "TASK": "squad", "DATA": str(folder), "INIT_CHECKPOINT": str(folder / "weights.pt"), "DEVICE": "cpu",

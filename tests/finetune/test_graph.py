@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from bert.core.dist import World
 from bert.data.tokens import WordPiece
 from bert.training import graph
-from finetune import check, config, tasks, train
-from finetune.batches import Labelled, Order, Room, Source
+from finetune import config, tasks, train
+from finetune.batches import Order, Room, Samples, Source
 
 from ..bert import no_gpu
 
@@ -32,7 +32,7 @@ class Replayed:
 
 def samples_of(lengths):
     sequences = [(np.full(n, 7, dtype=np.int32), 1) for n in lengths]
-    return Labelled(sequences, np.zeros(len(lengths), np.int64), np.array(lengths, dtype=np.int32))
+    return Samples(sequences, {"labels": np.zeros(len(lengths), np.int64)})
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 7), st.integers(1, 3), st.integers(1, 12))
@@ -88,5 +88,5 @@ def test_steps_of_one_size_train_as_those_without_padding(
         torch.testing.assert_close(
             parameters[1][name], parameter, atol=2e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
         )
-    said = check.report(chosen, environment)
+    said = train.report(chosen, environment)
     assert "CUDA graph     " in said

@@ -16,8 +16,8 @@ from bert.core.env import ConfigError
 from bert.data.batch import Capacity
 from bert.model.config import BertConfig
 from bert.training.graph import static_batch
-from finetune import inference, weights
-from finetune.batches import IGNORE, Labelled, Order, Spans
+from finetune import models, saved
+from finetune.batches import IGNORE, Order, Samples
 from finetune.models import Classification, SpanPrediction
 
 from . import made_up
@@ -30,7 +30,7 @@ LENGTHS = [5, 1, 17, 9, 2]
 def model_of(kind, shape=SHAPE):
     plain = kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
     model = SpanPrediction(shape, plain) if kind == "squad" else Classification(shape, plain, 3)
-    weights.initialise(model, seed=1)
+    models.initialise(model, seed=1)
     return model.eval()
 
 
@@ -40,8 +40,8 @@ def samples_of(kind):
     lengths = np.array(LENGTHS, dtype=np.int32)
     if kind == "squad":
         ends = (lengths - 1).astype(np.int32)
-        return Spans(sequences, (ends // 2).astype(np.int32), ends, lengths)
-    return Labelled(sequences, np.array([0, 2, 1, 1, 0]), lengths)
+        return Samples(sequences, {"starts": (ends // 2).astype(np.int32), "ends": ends})
+    return Samples(sequences, {"labels": np.array([0, 2, 1, 1, 0])})
 
 
 def numbers(*values):
@@ -57,7 +57,7 @@ def test_the_loss_of_a_batch_is_the_mean_of_the_losses_of_its_sequences(kind):
     if kind == "squad":
         for i in range(5):
             scores = model.scores(samples.batch(numbers(i)))
-            places = [torch.tensor(int(labels[i])) for labels in (samples.starts, samples.ends)]
+            places = [torch.tensor(int(labels[i])) for labels in samples.labels.values()]
             wanted = [F.cross_entropy(scores[:, column], place) for column, place in enumerate(places)]
             torch.testing.assert_close(alone[i], sum(wanted) / 2)
 
@@ -93,10 +93,8 @@ def test_filling_up_and_unknown_labels_change_neither_loss_nor_gradient(kind):
         torch.testing.assert_close(loss, found[0][0])
         torch.testing.assert_close(gradient, found[0][1])
     unknown = samples_of(kind)
-    if kind == "squad":
-        unknown.starts[:], unknown.ends[:] = IGNORE, IGNORE
-    else:
-        unknown.labels[:] = IGNORE
+    for labels in unknown.labels.values():
+        labels[:] = IGNORE
     assert model_of(kind)(unknown.batch(numbers(0, 1)))[0].item() == 0
 
 
@@ -106,7 +104,7 @@ def test_what_is_saved_gives_hugging_faces_classes_the_same_scores_and_loads_aga
     model, samples = model_of(kind), samples_of(kind)
     (tmp_path / "v.txt").write_text("\n".join(made_up.VOCABULARY))
     facts = {"task": kind, "lower_case": True, "labels": ["a", "b", "c"] if kind == "MNLI" else []}
-    weights.save(tmp_path / "model", model, dict(model.named_parameters()), tmp_path / "v.txt", facts)
+    models.save(tmp_path / "model", model, dict(model.named_parameters()), tmp_path / "v.txt", facts)
     kinds = {
         "squad": transformers.AutoModelForQuestionAnswering,
         "MNLI": transformers.AutoModelForSequenceClassification,
@@ -115,7 +113,7 @@ def test_what_is_saved_gives_hugging_faces_classes_the_same_scores_and_loads_aga
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     for number, (ids, second) in enumerate(samples.sequences):
-        (mine,) = inference.batch_scores(model, samples.batch(numbers(number)))
+        (mine,) = saved.batch_scores(model, samples.batch(numbers(number)))
         segments = (torch.arange(len(ids)) >= second).long()[None]
         theirs = other.eval()(torch.from_numpy(ids).long()[None], token_type_ids=segments)
         if kind == "squad":
@@ -129,7 +127,7 @@ def test_what_is_saved_gives_hugging_faces_classes_the_same_scores_and_loads_aga
     with torch.no_grad():
         for parameter in again.parameters():
             parameter.zero_()
-    assert weights.load(again, tmp_path / "model" / "model.safetensors") == ([], [])
+    assert models.load(again, tmp_path / "model" / "model.safetensors") == ([], [])
     assert shape.gelu_approximation == SHAPE.gelu_approximation
     batch = samples.batch(numbers(0, 2))
     torch.testing.assert_close(again.scores(batch), model.scores(batch))
@@ -141,7 +139,7 @@ def test_a_pre_norm_model_is_saved_for_ours_alone_and_says_so(tmp_path, capsys):
     model = model_of("MNLI", shape)
     (tmp_path / "v.txt").write_text("\n".join(made_up.VOCABULARY))
     facts = {"task": "MNLI", "lower_case": True, "labels": ["a", "b", "c"]}
-    weights.save(tmp_path / "model", model, dict(model.named_parameters()), tmp_path / "v.txt", facts)
+    models.save(tmp_path / "model", model, dict(model.named_parameters()), tmp_path / "v.txt", facts)
     assert "Hugging Face's BERT cannot hold this Pre-LN model" in capsys.readouterr().err
     assert BertConfig.from_json(tmp_path / "model" / "config.json") == dataclasses.replace(shape, hidden_act="gelu_new")
     with pytest.raises(ValueError, match="model"):
@@ -152,8 +150,8 @@ def test_an_encoder_by_itself_and_other_heads_are_taken_and_told(tmp_path):
     model = model_of("MNLI")
     encoder = {name.removeprefix("bert."): p for name, p in model.named_parameters() if name.startswith("bert.")}
     torch.save(encoder | {"embeddings.position_ids": torch.arange(32)}, tmp_path / "encoder.pt")
-    assert weights.load(model_of("MNLI"), tmp_path / "encoder.pt") == (["classifier.weight", "classifier.bias"], [])
-    lacking, left_over = weights.load(model_of("squad"), tmp_path / "encoder.pt")
+    assert models.load(model_of("MNLI"), tmp_path / "encoder.pt") == (["classifier.weight", "classifier.bias"], [])
+    lacking, left_over = models.load(model_of("squad"), tmp_path / "encoder.pt")
     assert lacking == ["qa_outputs.weight", "qa_outputs.bias"]
     assert left_over == ["bert.pooler.dense.bias", "bert.pooler.dense.weight"]
 
@@ -164,7 +162,7 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path):
     torch.save(state, tmp_path / "x.pt")
     message = r"LayerNorm.bias is \(3,\), expected \(24,\); bert.encoder.layer.1.output.dense.bias is missing"
     with pytest.raises(ConfigError, match=message):
-        weights.load(model_of("squad"), tmp_path / "x.pt")
+        models.load(model_of("squad"), tmp_path / "x.pt")
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -188,26 +186,26 @@ def test_an_epoch_has_every_sample_once_and_an_order_of_its_own(world_size):
 def test_every_sequence_is_predicted_by_exactly_one_rank(kind, world_size, monkeypatch):
     model, samples = model_of(kind), samples_of(kind)
     parts: list[list] = []
-    monkeypatch.setattr(inference.distributed, "all_gather_object", lambda gathered, part: parts.append(part))
+    monkeypatch.setattr(saved.distributed, "all_gather_object", lambda gathered, part: parts.append(part))
     ranks = [
         SimpleNamespace(rank=rank, size=world_size, device=torch.device("cpu"), is_main=False)
         for rank in range(world_size)
     ]
     if world_size > 1:
         for world in ranks:
-            assert inference.predict(model, samples, world, 2) == []
+            assert saved.predict(model, samples, world, 2) == []
         assert sorted(number for part in parts for number, _ in part) == list(range(len(LENGTHS)))
         monkeypatch.setattr(
-            inference.distributed, "all_gather_object", lambda gathered, _: gathered.__setitem__(slice(None), parts)
+            saved.distributed, "all_gather_object", lambda gathered, _: gathered.__setitem__(slice(None), parts)
         )
     ranks[0].is_main = True
-    found = inference.predict(model, samples, ranks[0], 2)
+    found = saved.predict(model, samples, ranks[0], 2)
     for number, scores in enumerate(found):
-        (alone,) = inference.batch_scores(model, samples.batch(numbers(number)))
+        (alone,) = saved.batch_scores(model, samples.batch(numbers(number)))
         np.testing.assert_allclose(scores, alone, atol=1e-5)
     assert len(found) == len(LENGTHS)
 
 
 def test_config_json_names_the_head(tmp_path):
-    assert weights.hugging_face_config(model_of("squad"))["architectures"] == ["BertForQuestionAnswering"]
-    assert json.dumps(weights.hugging_face_config(model_of("MNLI"), ("x", "y", "z")))
+    assert models.hugging_face_config(model_of("squad"))["architectures"] == ["BertForQuestionAnswering"]
+    assert json.dumps(models.hugging_face_config(model_of("MNLI"), ("x", "y", "z")))

@@ -12,9 +12,9 @@ import torch
 from bert import kernels
 from bert.data.tokens import WordPiece
 from bert.model.config import BertConfig
-from finetune import inference, weights
-from finetune.batches import Labelled
-from finetune.glue.examples import encode
+from finetune import models, saved
+from finetune.batches import Samples
+from finetune.glue import encode
 from finetune.models import Classification, SpanPrediction
 
 TEXTS = [
@@ -41,22 +41,21 @@ def test_the_logits_of_an_exported_model_are_those_of_transformers(pretrained, t
     plain = kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
     spans = kind == "QuestionAnswering"
     model = SpanPrediction(shape, plain) if spans else Classification(shape, plain, 2)
-    weights.initialise(model, seed=1)
-    weights.load(model, pretrained / "model.safetensors")
+    models.initialise(model, seed=1)
+    models.load(model, pretrained / "model.safetensors")
     facts = {"task": "squad" if spans else "MRPC", "lower_case": True, "labels": [] if spans else ["0", "1"]}
-    weights.save(tmp_path, model.eval(), dict(model.named_parameters()), pretrained / "vocab.txt", facts)
+    models.save(tmp_path, model.eval(), dict(model.named_parameters()), pretrained / "vocab.txt", facts)
     other = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(tmp_path).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
 
     sequences = encode(TEXTS, WordPiece(pretrained / "vocab.txt"), 128)
-    lengths = np.array([len(ids) for ids, _ in sequences], dtype=np.int32)
-    samples = Labelled(sequences, np.zeros(len(TEXTS), np.int64), lengths)
+    samples = Samples(sequences, {"labels": np.zeros(len(TEXTS), np.int64)})
     batch = samples.batch(np.arange(len(TEXTS)))
     with torch.no_grad():
         mine = (
-            np.split(model.scores(batch).numpy(), np.cumsum(lengths)[:-1])
+            np.split(model.scores(batch).numpy(), np.cumsum(samples.lengths)[:-1])
             if spans
-            else inference.batch_scores(model, batch)
+            else saved.batch_scores(model, batch)
         )
         for text, (ids, _), row in zip(TEXTS, sequences, mine, strict=True):
             words = tokenizer(*text, truncation=True, max_length=128, return_tensors="pt")

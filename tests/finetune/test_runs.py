@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finetune import config
-from finetune.glue.tasks import TASKS
-from finetune.run import run
-from finetune.squad.examples import VERSIONS
+from bert.core.env import variables
+from finetune.config import Config
+from finetune.glue import TASKS
+from finetune.squad.features import VERSIONS
+from finetune.train import run
 
 from ..forked import Command
 from ..waiting import free_ports, wait_until
@@ -196,5 +197,6 @@ def test_wrong_settings_stop_with_one_line(squad_environment, tmp_path, settings
 
 
 def test_the_names_of_the_variables_are_those_of_the_tasks():
-    assert ("squad", *TASKS) == config.TASKS
-    assert set(VERSIONS) == {"1.1", "2.0"}
+    choices = {variable.name: variable.choices for _, variable, _, _ in variables(Config)}
+    assert choices["TASK"] == ("squad", *TASKS)
+    assert choices["SQUAD_VERSION"] == VERSIONS == ("1.1", "2.0")

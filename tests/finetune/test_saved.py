@@ -13,8 +13,8 @@ import pytest
 from finetune import saved
 from finetune.__main__ import main
 from finetune.demo import table
-from finetune.run import run
 from finetune.squad.answers import Rules
+from finetune.train import run
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_a_question_is_answered_as_in_the_evaluation(learnt, squad_environment, 
     model = saved.load(learnt, "cpu")
     for paragraph in data["data"][0]["paragraphs"][:5]:
         for question in paragraph["qas"]:
-            found = saved.answer(model, question["question"], paragraph["context"], Rules())
+            found = model.answer(question["question"], paragraph["context"], Rules())
             assert found[0]["text"] == expected[question["id"]][0]["text"]
             np.testing.assert_allclose(found[0]["probability"], expected[question["id"]][0]["probability"], atol=1e-5)
     context = "There is a cat here. It sat at the lake. It was red. It was 42 old."

@@ -77,7 +77,7 @@ def launch(sshd, repository, tmp_path):
 
     def make(**variables):
         listed = subprocess.run(
-            [sys.executable, "-m", "bert.commands.deepspeed_config", "--environment"],
+            [sys.executable, "-m", "bert", "deepspeed-config", "--environment"],
             env=environ | settings | variables, capture_output=True, text=True, check=True, timeout=240,
         )  # fmt: skip
         (tmp_path / ".deepspeed_env").write_text(listed.stdout)

@@ -14,7 +14,7 @@ import torch
 
 from bert import kernels
 from bert.model.config import BertConfig
-from finetune import weights
+from finetune import models
 from finetune.models import Classification
 
 from .tiny_data import LENGTH, TO_A_TARGET, write
@@ -112,7 +112,7 @@ def test_fine_tuning_on_two_nodes_trains_each_seed_and_says_last_what_stops_it(t
         (folder / f"{name}.tsv").write_text("\n".join(lines * 6))
     shape = BertConfig.from_json(folder / "phase1" / "bert_config.json")
     model = Classification(shape, kernels.select(kernels.Config(fused="none"), torch.device("cpu")), 2)
-    weights.initialise(model, 0)
+    models.initialise(model, 0)
     torch.save(dict(model.bert.named_parameters()), folder / "weights.pt")
     (folder / "config.json").write_text((folder / "phase1" / "bert_config.json").read_text())
     own = {"RANK_MODULE": "finetune", "TASK": "TSV", "DATA": folder, "INIT_CHECKPOINT": folder / "weights.pt"}

@@ -1,16 +1,11 @@
-"""``python -m bert allreduce``: do all ranks reach each other, do they add right, and how fast? Run before the trials.
-
-The ranks first answer a roll call, so that one that does not arrive is named. Then they all-reduce vectors whose sums
-are known, on the devices and the backend of the training, and rank 0 prints what bandwidth they reach. Exit status: 0,
-1 where the test fails, 2 for bad input; the reason is one line on stderr and in RUN_DIR, as for ``python -m bert``.
-"""
+"""``python -m bert allreduce``: the test of the network before the trials."""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import platform
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -42,9 +37,7 @@ class Config(ModelFiles):
 
     timeout_seconds: int = env("NCCL_TEST_TIMEOUT", at_least=1, doc="seconds the test may take; set by the launcher")
     min_bandwidth: float = env(
-        "NCCL_TEST_MIN_GBPS",
-        at_least=0,
-        doc="GB/s the largest all-reduce must reach; set by the launcher",
+        "NCCL_TEST_MIN_GBPS", at_least=0, doc="GB/s the largest all-reduce must reach; set by the launcher"
     )
     master_addr: str = env("MASTER_ADDR", doc="where rank 0 listens; set by the launcher")
     master_port: int = env("MASTER_PORT", at_least=1, at_most=65535, doc="its port; set by the launcher")
@@ -180,7 +173,7 @@ def run(config: Config) -> None:
     distributed.destroy_process_group()
 
 
-def main(arguments: list[str], environ: Mapping[str, str]) -> int:
+def main(environ: Mapping[str, str]) -> int:
     """Runs the test in a thread, since a collective that hangs cannot be left otherwise; returns the exit status."""
     run_config = rundir.Config()
     try:
@@ -200,19 +193,28 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
     thread.join(config.timeout_seconds + 5)
-    who = f"rank {config.dist.rank} on {platform.node()}"
+    said = f"rank {config.dist.rank} on {platform.node()}"
     if thread.is_alive():
-        hint = "NCCL_DEBUG=INFO shows the interfaces in use"
-        return rundir.fail(
-            run_config, PROGRAM, f"{who} hangs in an all-reduce after {config.timeout_seconds} s; {hint}", 1
-        )
-    if failure:
-        known = isinstance(failure[0], AllReduceError)
-        return rundir.fail(
-            run_config, PROGRAM, str(failure[0]) if known else f"{who}: {type(failure[0]).__name__}: {failure[0]}", 1
-        )
-    return 0
+        said += f" hangs in an all-reduce after {config.timeout_seconds} s; NCCL_DEBUG=INFO shows the interfaces in use"
+    elif not failure:
+        return 0
+    elif isinstance(failure[0], AllReduceError):
+        said = str(failure[0])
+    else:
+        said += f": {type(failure[0]).__name__}: {failure[0]}"
+    return rundir.fail(run_config, PROGRAM, said, 1)
 
 
-if __name__ == "__main__":
-    hard_exit(main(sys.argv[1:], os.environ))
+def allreduce(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
+    """Do all ranks reach each other, do they add right, and how fast? Run before the trials.
+
+    The ranks first answer a roll call, so that one that does not arrive is named. Then they all-reduce vectors whose
+    sums are known, on the devices and the backend of the training, and rank 0 prints what bandwidth they reach. Exit
+    status: 0, 1 where the test fails, 2 for bad input; the reason is one line on stderr and in RUN_DIR.
+    """
+    parser.parse_args(arguments)
+    return main(environ)
+
+
+if __name__ == "__main__":  # as the launch scripts start it, by RANK_MODULE
+    hard_exit(main(os.environ))

@@ -1,17 +1,10 @@
-"""``python -m bert evaluate PATH``: how good are these weights? Accuracy and losses on the sequences of EVALDIR.
-
-Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or the folder of a run. With --watch it
-follows a run that is still training, newest checkpoint first, until the run is over or TARGET_MLM_ACCURACY, where it is
-set, is reached. NUM_EVAL_EXAMPLES, EVAL_BATCHSIZE, PRECISION, DEVICE mean what they mean to the trainer; without
-NUM_EVAL_EXAMPLES all sequences count. Exit status: 0, or 2 for bad input.
-"""
+"""``python -m bert evaluate``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -27,7 +20,7 @@ from bert.core.env import ConfigError, from_env
 from bert.data.records import DataError
 from bert.data.shards import count_rows, list_shards
 from bert.model.bert import BertForPreTraining
-from bert.training import evaluate
+from bert.training import evaluate as evaluation
 from bert.training.evaluate import Evaluator
 
 # What the reference measured of its initial checkpoint on its 10,000 evaluation sequences, and what counts as the same.
@@ -41,10 +34,43 @@ _COLUMNS = ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy")
 class Config(trained.Source):
     """Where and on what to evaluate."""
 
-    evaluate: evaluate.Config = field(default_factory=evaluate.Config)
+    evaluate: evaluation.Config = field(default_factory=evaluation.Config)
 
 
-class Judge:
+def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
+    """How good are these weights? Accuracy and losses on the sequences of EVALDIR.
+
+    Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or the folder of a run. With --watch
+    it follows a run that is still training, newest checkpoint first, until the run is over or TARGET_MLM_ACCURACY,
+    where it is set, is reached. NUM_EVAL_EXAMPLES, EVAL_BATCHSIZE, PRECISION, DEVICE mean what they mean to the
+    trainer; without NUM_EVAL_EXAMPLES all sequences count. Exit status: 0, or 2 for bad input.
+    """
+    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a checkpoint, a folder of them, or a run")
+    parser.add_argument("--watch", action="store_true", help="follow a run that is still training")
+    parser.add_argument("--samples", type=int, help="sequences to evaluate on (default: NUM_EVAL_EXAMPLES, or all)")
+    parser.add_argument("--json", action="store_true", help="a JSON object for each checkpoint")
+    parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, where nothing else tells it")
+    options = parser.parse_args(arguments)
+    config = from_env(Config, environ)
+    given = environ.get("NUM_EVAL_EXAMPLES", "").strip()
+    samples = options.samples or (config.evaluate.num_examples if given else None)
+    if samples is not None and samples < 1:
+        raise ConfigError(f"--samples {samples}: expected at least 1")
+    evaluator = CheckpointEvaluator(config, samples, options.bert_config)
+    table = Table(options.json, len(options.paths) > 1)
+    if options.watch:
+        if len(options.paths) > 1:
+            raise ConfigError("--watch follows one run: give one PATH")
+        target = config.evaluate.target if environ.get("TARGET_MLM_ACCURACY", "").strip() else 0.0
+        watch(options.paths[0], evaluator, table, target)
+        return 0
+    for place in options.paths:
+        for path in trained.find(place) or [trained.newest(place)]:
+            table.add(evaluator(path)[1])
+    return 0
+
+
+class CheckpointEvaluator:
     """Evaluates one file of weights after another; model and evaluation set are made for the first."""
 
     def __init__(self, config: Config, samples: int | None, bert_config: Path | None) -> None:
@@ -76,12 +102,10 @@ class Judge:
         result = self._evaluator(self._model)
         seconds, number = time.perf_counter() - begin, self.config.evaluate.num_examples
         figures: dict[str, Any] = {
-            "checkpoint": str(step_path(path)),
-            "steps": source.steps,
-            "trained_samples": source.samples,
-        }
-        figures |= {name: getattr(result, name) for name in _COLUMNS}
-        figures |= {"sequences": number, "sequences_per_second": number / seconds}
+            "checkpoint": str(step_path(path)), "steps": source.steps, "trained_samples": source.samples,
+            **{name: getattr(result, name) for name in _COLUMNS},
+            "sequences": number, "sequences_per_second": number / seconds,
+        }  # fmt: skip
         if source.steps is None and number == SEQUENCES and self._evaluator.vocab_md5 == VOCAB_MD5:
             figures["initial_checkpoint"] = abs(result.accuracy - INITIAL) <= TOLERANCE
         return source, figures
@@ -113,7 +137,7 @@ class Table:
             print(f"{INITIAL} +- {TOLERANCE} is expected of the benchmark's initial checkpoint: {verdict}", flush=True)
 
 
-def watch(path: Path, judge: Judge, table: Table, target: float) -> None:
+def watch(path: Path, evaluator: CheckpointEvaluator, table: Table, target: float) -> None:
     """Evaluates checkpoints as they appear, the newest first, until one is the last of its run or reaches the target.
 
     A checkpoint that its run removes before its turn is left out.
@@ -126,7 +150,7 @@ def watch(path: Path, judge: Judge, table: Table, target: float) -> None:
             continue
         seen.add(waiting[-1])
         try:
-            source, figures = judge(waiting[-1])
+            source, figures = evaluator(waiting[-1])
         except ConfigError:
             if waiting[-1].exists():
                 raise
@@ -136,44 +160,3 @@ def watch(path: Path, judge: Judge, table: Table, target: float) -> None:
             word = "the run is over" if source.ended else f"the target {target} is reached"
             print(f"{word}: {source.path}", file=sys.stderr)
             return
-
-
-def main(arguments: list[str], environ: Mapping[str, str]) -> int:
-    """Command line; its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bert evaluate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a checkpoint, a folder of them, or a run")
-    parser.add_argument("--watch", action="store_true", help="follow a run that is still training")
-    parser.add_argument("--samples", type=int, help="sequences to evaluate on (default: NUM_EVAL_EXAMPLES, or all)")
-    parser.add_argument("--json", action="store_true", help="a JSON object for each checkpoint")
-    parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, where nothing else tells it")
-    options = parser.parse_args(arguments)
-    try:
-        config = from_env(Config, environ)
-        given = environ.get("NUM_EVAL_EXAMPLES", "").strip()
-        samples = options.samples or (config.evaluate.num_examples if given else None)
-        if samples is not None and samples < 1:
-            raise ConfigError(f"--samples {samples}: expected at least 1")
-        judge, table = Judge(config, samples, options.bert_config), Table(options.json, len(options.paths) > 1)
-        if options.watch:
-            target = config.evaluate.target if environ.get("TARGET_MLM_ACCURACY", "").strip() else 0.0
-            if len(options.paths) > 1:
-                raise ConfigError("--watch follows one run: give one PATH")
-            watch(options.paths[0], judge, table, target)
-            return 0
-        for place in options.paths:
-            for path in trained.find(place) or [trained.newest(place)]:
-                table.add(judge(path)[1])
-    except (ConfigError, DataError) as error:
-        print(f"bert evaluate: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], os.environ))

@@ -1,14 +1,8 @@
-"""``python -m bert export PATH -o FOLDER``: trained weights as Hugging Face's classes load them.
-
-PATH is the folder of a run, a checkpoint or a folder of them (the newest). FOLDER gets config.json, model.safetensors
-(fp32), vocab.txt and tokenizer_config.json: AutoModelForPreTraining, AutoModel and the fill-mask pipeline work on it,
-and so do INIT_CHECKPOINT=FOLDER, python -m bert fill-mask and fine-tuning.
-"""
+"""``python -m bert export``."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,42 +11,36 @@ import torch
 
 from bert.checkpoint import huggingface
 from bert.commands import weights as trained
-from bert.commands.weights import Trained
 from bert.core.env import ConfigError
-from bert.data.records import DataError
 from bert.kernels import Config, select
 from bert.model.bert import BertForPreTraining
 
 
-def export(source: Trained, vocab_file: Path, folder: Path) -> None:
-    """Writes the folder. Raises ConfigError for weights that do not fit their description, OSError for a full disk."""
-    model = BertForPreTraining(source.shape, select(Config(fused="none", attention="sdpa_loop"), torch.device("cpu")))
-    trained.load(source, model)
-    values = huggingface.config_values(source.shape, "BertForPreTraining")
-    huggingface.write(
-        folder, dict(model.named_parameters()), source.shape, values, vocab_file, huggingface.lower_case(vocab_file)
-    )
+def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
+    """Trained weights as Hugging Face's classes load them.
 
-
-def main(arguments: list[str], environ: Mapping[str, str]) -> int:
-    """Command line; its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bert export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    PATH is the folder of a run, a checkpoint or a folder of them (the newest). FOLDER gets config.json,
+    model.safetensors (fp32), vocab.txt and tokenizer_config.json: AutoModelForPreTraining, AutoModel and the fill-mask
+    pipeline work on it, and so do INIT_CHECKPOINT=FOLDER, python -m bert fill-mask and fine-tuning.
+    """
     parser.add_argument("path", type=Path, help="a run's folder, a checkpoint, or a folder of them")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="folder to write")
     parser.add_argument("--vocab", type=Path, help="the model's vocab.txt (default: found by the run's settings)")
     parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, where nothing else tells it")
     options = parser.parse_args(arguments)
+    folder = options.output
     try:
-        folder = options.output
         if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not huggingface.weights_in(folder))):
             raise ConfigError(f"{folder}: is there and holds no model: give a new folder by -o")
         source = trained.describe(trained.newest(options.path), options.bert_config)
-        export(source, trained.vocabulary(source, options.vocab), folder)
-    except (ConfigError, DataError, OSError) as error:
-        print(f"bert export: error: {error}", file=sys.stderr)
-        return 2
+        vocab_file, kernels = trained.vocabulary(source, options.vocab), Config(fused="none", attention="sdpa_loop")
+        model = BertForPreTraining(source.shape, select(kernels, torch.device("cpu")))
+        trained.load(source, model)
+        values = huggingface.config_values(source.shape, "BertForPreTraining")
+        lower_case = huggingface.lower_case(vocab_file)
+        huggingface.write(folder, dict(model.named_parameters()), source.shape, values, vocab_file, lower_case)
+    except OSError as error:  # a full disk
+        raise ConfigError(str(error)) from None
     if source.shape.layer_norm_large_model:
         print(
             f"bert export: {folder}: {huggingface.PRE_LN}: load it as INIT_CHECKPOINT, or with bert fill-mask",
@@ -61,7 +49,3 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     after = f", after {source.steps:,} steps" if source.steps is not None else ""
     print(f"{folder}: {source.path}{after}; GELU in its {source.shape.gelu_form} form", file=sys.stderr)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], os.environ))

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 ConfigT = TypeVar("ConfigT")
 
-_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 class ConfigError(ValueError):
@@ -33,7 +33,7 @@ class ConfigError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variable:
-    """What one environment variable may hold: its name and limits (``None`` = no limit)."""
+    """An environment variable and what it may hold; None: no limit."""
 
     name: str
     doc: str = ""
@@ -49,33 +49,31 @@ class Variable:
         return f"{self.doc} ({', '.join(self.choices)})" if self.choices else self.doc
 
     def expectation(self, kind: type) -> str:
-        """The sentence part that says what is accepted, such as ``an integer, at least 1``."""
-        words = {int: "an integer", float: "a number", bool: "0 or 1", Path: "a path", str: "text"}[kind]
+        """What is accepted, such as ``an integer, at least 1``."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
+        words = {int: "an integer", float: "a number", bool: "0 or 1", Path: "a path", str: "text"}[kind]
         limits = [("at least", self.at_least), ("at most", self.at_most), ("above", self.above), ("below", self.below)]
         return ", ".join([words, *(f"{word} {limit:g}" for word, limit in limits if limit is not None)])
 
+    def allows(self, value: Any) -> bool:
+        """Whether a value of the right type is one of the choices and within the limits."""
+        if self.choices and value not in self.choices:
+            return False
+        return (
+            (self.at_least is None or value >= self.at_least)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
 
-def env(
-    name: str,
-    default: Any = dataclasses.MISSING,
-    *,
-    doc: str = "",
-    choices: tuple[str, ...] = (),
-    at_least: float | None = None,
-    at_most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-) -> Any:
-    """Declares a dataclass field that is read from the environment variable ``name``.
+
+def env(name: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
+    """Declares a dataclass field that is read from the environment variable ``name``; limits: the fields of Variable.
 
     Without a default the variable is required. An empty value counts as unset, so that ``export SEED=`` means "none".
     """
-    variable = Variable(
-        name=name, doc=doc, choices=choices, at_least=at_least, at_most=at_most, above=above, below=below
-    )
-    return dataclasses.field(default=default, metadata={"env": variable})
+    return dataclasses.field(default=default, metadata={"env": Variable(name=name, **limits)})
 
 
 def variables(config_class: type) -> Iterator[tuple[dataclasses.Field[Any], Variable, type, bool]]:
@@ -130,43 +128,24 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
                 f"{variable.name} is not set: expected {variable.expectation(kind)}; source a config first"
             )
         return field.default
-    wrong = ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}")
     try:
         value = _parse(text, kind)
-    except (ValueError, OverflowError):
-        raise wrong from None
-    if variable.choices and value not in variable.choices:
-        raise wrong
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and not _within(value, variable):
-        raise wrong
+        allowed = variable.allows(value)
+    except (KeyError, ValueError, OverflowError):
+        allowed = False
+    if not allowed:
+        raise ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}")
     return value
 
 
 def _parse(text: str, kind: type) -> Any:
     if kind is bool:
-        if text.lower() in _TRUE:
-            return True
-        if text.lower() in _FALSE:
-            return False
+        return BOOLEANS[text.lower()]
+    if kind is float and not math.isfinite(float(text)):
         raise ValueError
-    if kind is float:
-        number = float(text)
-        if not math.isfinite(number):
-            raise ValueError
-        return number
-    if kind is int:
-        # "1e6" is how people write sample counts; "1.5" is not a count.
-        number = float(text) if any(c in text for c in ".eE") else int(text)
+    if kind is int and any(c in text for c in ".eE"):
+        number = float(text)  # "1e6" is how people write sample counts; "1.5" is not a count
         if number != int(number):
             raise ValueError
         return int(number)
     return kind(text)
-
-
-def _within(value: float, variable: Variable) -> bool:
-    return (
-        (variable.at_least is None or value >= variable.at_least)
-        and (variable.at_most is None or value <= variable.at_most)
-        and (variable.above is None or value > variable.above)
-        and (variable.below is None or value < variable.below)
-    )

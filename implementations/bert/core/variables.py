@@ -15,15 +15,16 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.core.env import ConfigError, Variable, env
+from bert.core.env import ConfigError, env, variables
 
 IMPLEMENTATIONS = Path(__file__).resolve().parents[2]
 LIST = IMPLEMENTATIONS.parent / "launch" / "variables.txt"
+PAGE = IMPLEMENTATIONS.parent / "docs" / "variables.md"
 
 # What other trainers call ours, beyond what spelling alone finds.
 SYNONYMS = {
@@ -63,41 +64,16 @@ class Entry:
 
 
 def declared(root: Path = IMPLEMENTATIONS) -> dict[str, Entry]:
-    """The settings declared by ``env(...)`` in the packages under ``root``, by name, without importing them."""
+    """The settings declared by ``env(...)``, with literals, in the packages under ``root``, without importing them."""
     found: dict[str, Entry] = {}
     for path in sorted(root.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if "= env(" in text and path != Path(__file__):
-            tree = ast.parse(text)
-            constants = _constants(tree)
-            for call in (node.value for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)):
-                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "env":
-                    entry = _entry(call, constants, path)
-                    found.setdefault(entry.name, entry)
+        for node in ast.walk(ast.parse(text)) if "= env(" in text else ():
+            if isinstance(node, ast.AnnAssign) and node.value and ast.unparse(node.value).startswith("env("):
+                field = eval(ast.unparse(node.value), {"env": env, "Path": Path})
+                name = field.metadata["env"].name
+                found.setdefault(name, Entry(name, shown(field.default), field.metadata["env"].meaning))
     return found
-
-
-def _constants(tree: ast.Module) -> dict[str, Any]:
-    """Literals that a module names at its top level; of a table (a dict), the keys."""
-    values: dict[str, Any] = {}
-    for node in tree.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        value = getattr(node, "value", None)
-        if isinstance(target, ast.Name) and value is not None:
-            if isinstance(value, ast.Dict):
-                value = ast.Tuple(elts=[key for key in value.keys if key is not None], ctx=ast.Load())
-            try:
-                values[target.id] = ast.literal_eval(value)
-            except ValueError:
-                continue
-    return values
-
-
-def _entry(call: ast.Call, constants: Mapping[str, Any], path: Path) -> Entry:
-    code = compile(ast.fix_missing_locations(ast.Expression(call)), str(path), "eval")
-    field: dataclasses.Field[Any] = eval(code, {"Path": Path, **constants, "env": env})
-    variable: Variable = field.metadata["env"]
-    return Entry(variable.name, shown(field.default), variable.meaning)
 
 
 def shown(default: Any) -> str:
@@ -111,22 +87,25 @@ def shown(default: Any) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def groups(text: str | None = None) -> dict[str, list[Entry]]:
-    """The list, by group. Raises ValueError for a name that is declared nowhere and has no meaning of its own."""
-    settings = declared()
-    found: dict[str, list[Entry]] = {}
+def _listed(text: str | None = None) -> Iterator[tuple[str, str, list[str]]]:
+    """(group, name, default and meaning of a variable of the launch scripts) of each line of the list."""
     title = ""
     for line in (LIST.read_text(encoding="utf-8") if text is None else text).splitlines():
         if line.startswith("== "):
             title = line.removeprefix("== ")
         elif line and not line.startswith("#"):
             name, *rest = (part.strip() for part in line.split("|", 2))
-            if rest:
-                found.setdefault(title, []).append(Entry(name, rest[0] or "unset", rest[1]))
-            elif name in settings:
-                found.setdefault(title, []).append(settings[name])
-            else:
-                raise ValueError(f"{LIST}: {name} is not a setting of the trainer, and has no meaning here")
+            yield title, name, rest
+
+
+def groups(text: str | None = None) -> dict[str, list[Entry]]:
+    """The list, by group. Raises ValueError for a name that is declared nowhere and has no meaning of its own."""
+    settings = declared()
+    found: dict[str, list[Entry]] = {}
+    for title, name, rest in _listed(text):
+        if not rest and name not in settings:
+            raise ValueError(f"{LIST}: {name} is not a setting of the trainer, and has no meaning here")
+        found.setdefault(title, []).append(Entry(name, rest[0] or "unset", rest[1]) if rest else settings[name])
     return found
 
 
@@ -150,26 +129,9 @@ def table(environ: Mapping[str, str], width: int | None = None) -> str:
     return "\n".join(lines)
 
 
-PAGE = """# Variables
-
-A run is configured by environment variables alone. `configs/` exports a system and recipe, `env.sh` a site, and what
-you export yourself wins over both, before or after sourcing them. A value that is missing, malformed or out of range
-stops the run before it starts, and so does an exported name that nothing reads and that resembles one of these:
-
-```console
-$ BATCHSZIE=8 ./run_local.sh
-run: error: BATCHSZIE: did you mean BATCHSIZE? Nothing reads such a variable: correct it, or unset it
-```
-
-`python -m bert --variables` prints these tables with the values of your shell. They are written by `make variables`
-from `launch/variables.txt` and the declarations in the code. Slurm's own variables (`SBATCH_*`) work too. The names of
-the last group are for the launch scripts; set them yourself only where you start the ranks by hand.
-"""
-
-
 def markdown() -> str:
-    """docs/variables.md."""
-    lines = [PAGE]
+    """docs/variables.md: its own words, then a table of each group."""
+    lines = [f"{PAGE.read_text(encoding='utf-8').partition('## ')[0].rstrip()}\n"]
     for title, entries in groups().items():
         lines += [f"## {title}", "", "| variable | default | meaning |", "|---|---|---|"]
         for entry in entries:
@@ -183,7 +145,7 @@ def check_names(environ: Mapping[str, str]) -> None:
     """Raises ConfigError, one line, for all exported names that nothing reads and that look meant for a run."""
     if not LIST.is_file():
         return  # the package without its checkout: the list of the launch scripts is not there
-    known = [name for name in _listed_names() if name]
+    known = [name for _, name, _ in _listed()]
     mistakes = [
         f"{name}: did you mean {meant}?" for name in sorted(environ) if (meant := _meant(name, known)) is not None
     ]
@@ -191,10 +153,38 @@ def check_names(environ: Mapping[str, str]) -> None:
         raise ConfigError(f"{' '.join(mistakes)} Nothing reads such a variable: correct it, or unset it")
 
 
-def _listed_names() -> Iterator[str]:
-    for line in LIST.read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith(("#", "==")):
-            yield line.partition("|")[0].strip()
+def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str, str]:
+    """Settings given on a command line, by variable: ``--lr 0.002`` and ``--lr=0.002`` are LR.
+
+    others: commands and options that may stand there besides. Raises ConfigError for the first word that is no setting,
+    with what was probably meant, and for one without a value.
+    """
+    options = {f"--{name.lower().replace('_', '-')}": name for name in (declared() if words else ())}
+    found: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        option, has_value, value = word.partition("=")
+        spelt = option.lower().replace("_", "-")
+        if spelt not in options:
+            name = spelt.removeprefix("--").replace("-", "_").upper()
+            if LIST.is_file() and any(name == listed and meaning for _, listed, meaning in _listed()):
+                raise ConfigError(f"{option}: {name} is read by the launch scripts alone: export it for them")
+            near = [other for other, setting in options.items() if setting == SYNONYMS.get(name)]
+            near = near or difflib.get_close_matches(spelt, [*options, *others], n=1)
+            hint = f"did you mean {near[0]}?" if near else "no such setting: docs/variables.md lists them"
+            raise ConfigError(f"{option}: {hint}")
+        if not has_value and (value := next(rest, "--")).startswith("--"):
+            raise ConfigError(f"{option}: its value is missing")
+        found[options[spelt]] = value
+    return found
+
+
+def check_read(given: Iterable[str], *configs: type) -> None:
+    """Raises ConfigError for a variable given as an option that none of a program's Configs reads."""
+    read = {variable.name for config in configs for _, variable, _, _ in variables(config)}
+    for name in given:
+        if name not in read:
+            raise ConfigError(f"--{name.lower().replace('_', '-')}: {name} is not read here: leave it out")
 
 
 def _meant(name: str, known: list[str]) -> str | None:

@@ -25,11 +25,6 @@ from bert.training.stop import TrainingError
 INDEX = "bert.pt"
 
 
-def folder_of(step: int) -> str:
-    """The name of the folder of a step."""
-    return f"deepspeed_{step:010d}"
-
-
 def folders(directory: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     return sorted(path.parent for path in directory.glob(f"deepspeed_*/{INDEX}"))
@@ -40,46 +35,38 @@ def save(trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: d
 
     facts: what else a run needs to go on. Raises TrainingError where it cannot be written.
     """
+    state, world, name = trained.optimizer, trained.world, f"deepspeed_{step:010d}"
+    partial = f".{name}.partial"
     try:
-        _save(trained, directory, keep, step, facts)
+        if world.is_main:
+            for left_over in directory.glob(".deepspeed_*.partial"):  # of a run that was killed
+                shutil.rmtree(left_over, ignore_errors=True)
+        world.barrier()
+        trained.engine.save_checkpoint(str(directory), tag=partial, save_latest=False)
+        mine = [[tuple(vars(segment).values()) for segment in shard.segments] for shard in state.update.shards()]
+        segments: list[Any] = [None] * world.size
+        distributed.all_gather_object(segments, mine)
+        if world.is_main:
+            index = {
+                "segments": segments, "shapes": {name: tuple(shape) for name, shape in state.shapes.items()},
+                "parts": state.update.parts(), "num_steps": state.num_steps(), "scaler": trained.scaler.state_dict(),
+            }  # fmt: skip
+            torch.save({**facts, **index}, directory / partial / INDEX)
+            # Every byte is on the disk before the folder has its name, and DeepSpeed's ``latest`` says it.
+            for path in [*(directory / partial).iterdir(), directory / partial]:
+                sync(path)
+            name_folder(directory / partial, directory / name)
+            with whole_file(directory / "latest") as latest:
+                latest.write_text(name, encoding="utf-8")
+            for old in folders(directory)[:-keep]:
+                shutil.rmtree(old)
+        world.barrier()
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
         reason = " ".join(str(error).split())[:500]
         raise TrainingError(
             f"the checkpoint of step {step} cannot be written to {directory}: {reason}; RESUME=1 continues from the "
             "one before"
         ) from error
-
-
-def _save(trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: dict[str, Any]) -> None:
-    state, main = trained.optimizer, trained.world.is_main
-    partial = f".{folder_of(step)}.partial"
-    if main:
-        for left_over in directory.glob(".deepspeed_*.partial"):  # of a run that was killed
-            shutil.rmtree(left_over, ignore_errors=True)
-    trained.world.barrier()
-    trained.engine.save_checkpoint(str(directory), tag=partial, save_latest=False)
-    mine = [[tuple(vars(segment).values()) for segment in shard.segments] for shard in state.update.shards()]
-    segments: list[Any] = [None] * trained.world.size
-    distributed.all_gather_object(segments, mine)
-    if main:
-        index = {
-            "segments": segments, "shapes": {name: tuple(shape) for name, shape in state.shapes.items()},
-            "parts": state.update.parts(), "num_steps": state.update.num_steps, "scaler": trained.scaler.state_dict(),
-        }  # fmt: skip
-        torch.save({**facts, **index}, directory / partial / INDEX)
-        _publish(directory, partial, folder_of(step))
-        for old in folders(directory)[:-keep]:
-            shutil.rmtree(old)
-    trained.world.barrier()
-
-
-def _publish(directory: Path, partial: str, name: str) -> None:
-    """Every byte is on the disk before the folder has its name, and DeepSpeed's ``latest`` says it."""
-    for path in [*(directory / partial).iterdir(), directory / partial]:
-        sync(path)
-    name_folder(directory / partial, directory / name)
-    with whole_file(directory / "latest") as latest:
-        latest.write_text(name, encoding="utf-8")
 
 
 def read(folder: Path, instead: str = "give another") -> dict[str, Any]:
@@ -103,8 +90,7 @@ def read(folder: Path, instead: str = "give another") -> dict[str, Any]:
             for number, begin, size, start in segments
         )
         optimizer[part] = ShardedTensors(index["shapes"], spans)
-    own = {"segments", "shapes", "parts", "num_steps"}
-    facts = {key: value for key, value in index.items() if key not in own}
+    facts = {key: index[key] for key in index.keys() - {"segments", "shapes", "parts", "num_steps"}}
     return {**facts, "optimizer": optimizer, "model": optimizer[MASTERS]}
 
 

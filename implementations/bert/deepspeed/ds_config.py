@@ -1,15 +1,18 @@
-"""What a ds_config JSON says, in this trainer's variables; for its own engine, and to find what contradicts them."""
+"""What a ds_config JSON says, in this trainer's variables; for its own engine, and to find what contradicts them.
+
+DeepSpeed validates zero_optimization itself (``validate``). Here is checked what has a variable, what would change the
+arithmetic, and what DeepSpeed would ignore in silence.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert.core.env import ConfigError
-from bert.deepspeed import ds_zero
-from bert.deepspeed.ds_values import flag, integer, number, section, text
 
 
 class Meaning(NamedTuple):
@@ -21,260 +24,279 @@ class Meaning(NamedTuple):
     explicit: bool = True
 
 
-MEASURING = {"wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler", "comms_logger"}
-MONITORS = {"tensorboard", "wandb", "csv_monitor", "comet"}
-TRANSPORT = {"communication_data_type", "data_types", "prescale_gradients", "gradient_predivide_factor", "aio"}
-CHECKS = {"zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "checkpoint"}
-# What has no variable here: DeepSpeed's engine heeds it, our own does without.
-DEEPSPEED_ONLY = MEASURING | MONITORS | TRANSPORT | CHECKS
-BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-# How PRECISION=fp16 and bf16 behave, in DeepSpeed's words.
-FP16: dict[str, Any] = {
-    "hysteresis": 1,
-    "consecutive_hysteresis": False,
-    "min_loss_scale": 1,
-    "auto_cast": False,
-    "fp16_master_weights_and_grads": False,
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "section": ("an object, in braces", lambda value: isinstance(value, dict)),
+    "name": ("a name", lambda value: isinstance(value, str)),
+    "flag": ("true or false", lambda value: isinstance(value, bool)),
+    "count": ("an integer, at least 1", lambda value: _is_number(value) and value == int(value) >= 1),  # 1e5 is one
+    "power": ("an integer, 0 to 127", lambda value: _is_number(value) and value == int(value) <= 127),
+    "number": ("a number, at least 0", _is_number),
+    "rate": ("a number above 0", lambda value: _is_number(value) and value > 0),
+    "pair": ("two numbers, in brackets", lambda v: isinstance(v, list) and len(v) == 2 and all(map(_is_number, v))),
+    "stage": ("0, 1, 2 or 3", lambda value: type(value) is int and 0 <= value <= 3),
 }
-FP16_KEYS = {"enabled", "loss_scale", "initial_scale_power", "loss_scale_window", *FP16}
-BF16 = {"bf16_master_weights_and_grads": False, "bf16_optimizer_states": False}
-BF16_DEEPSPEED_ONLY = {"immediate_grad_update", "check_grad_overflow"}
-ADAM = {
-    "betas": ("OPT_ADAM_BETA_1", "OPT_ADAM_BETA_2"),
-    "eps": "OPT_ADAM_EPSILON",
-    "weight_decay": "OPT_ADAM_WEIGHT_DECAY",
+SECTIONS = {
+    *("bf16", "fp16", "optimizer", "optimizer.params", "scheduler", "scheduler.params", "activation_checkpointing"),
+    *("checkpoint", "zero_optimization", "zero_optimization.offload_optimizer", "zero_optimization.offload_param"),
 }
-LAMB = {"betas": ("OPT_LAMB_BETA_1", "OPT_LAMB_BETA_2"), "eps": "OPT_EPSILON", "weight_decay": "WEIGHT_DECAY_RATE"}
+# Entries that mean something here: what they must be, and the variable that says just the same.
+ENTRIES = {
+    **dict.fromkeys(SECTIONS, ("section", "")),
+    "train_batch_size": ("count", ""),
+    "train_micro_batch_size_per_gpu": ("count", ""),
+    "gradient_accumulation_steps": ("count", ""),
+    "steps_per_print": ("count", "LOG_EVERY_STEPS"),
+    "gradient_clipping": ("number", "MAX_GRAD_NORM"),
+    "bf16.enabled": ("flag", ""),
+    "fp16.enabled": ("flag", ""),
+    "fp16.loss_scale": ("number", "LOSS_SCALE"),
+    "fp16.initial_scale_power": ("power", "INIT_LOSS_SCALE"),
+    "fp16.loss_scale_window": ("count", "LOSS_SCALE_GROWTH"),
+    "optimizer.type": ("name", ""),
+    "optimizer.params.lr": ("rate", "LR"),
+    "optimizer.params.betas": ("pair", ""),
+    "optimizer.params.eps": ("number", ""),
+    "optimizer.params.weight_decay": ("number", ""),
+    "optimizer.params.adam_w_mode": ("flag", ""),
+    "optimizer.params.bias_correction": ("flag", ""),
+    "optimizer.params.torch_adam": ("flag", ""),
+    "scheduler.type": ("name", ""),
+    "scheduler.params.total_num_steps": ("count", "LR_DECAY_STEPS"),
+    "scheduler.params.warmup_max_lr": ("rate", "LR"),
+    "scheduler.params.warmup_num_steps": ("count", "WARMUP_STEPS"),
+    "zero_optimization.stage": ("stage", ""),
+    "zero_optimization.cpu_offload": ("flag", ""),
+    "zero_optimization.cpu_offload_param": ("flag", ""),
+}
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+ADAM = ("OPT_ADAM_BETA_1", "OPT_ADAM_BETA_2", "OPT_ADAM_EPSILON", "OPT_ADAM_WEIGHT_DECAY")
+LAMB = ("OPT_LAMB_BETA_1", "OPT_LAMB_BETA_2", "OPT_EPSILON", "WEIGHT_DECAY_RATE")
+DEFAULTS = {  # DeepSpeed's, which decide where fp16 is enabled or a scheduler is there
+    "fp16.initial_scale_power": 16,
+    "fp16.loss_scale_window": 1000,
+    "scheduler.params.warmup_max_lr": 0.001,
+    "scheduler.params.warmup_num_steps": 1000,
+}
+# Entries that would change the arithmetic, or cut and carry what our rules run on as partitions.py does not know: by
+# the reason, which values do not. The first is the one to set.
+FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "with PRECISION=bf16 masters and states are fp32": {
+        "bf16.bf16_master_weights_and_grads": (False,), "bf16.bf16_optimizer_states": (False,),
+    },
+    "with PRECISION=fp16 masters are fp32, and the loss scale halves at every overflow, down to 1": {
+        "fp16.hysteresis": (1,), "fp16.min_loss_scale": (1,), "fp16.consecutive_hysteresis": (False,),
+        "fp16.auto_cast": (False,), "fp16.fp16_master_weights_and_grads": (False,),
+    },
+    "the warm-up here is linear and begins at 0, DeepSpeed's default is log": {
+        "scheduler.params.warmup_type": ("linear",), "scheduler.params.warmup_min_lr": (0,),
+    },
+    "the norm is logged": {"zero_optimization.compute_grad_norm": (True,)},
+    "not supported": {
+        "zero_optimization.zero_hpz_partition_size": (1, 0), "zero_optimization.mics_shard_size": (-1, 0, 1),
+        "zero_optimization.zenflow": (None, False), "zero_optimization.autoep": (None, False),
+        **{f"zero_optimization.zero_quantized_{what}": (False,) for what in ("weights", "gradients")},
+        "zero_optimization.zero_quantized_nontrainable_weights": (False,),
+        "zero_optimization.elastic_checkpoint": (False,),
+        "zero_optimization.offload_optimizer.device": ("cpu", "none"),
+        "zero_optimization.offload_optimizer.ratio": (1,),
+        "zero_optimization.offload_optimizer.super_offload": (False,),
+        "zero_optimization.offload_param.device": ("cpu", "none"),
+    },
+}  # fmt: skip
+# What has no variable here: DeepSpeed's engine uses it, our own does without.
+DEEPSPEED_ONLY = {
+    *("wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler", "comms_logger"),
+    *("tensorboard", "wandb", "csv_monitor", "comet"),
+    *("communication_data_type", "data_types", "prescale_gradients", "gradient_predivide_factor", "aio"),
+    *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+    *("bf16.immediate_grad_update", "bf16.check_grad_overflow"),
+}
+FREE = ("zero_optimization.", "checkpoint.")  # sections whose entries DeepSpeed knows better
 
 
 def read(path: Path) -> dict[str, Any]:
     """The JSON without what is "auto", which its users mean as unset. Raises ConfigError for a file that is none."""
+
+    def settled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: settled(item) for key, item in value.items() if item != "auto"}
+        return value
+
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = settled(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"DEEPSPEED_CONFIG={path}: {error.strerror}: give DeepSpeed's JSON") from None
     except ValueError as error:
         raise ConfigError(f"DEEPSPEED_CONFIG={path}: no JSON ({error})") from None
     if not isinstance(found, dict):
         raise ConfigError(f"DEEPSPEED_CONFIG={path}: expected an object, in braces")
-    kept: dict[str, Any] = _settled(found)
-    return kept
+    return found
 
 
-def _settled(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _settled(item) for key, item in value.items() if item != "auto"}
-    return value
+def flat(found: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """(key with dots, value) of the entries in all sections. Raises ConfigError for a value of another type."""
+    for name, value in found.items():
+        key = f"{within}{name}"
+        is_section = key in SECTIONS and not (value is None and "offload" in key)
+        if key in ENTRIES and (is_section or key not in SECTIONS):
+            expected, is_right = KINDS[ENTRIES[key][0]]
+            if not is_right(value):
+                said = json.dumps(value)
+                said = said if len(said) <= 60 else f"{said[:57]}..."
+                raise ConfigError(f"DEEPSPEED_CONFIG: {key} is {said}: expected {expected}")
+        if is_section:
+            yield from flat(value, f"{key}.")
+        else:
+            yield key, value
 
 
 def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
     """What the JSON says for so many ranks. Raises ConfigError, naming the entry, for what has no meaning here."""
-    rest = dict(found)
-    said = [*_batch(rest, world_size)]
-    for key, translate in _TRANSLATIONS.items():
-        if key in rest:
-            said += translate(rest.pop(key))
-    enabled = [meaning.key for meaning in said if meaning.name == "PRECISION"]
-    if len(enabled) > 1:
-        raise ConfigError(f"DEEPSPEED_CONFIG: {' and '.join(enabled)} are both true: enable one of them")
-    if not enabled:
+    entries = _checked(found)
+    said = [*_batch(entries, world_size)]
+    for precision in ("bf16", "fp16"):
+        if f"{precision}.enabled" in entries:
+            said.append(Meaning(f"{precision}.enabled", "PRECISION", precision))
+            break
+    else:
         said.append(Meaning("neither bf16 nor fp16 is enabled", "PRECISION", "fp32", explicit=False))
-    unknown = sorted(rest.keys() - DEEPSPEED_ONLY)
-    if unknown:
-        raise ConfigError(f"DEEPSPEED_CONFIG: {', '.join(unknown)}: nothing here does that; take it out")
-    section(found.get("checkpoint", {}), "checkpoint")
-    return _one_rate(said)
-
-
-def _one_rate(said: list[Meaning]) -> list[Meaning]:
-    """The scheduler's rate decides over the optimizer's, also where it is a default, which nobody may have meant."""
+    if "gradient_clipping" in entries:
+        said.append(Meaning("gradient_clipping", "CLIP", "after", explicit=False))
+    if "zero_optimization" in found:
+        key, stage = "zero_optimization.stage", entries.get("zero_optimization.stage", 0)
+        said.append(Meaning(key, "SHARD_OPTIMIZER", str(int(stage > 0))))
+        said.append(Meaning(key, "SHARD_GRADIENTS", str(int(stage > 1))))
+    if "optimizer" in found:
+        said += _optimizer(entries)
+    if "scheduler" in found:  # poly with its default degree of 1
+        said.append(Meaning("scheduler.type", "LR_SCHEDULE", "poly"))
+    sections = {key.partition(".")[0] for key in entries}
+    for key, value in ({k: v for k, v in DEFAULTS.items() if k.partition(".")[0] in sections} | entries).items():
+        if key == "gradient_clipping":
+            value = value or 1e30  # never reached: DeepSpeed does not clip
+        elif key == "fp16.initial_scale_power":
+            value = 2.0**value
+        elif key == "fp16.loss_scale" and not value:
+            continue
+        if key in ENTRIES and (name := ENTRIES[key][1]):
+            said.append(Meaning(key, name, _text(value), explicit=key in entries))
     rates = {meaning.key: meaning for meaning in said if meaning.name == "LR"}
-    optimizers, schedulers = rates.get("optimizer.params.lr"), rates.get("scheduler.params.warmup_max_lr")
-    if optimizers is None or schedulers is None:
+    if len(rates) < 2:
         return said
+    # The scheduler's rate decides over the optimizer's, also where it is a default, which nobody may have meant.
+    optimizers, schedulers = rates["optimizer.params.lr"], rates["scheduler.params.warmup_max_lr"]
     if not schedulers.explicit and optimizers.value != schedulers.value:
         raise ConfigError(
             f"DEEPSPEED_CONFIG: optimizer.params.lr is {optimizers.value}, and scheduler.params.warmup_max_lr, which "
             f"decides, is not set: DeepSpeed's default is {schedulers.value}: set it"
         )
-    return [meaning for meaning in said if meaning is not (optimizers if schedulers.explicit else schedulers)]
+    said.remove(optimizers if schedulers.explicit else schedulers)
+    return said
 
 
-def ignored(found: dict[str, Any]) -> list[str]:
-    """Entries that only DeepSpeed's engine heeds."""
-    zero = [f"{ds_zero.SECTION}.{key}" for key in found.get(ds_zero.SECTION, {}) if key != "stage"]
-    bf16 = [f"bf16.{key}" for key in BF16_DEEPSPEED_ONLY & found.get("bf16", {}).keys()]
-    return sorted([*(found.keys() & DEEPSPEED_ONLY), *bf16, *zero])
-
-
-def _batch(rest: dict[str, Any], world_size: int) -> Iterator[Meaning]:
-    """Two of the three sizes give the third; three must multiply out."""
-    whole, micro, steps = (_count(rest.pop(key, None), key) for key in BATCH_KEYS)
-    if whole is not None and micro is None and steps is not None:
-        micro = _quotient(whole, steps * world_size, "train_micro_batch_size_per_gpu", world_size)
-    elif whole is not None and micro is not None and steps is None:
-        steps = _quotient(whole, micro * world_size, "gradient_accumulation_steps", world_size)
-    elif whole is not None and micro is None and steps is None:
-        micro, steps = _quotient(whole, world_size, "train_micro_batch_size_per_gpu", world_size), 1
-    if whole is not None and micro is not None and steps is not None and whole != micro * steps * world_size:
-        raise ConfigError(
-            f"DEEPSPEED_CONFIG: train_batch_size {whole} is not train_micro_batch_size_per_gpu {micro} x "
-            f"gradient_accumulation_steps {steps} x {world_size} ranks (WORLD_SIZE): correct one of them"
-        )
-    if micro is not None:
-        yield Meaning("train_micro_batch_size_per_gpu", "BATCHSIZE", str(micro))
-        yield Meaning("gradient_accumulation_steps", "GRADIENT_STEPS", str(steps or 1), explicit=steps is not None)
-    elif steps is not None:
-        yield Meaning("gradient_accumulation_steps", "GRADIENT_STEPS", str(steps))
-
-
-def _count(value: Any, key: str) -> int | None:
-    return None if value is None else integer(value, key)
-
-
-def _quotient(whole: int, part: int, key: str, world_size: int) -> int:
-    if whole % part:
-        raise ConfigError(
-            f"DEEPSPEED_CONFIG: train_batch_size {whole} on {world_size} ranks (WORLD_SIZE) leaves no whole {key}: "
-            f"it is no multiple of {part}"
-        )
-    return whole // part
-
-
-def _bf16(value: Any) -> Iterator[Meaning]:
-    entry = section(value, "bf16", {"enabled", *BF16, *BF16_DEEPSPEED_ONLY})
-    if not flag(entry, "bf16", "enabled"):
-        return
-    yield Meaning("bf16.enabled", "PRECISION", "bf16")
-    _expect(entry, "bf16", BF16, "with PRECISION=bf16 masters and states are fp32")
-
-
-def _fp16(value: Any) -> Iterator[Meaning]:
-    entry = section(value, "fp16", FP16_KEYS)
-    if not flag(entry, "fp16", "enabled"):
-        return
-    yield Meaning("fp16.enabled", "PRECISION", "fp16")
-    if scale := number(entry.get("loss_scale", 0), "fp16.loss_scale"):
-        yield Meaning("fp16.loss_scale", "LOSS_SCALE", text(scale))
-    _expect(
-        entry, "fp16", FP16,
-        "with PRECISION=fp16 masters are fp32, and the loss scale halves at every overflow, down to 1",
-    )  # fmt: skip
-    power = integer(entry.get("initial_scale_power", 16), "fp16.initial_scale_power", at_least=0, at_most=127)
-    yield _of(entry, "fp16", "initial_scale_power", "INIT_LOSS_SCALE", 2.0**power)
-    window = integer(entry.get("loss_scale_window", 1000), "fp16.loss_scale_window")
-    yield _of(entry, "fp16", "loss_scale_window", "LOSS_SCALE_GROWTH", window)
-
-
-def _expect(entry: dict[str, Any], where: str, ours: dict[str, Any], why: str) -> None:
-    for key, value in ours.items():
-        if entry.get(key, value) != value:
+def _checked(found: dict[str, Any]) -> dict[str, Any]:
+    """The entries by key, without those of bf16 and fp16 where these are not enabled."""
+    entries = dict(flat(found))
+    known = DEEPSPEED_ONLY.union(ENTRIES, *FIXED.values())
+    if str(entries.get("optimizer.type")).lower() == "lamb":
+        known -= {f"optimizer.params.{name}" for name in ("adam_w_mode", "bias_correction", "torch_adam")}
+    free = ("activation_checkpointing.", *FREE)
+    if strange := sorted(key for key in entries if key not in known and not key.startswith(free)):
+        raise ConfigError(f"DEEPSPEED_CONFIG: {', '.join(strange)}: unsupported key: fix or remove it")
+    for key, value in entries.items():
+        if key.startswith("activation_checkpointing.") and value:  # DeepSpeed's, of a function that nobody calls here
+            raise ConfigError(f"DEEPSPEED_CONFIG: {key}: RECOMPUTE_LAYERS does that here: remove it")
+    if entries.get("bf16.enabled") and entries.get("fp16.enabled"):
+        raise ConfigError("DEEPSPEED_CONFIG: bf16.enabled and fp16.enabled are both true: enable one of them")
+    off = tuple(f"{name}." for name in ("bf16", "fp16") if not entries.get(f"{name}.enabled"))
+    entries = {key: value for key, value in entries.items() if not key.startswith(off)}
+    if "scheduler" in found:
+        if (kind := entries.get("scheduler.type")) != "WarmupDecayLR":
             raise ConfigError(
-                f"DEEPSPEED_CONFIG: {where}.{key} is {entry[key]!r}: {why}: take it out, or set {json.dumps(value)}"
+                f"DEEPSPEED_CONFIG: scheduler.type is {kind!r}: expected WarmupDecayLR; others by LR_SCHEDULE"
             )
+        entries.setdefault("scheduler.params.warmup_type", "log")
+    for why, fixed in FIXED.items():
+        for key in fixed:
+            if key in entries and entries[key] not in fixed[key]:
+                is_set, wanted = json.dumps(entries[key]), json.dumps(fixed[key][0])
+                raise ConfigError(f"DEEPSPEED_CONFIG: {key} is {is_set}: {why}: set {wanted}")
+    return entries
 
 
-def _of(entry: dict[str, Any], where: str, key: str, name: str, value: float) -> Meaning:
-    """An entry that has a default of DeepSpeed's; value: the one that counts."""
-    return Meaning(f"{where}.{key}", name, text(value), explicit=key in entry)
+def _batch(entries: dict[str, Any], world_size: int) -> Iterator[Meaning]:
+    """Two of the three sizes give the third; three must multiply out."""
+    whole, micro, steps = (entries.get(key) for key in BATCH)
+    if whole is not None:
+        micro = micro or whole // ((steps or 1) * world_size)
+        steps = steps or (whole // (micro * world_size) if micro else 1)
+        if whole != micro * steps * world_size:
+            raise ConfigError(
+                f"DEEPSPEED_CONFIG: train_batch_size {whole} is not train_micro_batch_size_per_gpu {micro} x "
+                f"gradient_accumulation_steps {steps} x {world_size} ranks (WORLD_SIZE): correct one of them"
+            )
+    if micro is not None:
+        yield Meaning(BATCH[1], "BATCHSIZE", _text(micro))
+    if micro is not None or steps is not None:
+        yield Meaning(BATCH[2], "GRADIENT_STEPS", _text(steps or 1), explicit=steps is not None)
 
 
-def _clipping(value: Any) -> Iterator[Meaning]:
-    norm = number(value, "gradient_clipping") or 1e30  # never reached: DeepSpeed does not clip
-    yield Meaning("gradient_clipping", "MAX_GRAD_NORM", text(norm))
-    yield Meaning("gradient_clipping", "CLIP", "after", explicit=False)
-
-
-def _zero(value: Any) -> Iterator[Meaning]:
-    stage, key = ds_zero.of({ds_zero.SECTION: value}).get("stage", 0), f"{ds_zero.SECTION}.stage"
-    yield Meaning(key, "SHARD_OPTIMIZER", "1" if stage else "0")
-    yield Meaning(key, "SHARD_GRADIENTS", "1" if stage > 1 else "0")
-
-
-def _optimizer(value: Any) -> Iterator[Meaning]:
-    entry = section(value, "optimizer", {"type", "params"})
-    where = "optimizer.params"
-    kind, params = str(entry.get("type", "")), dict(section(entry.get("params", {}), where))
+def _optimizer(entries: dict[str, Any]) -> Iterator[Meaning]:
+    kind = str(entries.get("optimizer.type", ""))
     if kind.lower() in ("adam", "adamw"):
         # DeepSpeed's Adam is AdamW unless the JSON says otherwise.
-        decoupled = flag(params, where, "adam_w_mode", True) or kind.lower() == "adamw"
-        yield Meaning("optimizer.type", "OPTIMIZER", "adamw" if decoupled else "adam")
-        names: dict[str, Any] = ADAM
-        if not flag(params, where, "bias_correction", True):
-            yield Meaning(f"{where}.bias_correction", "OPT_ADAM_BIAS_CORRECTION", "0")
-        flags = {"adam_w_mode", "bias_correction", "torch_adam"}
+        decoupled = kind.lower() == "adamw" or entries.get("optimizer.params.adam_w_mode", True)
+        rule, (beta_1, beta_2, eps, decay) = "adamw" if decoupled else "adam", ADAM
+        if not entries.get("optimizer.params.bias_correction", True):
+            yield Meaning("optimizer.params.bias_correction", "OPT_ADAM_BIAS_CORRECTION", "0")
     elif kind.lower() == "lamb":
-        yield Meaning("optimizer.type", "OPTIMIZER", "lamb")
-        names, flags = LAMB, set()
+        rule, (beta_1, beta_2, eps, decay) = "lamb", LAMB
     else:
         raise ConfigError(
             f"DEEPSPEED_CONFIG: optimizer.type is {kind!r}: expected Adam, AdamW or Lamb; others by OPTIMIZER"
         )
-    if unknown := sorted(params.keys() - names.keys() - flags - {"lr"}):
-        raise ConfigError(f"DEEPSPEED_CONFIG: {where} {', '.join(unknown)}: our {kind} has no such setting")
-    if "lr" in params:
-        yield Meaning(f"{where}.lr", "LR", text(number(params["lr"], f"{where}.lr", above=0)))
-    for key in names.keys() & params.keys():
-        pair = _pair(params[key], f"{where}.{key}") if key == "betas" else [params[key]]
-        for name, found in zip(names[key] if key == "betas" else [names[key]], pair, strict=True):
-            yield Meaning(f"{where}.{key}", name, text(number(found, f"{where}.{key}")))
+    yield Meaning("optimizer.type", "OPTIMIZER", rule)
+    for key, names in (("betas", (beta_1, beta_2)), ("eps", (eps,)), ("weight_decay", (decay,))):
+        if (value := entries.get(f"optimizer.params.{key}")) is not None:
+            for name, number in zip(names, value if key == "betas" else [value], strict=True):
+                yield Meaning(f"optimizer.params.{key}", name, _text(number))
 
 
-def _pair(value: Any, key: str) -> list[Any]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise ConfigError(f"DEEPSPEED_CONFIG: {key} is {value!r}: expected two numbers, in brackets")
-    return value
+def _text(value: float) -> str:
+    """The number as our variables have it, no digit lost."""
+    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
 
 
-def _scheduler(value: Any) -> Iterator[Meaning]:
-    """WarmupDecayLR is ``poly`` with its default degree of 1."""
-    entry, where = section(value, "scheduler", {"type", "params"}), "scheduler.params"
-    kind = entry.get("type")
-    if kind != "WarmupDecayLR":
-        raise ConfigError(
-            f"DEEPSPEED_CONFIG: scheduler.type is {kind!r}: expected WarmupDecayLR; others by LR_SCHEDULE"
-        )
-    params = section(entry.get("params", {}), where)
-    if params.get("warmup_type", "log") != "linear":
-        raise ConfigError('DEEPSPEED_CONFIG: scheduler.params.warmup_type: expected "linear"; its default is "log"')
-    if number(params.get("warmup_min_lr", 0), f"{where}.warmup_min_lr"):
-        raise ConfigError("DEEPSPEED_CONFIG: scheduler.params.warmup_min_lr: the warm-up here begins at 0")
-    known = {"warmup_type", "warmup_min_lr", "total_num_steps", "warmup_max_lr", "warmup_num_steps"}
-    for key in sorted(params.keys() - known):
-        raise ConfigError(f"DEEPSPEED_CONFIG: scheduler.params.{key}: our poly has no such setting")
-    yield Meaning("scheduler.type", "LR_SCHEDULE", "poly")
-    if "total_num_steps" in params:
-        yield Meaning(
-            f"{where}.total_num_steps", "LR_DECAY_STEPS",
-            text(integer(params["total_num_steps"], f"{where}.total_num_steps")),
-        )  # fmt: skip
-    rate = number(params.get("warmup_max_lr", 0.001), f"{where}.warmup_max_lr", above=0)
-    yield _of(params, where, "warmup_max_lr", "LR", rate)
-    steps = integer(params.get("warmup_num_steps", 1000), f"{where}.warmup_num_steps")
-    yield _of(params, where, "warmup_num_steps", "WARMUP_STEPS", steps)
+def deepspeed_only(found: dict[str, Any]) -> list[str]:
+    """Entries that only DeepSpeed's engine uses."""
+    return sorted(
+        key for key, _ in flat(found)
+        if key in DEEPSPEED_ONLY or (key.startswith(FREE) and key != "zero_optimization.stage")
+    )  # fmt: skip
 
 
-def _activation_checkpointing(value: Any) -> Iterator[Meaning]:
-    """It speaks of a function of DeepSpeed's that this model does not call."""
-    entry = section(value, "activation_checkpointing")
-    for key in sorted(key for key, asked in entry.items() if asked):
-        raise ConfigError(
-            f"DEEPSPEED_CONFIG: activation_checkpointing.{key}: RECOMPUTE_LAYERS does that here: take this out"
-        )
-    return iter(())
+def offloads(zero: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """offload_optimizer, offload_param: what zero_optimization says of each, where it offloads anything."""
+    found = {}
+    for key, older in (("offload_optimizer", "cpu_offload"), ("offload_param", "cpu_offload_param")):
+        said = ({"device": "cpu"} if zero.get(older) else {}) | (zero.get(key) or {})
+        if said.get("device", "none") != "none":
+            found[key] = said
+    return found
 
 
-def _steps_per_print(value: Any) -> Iterator[Meaning]:
-    yield Meaning("steps_per_print", "LOG_EVERY_STEPS", text(integer(value, "steps_per_print")))
-
-
-_TRANSLATIONS: dict[str, Callable[[Any], Iterator[Meaning]]] = {
-    "activation_checkpointing": _activation_checkpointing,
-    "bf16": _bf16,
-    "fp16": _fp16,
-    "gradient_clipping": _clipping,
-    "zero_optimization": _zero,
-    "optimizer": _optimizer,
-    "scheduler": _scheduler,
-    "steps_per_print": _steps_per_print,
-}
+def validate(deepspeed: Any, zero: dict[str, Any]) -> None:
+    """Raises ConfigError where DeepSpeed itself, of the version that is installed, would refuse zero_optimization."""
+    try:
+        deepspeed.runtime.zero.config.DeepSpeedZeroConfig(**zero)
+    except (ValueError, AssertionError) as error:
+        reason = str(error)
+        if errors := getattr(error, "errors", None):  # pydantic's
+            first = errors()[0]
+            place = ".".join(map(str, ("zero_optimization", *first["loc"])))
+            reason = f"{place}: {first['msg']}, and it is {first['input']!r}" if first["loc"] else first["msg"]
+        raise ConfigError(f"DEEPSPEED_CONFIG: DeepSpeed refuses {' '.join(reason.split())[:300]}") from None

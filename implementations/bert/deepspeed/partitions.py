@@ -1,4 +1,4 @@
-"""One of our update rules as the optimizer that DeepSpeed's ZeRO drives.
+"""One of our update rules as the optimizer that DeepSpeed's ZeRO drives, and its state by parameter name.
 
 ZeRO cuts fp32 masters, gradients and the rule's states into flat partitions, one or several a rank, and calls ``step``
 on them. Here they are a Shard of our own (optim/flat.py): it knows which part of which parameter lies where, so a norm
@@ -7,14 +7,15 @@ is that of whole parameters, summed over the ranks that hold their parts, whatev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bert.core.dist import World
-from bert.optim.flat import Piecewise, Segment, Shard
+from bert.model.init import Chunk
+from bert.optim.flat import Piecewise, Segment, Shard, fill
 from bert.optim.rule import Pieces, Rule
 
 MASTERS = "masters"
@@ -72,41 +73,29 @@ class ZeroRule(torch.optim.Optimizer):
         """Over the ranks; offloaded partitions are on the CPU, where the ranks may not reach each other."""
         return self.world.sum(values.to(self.world.device)).to(values.device)
 
-    @property
-    def num_steps(self) -> int:
-        """Updates so far."""
-        return int(next(iter(self.rules.values())).num_steps)
-
-    def set_num_steps(self, value: int) -> None:
-        """Counts on from ``value``."""
-        for rule in self.rules.values():
-            rule.num_steps.fill_(value)
-
     def shards(self) -> list[Shard]:
         """The partitions of this rank."""
         return [rule.shard for rule in self.rules.values()]
 
     def parts(self) -> list[str]:
         """What is saved of every parameter: the masters and the rule's states, by name."""
-        names = [name for name in self.shards()[0].states if name != STEPS]
-        return [MASTERS, *names]
-
-
-def shape_of(parameter: nn.Parameter) -> torch.Size:
-    """Of the whole parameter, also where ZeRO-3 has left this rank a part of it."""
-    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
-    return shape
-
-
-def buffer(shard: Shard, part: str) -> Tensor:
-    """The flat buffer of the masters or of a state."""
-    return shard.masters if part == MASTERS else shard.states[part]
+        return [MASTERS, *(name for name in self.shards()[0].states if name != STEPS)]
 
 
 def partitions_of(optimizer: Any, parameters: Sequence[nn.Parameter], rank: int) -> list[Partition]:
-    """What ZeRO's ``optimizer`` (stage 1, 2 or 3) has put where on this rank, of parameters in the model's order."""
+    """What ZeRO's ``optimizer`` (stage 1, 2 or 3) has put where on this rank, of parameters in the model's order.
+
+    In stage 3 every parameter is cut evenly over the ranks, the last part filled up with zeros; sub-groups hold the
+    parts.
+    """
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
-        return _stage_3(optimizer, parameters, rank)
+        partitions = [Partition(flat, []) for flat in optimizer.fp32_partitioned_groups_flat]
+        for number, parameter in enumerate(parameters):
+            group, begin, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+            real = min(size, parameter.ds_numel - rank * size)  # type: ignore[attr-defined]
+            if real > 0:
+                partitions[group].segments.append(Segment(parameter=number, begin=begin, size=real, start=rank * size))
+        return partitions
     partitions = [Partition(group["params"][0], []) for group in optimizer.optimizer.param_groups]
     for number, parameter in enumerate(parameters):
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]  # None where this rank has nothing of it
@@ -117,13 +106,86 @@ def partitions_of(optimizer: Any, parameters: Sequence[nn.Parameter], rank: int)
     return partitions
 
 
-def _stage_3(optimizer: Any, parameters: Sequence[nn.Parameter], rank: int) -> list[Partition]:
-    """Every parameter is cut evenly over the ranks, the last part filled up with zeros; sub-groups hold the parts."""
-    partitions = [Partition(flat, []) for flat in optimizer.fp32_partitioned_groups_flat]
-    for number, parameter in enumerate(parameters):
-        group, begin, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
-        start = rank * size
-        real = min(size, parameter.ds_numel - start)  # type: ignore[attr-defined]
-        if real > 0:
-            partitions[group].segments.append(Segment(parameter=number, begin=begin, size=real, start=start))
-    return partitions
+class ZeroState:
+    """What ``zero``, DeepSpeed's optimizer around ``update``, holds on this rank; shapes: of all parameters.
+
+    Its state is gathered for our checkpoints, and goes back into the partitions.
+    """
+
+    def __init__(self, zero: Any, update: ZeroRule, shapes: Mapping[str, torch.Size], world: World) -> None:
+        self.zero, self.update, self.shapes, self.world = zero, update, shapes, world
+        self.names = list(shapes)
+
+    def set_loss_scale(self, scale: Tensor) -> None:
+        """What losses are multiplied by from now on, in fp16."""
+        self.zero.loss_scaler.cur_scale = float(scale)
+
+    def flats(self, part: str) -> list[tuple[Tensor, list[Segment]]]:
+        """The flat buffers of the masters or of a state, and what lies in them."""
+        return [
+            (shard.masters if part == MASTERS else shard.states[part], shard.segments) for shard in self.update.shards()
+        ]
+
+    def num_steps(self) -> int:
+        """Updates so far."""
+        return int(next(iter(self.update.rules.values())).num_steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As that of our own optimizers: gathered, by name, on the CPU of rank 0. A collective.
+
+        One parameter at a time is gathered on the device.
+        """
+        state: dict[str, Any] = {"num_steps": self.num_steps()}
+        for part in self.update.parts():
+            tensors = {}
+            for number, (name, shape) in enumerate(self.shapes.items()):
+                gathered = torch.zeros(shape.numel(), device=self.world.device)
+                for flat, segments in self.flats(part):
+                    for segment in segments:
+                        if segment.parameter == number:
+                            mine = flat[segment.begin : segment.begin + segment.size]
+                            gathered[segment.start : segment.start + segment.size].copy_(mine)
+                self.world.sum(gathered)
+                if self.world.is_main:
+                    tensors[name] = gathered.cpu().view(shape)
+            if self.world.is_main:
+                state[part] = tensors
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores ``state_dict()`` of any engine and number of ranks. A collective.
+
+        Only tensors are read of which this rank holds a part. Raises KeyError where one is missing.
+        """
+        for rule in self.update.rules.values():
+            rule.num_steps.fill_(int(state["num_steps"]))
+        for part in self.update.parts():
+            flats = self.flats(part)
+            held = {self.names[segment.parameter] for _, segments in flats for segment in segments}
+            fill(flats, self.names, ((name, 0, state[part][name].reshape(-1)) for name in held))
+        self._publish()
+
+    @torch.no_grad()
+    def begin(self, partitions: Sequence[Partition], pieces: Iterable[Chunk]) -> None:
+        """Gives the masters the weights before a cast to low precision. Before ``update`` is bound. A collective."""
+        fill(partitions, self.names, pieces)
+        self._publish()
+
+    def _publish(self) -> None:
+        """The weights on every rank become those of the masters, as at the end of a step of ZeRO's."""
+        if hasattr(self.zero, "update_lp_params"):  # stages 1 and 2
+            self.zero.update_lp_params()
+            return
+        self.zero._partition_all_parameters()
+        for number in range(len(self.zero.fp32_partitioned_groups_flat)):
+            self.zero._reassign_or_swap_out_partitioned_parameters(number)
+        self.gather_persistent()
+
+    def gather_persistent(self) -> None:
+        """Stage 3 keeps small parameters whole; it expects so of every step, also of one that did not come to its end.
+
+        A collective.
+        """
+        if persistent := getattr(self.zero, "persistent_parameters", []):
+            persistent[0].all_gather(persistent)

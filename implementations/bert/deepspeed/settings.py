@@ -11,19 +11,19 @@ import torch
 
 from bert import optim
 from bert.core.env import ConfigError, env
-from bert.deepspeed import ds_config, ds_zero
-from bert.deepspeed.ds_values import section
+from bert.deepspeed import ds_config
 from bert.deepspeed.step import check_fp16, load
 from bert.kernels.precision import Precision
 
 INSTEAD = {"WARMUP_STEPS": "WARMUP_PROPORTION"}  # the variable that says the same in another unit
 NEVER = 1 << 62  # steps between DeepSpeed's own progress lines
 WRITE_ELSEWHERE = {"use_node_local_storage", "writer"}  # entries by which files lie on several nodes, or come later
+WORDS = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Who shards and steps."""
+    """Sharding engine settings."""
 
     engine: str = env(
         "ENGINE",
@@ -55,47 +55,32 @@ class Config:
     ) -> None:
         """Raises ConfigError for what DeepSpeed cannot do, and where it is absent. others: setting -> is it made?"""
         if not self.is_deepspeed:
-            if self.checkpoints:
-                raise ConfigError("DEEPSPEED_CHECKPOINTS=1 and ENGINE is not deepspeed: set it, or unset this")
-            if self.path is not None:
-                raise ConfigError(f"DEEPSPEED_CONFIG={self.path} and ENGINE is not deepspeed: set it, or unset this")
+            if self.checkpoints or self.path is not None:
+                name = "DEEPSPEED_CHECKPOINTS=1" if self.checkpoints else f"DEEPSPEED_CONFIG={self.path}"
+                raise ConfigError(f"{name} and ENGINE is not deepspeed: set it, or unset this")
             return
-        found = self.json()
-        zero = ds_zero.of(found)
-        deepspeed = load()
-        if self.checkpoints and (
-            elsewhere := sorted(WRITE_ELSEWHERE & section(found.get("checkpoint", {}), "checkpoint").keys())
-        ):
+        found, deepspeed = self.json(), load()
+        zero = found.get("zero_optimization", {})
+        if self.checkpoints and (elsewhere := sorted(WRITE_ELSEWHERE & found.get("checkpoint", {}).keys())):
             raise ConfigError(
-                f"DEEPSPEED_CHECKPOINTS=1 and checkpoint.{elsewhere[0]} in {self.path}: it would get its name "
-                "before it is whole: take the entry out"
+                f"DEEPSPEED_CHECKPOINTS=1 and checkpoint.{elsewhere[0]} in {self.path}: the folder would get its name "
+                "before it is whole: remove the entry"
             )
         if zero.get("stage", 0) == 0:
             raise ConfigError(
                 f"ENGINE=deepspeed and zero_optimization.stage is 0 in {self.path}: set 1, 2 or 3; without ZeRO, unset "
                 "ENGINE"
             )
-        for key, offload in ds_zero.offloads(zero).items():
-            if offload["device"] == "nvme" or offload.get("ratio", 1) != 1 or offload.get("super_offload"):
-                raise ConfigError(
-                    f"ENGINE=deepspeed: {self.path}: {key}: device nvme, a ratio and super_offload are not supported: "
-                    "set cpu alone"
-                )
-        ds_zero.validate(deepspeed, zero)
-        wrong = {name for name, is_set in others.items() if is_set}
-        if optimizer.is_apex:
-            wrong.add(f"OPTIMIZER={optimizer.optimizer}")
-        if optimizer.clip != "after":
-            wrong.add(f"CLIP={optimizer.clip}")
-        if optimizer.allreduce_dtype != "fp32":
-            wrong.add(f"ALLREDUCE_DTYPE={optimizer.allreduce_dtype}")
-        if precision.fp8 is not None:
-            wrong.add("PRECISION=fp8")
-        if wrong:
-            raise ConfigError(
-                f"ENGINE=deepspeed: {', '.join(sorted(wrong))}: our own engine does that; unset one of the two"
-            )
-
+        ds_config.validate(deepspeed, zero)
+        wrong = {
+            **others,
+            f"OPTIMIZER={optimizer.optimizer}": optimizer.is_apex,
+            f"CLIP={optimizer.clip}": optimizer.clip != "after",
+            f"ALLREDUCE_DTYPE={optimizer.allreduce_dtype}": optimizer.allreduce_dtype != "fp32",
+            "PRECISION=fp8": precision.fp8 is not None,
+        }
+        if names := sorted(name for name, is_set in wrong.items() if is_set):
+            raise ConfigError(f"ENGINE=deepspeed: {', '.join(names)}: our own engine does that; unset one of the two")
         if precision.scales_loss:
             check_fp16(deepspeed, device)
 
@@ -105,7 +90,7 @@ class Config:
         """The JSON with what our variables say: batch, clipping and precision; rule, rate and log stay ours."""
         ours = {"optimizer", "scheduler", "train_batch_size"}
         found = {key: value for key, value in self.json().items() if key not in ours}
-        low = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}.get(str(precision.dtype))
+        low = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(precision.dtype)
         found |= {name: {**found.get(name, {}), "enabled": name == low} for name in ("bf16", "fp16")}
         if low == "fp16":  # DeepSpeed's scale is constant; DeepSpeedStep gives it another after a step
             found["fp16"]["loss_scale"] = precision.init_loss_scale
@@ -124,35 +109,25 @@ def merged(environ: Mapping[str, str]) -> Mapping[str, str]:
 
     Raises ConfigError, naming both, where the two contradict each other.
     """
-    if environ.get("ENGINE", "").strip() != "deepspeed" or not environ.get("DEEPSPEED_CONFIG", "").strip():
+
+    def number(text: str) -> float | str:
+        text = WORDS.get(text.lower(), text)
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+    path = environ.get("DEEPSPEED_CONFIG", "").strip()
+    if environ.get("ENGINE", "").strip() != "deepspeed" or not path:
         return environ
-    path = environ["DEEPSPEED_CONFIG"].strip()
     world_size = environ.get("WORLD_SIZE", "").strip()
-    said = ds_config.meanings(
-        ds_config.read(Path(path)), int(world_size) if world_size.isdecimal() and int(world_size) else 1
-    )
+    ranks = int(world_size) if world_size.isdecimal() else 0
     filled = dict(environ)
-    for key, name, value, explicit in said:
+    for key, name, value, explicit in ds_config.meanings(ds_config.read(Path(path)), max(ranks, 1)):
         mine = environ.get(name, "").strip()
         if not mine or mine == "auto":
             if explicit or not environ.get(INSTEAD.get(name, ""), "").strip():
                 filled[name] = value
-        elif explicit and not _alike(mine, value):
+        elif explicit and number(mine) != number(value):
             raise ConfigError(f"{path}: {key} means {name}={value}, and {name}={mine} is set: correct one of them")
     return filled
-
-
-def _alike(mine: str, value: str) -> bool:
-    if mine == value:
-        return True
-    try:
-        return float(mine) == float(value)
-    except ValueError:
-        return {mine.lower(), value} in (
-            {"true", "1"},
-            {"yes", "1"},
-            {"on", "1"},
-            {"false", "0"},
-            {"no", "0"},
-            {"off", "0"},
-        )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import itertools
 import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from bert.core.dist import World
 from bert.core.env import ConfigError, announce
 from bert.data.batch import Batch
-from bert.deepspeed.partitions import ZeroRule, partitions_of
-from bert.deepspeed.state import ZeroState
+from bert.deepspeed.partitions import ZeroRule, ZeroState, partitions_of
 from bert.kernels.precision import LossScaler, Precision
 from bert.model.init import Chunk
 from bert.model.trainable import Trainable
@@ -70,12 +69,6 @@ def check_fp16(deepspeed: Any, device: torch.device) -> None:
             f"ENGINE=deepspeed and PRECISION=fp16: DeepSpeed finds no fp16 on this {device.type.upper()}: set bf16 or "
             "fp32, in the JSON too"
         )
-
-
-def _without_weights(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy of the model on the meta device."""
-    empty = {id(p): nn.Parameter(torch.empty_like(p, device="meta", dtype=dtype)) for p in model.parameters()}
-    return copy.deepcopy(model, dict(empty))
 
 
 @torch.no_grad()
@@ -132,7 +125,12 @@ class DeepSpeedStep:
         self.scaler = LossScaler(precision, world.device)
         named = dict(model.named_parameters())
         stage = int(settings["zero_optimization"]["stage"])
-        self.spare = _without_weights(model, precision.dtype) if stage == 3 else None  # for ``whole``
+        self.spare = None  # a copy on the meta device, for ``whole``
+        if stage == 3:
+            empty = {
+                id(p): nn.Parameter(torch.empty_like(p, device="meta", dtype=precision.dtype)) for p in named.values()
+            }
+            self.spare = copy.deepcopy(model, dict(empty))
         shapes = {name: parameter.shape for name, parameter in named.items()}
         update = ZeroRule(named.values(), optimizer.rule, world)
         place(named, weights, world.device, _divider(deepspeed, settings) if stage == 3 else None)
@@ -148,11 +146,12 @@ class DeepSpeedStep:
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
         assert len(batches) == self.engine.gradient_accumulation_steps()
-        self.optimizer.set_rate(lr)
+        for group in self.optimizer.update.param_groups:
+            group["lr"] = lr
         totals: list[Tensor] = []
         for batch in batches:
             losses = self.engine(batch.to(self.world.device))
-            self.engine.backward(functools.reduce(operator.add, losses))
+            self.engine.backward(reduce(operator.add, losses))
             self.engine.step()
             totals = totals or [torch.zeros((), device=self.world.device) for _ in losses]
             for total, loss in zip(totals, losses, strict=True):
@@ -167,7 +166,7 @@ class DeepSpeedStep:
         return StepResult(losses._make(totals), norm, finite)
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[Any]:
+    def gathered(self) -> Iterator[Any]:
         """The model with all its weights on every rank, for evaluation. A collective.
 
         Stage 3: a copy, whose memory is free again afterwards. The trained model gathers its layers on all ranks

@@ -24,8 +24,6 @@ from bert.kernels import (
     cross_entropy,
     dropout_add_layer_norm,
     embeddings,
-    fp8_cast,
-    lamb,
     triton_support,
 )
 
@@ -36,7 +34,7 @@ OPERATIONS: dict[str, ModuleType] = {
     "bias_gelu": bias_gelu,
     "cross_entropy": cross_entropy,
 }
-FUSABLE: dict[str, ModuleType] = OPERATIONS | {"lamb": lamb, "fp8_cast": fp8_cast}
+FUSABLE = (*OPERATIONS, "lamb", "fp8_cast")
 # The casts to fp8 are done inside the kernels whose results they are.
 NEEDED: dict[str, tuple[str, ...]] = {"fp8_cast": ("dropout_add_layer_norm", "bias_gelu")}
 
@@ -54,11 +52,10 @@ class Config:
         reason = triton_support.missing(device)
         if self.fused == "none" or (self.fused == "auto" and reason):
             return set()
-        every = self.fused in ("auto", "all")
-        wanted = set(FUSABLE) if every else {name.strip() for name in self.fused.split(",")}
+        named = FUSABLE if self.fused in ("auto", "all") else [name.strip() for name in self.fused.split(",")]
+        wanted = set(named)
         if unknown := sorted(wanted - set(FUSABLE)):
-            known = ", ".join(FUSABLE)
-            raise ConfigError(f"FUSED names {', '.join(unknown)}: known are all, none, auto, {known}")
+            raise ConfigError(f"FUSED names {', '.join(unknown)}: known are all, none, auto, {', '.join(FUSABLE)}")
         if reason:
             raise ConfigError(f"FUSED asks for {', '.join(sorted(wanted))}, but {reason}: set FUSED=auto or FUSED=none")
         for name in wanted & NEEDED.keys():

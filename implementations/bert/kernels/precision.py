@@ -23,7 +23,7 @@ class Config:
     precision: str = env(
         "PRECISION",
         "auto",
-        choices=("auto", *DTYPES),
+        choices=("auto", "fp32", "tf32", "bf16", "fp16", "fp8"),
         doc="auto is bf16 on a GPU, fp16 on one below compute capability 8.0, fp32 on a CPU; fp8 is bf16 with QKV and "
         "feed-forward products in fp8; tf32 is fp32 with matrix products in tf32",
     )

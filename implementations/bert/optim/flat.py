@@ -190,11 +190,9 @@ class Piecewise:
         self.owners = torch.tensor(owners, dtype=torch.int64, device=self.device)
 
     def squared_norm(self, flat: Tensor) -> Tensor:
-        """See above."""
         return squared_norms([flat]).sum()
 
     def measure(self) -> Tensor:
-        """See above."""
         if not self.needs_norms:
             return squared_norms([self.shard.gradient])
         dtype = torch.float64 if self.shard.masters.dtype == torch.float64 else torch.float32
@@ -202,7 +200,6 @@ class Piecewise:
         return whole.index_copy_(0, self.owners, squared_norms(self.gradients)) if self.gradients else whole
 
     def prepare(self, grad_scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> Tensor | None:
-        """See above."""
         num_sums, dtype = self.rule.num_sums, self.shard.masters.dtype
         whole = torch.zeros(self.num_parameters, num_sums, dtype=dtype, device=self.device) if num_sums else None
         if not self.gradients:
@@ -213,7 +210,6 @@ class Piecewise:
         return whole if whole is None or sums is None else whole.index_copy_(0, self.owners, sums)
 
     def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
-        """See above."""
         if self.gradients:
             self.rule.apply(None if sums is None else sums.index_select(0, self.owners), lr, keep)
         self.shard.weights.copy_(self.shard.masters)
@@ -239,11 +235,10 @@ class _FlatMoments:
         self.layout = lamb_kernel.spans_layout(shard.masters.numel(), spans, decays, device)
 
     def squared_norm(self, flat: Tensor) -> Tensor:
-        """See above."""
         return self.passes.squared_norm(flat)
 
     def advance(self, grad_scale: Scalar, keep: Tensor | None) -> None:
-        """The scalars of the next step but its rate; none where not ``keep``."""
+        """Counts the step and writes its scalars but the learning rate; a factor of nan skips the step (``keep``)."""
         self.num_steps += 1 if keep is None else keep
         steps = self.num_steps.clamp(min=1).double()
         factor = torch.as_tensor(grad_scale, dtype=torch.float32, device=self.scalars.device)
@@ -252,7 +247,7 @@ class _FlatMoments:
         self.scalars[3] = 1 / (1 - torch.pow(self.config.beta2, steps))
 
     def set_rate(self, lr: Scalar) -> None:
-        """The last one of the scalars."""
+        """Writes the learning rate, the last of the scalars to be known."""
         self.scalars[0] = torch.as_tensor(lr, dtype=torch.float32, device=self.scalars.device)
 
 
@@ -260,17 +255,14 @@ class FlatLamb(_FlatMoments):
     """LAMB by the two passes of kernels/lamb.py."""
 
     def measure(self) -> Tensor:
-        """See above."""
         return self.passes.squared_norm(self.shard.gradient).reshape(1)
 
     def prepare(self, grad_scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> Tensor:
-        """See above."""
         self.advance(grad_scale, keep)
         config = self.config
         return self.passes.moments(self.layout, *self.buffers, self.scalars, config.beta1, config.beta2, config.eps)
 
     def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
-        """See above."""
         self.set_rate(lr)
         _, *buffers = self.buffers
         self.passes.update(self.layout, *buffers, self.shard.weights, sums, self.scalars, self.config.eps)
@@ -286,11 +278,9 @@ class FlatLans(_FlatMoments):
         self.factors = torch.ones(len(shard.names), device=shard.masters.device)
 
     def measure(self) -> Tensor:
-        """See above."""
         return lans_kernel.squared_norms(self.layout, self.shard.gradient)
 
     def prepare(self, grad_scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> Tensor:
-        """See above."""
         assert squares is not None
         config = self.config
         self.advance(grad_scale, keep)
@@ -302,7 +292,6 @@ class FlatLans(_FlatMoments):
         )
 
     def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
-        """See above."""
         assert sums is not None
         self.set_rate(lr)
         beta1, eps = self.config.beta1, self.config.eps

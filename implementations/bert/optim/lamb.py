@@ -57,7 +57,6 @@ class LambRule(MomentRule):
         return sums
 
     def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
-        """See Rule."""
         assert sums is not None
         updates, self.updates = self.updates, []
         if self.adapted:

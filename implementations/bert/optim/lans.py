@@ -54,7 +54,6 @@ class LansRule(MomentRule):
         return torch.stack([squared_norms(x) for x in (masters, momentum, current)], dim=1)
 
     def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
-        """See Rule."""
         assert sums is not None
         (momentum, current), self.parts = self.parts, ([], [])
         p_norm, r_norm, c_norm = sums.to(momentum[0].dtype).sqrt().unbind(dim=1)

@@ -42,7 +42,6 @@ class Replicated:
         self.low_precision = [i for i, p in enumerate(self.parameters) if p.dtype in LOW_PRECISION]
 
     def gradients(self, model: nn.Module, clipping: Clipping, world: World, find_overflow: bool) -> Gradients:
-        """See Sharded."""
         return ReplicatedGradients(model, self.parameters, clipping, world, find_overflow)
 
     def zero_grad(self) -> None:
@@ -52,7 +51,6 @@ class Replicated:
 
     @torch.no_grad()
     def step(self, lr: Scalar, grad_scale: Scalar = 1.0, keep: Tensor | None = None) -> None:
-        """See Sharded."""
         gradients: list[Tensor] = [p.grad for p in self.parameters]  # type: ignore[misc]
         squares = squared_norms(gradients) if self.rule.needs_norms else None
         sums = self.rule.prepare(gradients, grad_scale, keep, squares)
@@ -134,7 +132,6 @@ class ReplicatedGradients(Gradients):
 
     @torch.no_grad()
     def finish(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """See Gradients."""
         self.sums = []
         if not self.clips_each:
             norm = self._norm()

@@ -248,7 +248,6 @@ class ShardedGradients(Gradients):
 
     @torch.no_grad()
     def finish(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """See Gradients."""
         self.buckets.finish()
         if self.clips_each:
             several = self.world.size > 1
@@ -348,16 +347,14 @@ class GradientBuckets(GradientReducer):
         self.reductions: list[distributed.Work | None] = []  # under way, of the first buckets
 
     def begin(self, first: bool, reduce: bool) -> None:
-        """See GradientReducer."""
         self.add, self.reduce = not first and self.received is self.whole, reduce
 
     def places(self) -> Sequence[Tensor | None]:
-        """See GradientReducer: not where gradients are added, or of another type."""
+        """Not where gradients are added, or of another type."""
         fits = not self.add and self.received.dtype == self.parameters[0].dtype
         return self.views if fits else super().places()
 
     def bucket_ready(self, number: int) -> None:
-        """See GradientReducer."""
         bucket = self.layout.buckets[number]
         views = [self.views[index] for index in bucket.parameters]
         gradients = self.take_gradients(bucket, self.whole.dtype)
@@ -387,7 +384,6 @@ class GradientBuckets(GradientReducer):
                 whole.add_(clipped)
 
     def finish(self) -> None:
-        """See GradientReducer."""
         while len(self.reductions) < len(self.layout.buckets):
             self._reduce_next()
         for work in self.reductions:
@@ -412,12 +408,11 @@ class GradientShard(GradientReducer):
     """
 
     def begin(self, first: bool, reduce: bool) -> None:
-        """See GradientReducer; every micro-batch is reduced."""
+        """Every micro-batch is reduced."""
         self.add, self.num_started = not first, 0  # buckets of this backward pass
         self.under_way: list[tuple[Bucket, Tensor, Tensor, distributed.Work | None]] = []
 
     def bucket_ready(self, number: int) -> None:
-        """See GradientReducer."""
         while self.num_started < len(self.missing) and not self.missing[self.num_started]:
             if len(self.under_way) == MOST_UNDER_WAY:
                 self._add_oldest()
@@ -444,7 +439,6 @@ class GradientShard(GradientReducer):
             target.copy_(part)
 
     def finish(self) -> None:
-        """See GradientReducer."""
         while self.under_way:
             self._add_oldest()
 

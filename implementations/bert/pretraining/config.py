@@ -15,9 +15,9 @@ from bert.checkpoint.save import Config as CheckpointConfig
 from bert.core import rundir
 from bert.core.env import ConfigError, env
 from bert.data import loader
-from bert.deepspeed import settings as zero
+from bert.deepspeed import settings
 from bert.model.config import BertConfig, ModelFiles
-from bert.training import capture, evaluate, mlperf, observers, profile_steps, schedule
+from bert.training import debug, evaluate, metrics, mlperf, schedule
 from bert.training.config import Hardware
 
 MAX_SAMPLES = 14_000_000  # at which a run that has not reached its target gives up
@@ -57,10 +57,10 @@ class Config(ModelFiles, Hardware):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     mlperf: mlperf.Config = field(default_factory=mlperf.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
-    observers: observers.Config = field(default_factory=observers.Config)
-    capture: capture.Config = field(default_factory=capture.Config)
-    profile: profile_steps.Config = field(default_factory=profile_steps.Config)
-    zero: zero.Config = field(default_factory=zero.Config)
+    observers: metrics.Config = field(default_factory=metrics.Config)
+    capture: debug.CaptureConfig = field(default_factory=debug.CaptureConfig)
+    profile: debug.ProfileConfig = field(default_factory=debug.ProfileConfig)
+    zero: settings.Config = field(default_factory=settings.Config)
 
     def check(self) -> None:
         """Raises ConfigError for settings that contradict each other, before anything starts."""
@@ -79,13 +79,13 @@ class Config(ModelFiles, Hardware):
             )
         if self.checkpoint.shards and not self.optim.is_sharded(self.device):
             raise ConfigError("CHECKPOINT_SHARDS=1 needs a sharded optimizer: set SHARD_OPTIMIZER=1")
-        self.zero.check(
-            self.optim,
-            self.numerics,
-            self.device,
-            {"CUDA_GRAPH=1": bool(self.graph.cuda_graph), "WARMUP_RUN=1": bool(self.warm_up)},
+        others = {"CUDA_GRAPH=1": bool(self.graph.cuda_graph), "WARMUP_RUN=1": bool(self.warm_up)}
+        self.zero.check(self.optim, self.numerics, self.device, others)
+        self.check_device(
+            dropout=self.model.attention_probs_dropout_prob,
+            gradient_steps=self.data.gradient_steps,
+            uses_graph=self.uses_graph,
         )
-        self._check_device()
         if self.data.max_seq_length > self.model.max_position_embeddings:
             raise ConfigError(
                 f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds max_position_embeddings "
@@ -95,14 +95,6 @@ class Config(ModelFiles, Hardware):
             _ = self.data.source
         if not self.data.synthetic and self.evaluate.evaldir is None and self.evaluates:
             raise ConfigError("EVALDIR is not set: give the folder of the evaluation records")
-
-    def _check_device(self) -> None:
-        """Raises ConfigError for what this machine's device cannot do."""
-        self.check_device(
-            dropout=self.model.attention_probs_dropout_prob,
-            gradient_steps=self.data.gradient_steps,
-            uses_graph=self.uses_graph,
-        )
 
     @property
     def uses_graph(self) -> bool:
@@ -124,9 +116,9 @@ class Config(ModelFiles, Hardware):
     @property
     def bert_config_path(self) -> Path:
         """BERT_CONFIG; unset: the config.json beside an INIT_CHECKPOINT of the Hub's layout, else that of phase1."""
-        weights = self.checkpoint.init_checkpoint
-        if self.bert_config is None and weights is not None and weights.name in huggingface.WEIGHTS:
-            return huggingface.config_beside(weights) or super().bert_config_path
+        path = self.checkpoint.init_checkpoint
+        if self.bert_config is None and path is not None and path.name in huggingface.WEIGHTS:
+            return huggingface.config_beside(path) or super().bert_config_path
         return super().bert_config_path
 
     @property

@@ -1,6 +1,6 @@
 """``EMULATE_RANK=R WORLD_SIZE=W python -m bert``: one rank of a large job, alone, to see what it holds and takes.
 
-The rank is built as in the job, its shard with the job's first weights, and takes steps on made-up batches; what other
+The rank is built as in the job, its shard with the job's first weights, and takes steps on dummy batches; what other
 ranks would send is its own (dist.EmulatedWorld), and nothing is trained. On a GPU all of it is there, and steps are
 timed, without the time of communication. On a CPU what every rank holds whole has shapes and no numbers, so that a
 host holds a rank of any job: forward and backward pass are counted operation by operation, and the shard is updated.
@@ -11,33 +11,33 @@ from __future__ import annotations
 import resource
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from bert.core.dist import EmulatedWorld
 from bert.core.env import ConfigError
+from bert.data import loader
 from bert.data.batch import PretrainingBatch
 from bert.optim.sharded import Sharded
 from bert.pretraining import memory
 from bert.pretraining.config import Config
-from bert.pretraining.peak import Peak
-from bert.pretraining.train import build, made_up_step, prepare
+from bert.pretraining.train import build, dummy_batches, prepare
 from bert.training.step import Step
 
-META = torch.device("meta")
 TIMED_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """Bytes of one rank: parts that stay; here: those of them with numbers; besides: at most, in a step.
+class Measured:
+    """Bytes of one rank by part: persistent, and which of them are materialized, not on meta; transient: of a step.
 
     milliseconds: of a step, None where it was not timed; resident: of this process, when built and at most.
     """
 
-    parts: dict[str, int]
-    here: dict[str, int]
-    besides: int
+    persistent: dict[str, int]
+    materialized: dict[str, int]
+    transient: int
     milliseconds: float | None
     resident: tuple[int, int]
 
@@ -52,23 +52,24 @@ def check(config: Config) -> None:
         raise ConfigError("EMULATE_RANK on a CPU has no gradients: set PRECISION=bf16 and CLIP=after, or use a GPU")
 
 
-def measure(config: Config) -> Held:
+def measure(config: Config) -> Measured:
     """Builds the rank and takes its steps."""
     rank, device = config.dist.emulated_rank, config.device
     assert rank is not None
     on_gpu = device.type == "cuda"
     if config.dist.num_threads and not on_gpu:
         torch.set_num_threads(config.dist.num_threads)
-    world = EmulatedWorld(config.dist.world_size, rank, device, device if on_gpu else META)
+    world = EmulatedWorld(config.dist.world_size, rank, device, device if on_gpu else memory.META)
     model, step = build(config, world, config.seed or 0)
     assert isinstance(step, Step)
-    assert isinstance(step.optimizer, Sharded)
-    parts = memory.held(step.optimizer)
-    here = memory.held(step.optimizer, with_numbers=True)
+    engine = step.optimizer
+    assert isinstance(engine, Sharded)
+    persistent = memory.persistent_bytes(engine)
+    materialized = memory.persistent_bytes(engine, materialized=True)
     built, milliseconds = _resident(), None
     if on_gpu:
         take_step, _ = prepare(config, model, step, world)
-        batches = made_up_step(config, world)
+        batches = dummy_batches(config, world)
         torch.cuda.synchronize()
         begin = time.perf_counter()
         for _ in range(TIMED_STEPS):
@@ -77,30 +78,27 @@ def measure(config: Config) -> Held:
         milliseconds = (time.perf_counter() - begin) / TIMED_STEPS * 1e3
         most = torch.cuda.max_memory_allocated()
     else:
-        batches = [shapes_of_a_batch(config)] * min(2, config.data.gradient_steps)
-        with Peak([*step.optimizer.state_tensors(), *memory.gradient_buffers(step.optimizer)]) as peak:
+        batches = [meta_batch(config.data)] * min(2, config.data.gradient_steps)
+        with memory.Peak([*engine.state_tensors(), *memory.gradient_buffers(engine)]) as peak:
             step.run(batches)
         most = peak.most
-    return Held(
-        parts=parts, here=here, besides=most - sum(parts.values()), milliseconds=milliseconds,
-        resident=(built, _resident()),
+    return Measured(
+        persistent=persistent, materialized=materialized, transient=most - sum(persistent.values()),
+        milliseconds=milliseconds, resident=(built, _resident()),
     )  # fmt: skip
 
 
-def shapes_of_a_batch(config: Config) -> PretrainingBatch:
+def meta_batch(data: loader.Config) -> PretrainingBatch:
     """A micro-batch as large as any, of whole rows; on the meta device, but for where its sequences begin."""
-    room, length = config.data.capacity, config.data.max_seq_length
-    rows = room.tokens // length
-
-    def numbers(count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(count, dtype=dtype, device=META)
-
+    room, length = data.capacity, data.max_seq_length
+    rows, empty = room.tokens // length, partial(torch.empty, device=memory.META)
     return PretrainingBatch(
-        input_ids=numbers(room.tokens), segment_ids=numbers(room.tokens), position_ids=numbers(room.tokens),
+        input_ids=empty(room.tokens, dtype=torch.int32), segment_ids=empty(room.tokens, dtype=torch.int32),
+        position_ids=empty(room.tokens, dtype=torch.int32),
         cu_seqlens=torch.arange(0, room.tokens + 1, length, dtype=torch.int32), max_seqlen=length,
         num_tokens=room.tokens, num_sequences=rows, num_masked=room.masked,
-        masked_positions=numbers(room.masked), masked_labels=numbers(room.masked, torch.int64),
-        next_sentence_labels=numbers(rows, torch.int64),
+        masked_positions=empty(room.masked, dtype=torch.int32), masked_labels=empty(room.masked, dtype=torch.int64),
+        next_sentence_labels=empty(rows, dtype=torch.int64),
     )  # fmt: skip
 
 
@@ -109,12 +107,12 @@ def report(config: Config) -> str:
     check(config)
     foreseen = memory.estimate(memory.Plan.of(config))
     found = measure(config)
-    besides = {"activations": found.besides}
     lines = [f"rank {config.dist.emulated_rank} of {config.dist.world_size}, {config.bert_config_path}, in GiB"]
     lines.append(f"{'':<12} {'held':>8} {'of it here':>11} {'estimate':>9}")
-    for name, size in {**found.parts, **besides}.items():
-        lines.append(f"{name:<12} {_gib(size):>8} {_gib(found.here.get(name, 0)):>11} {_gib(foreseen[name]):>9}")
-    total = sum(found.parts.values()) + found.besides
+    for name, size in {**found.persistent, "activations": found.transient}.items():
+        here = _gib(found.materialized.get(name, 0))
+        lines.append(f"{name:<12} {_gib(size):>8} {here:>11} {_gib(foreseen[name]):>9}")
+    total = sum(found.persistent.values()) + found.transient
     lines.append(f"{'together':<12} {_gib(total):>8} {'':>11} {_gib(sum(foreseen.values())):>9}")
     built, most = map(_gib, found.resident)
     lines.append(f"this process was resident with {built} when built, {most} at most")

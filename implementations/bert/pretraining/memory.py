@@ -1,7 +1,7 @@
 """How much memory a rank needs, by part: before anything starts, and for GPUs that are not there.
 
 What stays from step to step is counted, not estimated: the optimizer is made on the meta device, with no process group,
-its buffers are added up, and an update of it is watched for what it needs on the way. What the forward pass keeps for
+its buffers are added up, and an update of it is watched for its transient peak. What the forward pass keeps for
 the backward pass follows from the operations. T tokens of width D, feed-forward width F and b bytes a number keep in
 each layer (8 D + 2 F) T b with the fused kernels: queries, keys, values, context, two LayerNorms with their inputs,
 GELU with its input. Plain PyTorch keeps the masks of dropout and the attention's result once more, (11 D + 2 F) T b,
@@ -10,22 +10,29 @@ and on a CPU with dropout the attention's probabilities.
 
 from __future__ import annotations
 
+import os
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from bert import kernels, optim
+from bert.checkpoint.save import Config as CheckpointConfig
 from bert.core.dist import EmulatedWorld
 from bert.core.env import ConfigError
+from bert.deepspeed import ds_config
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import uninitialized, use_placeholders
 from bert.optim.replicated import Replicated
 from bert.optim.sharded import MOST_UNDER_WAY, GradientBuckets, Sharded
-from bert.pretraining import host_memory
 from bert.pretraining.config import Config
-from bert.pretraining.peak import Peak
 
 META = torch.device("meta")
 GIB = 2**30
@@ -36,7 +43,8 @@ PROCESS = GIB // 2  # of host memory, which Python with PyTorch takes: about, me
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What the memory of one rank depends on. tokens, masked: of a micro-batch, at most; length: of a sequence;
-    held_in_fp8: numbers of the weights that evaluations in fp8 hold in it."""
+    ranks_per_node: of the fullest node; fp8_copies: bytes of the weights' copies that evaluations in fp8 compute with.
+    """
 
     model: BertConfig
     optimizer: optim.Config
@@ -49,12 +57,17 @@ class Plan:
     accumulate: bool
     recompute_layers: int
     device_type: str
-    held_in_fp8: int = 0
+    ranks_per_node: int = 1
+    fp8_copies: int = 0
 
     @classmethod
     def of(cls, config: Config) -> Plan:
         """Of a run on this machine's device."""
-        device, data = config.device, config.data
+        device, data, recipe, width = config.device, config.data, config.numerics.fp8, config.model.hidden_size
+        fp8_copies = 0
+        if recipe is not None and recipe.evaluation and config.evaluates:
+            attention = (4 if recipe.output_projection else 3) * width * width
+            fp8_copies = config.model.num_hidden_layers * (attention + 2 * width * config.model.intermediate_size)
         return cls(
             model=config.model,
             optimizer=replace(config.optim, sharded=config.optim.is_sharded(device)),
@@ -67,20 +80,13 @@ class Plan:
             accumulate=data.gradient_steps > 1,
             recompute_layers=config.recompute.layers,
             device_type=device.type,
-            held_in_fp8=_held_in_fp8(config),
+            ranks_per_node=-(-config.dist.world_size // config.mlperf.num_nodes),
+            fp8_copies=fp8_copies,
         )
 
 
-def _held_in_fp8(config: Config) -> int:
-    recipe, width = config.numerics.fp8, config.model.hidden_size
-    if recipe is None or not recipe.evaluation or not config.evaluates:
-        return 0
-    of_layer = (4 if recipe.output_projection else 3) * width * width + 2 * width * config.model.intermediate_size
-    return config.model.num_hidden_layers * of_layer
-
-
-def shapes(config: BertConfig) -> BertForPreTraining:
-    """The model without numbers."""
+def meta_model(config: BertConfig) -> BertForPreTraining:
+    """The model with shapes alone."""
     with uninitialized():
         return BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
 
@@ -88,76 +94,62 @@ def shapes(config: BertConfig) -> BertForPreTraining:
 def estimate(plan: Plan) -> dict[str, int]:
     """Bytes of one rank's device memory by part.
 
-    weights, gradients, states (with the fp32 masters) stay; activations: the most that is needed besides at once, by
-    the backward pass with the gradients that wait in it, or by the update; runtime: what the device's libraries take.
+    weights, gradients, states (with the fp32 masters) are persistent; activations: the transient peak, of the backward
+    pass with the gradients that wait in it, or of the update; runtime: what the device's libraries take.
     """
-    model = shapes(plan.model)
+    model = meta_model(plan.model)
     use_placeholders(model, plan.dtype, META)
     settings = plan.optimizer if not plan.optimizer.is_apex else replace(plan.optimizer, optimizer="lamb")
-    low = plan.dtype != torch.float32
+    low, b = plan.dtype != torch.float32, plan.dtype.itemsize
     masters = {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()} if low else None
-    fused_update = plan.fused and settings.has_fused_update
-    made = optim.build(
+    engine = optim.build(
         settings, model, model.stages(), masters, EmulatedWorld(plan.num_ranks, 0, META, META),
         accumulate=plan.accumulate, fused=False,
     )  # fmt: skip
-    rest = held(made) if isinstance(made, Sharded) else _replicated(made, low)
-    waiting = _waiting(made) if isinstance(made, Sharded) else 0
+    assert isinstance(engine, (Sharded, Replicated))
     # The first gradient of the table of words, of the scores, waits for its second one, of the embeddings.
-    words = plan.model.padded_vocab_size * plan.model.hidden_size * plan.dtype.itemsize
-    needed = max(activations(plan) + words, waiting, 0 if fused_update else _update(made))
-    rest["weights"] += plan.held_in_fp8  # a byte each
-    return {**rest, "activations": needed, "runtime": RUNTIME[plan.device_type]}
+    peaks = [activations(plan) + plan.model.padded_vocab_size * plan.model.hidden_size * b]
+    if isinstance(engine, Sharded):
+        parts = persistent_bytes(engine)
+        # Gradients of the buckets whose reduction is under way during the backward pass.
+        under_way = sum(sorted(bucket.size for bucket in engine.layout.buckets)[-MOST_UNDER_WAY:])
+        buckets = engine.buckets
+        peaks.append(under_way * (b if isinstance(buckets, GradientBuckets) else b + buckets.wire_dtype.itemsize))
+    else:
+        of_weights = _bytes(engine.parameters)
+        states = _bytes(t for state in engine.pieces.states.values() for t in state)
+        states += _bytes(engine.pieces.masters) if low else 0
+        parts = {"weights": of_weights, "gradients": of_weights, "states": states}
+        for parameter in engine.parameters:
+            parameter.grad = torch.empty_like(parameter)
+    if not (plan.fused and settings.has_fused_update):
+        with Peak() as update:
+            engine.step(0.1)
+        peaks.append(update.most)
+    parts["weights"] += plan.fp8_copies
+    return {**parts, "activations": max(peaks), "runtime": RUNTIME[plan.device_type]}
 
 
-def _replicated(made: Replicated, low: bool) -> dict[str, int]:
-    weights = _size(*made.parameters)
-    states = _size(*(t for state in made.pieces.states.values() for t in state))
-    return {
-        "weights": weights,
-        "gradients": weights,
-        "states": states + (_size(*made.pieces.masters) if low else 0),
-    }
-
-
-def held(made: Sharded, *, with_numbers: bool = False) -> dict[str, int]:
-    """Bytes that a sharded optimizer keeps from step to step, by part. with_numbers: not those on the meta device."""
+def persistent_bytes(engine: Sharded, *, materialized: bool = False) -> dict[str, int]:
+    """What a sharded optimizer keeps from step to step, by part. materialized: only what has numbers, not on meta."""
     parts = {
-        "weights": [made.weights.whole, made.weights.shard],
-        "gradients": gradient_buffers(made),
-        "states": [made.shard.masters, *made.shard.states.values()],
+        "weights": [engine.weights.whole, engine.weights.shard],
+        "gradients": gradient_buffers(engine),
+        "states": [engine.shard.masters, *engine.shard.states.values()],
     }
-    return {name: _size(*(t for t in some if not (with_numbers and t.is_meta))) for name, some in parts.items()}
+    return {name: _bytes(t for t in some if not (materialized and t.is_meta)) for name, some in parts.items()}
 
 
-def gradient_buffers(made: Sharded) -> list[Tensor]:
-    """The tensors in which gradients stay."""
-    buckets = made.buckets
+def gradient_buffers(engine: Sharded) -> list[Tensor]:
+    """The persistent tensors of gradients."""
+    buckets = engine.buckets
     if isinstance(buckets, GradientBuckets):
         return [buckets.whole, buckets.shard, buckets.received, buckets.wire_shard]
     return [buckets.shard]
 
 
-def _waiting(made: Sharded) -> int:
-    """Gradients that wait at most in a backward pass."""
-    buckets = made.buckets
-    largest = sorted(bucket.size for bucket in made.layout.buckets)[-MOST_UNDER_WAY:]
-    waiting = sum(largest) * made.parameters[0].dtype.itemsize
-    return waiting if isinstance(buckets, GradientBuckets) else waiting + sum(largest) * buckets.wire_dtype.itemsize
-
-
-def _update(made: Sharded | Replicated) -> int:
-    """What an update needs besides, at most."""
-    if isinstance(made, Replicated):
-        for parameter in made.parameters:
-            parameter.grad = torch.empty_like(parameter)
-    with Peak() as peak:
-        made.step(0.1)
-    return peak.most
-
-
-def _size(*tensors: Tensor) -> int:
-    """Bytes of all, of one that is there twice once."""
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of all; a tensor that is there twice counts once."""
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
 
 
@@ -181,30 +173,48 @@ def activations(plan: Plan) -> int:
     return kept + 2 * tokens * width * b + scores
 
 
-def ranks_of_node(config: Config, plan: Plan) -> int:
-    """Of the node that has most of them."""
-    return -(-plan.num_ranks // config.mlperf.num_nodes)
-
-
-def host(config: Config, plan: Plan, parts: dict[str, int]) -> int:
-    """Bytes of host memory that the ranks of a node need together, at most: rank 0's node has most to hold.
+def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) -> int:
+    """Host memory that the ranks of a node need together, at most: rank 0's node has most to hold.
 
     For weights that they begin with, then for checkpoints; on CPUs what else would be on the device too. parts: what
     ``estimate`` gives.
     """
-    ranks = ranks_of_node(config, plan)
-    model = shapes(plan.model)
-    whole = 4 * sum(p.numel() for p in model.parameters())
-    beginning = 0 if plan.optimizer.sharded else whole * ranks
-    saving = 0
-    if config.checkpoint.directory is not None:
+    beginning = saving = 0
+    if not plan.optimizer.sharded:
+        beginning = 4 * sum(p.numel() for p in meta_model(plan.model).parameters()) * plan.ranks_per_node
+    if checkpoint.directory is not None:
         saving = parts["states"]
-        if config.checkpoint.shards:
-            saving *= ranks
+        if checkpoint.shards:
+            saving *= plan.ranks_per_node
         elif plan.optimizer.sharded:
             saving *= plan.num_ranks  # rank 0 gathers them
     device = sum(parts.values()) if plan.device_type == "cpu" else 0
-    return max(beginning, saving) + ranks * (PROCESS + device)
+    return max(beginning, saving) + plan.ranks_per_node * (PROCESS + device)
+
+
+def deepspeed_estimate(plan: Plan, zero: dict[str, Any], *, gathers: bool) -> tuple[dict[str, int], int, int]:
+    """(bytes of a rank's device by part, of the host of a node's ranks, of a flat copy) that DeepSpeed takes at least.
+
+    Weights, masters and states, as stage and offload say; its gradients, buckets and gathered parameters come on top.
+    In stages 1 and 2 every rank has all weights on its device, and makes one flat copy of them: on the device where
+    there is room for both, else on the host, which then holds both. In stage 3 it has its part of them, and the largest
+    parameter gathered beside it. gathers: masters and states on rank 0, for a checkpoint of ours.
+    """
+    offloaded = ds_config.offloads(zero)
+    sizes = [parameter.numel() * plan.dtype.itemsize for parameter in meta_model(plan.model).parameters()]
+    states, host = estimate(plan)["states"], PROCESS
+    device = {"weights": sum(sizes), "states": states}
+    if zero["stage"] == 3:
+        device = {"weights": sum(sizes) // plan.num_ranks, "largest parameter": max(sizes), "states": states}
+        if "offload_param" in offloaded:
+            host += device.pop("weights")
+    if "offload_optimizer" in offloaded:
+        host += device.pop("states")
+    device |= {"activations": activations(plan), "runtime": RUNTIME[plan.device_type]}
+    if plan.device_type == "cpu":
+        host += sum(device.values())
+    host = host * plan.ranks_per_node + gathers * states * plan.num_ranks
+    return device, host, sum(sizes) if zero["stage"] < 3 else 0
 
 
 def describe(config: Config) -> str:
@@ -212,40 +222,90 @@ def describe(config: Config) -> str:
 
     Where DEVICE=auto finds no GPU nothing is refused: the check then runs on another machine than the run.
     """
-    plan = Plan.of(config)
-    parts = estimate(plan)
+    plan, flat, least = Plan.of(config), 0, ""
+    if config.zero.is_deepspeed:
+        gathers = config.checkpoint.directory is not None and not config.zero.checkpoints
+        parts, host, flat = deepspeed_estimate(plan, config.zero.json()["zero_optimization"], gathers=gathers)
+        least, cure = "at least ", "set another stage, offload_optimizer or offload_param, or RECOMPUTE_LAYERS=1"
+        host_cure = "with CHECKPOINT_DIR set DEEPSPEED_CHECKPOINTS=1"
+    else:
+        parts = estimate(plan)
+        host = host_bytes(plan, config.checkpoint, parts)
+        cure = "lower BATCHSIZE and raise GRADIENT_STEPS, or set RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1"
+        host_cure = "set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1"
     total = sum(parts.values())
-    said = f"{total / GIB:.1f} GiB per rank: " + ", ".join(f"{n} {size / GIB:.1f}" for n, size in parts.items() if size)
-    said = on_device(
-        config, plan, said, total,
-        "lower BATCHSIZE and raise GRADIENT_STEPS, or set RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1",
-    )  # fmt: skip
-    return on_host(
-        config, plan, said, host(config, plan, parts),
-        "set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1, or start fewer ranks on a node",
-    )  # fmt: skip
-
-
-def device_bytes(config: Config) -> int:
-    """Of the GPU."""
-    return int(torch.cuda.get_device_properties(config.device).total_memory)
-
-
-def on_device(config: Config, plan: Plan, said: str, needed: int, cure: str) -> str:
-    """The words said, with what the GPU has, where there is one. Raises ConfigError where that is less than needed."""
-    if plan.device_type != "cuda":
-        return said
-    there = device_bytes(config)
-    said += f"; the GPU has {there / GIB:.1f}"
-    if needed > there:
-        raise ConfigError(f"out of memory: {said}: {cure}")
+    said = f"{least}{total / GIB:.1f} GiB per rank: "
+    said += ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)
+    if plan.device_type == "cuda":
+        gpu = torch.cuda.get_device_properties(config.device).total_memory
+        said += f"; the GPU has {gpu / GIB:.1f}"
+        if total > gpu:
+            raise ConfigError(f"out of memory: {said}: {cure}")
+        if total - parts["activations"] + flat > gpu:
+            host += 2 * flat * plan.ranks_per_node
+    capacity = host_capacity()
+    said += f"; host {host / GIB:.1f} GiB for the ranks of a node; this machine has {capacity / GIB:.1f}"
+    if host > capacity and (plan.device_type == "cuda" or config.dist.device == "cpu"):
+        raise ConfigError(f"out of memory: {said}: {host_cure}, or start fewer ranks on a node")
     return said
 
 
-def on_host(config: Config, plan: Plan, said: str, needed: int, cure: str) -> str:
-    """The same for the host of a node's ranks; where DEVICE=auto finds no GPU nothing is refused, see ``describe``."""
-    there = host_memory.capacity()
-    said += f"; host {needed / GIB:.1f} GiB for the ranks of a node; this machine has {there / GIB:.1f}"
-    if needed > there and (plan.device_type == "cuda" or config.dist.device == "cpu"):
-        raise ConfigError(f"out of memory: {said}: {cure}")
-    return said
+def host_capacity(root: Path = Path("/")) -> int:
+    """Bytes that the processes of this node may have together: of the machine, or the limit of a control group.
+
+    Of the process's group (v1 or v2) and those around it; in a container these are named from its own root. root: where
+    /proc and /sys are.
+    """
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        name = "memory/{}/memory.limit_in_bytes" if controllers else "{}/memory.max"
+        below = Path(group.lstrip("/"))
+        for folder in (below, *below.parents):
+            try:
+                text = (root / "sys/fs/cgroup" / name.format(folder)).read_text(encoding="utf-8").strip()
+            except OSError:
+                continue
+            if text.isdigit():  # else "max"
+                found.append(int(text))
+    return min(found)
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors hold at once, counted operation by operation, on any device, meta included.
+
+    ``now`` and ``most``: bytes of what was made inside and of ``before``, what was there.
+    """
+
+    def __init__(self, before: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: dict[int, weakref.finalize[Any, Any]] = {}
+        for tensor in before:
+            self._note(tensor)
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self.now += size
+            self.most = max(self.most, self.now)
+            self._known[key] = weakref.finalize(storage, self._gone, key, size)
+
+    def _gone(self, key: int, size: int) -> None:
+        self.now -= size
+        self._known.pop(key, None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operation and notes its results."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._note(leaf)
+        return result

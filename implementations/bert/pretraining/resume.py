@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: what is saved, and what must be the same in the run that resumes."""
+"""Going on from a checkpoint: what is saved, what must be the same in the run that resumes, and the warm start."""
 
 from __future__ import annotations
 
@@ -6,40 +6,46 @@ import dataclasses
 import math
 import os
 from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from bert.checkpoint import sharded, weights
 from bert.checkpoint.save import Config as CheckpointConfig
 from bert.checkpoint.save import Writer, load_newest, saved_checkpoints, step_path
-from bert.checkpoint.sharded import Part
-from bert.checkpoint.weights import check_vocabulary, checksum_of
 from bert.core.dist import World
 from bert.core.env import ConfigError
+from bert.core.files import damage
 from bert.data.sampler import RowSource
-from bert.deepspeed import checkpoints as zero_checkpoints
+from bert.deepspeed import checkpoints
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import resolved
+from bert.optim.rule import is_decayed
 from bert.pretraining.config import Config
 from bert.training.step import Step, Trainer
+
+_ROWS = ("WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS")  # may change where their product, a step's rows, does not
 
 
 def newest(config: CheckpointConfig) -> dict[str, Any] | None:
     """The state in the newest checkpoint, ours or DeepSpeed's, or None. Raises ConfigError for one that is damaged."""
     if config.directory is not None and config.resume:
         ours = saved_checkpoints(config.directory)
-        theirs = zero_checkpoints.folders(config.directory)
+        theirs = checkpoints.folders(config.directory)
         last = step_path(ours[-1]).stem.rpartition("_")[2] if ours else ""
         if theirs and theirs[-1].name.rpartition("_")[2] > last:
-            return zero_checkpoints.read(theirs[-1], "remove it to resume from the one before")
+            return checkpoints.read(theirs[-1], "remove it to resume from the one before")
     return load_newest(config)
 
 
-def pick_seed(config: Config, saved: dict[str, Any] | None) -> int:
+def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:
     """SEED; unset: that of the run which is resumed, or one from the system."""
-    if config.seed is not None:
-        return config.seed
+    if seed is not None:
+        return seed
     return int(saved["run"]["SEED"]) if saved else int.from_bytes(os.urandom(4), "little")
 
 
@@ -47,34 +53,27 @@ def restore(config: Config, step: Trainer, seed: int, saved: dict[str, Any] | No
     """Restores a checkpoint where there is one: (steps, batches, samples) done. Raises ConfigError where it differs."""
     if saved is None:
         return 0, 0, 0
-    _check_run(config, run_identity(config, seed), saved["run"])
-    step.load_state_dict(saved)
-    return int(saved["step"]), int(saved["batches"]), int(saved["samples"])
-
-
-_ROWS = ("WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS")  # may change where their product, a step's rows, does not
-
-
-def _check_run(config: Config, mine: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Raises ConfigError where the run that was saved is not this one."""
-    can_move = config.data.batching == "rows" and config.data.exchange_group == 1  # by step and rank alone
-    rows, rows_before = (math.prod(identity.get(name, 0) for name in _ROWS) for identity in (mine, saved))
     # Earlier versions saved the word auto itself.
-    saved = saved | {"PRECISION": resolved(saved["PRECISION"], config.device)}
+    before = saved["run"] | {"PRECISION": resolved(saved["run"]["PRECISION"], config.device)}
+    mine = run_identity(config, seed)
+    can_move = config.data.batching == "rows" and config.data.exchange_group == 1  # by step and rank alone
+    rows, rows_before = (math.prod(identity.get(name, 0) for name in _ROWS) for identity in (mine, before))
     for name, value in mine.items():
-        if saved.get(name) == value or (name in _ROWS and can_move and rows == rows_before):
+        if before.get(name) == value or (name in _ROWS and can_move and rows == rows_before):
             continue
         cure = "use the same settings"
         if name in _ROWS and can_move:
             cure = f"{' x '.join(_ROWS)} must stay {rows_before}, and is {rows}: change another of them"
         raise ConfigError(
             f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run with {name} "
-            f"{saved.get(name)}, this one has {value}: {cure}, or use another CHECKPOINT_DIR"
+            f"{before.get(name)}, this one has {value}: {cure}, or use another CHECKPOINT_DIR"
         )
+    step.load_state_dict(saved)
+    return int(saved["step"]), int(saved["batches"]), int(saved["samples"])
 
 
 def shard_order(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]:
-    """(ranks, rows of each in a step) by which rows go to ranks: those of the run that was the first of this one."""
+    """(ranks, rows of each in a step) by which rows are given to ranks: those of the run that was the first of this."""
     if saved is None:
         return config.dist.world_size, config.data.rows_per_step
     ranks, rows, steps = (saved["run"][name] for name in _ROWS)
@@ -83,7 +82,7 @@ def shard_order(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]
 
 def run_identity(config: Config, seed: int) -> dict[str, Any]:
     """What must not change between a run and its resumption, by the name of the variable."""
-    data = config.data
+    data, precision = config.data, config.precision
     return {
         "SEED": seed,
         "WORLD_SIZE": config.dist.world_size,
@@ -99,10 +98,10 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
         "MASKING": None if data.masking == "static" else data.masking,
         "OPTIMIZER": config.optim.optimizer,
         "CLIP": config.optim.clip,
-        "PRECISION": resolved(config.precision.precision, config.device),
-        "FP8_RECIPE": config.precision.fp8_recipe if config.precision.precision == "fp8" else None,
+        "PRECISION": resolved(precision.precision, config.device),
+        "FP8_RECIPE": precision.fp8_recipe if precision.precision == "fp8" else None,
         # None where earlier versions, which had no such setting, did the same.
-        "FP8_FAST_SUMS": config.precision.fp8_fast_sums if config.precision.fp8_fast_sums != "forward" else None,
+        "FP8_FAST_SUMS": precision.fp8_fast_sums if precision.fp8_fast_sums != "forward" else None,
         "FP8_OUTPUT_PROJECTION": int(config.numerics.fp8 is not None and config.numerics.fp8.output_projection) or None,
         # The run may become longer where the schedule's length is given apart.
         "LR_DECAY_STEPS" if config.schedule.decay_steps else "MAX_STEPS": config.schedule.length,
@@ -110,18 +109,18 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
     }
 
 
-def check_data(config: Config, saved: dict[str, Any] | None, row_counts: np.ndarray, vocab_md5: str) -> None:
+def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, row_counts: np.ndarray, vocab_md5: str) -> None:
     """Raises ConfigError where the rows, or their vocabulary, are not those that the weights were trained on."""
-    check_vocabulary(config.checkpoint.init_checkpoint, vocab_md5)
+    weights.check_vocabulary(config.init_checkpoint, vocab_md5)
     if saved is not None and saved["row_counts"] != row_counts.tolist():
         raise ConfigError(
-            f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run on other training data, "
+            f"RESUME=1: the checkpoint in {config.directory} is of a run on other training data, "
             f"{sum(saved['row_counts']):,} rows in {len(saved['row_counts'])} files, this one has "
             f"{int(row_counts.sum()):,} in {len(row_counts)}: use the same data, or another CHECKPOINT_DIR"
         )
 
 
-def check_weights(config: Config, world: World, checksum: int) -> None:
+def check_weights(config: CheckpointConfig, world: World, checksum: int) -> None:
     """Raises ConfigError, on every rank, where a rank begins with other weights than most. A collective.
 
     checksum: of this rank's weights.
@@ -134,7 +133,7 @@ def check_weights(config: Config, world: World, checksum: int) -> None:
     (most, _), *others = Counter(checksums).most_common()
     if others:
         odd = [f"rank {rank} ({value:08x})" for rank, value in enumerate(checksums) if value != most]
-        path = config.checkpoint.directory if config.checkpoint.resume else config.checkpoint.init_checkpoint
+        path = config.directory if config.resume else config.init_checkpoint
         raise ConfigError(
             f"weights differ between ranks: {', '.join(odd)} against {most:08x} of the others: is {path} the same "
             "on every node?"
@@ -142,10 +141,10 @@ def check_weights(config: Config, world: World, checksum: int) -> None:
 
 
 def saved_checksum(saved: dict[str, Any] | None) -> int:
-    """Of the weights in a checkpoint; of one in shards, which nobody reads whole, its token."""
+    """Checksum of the saved weights; of a sharded checkpoint, its token."""
     if saved is None:
         return 0
-    return int(saved["token"]) if "token" in saved else checksum_of(saved["model"])
+    return int(saved["token"]) if "token" in saved else weights.checksum_of(saved["model"])
 
 
 class Saver:
@@ -161,27 +160,101 @@ class Saver:
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
         """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective."""
+        config, world = self.config.checkpoint, self.world
         facts: dict[str, Any] = {"step": step, "batches": batches, "samples": samples, "ended": ended}
-        facts["dealt"] = self.shard_order
         facts |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5}
-        facts |= {"bert_config": dataclasses.asdict(self.config.model), "run": run_identity(self.config, self.seed)}
-        if self.config.checkpoint.shards:
-            token = self.world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
+        facts |= {"dealt": self.shard_order, "bert_config": dataclasses.asdict(self.config.model)}
+        facts |= {"run": run_identity(self.config, self.seed)}
+        if config.shards:
+            token = world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
             assert isinstance(self.trained, Step)
             shard, index = self.trained.shard_state()
-            part = Part(rank=self.world.rank, num_ranks=self.world.size, token=token, abandoned=self.writer.abandoned)
+            part = sharded.Part(rank=world.rank, num_ranks=world.size, token=token, abandoned=self.writer.abandoned)
             self.writer.start(step, {"shard": shard, "index": index | facts}, part)
-            return
-        if self.config.zero.checkpoints and isinstance(self.trained, DeepSpeedStep):
-            settings = self.config.checkpoint
-            assert settings.directory is not None
-            zero_checkpoints.save(self.trained, settings.directory, settings.keep, step, facts)
-            return
-        state = self.trained.state_dict()
-        if self.world.is_main:
-            self.writer.start(step, state | facts | {"model": state["optimizer"]["masters"]})
+        elif self.config.zero.checkpoints and isinstance(self.trained, DeepSpeedStep):
+            assert config.directory is not None
+            checkpoints.save(self.trained, config.directory, config.keep, step, facts)
+        else:
+            state = self.trained.state_dict()
+            if world.is_main:
+                self.writer.start(step, state | facts | {"model": state["optimizer"]["masters"]})
 
     def finish(self) -> bool:
         """Waits for the last checkpoint; whether it was written, on every rank. A collective."""
         self.writer.wait()
         return not self.world.any(self.writer.error is not None)
+
+
+def warm_start(path: Path, optimizer: str, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
+    """The state of an optimizer that begins a phase of pretraining with the moments of the one before, steps from 0.
+
+    path: of a step_*.pt of this trainer, or a ckpt_*.pt of DeepLearningExamples; optimizer: this run's; shapes: of the
+    model's parameters, by name. Raises ConfigError where the file is neither, or is of another optimizer, vocabulary or
+    shape.
+    """
+    try:
+        if path.name == sharded.INDEX:
+            saved = sharded.read(path.parent)
+        else:
+            saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # a damaged file, or none of PyTorch's
+        raise ConfigError(f"INIT_OPTIMIZER=1: {path} is not a readable checkpoint ({damage(error)})") from None
+    found = saved.get("optimizer") if isinstance(saved, Mapping) else None
+    if isinstance(found, Mapping) and "masters" in found:
+        trained_with = saved.get("run", {}).get("OPTIMIZER")
+        if trained_with != optimizer:
+            raise ConfigError(
+                f"INIT_OPTIMIZER=1: {path} is of OPTIMIZER={trained_with}, this run has {optimizer}: use the same, or "
+                "INIT_OPTIMIZER=0"
+            )
+        state = dict(found)
+    elif isinstance(found, Mapping) and {"state", "param_groups"} <= found.keys():
+        state = _deep_learning_examples(saved, path)
+    else:
+        raise ConfigError(
+            f"INIT_OPTIMIZER=1: {path} holds no optimizer's state: expected a step_*.pt of this trainer, or a "
+            "ckpt_*.pt of DeepLearningExamples"
+        )
+    for part, tensors in state.items():
+        if not isinstance(tensors, Mapping):
+            continue
+        wrong = [f"{name} is missing" for name in shapes if name not in tensors]
+        wrong += [f"{name} is not in this model" for name in tensors if name not in shapes]
+        wrong += [
+            f"{name} is {tuple(tensors[name].shape)}, expected {tuple(shape)}"
+            for name, shape in shapes.items()
+            if name in tensors and tensors[name].shape != shape
+        ]
+        if wrong:
+            rest = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise ConfigError(
+                f"INIT_OPTIMIZER=1: {part} of {path} do not fit BERT_CONFIG: {'; '.join(wrong[:3])}{rest}"
+            )
+    return {**state, "num_steps": 0}
+
+
+def _deep_learning_examples(saved: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Its moments are by number: parameters that decay first, then the others, each in the order of the model.
+
+    apex's masters are in the same order; without them the model's weights are fp32. The decoder's tied weights are
+    named twice and optimized once.
+    """
+    found: dict[str, Tensor] = {
+        weights.canonical_name(name): tensor
+        for name, tensor in saved["model"].items()
+        if not name.endswith("cls.predictions.decoder.weight")
+    }
+    order = sorted(found, key=is_decayed, reverse=True)  # a stable sort
+    moments = saved["optimizer"]["state"]
+    if len(moments) != len(order):
+        raise ConfigError(
+            f"INIT_OPTIMIZER=1: {path} has moments of {len(moments)} parameters and weights of {len(order)}: expected "
+            "a ckpt_*.pt of DeepLearningExamples' BERT"
+        )
+    masters = saved.get("master params") or [found[name] for name in order]
+    numbers = [number for group in saved["optimizer"]["param_groups"] for number in group["params"]]
+    return {
+        "masters": dict(zip(order, masters, strict=True)),
+        "first_moments": {name: moments[n]["exp_avg"] for name, n in zip(order, numbers, strict=True)},
+        "second_moments": {name: moments[n]["exp_avg_sq"] for name, n in zip(order, numbers, strict=True)},
+    }

@@ -1,4 +1,4 @@
-"""What every task settles with its device: ranks, kernels, precision, graph and optimizer."""
+"""Settings that every task shares and its device has a say in: ranks, kernels, precision, graph and optimizer."""
 
 from __future__ import annotations
 
@@ -30,12 +30,10 @@ class Hardware:
 
     @cached_property
     def device(self) -> torch.device:
-        """The device of this process."""
         return dist.pick_device(self.dist)
 
     @cached_property
     def numerics(self) -> Precision:
-        """The precision of the run on its device."""
         return self.precision.resolve(self.device)
 
     @property
@@ -68,10 +66,8 @@ class Hardware:
                 f"GRADIENT_STEPS={gradient_steps} with SHARD_OPTIMIZER=0 or OPTIMIZER=apex_lamb would add up "
                 f"gradients in {str(dtype).removeprefix('torch.')}: set SHARD_OPTIMIZER=1, OPTIMIZER=lamb"
             )
-        if self.graph.cuda_graph:
-            self._check_graph(dtype)
-
-    def _check_graph(self, dtype: torch.dtype) -> None:
+        if not self.graph.cuda_graph:
+            return
         if self.device.type != "cuda":
             raise ConfigError("CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU")
         if dtype == torch.float32 and self.kernels.attention == "auto":

@@ -18,7 +18,7 @@ from bert.data.shards import Shards, list_shards
 from bert.data.synthetic import synthetic_records
 from bert.kernels.cross_entropy import IGNORE
 from bert.model.bert import BertForPreTraining
-from bert.training.graph import copy_batches, graph_capacity, record, static_batch
+from bert.training.graph import copy_batches, graph_capacity, record, static_batch, warm_stream
 
 _COUNTS = 6  # see _count
 
@@ -54,13 +54,12 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one evaluation found: of masked words (mlm) and of next sentences (nsp)."""
+    """Of masked words (mlm) and of next sentences (nsp)."""
 
     accuracy: float
     mlm_loss: float
     nsp_loss: float
     nsp_accuracy: float
-    num_masked: int
 
 
 def evaluation_steps(config: Config, global_batch_size: int, max_samples: int) -> set[int]:
@@ -120,7 +119,7 @@ class Evaluator:
         correct, loss, masked, nsp_correct, nsp_loss, sequences = self.world.sum(totals).tolist()
         return Result(
             accuracy=correct / masked, mlm_loss=loss / masked, nsp_loss=nsp_loss / sequences,
-            nsp_accuracy=nsp_correct / sequences, num_masked=int(masked),
+            nsp_accuracy=nsp_correct / sequences,
         )  # fmt: skip
 
 
@@ -131,16 +130,11 @@ class EvaluationGraph:
         """Room for EVAL_BATCHSIZE times ``max_seq_length`` tokens: about twice as many sequences of Wikipedia."""
         self.room = evaluation_room(config.batch_size, max_seq_length)
         self.capacity = graph_capacity(self.room, config.batch_size)
-        self.batch = static_batch(_made_up(1, max_seq_length, model), self.capacity).to(device)
+        self.batch = static_batch(dummy_batch(1, max_seq_length, model), self.capacity).to(device)
         self.counts = torch.zeros(_COUNTS, dtype=torch.float64, device=device)
-        stream = torch.cuda.Stream(device)
         with torch.no_grad(), model.evaluating(calibrated=True):
             self.in_fp8 = model.evaluates_in_fp8
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    _count(model, self.batch)
-            torch.cuda.current_stream(device).wait_stream(stream)
+            stream = warm_stream(lambda: _count(model, self.batch), 2, device)
             self.graph = record(lambda: self.counts.copy_(_count(model, self.batch)), stream)
 
     def __call__(self, batch: PretrainingBatch) -> Tensor:
@@ -150,16 +144,16 @@ class EvaluationGraph:
         return self.counts
 
 
-def _made_up(num_sequences: int, max_seq_length: int, model: BertForPreTraining) -> PretrainingBatch:
+def dummy_batch(num_sequences: int, max_seq_length: int, model: BertForPreTraining) -> PretrainingBatch:
     records = synthetic_records(num_sequences, max_seq_length, model.config.vocab_size, packed=False, seed=0)
     return make_batch(records, np.arange(num_sequences), max_seq_length)
 
 
 @torch.no_grad()
 def rehearse(config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device) -> None:
-    """A pass over one made-up evaluation batch: the first evaluation then waits for no compiler. Changes nothing."""
+    """A pass over one dummy evaluation batch: the first evaluation then waits for no compiler. Changes nothing."""
     with model.evaluating(calibrated=True):
-        _count(model, _made_up(config.batch_size, max_seq_length, model).to(device))
+        _count(model, dummy_batch(config.batch_size, max_seq_length, model).to(device))
 
 
 def evaluation_room(batch_size: int, max_seq_length: int) -> PretrainingCapacity:
@@ -177,19 +171,15 @@ def fill_batches(records: Records, sequences: np.ndarray, room: PretrainingCapac
 
     Sorted by length they are dealt out back and forth. One that exceeds the room by itself is a batch by itself.
     """
-    lengths, masked = records.sequence_lengths, np.diff(records.masked_lm_offsets)
-    ordered = sequences[np.argsort(-lengths[sequences], kind="stable")]
-    most = (
-        lengths[sequences].sum() / room.tokens,
-        masked[sequences].sum() / room.masked,
-        len(sequences) / room.sequences,
-    )
-    for count in range(max(1, int(np.ceil(max(most)))), len(sequences) + 1):
+    ordered = sequences[np.argsort(-records.sequence_lengths[sequences], kind="stable")]
+    sizes = (records.sequence_lengths[ordered], np.diff(records.masked_lm_offsets)[ordered], np.ones(len(ordered)))
+    limits = (room.tokens, room.masked, room.sequences)
+    least = max(size.sum() / limit for size, limit in zip(sizes, limits, strict=True))
+    for count in range(max(1, int(np.ceil(least))), len(sequences) + 1):
         place = np.arange(len(ordered)) % (2 * count)
         batch = np.minimum(place, 2 * count - 1 - place)
-        loads = [np.bincount(batch, of, count) for of in (lengths[ordered], masked[ordered], None)]
-        limits = (room.tokens, room.masked, room.sequences)
-        if count == len(sequences) or all(load.max() <= limit for load, limit in zip(loads, limits, strict=True)):
+        fits = all(np.bincount(batch, size, count).max() <= limit for size, limit in zip(sizes, limits, strict=True))
+        if fits or count == len(sequences):
             return [ordered[batch == number] for number in range(count)]
     return []
 

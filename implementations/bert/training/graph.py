@@ -1,8 +1,8 @@
-"""A training step, or an evaluation pass, as one CUDA graph: recorded once, then started with a single call.
+"""What runs before the clock: steps that compile kernels; a step or an evaluation pass, recorded as one CUDA graph.
 
-The graph works on fixed memory and fixed sizes (a Capacity), so batches are filled up and copied in. The copies run
-ahead on a stream of their own, from page-locked memory into one of two staging buffers, while the graph of the step
-before still runs.
+A graph is recorded once, then started with a single call. It works on fixed memory and fixed sizes (a Capacity), so
+batches are filled up and copied in. The copies run ahead on a stream of their own, from page-locked memory into one of
+two staging buffers, while the graph of the step before still runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from bert.core.env import env
 from bert.data.batch import AnyBatch, AnyCapacity, Batch, Capacity
 from bert.data.records import DataError
-from bert.training.step import Step, StepResult
+from bert.training.step import Step, StepResult, TrainingStep
 
 NUM_WARM_UP_STEPS = 3  # before the recording: kernels are compiled, libraries and communicators ready
 NUM_STAGES = 2
@@ -25,8 +25,6 @@ NUM_STAGES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Whether steps run as CUDA graphs."""
-
     cuda_graph: bool | None = env(
         "CUDA_GRAPH",
         None,
@@ -83,6 +81,17 @@ def record(
     return graph
 
 
+def warm_stream(run: Callable[[], object], times: int, device: torch.device) -> torch.cuda.Stream:
+    """A stream on which ``run`` has run as often as a recording needs: kernels and communicators are ready."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(times):
+            run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    return stream
+
+
 class Recording:
     """A recorded step; ``result`` is where its result lies after each start."""
 
@@ -112,25 +121,15 @@ class GraphedStep:
         self.stages = [[batch.to(self.device) for batch in examples] for _ in range(NUM_STAGES)]
         self.count = 0
         self.copies = torch.cuda.Stream(self.device)
-        self.arrived = [torch.cuda.Event() for _ in range(NUM_STAGES)]
-        self.consumed = [torch.cuda.Event() for _ in range(NUM_STAGES)]
-        self.finished = [torch.cuda.Event() for _ in range(NUM_STAGES)]
+        self.arrived, self.consumed, self.finished = ([torch.cuda.Event() for _ in range(NUM_STAGES)] for _ in range(3))
         self.recordings: dict[bool, Recording] = {}  # by whether the step measures fp8 scales
-        self._capture()
-
-    def _capture(self) -> None:
-        stream = torch.cuda.Stream(self.device)
-        with self.step.undone():
-            stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(stream):
-                for _ in range(NUM_WARM_UP_STEPS):
-                    self.step.run(self.batches)
-            torch.cuda.current_stream(self.device).wait_stream(stream)
-        with self.step.undone():
+        with step.rollback():
+            stream = warm_stream(lambda: step.run(self.batches), NUM_WARM_UP_STEPS, self.device)
+        with step.rollback():
             earlier = None
-            while self.step.measures not in self.recordings:  # a step that measures is followed by one that does not
-                measures = self.step.measures
-                earlier = self.recordings[measures] = Recording(self.step, self.batches, stream, earlier)
+            while step.measures not in self.recordings:  # a step that measures is followed by one that does not
+                measures = step.measures
+                earlier = self.recordings[measures] = Recording(step, self.batches, stream, earlier)
             for recording in self.recordings.values():
                 self._start(recording)  # the first start of a graph is slow
         torch.cuda.synchronize(self.device)
@@ -157,3 +156,19 @@ class GraphedStep:
     def _start(self, recording: Recording) -> None:
         recording.graph.replay()
         self.step.mark_replayed()
+
+
+def ready(step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, rehearse: bool) -> TrainingStep:
+    """The step as the loop will call it: recorded as a CUDA graph, or itself, with ``rehearse`` after a trial.
+
+    Kernels, allocator and communicators are then ready. Weights, moments, step count, scales and random states are
+    bit for bit what they were. examples: micro-batches of one step, as the data source gives them.
+    """
+    if graph:
+        return GraphedStep(step, examples())
+    if rehearse:
+        with step.rollback():
+            for _ in range(2 if step.measures else 1):
+                step(examples(), 0.0)
+        step.optimizer.zero_grad()
+    return step

@@ -1,19 +1,21 @@
-"""The training loop: it steps, and does what is due, until the target or the end. It knows no task by name."""
+"""The training loop: take a step, do what is due after it, until the target or the end. It knows no task by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from bert.training.agenda import Agenda, Due
-from bert.training.progress import Progress
+from bert.kernels.precision import LossScaler
+from bert.training.metrics import Progress
 from bert.training.step import TrainingStep
-from bert.training.steps import Steps
-from bert.training.stop import LAST_STEP, TARGET, Ending, Stop
+from bert.training.stop import LAST_STEP, TARGET, Ending, Stop, TrainingError
+
+MOST_OVERFLOWS = 50  # in a row: as many halvings bring every sensible loss scale to 1
 
 
 class DataSource(Protocol):
@@ -21,21 +23,20 @@ class DataSource(Protocol):
 
     def next_step(self) -> Sequence[Any]:
         """Micro-batches of the next step, on the CPU or on the device."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """What the loop drives.
 
-    seed: of a batch's random numbers (number of the batch -> seed); evaluate: whether the target is reached, after
-    (steps, samples); save: writes a checkpoint of (steps, batches, samples). Both are collectives.
+    seed: number of a batch -> seed of its random numbers; evaluate: (steps, samples) -> whether the target is reached;
+    save: writes a checkpoint of (steps, batches, samples). The last two are collectives.
     """
 
     data: DataSource
     take_step: TrainingStep
-    steps: Steps
-    agenda: Agenda
+    steps: StepCounter
+    schedule: StepSchedule
     progress: Progress
     stop: Stop
     seed: Callable[[int], int]
@@ -48,25 +49,31 @@ def train(parts: Parts) -> Ending:
 
     Raises TrainingError where training has broken down, and what the parts raise.
     """
-    data, steps, agenda, progress = parts.data, parts.steps, parts.agenda, parts.progress
-    reached = steps.batches == 0 and agenda.after(0).evaluate and evaluate(parts)
+    data, steps, schedule, progress = parts.data, parts.steps, parts.schedule, parts.progress
+
+    def evaluate() -> bool:
+        samples = progress.samples()
+        with progress.paused():  # evaluation is not training time
+            return parts.evaluate(steps.done, samples)
+
+    reached = steps.batches == 0 and schedule.after(0).evaluate and evaluate()
     stopped = None
 
-    while not reached and not stopped and steps.done < agenda.last:
+    while not reached and not stopped and steps.done < schedule.last:
         batches, rate = data.next_step(), steps.begin()
         # Dropout depends on the batch, not on what ran before.
         torch.manual_seed(parts.seed(steps.batches))
         progress.add(parts.take_step(batches, rate), batches)
 
-        due, stopped = agenda.after(steps.done), parts.stop.agreed(steps.batches)
-        if not due and not stopped:
+        due, stopped = schedule.after(steps.done), parts.stop.agreed(steps.batches)
+        if not any(due) and not stopped:
             continue
-        if not steps.settle():
-            due = Due()  # overflows have put it off
+        if not steps.resolve():
+            due = Triggers()  # overflows have put it off
         if due.report:
             progress.report(steps.done, steps.batches)
         if due.evaluate:
-            reached = evaluate(parts)
+            reached = evaluate()
         if due.checkpoint and not due.end and not reached and not stopped:
             parts.save(steps.done, steps.batches, progress.samples())
 
@@ -74,13 +81,80 @@ def train(parts: Parts) -> Ending:
     return Ending(reason, steps.done, steps.batches, progress.samples())
 
 
-def evaluate(parts: Parts) -> bool:
-    """Whether the target is reached; the time that it takes is not training time."""
-    samples = parts.progress.samples()
-    with parts.progress.paused():
-        return parts.evaluate(parts.steps.done, samples)
-
-
 def step_seed(seed: int, step: int, rank: int) -> int:
     """Seed of the dropout of one step on one rank: independent streams, and nothing to save in a checkpoint."""
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+class Triggers(NamedTuple):
+    """What is due after a step, in this order."""
+
+    report: bool = False
+    evaluate: bool = False
+    checkpoint: bool = False
+    end: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSchedule:
+    """The steps after which something is due: the only ones at which the host synchronizes with the device.
+
+    last: step at which the run ends; report_every: steps between reports; evaluations: steps (0: before the first one);
+    checkpoint_every: steps between checkpoints, 0 for none.
+    """
+
+    last: int
+    report_every: int
+    evaluations: Collection[int] = ()
+    checkpoint_every: int = 0
+
+    def after(self, step: int) -> Triggers:
+        """What is due after ``step`` (1 is the first). An evaluation and the end are preceded by a report."""
+        evaluate, end = step in self.evaluations, step >= self.last
+        report = evaluate or end or step % self.report_every == 0
+        checkpoint = self.checkpoint_every > 0 and step % self.checkpoint_every == 0
+        return Triggers(report, evaluate, checkpoint, end)
+
+
+class StepCounter:
+    """Counts optimizer steps, and gives each its learning rate.
+
+    With loss scaling, a batch whose gradient overflows is skipped. Only the device knows, so the rate is computed
+    there, and ``done`` runs ahead of the truth until something is due, where the host waits for the device anyway.
+    """
+
+    def __init__(
+        self, rate: Callable[[int], float], last: int, scaler: LossScaler, done: int = 0, batches: int = 0
+    ) -> None:
+        """rate: learning rate of a step, 1 first; last: step at which the run ends; done, batches: before it began."""
+        self.rate, self.scaler, self.done, self.batches = rate, scaler, done, batches
+        self.resolved, self.resolved_batches = done, batches
+        self.rates: Tensor | None = None
+        if scaler.enabled:
+            rates = [rate(step) for step in range(1, last + 1)]
+            self.rates = torch.tensor(rates, dtype=torch.float32, device=scaler.scale.device)
+
+    def begin(self) -> float | Tensor:
+        """Begins a step; returns its learning rate."""
+        self.done += 1
+        self.batches += 1
+        if self.rates is None:
+            return self.rate(self.done)
+        return torch.take(self.rates, self.batches - 1 - self.scaler.num_skipped_steps)
+
+    def resolve(self) -> bool:
+        """Brings ``done`` to the truth; False where overflows have put off what is due. Waits for the device.
+
+        Raises TrainingError where no gradient is finite any more.
+        """
+        if not self.scaler.enabled:
+            return True
+        expected, self.done = self.done, self.batches - int(self.scaler.num_skipped_steps)
+        if self.done > self.resolved:
+            self.resolved, self.resolved_batches = self.done, self.batches
+        elif self.batches - self.resolved_batches > MOST_OVERFLOWS:
+            raise TrainingError(
+                f"gradients were not finite in {self.batches - self.resolved_batches} steps in a row after step "
+                f"{self.done}: lower LR or INIT_LOSS_SCALE, or look at the data"
+            )
+        return self.done == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,12 @@ class MlperfLog:
     """
 
     def __init__(self, config: Config, is_main: bool, path: Path | None = None) -> None:
-        self.config = config
-        self._logger: mllog.MLLogger | None = None
+        self.config, self.is_main = config, is_main
+        self._event: Callable[..., object]
+        self._start: Callable[..., object]
+        self._end: Callable[..., object]
         if not is_main:
+            self._event = self._start = self._end = lambda *_: None
             return
         logger = logging.Logger("mlperf", logging.INFO)
         if path is None:
@@ -46,20 +49,8 @@ class MlperfLog:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             logger.addHandler(logging.FileHandler(path, mode="w", encoding="utf-8"))
-        root = str(Path(__file__).resolve().parents[2])
-        self._logger = mllog.MLLogger(logger, default_stack_offset=2, root_dir=root)
-
-    def _event(self, key: str, value: Any = None, **metadata: Any) -> None:
-        if self._logger:
-            self._logger.event(key, value, metadata)
-
-    def _start(self, key: str, value: Any = None, **metadata: Any) -> None:
-        if self._logger:
-            self._logger.start(key, value, metadata)
-
-    def _end(self, key: str, value: Any = None, **metadata: Any) -> None:
-        if self._logger:
-            self._logger.end(key, value, metadata)
+        log = mllog.MLLogger(logger, root_dir=str(Path(__file__).resolve().parents[2]))
+        self._event, self._start, self._end = log.event, log.start, log.end
 
     def init_start(self) -> None:
         """Logs whether the caches were cleared, and the start of initialisation."""
@@ -76,42 +67,40 @@ class MlperfLog:
         self._event(constants.SUBMISSION_PLATFORM, config.platform or f"{config.num_nodes}x{config.system}")
 
     def hyperparameters(self, values: dict[str, Any]) -> None:
-        """Logs one event for each name and value."""
         for key, value in values.items():
             self._event(key, value)
 
     def weights(self, tensor_names: Iterable[str]) -> None:
         """Logs that each tensor is initialised."""
         for name in tensor_names:
-            self._event(constants.WEIGHTS_INITIALIZATION, tensor=name)
+            self._event(constants.WEIGHTS_INITIALIZATION, None, {"tensor": name})
 
     def run_start(self) -> None:
         """Ends the initialisation and starts the clock."""
         self._end(constants.INIT_STOP)
         self._start(constants.RUN_START)
-        self._start(constants.EPOCH_START, epoch_num=0)
-        self._start(constants.BLOCK_START, first_epoch_num=1, epoch_count=1)
+        self._start(constants.EPOCH_START, None, {"epoch_num": 0})
+        self._start(constants.BLOCK_START, None, {"first_epoch_num": 1, "epoch_count": 1})
 
     def eval_start(self, samples: int) -> None:
         """Starts an evaluation after ``samples`` trained samples."""
-        self._start(constants.EVAL_START, samples, epoch_num=samples)
+        self._start(constants.EVAL_START, samples, {"epoch_num": samples})
 
     def eval_stop(self, samples: int, accuracy: float) -> None:
-        """Ends an evaluation with its accuracy."""
-        self._end(constants.EVAL_STOP, samples, epoch_num=samples)
-        self._event(constants.EVAL_ACCURACY, accuracy, epoch_num=samples)
+        self._end(constants.EVAL_STOP, samples, {"epoch_num": samples})
+        self._event(constants.EVAL_ACCURACY, accuracy, {"epoch_num": samples})
 
     def stats(self, samples: int, values: dict[str, float]) -> None:
         """Logs figures of the span since the last call, such as the throughput in samples a second."""
-        self._event("tracked_stats", values, epoch_num=samples)
+        self._event("tracked_stats", values, {"epoch_num": samples})
 
     def run_stop(self, samples: int, eval_samples: int, success: bool) -> None:
         """Logs how many samples were trained and evaluated on, and stops the clock: the last line of a complete log."""
-        self._end(constants.BLOCK_STOP, first_epoch_num=1)
-        self._end(constants.EPOCH_STOP, epoch_num=samples)
+        self._end(constants.BLOCK_STOP, None, {"first_epoch_num": 1})
+        self._end(constants.EPOCH_STOP, None, {"epoch_num": samples})
         self._event(constants.TRAIN_SAMPLES, samples)
         self._event(constants.EVAL_SAMPLES, eval_samples)
-        self._end(constants.RUN_STOP, samples, status=constants.SUCCESS if success else constants.ABORTED)
+        self._end(constants.RUN_STOP, samples, {"status": constants.SUCCESS if success else constants.ABORTED})
 
     def sustained_stop(self) -> None:
         """Logs the end of the training that continues after run_stop, for power meters."""

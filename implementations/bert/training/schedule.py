@@ -13,11 +13,9 @@ class Config:
     """Rule, base rate, length and warm-up. Without LR_DECAY_STEPS, MAX_STEPS ends both the run and the decay."""
 
     schedule: str = env(
-        "LR_SCHEDULE",
-        "mlperf",
-        choices=("mlperf", "dle", "poly", "linear", "samsung"),
+        "LR_SCHEDULE", "mlperf", choices=("mlperf", "dle", "poly", "linear", "samsung"),
         doc="learning-rate rule, see docs/train.md",
-    )
+    )  # fmt: skip
     lr: float = env("LR", above=0, doc="base learning rate")
     max_steps: int = env(
         "MAX_STEPS", at_least=1, doc="optimizer steps at which the run ends, and the decay of the rate"
@@ -30,12 +28,9 @@ class Config:
         "WARMUP_PROPORTION", 0.0, at_least=0, at_most=1, doc="warm-up as a share of the steps"
     )
     constant_proportion: float = env(
-        "CONSTANT_PROPORTION",
-        0.0,
-        at_least=0,
-        at_most=1,
+        "CONSTANT_PROPORTION", 0.0, at_least=0, at_most=1,
         doc="share of the steps at LR between warm-up and decay; poly",
-    )
+    )  # fmt: skip
     power: float = env("LR_DECAY_POWER", 1.0, above=0, doc="degree of the polynomial decay")
 
     def check(self) -> None:
@@ -44,8 +39,13 @@ class Config:
             raise ConfigError(f"END_LR={self.end_lr:g}: above LR={self.lr:g}, where the decay begins")
         if self.warmup_steps and self.warmup_proportion:
             raise ConfigError("WARMUP_STEPS and WARMUP_PROPORTION are both set: leave one of them at 0")
-        changed = {name for name, value, default in self._optional() if value != default}
-        if unused := changed - RULES[self.schedule].uses:
+        changed = {
+            "END_LR": self.end_lr != 0,
+            "START_WARMUP_STEP": self.start_warmup_step != 0,
+            "CONSTANT_PROPORTION": self.constant_proportion != 0,
+            "LR_DECAY_POWER": self.power != 1,
+        }
+        if unused := {name for name, differs in changed.items() if differs} - RULES[self.schedule].uses:
             raise ConfigError(f"LR_SCHEDULE={self.schedule} does not use {', '.join(sorted(unused))}: leave it unset")
         if not self.warmup_steps and self.start_warmup_step:
             raise ConfigError(
@@ -60,14 +60,6 @@ class Config:
             raise ConfigError(
                 f"LR_SCHEDULE=samsung: a warm-up of {self.warmup[0]} steps leaves none of {self.length} for the decay"
             )
-
-    def _optional(self) -> list[tuple[str, float, float]]:
-        return [
-            ("END_LR", self.end_lr, 0),
-            ("START_WARMUP_STEP", self.start_warmup_step, 0),
-            ("CONSTANT_PROPORTION", self.constant_proportion, 0),
-            ("LR_DECAY_POWER", self.power, 1),
-        ]
 
     @property
     def length(self) -> int:

@@ -39,46 +39,32 @@ class StepResult(NamedTuple):
     finite: Tensor
 
 
-class TrainingStep(Protocol):
-    """An optimizer step over micro-batches, run eagerly (Step) or from a CUDA graph (graph.GraphedStep)."""
+# An optimizer step over micro-batches, whose gradients are averaged, at a learning rate: Step, graph.GraphedStep, ...
+TrainingStep = Callable[[Sequence[Batch], float | Tensor], StepResult]
+
+
+class Trainer(Protocol):
+    """A training step and its state, whatever the engine."""
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
-        ...
-
-
-class Trainer(TrainingStep, Protocol):
-    """A step with all that a run needs of it beside taking it: whoever the engine is."""
 
     @property
     def scaler(self) -> LossScaler:
         """The loss scale, and the steps that were skipped for it."""
-        ...
 
     @property
-    def optimizer(self) -> Stateful:
-        """What holds masters and states."""
-        ...
+    def optimizer(self) -> Any:
+        """What holds masters and states; its load_state_dict raises KeyError for a name missing."""
 
-    def whole(self) -> contextlib.AbstractContextManager[Any]:
+    def gathered(self) -> contextlib.AbstractContextManager[Any]:
         """The model with current weights on every rank, for evaluation. A collective."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, by part. A collective."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict()``, of any engine. A collective."""
-        ...
-
-
-class Stateful(Protocol):
-    """What a run that is handed over needs of an optimizer."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores ``state_dict()``. Raises KeyError for a name missing."""
-        ...
 
 
 def build_step(
@@ -121,15 +107,8 @@ def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]
         torch.cuda.set_rng_state(device_state, device)
 
 
-def _unmarked(part: str) -> None:
-    """Nobody times the parts of the step."""
-
-
 class Step:
-    """Callable training step over micro-batches.
-
-    How gradients become one and are clipped: optim/gradients.py.
-    """
+    """Callable training step over micro-batches. How gradients become one and are clipped: optim/gradients.py."""
 
     def __init__(
         self,
@@ -143,7 +122,7 @@ class Step:
         self.model, self.optimizer, self.scaler, self.fp8, self.world = model, optimizer, scaler, fp8, world
         self.lr = torch.zeros((), dtype=torch.float32, device=world.device)
         self.gradients = optimizer.gradients(model, clipping, world, scaler.enabled)
-        self.mark: Callable[[str], None] = _unmarked  # called where a part of the step ends; to time it
+        self.mark: Callable[[str], None] = lambda part: None  # timing hook, called where a part of the step ends
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
@@ -185,7 +164,7 @@ class Step:
             self.fp8.mark_calibrated()
 
     @contextlib.contextmanager
-    def undone(self) -> Iterator[None]:
+    def rollback(self) -> Iterator[None]:
         """Steps taken inside leave no trace: all state is afterwards bit for bit what it was. A collective."""
         self.optimizer.gather()
         calibrated = self.fp8 is not None and self.fp8.calibrated
@@ -196,8 +175,7 @@ class Step:
             self.fp8.calibrated = calibrated
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[Any]:
-        """See Trainer."""
+    def gathered(self) -> Iterator[Any]:
         self.optimizer.gather()
         yield self.model
 
@@ -208,18 +186,16 @@ class Step:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, by part. A collective."""
-        state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
-        if self.fp8 is not None:
-            state["fp8"] = self.fp8.state_dict()
-        return state
+        return {"optimizer": self.optimizer.state_dict(), **self._scales()}
 
     def shard_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """This rank's part of the sharded optimizer's state, and what all ranks have in common, for shard_files.py."""
         assert isinstance(self.optimizer, Sharded)
-        index: dict[str, Any] = {"optimizer": self.optimizer.index(), "scaler": self.scaler.state_dict()}
-        if self.fp8 is not None:
-            index["fp8"] = self.fp8.state_dict()
-        return self.optimizer.shard_state(), index
+        return self.optimizer.shard_state(), {"optimizer": self.optimizer.index(), **self._scales()}
+
+    def _scales(self) -> dict[str, Any]:
+        scales = {"scaler": self.scaler.state_dict()}
+        return scales if self.fp8 is None else {**scales, "fp8": self.fp8.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict()``; fp8 scales that are not in it are measured by the next step."""

@@ -33,7 +33,6 @@ class Ending:
 
     @property
     def reached(self) -> bool:
-        """Whether the target was reached."""
         return self.reason == TARGET
 
     @property

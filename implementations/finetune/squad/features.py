@@ -1,4 +1,4 @@
-"""Windows of a context beside its question, as sequences of tokens: [CLS] question [SEP] window [SEP].
+"""SQuAD's JSON files, and windows of a context beside its question as tokens: [CLS] question [SEP] window [SEP].
 
 Cut as in the SQuAD code of the BERT paper: a context longer than the room beside its question becomes overlapping
 windows. The answer of a training question is found through the words that its characters lie in, then narrowed to the
@@ -7,19 +7,102 @@ tokens that spell it. A window without the whole answer, and a question without 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from bert.data.records import DataError
 from bert.data.tokens import Integers, Pieces, WordPiece
-from finetune.squad.examples import Answer, Dataset
 
 WHITESPACE = " \t\r\n\u202f"  # what ends a word
 _WHITESPACE_CODES = np.array([ord(character) for character in WHITESPACE], dtype=np.uint32)
 _TO_SPACES = str.maketrans(dict.fromkeys(WHITESPACE, " "))
+VERSIONS = ("1.1", "2.0")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Text of an answer, and the character of the context that it starts at."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about one context. Without answers where it has none (2.0), or none are known (prediction)."""
+
+    id: str
+    text: str
+    context: int  # number of the context
+    answers: tuple[Answer, ...] = ()
+    impossible: bool = False
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Contexts, each once, and the questions about them, in the order of the file."""
+
+    contexts: list[str]
+    questions: list[Question]
+
+
+def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Dataset:
+    """Reads a file of SQuAD 1.1 or 2.0.
+
+    Raises DataError, naming the place in the file, for what is not JSON or not SQuAD's format, for a file of the other
+    version, and where answers are needed for a question that has none.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON ({error})") from None
+
+    def part(holder: Any, name: str, kind: type, where: str) -> Any:
+        value = holder.get(name) if isinstance(holder, dict) else None
+        if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
+            words = {list: "a list", str: "text", int: "a whole number", bool: "true or false"}[kind]
+            raise DataError(f"{path}: {where} has no {name!r} that is {words}: is this a file of SQuAD's format?")
+        return value
+
+    named = str(content.get("version", version)).removeprefix("v") if isinstance(content, dict) else version
+    if named in VERSIONS and named != version:
+        raise DataError(f"{path}: is of SQuAD {named}, and SQUAD_VERSION is {version}")
+    contexts: list[str] = []
+    questions: dict[str, Question] = {}
+    for i, article in enumerate(part(content, "data", list, "the file")):
+        for j, paragraph in enumerate(part(article, "paragraphs", list, f"data[{i}]")):
+            place = f"data[{i}].paragraphs[{j}]"
+            context = part(paragraph, "context", str, place)
+            if not context.strip():
+                raise DataError(f"{path}: {place} has an empty context")
+            contexts.append(context)
+            for k, entry in enumerate(part(paragraph, "qas", list, place)):
+                where = f"{place}.qas[{k}]"
+                name, text = part(entry, "id", str, where), part(entry, "question", str, where)
+                if name in questions:
+                    raise DataError(f"{path}: {where} has the id {name!r} of an earlier question")
+                impossible = "is_impossible" in entry and part(entry, "is_impossible", bool, where)
+                if impossible and version == "1.1":
+                    raise DataError(f"{path}: {where} has no answer, as in SQuAD 2.0: set SQUAD_VERSION=2.0")
+                answers: list[Answer] = []
+                if not impossible and (needs_answers or "answers" in entry):
+                    for answer in part(entry, "answers", list, where):
+                        start = part(answer, "answer_start", int, where)
+                        answers.append(Answer(part(answer, "text", str, where), start))
+                    if needs_answers and not answers:
+                        raise DataError(f"{path}: {where} ({name}) has no answer to learn from or to compare with")
+                questions[name] = Question(name, text, len(contexts) - 1, tuple(answers), impossible)
+    if not questions:
+        raise DataError(f"{path}: holds no question")
+    return Dataset(contexts, list(questions.values()))
 
 
 @dataclass(frozen=True, kw_only=True)

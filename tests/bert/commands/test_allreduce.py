@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as distributed
 
+from bert.__main__ import main
 from bert.commands import allreduce
 from bert.core.env import from_env
 
@@ -134,14 +135,14 @@ def test_a_rank_that_stops_makes_the_others_fail_by_the_timeout(start, tmp_path)
 
 def test_an_address_where_nobody_listens_is_named(tmp_path, capsys, free_port):
     environ = SETTINGS | {"RANK": "1", "MASTER_PORT": str(free_port), "NCCL_TEST_TIMEOUT": "1"}
-    assert allreduce.main([], environ | {"RUN_DIR": str(tmp_path)}) == 1
+    assert main(["allreduce"], environ | {"RUN_DIR": str(tmp_path)}) == 1
     reason = f"does not reach rank 0 at 127.0.0.1:{free_port}: "
     assert reason in capsys.readouterr().err
     assert reason in (tmp_path / "error_0.txt").read_text()
 
 
 def test_a_wrong_value_is_one_line_with_status_2(capsys):
-    assert allreduce.main([], SETTINGS | {"NCCL_TEST_MIN_GBPS": "fast"}) == 2
+    assert main(["allreduce"], SETTINGS | {"NCCL_TEST_MIN_GBPS": "fast"}) == 2
     expected = "bert allreduce: error: NCCL_TEST_MIN_GBPS='fast': expected a number, at least 0"
     assert capsys.readouterr().err.splitlines() == [expected]
 

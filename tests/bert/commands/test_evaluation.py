@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from bert.__main__ import main
 from bert.checkpoint import huggingface
 from bert.checkpoint.save import Config as CheckpointConfig
 from bert.checkpoint.save import save_checkpoint
@@ -27,7 +28,7 @@ from ..states import newest, write_in_shards
 def run_evaluation(capsys, prepared, *arguments, **environ):
     """(exit status, stdout, stderr) of the command."""
     settings = {name: prepared[name] for name in ("EVALDIR", "DEVICE", "OMP_NUM_THREADS")}
-    status = evaluation.main([str(argument) for argument in arguments], settings | environ)
+    status = main(["evaluate", *map(str, arguments)], settings | environ)
     said = capsys.readouterr()
     return status, said.out, said.err
 

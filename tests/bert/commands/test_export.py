@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from bert.__main__ import main
 from bert.checkpoint import huggingface
 from bert.checkpoint.save import Config as CheckpointConfig
 from bert.checkpoint.save import save_checkpoint
 from bert.checkpoint.weights import load_weights
-from bert.commands import export, fill_mask
+from bert.commands import fill_mask
 from bert.commands import weights as trained
 from bert.core.env import ConfigError, from_env
 from bert.data.batch import make_batch
@@ -80,7 +81,7 @@ def of_hugging_face(folder, records, sequence):
 def test_what_is_exported_gives_hugging_faces_classes_the_same_scores(run, make_records, tmp_path, capsys):
     folder, model = run
     target = tmp_path / "my-bert"
-    assert export.main([str(folder), "-o", str(target)], {}) == 0
+    assert main(["export", str(folder), "-o", str(target)], {}) == 0
     assert "after 2 steps; GELU in its" in capsys.readouterr().err
     said = json.loads((target / "config.json").read_text())
     assert (said["model_type"], said["architectures"]) == ("bert", ["BertForPreTraining"])
@@ -94,19 +95,19 @@ def test_what_is_exported_gives_hugging_faces_classes_the_same_scores(run, make_
         torch.testing.assert_close(ours.nsp, theirs.seq_relationship_logits, atol=1e-5, rtol=1e-5)
     encoder = transformers.AutoModel.from_pretrained(target)
     assert torch.equal(encoder.embeddings.word_embeddings.weight, model.bert.embeddings.word_embeddings.weight[:211])
-    assert export.main([str(folder / "checkpoints" / "step_0000000001.pt"), "-o", str(target)], {}) == 0, (
+    assert main(["export", str(folder / "checkpoints" / "step_0000000001.pt"), "-o", str(target)], {}) == 0, (
         "over the other"
     )
 
 
 def test_a_checkpoint_in_shards_is_exported_as_one_in_a_file(run, tmp_path):
     folder, model = run
-    assert export.main([str(folder), "-o", str(tmp_path / "of_file")], {}) == 0
+    assert main(["export", str(folder), "-o", str(tmp_path / "of_file")], {}) == 0
     state = torch.load(folder / "checkpoints" / "step_0000000002.pt", weights_only=True)
     facts = {name: state[name] for name in ("bert_config", "vocab_md5")}
     path = write_in_shards(folder / "checkpoints", 3, dict(model.named_parameters()), **facts)
     for number, given in enumerate((folder, path)):
-        assert export.main([str(given), "-o", str(tmp_path / f"of_{number}")], {}) == 0
+        assert main(["export", str(given), "-o", str(tmp_path / f"of_{number}")], {}) == 0
         for file in ("model.safetensors", "config.json", "vocab.txt"):
             assert (tmp_path / f"of_{number}" / file).read_bytes() == (tmp_path / "of_file" / file).read_bytes()
 
@@ -114,16 +115,16 @@ def test_a_checkpoint_in_shards_is_exported_as_one_in_a_file(run, tmp_path):
 def test_the_likeliest_words_are_those_of_the_fill_mask_pipeline(run, tmp_path, capsys):
     folder, _ = run
     target = tmp_path / "my-bert"
-    assert export.main([str(folder), "-o", str(target)], {}) == 0
+    assert main(["export", str(folder), "-o", str(target)], {}) == 0
     text = "Paris is the [MASK] of Frances."
     theirs = transformers.pipeline("fill-mask", model=str(target))(text, top_k=4)
     capsys.readouterr()
     for path in (target, folder):
-        assert fill_mask.main([str(path), text, "--top", "4"], {"DEVICE": "cpu"}) == 0
+        assert main(["fill-mask", str(path), text, "--top", "4"], {"DEVICE": "cpu"}) == 0
         first, *lines = capsys.readouterr().out.splitlines()
         assert first == text
         assert [line.split() for line in lines] == [[f"{word['score']:.4f}", word["token_str"]] for word in theirs]
-    assert fill_mask.main([str(target), "[MASK] is [MASK]", "--top", "2"], {"DEVICE": "cpu"}) == 0
+    assert main(["fill-mask", str(target), "[MASK] is [MASK]", "--top", "2"], {"DEVICE": "cpu"}) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1 + 2 + 1 + 2
 
 
@@ -132,7 +133,7 @@ def test_any_model_of_the_hubs_layout_starts_a_run(form, run, prepared, make_mod
     """Folder or file; heads may be missing and those of other tasks be there; its config.json is the model's."""
     source, model = run
     folder = tmp_path / "hub"
-    assert export.main([str(source), "-o", str(folder)], {}) == 0
+    assert main(["export", str(source), "-o", str(folder)], {}) == 0
     kinds = {"encoder": transformers.BertModel, "classifier": transformers.BertForSequenceClassification}
     theirs = kinds.get(form, transformers.BertForPreTraining).from_pretrained(folder)
     shutil.rmtree(folder)
@@ -184,24 +185,27 @@ def test_wrong_exports_are_one_line(run, vocab_file, tmp_path, capsys):
     (tmp_path / "large.txt").write_text("\n".join([*WORDS, "one"]))
     new = str(tmp_path / "new")
     cases = [
-        (export, [str(tmp_path / "none"), "-o", new], "no such file or folder"),
-        (export, [str(tmp_path / "full"), "-o", new], "no step_* and no model.safetensors in it"),
-        (export, [str(folder), "-o", str(tmp_path / "full")], "is there and holds no model: give a new folder"),
-        (export, [str(folder), "-o", new, "--vocab", str(tmp_path / "other.txt")], "the model was trained with"),
-        (export, [str(folder), "-o", new, "--vocab", str(tmp_path / "large.txt")], "has 212 words, and the model 211"),
-        (export, [str(folder), "-o", new, "--vocab", str(tmp_path / "x.txt")], "cannot read the vocabulary"),
-        (fill_mask, [str(folder), "no mask"], "no [MASK] in it"),
-        (fill_mask, [str(folder), "the " * 60 + "[MASK]"], "the text has 63 tokens, and the model takes 48"),
+        (["export", str(tmp_path / "none"), "-o", new], "no such file or folder"),
+        (["export", str(tmp_path / "full"), "-o", new], "no step_* and no model.safetensors in it"),
+        (["export", str(folder), "-o", str(tmp_path / "full")], "is there and holds no model: give a new folder"),
+        (["export", str(folder), "-o", new, "--vocab", str(tmp_path / "other.txt")], "the model was trained with"),
+        (
+            ["export", str(folder), "-o", new, "--vocab", str(tmp_path / "large.txt")],
+            "has 212 words, and the model 211",
+        ),
+        (["export", str(folder), "-o", new, "--vocab", str(tmp_path / "x.txt")], "cannot read the vocabulary"),
+        (["fill-mask", str(folder), "no mask"], "no [MASK] in it"),
+        (["fill-mask", str(folder), "the " * 60 + "[MASK]"], "the text has 63 tokens, and the model takes 48"),
     ]
-    for module, arguments, message in cases:
-        status = module.main(arguments, {"DEVICE": "cpu"})
+    for arguments, message in cases:
+        status = main(arguments, {"DEVICE": "cpu"})
         said = capsys.readouterr().err
         assert status == 2, message
         assert message in said
         assert said.count("\n") == 1
     assert not Path(new).exists()
     vocab_file.unlink()
-    assert export.main([str(folder), "-o", new], {}) == 2
+    assert main(["export", str(folder), "-o", new], {}) == 2
     assert "its vocab.txt is not found: give it by --vocab" in capsys.readouterr().err
 
 

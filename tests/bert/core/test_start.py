@@ -20,7 +20,7 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import from_env
 from bert.core.start import PROCESS_STARTED, StartClock, process_started
-from bert.pretraining import train as pretraining
+from bert.pretraining import train
 from bert.pretraining.config import Config
 from bert.training import evaluate
 
@@ -30,17 +30,17 @@ from ..ranks import run_ranks
 SLOW_START = """
 import time
 from pathlib import Path
-from bert.pretraining import train as pretraining
+from bert.pretraining import train
 from bert.training import mlperf
-written, opened = mlperf.MlperfLog.run_start, pretraining.open_source
+written, opened = mlperf.MlperfLog.run_start, train.open_source
 def slow(log):
-    if log._logger:
+    if log.is_main:
         time.sleep(1.5)
     written(log)
 def noted(config, vocab_size):
     Path(config.datadir_packed, "..", "opened").resolve().joinpath(str(time.time_ns())).touch()
     return opened(config, vocab_size)
-mlperf.MlperfLog.run_start, pretraining.open_source = slow, noted
+mlperf.MlperfLog.run_start, train.open_source = slow, noted
 """
 
 PARTS = [
@@ -52,13 +52,13 @@ PARTS = [
 ODD_WEIGHTS = """
 import os
 import torch
-from bert.pretraining import train as pretraining
-drawn = pretraining.initialize
+from bert.pretraining import train
+drawn = train.initialize
 def odd(model, seed):
     drawn(model, seed)
     if os.environ["RANK"] == "2":
         model.bert.pooler.dense.weight.data.view(torch.int32)[3, 5] ^= 1
-pretraining.initialize = odd
+train.initialize = odd
 """
 
 
@@ -140,7 +140,7 @@ def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(shard, prep
     config = from_env(Config, prepared | {"SHARD_OPTIMIZER": shard})
     world = World(DistConfig(device="cpu"))
     with _Draws() as draws:
-        model, step = pretraining.build(config, world, 7)
+        model, step = train.build(config, world, 7)
     assert draws.count == sum(p.numel() for p in model.parameters() if p.ndim > 1)
     drawn = step.state_dict()["optimizer"]["masters"]
     weights = {name: tensor if "pooler" in name else 2 * tensor for name, tensor in drawn.items()}
@@ -149,7 +149,7 @@ def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(shard, prep
     for name, count in (("whole", 0), ("no_pooler", draws.count)):
         path = dataclasses.replace(config.checkpoint, init_checkpoint=tmp_path / f"{name}.pt")
         with _Draws() as again:
-            _, other = pretraining.build(dataclasses.replace(config, checkpoint=path), world, 7)
+            _, other = train.build(dataclasses.replace(config, checkpoint=path), world, 7)
         assert again.count == count, name
         found = other.state_dict()["optimizer"]["masters"]
         assert all(torch.equal(found[key], weights[key]) for key in weights), name
@@ -161,13 +161,11 @@ def test_models_are_made_where_they_train(prepared):
     places, world = [], World(DistConfig(device="cpu"))
     world.gathered_device = torch.device("meta")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            pretraining, "_whole_weights", lambda *args: places.extend(p.device for p in args[2].parameters())
-        )
+        patch.setattr(train, "initialize", lambda model, seed: places.extend(p.device for p in model.parameters()))
         patch.setattr("bert.pretraining.resume.check_weights", lambda *_: None)
-        patch.setattr(pretraining, "checksum_of", lambda _: 0)
-        patch.setattr(pretraining, "build_step", lambda *_, **__: None)
-        pretraining.build(config, world, 7)
+        patch.setattr(train, "checksum_of", lambda _: 0)
+        patch.setattr(train, "build_step", lambda *_, **__: None)
+        train.build(config, world, 7)
     assert {place.type for place in places} == {"meta"}
 
 
@@ -175,7 +173,7 @@ def test_models_are_made_where_they_train(prepared):
 def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(warm_up, prepared, monkeypatch):
     config = from_env(Config, prepared | {"WARMUP_RUN": warm_up, "EVAL_BATCHSIZE": "5"})
     world = World(DistConfig(device="cpu"))
-    model, step = pretraining.build(config, world, 7)
+    model, step = train.build(config, world, 7)
     before, random_state = [tensor.clone() for tensor in step.state_tensors()], torch.get_rng_state()
     counted, seen = evaluate._count, []
 
@@ -184,7 +182,7 @@ def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(warm_up, pr
         return counted(of, batch)
 
     monkeypatch.setattr(evaluate, "_count", count)
-    pretraining.prepare(config, model, step, world)
+    train.prepare(config, model, step, world)
     assert seen == ([(False, False, 5)] if warm_up == "1" else [])
     assert model.training
     assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))

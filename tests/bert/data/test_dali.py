@@ -23,7 +23,7 @@ from bert.data.dali import DaliLoader
 from bert.data.loader import Config, TrainingData
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
-from bert.pretraining import train as pretraining
+from bert.pretraining import train
 from bert.pretraining.config import Config as RunConfig
 from bert.training.mlperf import MlperfLog
 
@@ -173,14 +173,14 @@ def test_the_end_of_the_data_comes_after_the_last_step(pipelines, data):
 
 
 def test_a_run_by_dali_that_stops_and_resumes_trains_the_same_weights(pipelines, prepared, monkeypatch, tmp_path):
-    def train(**settings):
+    def run(**settings):
         environment = prepared | settings
         environment["RUN_DIR"] = str(tmp_path / f"run_{len(trained)}")
         Path(environment["RUN_DIR"]).mkdir()
         config = from_env(RunConfig, environment)
         log = MlperfLog(config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt"))
         with World(config.dist) as world:
-            return pretraining.pretrain(config, world, log, StartClock()).step
+            return train.pretrain(config, world, log, StartClock()).step
 
     def build(*arguments):
         trained.append(first_build(*arguments))
@@ -190,14 +190,14 @@ def test_a_run_by_dali_that_stops_and_resumes_trains_the_same_weights(pipelines,
         loaders.append(first_loader(*arguments))
         return loaders[-1]
 
-    trained, loaders, first_build, first_loader = [], [], pretraining.build, pretraining.DaliLoader
-    monkeypatch.setattr(pretraining, "build", build)
-    monkeypatch.setattr(pretraining, "DaliLoader", steps_by_dali)
-    assert train() == 8
+    trained, loaders, first_build, first_loader = [], [], train.build, train.DaliLoader
+    monkeypatch.setattr(train, "build", build)
+    monkeypatch.setattr(train, "DaliLoader", steps_by_dali)
+    assert run() == 8
     assert not loaders
     resumed = {"DATA_LOADER": "dali", "CHECKPOINT_DIR": str(tmp_path / "saved")}
-    assert train(STEPS_THIS_RUN="3", **resumed) == 3
-    assert train(RESUME="1", **resumed) == 8
+    assert run(STEPS_THIS_RUN="3", **resumed) == 3
+    assert run(RESUME="1", **resumed) == 8
     assert len(loaders) == 2
     whole, _, parts = (model.state_dict() for model, _ in trained)
     assert same(whole, parts)

@@ -37,7 +37,7 @@ def _load_and_save(world, config, folder, zero):
         state = trained.state_dict()
         if world.is_main:
             assert same(state, expected)
-        with trained.whole() as model:
+        with trained.gathered() as model:
             for name, weight in model.named_parameters():
                 assert torch.equal(weight, expected["optimizer"]["masters"][name]), name
     world.barrier()

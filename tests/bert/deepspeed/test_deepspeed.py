@@ -17,9 +17,9 @@ from bert.deepspeed.settings import merged
 from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
 from bert.model.init import first_weights, use_placeholders
-from bert.pretraining import train as pretraining
+from bert.pretraining import train
 from bert.pretraining.config import Config
-from bert.pretraining.peak import Peak
+from bert.pretraining.memory import Peak
 
 from ..ranks import run_ranks
 from .engines import FP32, STAGES, curve, deepspeed_step, own_step, tiny_model
@@ -88,7 +88,7 @@ def _low_precision(world, config, folder):
             assert torch.equal(tensor, exact[name]), name
         expected = curve(world, own_step(world, config, "lamb", precision, 1), 0, 6, 1)
         torch.testing.assert_close(curve(world, engine, 0, 6, 1), expected, atol=0.02, rtol=0.02)
-        with engine.whole() as model:
+        with engine.gathered() as model:
             assert next(model.parameters()).dtype == torch.bfloat16
 
 
@@ -121,13 +121,13 @@ def test_a_start_in_stage_3_never_has_all_weights_on_a_rank(tiny, tmp_path):
 def _begin_with(world, environment, saved):
     for stage in (2, 3):
         config = from_env(Config, merged(environment | {"DEEPSPEED_CONFIG": f"{saved.parent}/ds_{stage}.json"}))
-        _, trained = pretraining.build(config, world, 7)
+        _, trained = train.build(config, world, 7)
         state, expected = trained.state_dict()["optimizer"], torch.load(saved, weights_only=True)
         if world.is_main:
             assert state["masters"].keys() == expected.keys()
         for name, tensor in state["masters"].items() if world.is_main else ():
             assert torch.equal(tensor, expected[name]), name
-        with trained.whole() as whole:
+        with trained.gathered() as whole:
             for name, parameter in whole.named_parameters():
                 assert torch.equal(parameter, expected[name].bfloat16()), name
 
@@ -196,7 +196,7 @@ def _exchange(world, config, folder):
         own.load_state_dict(state[0])
         for continued in (rest, curve(world, own, 4, 8, 1)):
             torch.testing.assert_close(torch.cat([begun, continued]), whole, atol=2e-5, rtol=1e-5)
-        with again.whole() as model:
+        with again.gathered() as model:
             weights = {name: p.detach().clone() for name, p in model.named_parameters()}
         if world.is_main:
             last = again.state_dict()

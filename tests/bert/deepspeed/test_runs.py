@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert.commands.deepspeed_checkpoint import main as convert
-from bert.training.capture import differences
+from bert.__main__ import main
+from bert.training.debug import differences
 
 from ..states import same
 
@@ -84,8 +84,8 @@ def test_deepspeeds_checkpoints_resume_exactly_convert_to_ours_and_are_made_of_o
     assert sorted(path.name for path in (tmp_path / "whole").glob("[!.]*") if path.is_dir()) == names
     assert (tmp_path / "whole" / "latest").read_text() == names[1]
     first, last = tmp_path / "step_0000000004.pt", tmp_path / "last.pt"
-    assert convert([str(tmp_path / "whole" / names[0]), str(first)], {}) == 0
-    assert convert([str(tmp_path / "whole" / names[1]), str(last)], {}) == 0
+    assert main(["deepspeed-checkpoint", str(tmp_path / "whole" / names[0]), str(first)], {}) == 0
+    assert main(["deepspeed-checkpoint", str(tmp_path / "whole" / names[1]), str(last)], {}) == 0
     ends = {}
     for kind in ("deepspeed", "ours", "own"):
         folder = tmp_path / kind
@@ -101,7 +101,7 @@ def test_deepspeeds_checkpoints_resume_exactly_convert_to_ours_and_are_made_of_o
         if kind == "own":
             ends[kind] = torch.load(folder / "step_0000000008.pt", weights_only=True)
         else:
-            assert convert([str(folder / names[1]), str(folder / "end.pt")], {}) == 0
+            assert main(["deepspeed-checkpoint", str(folder / names[1]), str(folder / "end.pt")], {}) == 0
             ends[kind] = torch.load(folder / "end.pt", weights_only=True)
     expected = torch.load(last, weights_only=True)
     assert same(ends["deepspeed"], expected)
@@ -112,10 +112,10 @@ def test_deepspeeds_checkpoints_resume_exactly_convert_to_ours_and_are_made_of_o
 
 
 def test_a_folder_that_is_no_checkpoint_of_deepspeeds_is_one_line(tmp_path, capsys):
-    assert convert([str(tmp_path), str(tmp_path / "out.pt")], {}) == 2
+    assert main(["deepspeed-checkpoint", str(tmp_path), str(tmp_path / "out.pt")], {}) == 2
     assert "expected CHECKPOINT_DIR/deepspeed_<step>" in capsys.readouterr().err
     (tmp_path / "bert.pt").write_bytes(b"damaged")
-    assert convert([str(tmp_path), str(tmp_path / "out.pt")], {}) == 2
+    assert main(["deepspeed-checkpoint", str(tmp_path), str(tmp_path / "out.pt")], {}) == 2
     said = capsys.readouterr().err
     assert "damaged checkpoint (not what torch.save writes, or cut off): give another" in said
     assert "weights_only" not in said

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from bert.core.env import ConfigError, from_env
-from bert.deepspeed import ds_zero
 from bert.deepspeed.settings import merged
 from bert.deepspeed.step import check_fp16
 from bert.pretraining.config import Config
@@ -150,20 +149,12 @@ def test_a_large_models_checkpoints_are_deepspeeds_own_shards(environ, monkeypat
 
 
 @pytest.mark.deepspeed
-def test_what_deepspeed_itself_refuses_is_one_line_and_what_it_knows_is_known_here(environ, capsys):
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from deepspeed.runtime.zero.offload_config import (
-        DeepSpeedZeroOffloadOptimizerConfig,
-        DeepSpeedZeroOffloadParamConfig,
-    )
-
-    fields = DeepSpeedZeroConfig.model_fields
-    assert {*fields, *(field.alias for field in fields.values() if field.alias)} == ds_zero.KNOWN
-    of_offload = {"optimizer": DeepSpeedZeroOffloadOptimizerConfig, "param": DeepSpeedZeroOffloadParamConfig}
-    assert {f"offload_{what}": {*kind.model_fields} for what, kind in of_offload.items()} == ds_zero.KNOWN_OF_OFFLOAD
+def test_what_deepspeed_itself_refuses_is_one_line(environ, capsys):
     for zero, words in {
         "overlap_comm": ("yes please", "zero_optimization.overlap_comm: Input should be a valid boolean"),
         "reduce_bucket_size": (-1, "zero_optimization.reduce_bucket_size: Input should be greater than 0"),
+        "overlap_com": (True, "zero_optimization.overlap_com: Extra inputs are not permitted"),
+        "offload_optimizer": ({"devise": "cpu"}, "zero_optimization.offload_optimizer.devise: Extra inputs are not"),
     }.items():
         line = _refusal(environ({"zero_optimization": {"stage": 1, zero: words[0]}}, WORLD_SIZE="1"), capsys)
         assert f"DeepSpeed refuses {words[1]}" in line
@@ -208,18 +199,25 @@ def test_the_same_said_twice_is_no_contradiction(environ):
     [
         ("{", "no JSON"),
         ("[]", "expected an object"),
-        ({"train_batch_size": 65, "train_micro_batch_size_per_gpu": 4}, "no whole gradient_accumulation_steps"),
+        (
+            {"train_batch_size": 65, "train_micro_batch_size_per_gpu": 4},
+            "65 is not train_micro_batch_size_per_gpu 4 x gradient_accumulation_steps 2 x 8 ranks",
+        ),
+        (
+            {"train_batch_size": 7},
+            "7 is not train_micro_batch_size_per_gpu 0 x gradient_accumulation_steps 1 x 8 ranks",
+        ),
         (
             {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3},
             "64 is not train_micro_batch_size_per_gpu 4 x gradient_accumulation_steps 3 x 8 ranks",
         ),
         ({"train_batch_size": "64"}, 'train_batch_size is "64": expected an integer, at least 1'),
         ({"train_batch_size": 64.5}, "train_batch_size is 64.5: expected an integer, at least 1"),
-        ({"sparse_attention": {"mode": "fixed"}}, "sparse_attention: nothing here does that"),
+        ({"sparse_attention": {"mode": "fixed"}}, "sparse_attention: unsupported key: fix or remove it"),
         ({"optimizer": {"type": "OneBitAdam"}}, "expected Adam, AdamW or Lamb"),
-        ({"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}}, "max_coeff: our Lamb has no such setting"),
+        ({"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}}, "optimizer.params.max_coeff: unsupported key"),
         ({"scheduler": {"type": "WarmupLR"}}, "expected WarmupDecayLR"),
-        ({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 5}}}, 'expected "linear"'),
+        ({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 5}}}, 'set "linear"'),
         (
             {"fp16": {"enabled": True, "hysteresis": 2}},
             "fp16.hysteresis is 2: with PRECISION=fp16 masters are fp32, and the loss scale halves",
@@ -229,9 +227,12 @@ def test_the_same_said_twice_is_no_contradiction(environ):
             "activation_checkpointing.number_checkpoints: RECOMPUTE_LAYERS does that here",
         ),
         ({"zero_optimization": {"stage": 4}}, "stage is 4"),
-        ({"zero_optimization": {"stage": True}}, "stage is True"),
+        ({"zero_optimization": {"stage": True}}, "stage is true"),
         *(
-            ({"zero_optimization": {"stage": 3, key: value}}, f"zero_optimization.{key} is not supported")
+            (
+                {"zero_optimization": {"stage": 3, key: value}},
+                f"zero_optimization.{key} is {json.dumps(value)}: not supported",
+            )
             for key, value in {
                 "zero_hpz_partition_size": 8,
                 "zero_quantized_weights": True,
@@ -241,18 +242,13 @@ def test_the_same_said_twice_is_no_contradiction(environ):
                 "elastic_checkpoint": True,
             }.items()
         ),
-        ({"zero_optimization": {"stage": 1, "overlap_com": True}}, "zero_optimization.overlap_com: nothing heeds that"),
-        (
-            {"zero_optimization": {"stage": 2, "offload_optimizer": {"devise": "cpu"}}},
-            "zero_optimization.offload_optimizer.devise: nothing heeds that",
-        ),
         ({"zero_optimization": {"stage": 1, "compute_grad_norm": False}}, "compute_grad_norm is false"),
         ({"bf16": {"enabled": "false"}}, 'bf16.enabled is "false": expected true or false'),
-        ({"bf16": {"enabld": True}}, "bf16.enabld: nothing heeds that"),
+        ({"bf16": {"enabld": True}}, "bf16.enabld: unsupported key"),
         ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "masters and states are fp32"),
-        ({"fp16": {"enabled": True, "initial_scal_power": 3}}, "fp16.initial_scal_power: nothing heeds that"),
+        ({"fp16": {"enabled": True, "initial_scal_power": 3}}, "fp16.initial_scal_power: unsupported key"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "bf16.enabled and fp16.enabled are both true"),
-        ({"optimizer": {"type": "AdamW", "legacy_fusion": True}}, "optimizer.legacy_fusion: nothing heeds that"),
+        ({"optimizer": {"type": "AdamW", "legacy_fusion": True}}, "optimizer.legacy_fusion: unsupported key"),
         ({"optimizer": ADAMW, "scheduler": DECAY}, "optimizer.params.lr is 0.0005, and scheduler.params.warmup_max_lr"),
     ],
 )
@@ -270,7 +266,7 @@ def test_a_json_that_cannot_be_is_one_line(environ, capsys, found, words):
         (
             {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
             {},
-            "offload_optimizer: device nvme, a ratio and super_offload are not supported",
+            'offload_optimizer.device is "nvme": not supported: set "cpu"',
         ),
         ({}, {"CHECKPOINT_SHARDS": "1"}, "set CHECKPOINT_SHARDS=0 DEEPSPEED_CHECKPOINTS=1"),
         (

@@ -14,7 +14,6 @@ from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
 from bert.pretraining import emulate, memory
 from bert.pretraining.config import Config
-from bert.pretraining.peak import Peak
 from bert.pretraining.run import run
 from bert.pretraining.train import build
 
@@ -64,12 +63,12 @@ def test_the_emulated_ranks_together_hold_the_first_weights_each_number_once(job
 def test_a_rank_holds_what_was_foreseen_and_its_step_a_tenth_more_or_less(job, changed):
     config = from_env(Config, job | changed)
     foreseen, found = memory.estimate(memory.Plan.of(config)), emulate.measure(config)
-    assert {name: foreseen[name] for name in found.parts} == found.parts
-    together = sum(found.parts.values()) + found.besides
+    assert {name: foreseen[name] for name in found.persistent} == found.persistent
+    together = sum(found.persistent.values()) + found.transient
     assert together == pytest.approx(sum(foreseen.values()), rel=0.1)
     # Of six ranks: masters and two moments in fp32, a sum of gradients, the weights that this one updates.
-    numbers = sum(p for p in found.here.values())
-    parameters = found.parts["states"] * 6 / 12
+    numbers = sum(p for p in found.materialized.values())
+    parameters = found.persistent["states"] * 6 / 12
     assert numbers == pytest.approx(parameters * (12 + 4 + 2) / 6, rel=0.01)
 
 
@@ -88,7 +87,7 @@ def test_a_step_of_an_emulated_rank_takes_other_ranks_for_its_own(job):
         own = first.shard[bucket.shard_begin : bucket.shard_begin + bucket.shard_size]
         assert torch.equal(first.whole[bucket.begin : bucket.begin + bucket.size].view(6, -1), own.expand(6, -1))
     before = step.optimizer.shard.masters.clone()
-    found = step(emulate.made_up_step(config, world), 0.01)
+    found = step(emulate.dummy_batches(config, world), 0.01)
     assert found.finite
     assert (step.optimizer.shard.masters != before).float().mean() > 0.9
 
@@ -125,7 +124,7 @@ def test_a_rank_that_cannot_be_emulated_is_one_line(job, changed, words):
 
 def test_memory_is_counted_on_devices_without_numbers_too():
     kept = torch.empty(1000, device="meta")
-    with Peak([kept]) as peak:
+    with memory.Peak([kept]) as peak:
         twice = kept + kept
         del twice
     assert peak.most == 8000

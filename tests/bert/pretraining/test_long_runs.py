@@ -84,10 +84,10 @@ def test_a_part_of_a_run_that_could_not_continue_is_refused(prepared):
 def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it(tmp_path, monkeypatch):
     written, release = save.save_checkpoint, threading.Event()
     monkeypatch.setattr(save, "save_checkpoint", lambda *arguments: release.wait(60) and written(*arguments))
-    writer, weights = Writer(Config(directory=tmp_path, keep=9)), torch.ones(3)
-    shared = {"weights": weights}
+    writer, tensor = Writer(Config(directory=tmp_path, keep=9)), torch.ones(3)
+    shared = {"weights": tensor}
     writer.start(1, {"model": shared, "optimizer": {"masters": shared}})
-    weights.add_(1)  # the next step, while the thread still waits
+    tensor.add_(1)  # the next step, while the thread still waits
     assert not list(tmp_path.iterdir())
     release.set()
     writer.start(2, {"model": shared})  # waits for the first

@@ -1,8 +1,9 @@
-"""The memory that --check announces, against what a step on this machine takes; and a GPU that is too small."""
+"""The memory that --check announces, against what a step on this machine takes; what DeepSpeed takes at least."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from types import SimpleNamespace
 
@@ -15,14 +16,15 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import ConfigError, from_env
 from bert.data.batch import PretrainingBatch
+from bert.deepspeed.settings import merged
 from bert.kernels.precision import Precision
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import first_weights, initialize, uninitialized, use_placeholders
 from bert.model.recompute import Recomputation
-from bert.pretraining import host_memory, memory
+from bert.pretraining import memory
 from bert.pretraining.config import Config
-from bert.pretraining.peak import Peak
+from bert.pretraining.run import run
 from bert.training.step import build_step
 
 from ..ranks import run_ranks
@@ -32,6 +34,11 @@ SHAPE = BertConfig(
     vocab_size=211, hidden_size=96, num_hidden_layers=4, num_attention_heads=4, intermediate_size=384,
     max_position_embeddings=48,
 )  # fmt: skip
+
+
+def _shapes(config):
+    with uninitialized():
+        return BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), CPU))
 
 
 def _plan(batch, **settings):
@@ -54,7 +61,7 @@ def _measured(plan, batch):
         accumulate=plan.accumulate, fused_update=False,
     )  # fmt: skip
     buffers = [step.optimizer.buckets.whole] if plan.optimizer.sharded else []
-    with Peak([*step.optimizer.state_tensors(), *buffers]) as peak:
+    with memory.Peak([*step.optimizer.state_tensors(), *buffers]) as peak:
         step([batch], 0.01)
     return peak.most
 
@@ -88,15 +95,14 @@ def _two_wide_steps(world, rows, length):
     plan = _plan(
         batch, model=shape, optimizer=optimizer, num_ranks=world.size, length=length, recompute_layers=1,
     )  # fmt: skip
-    with uninitialized():
-        model = BertForPreTraining(shape, kernels.select(kernels.Config(fused="none"), CPU))
+    model = _shapes(shape)
     use_placeholders(model, torch.float32, CPU)
     model.recompute(Recomputation(1, random_state=True))
     step = build_step(
         model, Precision(dtype=torch.float32), optimizer, world,
         accumulate=False, fused_update=False, first_weights=first_weights(model, 0),
     )  # fmt: skip
-    with Peak([*step.optimizer.state_tensors(), *memory.gradient_buffers(step.optimizer)]) as peak:
+    with memory.Peak([*step.optimizer.state_tensors(), *memory.gradient_buffers(step.optimizer)]) as peak:
         first = step([batch], 1e-3)
     assert sum(memory.estimate(plan).values()) == pytest.approx(peak.most, rel=0.1)
     second = step([batch], 1e-3)
@@ -138,7 +144,7 @@ def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
     ):
         properties = SimpleNamespace(total_memory=gpu * memory.GIB)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, properties=properties: properties)
-        monkeypatch.setattr(host_memory, "capacity", lambda node=node: int(node * memory.GIB))
+        monkeypatch.setattr(memory, "host_capacity", lambda node=node: int(node * memory.GIB))
         if refused:
             with pytest.raises(ConfigError, match=words):
                 memory.describe(config)
@@ -147,7 +153,7 @@ def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
 
 
 def test_cpus_that_are_too_small_are_refused_where_the_run_is_to_be_on_cpus(prepared, monkeypatch):
-    monkeypatch.setattr(host_memory, "capacity", lambda: 1)
+    monkeypatch.setattr(memory, "host_capacity", lambda: 1)
     with pytest.raises(ConfigError, match="start fewer ranks on a node"):
         memory.describe(from_env(Config, prepared))
     assert "this machine has 0.0" in memory.describe(from_env(Config, prepared | {"DEVICE": "auto"}))
@@ -159,19 +165,18 @@ def test_a_node_holds_what_its_ranks_hold_together(prepared):
     def needed(**settings):
         config = from_env(Config, prepared | {"WORLD_SIZE": "6", "DGXNNODES": "3", "PRECISION": "bf16"} | settings)
         plan = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
-        return memory.host(config, plan, {"states": 1000}) - 2 * memory.PROCESS, config
+        return memory.host_bytes(plan, config.checkpoint, {"states": 1000}) - 2 * memory.PROCESS, config
 
     saving = {"CHECKPOINT_DIR": "/nowhere"}
     beginning, config = needed(SHARD_OPTIMIZER="0")
-    assert beginning == 2 * 4 * sum(p.numel() for p in BertForPreTraining(config.model, kernels.select(
-        kernels.Config(fused="none"), CPU)).parameters())  # fmt: skip
+    assert beginning == 2 * 4 * sum(p.numel() for p in _shapes(config.model).parameters())
     assert needed(SHARD_OPTIMIZER="1")[0] == 0
     assert needed(SHARD_OPTIMIZER="1", **saving)[0] == 6 * 1000, "rank 0 gathers"
     assert needed(SHARD_OPTIMIZER="1", CHECKPOINT_SHARDS="1", **saving)[0] == 2 * 1000
 
 
 def test_the_limit_of_a_control_group_counts(tmp_path):
-    whole = host_memory.capacity(tmp_path)
+    whole = memory.host_capacity(tmp_path)
     assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     (tmp_path / "proc" / "self").mkdir(parents=True)
     group = tmp_path / "proc" / "self" / "cgroup"
@@ -180,12 +185,12 @@ def test_the_limit_of_a_control_group_counts(tmp_path):
         ("5:cpu:/a\n9:memory:/b\n", "sys/fs/cgroup/memory/memory.limit_in_bytes", "2000\n"),
     ):
         group.write_text(said)
-        assert host_memory.capacity(tmp_path) == whole
+        assert memory.host_capacity(tmp_path) == whole
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("max\n")
-        assert host_memory.capacity(tmp_path) == whole
+        assert memory.host_capacity(tmp_path) == whole
         (tmp_path / file).write_text(limit)
-        assert host_memory.capacity(tmp_path) == int(limit)
+        assert memory.host_capacity(tmp_path) == int(limit)
 
 
 def test_every_published_size_fits_where_its_configs_run(repository):
@@ -203,3 +208,87 @@ def test_every_published_size_fits_where_its_configs_run(repository):
         whole, shard = parts[False], parts[True]
         assert shard["gradients"] * ranks == pytest.approx(whole["gradients"] - shard["gradients"], rel=0.01)
         assert whole["states"] * ranks == pytest.approx(3 * 2 * whole["weights"] * ranks / (ranks + 1), rel=0.01)
+
+
+@pytest.fixture
+def environ(prepared, tmp_path):
+    """environ(zero_optimization, **variables) of 8 ranks on two nodes."""
+
+    def make(zero, **variables):
+        path = tmp_path / "ds.json"
+        path.write_text(json.dumps({"zero_optimization": zero, "bf16": {"enabled": True}}))
+        places = {"ENGINE": "deepspeed", "DEEPSPEED_CONFIG": str(path), "WORLD_SIZE": "8", "DGXNNODES": "2"}
+        return prepared | places | variables
+
+    return make
+
+
+def _deepspeed_estimate(config, plan):
+    gathers = config.checkpoint.directory is not None and not config.zero.checkpoints
+    return memory.deepspeed_estimate(plan, config.zero.json()["zero_optimization"], gathers=gathers)
+
+
+@pytest.fixture
+def needed(environ):
+    """needed(zero_optimization, **variables): bytes on GPUs, host memory without that of the processes."""
+
+    def make(zero, **variables):
+        config = from_env(Config, merged(environ(zero, **variables)))
+        plan = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
+        device, host, flat = _deepspeed_estimate(config, plan)
+        return device, host - 4 * memory.PROCESS, flat, config
+
+    return make
+
+
+def test_deepspeeds_stages_and_offload_decide_what_is_whole_on_each_rank_and_what_is_on_the_host(needed):
+    in_2, host, flat, config = needed({"stage": 2})
+    parameters = _sizes(config)
+    assert (in_2["weights"], flat, host) == (sum(parameters), sum(parameters), 0)
+    assert in_2["states"] * 8 >= 3 * 2 * sum(parameters), "masters and two moments in fp32"
+    in_3, host, flat, _ = needed({"stage": 3})
+    assert (in_3["weights"], in_3["largest parameter"]) == (sum(parameters) // 8, max(parameters))
+    assert (in_3["states"], host, flat) == (in_2["states"], 0, 0)
+    everything = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "cpu_offload_param": True}
+    away, host, _, _ = needed(everything)
+    assert away.keys() == in_3.keys() - {"weights", "states"}
+    assert host == 4 * (in_3["weights"] + in_3["states"])
+    saving = {"CHECKPOINT_DIR": "/nowhere"}
+    assert needed({"stage": 2}, **saving)[1] == 8 * in_2["states"], "rank 0 gathers"
+    assert needed({"stage": 2}, DEEPSPEED_CHECKPOINTS="1", **saving)[1] == 0
+
+
+def _sizes(config):
+    """Bytes of the parameters in bf16."""
+    return [2 * parameter.numel() for parameter in _shapes(config.model).parameters()]
+
+
+def test_with_deepspeed_a_gpu_or_a_host_that_is_too_small_is_named_before_the_run(environ, monkeypatch):
+    config = from_env(Config, merged(environ({"stage": 2})))
+    on_a_gpu = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
+    monkeypatch.setattr(memory.Plan, "of", lambda config: on_a_gpu)
+    monkeypatch.setattr(memory, "activations", lambda plan: 0)
+    weights = sum(_sizes(config))
+    total = sum(_deepspeed_estimate(config, on_a_gpu)[0].values())
+    for gpu, node, words in (
+        (total + weights, 4 * memory.PROCESS, None),
+        (total - 1, 1 << 40, "out of memory: at least 1.0 GiB per rank: .*: set another stage"),
+        (total, 4 * memory.PROCESS + 8 * weights, None),
+        (total, 4 * memory.PROCESS + 8 * weights - 1, "start fewer ranks"),  # no room for two copies on the GPU
+        (weights + 1, 1 << 40, "out of memory: .*the GPU has 0.0: set another stage"),
+        (total + weights, 4 * memory.PROCESS - 1, "out of memory: .*this machine has 2.0: .* or start fewer ranks"),
+    ):
+        properties = SimpleNamespace(total_memory=gpu)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
+        monkeypatch.setattr(memory, "host_capacity", lambda node=node: node)
+        if words is None:
+            assert "at least 1.0 GiB per rank: " in memory.describe(config)
+        else:
+            with pytest.raises(ConfigError, match=words):
+                memory.describe(config)
+
+
+def test_the_check_prints_the_least_that_deepspeed_needs(environ, capsys, monkeypatch):
+    monkeypatch.setattr("bert.deepspeed.settings.Config.check", lambda *_: None)  # as if DeepSpeed were installed
+    assert run(environ({"stage": 3}, DEVICE="auto", WORLD_SIZE="1", DGXNNODES="1"), check_only=True) == 0
+    assert "memory         at least 0.0 GiB per rank: " in capsys.readouterr().out

@@ -42,9 +42,9 @@ def _last(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _check_same(expected: Path, found: Path) -> None:
-    weights, others = _last(expected), _last(found)
-    assert weights.keys() == others.keys()
-    for name, weight in weights.items():
+    wanted, others = _last(expected), _last(found)
+    assert wanted.keys() == others.keys()
+    for name, weight in wanted.items():
         torch.testing.assert_close(others[name], weight, rtol=0, atol=2e-5, msg=name)
 
 
@@ -76,7 +76,7 @@ class Trained:
         self.state = state
 
 
-def test_rows_are_dealt_as_by_the_first_run_and_where_they_lie_in_rows_alone(prepared):
+def test_shard_order_is_that_of_the_first_run_and_where_they_lie_in_rows_alone(prepared):
     def settings(**changed):
         return from_env(Config, prepared | {"WORLD_SIZE": "2", "GRADIENT_STEPS": "2"} | changed)
 

@@ -55,7 +55,7 @@ class _Run:
         return losses
 
     def evaluate(self):
-        with self.step.whole() as model:
+        with self.step.gathered() as model:
             return self.evaluator(model)
 
     def state(self):

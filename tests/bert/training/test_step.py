@@ -142,11 +142,11 @@ def test_fp8_refuses_sizes_that_no_hardware_takes(tiny):
 def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_device(prepared, monkeypatch):
     from bert.core.env import from_env
     from bert.pretraining.config import Config
-    from bert.training.steps import Steps
+    from bert.training.loop import StepCounter
 
     config = from_env(Config, prepared | {"PRECISION": "fp16"})
     scaler = LossScaler(config.numerics)
-    steps = Steps(lambda step: learning_rate(step, config.schedule), config.max_steps, scaler)
+    steps = StepCounter(lambda step: learning_rate(step, config.schedule), config.max_steps, scaler)
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: pytest.fail("the host read a tensor"))
     rates = []
     with _Watch() as watch:
@@ -157,12 +157,12 @@ def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_
     expected = [learning_rate(step, config.schedule) for step in (1, 2, 2)]
     assert [float(rate) for rate in rates] == pytest.approx(expected)
     assert steps.done == 3
-    assert not steps.settle()
+    assert not steps.resolve()
     assert steps.done == 2
 
 
 def test_overflow_is_no_sample_trained_on(tiny, make_records, batch_of):
-    from bert.training.progress import Progress
+    from bert.training.metrics import Progress
 
     model, step = _step(tiny, "fp16")
     batch = batch_of(make_records(3), range(4))

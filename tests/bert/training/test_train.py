@@ -22,7 +22,7 @@ from bert.data.format import open_records, write_records
 from bert.data.records import Records
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.kernels.precision import LossScaler, Precision
-from bert.pretraining import train as pretraining
+from bert.pretraining import train
 from bert.pretraining.config import Config
 from bert.training.mlperf import MlperfLog
 from bert.training.schedule import learning_rate
@@ -309,7 +309,7 @@ OVERFLOWING = {1, 2, 5, 8, 9, 12}
 
 def _train_with_overflows(environment, monkeypatch, overflow):
     """Trains in this process with a loss scale; batches of OVERFLOWING overflow, or are left out of the data."""
-    take, build, rates, count = pretraining.TrainingData.next_step, pretraining.build, [], iter(range(1, 99))
+    take, build, rates, count = train.TrainingData.next_step, train.build, [], iter(range(1, 99))
     number = 0
 
     def next_step(data):
@@ -337,12 +337,12 @@ def _train_with_overflows(environment, monkeypatch, overflow):
 
     trained = []
     with monkeypatch.context() as patch:
-        patch.setattr(pretraining.TrainingData, "next_step", next_step)
-        patch.setattr(pretraining, "build", poisoned)
+        patch.setattr(train.TrainingData, "next_step", next_step)
+        patch.setattr(train, "build", poisoned)
         config = from_env(Config, environment)
         log = MlperfLog(config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt"))
         with World(config.dist) as world:
-            assert not pretraining.pretrain(config, world, log, StartClock()).reached
+            assert not train.pretrain(config, world, log, StartClock()).reached
     said = [
         (event["key"], event["value"] if event["key"] != "tracked_stats" else None, event["metadata"].get("epoch_num"))
         for event in _result(environment)

@@ -1,0 +1,95 @@
+"""From DeepSpeed to our own engine: its JSON as exports, its checkpoints as ours."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bert.core import variables
+from bert.core.env import ConfigError
+from bert.core.files import whole_file
+from bert.deepspeed import ds_config
+from bert.deepspeed.checkpoints import INDEX, read
+
+PLACE_OF_A_RANK = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # DeepSpeed's launcher sets them
+
+
+def deepspeed_config(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
+    """A DeepSpeed JSON as exports for our own engine, and a .deepspeed_env file.
+
+        python -m bert deepspeed-config ds.json --ranks 8        what to export instead of ENGINE=deepspeed
+        python -m bert deepspeed-config --environment            what is set here, for the `deepspeed` launcher's nodes
+
+    Exit status: 0, or 2 where the JSON says what our own engine does not do.
+    """
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("file", nargs="?", type=Path, help="DeepSpeed's JSON")
+    what.add_argument("--environment", action="store_true", help="NAME=value of what is set here, for .deepspeed_env")
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs of the run, by which train_batch_size is divided")
+    options = parser.parse_args(arguments)
+    lines = list(_environment(environ) if options.environment else _exports(options.file, options.ranks))
+    if lines:  # an empty one is more than the launcher can read
+        print("\n".join(lines))
+    return 0
+
+
+def _exports(path: Path, ranks: int) -> Iterator[str]:
+    """Lines of shell. Raises ConfigError, naming the entry, for what our own engine does not do."""
+    if ranks < 1:
+        raise ConfigError(f"--ranks is {ranks}: expected at least 1")
+    found = ds_config.read(path)
+    meanings, zero = ds_config.meanings(found, ranks), found.get("zero_optimization", {})
+    if zero.get("stage") == 3 or ds_config.offloads(zero):
+        raise ConfigError(
+            f"{path}: zero_optimization: our own engine has no stage 3 and no offload: set ENGINE=deepspeed"
+        )
+    for key, name, value, explicit in meanings:
+        yield f"export {name}={shlex.quote(value)} # {key}{'' if explicit else ', the default'}"
+    for key in ds_config.deepspeed_only(found):
+        yield f"# {key}: DeepSpeed's alone, without a variable here"
+
+
+def _environment(environ: Mapping[str, str]) -> Iterator[str]:
+    """NAME=value of every variable of a run that is set, but for those that tell a rank its place.
+
+    The launcher puts values between double quotes on a command line that pdsh and a shell read, and drops white space
+    around them. Raises ConfigError for a value that would not arrive as it is.
+    """
+    for entries in variables.groups().values():
+        for entry in entries:
+            value = environ.get(entry.name, "").strip()
+            if value and entry.name not in PLACE_OF_A_RANK:
+                if odd := sorted(set(value) & set('\n"$`\\%')):
+                    what = "a line break" if odd[0] == "\n" else odd[0]
+                    raise ConfigError(f"{entry.name} has {what} in it, which DeepSpeed's launcher does not hand on")
+                yield f"{entry.name}={value}"
+
+
+def deepspeed_checkpoint(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
+    """A checkpoint of DeepSpeed's as a step_*.pt of our own.
+
+    FOLDER: CHECKPOINT_DIR/deepspeed_<step>, as DEEPSPEED_CHECKPOINTS=1 writes it. The other way needs no command: with
+    RESUME=1 a run goes on from either kind, and writes the kind that it is asked for. Exit status: 0, or 2 for bad
+    input.
+    """
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("file", type=Path, help="step_<step>.pt")
+    options = parser.parse_args(arguments)
+    if not (options.folder / INDEX).is_file():
+        raise ConfigError(f"{options.folder}: no {INDEX} in it: expected CHECKPOINT_DIR/deepspeed_<step>")
+
+    def as_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
+        """With every mapping, such as one that reads tensors when asked, as a dict."""
+        found = {name: value for name, value in state.items() if name != "model"}
+        return {name: as_dicts(value) if isinstance(value, Mapping) else value for name, value in found.items()}
+
+    state = as_dicts(read(options.folder))
+    state["model"] = state["optimizer"]["masters"]  # the same tensors, written once
+    with whole_file(options.file) as partial, open(partial, "wb") as file:
+        torch.save(state, file)
+    return 0

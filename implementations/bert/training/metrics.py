@@ -1,0 +1,287 @@
+"""The figures of a run (losses, learning rate, gradient norm, speed, time left) and where they go.
+
+To stderr; to the sinks: metrics_<TRIAL>.jsonl, TensorBoard, Weights & Biases. All at reports only, where the host has
+waited for the device anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from bert.core import rundir
+from bert.core.dist import World
+from bert.core.env import ConfigError, env
+from bert.core.start import PROCESS_STARTED
+from bert.data.batch import Batch
+from bert.model.trainable import loss_names
+from bert.training.step import StepResult
+from bert.training.stop import Ending, TrainingError
+
+MEAN_STEPS = 100  # a single step's loss is noise: the summary also has the mean of at least so many
+PACKAGES = ("tensorboard", "wandb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Sinks beside metrics_<TRIAL>.jsonl."""
+
+    metrics: str = env(
+        "METRICS", "", doc="further places for a run's figures, between commas: tensorboard, wandb; both need RUN_DIR"
+    )
+
+    @property
+    def names(self) -> list[str]:
+        return [name.strip() for name in self.metrics.split(",") if name.strip()]
+
+    def check(self, run: rundir.Config) -> None:
+        """Raises ConfigError for an unknown name, a package that is not installed, and without RUN_DIR."""
+        for name in self.names:
+            if name not in PACKAGES:
+                raise ConfigError(f"METRICS={self.metrics}: expected {' or '.join(PACKAGES)}, or both between commas")
+            if importlib.util.find_spec(name) is None:
+                raise ConfigError(f"METRICS={name}: it is not installed: pip install -r requirements/metrics.txt")
+            if run.run_dir is None:
+                raise ConfigError(f"METRICS={name} writes to RUN_DIR, which is not set: give the folder")
+
+
+class MetricSink(Protocol):
+    """Something that is given the figures of a run."""
+
+    def write(self, kind: str, values: Mapping[str, Any]) -> None:
+        """kind: "train" (a report), "evaluation" or "summary" (the last one, with "end", the reason of the end).
+
+        The first two have "step", and their figures are numbers.
+        """
+
+
+class MetricsFile:
+    """One JSON object a line, with its kind. A run that resumes appends, so that its file tells the whole story."""
+
+    def __init__(self, path: Path, append: bool) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = path.open("a" if append else "w", encoding="utf-8", buffering=1)
+
+    def write(self, kind: str, values: Mapping[str, Any]) -> None:
+        self.file.write(json.dumps({"kind": kind, **values}) + "\n")
+
+
+class TensorBoard:
+    """Scalars train/loss, evaluation/accuracy and so on by step, in an event file."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else None)
+
+    def write(self, kind: str, values: Mapping[str, Any]) -> None:
+        if kind == "summary":
+            self.writer.add_text("summary", json.dumps(values), values["step"])
+            self.writer.close()
+            return
+        for name, value in values.items():
+            if name != "step":
+                self.writer.add_scalar(f"{kind}/{name}", value, values["step"])
+        self.writer.flush()
+
+
+class WeightsAndBiases:
+    """The same names as in TensorBoard; WANDB_MODE, WANDB_PROJECT and the like are read by the package itself."""
+
+    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
+        import wandb
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.run = wandb.init(dir=str(folder), name=name, config=dict(settings))
+
+    def write(self, kind: str, values: Mapping[str, Any]) -> None:
+        if kind == "summary":
+            self.run.summary.update(dict(values))
+            self.run.finish()
+            return
+        self.run.log({f"{kind}/{name}": value for name, value in values.items()}, step=values["step"])
+
+
+class GuardedSink:
+    """A sink that may fail: the first error is a warning on stderr, and the run continues without it."""
+
+    def __init__(self, name: str, make: Callable[[], MetricSink]) -> None:
+        self.name = name
+        self.sink: MetricSink | None = None
+        with self._guarded():
+            self.sink = make()
+
+    def write(self, kind: str, values: Mapping[str, Any]) -> None:
+        if self.sink is not None:
+            with self._guarded():
+                self.sink.write(kind, values)
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.sink = None
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"bert: warning: {self.name} gets no more figures: {reason}", file=sys.stderr, flush=True)
+
+
+def metric_sinks(
+    config: Config, run: rundir.Config, settings: Mapping[str, Any], first_step: int
+) -> Sequence[MetricSink]:
+    """The sinks of rank 0. settings: what describes the run; first_step: step from which it resumes, else 0."""
+    folder, trial = run.run_dir, run.trial
+    if folder is None:
+        return []
+    makers: dict[str, Callable[[], MetricSink]] = {
+        "tensorboard": lambda: TensorBoard(folder / f"tensorboard_{trial}", first_step),
+        "wandb": lambda: WeightsAndBiases(folder, f"{folder.resolve().name}_{trial}", settings),
+    }
+    path = folder / f"metrics_{trial}.jsonl"
+    chosen = [GuardedSink(path.name, lambda: MetricsFile(path, append=first_step > 0))]
+    return chosen + [GuardedSink(name, makers[name]) for name in config.names]
+
+
+class Progress:
+    """Counts samples and losses and reports them at a low rate, so that the device is rarely waited for."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        last: int,
+        rate: Callable[[int], float],
+        epochs: Callable[[int, int], float],
+        skips_overflows: bool,
+        sinks: Sequence[MetricSink] = (),
+        done: int = 0,
+        samples: int = 0,
+    ) -> None:
+        """last: step at which the run ends; rate: learning rate of a step; epochs: of (batches, samples) trained on;
+        skips_overflows: loss scaling may skip steps; done, samples: steps and samples before this process began.
+        """
+        self.world, self.last, self.rate, self.epochs, self.sinks = world, last, rate, epochs, sinks
+        self.skips_overflows = skips_overflows
+        self.first_step, self.resumed_samples = done, samples
+        self.local_samples = torch.zeros((), dtype=torch.int64, device=world.device)
+        self.started = self.span_started = time.monotonic()
+        self.paused_seconds = self.span_paused_seconds = 0.0
+        self.span_samples, self.span_first_step, self.span_steps = samples, done, 0
+        self.names: tuple[str, ...] = ()
+        self.totals = torch.zeros(0, device=world.device)  # losses by name, then gradient norms
+        self.overflows = torch.zeros((), dtype=torch.int64, device=world.device)
+        self.recent: deque[tuple[int, float]] = deque()  # (steps, mean loss) of the last reports
+
+    def add(self, result: StepResult, batches: Sequence[Batch]) -> None:
+        """Adds a step; one whose gradient overflowed trained on nothing. Does not wait for the device."""
+        if not self.names:
+            self.names = loss_names(result.losses)
+            self.totals = torch.zeros(len(self.names) + 1, device=self.world.device)
+        norm = torch.where(result.finite, result.norm, 0).to(self.totals.dtype)
+        self.totals += torch.stack([*result.losses, norm])
+        self.span_steps += 1
+        self.local_samples += result.finite * sum(batch.num_sequences for batch in batches)
+        self.overflows += ~result.finite
+
+    def samples(self) -> int:
+        """Sequences trained on by all ranks. A collective."""
+        return self.resumed_samples + int(self.world.sum(self.local_samples.clone()).item())
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside, such as an evaluation, counts neither for the speed nor for the time left."""
+        begin = time.monotonic()
+        yield
+        seconds = time.monotonic() - begin
+        self.paused_seconds += seconds
+        self.span_paused_seconds += seconds
+
+    def report(self, step: int, batches: int) -> None:
+        """Prints means over the ranks and over the steps since the last report, and writes them to the sinks.
+
+        A collective. batches: how many there were so far, with those that overflowed. Raises TrainingError where
+        training has broken down.
+        """
+        totals = self.world.sum(self.totals / (max(self.span_steps, 1) * self.world.size)).tolist()
+        samples, now = self.samples(), time.monotonic()
+        overflows = int(self.world.sum(self.overflows.clone()).item()) // self.world.size
+        seconds = now - self.span_started - self.span_paused_seconds
+        speed = (samples - self.span_samples) / max(seconds, 1e-9)
+        losses = dict(zip(self.names, totals[:-1], strict=True))
+        loss, lr = sum(losses.values()), self.rate(step)
+        if self.world.is_main:
+            per_step = (now - self.started - self.paused_seconds) / max(step - self.first_step, 1)
+            parts = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
+            line = f"step {step:>6}/{self.last}  loss {loss:.4f} ({parts})  lr {lr:.3e}  {speed:,.1f} sequences/s  "
+            print(f"{line}ETA {clock(per_step * (self.last - step))}", file=sys.stderr, flush=True)
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss is {loss} at step {step}: lower LR, or look at the data")
+        # Loss scaling skips steps (StepCounter.resolve ends a run that takes none any more); nothing else may.
+        if overflows and not self.skips_overflows:
+            raise TrainingError(
+                f"gradients were not finite in {overflows} of the {self.span_steps} steps up to step {step}: "
+                "lower LR, or look at the data"
+            )
+        values = {
+            "step": step,
+            "epoch": self.epochs(batches, samples),
+            "samples": samples,
+            "loss": loss,
+            **{f"{name}_loss": value for name, value in losses.items()},
+            "lr": lr,
+            "grad_norm": totals[-1] * self.span_steps / max(self.span_steps - overflows, 1),
+            "ms_per_step": 1000 * seconds / max(step - self.span_first_step, 1),
+            "sequences_per_second": speed,
+            "per_gpu": speed / self.world.size,
+        }
+        self.recent.append((step - self.span_first_step, loss))
+        while sum(steps for steps, _ in self.recent) - self.recent[0][0] >= MEAN_STEPS:
+            self.recent.popleft()
+        self.span_started, self.span_samples = now, samples
+        self.span_first_step, self.span_steps, self.span_paused_seconds = step, 0, 0.0
+        self.totals.zero_()
+        self.overflows.zero_()
+        for sink in self.sinks:
+            sink.write("train", values)
+
+    def summary(self, ending: Ending) -> None:
+        """Writes the figures of the whole run to the sinks.
+
+        raw_train_time: of the loop, with its evaluations and checkpoints; e2e_train_time: with all that came before.
+        """
+        now = time.monotonic()
+        seconds = now - self.started
+        values: dict[str, Any] = {
+            "end": ending.reason,
+            "step": ending.step,
+            "samples": ending.samples,
+            "e2e_train_time": now - PROCESS_STARTED,
+            "raw_train_time": seconds,
+            "evaluation_time": self.paused_seconds,
+            "training_sequences_per_second": (ending.samples - self.resumed_samples) / max(seconds, 1e-9),
+        }
+        if self.recent:
+            num_steps = sum(steps for steps, _ in self.recent)
+            values["final_loss"] = self.recent[-1][1]
+            values["mean_loss"] = sum(steps * loss for steps, loss in self.recent) / num_steps
+            values["mean_loss_steps"] = num_steps
+        for sink in self.sinks:
+            sink.write("summary", values)
+
+
+def clock(seconds: float) -> str:
+    """3725 -> 1:02:05."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,97 @@
+"""``python -m bert`` and ``python -m finetune``: commands listed, settings as options, one line for what is neither."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from bert.__main__ import COMMANDS, main
+from finetune.__main__ import main as finetune
+
+PROGRAMS = {"bert": main, "finetune": finetune}
+
+
+def test_help_lists_every_command_with_a_line(capsys):
+    for program, names in ((main, COMMANDS), (finetune, ("predict", "benchmark", "seeds"))):
+        with pytest.raises(SystemExit) as caught:
+            program(["--help"], {})
+        assert caught.value.code == 0
+        said = capsys.readouterr().out
+        for name in names:
+            assert re.search(rf"^  {name} +\w.{{20,}}$", said, re.M), name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_help_of_its_own(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"], {})
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: python -m bert {command} ")
+
+
+@pytest.mark.parametrize("words", [["--lr", "0.02"], ["--lr=0.02"], ["--LR", "0.02"]])
+def test_an_option_is_the_variable_of_its_name_and_wins_over_the_environment(words, capsys):
+    environ = {"LR": "0.001", "SEED": "3"}
+    assert main([*words, "--variables", "--max_steps", "9", "--start-warmup-step", "-76", "--seed="], environ) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("* ")]
+    assert {row[1]: row[2] for row in rows} == {"LR": "0.02", "MAX_STEPS": "9", "START_WARMUP_STEP": "-76"}
+    assert environ == {"LR": "0.001", "SEED": "3"}
+
+
+def test_the_run_and_its_check_are_given_the_options(prepared, capfd):
+    assert main(["--check", "--lr", "-1"], prepared) == main(["--max-steps", "many"], prepared) == 2
+    said = capfd.readouterr().err.splitlines()
+    assert said == [
+        "bert: error: LR='-1': expected a number, above 0",
+        "bert: error: MAX_STEPS='many': expected an integer, at least 1",
+    ]
+
+
+def test_fine_tuning_takes_its_own_settings_and_the_rules_of_the_learning_rate(capfd):
+    task = ["--task", "TSV", "--data", "/no", "--init-checkpoint", "/no", "--batchsize=4", "--warmup-proportion", "0.2"]
+    assert finetune([*task, "--check", "--epochs", "0"], {"EPOCHS": "3", "DEVICE": "cpu"}) == 2
+    assert capfd.readouterr().err == "finetune: error: EPOCHS='0': expected a number, above 0\n"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batchsze", "8"], "--batchsze: did you mean --batchsize?"),
+        (["--lr", "1", "--batchsze=8"], "--batchsze: did you mean --batchsize?"),
+        (["--learning_rate", "1"], "--learning_rate: did you mean --lr?"),
+        (["--chek"], "--chek: did you mean --check?"),
+        (["--xyzzy", "1"], "--xyzzy: no such setting: docs/variables.md lists them"),
+        (["--lr"], "--lr: its value is missing"),
+        (["--lr", "--check"], "--lr: its value is missing"),
+        (["--lr", "--seed", "1"], "--lr: its value is missing"),
+        (["--nexp", "3"], "--nexp: NEXP is read by the launch scripts alone: export it for them"),
+        (["--nccl-test-timeout", "3"], "--nccl-test-timeout: NCCL_TEST_TIMEOUT is not read here: leave it out"),
+    ],
+)
+def test_what_is_no_setting_stops_with_one_line(program, words, message, capsys):
+    assert PROGRAMS[program](words, {}) == 2
+    assert capsys.readouterr().err == f"{program}: error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "message"),
+    [
+        ("bert", ["evalute", "x"], "evalute: did you mean evaluate?"),
+        ("finetune", ["seed", "x"], "seed: did you mean seeds?"),
+        ("bert", ["--epochs", "2"], "--epochs: EPOCHS is not read here: leave it out"),
+        ("finetune", ["--evaldir", "2"], "--evaldir: EVALDIR is not read here: leave it out"),
+    ],
+)
+def test_so_does_what_is_another_programs(program, words, message, capsys):
+    assert PROGRAMS[program](words, {}) == 2
+    assert capsys.readouterr().err == f"{program}: error: {message}\n"
+
+
+@pytest.mark.parametrize("words", [["--deepspeed"], ["--deepspeed_config", "ds.json"], ["--deepspeed-config=ds.json"]])
+def test_what_the_deepspeed_launcher_appends_means_its_engine(words, capsys):
+    assert main(["--local_rank=1", *words, "--variables"], {"ENGINE": "own"}) == 0
+    rows = {row[1]: row[2] for row in map(str.split, capsys.readouterr().out.splitlines()) if row[:1] == ["*"]}
+    assert rows["ENGINE"] == "deepspeed"
+    assert rows["LOCAL_RANK"] == "1"

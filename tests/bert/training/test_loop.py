@@ -1,0 +1,28 @@
+"""What is due after a step, and nothing else."""
+
+from __future__ import annotations
+
+from bert.training.loop import StepSchedule, Triggers
+
+SCHEDULE = StepSchedule(last=10, report_every=4, evaluations={3, 8}, checkpoint_every=5)
+
+
+def test_each_thing_is_due_at_its_steps_and_an_evaluation_and_the_end_are_preceded_by_a_report():
+    due = {step: SCHEDULE.after(step) for step in range(1, 11)}
+    assert [step for step in due if due[step].report] == [3, 4, 8, 10]
+    assert [step for step in due if due[step].evaluate] == [3, 8]
+    assert [step for step in due if due[step].checkpoint] == [5, 10]
+    assert [step for step in due if due[step].end] == [10]
+    assert [step for step in due if any(due[step])] == [3, 4, 5, 8, 10]
+
+
+def test_nothing_due_is_false_and_anything_is_true():
+    assert not any(Triggers())
+    for name in ("report", "evaluate", "checkpoint", "end"):
+        assert any(Triggers(**{name: True}))
+
+
+def test_without_an_interval_no_checkpoint_is_due_and_past_the_last_step_the_end_is():
+    schedule = StepSchedule(last=4, report_every=100)
+    assert not any(schedule.after(step).checkpoint for step in range(1, 9))
+    assert [any(schedule.after(step)) for step in (3, 4, 5)] == [False, True, True]

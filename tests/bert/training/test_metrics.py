@@ -1,0 +1,290 @@
+"""The figures of a run: means, speeds and the time left; and their sinks, none of which can stop a run."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bert.core import rundir
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import ConfigError
+from bert.model.bert import Losses
+from bert.training import metrics
+from bert.training.metrics import Progress
+from bert.training.step import StepResult
+from bert.training.stop import LAST_STEP, Ending, TrainingError
+
+
+class _Clock:
+    now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+class _Seen:
+    def __init__(self):
+        self.told = []
+
+    def write(self, kind, values):
+        self.told.append((kind, dict(values)))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = _Clock()
+    monkeypatch.setattr(metrics, "time", clock)
+    monkeypatch.setattr(metrics, "PROCESS_STARTED", 900.0)
+    return clock
+
+
+def _progress(seen, **settings):
+    settings = {"last": 100, "rate": lambda step: step / 1000, "epochs": lambda batches, samples: samples / 64,
+                "skips_overflows": False} | settings  # fmt: skip
+    return Progress(World(DistConfig(device="cpu")), sinks=[seen], **settings)
+
+
+def _result(mlm=1.0, nsp=0.5, norm=2.0, finite=True):
+    mlm, nsp, norm, finite = (torch.tensor(value) for value in (mlm, nsp, norm, finite))
+    return StepResult(Losses(mlm, nsp), norm, finite)
+
+
+BATCHES = [SimpleNamespace(num_sequences=3), SimpleNamespace(num_sequences=5)]
+
+
+def test_speed_and_time_left_leave_evaluation_out(clock, capfd):
+    seen = _Seen()
+    run = _progress(seen, done=10, samples=80)
+    for step in range(11, 21):
+        run.add(_result(), BATCHES)
+        clock.now += 2.0
+        if step == 15:
+            with run.paused():
+                clock.now += 1000.0
+    run.report(20, 20)
+    said = capfd.readouterr().err
+    assert "4.0 sequences/s" in said
+    assert "ETA 2:40" in said, "80 steps of 2 s"
+    (_, values), *_ = seen.told
+    assert (values["sequences_per_second"], values["ms_per_step"]) == (pytest.approx(4.0), pytest.approx(2000.0))
+    run.add(_result(), BATCHES)
+    clock.now += 4.0
+    run.report(21, 21)
+    assert seen.told[-1][1]["ms_per_step"] == pytest.approx(4000.0), "the span's own"
+    assert "ETA 2:52" in capfd.readouterr().err, "79 steps of 24/11 s"
+
+
+def test_a_report_has_the_means_since_the_last_one(clock):
+    seen = _Seen()
+    run = _progress(seen)
+    for mlm, norm in ((1.0, 2.0), (3.0, 4.0)):
+        run.add(_result(mlm, 0.5, norm), BATCHES)
+        clock.now += 1.0
+    run.report(2, 2)
+    run.add(_result(7.0, 0.25, 1.0), BATCHES)
+    clock.now += 1.0
+    run.report(3, 3)
+    (_, first), (_, second) = seen.told
+    assert first == {
+        "step": 2, "epoch": 0.25, "samples": 16, "loss": 2.5, "mlm_loss": 2.0, "nsp_loss": 0.5, "lr": 0.002,
+        "grad_norm": 3.0, "ms_per_step": 1000.0, "sequences_per_second": 8.0, "per_gpu": 8.0,
+    }  # fmt: skip
+    assert (second["mlm_loss"], second["nsp_loss"], second["grad_norm"], second["samples"]) == (7.0, 0.25, 1.0, 24)
+
+
+def test_an_overflow_counts_for_neither_the_gradient_norm_nor_the_samples(clock):
+    seen = _Seen()
+    run = _progress(seen, skips_overflows=True)
+    run.add(_result(norm=2.0), BATCHES)
+    run.add(_result(norm=float("inf"), finite=False), BATCHES)
+    run.add(_result(norm=float("nan"), finite=False), BATCHES)
+    clock.now += 1.0
+    run.report(1, 3)
+    assert (seen.told[0][1]["grad_norm"], seen.told[0][1]["samples"]) == (pytest.approx(2.0), 8)
+
+
+@pytest.mark.parametrize("bad", [{"mlm": float("nan")}, {"finite": False}], ids=["loss", "gradient"])
+def test_a_broken_span_is_printed_and_raised_but_not_reported(bad, clock, capfd):
+    seen = _Seen()
+    run = _progress(seen)
+    run.add(_result(**bad), BATCHES)
+    with pytest.raises(TrainingError, match="step 1: lower LR"):
+        run.report(1, 1)
+    assert "step      1/100" in capfd.readouterr().err
+    assert not seen.told
+
+
+def test_the_summary_counts_this_process_alone_and_means_over_the_last_hundred_steps(clock):
+    seen = _Seen()
+    run = _progress(seen, last=300, done=50, samples=1000)
+    for step in range(51, 251):
+        run.add(_result(mlm=float(step), nsp=0.0), BATCHES)
+        clock.now += 0.5
+        if step % 40 == 10:
+            run.report(step, step)
+    with run.paused():
+        clock.now += 60.0
+    run.summary(Ending(LAST_STEP, 250, 250, 2600))
+    kind, values = seen.told[-1]
+    assert kind == "summary"
+    assert (values["end"], values["step"], values["samples"]) == (LAST_STEP, 250, 1000 + 1600)
+    assert (values["raw_train_time"], values["evaluation_time"]) == (pytest.approx(160.0), pytest.approx(60.0))
+    assert values["training_sequences_per_second"] == pytest.approx(10.0)
+    assert values["e2e_train_time"] == pytest.approx(260.0), "and the 100 s before"
+    assert values["final_loss"] == pytest.approx(sum(range(211, 251)) / 40)
+    assert values["mean_loss_steps"] == 120, "whole reports, at least 100 steps"
+    assert values["mean_loss"] == pytest.approx(sum(range(131, 251)) / 120)
+
+
+TRAIN = {"step": 5, "samples": 40, "loss": 1.5, "lr": 0.01}
+SUMMARY = {"end": "the last step was reached", "step": 9, "samples": 72, "final_loss": 1.25}
+
+
+def _built(folder, names="", first_step=0):
+    run = rundir.Config(run_dir=folder, trial=3)
+    return metrics.metric_sinks(metrics.Config(metrics=names), run, {"seed": 7}, first_step)
+
+
+def _write(built):
+    for sink in built:
+        sink.write("train", TRAIN)
+        sink.write("evaluation", {"step": 5, "samples": 40, "accuracy": 0.25})
+        sink.write("summary", SUMMARY)
+
+
+def _lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_metrics_file_has_an_object_a_line_and_a_resumed_run_appends(tmp_path):
+    _write(_built(tmp_path))
+    whole = [{"kind": "train", **TRAIN}, {"kind": "evaluation", "step": 5, "samples": 40, "accuracy": 0.25},
+             {"kind": "summary", **SUMMARY}]  # fmt: skip
+    assert _lines(tmp_path / "metrics_3.jsonl") == whole
+    _write(_built(tmp_path, first_step=9))
+    assert _lines(tmp_path / "metrics_3.jsonl") == whole * 2
+    _write(_built(tmp_path))
+    assert _lines(tmp_path / "metrics_3.jsonl") == whole
+
+
+def test_each_line_is_in_the_file_as_soon_as_it_is_written(tmp_path):
+    (sink,) = _built(tmp_path)
+    sink.write("train", TRAIN)
+    assert len(_lines(tmp_path / "metrics_3.jsonl")) == 1
+
+
+def test_tensorboard_reads_back_what_was_written(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: requirements/metrics.txt")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _write(_built(tmp_path, "tensorboard"))
+    events = EventAccumulator(str(tmp_path / "tensorboard_3"))
+    events.Reload()
+    read = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert read == {
+        "train/samples": [(5, 40.0)], "train/loss": [(5, 1.5)], "train/lr": [(5, pytest.approx(0.01))],
+        "evaluation/samples": [(5, 40.0)], "evaluation/accuracy": [(5, 0.25)],
+    }  # fmt: skip
+    assert events.Tags()["tensors"] == ["summary/text_summary"]
+
+
+def _wandb_records(path):
+    """The records of a .wandb file: LevelDB's log, blocks of 32 KiB with fragments, after a header of 7 bytes."""
+    data, place, record = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+        length, kind = struct.unpack_from("<HB", data, place + 4)  # after the checksum; 1 whole, 2 first, 4 last
+        record = (b"" if kind in (1, 2) else record) + data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield record
+
+
+def test_weights_and_biases_writes_offline(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed: requirements/metrics.txt")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    _write(_built(tmp_path, "wandb"))
+    wandb.teardown()
+    (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    history, settings, summary = {}, {}, {}
+    for data in _wandb_records(path):
+        record = wandb_internal_pb2.Record.FromString(data)
+        for items, read in ((record.history.item, history), (record.run.config.update, settings),
+                            (record.summary.update, summary)):  # fmt: skip
+            read |= {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+    assert settings["seed"] == 7
+    assert (history["train/loss"], history["train/lr"], history["evaluation/accuracy"]) == (1.5, 0.01, 0.25)
+    assert (summary["final_loss"], summary["end"]) == (1.25, SUMMARY["end"])
+
+
+def test_a_failing_sink_warns_once_and_is_left_out(tmp_path, monkeypatch, capfd):
+    class Full:
+        def write(self, kind, values):
+            raise OSError(28, "No space left on device")
+
+    guarded = metrics.GuardedSink("metrics_3.jsonl", Full)
+    for _ in range(3):
+        guarded.write("train", TRAIN)
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("bert: warning: metrics_3.jsonl gets no more figures: OSError: [Errno 28] No space left")
+
+
+def test_a_sink_that_cannot_be_made_warns_once_too(tmp_path, capfd):
+    (tmp_path / "metrics_3.jsonl").mkdir()
+    _write(_built(tmp_path))
+    assert capfd.readouterr().err.count("bert: warning: metrics_3.jsonl gets no more figures") == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "run_dir", "message"),
+    [
+        ("tensorbord", Path("x"), "METRICS=tensorbord: expected tensorboard or wandb, or both between commas"),
+        ("tensorboard,mlflow", Path("x"), "METRICS=tensorboard,mlflow: expected"),
+        ("tensorboard", None, "METRICS=tensorboard writes to RUN_DIR, which is not set"),
+    ],
+)
+def test_what_cannot_be_is_one_line(names, run_dir, message, monkeypatch):
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: object())
+    with pytest.raises(ConfigError) as caught:
+        metrics.Config(metrics=names).check(rundir.Config(run_dir=run_dir))
+    assert str(caught.value).startswith(message)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"METRICS=wandb: it is not installed: pip install"):
+        metrics.Config(metrics=" wandb").check(rundir.Config(run_dir=Path("x")))
+
+
+def test_a_run_leaves_its_figures_whatever_becomes_of_a_sink(prepared, run_bert, tmp_path):
+    finished = run_bert(prepared | {"TRIAL": "3"}, ranks=2)
+    assert finished.returncode == 3, finished.stderr
+    *lines, summary = _lines(Path(prepared["RUN_DIR"]) / "metrics_3.jsonl")
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [2, 4, 6, 8]
+    assert [line["step"] for line in lines if line["kind"] == "evaluation"] == [2, 4, 6, 8]
+    first = lines[0]
+    assert first["loss"] == pytest.approx(first["mlm_loss"] + first["nsp_loss"])
+    assert first["grad_norm"] > 0
+    assert first["per_gpu"] == pytest.approx(first["sequences_per_second"] / 2)
+    assert first["epoch"] == pytest.approx(2 * 2 * 3 / 120)
+    assert summary["kind"] == "summary"
+    assert summary["end"] == "the last step was reached"
+    assert summary["final_loss"] == pytest.approx([line for line in lines if line["kind"] == "train"][-1]["loss"])
+    assert summary["e2e_train_time"] > summary["raw_train_time"] > 0
+    blocked = tmp_path / "blocked"
+    (blocked / "metrics_0.jsonl").mkdir(parents=True)
+    again = run_bert(prepared | {"RUN_DIR": str(blocked)})
+    assert again.returncode == 3
+    assert again.stderr.count("gets no more figures") == 1
