@@ -33,7 +33,9 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -64,14 +66,9 @@ MASK = 1  # id of the masked word
 NUM_TOPICS, TOPIC_WORDS = 20, 3
 PEAK_LR = 0.02
 MODEL = BertConfig(
-    vocab_size=VOCABULARY,
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=128,
-    initializer_range=0.05,
-    max_position_embeddings=LENGTH,
-)
+    vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
+    initializer_range=0.05, max_position_embeddings=LENGTH,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,38 +105,28 @@ def emulated_fast_sums() -> Iterator[None]:
         y = (y if bias is None else y + bias).to(dtype)
         return y if out is None else out.copy_(y)
 
-    modules = (fp8_feed_forward, fp8_linear)
-    for module in modules:
-        module.product = product
-    try:
+    with mock.patch.object(fp8_feed_forward, "product", product), mock.patch.object(fp8_linear, "product", product):
         yield
-    finally:
-        for module in modules:
-            module.product = fp8.product
 
 
 def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
     """name -> (fast, plain, largest gap allowed between their windows, in nats of a loss that begins at 5.3)."""
-    bf16 = Variant(precision="bf16", sharded=True)
+    sharded = partial(Variant, sharded=True)
+    bf16 = sharded(precision="bf16")
     found = {
-        "bf16 against fp32": (bf16, Variant(sharded=True), 0.1),
-        "fp8 against bf16": (Variant(precision="fp8", sharded=True), bf16, 0.15),
-        "fp8 with the output projection against bf16": (
-            Variant(precision="fp8", sharded=True, output_projection=True),
-            bf16,
-            0.15,
-        ),
-        "fp8 with fast sums against bf16": (Variant(precision="fp8", sharded=True, fast_sums="all"), bf16, 0.15),
-        "sharded against replicated": (Variant(sharded=True), Variant(), 0.1),
+        "bf16 against fp32": (bf16, sharded(), 0.1),
+        "fp8 against bf16": (sharded(precision="fp8"), bf16, 0.15),
+        "fp8 with the output projection against bf16": (sharded(precision="fp8", output_projection=True), bf16, 0.15),
+        "fp8 with fast sums against bf16": (sharded(precision="fp8", fast_sums="all"), bf16, 0.15),
+        "sharded against replicated": (sharded(), Variant(), 0.1),
         "GELU by tanh against erf": (Variant(), Variant(hidden_act="gelu_erf"), 0.1),
     }
     if on_gpu:
-        fused = Variant(precision="bf16", fused="auto", sharded=True)
-        graphed = Variant(precision="bf16", fused="auto", sharded=True, graph=True)
+        fused = sharded(precision="bf16", fused="auto")
+        graphed = dataclasses.replace(fused, graph=True)
         found["fused against reference"] = (fused, bf16, 0.1)
         found["graph against eager"] = (graphed, fused, 0.1)
-        inside = Variant(precision="fp8", fused="auto", sharded=True, graph=True)
-        found["fp8 in kernels and graph against bf16"] = (inside, fused, 0.15)
+        found["fp8 in kernels and graph against bf16"] = (dataclasses.replace(graphed, precision="fp8"), fused, 0.15)
     return found
 
 
@@ -202,9 +189,7 @@ def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
     )
     model = first_model(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), choice).to(here)
     precision = PrecisionConfig(
-        precision=variant.precision,
-        fp8_fast_sums=variant.fast_sums,
-        fp8_output_projection=variant.output_projection,
+        precision=variant.precision, fp8_fast_sums=variant.fast_sums, fp8_output_projection=variant.output_projection
     )
     step = new_step(model, precision, variant.sharded, fused_update="lamb" in choice.names(here))
     if here.type == "cuda":
@@ -424,8 +409,7 @@ def overlap(mine: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
+class Found(NamedTuple):
     """Which masked words were right (bool), and the mean loss of all."""
 
     right: Tensor
@@ -441,7 +425,7 @@ def evaluated(model: BertForPreTraining, held_out: list[PretrainingBatch]) -> Fo
         real = batch.masked_labels != IGNORE
         right.append((scored.mlm.argmax(dim=1) == batch.masked_labels)[real])
         losses.append(scored.mlm_losses[real])
-    return Found(right=torch.cat(right), loss=float(torch.cat(losses).double().mean()))
+    return Found(torch.cat(right), float(torch.cat(losses).double().mean()))
 
 
 def evaluation_point(model: BertForPreTraining, held_out: list[PretrainingBatch]) -> dict[str, Any]:

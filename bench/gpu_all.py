@@ -88,7 +88,7 @@ def _steps(name: str, group: str, seconds: float, tiny: bool = False, unless: st
     )
 
 
-GPU_TESTS = tuple(str(ROOT / "tests" / "bert" / name) for name in ("kernels", "test_graph.py"))
+GPU_TESTS = tuple(str(ROOT / "tests" / "bert" / name) for name in ("kernels", "training/test_graph.py"))
 PYTEST = ("-m", "pytest", "-v", "--tb=short", "-rA", "--durations=10", "--continue-on-collection-errors", "-m", "gpu")
 ITEMS = [
     Item(name="machine", command=("gpu_all.py", "machine"), seconds=45, tiny=()),  # PyTorch is read from a cold disk

@@ -437,6 +437,21 @@ class Sweep(NamedTuple):
     choices: list[tuple[Any, ...]]
     make: Callable[[], Call]
 
+    def set_to(self, choice: tuple[Any, ...]) -> None:
+        for constant, value in zip(self.constants, choice, strict=True):
+            setattr(self.module, constant, value)
+
+    def call_with(self, choice: tuple[Any, ...]) -> Call:
+        made: list[Call] = []
+
+        def run(number: int) -> object:
+            self.set_to(choice)
+            if not made:
+                made.append(self.make())
+            return made[0](number)
+
+        return run
+
 
 def sweeps(rows: int) -> Iterator[tuple[str, Sweep]]:
     """Every kernel with its choices."""
@@ -527,28 +542,13 @@ def sweeps(rows: int) -> Iterator[tuple[str, Sweep]]:
 def measure_constants(options: argparse.Namespace) -> dict[str, Any]:
     """Microseconds of each choice, fastest first; the one in the kernel's file is marked."""
     found: dict[str, Any] = {}
-    for name, (module, constants, choices, make) in sweeps(options.rows):
+    for name, sweep in sweeps(options.rows):
         if options.only not in name:
             continue
-        standing = tuple(getattr(module, constant) for constant in constants)
-
-        def set_to(choice: tuple[Any, ...], module: ModuleType = module, names: tuple[str, ...] = constants) -> None:
-            for constant, value in zip(names, choice, strict=True):
-                setattr(module, constant, value)
-
-        functions: dict[str, Call] = {}
-        for choice in dict.fromkeys([standing, *choices]):
-            made: list[Call] = []
-
-            def run(number: int, choice: Any = choice, made: list[Call] = made, make: Any = make, set_to: Any = set_to):
-                set_to(choice)
-                if not made:
-                    made.append(make())
-                return made[0](number)
-
-            functions[repr(choice)] = run
+        standing = tuple(getattr(sweep.module, constant) for constant in sweep.constants)
+        functions = {repr(choice): sweep.call_with(choice) for choice in [standing, *sweep.choices]}
         figures = spread(graphs_in_turns(functions, num_calls=4, repeats=7))
-        set_to(standing)
+        sweep.set_to(standing)
         rows = [{"choice": key, "standing": key == repr(standing), **figure} for key, figure in figures.items()]
         found[name] = sorted(rows, key=lambda row: row["us"])
     return found

@@ -34,17 +34,8 @@ _TURNS = 7
 _FILES, _ROWS_PER_FILE = 8, 18_149  # rows of one of the 4,320 real shards
 
 
-def write_files(folder: Path, packed: bool) -> None:
-    """Record files of the real size."""
-    folder.mkdir()
-    records = synthetic_records(_ROWS_PER_FILE, _LENGTH, _VOCABULARY, packed, seed=0)
-    for number in range(_FILES):
-        write_records(folder / f"part_{number:05d}_of_{_FILES:05d}.hdf5", records, _METADATA)
-    write_index(folder, sorted(folder.glob("part_*")))
-
-
-def write_many(folder: Path, records: Records, count: int) -> None:
-    """`count` small files with an index."""
+def write_files(folder: Path, records: Records, count: int) -> None:
+    """`count` files of these records with an index."""
     folder.mkdir()
     first = folder / f"part_{0:05d}_of_{count:05d}.hdf5"
     write_records(first, records, _METADATA)
@@ -116,8 +107,9 @@ def main() -> None:
     size = options.rows_per_step
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_files(folder / "packed", packed=True)
-        write_files(folder / "unpacked", packed=False)
+        for kind in ("packed", "unpacked"):
+            records = synthetic_records(_ROWS_PER_FILE, _LENGTH, _VOCABULARY, kind == "packed", seed=0)
+            write_files(folder / kind, records, _FILES)
         packed = Config(packed=True, datadir_packed=folder / "packed", batch_size=size)
         unpacked = {
             name: Config(datadir=folder / "unpacked", batch_size=size, batching=name) for name in ("rows", "online")
@@ -127,8 +119,7 @@ def main() -> None:
             figures["packed_through_dali"] = through_dali(packed, options.steps)
         figures["unpacked"] = rate(unpacked["rows"], options.steps)
         figures["online"] = rate(unpacked["online"], options.steps)
-        small = synthetic_records(60, _LENGTH, _VOCABULARY, True, 0)
-        write_many(folder / "many", small, options.shards)
+        write_files(folder / "many", synthetic_records(60, _LENGTH, _VOCABULARY, True, 0), options.shards)
         many = Config(packed=True, datadir_packed=folder / "many", batch_size=size)
         for figure, measure in (("start_seconds", wall_seconds), ("start_cpu_seconds", cpu_seconds)):
             figures[figure] = round(statistics.median(measure(lambda: start(many)) for _ in range(5)), 3)

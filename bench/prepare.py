@@ -41,19 +41,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from lib import (
-    Parser,
-    at_least,
-    cpu_seconds,
-    emit,
-    file,
-    folder_with,
-    in_turns,
-    integer,
-    medians,
-    new_folder,
-    positive,
-)
+from lib import Parser, at_least, cpu_seconds, emit, file, folder_with, in_turns, integer, medians, new_folder, positive
 
 from bert.data.format import atomic_file, content_digest
 from bert.data.online_packing import OnlinePacker
