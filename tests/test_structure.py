@@ -68,7 +68,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"report"},
         {"league"},
         {"submission"},
-        {"show", "compare", "select", "watch", "watch_many", "rehearsal", "options"},
+        {"show", "compare", "select", "watch", "rehearsal"},
         {"__main__"},
     ],
 }
@@ -94,7 +94,7 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
     ),
     "review": (
         {"bert", "certify", "finetune", "input_preprocessing", "torch"},
-        {"certify": ["review.__main__", "review.options", "review.watch"]},  # the command `review certify`
+        {"certify": ["review.__main__", "review.watch"]},  # the command `review certify`
     ),
 }
 READ_THE_ENVIRONMENT = {

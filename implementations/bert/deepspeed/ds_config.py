@@ -141,7 +141,7 @@ def flat(found: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
     """(key with dots, value) of the entries in all sections. Raises ConfigError for a value of another type."""
     for name, value in found.items():
         key = f"{within}{name}"
-        is_section = key in SECTIONS and not (value is None and within)  # null is no offload
+        is_section = key in SECTIONS and not (value is None and "offload" in key)
         if key in ENTRIES and (is_section or key not in SECTIONS):
             expected, is_right = KINDS[ENTRIES[key][0]]
             if not is_right(value):
