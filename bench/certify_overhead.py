@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as distributed
-from command_line import Parser, integer
-from common import TINY, device, emit, machine, synchronize
+from lib import Parser, emit, integer, wall_seconds
+from torch_lib import SMALL, TINY, device, synchronize
 
 from bert.core.env import from_env
 from bert.pretraining.config import Config as TrainerConfig
@@ -28,14 +28,10 @@ from certify.meeting import Meeting
 from certify.recorder import Recorder
 from certify.telemetry import Cpus, Gpus, Sampler
 
-LARGE = {"vocab_size": 30522, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
-LARGE |= {"intermediate_size": 4096, "max_position_embeddings": 512}
-SMALL = LARGE | {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-MARKS = ("data", "gradients", "reduced", "updated")
+LARGE = SMALL | {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 
 
 def make_load(folder: Path, tiny: bool) -> Load:
-    """The load of one rank."""
     large = torch.cuda.is_available() and not tiny
     model = TINY if tiny else LARGE if large else SMALL
     (folder / "model.json").write_text(json.dumps(model))
@@ -53,29 +49,24 @@ class EveryOther(Recorder):
         super().__init__(device())
         self.parity = 0
         self.times: list[tuple[float, float, bool]] = []  # wall and CPU seconds, and whether it was recorded
-        self._on = False
-        self._begun = (0.0, 0.0)
 
     def begin(self) -> None:
-        """A step begins."""
         synchronize()
-        self._begun = time.perf_counter(), time.process_time()
-        self._on = len(self.times) % 2 == self.parity
-        if self._on:
+        self.begun = time.perf_counter(), time.process_time()
+        self.on = len(self.times) % 2 == self.parity
+        if self.on:
             super().begin()
 
     def mark(self, name: str) -> None:
-        """A part of a step ends."""
-        if self._on:
+        if self.on:
             super().mark(name)
 
     def end(self, whole: bool = False) -> None:
-        """A step is over."""
-        if self._on:
+        if self.on:
             super().end(whole)
         synchronize()
-        wall, cpu = self._begun
-        self.times.append((time.perf_counter() - wall, time.process_time() - cpu, self._on))
+        wall, cpu = self.begun
+        self.times.append((time.perf_counter() - wall, time.process_time() - cpu, self.on))
 
 
 def run_passes(load: Load, passes: int, steps: int) -> list[list[tuple[float, float, bool]]]:
@@ -97,31 +88,17 @@ def run_passes(load: Load, passes: int, steps: int) -> list[list[tuple[float, fl
 
 def ratio(passes: list[list[tuple[float, float, bool]]], column: int) -> tuple[float, float]:
     """The median over steps of recorded over not recorded, of a pass and the next, and its standard error."""
-    pairs = []
+    ratios = []
     for one, other in zip(passes[::2], passes[1::2], strict=True):
         for a, b in zip(one, other, strict=True):
             on, off = (a, b) if a[2] else (b, a)
-            pairs.append(on[column] / off[column])
-    center = statistics.median(pairs)
-    spread = 1.4826 * statistics.median(abs(one - center) for one in pairs)
-    return center, 1.2533 * spread / len(pairs) ** 0.5
-
-
-def marks_seconds(count: int = 1000) -> float:
-    """Seconds that the marks of a step take of the host."""
-    recorder = Recorder(device())
-    begin = time.perf_counter()
-    for _ in range(count):
-        recorder.begin()
-        for name in MARKS:
-            recorder.mark(name)
-    seconds = (time.perf_counter() - begin) / count
-    recorder.take()
-    return seconds
+            ratios.append(on[column] / off[column])
+    center = statistics.median(ratios)
+    spread = 1.4826 * statistics.median(abs(one - center) for one in ratios)
+    return center, 1.2533 * spread / len(ratios) ** 0.5
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = Parser(__doc__)
     parser.add_argument("--passes", type=integer, default=6, help="over the same steps, an even number (default 6)")
     parser.add_argument("--steps", type=integer, default=100, help="of a pass (default 100)")
@@ -134,19 +111,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         passes = run_passes(make_load(Path(folder), options.tiny), options.passes, options.steps)
     step = statistics.median(wall for times in passes for wall, _, recorded in times if not recorded)
-    begin = time.perf_counter()
-    for _ in range(20):
-        sampler.sample()
-    sample = (time.perf_counter() - begin) / 20
-    result = {"benchmark": "certify_overhead", "pairs": options.passes // 2 * options.steps}
-    result |= {"seconds_per_step": round(step, 6)}
+    sample = wall_seconds(lambda: [sampler.sample() for _ in range(20)]) / 20
+    result: dict[str, float] = {"pairs": options.passes // 2 * options.steps, "seconds_per_step": round(step, 6)}
     for column, name in enumerate(("wall", "cpu")):
         center, error = ratio(passes, column)
         result |= {f"{name}_ratio": round(center, 5), f"{name}_ratio_error": round(error, 5)}
-    marks = marks_seconds()
+    recorder = Recorder(device())
+
+    def marks_of_a_step() -> None:
+        recorder.begin()
+        for name in ("data", "gradients", "reduced", "updated"):
+            recorder.mark(name)
+
+    marks = wall_seconds(lambda: [marks_of_a_step() for _ in range(1000)]) / 1000
     result |= {"marks_microseconds": round(marks * 1e6, 2), "marks_share_of_step": round(marks / step, 7)}
     result |= {"sample_milliseconds": round(sample * 1e3, 3), "telemetry_share_of_a_cpu": round(sample, 6)}
-    emit(result | {"machine": machine()})
+    emit("certify_overhead", result)
 
 
 if __name__ == "__main__":

@@ -5,31 +5,43 @@ to three, and from the topic's number whether B follows A: from a loss of 4.9 to
 the same weights and sees the same batches. Prints one JSON line: mean loss of each window of 25 steps for every
 variant, and the largest gap of each pair.
 
---against huggingface holds the trainer to an independent implementation instead (bench/plain_bert.py): the same first
-weights, the same batches, no dropout; the losses of every window, and the accuracy on held-out sequences. Beside the
-gap of the two stands that of ours against itself, begun with weights that are one part in 10^7 away: rounding grows in
-training, and faster at a high rate, so that no two programs can be closer than that.
+--against huggingface compares the trainer with an independent implementation instead, Hugging Face's BERT under a LAMB
+of a few lines: the same first weights, the same batches, no dropout; the losses of every window, and the accuracy on
+held-out sequences. Beside the gap of the two stands that of ours against itself from first weights that are one part in
+10^7 away: rounding grows in training, and faster at a high rate, so that no two programs can be closer than that.
 
---dropout SEEDS compares them with dropout, where no step can be the same: SEEDS runs of each side, each from first
-weights and masks of a seed of its own. The curves overlap where in every window the means of the two sides are no
-further apart than the largest and the smallest loss of one side's seeds.
+--dropout SEEDS compares them with dropout, where no step can be the same: SEEDS runs of each side, each with a seed of
+its own for first weights and masks. The curves overlap where in every window the means of the two sides are no further
+apart than the largest and the smallest loss of one side's seeds.
+
+--evaluation asks whether an evaluation in fp8 finds what one in bf16 finds: the model trains in fp8 and every 25 steps
+is evaluated on held-out sequences in fp8, in bf16 and, of the same weights, in fp32. Accuracy and masked-LM loss of
+every evaluation, and the largest differences of fp8 from bf16 and of bf16 from fp32. Those of accuracy also in standard
+errors: by chance each word that only one of two precisions got right is as likely to be gained as lost, which makes the
+standard error of d such words sqrt(d).
 
 usage: python bench/convergence.py [--steps 300] [--only fp8]
        python bench/convergence.py --against huggingface [--steps 500] [--precision fp32] [--peak-lr 0.02] [--dropout 3]
+       python bench/convergence.py --evaluation [--steps 300] [--sequences 4000] [--seed 0]
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
-from command_line import Parser, integer, natural, positive
-from common import device, emit, machine
-from fast_sums import emulated
+from lib import Parser, emit, integer, natural, positive
+from torch import Tensor, nn
+from torch_lib import device
 
 from bert import kernels, optim
 from bert.checkpoint import huggingface
@@ -37,65 +49,84 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.data.batch import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import Records
+from bert.kernels import fp8, fp8_feed_forward, fp8_linear
+from bert.kernels.cross_entropy import IGNORE
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
 from bert.training.loop import step_seed
-from bert.training.step import TrainingStep, build_step
+from bert.training.step import Step, build_step
 
 WINDOW = 25
+HELD_OUT = 500  # sequences
 VOCABULARY, LENGTH, ROWS = 64, 64, 8
 MASK = 1  # id of the masked word
 NUM_TOPICS, TOPIC_WORDS = 20, 3
 PEAK_LR = 0.02
 MODEL = BertConfig(
-    vocab_size=VOCABULARY,
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=128,
-    initializer_range=0.05,
-    max_position_embeddings=LENGTH,
-)
+    vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
+    initializer_range=0.05, max_position_embeddings=LENGTH,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """How a run computes."""
-
     precision: str = "fp32"
     fused: str = "none"
     sharded: bool = False
     graph: bool = False
     hidden_act: str = "gelu"
-    fast_sums: str = "forward"  # of fp8 products; without tensor cores they are emulated (bench/fast_sums.py)
+    fast_sums: str = "forward"  # of fp8 products; without tensor cores they are emulated
     output_projection: bool = False  # in fp8
+
+
+@contextmanager
+def emulated_fast_sums() -> Iterator[None]:
+    """Inside, fp8 products that may accumulate fast do so on a CPU too.
+
+    Hopper's tensor cores keep some 14 bits of a sum of fp8 products (DeepSeek-AI 2024, arXiv 2412.19437, section
+    3.3.2); an instruction adds 32 products. Exact sums move what they have to fp32 registers at short intervals, fast
+    ones never do. Here the sum is cut off to 14 bits after every 32 products. What a GPU does within an instruction is
+    not imitated.
+    """
+
+    def product(
+        a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Tensor | None, dtype: torch.dtype, fast: bool,
+        out: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        if not fast or a.is_cuda:
+            return fp8.product(a, b, a_inverse, b_inverse, bias, dtype, fast, out)
+        total = torch.zeros(a.shape[0], b.shape[1], device=a.device)
+        for rows, columns in zip(a.float().split(32, dim=1), b.float().split(32, dim=0), strict=True):
+            total = (total.addmm(rows, columns).view(torch.int32) & -(1 << (24 - 14))).view(torch.float32)
+        y = total * (a_inverse * b_inverse)
+        y = (y if bias is None else y + bias).to(dtype)
+        return y if out is None else out.copy_(y)
+
+    with mock.patch.object(fp8_feed_forward, "product", product), mock.patch.object(fp8_linear, "product", product):
+        yield
 
 
 def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
     """name -> (fast, plain, largest gap allowed between their windows, in nats of a loss that begins at 5.3)."""
-    bf16 = Variant(precision="bf16", sharded=True)
+    sharded = partial(Variant, sharded=True)
+    bf16 = sharded(precision="bf16")
     found = {
-        "bf16 against fp32": (bf16, Variant(sharded=True), 0.1),
-        "fp8 against bf16": (Variant(precision="fp8", sharded=True), bf16, 0.15),
-        "fp8 with the output projection against bf16": (
-            Variant(precision="fp8", sharded=True, output_projection=True),
-            bf16,
-            0.15,
-        ),
-        "fp8 with fast sums against bf16": (Variant(precision="fp8", sharded=True, fast_sums="all"), bf16, 0.15),
-        "sharded against replicated": (Variant(sharded=True), Variant(), 0.1),
+        "bf16 against fp32": (bf16, sharded(), 0.1),
+        "fp8 against bf16": (sharded(precision="fp8"), bf16, 0.15),
+        "fp8 with the output projection against bf16": (sharded(precision="fp8", output_projection=True), bf16, 0.15),
+        "fp8 with fast sums against bf16": (sharded(precision="fp8", fast_sums="all"), bf16, 0.15),
+        "sharded against replicated": (sharded(), Variant(), 0.1),
         "GELU by tanh against erf": (Variant(), Variant(hidden_act="gelu_erf"), 0.1),
     }
     if on_gpu:
-        fused = Variant(precision="bf16", fused="auto", sharded=True)
-        graphed = Variant(precision="bf16", fused="auto", sharded=True, graph=True)
+        fused = sharded(precision="bf16", fused="auto")
+        graphed = dataclasses.replace(fused, graph=True)
         found["fused against reference"] = (fused, bf16, 0.1)
         found["graph against eager"] = (graphed, fused, 0.1)
-        inside = Variant(precision="fp8", fused="auto", sharded=True, graph=True)
-        found["fp8 in kernels and graph against bf16"] = (inside, fused, 0.15)
+        found["fp8 in kernels and graph against bf16"] = (dataclasses.replace(graphed, precision="fp8"), fused, 0.15)
     return found
 
 
@@ -146,41 +177,43 @@ def first_model(shape: BertConfig, choice: kernels.Config, seed: int = 0) -> Ber
     return model
 
 
-def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
+def windows(losses: Iterable[float]) -> np.ndarray:
     """Mean loss of each window of WINDOW steps."""
+    return np.array(list(losses)).reshape(-1, WINDOW).mean(axis=1)
+
+
+def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
     here = device()
     choice = kernels.Config(
         fused=variant.fused, attention="sdpa_loop" if variant.precision == "fp32" or here.type == "cpu" else "auto"
     )
-    shape = dataclasses.replace(MODEL, hidden_act=variant.hidden_act)
-    model = first_model(shape, choice).to(here)
-    fused_update = "lamb" in choice.names(here)
-    settings = optim.Config(sharded=variant.sharded)
-    world = World(DistConfig(device=here.type))
-    settings_of_precision = PrecisionConfig(
-        precision=variant.precision,
-        fp8_fast_sums=variant.fast_sums,
-        fp8_output_projection=variant.output_projection,
+    model = first_model(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), choice).to(here)
+    precision = PrecisionConfig(
+        precision=variant.precision, fp8_fast_sums=variant.fast_sums, fp8_output_projection=variant.output_projection
     )
-    precision = settings_of_precision.resolve(world.device)
-    step: TrainingStep = build_step(model, precision, settings, world, accumulate=False, fused_update=fused_update)
+    step = new_step(model, precision, variant.sharded, fused_update="lamb" in choice.names(here))
     if here.type == "cuda":
         data = [batch.pin_memory() for batch in data]
     if variant.graph:
-        step = GraphedStep(step, data[:1])  # type: ignore[arg-type]
+        step = GraphedStep(step, data[:1])  # type: ignore[assignment]
     losses = torch.zeros(len(data), device=here)
     for number, batch in enumerate(data):
         torch.manual_seed(number)
-        result = step([batch], rate(number, len(data)))
-        losses[number] = sum(result.losses)
-    return losses.cpu().numpy().reshape(-1, WINDOW).mean(axis=1)
+        losses[number] = sum(step([batch], rate(number, len(data))).losses)
+    return windows(losses.tolist())
+
+
+def new_step(model: BertForPreTraining, precision: PrecisionConfig, sharded: bool, fused_update: bool = False) -> Step:
+    world = World(DistConfig(device=next(model.parameters()).device.type))
+    settings, resolved = optim.Config(sharded=sharded), precision.resolve(world.device)
+    return build_step(model, resolved, settings, world, accumulate=False, fused_update=fused_update)
 
 
 def compare(steps: int, only: str = "") -> dict[str, Any]:
     """Curves by variant, and gap and verdict by pair, of pairs whose name has ``only`` in it."""
     data = batches(steps, records(2 * ROWS * steps, seed=1))
     wanted = {name: pair for name, pair in pairs(torch.cuda.is_available()).items() if only in name}
-    with emulated():
+    with emulated_fast_sums():
         curves = {
             variant: curve(variant, data)
             for variant in {v for fast, plain, _ in wanted.values() for v in (fast, plain)}
@@ -202,8 +235,8 @@ def compare(steps: int, only: str = "") -> dict[str, Any]:
 class Trial:
     """A training on the CPU that both implementations can do.
 
-    dtype: of weights and all else; peak_lr: the highest rate; seed: of first weights and dropout; away: by which part
-    of themselves the first weights are moved.
+    dtype: of weights and all else; peak_lr: the highest rate; seed: of first weights and dropout; away: relative
+    distance of the first weights from those of the seed.
     """
 
     steps: int
@@ -215,17 +248,15 @@ class Trial:
 
     @property
     def shape(self) -> BertConfig:
-        """The model."""
         return dataclasses.replace(MODEL, hidden_dropout_prob=self.dropout, attention_probs_dropout_prob=self.dropout)
 
     @property
     def rates(self) -> list[float]:
-        """The learning rate of each step."""
         return [rate(number, self.steps, self.peak_lr) for number in range(self.steps)]
 
     @property
     def data(self) -> Records:
-        """What is trained on, two sequences a row."""
+        """Two sequences a row."""
         return records(2 * ROWS * self.steps, seed=1)
 
     def model(self) -> BertForPreTraining:
@@ -244,16 +275,10 @@ class Trained(NamedTuple):
     accuracy: float
 
 
-HELD_OUT = 500  # sequences
-
-
 def ours(trial: Trial) -> Trained:
     """The training by this repository."""
     model = trial.model()
-    world = World(DistConfig(device="cpu"))
-    precision = PrecisionConfig(precision="fp32").resolve(world.device)
-    settings = optim.Config(sharded=False)
-    step = build_step(model, precision, settings, world, accumulate=False, fused_update=False)
+    step = new_step(model, PrecisionConfig(precision="fp32"), sharded=False)
     losses = []
     for number, (batch, lr) in enumerate(zip(batches(trial.steps, trial.data), trial.rates, strict=True)):
         torch.manual_seed(step_seed(trial.seed, number, 0))
@@ -261,23 +286,87 @@ def ours(trial: Trial) -> Trained:
     with torch.no_grad():
         batch = make_batch(records(HELD_OUT, seed=2), np.arange(HELD_OUT), LENGTH)
         found = model.eval().logits(batch).mlm.argmax(dim=1) == batch.masked_labels
-    return Trained(np.array(losses).reshape(-1, WINDOW).mean(axis=1), float(found.double().mean()))
+    return Trained(windows(losses), float(found.double().mean()))
+
+
+class PlainLamb:
+    """Algorithm 2 of You et al. 2020 (arXiv 1904.00962) with the gradient clipped to a norm of 1.
+
+    Biases and LayerNorms have neither decay nor trust ratio, as in the benchmark's submissions.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], betas: tuple[float, float], decay: float) -> None:
+        self.parameters = [(p, not (name.endswith("bias") or "LayerNorm" in name)) for name, p in named]
+        self.betas, self.decay, self.steps = betas, decay, 0
+        self.m = [torch.zeros_like(p) for p, _ in self.parameters]
+        self.v = [torch.zeros_like(p) for p, _ in self.parameters]
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        self.steps += 1
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p, _ in self.parameters]
+        norm = float(torch.sqrt(sum((g**2).sum() for g in gradients)))
+        beta1, beta2 = self.betas
+        for (p, adapted), g, m, v in zip(self.parameters, gradients, self.m, self.v, strict=True):
+            g = g / max(norm, 1.0)
+            m.copy_(beta1 * m + (1 - beta1) * g)
+            v.copy_(beta2 * v + (1 - beta2) * g**2)
+            update = (m / (1 - beta1**self.steps)) / (torch.sqrt(v / (1 - beta2**self.steps)) + 1e-6)
+            ratio = 1.0
+            if adapted:
+                update = update + self.decay * p
+                weight_norm, update_norm = float(p.norm()), float(update.norm())
+                ratio = weight_norm / update_norm if weight_norm and update_norm else 1.0
+            p.sub_(lr * ratio * update)
+
+
+def padded(records: Records, sequences: np.ndarray) -> dict[str, Tensor]:
+    """The arguments of BertForPreTraining for these sequences, padded to the longest (S, L)."""
+    offsets = records.sequence_offsets
+    longest = int(max(offsets[i + 1] - offsets[i] for i in sequences))
+    shape = len(sequences), longest
+    batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    labels = torch.full(shape, IGNORE)
+    for row, i in enumerate(sequences):
+        ids = torch.from_numpy(records.input_ids[offsets[i] : offsets[i + 1]].astype(np.int64))
+        batch["input_ids"][row, : len(ids)] = ids
+        batch["attention_mask"][row, : len(ids)] = 1
+        batch["token_type_ids"][row, int(records.segment_b_start[i]) : len(ids)] = 1
+        masked = slice(int(records.masked_lm_offsets[i]), int(records.masked_lm_offsets[i + 1]))
+        places = torch.from_numpy(records.masked_lm_positions[masked].astype(np.int64))
+        labels[row, places] = torch.from_numpy(records.masked_lm_ids[masked].astype(np.int64))
+    next_sentence = torch.from_numpy(records.next_sentence_labels[sequences].astype(np.int64))
+    return batch | {"labels": labels, "next_sentence_label": next_sentence}
 
 
 def hugging_faces(trial: Trial) -> Trained:
-    """The training by bench/plain_bert.py."""
-    import plain_bert
+    """The training by others' code: of this repository are only the records, rates and first weights."""
+    import transformers
 
+    config = huggingface.config_values(trial.shape, "BertForPreTraining")
+    model = transformers.BertForPreTraining(transformers.BertConfig(**config, attn_implementation="eager"))
     weights = {name: p.detach().clone() for name, p in trial.model().named_parameters()}
-    model = plain_bert.model(huggingface.config_values(trial.shape, "BertForPreTraining"), weights).to(trial.dtype)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "bert.embeddings.position_ids"}
+    assert not set(missing) - tied, missing
+    assert not unexpected, unexpected
+    model.tie_weights()
+    model.to(trial.dtype).train()
     torch.manual_seed(trial.seed)
-    data, lamb = trial.data, optim.Config().lamb
-    plain = plain_bert.Lamb(model.named_parameters(), (lamb.beta1, lamb.beta2), lamb.weight_decay)
-    chosen = np.arange(2 * ROWS * trial.steps).reshape(trial.steps, -1)
-    padded = (plain_bert.padded(data, sequences) for sequences in chosen)
-    losses = list(plain_bert.train(model, padded, trial.rates, plain))
-    accuracy = plain_bert.accuracy(model, plain_bert.padded(records(HELD_OUT, seed=2), np.arange(HELD_OUT)))
-    return Trained(np.array(losses).reshape(-1, WINDOW).mean(axis=1), accuracy)
+    data, settings = trial.data, optim.Config().lamb
+    lamb = PlainLamb(model.named_parameters(), (settings.beta1, settings.beta2), settings.weight_decay)
+    losses = []
+    for sequences, lr in zip(np.arange(2 * ROWS * trial.steps).reshape(trial.steps, -1), trial.rates, strict=True):
+        loss = model(**padded(data, sequences)).loss
+        model.zero_grad()
+        loss.backward()
+        lamb.step(lr)
+        losses.append(float(loss.detach()))
+    with torch.no_grad():
+        batch = padded(records(HELD_OUT, seed=2), np.arange(HELD_OUT))
+        guesses = model.eval()(**batch).prediction_logits.argmax(dim=-1)
+    known = batch["labels"] != IGNORE
+    return Trained(windows(losses), float((guesses == batch["labels"])[known].double().mean()))
 
 
 def agreement(mine: Trained, theirs: Trained) -> dict[str, Any]:
@@ -308,7 +397,7 @@ def with_dropout(trial: Trial, seeds: int) -> dict[str, Any]:
     }
 
 
-def overlap(mine: Sequence[Trained], theirs: Sequence[Trained]) -> dict[str, Any]:
+def overlap(mine: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
     """Difference of the means of each window, the spread of one side's seeds, and whether none is larger than that."""
     sides = [np.array([run.windows for run in runs]) for runs in (mine, theirs)]
     apart = np.abs(sides[0].mean(axis=0) - sides[1].mean(axis=0))
@@ -320,8 +409,71 @@ def overlap(mine: Sequence[Trained], theirs: Sequence[Trained]) -> dict[str, Any
     }
 
 
+class Found(NamedTuple):
+    """Which masked words were right (bool), and the mean loss of all."""
+
+    right: Tensor
+    loss: float
+
+
+@torch.no_grad()
+def evaluated(model: BertForPreTraining, held_out: list[PretrainingBatch]) -> Found:
+    """The model as it stands, in the mode that it is in."""
+    right, losses = [], []
+    for batch in held_out:
+        scored = model.scored(batch)
+        real = batch.masked_labels != IGNORE
+        right.append((scored.mlm.argmax(dim=1) == batch.masked_labels)[real])
+        losses.append(scored.mlm_losses[real])
+    return Found(torch.cat(right), float(torch.cat(losses).double().mean()))
+
+
+def evaluation_point(model: BertForPreTraining, held_out: list[PretrainingBatch]) -> dict[str, Any]:
+    """Accuracy and loss of the same weights in each precision, and the differences. It has taken a step in fp8."""
+    with model.evaluating():
+        assert model.evaluates_in_fp8
+        found = {"fp8": evaluated(model, held_out)}
+    model.eval()
+    found["bf16"] = evaluated(model, held_out)
+    found["fp32"] = evaluated(copy.deepcopy(model).float(), held_out)
+    model.train()
+    figures: dict[str, Any] = {
+        "accuracy": {name: round(float(each.right.double().mean()), 5) for name, each in found.items()},
+        "loss": {name: round(each.loss, 5) for name, each in found.items()},
+    }
+    for one, other in (("fp8", "bf16"), ("bf16", "fp32")):
+        a, b = found[one], found[other]
+        gained, lost = (a.right & ~b.right).sum().item(), (b.right & ~a.right).sum().item()
+        figures[f"{one} against {other}"] = {
+            "accuracy": round((gained - lost) / len(a.right), 6),
+            "standard_errors": round((gained - lost) / math.sqrt(max(gained + lost, 1)), 2),
+            "relative_loss": round(a.loss / b.loss - 1, 6),
+        }
+    return figures
+
+
+def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
+    """Accuracies, losses and differences after every WINDOW steps."""
+    held = records(sequences, seed=2)
+    order = np.array_split(np.arange(sequences), -(-sequences // 500))
+    held_out = [make_batch(held, chosen, LENGTH).to(device()) for chosen in order]
+    model = first_model(MODEL, kernels.Config(fused="none", attention="sdpa_loop"), seed).to(device())
+    step = new_step(model, PrecisionConfig(precision="fp8"), sharded=True)
+    points = []
+    with emulated_fast_sums():
+        for number, batch in enumerate(batches(steps, records(2 * ROWS * steps, seed=3 + seed)), start=1):
+            torch.manual_seed(number)
+            step([batch], rate(number - 1, steps))
+            if number % WINDOW == 0 or number == 1:
+                points.append({"step": number} | evaluation_point(model, held_out))
+    pairs = [name for name in points[0] if " against " in name]
+    largest = {
+        pair: {name: max((p[pair][name] for p in points), key=abs) for name in points[0][pair]} for pair in pairs
+    }
+    return {"words": int(held.masked_lm_offsets[-1]), "points": points, "largest": largest}
+
+
 def main() -> None:
-    """Trains and prints."""
     parser = Parser(__doc__)
     parser.add_argument(
         "--steps", type=integer, help="steps of each run, a multiple of 25 (default 300; 500 with --against)"
@@ -333,6 +485,9 @@ def main() -> None:
     parser.add_argument("--precision", choices=("fp64", "fp32"), default="fp64", help="with --against (default fp64)")
     parser.add_argument("--peak-lr", type=positive, default=PEAK_LR / 4, help="with --against (default %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="pairs whose name has this in it, such as fp8")
+    parser.add_argument("--evaluation", action="store_true", help="evaluations in fp8, bf16 and fp32 instead")
+    parser.add_argument("--sequences", type=integer, default=4000, help="with --evaluation: held out (default 4000)")
+    parser.add_argument("--seed", type=natural, default=0, help="with --evaluation: of weights and data (default 0)")
     options = parser.parse_args()
     if (options.steps or 0) % 25:
         parser.error(f"--steps {options.steps}: expected a multiple of 25")
@@ -342,7 +497,9 @@ def main() -> None:
     steps = options.steps or (500 if options.against else 300)
     dtype = {"fp64": torch.float64, "fp32": torch.float32}[options.precision]
     trial = Trial(steps=steps, dtype=dtype, peak_lr=options.peak_lr)
-    if not options.against:
+    if options.evaluation:
+        found = evaluations(steps, options.sequences, options.seed)
+    elif not options.against:
         found = compare(steps, options.only)
     elif options.dropout:
         found = with_dropout(trial, options.dropout)
@@ -350,7 +507,7 @@ def main() -> None:
         mine, nearby = ours(trial), ours(dataclasses.replace(trial, away=1e-7))
         found = agreement(mine, hugging_faces(trial)) | {"gap_of_ours_from_nearby_weights": largest_gap(nearby, mine)}
     how = {name: str(value) for name, value in vars(options).items() if name != "steps"} | {"steps": steps}
-    emit({"benchmark": "convergence"} | how | found | {"machine": machine()})
+    emit("convergence", how | found)
 
 
 if __name__ == "__main__":

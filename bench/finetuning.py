@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import result
 import torch
-from command_line import Parser, folder_with, integer, natural
+from lib import Parser, cpu_seconds, emit, folder_with, in_turns, integer, natural
 from torch import Tensor
 
 from bert.core.dist import World
@@ -131,7 +130,7 @@ def speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace) -> dict[
     for turn in range(options.repeats + 1):
         steps = [order.step(1 + turn * options.steps + i)[0] for i in range(options.steps)]
         for name, loop in zip(found, pair, strict=True):
-            seconds = result.cpu_seconds(lambda loop=loop, steps=steps: [loop.step(chosen, _LR) for chosen in steps])
+            seconds = cpu_seconds(lambda loop=loop, steps=steps: [loop.step(chosen, _LR) for chosen in steps])
             if turn:
                 found[name].append(options.steps * options.batch_size / seconds)
     return found
@@ -146,7 +145,7 @@ def inference_speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace
         "hugging_face": lambda: hugging_face.predict(samples),
         "hugging_face_by_length": lambda: hugging_face.predict(samples, by_length=True),
     }
-    times = result.in_turns(functions, options.repeats + 1)
+    times = in_turns(functions, options.repeats + 1)
     return {name: [len(samples.sequences) / seconds for seconds in spans[1:]] for name, spans in times.items()}
 
 
@@ -178,7 +177,7 @@ def trained(loop: Ours | HuggingFace, batch_size: int, seed: int) -> float:
     torch.manual_seed(seed)
     for step in range(1, last + 1):
         loop.step(order.step(step)[0], learning_rate(step, rates))
-    return accuracy(loop.predict(loop.task.test), loop.task.test.labels)
+    return accuracy(loop.predict(loop.task.test), loop.task.test.labels["labels"])
 
 
 def figures_of(prefix: str, found: dict[str, list[float]]) -> dict[str, Any]:
@@ -194,7 +193,6 @@ def figures_of(prefix: str, found: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
     parser = Parser(__doc__)
     folder = folder_with("weights", "data", advice="make finetune-demo makes one")
     parser.add_argument("folder", type=folder, help="of make finetune-demo")
@@ -213,10 +211,11 @@ def main() -> None:
     if options.seeds:
         found = accuracies(options)
         task = build(options.folder, options.batch_size, 1, options.sentences)[0].task
-        most = float(np.bincount(task.test.labels).max() / len(task.test.labels))
+        labels = task.test.labels["labels"]
+        most = float(np.bincount(labels).max() / len(labels))
         figures |= {"accuracy": found, "accuracy_of_the_majority": round(most, 4)}
     data = f"film reviews, batches of {options.batch_size}, {options.threads} threads"
-    result.emit("finetuning", figures, data=data, targets={"ratio": (2.0, True)} if options.repeats else {})
+    emit("finetuning", figures, data=data, targets={"ratio": (2.0, True)} if options.repeats else {})
 
 
 if __name__ == "__main__":

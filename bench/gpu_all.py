@@ -6,32 +6,59 @@ takes no other's figures with it. Under <output>, as they come: every line that 
 tracebacks; every result in results.jsonl, one JSON line each, an item's last one its ending. Times of steps are said on
 stderr, too; a short table comes last. Exit status: 1 where an item failed, 2 where there is no GPU, at once.
 
+tables writes the GPU tables of docs/evidence.md from a results file, between their markers; what was not measured is
+called so. machine prints GPU, clocks, driver and versions, and what Triton's kernels would fail for. guard runs each
+item: five seconds before the limit every thread's stack goes to stderr, since the process is killed then; an error goes
+there with the whole chain of those before it (the end of a recording raises one of its own, which hides the cause).
+
 usage: python bench/gpu_all.py [--output DIR] [--seconds 520] [--only steps_48 ...] [--tiny] [--tables]
+       python bench/gpu_all.py tables [--results bench_results/results.jsonl] [--document docs/evidence.md]
+       python bench/gpu_all.py machine
+       python -X faulthandler bench/gpu_all.py guard LIMIT (SCRIPT | -m MODULE) [ARGUMENTS ...]
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import faulthandler
 import importlib.util
 import json
 import os
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from command_line import Parser, new_folder, positive
+from lib import ROOT, Parser, emit, explain, new_folder, output_of, positive
 
 BENCH = Path(__file__).resolve().parent
-ROOT = BENCH.parent
 KILLED = 124  # status of an item that ran past its limit
 LAST = 25  # seconds from where a step benchmark begins nothing more to its limit
+BEFORE = 5  # seconds from the stacks to the limit
+BEGIN, END = "<!-- gpu tables: begin (bench/gpu_all.py writes what is between) -->", "<!-- gpu tables: end -->"
+UNMEASURED = "unmeasured"
+# The rows that a complete run has, in order: (group, variant).
+EXPECTED = [
+    ("main", "ours", 24), ("main", "ours, fp8", 24), ("main", "ours, eager", 24), ("main", "ours, FUSED=none", 24),
+    ("rows 48", "ours", 48), ("rows 48", "ours, fp8", 48), ("rows 96", "ours", 96), ("rows 96", "ours, fp8", 96),
+    ("peers", "Hugging Face padded, eager", 24), ("peers", "Hugging Face packed, eager", 24),
+    ("compiled peers", "Hugging Face padded, compiled", 24), ("compiled peers", "Hugging Face packed, compiled", 24),
+]  # fmt: skip
+FUSED_VARIANTS = [
+    "ours", "ours, without fused embeddings", "ours, without fused dropout_add_layer_norm",
+    "ours, without fused bias_gelu", "ours, without fused cross_entropy", "ours, without fused lamb",
+    "ours, FUSED=none",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,24 +88,24 @@ def _steps(name: str, group: str, seconds: float, tiny: bool = False, unless: st
     )
 
 
-GPU_TESTS = tuple(str(ROOT / "tests" / "bert" / name) for name in ("kernels", "test_graph.py"))
+GPU_TESTS = tuple(str(ROOT / "tests" / "bert" / name) for name in ("kernels", "training/test_graph.py"))
 PYTEST = ("-m", "pytest", "-v", "--tb=short", "-rA", "--durations=10", "--continue-on-collection-errors", "-m", "gpu")
 ITEMS = [
-    Item(name="machine", command=("describe_machine.py",), seconds=45, tiny=()),  # PyTorch is read from a cold disk
+    Item(name="machine", command=("gpu_all.py", "machine"), seconds=45, tiny=()),  # PyTorch is read from a cold disk
     Item(name="self_check", command=("self_check.py",), seconds=85, tiny=("--tiny",)),
     _steps("steps_48", "rows 48", 80),
     _steps("steps_48_plain", "rows 48 plain", 60, unless="steps_48"),
     _steps("steps_24", "main", 70, tiny=True),
     _steps("steps_fp8", "fp8 48", 60),
-    Item(name="attention", command=("attention.py",), seconds=35),
-    Item(name="gemm", command=("gemm.py",), seconds=40, tiny=("--tiny",)),
+    Item(name="attention", command=("kernels.py", "attention"), seconds=35),
+    Item(name="gemm", command=("kernels.py", "gemm"), seconds=40, tiny=("--tiny",)),
     _steps("steps_96", "rows 96", 60),
     Item(name="kernel_tests", command=(*PYTEST, *GPU_TESTS), seconds=90, needs=("pytest", "hypothesis")),
     _steps("steps_attention", "attention", 60),
-    Item(name="layernorm", command=("layernorm.py", "--no-compile"), seconds=25),
-    Item(name="lamb", command=("lamb.py",), seconds=25),
-    Item(name="loss", command=("loss.py", "--no-compile"), seconds=25),
-    Item(name="profile", command=("step_profile.py",), seconds=40, tiny=("--tiny",)),
+    Item(name="layernorm", command=("kernels.py", "layernorm", "--no-compile"), seconds=25),
+    Item(name="lamb", command=("kernels.py", "lamb"), seconds=25),
+    Item(name="loss", command=("kernels.py", "loss", "--no-compile"), seconds=25),
+    Item(name="profile", command=("train_step.py", "--profile"), seconds=40, tiny=("--tiny",)),
     Item(name="convergence", command=("convergence.py",), seconds=60, tiny=("--steps", "25")),
     _steps("steps_fused", "kernels", 60),
     _steps("peers", "peers", 60, tiny=True),
@@ -96,13 +123,11 @@ class Recorder:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def line(self, name: str, text: str) -> None:
-        """One line that an item printed."""
         with self.lock:
             self.log.write(f"[{name}] {text.rstrip()}\n")
             self.log.flush()
 
     def result(self, name: str, values: dict[str, Any]) -> None:
-        """One result of an item."""
         result = {"stage": name} | values
         with self.lock:
             self.results.append(result)
@@ -110,107 +135,84 @@ class Recorder:
             self.file.flush()
 
 
-@dataclass
-class Output:
-    """What an item has printed: its results go to the recorder at once, the rest is remembered for its ending."""
+def command_of(item: Item, limit: float, tiny: bool) -> list[str]:
+    script, *arguments = item.command
+    arguments = [argument.format(deadline=max(round(limit - LAST), 1)) for argument in arguments]
+    command = [sys.executable, "-X", "faulthandler", __file__, "guard", f"{limit:.0f}"]
+    command.append(script if script == "-m" else str(BENCH / script))
+    return [*command, *arguments, *((item.tiny if tiny else None) or ())]
 
-    name: str
-    recorder: Recorder
-    num_results: int = 0
-    cut: bool = False  # a line that began as a result and is none: the process ended within it
-    last: list[str] = field(default_factory=list)  # lines on stderr
 
-    def read(self, stream: IO[bytes], take: Callable[[str], None]) -> threading.Thread:
-        """Reads a stream to its end in a thread."""
+def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, Any]:
+    """Runs an item to its end or its limit, and records how it ended."""
+    paths = [str(ROOT / "implementations"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    begin, num_results, cut, last = time.monotonic(), 0, False, []
 
-        def run() -> None:
-            for raw in iter(stream.readline, b""):
-                text = raw.decode(errors="replace")
-                self.recorder.line(self.name, text)
-                take(text.strip())
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        return thread
-
-    def take_stdout(self, text: str) -> None:
-        """Records a line that is a result."""
+    def read_stdout(text: str) -> None:
+        nonlocal num_results, cut
         if not text.startswith("{"):
             return
         try:
             values = json.loads(text)
-        except ValueError:
-            self.cut = True
+        except ValueError:  # the process ended within the line
+            cut = True
             return
-        self.num_results += 1
-        self.recorder.result(self.name, values)
-        for group, variant, rows, milliseconds, rate, *_ in rows_of([values]):
+        num_results += 1
+        recorder.result(item.name, values)
+        for group, variant, rows, milliseconds, rate, *_ in step_rows([values]):
             print(f"  {group}: {variant}, {rows} rows: {milliseconds} ms {rate}".rstrip(), file=sys.stderr, flush=True)
 
-    def take_stderr(self, text: str) -> None:
-        """Remembers the last lines."""
-        if text:
-            self.last = [*self.last, text][-5:]
+    def read_stderr(text: str) -> None:
+        last[:] = [*last, text][-3:] if text else last
 
+    def read(stream: Any, take: Any) -> None:
+        for raw in iter(stream.readline, b""):
+            text = raw.decode(errors="replace")
+            recorder.line(item.name, text)
+            take(text.strip())
 
-def command_of(item: Item, limit: float, tiny: bool) -> list[str]:
-    """The process of an item: guarded.py tells where it stands when the time is nearly up, and every error whole."""
-    script, *arguments = item.command
-    what = [script] if script == "-m" else [str(BENCH / script)]
-    extra = item.tiny if tiny and item.tiny is not None else ()
-    arguments = [argument.format(deadline=max(round(limit - LAST), 1)) for argument in arguments]
-    return [sys.executable, "-X", "faulthandler", str(BENCH / "guarded.py"), f"{limit:.0f}", *what, *arguments, *extra]
-
-
-def run(name: str, command: Sequence[str], seconds: float, recorder: Recorder) -> dict[str, Any]:
-    """Runs an item to its end or its limit, and records how it ended."""
-    begin = time.monotonic()
-    paths = [str(ROOT / "implementations"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
-    output = Output(name, recorder)
-    ending: dict[str, Any] = {}
     try:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            command_of(item, limit, tiny),
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
     except OSError as error:
-        ending = {"status": 127, "reason": f"cannot start: {error}"}
+        status, reason = 127, f"cannot start: {error}"
     else:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        threads = [output.read(process.stdout, output.take_stdout), output.read(process.stderr, output.take_stderr)]
+        pairs = ((process.stdout, read_stdout), (process.stderr, read_stderr))
+        threads = [threading.Thread(target=read, args=pair, daemon=True) for pair in pairs]
+        for thread in threads:
+            thread.start()
         try:
-            status = process.wait(seconds)
+            status = process.wait(limit)
         except subprocess.TimeoutExpired:
             status = KILLED
-        _kill(process.pid)  # what it started as well, which could hold its pipes and the GPU
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it started as well, which could hold its pipes and the GPU
         process.wait()
         for thread in threads:
             thread.join(30)
-        ending = {"status": status, "reason": _reason(status, output)}
-    ending |= {"ended": True, "seconds": round(time.monotonic() - begin, 1), "results": output.num_results}
-    recorder.result(name, ending)
+        reason = " | ".join(last)
+        if status == KILLED:
+            reason = "ran past its limit (stages.log says where it stood)"
+        elif status < 0:
+            reason = f"died by {signal.Signals(-status).name}: {reason}"
+        elif status:
+            reason = reason or f"exit status {status}"
+        else:
+            reason = "its last line is cut short" if cut else ""
+    seconds = round(time.monotonic() - begin, 1)
+    ending = {"status": status, "reason": reason, "ended": True, "seconds": seconds, "results": num_results}
+    recorder.result(item.name, ending)
     return ending
 
 
-def _kill(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-
-
-def _reason(status: int, output: Output) -> str:
-    """Why an item ended as it did; empty where all is well."""
-    said = " | ".join(output.last[-3:])
-    if status == KILLED:
-        return "ran past its limit (stages.log says where it stood)"
-    if status < 0:
-        return f"died by {signal.Signals(-status).name}: {said}"
-    if status:
-        return said or f"exit status {status}"
-    return "its last line is cut short" if output.cut else ""
-
-
-def rows_of(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+def step_rows(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """Lines of the table of steps: group, variant, rows, ms, sequences/s, TFLOP/s, share of the ceiling, memory."""
     lines: dict[tuple[str, str, int], tuple[str, ...]] = {}
     for result in results:
@@ -234,16 +236,10 @@ def show(results: list[dict[str, Any]]) -> None:
             verdict = "ok" if not result["status"] else f"FAILED ({result['status']})"
             print(f"{result['stage']:<14} {verdict:<14} {result['seconds']:>6} s  {result['reason']}".rstrip())
     header = ("group", "variant", "rows", "ms", "sequences/s", "TFLOP/s", "ceiling", "GiB")
-    table = [header, *rows_of(results)]
+    table = [header, *step_rows(results)]
     widths = [max(len(line[column]) for line in table) for column in range(len(header))]
     for line in table:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
-
-
-def has_steps(results: list[dict[str, Any]], name: str) -> bool:
-    """Whether an item has timed a step."""
-    groups = [group for result in results if result["stage"] == name for group in result.get("groups", {}).values()]
-    return any("milliseconds" in one for group in groups for one in group)
 
 
 class NoGpuError(Exception):
@@ -254,31 +250,29 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
     """Runs what there is time for; how many items failed. Raises NoGpuError where a machine says that it has none."""
     failed = 0
     for item in items:
-        if item.unless and has_steps(recorder.results, item.unless):
+        stand_in_for = [result for result in recorder.results if result["stage"] == item.unless]
+        steps = [one for result in stand_in_for for group in result.get("groups", {}).values() for one in group]
+        if any("milliseconds" in one for one in steps):
             continue
         patience = 3 if tiny else 1  # a busy CPU may be slow: nothing is measured there
         limit = min(patience * item.seconds, end - time.monotonic())
         absent = [package for package in item.needs if importlib.util.find_spec(package) is None]
+        ending: dict[str, Any] = {"ended": True, "seconds": 0}
         if limit < min(10, item.seconds):
-            ending: dict[str, Any] = {"ended": True, "status": KILLED, "seconds": 0, "reason": "no time left"}
+            ending |= {"status": KILLED, "reason": "no time left"}
             recorder.result(item.name, ending)
         elif absent:
-            ending = {"ended": True, "status": 0, "seconds": 0, "reason": f"left out: no {', '.join(absent)} here"}
+            ending |= {"status": 0, "reason": f"left out: no {', '.join(absent)} here"}
             recorder.result(item.name, ending)
         else:
             print(f"{item.name} ...", file=sys.stderr, flush=True)
-            ending = run(item.name, command_of(item, limit, tiny), limit, recorder)
+            ending = run(item, limit, tiny, recorder)
         failed += bool(ending["status"])
-        if not tiny:
-            _require_gpu(recorder.results)
+        for result in recorder.results:
+            if result.get("no_gpu") and not tiny:
+                seen = f"; nvidia-smi sees {result['driver']}" if result.get("driver") else ""
+                raise NoGpuError(f"no GPU: {result['no_gpu']}{seen}: nothing is measured; --tiny tries the command out")
     return failed
-
-
-def _require_gpu(results: list[dict[str, Any]]) -> None:
-    for result in results:
-        if result.get("no_gpu"):
-            seen = f"; nvidia-smi sees {result['driver']}" if result.get("driver") else ""
-            raise NoGpuError(f"no GPU: {result['no_gpu']}{seen}: nothing is measured; --tiny tries the command out")
 
 
 @contextlib.contextmanager
@@ -295,8 +289,164 @@ def kernel_cache() -> Iterator[None]:
             del os.environ["TRITON_CACHE_DIR"]
 
 
+def document(results: list[dict[str, Any]]) -> str:
+    """The tables as Markdown."""
+    steps: dict[str, Any] = {"groups": {}}
+    for result in results:
+        if "groups" in result:  # a later line of a group has all that an earlier one had
+            steps |= {key: value for key, value in result.items() if key != "groups"}
+            steps["groups"] = steps["groups"] | result["groups"]
+    said = "No GPU run is recorded yet. `python bench/gpu_all.py --tables` measures all of this and fills it in."
+    if steps.get("machine"):
+        described = ", ".join(f"{name} {value}" for name, value in steps["machine"].items())
+        ceiling = f"{steps['ceiling_tflops']:.0f} TFLOP/s"
+        said = f"Command: `python bench/gpu_all.py --tables`. {described}; ceiling {ceiling}."
+
+    def unmeasured(one: dict[str, Any] | None) -> str:
+        return f"unmeasured ({one['problem'][:80]})" if one and one.get("problem") else "unmeasured"
+
+    groups = steps["groups"]
+    measured = {(group, one["variant"], one["rows"]): one for group, lines in groups.items() for one in lines}
+    header = "| step of BERT-large | rows | ms | sequences/s | tokens/s | TFLOP/s | of the ceiling | peak GiB |"
+    lines = [said, "", header]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for key in [*EXPECTED, *(key for key in measured if key not in EXPECTED and key[0] != "kernels")]:
+        group, variant, count = key
+        label = variant if key in EXPECTED else f"{variant} ({group})"
+        one = measured.get(key)
+        if one is None or "milliseconds" not in one:
+            lines.append(f"| {label} | {count} | {unmeasured(one)} | | | | | |")
+            continue
+        lines.append(
+            f"| {label} | {count} | {one['milliseconds']:.2f} | {one['sequences_per_second']:,.0f} | "
+            f"{one['tokens_per_second']:,.0f} | {one['model_tflops']:.0f} | {one['share_of_ceiling']:.0%} | "
+            f"{one['peak_gib']:.1f} |"
+        )
+    # What each fused kernel is worth: the step without it beside the whole one, of the same group.
+    fused = {one["variant"]: one for one in groups.get("kernels", [])}
+    whole = fused.get("ours", {}).get("milliseconds")
+    lines += ["", "| step of BERT-large, 24 rows, in turns | ms | of ours |", "|---|---|---|"]
+    for variant in [*FUSED_VARIANTS, *(name for name in fused if name not in FUSED_VARIANTS)]:
+        one = fused.get(variant, {})
+        if "milliseconds" in one:
+            share = f"{one['milliseconds'] / whole:.3f}" if whole else ""
+            lines.append(f"| {variant} | {one['milliseconds']:.2f} | {share} |")
+        else:
+            lines.append(f"| {variant} | {unmeasured(one)} | |")
+    gemm = next((result["tflops"] for result in results if result.get("stage") == "gemm" and "tflops" in result), None)
+    lines += [
+        "",
+        "| products of a layer, both passes | bf16 TFLOP/s | fp8 TFLOP/s, without casts | fast sums backward too |",
+        "|---|---|---|---|",
+    ]
+    for tokens in gemm or (24_576, 49_152):
+        rates = "unmeasured | | "
+        if gemm:
+            rates = " | ".join(f"{gemm[tokens][kind]['layer']:.0f}" for kind in ("bf16", "fp8", "fp8_fast")) + " "
+        lines.append(f"| {int(tokens):,} tokens | {rates}|")
+    lines += ["", "| kernel, 48 rows | precision | ms a step | calls a step |", "|---|---|---|---|"]
+    profiles = {result["profile"]: result["top_kernels"] for result in results if "top_kernels" in result}
+    for precision in ("bf16", "fp8"):
+        if precision not in profiles:
+            lines.append(f"| all | {precision} | unmeasured | |")
+        for one in profiles.get(precision, []):
+            name = one["kernel"].replace("|", "\\|")
+            lines.append(f"| `{name[:90]}` | {precision} | {one['ms_per_step']:.3f} | {one['calls_per_step']:g} |")
+    return "\n".join(lines)
+
+
+def write_tables(results: Path, target: Path) -> None:
+    """Replaces what is between the markers of ``target``, which is written whole or not at all.
+
+    Raises ValueError where it has no markers, or where the results are no results file.
+    """
+    found: list[dict[str, Any]] = []
+    if results.is_file():
+        try:
+            found = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except ValueError as error:
+            raise ValueError(f"{results}: not a results file of gpu_all.py ({error})") from None
+    text = target.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"{target}: expected the lines '{BEGIN}' and '{END}' once each")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    beside = target.with_name(f".{target.name}.partial")
+    beside.write_text(f"{before}{BEGIN}\n\n{document(found)}\n\n{END}{after}", encoding="utf-8")
+    os.replace(beside, target)
+
+
+def tables() -> int:
+    parser = Parser(__doc__)
+    parser.add_argument("--results", type=Path, default=Path("bench_results/results.jsonl"), help="of gpu_all.py")
+    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "evidence.md", help="file with the markers")
+    options = parser.parse_args()
+    try:
+        write_tables(options.results, options.document)
+    except (OSError, ValueError) as error:
+        print(f"gpu_all: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def missing_for_triton() -> list[str]:
+    """What Triton needs to start a kernel and this machine lacks: it compiles a little C for each."""
+    found = []
+    if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "clang", "gcc", "cc") if name):
+        found.append("a C compiler (gcc)")
+    if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
+        found.append("Python.h (python3-dev)")
+    if importlib.util.find_spec("triton") is None:
+        found.append("triton")
+    return found
+
+
+def machine() -> int:
+    Parser(__doc__).parse_args()
+    import torch
+    from torch_lib import gpu_state
+
+    from bert.core.dist import why_no_gpu
+
+    driver = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader", "--id=0")
+    described: dict[str, Any] = {"driver": driver, "missing": missing_for_triton(), "no_gpu": why_no_gpu()}
+    if not described["no_gpu"]:
+        free, total = torch.cuda.mem_get_info()
+        described |= {"memory_gib": round(total / 2**30, 1), "free_gib": round(free / 2**30, 1)}
+    emit("machine", described | {"clocks": gpu_state()})
+    return 0
+
+
+def guard() -> int:
+    parser = Parser(__doc__)
+    parser.add_argument("limit", type=positive, help="seconds until the process is killed")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="a script, or -m and a module, with its arguments")
+    options = parser.parse_args()
+    if options.command in ([], ["-m"]):
+        parser.error("nothing to run: give a script, or -m and a module")
+    what, *arguments = options.command
+    faulthandler.dump_traceback_later(max(options.limit - BEFORE, 1), exit=False)
+    try:
+        if what == "-m":
+            sys.argv = arguments
+            sys.path[0] = os.getcwd()
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [what, *arguments]
+            sys.path[0] = str(Path(what).parent)
+            runpy.run_path(what, run_name="__main__")
+    except Exception as error:
+        print(f"{Path(sys.argv[0]).name}: {explain(error)}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return 0
+
+
 def main() -> int:
-    """Runs the items."""
+    commands = {"tables": tables, "machine": machine, "guard": guard}
+    if sys.argv[1:2] and sys.argv[1] in commands:
+        return commands[sys.argv.pop(1)]()
     parser = Parser(__doc__)
     folder = os.environ.get("OUT", "bench_results")
     parser.add_argument(
@@ -327,9 +477,7 @@ def main() -> int:
             return 2
     show(recorder.results)
     if options.tables:
-        import tables
-
-        tables.write(results, ROOT / "docs" / "evidence.md")
+        write_tables(results, ROOT / "docs" / "evidence.md")
     return int(failed > 0)
 
 

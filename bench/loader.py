@@ -16,9 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import result
 import torch
-from command_line import Parser, integer
+from lib import Parser, cpu_seconds, emit, in_turns, integer, medians, wall_seconds
 
 from bert.data import dali
 from bert.data.dali import DaliLoader
@@ -35,17 +34,8 @@ _TURNS = 7
 _FILES, _ROWS_PER_FILE = 8, 18_149  # rows of one of the 4,320 real shards
 
 
-def write_files(folder: Path, packed: bool) -> None:
-    """Record files of the real size."""
-    folder.mkdir()
-    records = synthetic_records(_ROWS_PER_FILE, _LENGTH, _VOCABULARY, packed, seed=0)
-    for number in range(_FILES):
-        write_records(folder / f"part_{number:05d}_of_{_FILES:05d}.hdf5", records, _METADATA)
-    write_index(folder, sorted(folder.glob("part_*")))
-
-
-def write_many(folder: Path, records: Records, count: int) -> None:
-    """`count` small files with an index."""
+def write_files(folder: Path, records: Records, count: int) -> None:
+    """`count` files of these records with an index."""
     folder.mkdir()
     first = folder / f"part_{0:05d}_of_{count:05d}.hdf5"
     write_records(first, records, _METADATA)
@@ -76,7 +66,7 @@ def rate(config: Config, steps: int) -> dict[str, float]:
 
     run()
     sequences = tokens = rows = 0
-    seconds = result.cpu_seconds(run)
+    seconds = cpu_seconds(run)
     data.close()
     return {"sequences_per_cpu_second": round(sequences / seconds), "tokens_per_row": round(tokens / rows, 1)}
 
@@ -91,11 +81,11 @@ def through_dali(config: Config, steps: int) -> dict[str, Any]:
 
     runs = {name: steps_of(name) for name in loaders}
     figures: dict[str, Any] = {"device": str(device)}
-    for what, measure in (("cpu", result.cpu_seconds), ("wall", result.wall_seconds)):
-        result.in_turns(runs, 1, measure)
-        medians = result.medians(result.in_turns(runs, _TURNS, measure))
-        figures[f"{what}_us_per_step"] = {name: round(1e6 * span / steps) for name, span in medians.items()}
-        figures[f"{what}_ratio"] = round(medians["dali"] / medians["thread"], 2)
+    for what, measure in (("cpu", cpu_seconds), ("wall", wall_seconds)):
+        in_turns(runs, 1, measure)
+        middle = medians(in_turns(runs, _TURNS, measure))
+        figures[f"{what}_us_per_step"] = {name: round(1e6 * span / steps) for name, span in middle.items()}
+        figures[f"{what}_ratio"] = round(middle["dali"] / middle["thread"], 2)
     for loader in loaders.values():
         loader.close()
     return figures
@@ -108,7 +98,6 @@ def start(config: Config) -> None:
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = Parser(__doc__)
     parser.add_argument("--rows-per-step", type=integer, default=48, help="of a rank (default %(default)s)")
     parser.add_argument("--shards", type=integer, default=4320, help="files to start with (default %(default)s)")
@@ -118,8 +107,9 @@ def main() -> None:
     size = options.rows_per_step
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_files(folder / "packed", packed=True)
-        write_files(folder / "unpacked", packed=False)
+        for kind in ("packed", "unpacked"):
+            records = synthetic_records(_ROWS_PER_FILE, _LENGTH, _VOCABULARY, kind == "packed", seed=0)
+            write_files(folder / kind, records, _FILES)
         packed = Config(packed=True, datadir_packed=folder / "packed", batch_size=size)
         unpacked = {
             name: Config(datadir=folder / "unpacked", batch_size=size, batching=name) for name in ("rows", "online")
@@ -129,19 +119,18 @@ def main() -> None:
             figures["packed_through_dali"] = through_dali(packed, options.steps)
         figures["unpacked"] = rate(unpacked["rows"], options.steps)
         figures["online"] = rate(unpacked["online"], options.steps)
-        small = synthetic_records(60, _LENGTH, _VOCABULARY, True, 0)
-        write_many(folder / "many", small, options.shards)
+        write_files(folder / "many", synthetic_records(60, _LENGTH, _VOCABULARY, True, 0), options.shards)
         many = Config(packed=True, datadir_packed=folder / "many", batch_size=size)
-        for figure, measure in (("start_seconds", result.wall_seconds), ("start_cpu_seconds", result.cpu_seconds)):
+        for figure, measure in (("start_seconds", wall_seconds), ("start_cpu_seconds", cpu_seconds)):
             figures[figure] = round(statistics.median(measure(lambda: start(many)) for _ in range(5)), 3)
         (folder / "many" / INDEX).unlink()
-        figures["start_cpu_seconds_without_index"] = round(result.cpu_seconds(lambda: start(many)), 3)
+        figures["start_cpu_seconds_without_index"] = round(cpu_seconds(lambda: start(many)), 3)
         assert len(list_shards(folder / "many", "")) == options.shards
     for kind in ("packed", "unpacked", "online"):
         figures[f"{kind}_sequences_per_second"] = figures[kind]["sequences_per_cpu_second"]  # type: ignore[index]
     targets = {f"{kind}_sequences_per_second": (200_000.0, True) for kind in ("packed", "unpacked", "online")}
     data = "Wikipedia mix (synthetic), 8 files of the size of the real shards, page cache warm"
-    result.emit("loader", figures, data=data, targets={**targets, "start_seconds": (1.0, False)})
+    emit("loader", figures, data=data, targets={**targets, "start_seconds": (1.0, False)})
 
 
 if __name__ == "__main__":

@@ -1,47 +1,120 @@
-"""The whole preparation, text to packed shards, on a made-up corpus: CPU seconds of each step, memory, disk.
+"""The data preparation on a made-up corpus with the statistics of English Wikipedia that cost time. Prints a JSON line.
 
-Extrapolates to the real corpus (13.2 GB in 501 files, 156.7 million sequences, 4,320 shards) on 64 cores by what each
-further byte costs, beyond a run on a small part of the corpus: tasks of a step go round by round, a last round of few
-costs as much as a full one, and the last step counts as one process alone. Run it twice to leave the compilation out,
-which each machine does once.
+all        text to packed shards: CPU seconds of each step, memory, disk. Extrapolates to the real corpus (13.2 GB,
+           501 files, 156.7 million sequences, 4,320 shards) on 64 cores by what each further byte costs, beyond a run
+           on a small part of the corpus: tasks of a step go round by round, a last round of few costs as much as a full
+           one, and the last step counts as one process alone. Run it twice to leave the compilation out, which each
+           machine does once.
+instances  training instances (tokenise, pair, mask, digest, write): bytes a CPU second, memory, the start of the whole
+           process. With --reference, the start of the text in turns with MLCommons' create_pretraining_data.py as
+           published: the ratio of CPU seconds, start-up apart, and whether the instances are the same.
+packing    how full packed rows are on Wikipedia's mix of lengths (synthetic), and how long packing takes: offline and
+           online, by size of the buffer.
+corpus     makes the corpus. Word frequencies nearly after Zipf over 200,000 words: the frequent ones those of Python's
+           own documentation, the rare ones made of syllables. Documents of log-normal length, 2 kB in the mean; every
+           eighth sentence holds a character beyond ASCII. With a vocabulary of 30,522 trained on it: 0.227 tokens a
+           byte, sequences of 256 tokens in the mean, 20% of them full (Wikipedia: 254.5 and 23.5%). Seeded.
 
-usage: python bench/prepare.py [--megabytes 108] [--jobs 2] [--keep FOLDER]
+usage: python bench/prepare.py all [--megabytes 108] [--jobs 2] [--keep FOLDER]
+       python bench/prepare.py instances [TEXT] [--vocab-file V] [--reference FOLDER --reference-python PYTHON]
+       python bench/prepare.py packing [--sequences 1000000]
+       python bench/prepare.py corpus OUTPUTDIR [--megabytes 108]
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import json
 import math
+import re
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import corpus
-import result
-from command_line import Parser, integer, new_folder, positive
+import numpy as np
+from lib import Parser, at_least, cpu_seconds, emit, file, folder_with, in_turns, integer, medians, new_folder, positive
 
-_SHARD_BYTES = 27_000_000
-_REAL_BYTES, _REAL_FILES, _REAL_SEQUENCES, _REAL_SHARDS, _CORES = 13_233e6, 501, 156_726_829, 4320, 64
-_SMALL_BYTES = 2_000_000
-_SEQUENCES_PER_GROUP = 1_200_000  # input_preprocessing.deal
+from bert.data.format import atomic_file, content_digest
+from bert.data.online_packing import OnlinePacker
+from bert.data.packing import pack
+from bert.data.synthetic import wikipedia_like_lengths
+from input_preprocessing.instances.make import instances_of, write_instances
+from input_preprocessing.instances.options import SamplingConfig
+from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, write_tfrecord
+from input_preprocessing.text import vocabulary
+from input_preprocessing.text.corpus import bert_config, train_vocabulary
+from input_preprocessing.text.sources import pydoc_documents
+
+SHARD_BYTES = 27_000_000
+REAL_BYTES, REAL_FILES, REAL_SEQUENCES, REAL_SHARDS, CORES = 13_233e6, 501, 156_726_829, 4320, 64
+SEQUENCES_PER_GROUP = 1_200_000  # input_preprocessing.deal
+LENGTH = 512
+WORDS, SKEW = 200_000, 2.0  # words, and how much more frequent the frequent ones are than after Zipf
+BEYOND_ASCII = ("–", "é", "ö", "’", "“", "ā", "č", "漢", "…", "°")
+VOCABULARY = 30_522
 
 
-class DiskWatch(threading.Thread):
-    """The most bytes a folder held, looked at every half second."""
+def words() -> np.ndarray:
+    """The words, most frequent first."""
+    text = " ".join(sentence for document in pydoc_documents() for sentence in document)
+    real = [word for word, _ in Counter(re.findall(r"[A-Za-z']{1,12}", text)).most_common(8_000)]
+    generator = np.random.default_rng(1)
+    syllables = [a + b + c for a in "bcdfghklmnprstvw" for b in "aeiou" for c in ("", "n", "r", "s", "l")]
+    picked = generator.integers(0, len(syllables), (WORDS - len(real), 4)).tolist()
+    lengths = generator.integers(2, 5, len(picked)).tolist()
+    made = ["".join(syllables[i] for i in row[:n]) for row, n in zip(picked, lengths, strict=True)]
+    return np.array(real + made, dtype=object)
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(daemon=True)
-        self.folder, self.most, self.ended = folder, 0, threading.Event()
 
-    def run(self) -> None:
-        """Looks until asked to end."""
-        while not self.ended.wait(0.5):
-            self.most = max(self.most, size_of(self.folder))
+def documents(generator: np.random.Generator, bank: np.ndarray) -> str:
+    """A hundred documents of words of the bank: one sentence per line, a blank line after each document."""
+    counts = np.maximum(1, generator.lognormal(np.log(9.0), 1.1, 100).astype(int))  # sentences
+    lengths = np.maximum(3, generator.poisson(20.0, counts.sum()))  # words
+    ranks = generator.random(lengths.sum()) ** SKEW * np.log(len(bank))
+    chosen = bank[np.minimum(np.exp(ranks).astype(np.int64) - 1, len(bank) - 1)]
+    beyond = generator.random(len(lengths)) < 1 / 8
+    sentences, at = [], 0
+    for length, odd in zip(lengths.tolist(), beyond.tolist(), strict=True):
+        sentence = " ".join(chosen[at : at + length])
+        mark = f" {BEYOND_ASCII[at % len(BEYOND_ASCII)]}" if odd else ""
+        sentences.append(f"{sentence[:1].upper()}{sentence[1:]}{mark}, {at % 2000}.")
+        at += length
+    ends = np.cumsum(counts).tolist()
+    texts = ("\n".join(sentences[end - count : end]) for end, count in zip(ends, counts.tolist(), strict=True))
+    return "\n\n".join(texts) + "\n\n"
+
+
+def make_corpus(outputdir: Path, size: int) -> None:
+    """OUTPUTDIR/download as `prepare_data.sh --skip-download` takes it, `size` bytes of training text."""
+    download = outputdir / "download"
+    folder = download / "results4"
+    folder.mkdir(parents=True, exist_ok=True)
+    bank, files = words(), max(1, round(size / SHARD_BYTES))
+
+    def write(path: Path, size: int, seed: int) -> None:
+        generator, written = np.random.default_rng(seed), 0
+        with atomic_file(path) as partial, open(partial, "w", encoding="utf-8") as target:
+            while written < size:
+                written += target.write(documents(generator, bank))
+
+    for number in range(files):
+        write(folder / f"part-{number:05d}-of-{files:05d}", size // files, number)
+    write(folder / "eval.txt", max(200_000, min(33_000_000, size // 50)), files)
+    sample = outputdir / "vocabulary.txt"
+    write(sample, min(size, 6_000_000), files + 1)
+    train_vocabulary([sample], VOCABULARY, download / "vocab.txt")
+    sample.unlink()
+    with atomic_file(download / "bert_config.json") as partial:
+        partial.write_text(json.dumps(bert_config(VOCABULARY, 4, 256, 512)) + "\n")
 
 
 def size_of(folder: Path) -> int:
@@ -55,38 +128,41 @@ def size_of(folder: Path) -> int:
     return total
 
 
-def step(outputdir: Path, jobs: int, *options: str) -> Callable[[], object]:
-    """A step of the preparation as a process of its own."""
-    command = [sys.executable, "-m", "input_preprocessing.prepare", "--outputdir", str(outputdir), "--skip-download"]
-    command += ["--packed-data", "--jobs", str(jobs), *options]
-    return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def measure(outputdir: Path, jobs: int, size: int) -> dict[str, float]:
+def preparation(outputdir: Path, jobs: int, size: int) -> dict[str, float]:
     """CPU seconds of each step, wall of all, peak memory of a process and disk of all, for `size` bytes of text."""
-    shards = ("--shards", str(max(2, round(_REAL_SHARDS * size / _REAL_BYTES))))
-    watch = DiskWatch(outputdir)
-    watch.start()
+    command = [sys.executable, "-m", "input_preprocessing", "prepare", "--outputdir", str(outputdir), "--skip-download"]
+    command += ["--packed-data", "--jobs", str(jobs), "--shards", str(max(2, round(REAL_SHARDS * size / REAL_BYTES)))]
+    most, ended = [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.5):
+            most[0] = max(most[0], size_of(outputdir))
+
+    def step(*options: str) -> float:
+        return round(cpu_seconds(lambda: subprocess.run([*command, *options], check=True, capture_output=True)), 1)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     started = time.perf_counter()
     figures: dict[str, float] = {"bytes_of_text": size}
     for name in ("start", "instances", "shards"):
-        figures[f"cpu_seconds_{name}"] = round(result.cpu_seconds(step(outputdir, jobs, *shards, "--only", name)), 1)
-    figures["cpu_seconds_finish"] = round(result.cpu_seconds(step(outputdir, jobs, *shards)), 1)
+        figures[f"cpu_seconds_{name}"] = step("--only", name)
+    figures["cpu_seconds_finish"] = step()
     figures["wall_seconds"] = round(time.perf_counter() - started, 1)
-    watch.ended.set()
-    watch.join()
+    ended.set()
+    watcher.join()
     figures["peak_gigabytes_of_a_worker"] = round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, 2)
-    figures["peak_disk_megabytes"] = round(watch.most / 1e6)
+    figures["peak_disk_megabytes"] = round(most[0] / 1e6)
     figures["output_megabytes"] = round(size_of(outputdir) / 1e6)
     return figures
 
 
-def small_part(outputdir: Path, target: Path) -> int:
+def copy_small_part(outputdir: Path, target: Path) -> int:
     """Copies a corpus of one short file; bytes of text."""
     source, download = outputdir / "download", target / "download"
     shutil.copytree(source, download, ignore=shutil.ignore_patterns("part-*", "eval.txt"))
     total = 0
-    for name, found, most in (("part-00000-of-00001", "part-00000-*", _SMALL_BYTES), ("eval.txt", "eval.txt", 40_000)):
+    for name, found, most in (("part-00000-of-00001", "part-00000-*", 2_000_000), ("eval.txt", "eval.txt", 40_000)):
         data = next((source / "results4").glob(found)).read_bytes()
         data = data[: data.find(b"\n\n", most) + 2]
         (download / "results4" / name).write_bytes(data)
@@ -94,43 +170,183 @@ def small_part(outputdir: Path, target: Path) -> int:
     return total
 
 
-def extrapolate(small: dict[str, float], large: dict[str, float]) -> dict[str, float]:
-    """Minutes on 64 cores and gigabytes of disk for the real corpus."""
-    scale = _REAL_BYTES / (large["bytes_of_text"] - small["bytes_of_text"])
-    cpu = {name: (large[name] - small[name]) * scale for name in large if name.startswith("cpu_seconds")}
-    num_groups = _REAL_SEQUENCES / _SEQUENCES_PER_GROUP
-    files = math.ceil(_REAL_FILES / _CORES) * cpu["cpu_seconds_instances"] / _REAL_FILES
-    groups = math.ceil(num_groups / _CORES) * cpu["cpu_seconds_shards"] / num_groups
-    disk = (large["peak_disk_megabytes"] - small["peak_disk_megabytes"]) * scale
-    return {
-        "real_corpus_minutes_on_64_cores": round((files + groups + cpu["cpu_seconds_finish"]) / 60, 1),
-        "real_corpus_gigabytes_of_disk": round(disk / 1e3),
-    }
-
-
-def main() -> None:
-    """Measures and prints."""
-    parser = Parser(__doc__)
-    parser.add_argument("--megabytes", type=positive, default=108, help="of text, up to 1000 (default %(default)s)")
-    parser.add_argument("--jobs", type=integer, default=2, help="(default %(default)s)")
-    parser.add_argument("--keep", type=new_folder, help="folder that keeps the corpus for the next time")
-    options = parser.parse_args()
-    size = int(options.megabytes * 1e6)
+def measure_all(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         outputdir = options.keep or Path(name)
         if not (outputdir / "download" / "bert_config.json").is_file():
-            corpus.make(outputdir, size, max(1, round(size / _SHARD_BYTES)))
+            make_corpus(outputdir, int(options.megabytes * 1e6))
         size = sum(path.stat().st_size for path in (outputdir / "download" / "results4").iterdir())
-        small_size = small_part(outputdir, Path(name) / "small")
-        small = measure(Path(name) / "small", options.jobs, small_size)
-        large = measure(outputdir, options.jobs, size)
-    figures = {"jobs": options.jobs, "small_part": small, **large, **extrapolate(small, large)}
+        small_size = copy_small_part(outputdir, Path(name) / "small")
+        small = preparation(Path(name) / "small", options.jobs, small_size)
+        large = preparation(outputdir, options.jobs, size)
+    scale = REAL_BYTES / (large["bytes_of_text"] - small["bytes_of_text"])
+    cpu = {name: (large[name] - small[name]) * scale for name in large if name.startswith("cpu_seconds")}
+    num_groups = REAL_SEQUENCES / SEQUENCES_PER_GROUP
+    files = math.ceil(REAL_FILES / CORES) * cpu["cpu_seconds_instances"] / REAL_FILES
+    groups = math.ceil(num_groups / CORES) * cpu["cpu_seconds_shards"] / num_groups
+    disk = (large["peak_disk_megabytes"] - small["peak_disk_megabytes"]) * scale
+    figures = {
+        "jobs": options.jobs,
+        "small_part": small,
+        **large,
+        "real_corpus_minutes_on_64_cores": round((files + groups + cpu["cpu_seconds_finish"]) / 60, 1),
+        "real_corpus_gigabytes_of_disk": round(disk / 1e3),
+    }
     targets = {
         "real_corpus_minutes_on_64_cores": (45.0, False),
         "real_corpus_gigabytes_of_disk": (300.0, False),
         "peak_gigabytes_of_a_worker": (2.0, False),
     }
-    result.emit("prepare", figures, data="made-up corpus, see bench/corpus.py", targets=targets)
+    emit("prepare", figures, data="made-up corpus", targets=targets)
+
+
+def measure_instances(options: argparse.Namespace) -> None:
+    if shutil.which(options.reference_python) is None:
+        options.parser.error(
+            f"--reference-python {options.reference_python}: no such program: give a Python with TensorFlow"
+        )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if options.text is None or options.vocab_file is None:
+            make_corpus(folder, SHARD_BYTES)
+        text = options.text or folder / "download" / "results4" / "part-00000-of-00001"
+        vocab = options.vocab_file or folder / "download" / "vocab.txt"
+        data = text.read_bytes()
+        tiny = folder / "tiny"
+        tiny.write_text("The cat sat.\n\nA dog ran.\n")
+        line = [sys.executable, "-m", "input_preprocessing", "instances"]
+
+        def process(source: Path) -> object:
+            files = ["--input-file", source, "--vocab-file", vocab, "--output-file", folder / "instances.hdf5"]
+            return subprocess.run([*line, *map(str, files)], check=True, capture_output=True)
+
+        process(text)
+        memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
+        words, config = vocabulary.load(vocab), SamplingConfig()
+        sequences, _ = write_instances(text, folder / "instances.hdf5", words, config)  # compiled, file cache warm
+        times = in_turns(
+            {"ours": lambda: write_instances(text, folder / "instances.hdf5", words, config)}, options.repeats
+        )
+        starts = in_turns(
+            {
+                "help": lambda: subprocess.run([*line, "--help"], check=True, capture_output=True),
+                "two_lines": lambda: process(tiny),
+            },
+            options.repeats,
+        )
+        figures = {
+            "megabytes_of_text": round(len(data) / 1e6, 2),
+            "sequences": sequences,
+            "ours_megabytes_per_cpu_second": round(len(data) / medians(times)["ours"] / 1e6, 2),
+            "peak_gigabytes_of_a_worker": round(memory, 2),
+            "start_cpu_seconds": {name: round(seconds, 2) for name, seconds in medians(starts).items()},
+            "cpu_seconds": {name: [round(span, 2) for span in spans] for name, spans in times.items()},
+        }
+        targets: dict[str, tuple[float, bool]] = {"peak_gigabytes_of_a_worker": (1.0, False)}
+        if options.reference:
+            end = data.find(b"\n\n", int(options.sample_kilobytes * 1000)) + 2
+            (folder / "piece").write_bytes(data[: end if end > 1 else len(data)])
+            figures |= against_reference(folder / "piece", vocab, folder, options)
+            targets |= {"ratio_to_reference_instances": (50.0, True), "ratio_to_reference_with_tfrecord": (40.0, True)}
+    emit("instances", figures, data="made-up text" if options.text is None else "the text given", targets=targets)
+
+
+def against_reference(text: Path, vocab: Path, folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    """Ratios of CPU seconds of the published program to ours, in turns: instances alone, and with the TFRecord file."""
+    ours, theirs = folder / "ours.tfrecord", folder / "theirs.tfrecord"
+    script = Path(__file__).with_name("reference_instances.py")
+    line = [options.reference_python, script, options.reference, text, vocab, theirs]
+    words, config = vocabulary.load(vocab), SamplingConfig()
+    widths = Widths(config.max_seq_length, config.max_predictions_per_seq)
+    records, _ = instances_of(text, words, config)
+    write_tfrecord(ours, records, widths)
+    made: list[float] = []
+    both: list[float] = []
+    for _ in range(options.repeats):
+        done = subprocess.run([*map(str, line)], check=True, capture_output=True, text=True)
+        reference = json.loads(done.stdout.splitlines()[-1])
+        mine = cpu_seconds(lambda: instances_of(text, words, config))
+        write = cpu_seconds(lambda: write_tfrecord(ours, records, widths))
+        made.append(reference["instances"] / mine)
+        both.append((reference["instances"] + reference["write"]) / (mine + write))
+    return {
+        "reference_megabytes": round(text.stat().st_size / 1e6, 2),
+        "ratio_to_reference_instances": round(statistics.median(made), 1),
+        "ratio_to_reference_with_tfrecord": round(statistics.median(both), 1),
+        "ratios": {"instances": [round(r, 1) for r in made], "with_tfrecord": [round(r, 1) for r in both]},
+        "same_instances": content_digest(read_tfrecord(ours)[0]) == content_digest(read_tfrecord(theirs)[0]),
+    }
+
+
+def measure_packing(options: argparse.Namespace) -> None:
+    lengths = wikipedia_like_lengths(options.sequences, LENGTH, np.random.default_rng(0))
+
+    def online(max_sequences: int, buffer_size: int) -> dict[str, float]:
+        """Fullness, rate and longest wait of the online packer over one epoch."""
+        epochs: Iterator[tuple[int, np.ndarray]] = ((epoch, np.arange(len(lengths))) for epoch in itertools.count())
+        packer = OnlinePacker(epochs, lambda _, numbers: lengths[numbers], LENGTH, max_sequences, buffer_size)
+        rows_wanted = int(lengths.sum() / LENGTH)
+        found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        seconds = cpu_seconds(lambda: found.append(packer.rows(rows_wanted)))
+        files, numbers, _ = found[0]
+        arrived = files * len(lengths) + numbers
+        return {
+            "fullness": round(float(lengths[numbers].sum() / (rows_wanted * LENGTH)), 6),
+            "sequences_per_cpu_second": round(len(numbers) / seconds),
+            "longest_wait_in_sequences": int((np.maximum.accumulate(arrived) - arrived).max()),
+        }
+
+    figures: dict[str, object] = {"sequences": len(lengths), "mean_length": round(float(lengths.mean()), 2)}
+    for most in (3, 4):
+        times = in_turns({"pack": lambda most=most: pack(lengths, LENGTH, most)}, 3)
+        rows = len(pack(lengths, LENGTH, most)[1]) - 1
+        figures[f"fullness_at_{most}"] = round(float(lengths.sum() / (rows * LENGTH)), 6)
+        figures[f"cpu_seconds_at_{most}"] = round(medians(times)["pack"], 2)
+        for size in (64, 128, 256, 512, 1024, 4096):
+            found = online(most, size)
+            figures[f"online_at_{most}_buffer_{size}"] = found
+            if size == 512:
+                figures[f"online_fullness_at_{most}"] = found["fullness"]
+    targets = {
+        "fullness_at_3": (0.999, True),
+        "fullness_at_4": (0.9995, True),
+        "cpu_seconds_at_3": (10.0, False),
+        "online_fullness_at_3": (0.988, True),
+        "online_fullness_at_4": (0.9995, True),
+    }
+    emit("packing", figures, data="Wikipedia mix (synthetic)", targets=targets)
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    commands = parser.add_subparsers(required=True, metavar="all|instances|packing|corpus")
+
+    def command(name: str, function: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+        added = commands.add_parser(name)
+        added.set_defaults(function=function, parser=added)
+        return added
+
+    of_all = command("all", measure_all)
+    of_all.add_argument("--megabytes", type=positive, default=108, help="of text, up to 1000 (default %(default)s)")
+    of_all.add_argument("--jobs", type=integer, default=2, help="(default %(default)s)")
+    of_all.add_argument("--keep", type=new_folder, help="folder that keeps the corpus for the next time")
+    instances = command("instances", measure_instances)
+    instances.add_argument("text", type=file, nargs="?", help="one sentence per line (default: made up, 27 MB)")
+    instances.add_argument("--vocab-file", type=file, help="(default: the made-up corpus's)")
+    instances.add_argument("--repeats", type=integer, default=3, help="(default %(default)s)")
+    instances.add_argument(
+        "--sample-kilobytes", type=positive, default=150, help="for the reference (default %(default)s)"
+    )
+    reference = folder_with("create_pretraining_data.py", "tokenization.py")
+    instances.add_argument("--reference", type=reference, help="folder of the reference's create_pretraining_data.py")
+    instances.add_argument("--reference-python", default=sys.executable, help="that has TensorFlow (default: this one)")
+    packing = command("packing", measure_packing)
+    packing.add_argument("--sequences", type=at_least(1000), default=1_000_000, help="(default %(default)s)")
+    corpus = command("corpus", lambda options: make_corpus(options.outputdir, int(options.megabytes * 1e6)))
+    corpus.add_argument("outputdir", type=new_folder)
+    corpus.add_argument("--megabytes", type=positive, default=108, help="of training text (default %(default)s)")
+    options = parser.parse_args()
+    options.function(options)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,21 @@
 """Memory and time of a training step by RECOMPUTE_LAYERS, and the estimate of ``--check`` beside what was measured.
 
 A model of the width of BERT-1.5B with few layers takes real steps on this machine's CPU. Memory, with --repeats 0: of
-tensors, counted operation by operation, in the passes beside what stays, and in the whole step; and of a process of its
-own that takes two steps, what it adds to its resident memory. Time, with --repeats 1 or more: CPU seconds of forward
-and backward pass, the variants in turns. Prints one JSON line; the ratios are the figures, the times depend on the
-machine.
+tensors, counted operation by operation, in the passes beside what stays, and in the whole step. Time, with --repeats 1
+or more: CPU seconds of forward and backward pass, the variants in turns. Prints one JSON line; the ratios are the
+figures, the times depend on the machine.
 
 usage: python bench/recompute.py [--layers 4] [--rows 16] [--length 128] [--repeats 0] [--tiny]
 """
 
 from __future__ import annotations
 
-import dataclasses
-import multiprocessing
-import resource
 import statistics
-import time
+from functools import partial
 from typing import Any
 
-import result
 import torch
-from command_line import Parser, integer, natural
+from lib import Parser, emit, in_turns, integer, natural
 
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
@@ -54,26 +49,14 @@ def full_batch(rows: int, length: int, vocab_size: int) -> PretrainingBatch:
     )  # fmt: skip
 
 
-def make_step(shape: BertConfig, layers: int) -> Step:
-    """A step of one rank with RECOMPUTE_LAYERS=layers."""
+def make_step(shape: BertConfig) -> Step:
     with uninitialized():
         model = BertForPreTraining(shape, kernels.select(kernels.Config(fused="none"), CPU))
     use_placeholders(model, DTYPE, CPU)
-    if layers:
-        model.recompute(Recomputation(layers, random_state=True))
     return build_step(
         model, Precision(dtype=DTYPE), OPTIMIZER, World(DistConfig(device="cpu")),
         accumulate=False, fused_update=False, first_weights=first_weights(model, 0),
     )  # fmt: skip
-
-
-def estimate(shape: BertConfig, layers: int, batch: PretrainingBatch) -> int:
-    """Bytes of the whole step."""
-    plan = memory.Plan(
-        model=shape, optimizer=OPTIMIZER, dtype=DTYPE, fused=False, num_ranks=1, tokens=batch.num_tokens,
-        masked=batch.num_masked, length=batch.max_seqlen, accumulate=False, recompute_layers=layers, device_type="cpu",
-    )  # fmt: skip
-    return sum(memory.estimate(plan).values())
 
 
 def recompute(step: Step, layers: int) -> None:
@@ -89,44 +72,52 @@ def passes(step: Step, batch: PretrainingBatch) -> None:
     step.gradients.finish(step.scaler.scale)
 
 
-def counted(step: Step, batch: PretrainingBatch) -> tuple[int, int]:
-    """Bytes of the passes beside what stays, and of the whole step, counted in steps that are taken."""
+def memory_of(shape: BertConfig, variants: list[int], batch: PretrainingBatch) -> dict[str, Any]:
+    """Megabytes of tensors in the passes beside what stays and in the whole step, and the estimate's ratio to it."""
+    step = make_step(shape)
     assert isinstance(step.optimizer, Sharded)
-    stays = [*step.optimizer.state_tensors(), *memory.gradient_buffers(step.optimizer)]
-    with memory.Peak(stays) as peak:
-        at_rest = peak.now
+    figures: dict[str, Any] = {}
+    for k in variants:
+        recompute(step, k)
+        stays = [*step.optimizer.state_tensors(), *memory.gradient_buffers(step.optimizer)]
+        with memory.Peak(stays) as peak:
+            at_rest = peak.now
+            passes(step, batch)
+            needed = peak.most - at_rest
+        with memory.Peak(stays) as peak:
+            step([batch], 1e-3)
+        plan = memory.Plan(
+            model=shape, optimizer=OPTIMIZER, dtype=DTYPE, fused=False, num_ranks=1, tokens=batch.num_tokens,
+            masked=batch.num_masked, length=batch.max_seqlen, accumulate=False, recompute_layers=k, device_type="cpu",
+        )  # fmt: skip
+        figures[f"recompute_{k}"] = {
+            "passes_mb": round(needed / 1e6, 1), "step_mb": round(peak.most / 1e6, 1),
+            "step_estimate": round(sum(memory.estimate(plan).values()) / peak.most, 3),
+        }  # fmt: skip
+        figures[f"recompute_{k}"]["passes_ratio"] = round(needed / 1e6 / figures["recompute_0"]["passes_mb"], 3)
+    return figures
+
+
+def times(shape: BertConfig, variants: list[int], batch: PretrainingBatch, repeats: int) -> dict[str, Any]:
+    """CPU seconds of forward and backward pass by variant as a ratio to none, in turns: median, least and most."""
+    step = make_step(shape)
+
+    def run(k: int) -> None:
+        recompute(step, k)
         passes(step, batch)
-        needed = peak.most - at_rest
-    with memory.Peak(stays) as peak:
-        step([batch], 1e-3)
-    return needed, peak.most
 
-
-def _resident(shape: BertConfig, layers: int, batch: PretrainingBatch, queue: Any) -> None:
-    small = dataclasses.replace(shape, vocab_size=16, hidden_size=shape.num_attention_heads, intermediate_size=8)
-    make_step(small, layers)([full_batch(1, 8, 16)], 0.0)  # what PyTorch imports and starts at its first step
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = make_step(shape, layers)
-    for _ in range(2):
-        step([batch], 1e-3)
-    queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
-
-
-def resident(*arguments: Any) -> int:
-    """What a fresh process adds to its resident memory, at most, to build the model and take two steps."""
-    processes = multiprocessing.get_context("fork")  # before this one has computed anything
-    queue = processes.SimpleQueue()
-    child = processes.Process(target=_resident, args=(*arguments, queue))
-    child.start()
-    child.join(600)
-    if child.exitcode != 0:
-        child.kill()
-        raise RuntimeError(f"the process that was measured ended with {child.exitcode}")
-    return int(queue.get())
+    seconds = in_turns({f"recompute_{k}": partial(run, k) for k in variants}, repeats + 1)  # the first one warms up
+    found = {}
+    for name, spans in seconds.items():
+        ratios = [a / b for a, b in zip(spans[1:], seconds["recompute_0"][1:], strict=True)]
+        found[name] = {
+            "seconds": round(statistics.median(spans[1:]), 2),
+            "time_ratio": [round(f(ratios), 3) for f in (statistics.median, min, max)],
+        }
+    return found
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = Parser(__doc__)
     parser.add_argument("--layers", type=integer, default=4)
     parser.add_argument("--rows", type=integer, default=16)
@@ -136,8 +127,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.length > BertConfig.max_position_embeddings:
         parser.error(f"--length {options.length}: expected {BertConfig.max_position_embeddings} at most")
-    sizes = (1600, 25, 6400, 30522) if not options.tiny else (32, 2, 64, 211)
-    width, heads, inner, vocab_size = sizes
+    width, heads, inner, vocab_size = (32, 2, 64, 211) if options.tiny else (1600, 25, 6400, 30522)
     shape = BertConfig(
         vocab_size=vocab_size, hidden_size=width, num_hidden_layers=options.layers, num_attention_heads=heads,
         intermediate_size=inner, layer_norm_large_model=True,
@@ -148,46 +138,7 @@ def main() -> None:
     measured = (
         memory_of(shape, variants, batch) if options.repeats == 0 else times(shape, variants, batch, options.repeats)
     )
-    result.emit("recompute", figures | measured, data="random tokens, whole rows", targets={})
-
-
-def memory_of(shape: BertConfig, variants: list[int], batch: PretrainingBatch) -> dict[str, Any]:
-    """Megabytes by variant, and what was foreseen as a part of them."""
-    processes = {k: resident(shape, k, batch) for k in variants}
-    step = make_step(shape, 0)  # one for all: what they share is most of the memory
-    figures: dict[str, Any] = {}
-    for k in variants:
-        recompute(step, k)
-        passes, whole = counted(step, batch)
-        foreseen = estimate(shape, k, batch)
-        figures[f"recompute_{k}"] = {
-            "passes_mb": round(passes / 1e6, 1), "step_mb": round(whole / 1e6, 1),
-            "step_estimate": round(foreseen / whole, 3),
-            "process_mb": round(processes[k] / 1e6, 1), "process_estimate": round(foreseen / processes[k], 3),
-        }  # fmt: skip
-        figures[f"recompute_{k}"]["passes_ratio"] = round(passes / 1e6 / figures["recompute_0"]["passes_mb"], 3)
-    return figures
-
-
-def times(shape: BertConfig, variants: list[int], batch: PretrainingBatch, repeats: int) -> dict[str, Any]:
-    """CPU seconds of forward and backward pass by variant as a ratio to none, in turns: median, least and most."""
-    step = make_step(shape, 0)
-    seconds: dict[int, list[float]] = {k: [] for k in variants}
-    for turn in range(repeats + 1):  # the first one warms up
-        for k in variants:
-            recompute(step, k)
-            begin = time.process_time()
-            passes(step, batch)
-            if turn:
-                seconds[k].append(time.process_time() - begin)
-    ratios = {k: [a / b for a, b in zip(seconds[k], seconds[0], strict=True)] for k in variants}
-    return {
-        f"recompute_{k}": {
-            "seconds": round(statistics.median(seconds[k]), 2),
-            "time_ratio": [round(f(ratios[k]), 3) for f in (statistics.median, min, max)],
-        }
-        for k in variants
-    }
+    emit("recompute", figures | measured, data="random tokens, whole rows")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs the reference's create_pretraining_data.py as published, for bench/instances.py; needs TensorFlow, 1 or 2.
+"""Runs the reference's create_pretraining_data.py as published, for bench/prepare.py; needs TensorFlow, 1 or 2.
 
 Prints one JSON line: CPU seconds of its two steps (instances, TFRecord file), without the start of TensorFlow.
 
@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from command_line import Parser, file, folder_with
+from lib import Parser, file, folder_with
 
 # The benchmark's options, as the reference's README gives them.
 OPTIONS = {"max_seq_length": 512, "dupe_factor": 10, "short_seq_prob": 0.1, "masked_lm_prob": 0.15}
@@ -36,7 +36,6 @@ def import_reference(folder: str) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    """Command line."""
     parser = Parser(__doc__)
     parser.add_argument("folder", type=folder_with("create_pretraining_data.py", "tokenization.py"))
     parser.add_argument("text", type=file, help="one sentence per line")

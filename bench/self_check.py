@@ -13,10 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from command_line import Parser
-from common import TINY, device, emit, machine, packed_batches
-from errors import explain
+from lib import Parser, emit, explain
 from torch import Tensor
+from torch_lib import TINY, device, packed_batches
 from train_step import Variant, build_ours, capacity
 
 from bert import kernels, optim
@@ -123,62 +122,51 @@ def attention_backends() -> dict[str, str]:
     return {trial.name: trial.problem for trial in attention.trials(device()) if trial.problem}
 
 
-def _small_step(precision: str) -> tuple[Step, list[Any]]:
-    on_gpu = device().type == "cuda"
-    config = BertConfig(**TINY)
-    if on_gpu:
-        config = BertConfig(num_hidden_layers=2, vocab_size=2048)
-    choice = kernels.Config(fused="auto" if on_gpu else "none")
-    model = BertForPreTraining(config, kernels.select(choice, device()))
-    initialize(model, 0)
-    model.to(device())
-    world = World(DistConfig(device=device().type))
-    step = build_step(
-        model,
-        PrecisionConfig(precision=precision).resolve(device()),
-        optim.Config(sharded=True),
-        world,
-        accumulate=False,
-        fused_update=on_gpu,
-    )
-    room = capacity(4, config.max_position_embeddings)
-    batches = [static_batch(batch, room) for batch in packed_batches(4, 4, config)]
-    return step, [batch.pin_memory() if on_gpu else batch for batch in batches]
-
-
 def graphs() -> dict[str, str]:
     """A graphed step leaves all state as it was, and then trains as an eager one; on a CPU only the first part."""
+    on_gpu = device().type == "cuda"
+    config = BertConfig(num_hidden_layers=2, vocab_size=2048) if on_gpu else BertConfig(**TINY)
+    room = capacity(4, config.max_position_embeddings)
+    batches = [static_batch(batch, room) for batch in packed_batches(4, 4, config)]
+    batches = [batch.pin_memory() if on_gpu else batch for batch in batches]
+
+    def new_step(precision: str) -> Step:
+        choice = kernels.Config(fused="auto" if on_gpu else "none")
+        model = BertForPreTraining(config, kernels.select(choice, device()))
+        initialize(model, 0)
+        resolved = PrecisionConfig(precision=precision).resolve(device())
+        rules, world = optim.Config(sharded=True), World(DistConfig(device=device().type))
+        return build_step(model.to(device()), resolved, rules, world, accumulate=False, fused_update=on_gpu)
+
+    def problem_of(precision: str) -> str:
+        eager, other = new_step(precision), new_step(precision)
+        before = [tensor.clone() for tensor in other.state_tensors()]
+        run: Callable[..., Any] = other
+        if on_gpu:
+            run = GraphedStep(other, batches[:1])
+        else:
+            with other.rollback():
+                other(batches[:1], 1e-3)
+        if not all(torch.equal(a, b) for a, b in zip(before, other.state_tensors(), strict=True)):
+            return "warming up changed the state"
+        for number, batch in enumerate(batches):
+            losses = []
+            for step in (eager, run):
+                torch.manual_seed(number)
+                losses.append(float(step([batch], 1e-3).losses.mlm))
+            if not abs(losses[0] - losses[1]) <= 0.02:
+                return f"step {number}: loss {losses[1]:.4f} from the graph, {losses[0]:.4f} without"
+        return ""
+
     problems = {}
     for precision in ("bf16", "fp8"):
         try:
-            problem = _graph_problem(precision)
+            problem = problem_of(precision)
         except Exception as error:
             problem = explain(error)
         if problem:
             problems[precision] = problem
     return problems
-
-
-def _graph_problem(precision: str) -> str:
-    eager, batches = _small_step(precision)
-    other, _ = _small_step(precision)
-    before = [tensor.clone() for tensor in other.state_tensors()]
-    run: Callable[..., Any] = other
-    if device().type == "cuda":
-        run = GraphedStep(other, batches[:1])
-    else:
-        with other.rollback():
-            other(batches[:1], 1e-3)
-    if not all(torch.equal(a, b) for a, b in zip(before, other.state_tensors(), strict=True)):
-        return "warming up changed the state"
-    for number, batch in enumerate(batches):
-        losses = []
-        for step in (eager, run):
-            torch.manual_seed(number)
-            losses.append(float(step([batch], 1e-3).losses.mlm))
-        if not abs(losses[0] - losses[1]) <= 0.02:
-            return f"step {number}: loss {losses[1]:.4f} from the graph, {losses[0]:.4f} without"
-    return ""
 
 
 def finite_steps() -> dict[str, str]:
@@ -195,11 +183,10 @@ def finite_steps() -> dict[str, str]:
 
 
 def main() -> int:
-    """Checks and prints."""
     parser = Parser(__doc__)
     parser.add_argument("--tiny", action="store_true", help="what runs on a CPU, to try the script out")
     parser.parse_args()
-    result: dict[str, Any] = {"benchmark": "self_check"}
+    result: dict[str, Any] = {}
     for check in (
         assembly, fused_kernels, fp8_kernels, weight_gradients, attention_backends, graphs, finite_steps,
     ):  # fmt: skip
@@ -207,12 +194,12 @@ def main() -> int:
             result[check.__name__] = check() or "ok"
         except Exception as error:
             result[check.__name__] = {"failed": explain(error)}
-        emit(result)  # at once: the next check may run past the limit
+        emit("self_check", result)  # at once: the next check may run past the limit
     failed = [name for name, outcome in result.items() if isinstance(outcome, dict)]
     if device().type == "cuda":
         result["chosen_attention"] = attention.fastest(attention.trials(device()))
         failed = [name for name in failed if name != "attention_backends" or result["chosen_attention"] is None]
-    emit(result | {"machine": machine()})
+    emit("self_check", result)
     return int(bool(failed))
 
 

@@ -1,11 +1,11 @@
 """How long a run takes to its clock: BERT-large on CPU ranks, from init_start to run_start, and by part.
 
 Ranks joined by gloo, the optimizer sharded as on GPUs; weights from a checkpoint, as the benchmark has them, or drawn.
-Steps before the clock are left out, whose time on a CPU says nothing of a GPU's. With --before, another checkout takes
-turns. With --kernels, how long it takes ranks that start together to compile every Triton kernel of a step for a Hopper
-GPU that is not there: each for itself, once between them, and from the cache folder. Prints one JSON line.
+Steps before the clock are left out, whose time on a CPU says nothing of a GPU's. With --kernels, how long it
+takes ranks that start together to compile every Triton kernel of a step for a Hopper GPU that is not there: each for
+itself, once between them, and from the cache folder. Prints one JSON line.
 
-usage: python bench/start.py [--ranks 2] [--repeats 3] [--layers 24] [--drawn] [--replicated] [--before CHECKOUT]
+usage: python bench/start.py [--ranks 2] [--repeats 3] [--layers 24] [--drawn] [--replicated]
        python bench/start.py --kernels [--ranks 2] [--repeats 3]
 """
 
@@ -19,20 +19,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from command_line import Parser, folder_with, integer
-from result import ROOT, cpu_seconds, emit
+from lib import ROOT, Parser, cpu_seconds, emit, integer
 
 TIMEOUT = 200  # seconds of one start
 TINY = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 999,
-}
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128, "vocab_size": 999,
+}  # fmt: skip
 STEP = {  # one, as small as can be
     "SYNTH_DATA": "1", "BATCHSIZE": "1", "MAX_SEQ_LENGTH": "32", "PACKING_FACTOR": "2", "MAX_STEPS": "1", "LR": "1e-4",
     "SUBMISSION_DIVISION": "open", "DEVICE": "cpu", "SEED": "1", "WARMUP_RUN": "0", "OMP_NUM_THREADS": "1",
@@ -68,21 +64,20 @@ print([sum(os.times()[:4]) - begin, len(launches)], flush=True)
 """
 
 
-def start(checkout: Path, settings: dict[str, str], ranks: int) -> dict[str, Any]:
+def start(settings: dict[str, str], ranks: int, checkout: Path = ROOT) -> dict[str, Any]:
     """One run of one step: seconds from init_start to run_start, CPU seconds of all ranks, and of the parts."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-        probe.close()
-        environment = os.environ | STEP | settings
+    with tempfile.TemporaryDirectory() as folder:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        environment = os.environ | STEP | settings | {"PYTHONPATH": str(checkout / "implementations")}
         environment |= {"RUN_DIR": folder, "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
-        environment["PYTHONPATH"] = str(checkout / "implementations")
-        command = [sys.executable, "-m", "bert"]
         processes: list[subprocess.Popen[bytes]] = []
 
         def run() -> None:
             for rank in range(ranks):
                 place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                command = [sys.executable, "-m", "bert"]
                 processes.append(
                     subprocess.Popen(command, cwd=folder, env=environment | place, stdout=subprocess.DEVNULL)
                 )
@@ -103,23 +98,9 @@ def start(checkout: Path, settings: dict[str, str], ranks: int) -> dict[str, Any
         return {"init": (at["run_start"] - at["init_start"]) / 1e3, "cpu_of_the_run": spent, **parts}
 
 
-def starts(checkouts: dict[str, Path], settings: dict[str, str], ranks: int, repeats: int) -> dict[str, Any]:
-    """Medians of each checkout's starts, which take turns, and the ratios of the first to the last of each turn."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
-    for _ in range(repeats):
-        for name, checkout in checkouts.items():
-            found[name].append(start(checkout, settings, ranks))
-    medians = {
-        name: {part: round(statistics.median(one[part] for one in runs), 2) for part in runs[0]}
-        for name, runs in found.items()
-    }
-    if len(found) == 1:
-        return medians
-    first, last = found.values()
-    ratios = {
-        part: sorted(a[part] / b[part] for a, b in zip(first, last, strict=True)) for part in ("init", "cpu_of_the_run")
-    }
-    return medians | {"ratios": {part: [round(ratio, 2) for ratio in each] for part, each in ratios.items()}}
+def by_part(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Medians."""
+    return {part: round(statistics.median(run[part] for run in runs), 2) for part in runs[0]}
 
 
 def compile_together(ranks: int, how: str, cache: Path, only: str) -> dict[str, float]:
@@ -128,18 +109,13 @@ def compile_together(ranks: int, how: str, cache: Path, only: str) -> dict[str, 
     paths = [ROOT / "implementations", ROOT / "tests" / "bert" / "kernels"]
     environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "-c", COMPILE, how, only]
-    processes = [
-        subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for _ in range(ranks)
-    ]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, env=environment, **pipes) for _ in range(ranks)]
     try:
-        for process in processes:
-            assert process.stdout is not None
-            if process.stdout.readline() != "ready\n":
-                raise SystemExit("start: the kernels cannot be recorded, see above")
+        if any(process.stdout.readline() != "ready\n" for process in processes):
+            raise SystemExit("start: the kernels cannot be recorded, see above")
         begin = time.monotonic()
         for process in processes:
-            assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
         said = [json.loads(process.communicate(timeout=TIMEOUT)[0]) for process in processes]
@@ -148,8 +124,7 @@ def compile_together(ranks: int, how: str, cache: Path, only: str) -> dict[str, 
         for process in processes:
             process.kill()
             process.wait()
-    cpu = sum(seconds for seconds, _ in said)
-    return {"wall": round(wall, 2), "cpu": round(cpu, 2), "kernels": said[0][1]}
+    return {"wall": round(wall, 2), "cpu": round(sum(cpu for cpu, _ in said), 2), "kernels": said[0][1]}
 
 
 def kernels(ranks: int, repeats: int, only: str) -> dict[str, Any]:
@@ -160,31 +135,23 @@ def kernels(ranks: int, repeats: int, only: str) -> dict[str, Any]:
             found["each for itself"].append(compile_together(ranks, "each", Path(one), only))
             found["once"].append(compile_together(ranks, "once", Path(other), only))
             found["from the cache"].append(compile_together(ranks, "once", Path(other), only))
-    return {
-        name: {part: round(statistics.median(run[part] for run in runs), 2) for part in runs[0]}
-        for name, runs in found.items()
-    }
+    return {name: by_part(runs) for name, runs in found.items()}
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = Parser(__doc__)
     parser.add_argument("--ranks", type=integer, default=2, help="processes of one thread (default 2)")
-    parser.add_argument("--repeats", type=integer, default=3, help="starts of each checkout (default 3)")
+    parser.add_argument("--repeats", type=integer, default=3, help="starts (default 3)")
     parser.add_argument("--layers", type=integer, default=24, help="of the model (default 24: 5 GB of memory a rank)")
-    parser.add_argument("--drawn", action="store_true", help="weights drawn, not read from a checkpoint")
+    parser.add_argument("--drawn", action="store_true", help="random weights, not from a checkpoint")
     parser.add_argument("--replicated", action="store_true", help="SHARD_OPTIMIZER=0")
-    checkout = folder_with("implementations/bert/__main__.py")
-    parser.add_argument("--before", type=checkout, metavar="CHECKOUT", help="an earlier checkout, which takes turns")
     parser.add_argument("--kernels", action="store_true", help="the compilation of the kernels instead")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few kernels, to try the script out")
     options = parser.parse_args()
     if options.kernels:
         figures = kernels(options.ranks, options.repeats, "bias_gelu" if options.tiny else "")
-        emit("start", figures, data="launches of BERT-large", targets={})
+        emit("start", figures, data="launches of BERT-large")
         return
-    checkouts = {"before": options.before.resolve()} if options.before else {}
-    checkouts["now"] = ROOT
     with tempfile.TemporaryDirectory() as folder:
         shape = json.loads((ROOT / "configs" / "models" / "bert_large.json").read_text(encoding="utf-8"))
         shape["num_hidden_layers"] = options.layers
@@ -192,13 +159,12 @@ def main() -> None:
         model.write_text(json.dumps(shape | TINY if options.tiny else shape), encoding="utf-8")
         settings = {"BERT_CONFIG": str(model), "SHARD_OPTIMIZER": str(int(not options.replicated))}
         if not options.drawn:
-            weights = Path(folder, "weights.pt")
-            paths = {"PYTHONPATH": str(ROOT / "implementations")}
-            command = [sys.executable, "-c", MAKE_WEIGHTS, str(model), str(weights)]
-            subprocess.run(command, env=os.environ | paths, check=True, timeout=TIMEOUT)
-            settings["INIT_CHECKPOINT"] = str(weights)
-        figures = starts(checkouts, settings, options.ranks, options.repeats)
-    emit("start", figures, data=f"BERT-large's shape, {options.layers} layers, weights made up", targets={})
+            settings["INIT_CHECKPOINT"] = str(Path(folder, "weights.pt"))
+            command = [sys.executable, "-c", MAKE_WEIGHTS, str(model), settings["INIT_CHECKPOINT"]]
+            environment = os.environ | {"PYTHONPATH": str(ROOT / "implementations")}
+            subprocess.run(command, env=environment, check=True, timeout=TIMEOUT)
+        figures = by_part([start(settings, options.ranks) for _ in range(options.repeats)])
+    emit("start", {"now": figures}, data=f"BERT-large's shape, {options.layers} layers, weights made up")
 
 
 if __name__ == "__main__":

@@ -18,21 +18,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
-import triton  # before bert, which takes Triton where it is there already
-from command_line import Parser, at_least, file, integer, positive
-from common import ROOT, TINY, emit, packed_batches
-from gpu_rates import GPUS, NETWORKS, Rates
-from parts import PARTS, beside
+import triton  # noqa: F401  before bert, which takes Triton where it is there already
+from lib import ROOT, Parser, at_least, emit, file, integer, positive
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from train_step import capacity
+from torch.utils._pytree import tree_leaves
+from torch_lib import TINY, packed_batches
+from train_step import PARTS, beside, capacity
 from triton.runtime.jit import JITFunction
 
 from bert import kernels, optim
@@ -54,6 +52,37 @@ META = torch.device("meta")
 TABLE = ROOT / "tests" / "bert" / "kernels" / "compiled_kernels.json"
 TILE, ATTENTION_WARPS = 64, 4  # of attention_triton: queries and keys of a block, warps of a program
 
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a GPU does a second.
+
+    bf16, fp8_fast, fp8_exact: operations of products; memory: bytes; issue: instructions of all its warps; launches:
+    kernels of a CUDA graph, one after the other.
+    """
+
+    bf16: float = 0.9 * 770e12
+    fp8_fast: float = 0.9 * 1350e12
+    fp8_exact: float = 0.9 * 1100e12
+    memory: float
+    issue: float = 0.55 * 132 * 4 * 1.755e9  # 132 multiprocessors issue 4 a clock at best; 55% of that is assumed
+    launches: float = 5e5  # 2 us for the smallest is assumed
+
+
+# Products: 90%, for a layer's sizes, of what large ones reach (bf16 measured on an H200, fp8 assumed); memory: 90% of
+# measured copies.
+# A100 and B200 are not measured: the H100's share of their published peaks (bf16: 312 and 2,250 Tflop/s, 2 and 8 TB/s;
+# the B200's fp8 is twice its bf16 by the H100's ratio), their multiprocessors and clocks. An A100 has no fp8.
+GPUS = {
+    "h100": Rates(memory=0.9 * 3.0e12),
+    "h200": Rates(memory=0.9 * 4.3e12),
+    "a100": Rates(bf16=0.9 * 243e12, memory=0.9 * 1.8e12, issue=0.55 * 108 * 4 * 1.41e9),
+    "b200": Rates(
+        bf16=0.9 * 1750e12, fp8_fast=0.9 * 3070e12, fp8_exact=0.9 * 3070e12, memory=0.9 * 7.1e12,
+        issue=0.55 * 148 * 4 * 1.965e9,
+    ),
+}  # fmt: skip
+NETWORKS = {"nvlink": 450e9 * 0.8, "infiniband": 50e9 * 0.8}  # bytes a second and GPU each way, and the share reached
 
 IN_PLACE = {  # operands that are read and written
     ("LAMB", "_moments"): ("first", "second"),
@@ -135,36 +164,12 @@ class Recording(TorchDispatchMode):
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
-    if isinstance(values, dict):
-        values = values.values()
-    return [tensor for value in values for tensor in _tensors(value)] if _is_nest(values) else []
-
-
-def _is_nest(values: Any) -> bool:
-    return isinstance(values, (list, tuple)) or type(values).__name__ == "dict_values"
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _bytes(tensors: list[Tensor]) -> float:
     """Bytes of different tensors; one that is read and written counts once."""
     return float(sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values()))
-
-
-@contextmanager
-def _replaced(recording: Recording) -> Iterator[None]:
-    run = JITFunction.run
-    products = [(module, module.product) for module in (fp8_feed_forward, fp8_linear)]
-    JITFunction.run = lambda function, *args, **kwargs: recording.triton(function, *args, **kwargs)  # type: ignore
-    for module, _ in products:
-        module.product = recording.scaled_product
-    try:
-        with triton_support.interpreted():
-            yield
-    finally:
-        JITFunction.run = run  # type: ignore[method-assign]
-        for module, product in products:
-            module.product = product
 
 
 def recipe() -> Recipe:
@@ -183,47 +188,44 @@ def record(config: BertConfig, batch: PretrainingBatch, precision: str, evaluate
     newest = table[max(table)]
     loops = {name.partition(":")[2].split("-")[0]: f["loop"] for name, f in newest.items() if "attention:" in name}
     recording = Recording(config, pairs, loops)
-    with _replaced(recording), META:
+    with (
+        mock.patch.object(JITFunction, "run", lambda *args, **kwargs: recording.triton(*args, **kwargs)),
+        mock.patch.object(fp8_feed_forward, "product", recording.scaled_product),
+        mock.patch.object(fp8_linear, "product", recording.scaled_product),
+        triton_support.interpreted(),
+        META,
+    ):
         model = BertForPreTraining(config, kernels.select(kernels.Config(fused="all", attention="triton"), META))
         model.to(torch.bfloat16)
         if precision == "fp8":
             model.use_fp8(recipe(), META).calibrated = True
-        data, buckets = batch.to(META), _sharded(model).buckets
+        data = batch.to(META)
+        world = World(DistConfig(device="cpu"))
+        world.device = META
+        sharded = Sharded(  # of one GPU, for its flat buffers of weights and gradients
+            model.named_parameters(), lambda shard: optim.Config().flat_rule(shard, fused=True), world,
+            stages=model.stages(), side_by_side=optim.side_by_side(model),
+        )  # fmt: skip
         if evaluates:
             recording.phase = "weights"
             with torch.no_grad(), recording, model.evaluating():
                 recording.phase = "forward"
                 model.scored(data)
             return recording.launches
-        with recording, buckets.backward_pass(first=True, reduce=False):
+        with recording, sharded.buckets.backward_pass(first=True, reduce=False):
             losses = model(data)
             recording.phase = "backward"
             torch.autograd.backward([losses.mlm + losses.nsp])
-        recording.phase = "update"
-        _update([parameter.numel() for parameter in model.parameters()])
+        recording.phase = "update"  # clipping and LAMB on flat buffers
+        sizes = [parameter.numel() for parameter in model.parameters()]
+        layout = lamb.make_layout(sizes, [0.01] * len(sizes), META)
+        gradient, low = (torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2))
+        master, first, second = (torch.empty(layout.size, device=META) for _ in range(3))
+        scalars = torch.empty(4, device=META)
+        lamb.fused.squared_norm(gradient)
+        norms = lamb.fused.moments(layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6)
+        lamb.fused.update(layout, master, first, second, low, norms, scalars, 1e-6)
     return recording.launches
-
-
-def _sharded(model: BertForPreTraining) -> Sharded:
-    """The optimizer of one GPU, for its flat buffers of weights and gradients."""
-    world = World(DistConfig(device="cpu"))
-    world.device = META
-    config = optim.Config()
-    return Sharded(
-        model.named_parameters(), lambda shard: config.flat_rule(shard, fused=True), world, stages=model.stages(),
-        side_by_side=optim.side_by_side(model),
-    )  # fmt: skip
-
-
-def _update(sizes: list[int]) -> None:
-    """Clipping and LAMB on flat buffers."""
-    layout = lamb.make_layout(sizes, [0.01] * len(sizes), META)
-    gradient, low = (torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2))
-    master, first, second = (torch.empty(layout.size, device=META) for _ in range(3))
-    scalars = torch.empty(4, device=META)
-    lamb.fused.squared_norm(gradient)
-    norms = lamb.fused.moments(layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6)
-    lamb.fused.update(layout, master, first, second, low, norms, scalars, 1e-6)
 
 
 def exposed_seconds(buckets: list[float], spans: list[float], rate: float, ranks: int) -> float:
@@ -338,7 +340,6 @@ def pretraining(gpus: list[str]) -> str:
 
 
 def main() -> None:
-    """Records and prints."""
     parser = Parser(__doc__)
     parser.add_argument("--gpu", choices=list(GPUS), default="h200", help="(default h200)")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="fp8", help="(default fp8)")
@@ -380,7 +381,7 @@ def main() -> None:
     settings = {name: getattr(options, name) for name in ("gpu", "precision", "rows", "length", "gpus", "network")}
     if options.precision == "fp8":
         settings["fp8"] = dataclasses.asdict(recipe())
-    emit({"benchmark": "step_model", **settings, **found, "triton": triton.__version__})
+    emit("step_model", settings | found)
 
 
 if __name__ == "__main__":

@@ -1,44 +1,50 @@
 """Training steps of BERT-large on one GPU: this trainer in its variants, and Hugging Face's, on the same sequences.
 
 Packed rows of 512 tokens with Wikipedia's mix of lengths (synthetic), dropout 0.1, forward, backward and update.
-Two variants at a time take turns, so that they share the chip's temperature and clocks, and are let go of before the
+Two variants at a time take turns, so that they share the chip's temperature and clocks, and are freed before the
 next two: a GPU of 80 GB holds them. Prints a JSON line once a variant has taken its first steps and after each two; a
-group's last one has all of its figures.
+group's last one has all of its figures. --profile prints the kernels of a step of 48 rows by time instead, in bf16 and
+fp8.
 
 usage: python bench/train_step.py [--groups main peers ...] [--rounds 5] [--steps 4] [--deadline 300]
+       python bench/train_step.py --profile
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
+import json
+import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from command_line import Parser, integer, positive
-from common import (
+from lib import Parser, emit, explain, integer, positive
+from torch import Tensor
+from torch_lib import (
     TINY,
+    Call,
     device,
-    emit,
     gpu_state,
-    machine,
     matmul_ceiling,
     milliseconds,
     model_flops,
     packed_batches,
     synchronize,
 )
-from errors import explain
 
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.data.batch import PretrainingBatch, PretrainingCapacity
 from bert.kernels import attention
+from bert.kernels.cross_entropy import IGNORE
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
@@ -46,13 +52,10 @@ from bert.training.graph import GraphedStep, graph_capacity, static_batch
 from bert.training.step import build_step
 
 NUM_BATCHES = 4
-OnBatch = Callable[[int], object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One line of the result."""
-
     name: str
     rows: int = 24
     precision: str = "bf16"
@@ -63,58 +66,43 @@ class Variant:
     peer: dict[str, bool] | None = None  # Hugging Face's: packed, compiled
 
 
-@dataclass
-class Figures:
-    """What was measured of a variant."""
-
-    times: list[float] = field(default_factory=list)
-    peak_bytes: int = 0
-    build_seconds: float = 0.0
-    problem: str = ""
-
-
 def groups(on_gpu: bool) -> dict[str, list[Variant]]:
     """The variants that take turns, by group. On a CPU: those that run there."""
-    default = Variant(name="ours")
-    eager = Variant(name="ours, eager", graph=False)
-    unfused = Variant(name="ours, FUSED=none", fused="none")
-    hugging_face = {
-        f"Hugging Face {kind}, {mode}": {"packed": kind == "packed", "compiled": mode == "compiled"}
+    default, fp8 = Variant(name="ours"), Variant(name="ours, fp8", precision="fp8")
+    peers = [
+        Variant(name=f"Hugging Face {kind}, {mode}", peer={"packed": kind == "packed", "compiled": mode == "compiled"})
         for mode in ("eager", "compiled")
         for kind in ("padded", "packed")
-    }
-    peers = [Variant(name=name, peer=peer) for name, peer in hugging_face.items()]
-    separate_casts = Variant(name="ours, fp8, separate casts", precision="fp8", fused=without("fp8_cast"))
-    backends = attention.candidates(device())
-    found = {
-        "main": [default, Variant(name="ours, fp8", precision="fp8"), eager, unfused],
-        "peers": [default, *[variant for variant in peers if "eager" in variant.name]],
-        "rows 48": [Variant(name="ours", rows=48), Variant(name="ours, fp8", rows=48, precision="fp8")],
-        "rows 96": [Variant(name="ours", rows=96), Variant(name="ours, fp8", rows=96, precision="fp8")],
+    ]
+    small = {"peers": [default, *peers[:2]], "rows 48": [dataclasses.replace(each, rows=48) for each in (default, fp8)]}
+    if not on_gpu:
+        return {"main": [default, fp8], **small}
+    unfused = Variant(name="ours, FUSED=none", fused="none")
+    return {
+        "main": [default, fp8, Variant(name="ours, eager", graph=False), unfused],
+        **small,
+        "rows 96": [dataclasses.replace(each, rows=96) for each in (default, fp8)],
         "rows 48 plain": [
             Variant(name="ours, Triton's attention", rows=48, attention="triton"),
             Variant(name="ours, FUSED=none, flash", rows=48, fused="none", attention="flash"),
         ],
-        "attention": [default, *[Variant(name=f"ours, {name} attention", attention=name) for name in backends]],
+        "attention": [
+            default,
+            *[Variant(name=f"ours, {name} attention", attention=name) for name in attention.candidates(device())],
+        ],
         "kernels": [
             default,
             *[Variant(name=f"ours, without fused {n}", fused=without(n)) for n in kernels.FUSABLE if n != "fp8_cast"],
             unfused,
         ],
-        "fp8": [default, Variant(name="ours, fp8", precision="fp8"), separate_casts],
         "fp8 48": [
-            Variant(name="ours, fp8", rows=48, precision="fp8"),
+            dataclasses.replace(fp8, rows=48),
             Variant(name="ours, fp8, fast sums", rows=48, precision="fp8", fp8={"fp8_fast_sums": "all"}),
             Variant(name="ours, fp8, output too", rows=48, precision="fp8", fp8={"fp8_output_projection": True}),
-            dataclasses.replace(separate_casts, rows=48),
+            Variant(name="ours, fp8, separate casts", rows=48, precision="fp8", fused=without("fp8_cast")),
         ],
-        "compiled peers": [default, *[variant for variant in peers if "compiled" in variant.name]],
+        "compiled peers": [default, *peers[2:]],
     }
-    if not on_gpu:
-        found["main"] = [Variant(name="ours"), Variant(name="ours, fp8", precision="fp8")]
-        for name in ("kernels", "compiled peers", "attention", "rows 48 plain", "rows 96", "fp8", "fp8 48"):
-            del found[name]
-    return found
 
 
 def without(name: str) -> str:
@@ -122,17 +110,7 @@ def without(name: str) -> str:
     return ",".join(other for other in kernels.FUSABLE if other != name and name not in kernels.NEEDED.get(other, ()))
 
 
-def random_weights(model: torch.nn.Module) -> None:
-    """Draws weights where they lie: on the CPU, as a run does, it takes seconds."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0.0, 0.02)
-            else:
-                parameter.fill_(float(name.endswith("LayerNorm.weight")))
-
-
-def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBatch]) -> OnBatch:
+def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBatch]) -> Call:
     """step(n) of this trainer, as a run takes it: batches come from page-locked memory."""
     world = World(DistConfig(device=device().type))
     on_gpu = world.device.type == "cuda"
@@ -142,13 +120,17 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBa
     with torch.device("meta"):
         model = BertForPreTraining(config, kernels.select(choice, world.device))
     model.to_empty(device=world.device)
-    random_weights(model)
+    with torch.no_grad():  # on the device: on the CPU, as a run does, it takes seconds
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.02)
+            else:
+                parameter.fill_(float(name.endswith("LayerNorm.weight")))
+    precision = PrecisionConfig(
+        precision=variant.precision if on_gpu or variant.precision == "fp8" else "fp32", **variant.fp8
+    ).resolve(world.device)
     fused_update = "lamb" in choice.names(world.device)
-    name = variant.precision if on_gpu or variant.precision == "fp8" else "fp32"
-    precision = PrecisionConfig(precision=name, **variant.fp8)
-    step: Any = build_step(
-        model, precision.resolve(world.device), optim.Config(), world, accumulate=False, fused_update=fused_update
-    )
+    step: Any = build_step(model, precision, optim.Config(), world, accumulate=False, fused_update=fused_update)
     if on_gpu:
         room = capacity(variant.rows, config.max_position_embeddings)
         batches = [(static_batch(b, room) if variant.graph else b).pin_memory() for b in batches]
@@ -167,28 +149,97 @@ def capacity(rows: int, length: int) -> PretrainingCapacity:
     return graph_capacity(PretrainingCapacity.of(rows * length, 3 * rows), rows)
 
 
-def prepare(variant: Variant, config: BertConfig, batches: list[PretrainingBatch], figures: Figures) -> OnBatch | None:
-    """Builds and warms up; None, with the reason, where it cannot run."""
+def rows_of(batch: PretrainingBatch, length: int, packed: bool) -> list[list[tuple[int, int]]]:
+    """Sequences (begin, end) of each row: alone, or as many consecutive ones as fit."""
+    rows: list[list[tuple[int, int]]] = []
+    used = length
+    for begin, end in itertools.pairwise(batch.cu_seqlens.tolist()[: batch.num_sequences + 1]):
+        if not packed or used + end - begin > length:
+            rows.append([])
+            used = 0
+        rows[-1].append((begin, end))
+        used += end - begin
+    return rows
+
+
+def inputs_of(batch: PretrainingBatch, length: int, packed: bool, device: torch.device) -> dict[str, Tensor]:
+    """The batch as Hugging Face's BertForPreTraining takes it, rows filled up to ``length``.
+
+    A packed row has a block-diagonal mask and positions that restart. The model pools the first token of a row only, so
+    its next-sentence head sees one sequence a row: a little less work than ours.
+    """
+    rows = rows_of(batch, length, packed)
+    shape = (len(rows), length)
+    labels = torch.full((batch.num_tokens,), IGNORE)
+    labels[batch.masked_positions.long()[: batch.num_masked]] = batch.masked_labels[: batch.num_masked]
+    made = {name: torch.zeros(shape, dtype=torch.long) for name in ("input_ids", "token_type_ids", "position_ids")}
+    made["labels"] = torch.full(shape, IGNORE)
+    document = torch.full(shape, -1)
+    first = []
+    starts = {begin: number for number, begin in enumerate(batch.cu_seqlens.tolist())}
+    for row, sequences in enumerate(rows):
+        first.append(starts[sequences[0][0]])
+        at = 0
+        for number, (begin, end) in enumerate(sequences):
+            place = slice(at, at + end - begin)
+            made["input_ids"][row, place] = batch.input_ids[begin:end].long()
+            made["token_type_ids"][row, place] = batch.segment_ids[begin:end].long()
+            made["position_ids"][row, place] = torch.arange(end - begin)
+            made["labels"][row, place] = labels[begin:end]
+            document[row, place] = number
+            at += end - begin
+    made["next_sentence_label"] = batch.next_sentence_labels[first]
+    if packed:
+        same = (document[:, None, :, None] == document[:, None, None, :]) & (document[:, None, None, :] >= 0)
+        made["attention_mask"] = same | torch.eye(length, dtype=torch.bool)  # padding sees itself: no row without keys
+    else:
+        made["attention_mask"] = (document >= 0).long()
+    return {name: tensor.to(device) for name, tensor in made.items()}
+
+
+def build_peer(config: BertConfig, batches: list[PretrainingBatch], *, packed: bool, compiled: bool) -> Call:
+    """step(n) of Hugging Face's model with AdamW and clipping; on a GPU in bf16 with the fused AdamW."""
+    import transformers  # only where a peer is measured
+
+    on_gpu = device().type == "cuda"
+    shape = {name: getattr(config, name) for name in vars(config) if name != "hidden_act"}
+    theirs = transformers.BertConfig(**shape, hidden_act=config.hugging_face_hidden_act, attn_implementation="sdpa")
+    model = transformers.BertForPreTraining(theirs).to(device(), torch.bfloat16 if on_gpu else torch.float32).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=on_gpu)
+    inputs = [inputs_of(batch, config.max_position_embeddings, packed, device()) for batch in batches]
+    forward = torch.compile(model) if compiled else model
+
+    def step(number: int) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        forward(**inputs[number % len(inputs)]).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def prepare(
+    variant: Variant, config: BertConfig, batches: list[PretrainingBatch], figures: dict[str, Any]
+) -> Call | None:
+    """Builds and warms up; None, with the reason in the figures, where it cannot run."""
     begin, used = time.monotonic(), torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     try:
         if variant.peer is not None:
-            from peers import build  # transformers is imported only where a peer is measured
-
-            run = build(config, batches, device(), **variant.peer)
+            run = build_peer(config, batches, **variant.peer)
         else:
             run = build_ours(variant, config, batches)
         for number in range(NUM_BATCHES):
             run(number)
         synchronize()
     except Exception as error:  # out of memory, no such backend, a library's own errors
-        figures.problem = explain(error)
+        figures["problem"] = explain(error)
         return None
     finally:
-        figures.build_seconds = round(time.monotonic() - begin, 1)
-        if torch.cuda.is_available():
-            figures.peak_bytes = torch.cuda.max_memory_allocated() - used
+        figures["build_seconds"] = round(time.monotonic() - begin, 1)
+        peak = torch.cuda.max_memory_allocated() - used if torch.cuda.is_available() else 0
+        figures["peak_gib"] = round(peak / 2**30, 2)
     return run
 
 
@@ -206,32 +257,52 @@ def measure_together(
     say: is given the lines of those that have taken their first steps, while the next one may still hang.
     """
     batches = packed_batches(variants[0].rows, NUM_BATCHES, config)
-    figures = {variant.name: Figures() for variant in variants}
-    runs: dict[str, OnBatch] = {}
+    sequences = sum(batch.num_sequences for batch in batches) / NUM_BATCHES
+    tokens = sum(batch.num_tokens for batch in batches) / NUM_BATCHES
+    flops = sum(model_flops(config, batch) for batch in batches) / NUM_BATCHES
+    lines: dict[str, dict[str, Any]] = {each.name: {"variant": each.name, "rows": each.rows} for each in variants}
+    times: dict[str, list[float]] = {}
+    runs: dict[str, Call] = {}
+
+    def turn(run: Call, steps: int) -> float:
+        """Milliseconds a step, over every batch equally often."""
+        numbers = itertools.count()
+        return milliseconds(lambda: run(next(numbers)), steps * NUM_BATCHES)
+
+    def line(name: str, times: list[float]) -> dict[str, Any]:
+        time_ms = statistics.median(times)
+        rate = flops / time_ms / 1e9
+        return lines[name] | {
+            "milliseconds": round(time_ms, 3),
+            "spread": [round(min(times), 3), round(max(times), 3)],
+            "sequences_per_second": round(sequences / time_ms * 1e3, 1),
+            "tokens_per_second": round(tokens / time_ms * 1e3),
+            "model_tflops": round(rate, 4),
+            "share_of_ceiling": round(rate / ceiling, 4),
+        }
+
     early: list[dict[str, Any]] = []
     for variant in variants:
         if time.monotonic() > deadline:
-            figures[variant.name].problem = "no time left"
+            lines[variant.name]["problem"] = "no time left"
             continue
-        run = prepare(variant, config, batches, figures[variant.name])
+        run = prepare(variant, config, batches, lines[variant.name])
         if run is not None:
-            runs[variant.name] = run
-            first = dataclasses.replace(figures[variant.name], times=[turn(run, 1)])
-            early.append(line(variant, first, batches, config, ceiling) | {"early": True})
+            runs[variant.name], times[variant.name] = run, []
+            early.append(line(variant.name, [turn(run, 1)]) | {"early": True})
             say(early)
         gc.collect()
     clocks = {}
     for _ in range(rounds):
         for name, run in runs.items():
-            figures[name].times += [turn(run, steps)]
+            times[name].append(turn(run, steps))
         clocks = gpu_state()
-    lines = [line(variant, figures[variant.name], batches, config, ceiling) for variant in variants]
     run = None
     runs.clear()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return [one | {"clocks": clocks} for one in lines]
+    return [(line(name, times[name]) if name in times else one) | {"clocks": clocks} for name, one in lines.items()]
 
 
 def together(variants: list[Variant]) -> list[list[Variant]]:
@@ -240,37 +311,86 @@ def together(variants: list[Variant]) -> list[list[Variant]]:
     return [variants[begin : begin + count] for begin in range(0, len(variants), count)]
 
 
-def turn(run: OnBatch, steps: int) -> float:
-    """Milliseconds a step, over every batch equally often."""
-    numbers = iter(range(10**9))
-    return milliseconds(lambda: run(next(numbers)), steps * NUM_BATCHES)
+PARTS = {  # by the module of bert.kernels, with which the name of each of its Triton kernels begins
+    "attention_triton": "attention", "dropout_add_layer_norm": "LayerNorm", "bias_gelu": "GELU", "fp8_cast": "casts",
+    "fp8_feed_forward": "GELU", "embeddings": "embeddings", "scatter": "embeddings", "cross_entropy": "head, loss",
+    "lamb": "LAMB", "lans": "LANS", "arithmetic": "sums over rows",
+}  # fmt: skip
+LIBRARIES = {  # other libraries' kernels, in this order
+    "attention": re.compile(r"sdpa|flash|fmha|mha_", re.IGNORECASE),
+    "communication": re.compile(r"nccl", re.IGNORECASE),
+    "products": re.compile(r"gemm|nvjet|cublas|cutlass|xmma", re.IGNORECASE),
+}
 
 
-def line(
-    variant: Variant, figures: Figures, batches: list[PretrainingBatch], config: BertConfig, ceiling: float
-) -> dict[str, Any]:
-    """The figures of a variant; only the reason where there are none."""
-    result: dict[str, Any] = {"variant": variant.name, "rows": variant.rows, "build_seconds": figures.build_seconds}
-    if not figures.times:
-        return result | {"problem": figures.problem}
-    time_ms = statistics.median(figures.times)
-    count = len(batches)
-    sequences = sum(batch.num_sequences for batch in batches) / count
-    tokens = sum(batch.num_tokens for batch in batches) / count
-    rate = sum(model_flops(config, batch) for batch in batches) / count / time_ms / 1e9
-    return result | {
-        "milliseconds": round(time_ms, 3),
-        "spread": [round(min(figures.times), 3), round(max(figures.times), 3)],
-        "sequences_per_second": round(sequences / time_ms * 1e3, 1),
-        "tokens_per_second": round(tokens / time_ms * 1e3),
-        "model_tflops": round(rate, 4),
-        "share_of_ceiling": round(rate / ceiling, 4),
-        "peak_gib": round(figures.peak_bytes / 2**30, 2),
+def by_part(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Sums of (name in a profile, milliseconds) by part of the step."""
+    found: dict[str, float] = {}
+    for name, spent in kernels:
+        ours = (part for module, part in PARTS.items() if name.startswith(f"{module}_"))
+        others = (part for part, names in LIBRARIES.items() if names.search(name))
+        part = next(itertools.chain(ours, others), "other")
+        found[part] = found.get(part, 0.0) + spent
+    return found
+
+
+def beside(modelled: Mapping[str, float], results: Path, precision: str, rows: int) -> dict[str, Any]:
+    """Milliseconds by part: modelled, measured, and measured less modelled, the largest first: where to look next.
+
+    results: results.jsonl of gpu_all.py; in a profile the head's products count as products. Raises SystemExit where
+    it has no profile of that precision and size.
+    """
+    try:
+        lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{results}: not a results file of gpu_all.py ({error})") from None
+    profiles = [line for line in lines if line.get("profile") == precision and line.get("rows") == rows]
+    if not profiles:
+        raise SystemExit(f"{results}: no profile of {rows} rows in {precision}: python bench/gpu_all.py --only profile")
+    expected: dict[str, float] = {}
+    for name, spent in modelled.items():
+        part = "products" if name.startswith("products") else name
+        expected[part] = expected.get(part, 0.0) + spent
+    measured = profiles[-1]["parts"]
+    pairs = {part: (expected.get(part, 0.0), measured.get(part, 0.0)) for part in expected | measured}
+    ordered = sorted(pairs.items(), key=lambda item: item[1][0] - item[1][1])
+    return {
+        part: {"modelled": round(a, 2), "measured": round(b, 2), "difference": round(b - a, 2)}
+        for part, (a, b) in ordered
+    }
+
+
+def profiled(precision: str, rows: int, config: BertConfig) -> dict[str, Any]:
+    """Over two steps, milliseconds a step by part, and the 40 kernels that take the most time."""
+    from torch.profiler import ProfilerActivity, profile
+
+    variant = Variant(name=f"ours, {precision}", rows=rows, precision=precision)
+    run = build_ours(variant, config, packed_batches(rows, NUM_BATCHES, config))
+    for number in range(NUM_BATCHES):
+        run(number)
+    synchronize()
+    on_gpu = device().type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
+        run(0)
+        run(1)
+        synchronize()
+    kernels = [
+        (event.key, (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 2e3, event.count / 2)
+        for event in profiler.key_averages()
+    ]
+    parts = by_part((name, spent) for name, spent, _ in kernels)
+    return {
+        "profile": precision,
+        "rows": rows,
+        "parts": {part: round(spent, 4) for part, spent in parts.items()},
+        "top_kernels": [
+            {"kernel": name[:120], "ms_per_step": round(spent, 4), "calls_per_step": calls}
+            for name, spent, calls in sorted(kernels, key=lambda kernel: -kernel[1])[:40]
+        ],
     }
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = Parser(__doc__)
     available = groups(torch.cuda.is_available())
     parser.add_argument("--groups", nargs="+", choices=list(available), default=list(available), help="(default: all)")
@@ -281,16 +401,20 @@ def main() -> None:
     parser.add_argument(
         "--deadline", type=positive, default=300, help="seconds until nothing more begins (default 300)"
     )
+    parser.add_argument("--profile", action="store_true", help="the kernels of a step by time instead")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
     deadline = time.monotonic() + options.deadline
     config = BertConfig(**TINY) if options.tiny else BertConfig()
+    if options.profile:
+        for precision in ("bf16", "fp8"):
+            emit("step_profile", profiled(precision, 2 if options.tiny else 48, config))
+        return
     ceiling = matmul_ceiling()
-    result: dict[str, Any] = {"benchmark": "train_step", "ceiling_tflops": round(ceiling, 4), "groups": {}}
+    result: dict[str, Any] = {"ceiling_tflops": round(ceiling, 4)}
     chosen = {variant.attention for name in options.groups for variant in available[name] if variant.peer is None}
     if torch.cuda.is_available() and "auto" in chosen:
         result["tried_attention"] = [vars(trial) for trial in attention.trials(device())]
-    result["machine"] = machine()
     for name in options.groups:
         variants = available[name]
         if options.tiny:
@@ -298,11 +422,12 @@ def main() -> None:
         measured: list[dict[str, Any]] = []
 
         def say(lines: list[dict[str, Any]], before: list[dict[str, Any]] = measured, group: str = name) -> None:
-            emit(result | {"groups": {group: [*before, *lines]}})
+            emit("train_step", result | {"groups": {group: [*before, *lines]}})
 
         for few in together(variants):
-            measured += measure_together(few, config, options.rounds, options.steps, ceiling, deadline, say)
-            emit(result | {"groups": {name: measured}})  # at once: a process that is ended leaves what it has
+            lines = measure_together(few, config, options.rounds, options.steps, ceiling, deadline, say)
+            say(lines)  # at once: a process that is ended leaves what it has
+            measured += lines
 
 
 if __name__ == "__main__":

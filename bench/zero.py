@@ -23,13 +23,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import result
 import torch
-from command_line import Parser, integer
-from common import TINY, packed_batches
-from small_bert import SMALL, new_model
+from lib import Parser, emit, integer
 from torch import Tensor
 from torch.multiprocessing import spawn
+from torch_lib import SMALL, TINY, new_model, packed_batches
 
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
@@ -45,12 +43,8 @@ from bert.optim import Config as OptimizerConfig
 from bert.pretraining.memory import Peak
 from bert.training.step import build_step
 
-# DeepSpeed's stage, and what shards as much here; our engine has no stage 3.
-PAIRS = {
-    "stage_1": ({"stage": 1}, False),
-    "stage_2": ({"stage": 2}, True),
-    "stage_3": ({"stage": 3}, True),
-}
+# DeepSpeed's stage, and whether ours shards gradients, to shard as much; our engine has no stage 3.
+PAIRS = {1: False, 2: True, 3: True}
 BUCKET = 1 << 24  # numbers at most: our own engine's 64 MiB in fp32. DeepSpeed's default of 5e8 is more than the model
 FP32 = Precision(dtype=torch.float32)
 TrainingStep = Callable[[list[PretrainingBatch], float], Any]
@@ -62,33 +56,29 @@ def our_step(world: World, config: BertConfig, shard_gradients: bool) -> Trainin
     return build_step(new_model(config), FP32, rules, world, accumulate=False, fused_update=False)
 
 
-def deepspeed_step(world: World, config: BertConfig, zero: dict[str, Any], folder: Path) -> TrainingStep:
+def deepspeed_step(world: World, config: BertConfig, stage: int, folder: Path) -> TrainingStep:
     """ENGINE=deepspeed."""
-    path = folder / f"ds_{world.rank}.json"
-    model = new_model(config)
+    path, model, rules = folder / f"ds_{world.rank}.json", new_model(config), OptimizerConfig(optimizer="adamw")
     bucket = min(BUCKET, sum(parameter.numel() for parameter in model.parameters()))
-    path.write_text(json.dumps({"zero_optimization": zero | {"reduce_bucket_size": bucket}}))
-    rules = OptimizerConfig(optimizer="adamw")
+    path.write_text(json.dumps({"zero_optimization": {"stage": stage, "reduce_bucket_size": bucket}}))
     settings = ZeroConfig(engine="deepspeed", path=path).complete(rules, FP32, 1, 1)
     weights = partial(first_weights, new_model(config), 0)
     use_placeholders(model, FP32.dtype, world.device)
     return DeepSpeedStep(model, FP32, rules, world, settings, weights(), weights)
 
 
-def tensors() -> list[Tensor]:
-    """All that hold memory."""
-    gc.collect()
-    return [one for one in gc.get_objects() if issubclass(type(one), Tensor) and one.device.type != "meta"]
-
-
 def measured(make: Callable[[], TrainingStep], batch: PretrainingBatch) -> tuple[TrainingStep, int]:
     """The step, and the most bytes that its tensors hold while it is taken."""
+
+    def tensors() -> list[Tensor]:
+        gc.collect()
+        return [one for one in gc.get_objects() if issubclass(type(one), Tensor) and one.device.type != "meta"]
+
     before = {one.untyped_storage()._cdata for one in tensors()}
     step = make()
     for _ in range(2):  # states come with the first
         step([batch], 1e-4)
-    mine = [one for one in tensors() if one.untyped_storage()._cdata not in before]
-    with Peak(mine) as peak:
+    with Peak([one for one in tensors() if one.untyped_storage()._cdata not in before]) as peak:
         step([batch], 1e-4)
     return step, peak.most
 
@@ -111,16 +101,16 @@ def rank_main(rank: int, options: argparse.Namespace, port: int, folder: Path) -
     figures: dict[str, Any] = {"model": f"{config.num_hidden_layers} layers x {config.hidden_size}"}
     with World(DistConfig(rank=rank, world_size=options.ranks, device="cpu")) as world:
         batches = packed_batches(options.rows, 2, config, seed=rank)
-        for name, (zero, shard_gradients) in PAIRS.items():
+        for stage, shard_gradients in PAIRS.items():
             ours, our_bytes = measured(partial(our_step, world, config, shard_gradients), batches[0])
-            theirs, their_bytes = measured(partial(deepspeed_step, world, config, zero, folder), batches[0])
+            theirs, their_bytes = measured(partial(deepspeed_step, world, config, stage, folder), batches[0])
             times: list[tuple[float, float]] = []
             for turn in range(options.turns):
                 order = [(0, ours), (1, theirs)][:: -1 if turn % 2 else 1]
                 spans = {which: seconds(world, step, batches, options.steps) for which, step in order}
                 times.append((spans[0], spans[1]))
             most = [float(value) for value in world.max(torch.tensor([our_bytes, their_bytes], dtype=torch.float64))]
-            figures[name] = {
+            figures[f"stage_{stage}"] = {
                 "seconds_ours": [round(mine, 3) for mine, _ in times],
                 "seconds_deepspeed": [round(other, 3) for _, other in times],
                 "time_ours_by_deepspeed": round(statistics.median(mine / other for mine, other in times), 3),
@@ -135,7 +125,6 @@ def rank_main(rank: int, options: argparse.Namespace, port: int, folder: Path) -
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = Parser(__doc__)
     parser.add_argument("--turns", type=integer, default=6, help="of each engine (default 6)")
     parser.add_argument("--steps", type=integer, default=2, help="of a turn (default 2)")
@@ -154,7 +143,7 @@ def main() -> None:
         spawn(rank_main, args=(options, port, Path(folder)), nprocs=options.ranks)
         figures = json.loads((Path(folder) / "figures.json").read_text())
     figures |= {"deepspeed": version("deepspeed"), "ranks": options.ranks, "rows": options.rows}
-    result.emit("zero", figures, data="Wikipedia mix (synthetic)", targets={})
+    emit("zero", figures, data="Wikipedia mix (synthetic)")
 
 
 if __name__ == "__main__":

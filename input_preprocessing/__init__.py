@@ -1,1 +1,45 @@
-"""Data preparation: one module a stage, from text to packed records."""
+"""Data preparation, from text to packed records: `python -m input_preprocessing STAGE`, one module a stage."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+# Name: the function that is the command, and what it does. In the order of a preparation.
+STAGES = {
+    "prepare": ("dataset.prepare.main", "all steps below that a data set needs; prepare_data.sh runs it"),
+    "download": ("dataset.download.main", "fetch and check the benchmark's public files"),
+    "finetuning": ("dataset.finetuning.main", "fetch and check SQuAD or a task of GLUE, for run_finetuning.sh"),
+    "corpus": ("text.corpus.main", "sentences, vocabulary and model size from a text of your own"),
+    "extract": ("wiki.extract.main", "articles out of Wikipedia's dumps"),
+    "clean": ("wiki.clean.main", "sentences out of the articles' mark-up"),
+    "split": ("wiki.split.main", "articles into part files and evaluation text"),
+    "instances": ("instances.command.main", "tokenise, pair and mask one text file"),
+    "evalset": ("records.shards.evalset_main", "choose the evaluation samples"),
+    "shuffle": ("records.shards.shuffle_main", "instances into shuffled shards"),
+    "pack": ("records.shards.pack_main", "instances into shards of packed rows"),
+    "bins": ("records.shards.bins_main", "instances into bins of similar length"),
+    "import_records": ("records.import_records.main", "TFRecord files and NVIDIA's HDF5 shards into records"),
+    "export_records": ("records.export_records.main", "records into TFRecord files and NVIDIA's HDF5 shards"),
+    "convert_checkpoint": ("checkpoints.convert.main", "TensorFlow and PyTorch checkpoints into one another"),
+    "data_card": ("dataset.data_card.main", "write DATA_CARD.md of a prepared data set"),
+    "verify": ("verify.verdict.main", "check a prepared data set"),
+}
+
+
+class _StageFinder:
+    """Makes `python -m input_preprocessing.STAGE` run `python -m input_preprocessing STAGE`."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        package, _, module = name.partition(".")
+        folder = Path(__file__).parent
+        if package != __name__ or module.removesuffix(".__main__") not in STAGES or (folder / module).is_dir():
+            return None  # rooms may have the name of a stage: theirs is ROOM.__main__
+        return importlib.util.spec_from_file_location(name, folder / "__main__.py")
+
+
+sys.meta_path.insert(0, _StageFinder)

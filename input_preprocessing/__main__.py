@@ -1,11 +1,41 @@
-"""`python -m input_preprocessing`: lists the stages."""
+"""`python -m input_preprocessing STAGE`: runs a stage, which a signal ends with one line; --help lists the stages."""
 
 from __future__ import annotations
 
+import difflib
 import sys
 
-from input_preprocessing.commands import overview
+from input_preprocessing import STAGES
+from input_preprocessing.stage import interrupt
+
+
+def overview() -> str:
+    """Every stage with a line of what it does, in the order of a preparation."""
+    lines = [f"  {name:{max(map(len, STAGES))}}  {summary}" for name, (_, summary) in STAGES.items()]
+    usage = "usage: python -m input_preprocessing STAGE [options]   (--help after a stage lists its options)"
+    return "\n".join([usage, "", *lines])
+
+
+def main() -> None:
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in ("--help", "-h"):
+        print(overview())
+    elif name not in STAGES:
+        close = difflib.get_close_matches(name, STAGES, n=1)
+        hint = f"did you mean {close[0]}?" if close else "python -m input_preprocessing --help lists them"
+        print(f"python -m input_preprocessing: no stage {name!r}; {hint}", file=sys.stderr)
+        sys.exit(2)
+    else:
+        del sys.argv[1]
+        with interrupt.reported():
+            interrupt.install(f"python -m input_preprocessing {name}")
+            from input_preprocessing.stage.cli import run_stage  # takes time: a signal ends it from here on
+
+            run_stage(name)
+
 
 if __name__ == "__main__":
-    print(overview())
-    sys.exit(0 if sys.argv[1:] in ([], ["--help"], ["-h"]) else 2)
+    assert __spec__ is not None
+    if (stage := __spec__.name.split(".")[1]) in STAGES:  # started as input_preprocessing.STAGE
+        sys.argv.insert(1, stage)
+    main()

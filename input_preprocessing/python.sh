@@ -13,6 +13,5 @@ if [[ -z $python ]]; then
   [[ ! -x $root/.venv/bin/python ]] || python=$root/.venv/bin/python
 fi
 
-stage=${1:?usage: python.sh STAGE [options]}
 export PYTHONPATH="$root:$root/implementations${PYTHONPATH:+:$PYTHONPATH}"
-exec "$python" -m "input_preprocessing.$stage" "${@:2}"
+exec "$python" -m input_preprocessing "$@"

@@ -6,120 +6,93 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
-from review.logs.findings import ReviewError
-from review.logs.output import markdown_table, print_csv, print_json
-from review.options import parser
-
-if TYPE_CHECKING:
-    from review.results.score import Terms
+from certify import commands as certify_commands
+from certify import watch as certify_watch
+from review import compare, rehearsal, select, show, watch
+from review.league.entries import entry_of, published, to_rows
+from review.league.page import write_page
+from review.league.ranking import BY, Filter, League
+from review.league.table import print_league, rows
+from review.logs.output import ReviewError, emit, markdown_table
+from review.report.page import write_report
+from review.results.dossier import Dossier
+from review.results.score import Result, Terms, load_results
+from review.rulebook import rcp
+from review.rulebook.compliance import DEFAULT_RULESET
+from review.submission import system
+from review.submission.encryption import Encryption
+from review.submission.package import Request, package
+from review.submission.system_probe import Machine
+from review.verdict.checking import Checked, check
+from review.verdict.text import print_checked, status
 
 
 def _terms(arguments: argparse.Namespace) -> Terms:
     """What results are held to, by the options that the command has."""
-    from review.results.score import Terms
+    given = vars(arguments)
+    return Terms(train_samples=given.get("rcp_bert_train_samples", False), rcp_file=given.get("rcp_file"))
 
-    return Terms(train_samples=arguments.rcp_bert_train_samples, rcp_file=getattr(arguments, "rcp_file", None))
 
-
-def _show(arguments: argparse.Namespace) -> int:
-    from review.results.score import load_results
-
+def _results(arguments: argparse.Namespace) -> list[Result]:
     terms = _terms(arguments)
-    results = [result for target in arguments.target for result in load_results(target, arguments.ruleset, terms)]
-    if arguments.json:
-        from review.league.borrowed import as_list as borrowed
-        from review.verdict.checking import as_dict
+    return [result for target in arguments.target for result in load_results(target, arguments.ruleset, terms)]
 
-        print_json([{**as_dict(result), "same_hyperparameters": borrowed(result)} for result in results])
-        return 0
-    from review.results.display import console
-    from review.show import csv_rows, markdown, show
 
-    if arguments.csv:
-        print_csv(csv_rows(results))
-    elif arguments.markdown:
-        print(markdown(results))
-    else:
-        show(results, console())
+def _checked(arguments: argparse.Namespace) -> list[Checked]:
+    ruleset, terms = arguments.ruleset, _terms(arguments)
+    with status() as progress:
+        return [one for target in arguments.target for one in check(target, ruleset, progress, terms)]
+
+
+def _tables(forms: ModuleType, arguments: argparse.Namespace) -> int:
+    """`show` and `compare`: the module prints results in each form."""
+    results = _results(arguments)
+    emit(
+        arguments,
+        text=lambda: forms.print_text(results),
+        json=lambda: forms.as_json(results),
+        csv=lambda: forms.csv_rows(results),
+        markdown=lambda: forms.markdown(results),
+    )
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from review.verdict.checking import check
-    from review.verdict.text import print_checked, status
-
-    with status() as progress:
-        checked = [
-            one for target in arguments.target for one in check(target, arguments.ruleset, progress, _terms(arguments))
-        ]
+    checked = _checked(arguments)
     passed = all(one.passed(arguments.strict) for one in checked)
-    if arguments.json:
-        print_json({"passed": passed, "checked": [one.as_dict() for one in checked]})
-    else:
-        print_checked(checked, arguments.strict)
+    emit(
+        arguments,
+        text=lambda: print_checked(checked, arguments.strict),
+        json=lambda: {"passed": passed, "checked": checked},
+    )
     return 0 if passed else 1
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from review.report.page import write_report
-    from review.results.score import load_results
-    from review.verdict.checking import check
-    from review.verdict.text import status
-
-    terms = _terms(arguments)
-    results = [result for target in arguments.target for result in load_results(target, arguments.ruleset, terms)]
-    with status() as progress:
-        checked = [one for target in arguments.target for one in check(target, arguments.ruleset, progress, terms)]
+    results, checked = _results(arguments), _checked(arguments)
     files = write_report(results, checked, arguments.output, arguments.png)
-    if arguments.json:
-        print_json({"passed": all(one.passed() for one in checked), "files": [str(path) for path in files]})
-    else:
-        print("\n".join(str(path) for path in files))
-    return 0
-
-
-def _compare(arguments: argparse.Namespace) -> int:
-    from review.compare import as_dict, csv_rows, markdown, print_comparison
-    from review.results.score import load_results
-
-    results = [result for target in arguments.target for result in load_results(target, arguments.ruleset)]
-    if arguments.json:
-        print_json(as_dict(results))
-    elif arguments.csv:
-        print_csv(csv_rows(results))
-    elif arguments.markdown:
-        print(markdown(results))
-    else:
-        print_comparison(results)
+    passed = all(one.passed() for one in checked)
+    emit(arguments, text=lambda: print(*files, sep="\n"), json=lambda: {"passed": passed, "files": files})
     return 0
 
 
 def _select(arguments: argparse.Namespace) -> int:
-    from review.results.score import load_results
-    from review.select import print_selection, select, write
-
     results = load_results(arguments.target, arguments.ruleset)
     if len(results) != 1 or arguments.target.is_file():
         raise ReviewError(f"{arguments.target}: name the one folder that holds the runs of a system")
-    selection = select(results[0])
+    selection = select.select(results[0])
     if arguments.output is not None:
-        write(selection, arguments.output)
-    if arguments.json:
-        print_json(selection.as_dict())
-    else:
-        print_selection(selection, arguments.output)
+        select.write(selection, arguments.output)
+    emit(arguments, text=lambda: select.print_selection(selection, arguments.output), json=lambda: selection)
     return 0 if selection.chosen else 1
 
 
 def _league(arguments: argparse.Namespace) -> int:
-    from review.league.entries import entry_of, published, to_rows
-    from review.league.ranking import Filter, League
-    from review.league.table import print_league, rows
-    from review.results.score import load_results
-
     if not arguments.target and not arguments.published:
         raise ReviewError("league needs a folder of results, --published, or both")
     if arguments.top < 0:
@@ -138,89 +111,58 @@ def _league(arguments: argparse.Namespace) -> int:
     others = [entry for entry in published() if wanted.takes(entry)] if arguments.published else []
     league, top = League(tuple(own), tuple(others), arguments.by), arguments.top or None
     if arguments.output is not None:
-        from review.league.page import write_page
-
         write_page(league, None, arguments.output)
-    if arguments.json:
-        print_json(league.as_dict())
-    elif arguments.csv:
-        print_csv(to_rows(league.ranked))
-    elif arguments.markdown:
-        print(markdown_table(rows(league, top)))
-    else:
-        print_league(league, top)
+    emit(
+        arguments,
+        text=lambda: print_league(league, top),
+        json=lambda: league,
+        csv=lambda: to_rows(league.ranked),
+        markdown=lambda: markdown_table(rows(league, top)),
+    )
     return 0
 
 
 def _watch(arguments: argparse.Namespace) -> int:
-    from review.watch import Follower, find_log, wait_for_log, watch
-
-    if not arguments.interval > 0:
-        raise ReviewError(f"--interval {arguments.interval}: seconds above 0 expected")
+    interval, as_json, once = arguments.interval, arguments.json, arguments.once
+    if not interval > 0:
+        raise ReviewError(f"--interval {interval}: seconds above 0 expected")
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
         raise ReviewError(f"--accuracy {arguments.accuracy}: a number between 0 and 1 expected")
     if arguments.all or len(arguments.target) > 1:
-        from review.watch_many import Runs, watch_many
-
-        runs = Runs(arguments.target, arguments.ruleset, arguments.accuracy)
-        return watch_many(runs, arguments.interval, arguments.json, arguments.once)
+        runs = watch.Runs(arguments.target, arguments.ruleset, arguments.accuracy)
+        return watch.watch_many(runs, interval, as_json, once)
     (target,) = arguments.target
-    log = find_log(target) if arguments.once else wait_for_log(target, arguments.interval)
+    log = watch.find_log(target) if once else watch.wait_for_log(target, interval)
     if log.is_dir():
-        from certify import watch as certify_watch
-
-        return certify_watch.watch(certify_watch.Watched(log), arguments.interval, arguments.json, arguments.once)
-    follower = Follower(log, arguments.ruleset, arguments.accuracy)
-    return watch(follower, arguments.interval, arguments.json, arguments.once)
+        return certify_watch.watch(certify_watch.Watched(log), interval, as_json, once)
+    return watch.watch(watch.Follower(log, arguments.ruleset, arguments.accuracy), interval, as_json, once)
 
 
 def _rcp(arguments: argparse.Namespace) -> int:
-    from review.rulebook import rcp
-
     if arguments.runs is not None:
-        return _rcp_of_runs(arguments)
-    if arguments.batch_size < 1:
-        raise ReviewError(f"batch size {arguments.batch_size}: a positive integer expected")
-    point, reason = rcp.find(arguments.batch_size, arguments.ruleset, arguments.rcp_file)
-    if arguments.json:
-        known = {} if point is None else {"mean": point.mean, "std": point.std, "minimum": point.minimum}
-        print_json({"batch_size": arguments.batch_size, "reason": reason, **known})
-    else:
-        print(reason if point is None else point.describe(arguments.batch_size))
+        dossiers = [Dossier(one) for one in load_results(arguments.runs, arguments.ruleset, _terms(arguments))]
+        emit(arguments, text=lambda: show.print_rcp(dossiers), json=lambda: dossiers)
+        return 0 if all(dossier.passed for dossier in dossiers) else 1
+    batch_size = arguments.batch_size
+    if batch_size < 1:
+        raise ReviewError(f"batch size {batch_size}: a positive integer expected")
+    point, reason = rcp.find(batch_size, arguments.ruleset, arguments.rcp_file)
+    known = {} if point is None else {"mean": point.mean, "std": point.std, "minimum": point.minimum}
+    emit(
+        arguments,
+        text=lambda: print(reason if point is None else point.describe(batch_size)),
+        json=lambda: {"batch_size": batch_size, "reason": reason, **known},
+    )
     return 0 if point else 1
 
 
-def _rcp_of_runs(arguments: argparse.Namespace) -> int:
-    from review.results.display import console
-    from review.results.dossier import Dossier
-    from review.results.score import load_results
-    from review.show import print_rcp
-
-    results = load_results(arguments.runs, arguments.ruleset, _terms(arguments))
-    dossiers = [Dossier(result) for result in results]
-    if arguments.json:
-        print_json([dossier.as_dict() for dossier in dossiers])
-    else:
-        for result in results:
-            print_rcp(result, console())
-    return 0 if all(dossier.passed for dossier in dossiers) else 1
-
-
 def _rehearsal(arguments: argparse.Namespace) -> int:
-    from review.rehearsal import print_rehearsal, rehearsal
-
-    found = rehearsal(arguments.target, arguments.band, arguments.ruleset)
-    if arguments.json:
-        print_json(found.as_dict())
-    else:
-        print_rehearsal(found)
+    found = rehearsal.rehearsal(arguments.target, arguments.band, arguments.ruleset)
+    emit(arguments, text=lambda: rehearsal.print_rehearsal(found), json=lambda: found)
     return 0 if found.go else 1
 
 
 def _system(arguments: argparse.Namespace) -> int:
-    from review.submission import system
-    from review.submission.system_probe import Machine
-
     output: Path = arguments.output
     if output.exists() and not arguments.update:
         raise ReviewError(f"{output} exists: --update fills in its blanks")
@@ -231,21 +173,18 @@ def _system(arguments: argparse.Namespace) -> int:
     asks = sys.stdin.isatty() and not arguments.no_input
     described = system.describe(given, Machine(), system.ask_user if asks else None)
     system.write(described, output, arguments.ruleset)
-    if arguments.json:
-        print_json({"file": str(output), "blank": described.blanks, **described.as_dict()})
-        return 0
-    print(output)
-    if described.blanks:
+    emit(
+        arguments,
+        text=lambda: print(output),
+        json=lambda: {"file": output, "blank": described.blanks, **described.as_dict()},
+    )
+    if described.blanks and not arguments.json:
         print(f"blank, though the rules want an answer: {', '.join(described.blanks)}", file=sys.stderr)
         print("fill them in with --update and --set FIELD=VALUE, or in the file", file=sys.stderr)
     return 0
 
 
 def _package(arguments: argparse.Namespace) -> int:
-    from review.submission.encryption import Encryption
-    from review.submission.package import Request, package
-    from review.verdict.text import print_checked, status
-
     request = Request(
         runs=arguments.runs,
         organization=arguments.org,
@@ -263,38 +202,146 @@ def _package(arguments: argparse.Namespace) -> int:
     )
     with status() as progress:
         made = package(request, progress)
-    if arguments.json:
-        print_json(made.as_dict())
-    else:
+
+    def text() -> None:
         print_checked(made.checked)
         print("\n".join(str(path) for path in made.files) or "nothing written")
+
+    emit(arguments, text=text, json=lambda: made)
     return 0 if made.passed else 1
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "show": _show,
-    "check": _check,
-    "compare": _compare,
-    "watch": _watch,
-    "rcp": _rcp,
-    "rehearsal": _rehearsal,
-    "select": _select,
-    "league": _league,
-    "report": _report,
-    "system": _system,
-    "package": _package,
-}
+_TARGETS = "a log, a folder of logs, or a folder above such folders"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m review", description="Review MLPerf BERT results.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = commands.add_parser(name, help=help)
+        made.set_defaults(run=run)
+        return made
+
+    one = command("show", partial(_tables, show), "one row per run, the RCP test and the score")
+    one.add_argument("target", type=Path, nargs="+", help=_TARGETS)
+    _common(one, tables=True, train_samples=True, rcp_file=True)
+
+    one = command("check", _check, "is it valid? official verdict, reasons, and what it overlooks")
+    one.add_argument("target", type=Path, nargs="+", help="a log, a result folder, a submission, or a folder above")
+    one.add_argument("--strict", action="store_true", help="warnings fail as well")
+    _common(one, train_samples=True)
+
+    one = command(
+        "compare", partial(_tables, compare), "results side by side: speed-up, confidence interval, significance"
+    )
+    one.add_argument("target", type=Path, nargs="+", help="results; the first is what the others are compared with")
+    _common(one, tables=True)
+
+    one = command("watch", _watch, "a live run: progress to the target, time to go, projected RCP margin")
+    one.add_argument(
+        "target", type=Path, nargs="+", help="the log of the run, or a folder: the newest log below it; of several: all"
+    )
+    one.add_argument("--all", action="store_true", help="every run below the folder at once: a sweep, ten trials")
+    one.add_argument("--accuracy", type=float, help="target accuracy; unset: 0.720, or what config.json says if open")
+    one.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="default %(default)s")
+    one.add_argument("--once", action="store_true", help="print where the run stands, and end")
+    _common(one)
+
+    one = command("rcp", _rcp, "the reference convergence point that a batch size is held to")
+    what = one.add_mutually_exclusive_group(required=True)
+    what.add_argument("batch_size", type=int, nargs="?", help="global batch size, in sequences")
+    what.add_argument("--runs", type=Path, metavar="FOLDER", help="the RCP test of these runs, and why it fails")
+    _common(one, train_samples=True, rcp_file=True)
+
+    one = command("rehearsal", _rehearsal, "does a run start as published ones? go, or what is wrong")
+    one.add_argument("target", type=Path, help="the folder of a run with REHEARSAL=1, or a log")
+    one.add_argument("--band", type=Path, metavar="FILE", help="accuracies of your own to hold it to, as JSON")
+    _common(one)
+    certify_commands.add(commands, _common)
+
+    one = command("select", _select, "of more than ten runs, the ten consecutive ones to submit, and why")
+    one.add_argument("target", type=Path, help="the folder of the runs")
+    one.add_argument("-o", "--output", type=Path, help="the folder to write them to, to submit; unset: none")
+    _common(one)
+
+    one = command("league", _league, "results ranked, their scaling and the trend over the rounds")
+    one.add_argument("target", type=Path, nargs="*", help="folders of results of your own")
+    one.add_argument("--published", action="store_true", help="among every published BERT result of rounds 0.7 to 5.0")
+    one.add_argument("--by", default="minutes", choices=list(BY), help="default %(default)s")
+    one.add_argument("--round", action="append", default=[], metavar="ROUND", help="published rounds, such as 5.0")
+    one.add_argument("--division", choices=["closed", "open"], help="of published results; unset: both")
+    one.add_argument("--accelerator", default="", metavar="TEXT", help="published results whose accelerator has it")
+    one.add_argument("--accelerators", type=int, metavar="COUNT", help="published results of this size")
+    one.add_argument("--top", type=int, default=20, metavar="COUNT", help="rows beside your own; default 20, 0 is all")
+    one.add_argument("--label", default="yours", help="the round to call your own results, default %(default)s")
+    one.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write an HTML page with charts")
+    _common(one, tables=True)
+
+    one = command("report", _report, "one self-contained HTML page: verdict, runs, charts, system, logs")
+    one.add_argument("target", type=Path, nargs="+", help=_TARGETS)
+    one.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the page, default %(default)s")
+    one.add_argument("--png", type=Path, metavar="FOLDER", help="write each chart as a PNG file as well")
+    _common(one, train_samples=True)
+
+    one = command("system", _system, "write systems/NAME.json, the description of this system")
+    one.add_argument("-o", "--output", type=Path, required=True, help="the file, such as systems/DGXH100.json")
+    one.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field's value; repeatable")
+    one.add_argument("--answers", type=Path, metavar="FILE", help="JSON file of what no probe can know")
+    one.add_argument(
+        "--run", dest="run_folder", type=Path, metavar="FOLDER", help="take versions and GPUs from this run's folder"
+    )
+    one.add_argument("--update", action="store_true", help="keep what the file says, fill in its blanks")
+    one.add_argument("--no-input", action="store_true", help="ask nothing, even on a terminal")
+    _common(one)
+
+    one = command("package", _package, "build, check and pack the tree that MLCommons takes")
+    one.add_argument("runs", type=Path, help="the folder of the ten result_*.txt")
+    one.add_argument("--org", required=True, help="submitter, as in the system description")
+    one.add_argument("--system", required=True, help="system's name, as in systems/SYSTEM.json")
+    one.add_argument("-o", "--output", type=Path, required=True, help="the folder to write")
+    one.add_argument("--add", action="store_true", help="add this system to the package in the folder")
+    one.add_argument("--description", type=Path, metavar="FILE", help="default systems/SYSTEM.json")
+    one.add_argument("--implementation", default="pytorch", metavar="NAME", help="folder, default %(default)s")
+    one.add_argument("--commit", help="the code that ran; unset: as environment.json says")
+    one.add_argument("--config", metavar="FILE", help="the config that ran; unset: as config.json says")
+    one.add_argument("--repository", type=Path, metavar="FOLDER", help="git repository of the code; unset: this")
+    one.add_argument(
+        "--encrypt-for", action="append", default=[], metavar="KEY", help="encrypt the archive for a key of age or gpg"
+    )
+    one.add_argument(
+        "--passphrase-file", type=Path, metavar="FILE", help="encrypt the archive with the passphrase in it, by gpg"
+    )
+    _common(one, train_samples=True)
+    return top
+
+
+def _common(
+    command: argparse.ArgumentParser, tables: bool = False, train_samples: bool = False, rcp_file: bool = False
+) -> None:
+    """Options of every command; with ``tables`` also CSV and Markdown. The others: what its RCP test goes by."""
+    if train_samples:
+        takes = "the RCP test takes train_samples, not the epoch_num of the last evaluation, as the rules grant to BERT"
+        command.add_argument("--rcp-bert-train-samples", action="store_true", help=takes)
+    if rcp_file:
+        own = "reference points of your own, in the form of rcps_bert.json"
+        command.add_argument("--rcp-file", type=Path, metavar="FILE", help=own)
+    forms = command.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="print JSON instead of text")
+    if tables:
+        forms.add_argument("--csv", action="store_true", help="print CSV, for a spreadsheet")
+        forms.add_argument("--markdown", action="store_true", help="print Markdown, for the text of an issue")
+    command.add_argument("--ruleset", default=DEFAULT_RULESET, help="MLPerf Training ruleset, default %(default)s")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets a question mark, not a traceback
     arguments = parser().parse_args(argv)
-    run = _COMMANDS.get(arguments.command) or arguments.run  # certify and baseline bring theirs along
     try:
-        code = run(arguments)
+        code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
     except ReviewError as error:

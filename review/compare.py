@@ -15,20 +15,26 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from review.logs.findings import ReviewError
 from review.logs.mllog import text
-from review.logs.output import markdown_table, markdown_text
+from review.logs.output import (
+    Column,
+    ReviewError,
+    console,
+    labelled,
+    markdown_table,
+    markdown_text,
+    number_text,
+    rate_text,
+    say,
+    table,
+)
 from review.logs.tree import read_json
-from review.results.display import console, labelled, rate_format, subtitle
 from review.results.run import HYPERPARAMETERS, Run
 from review.results.score import Result
 from review.rulebook.stats import Mean, Ratio, ratio, trimmed_mean
-from review.verdict.checking import as_dict as as_dict_of
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from review.verdict import checking
 
 MEASURES = {
     "time": "time to target",
@@ -55,46 +61,41 @@ class Sample:
 
     result: Result
 
-    @functools.cached_property
-    def runs(self) -> list[Run]:
-        """Runs with a time that comply; a failed one is only counted."""
-        return self.result.counted
-
-    @functools.cached_property
-    def rcp_mean(self) -> float | None:
-        """Samples of the reference at this batch size."""
-        return self.result.rcp_point.mean if self.result.rcp_point else None
-
     def values(self, measure: str) -> list[float] | None:
-        """One value a run that counts."""
-        values = [self._value(run, measure) for run in self.runs]
+        """One value a run that counts; a failed one is only counted."""
+        values = [self._value(run, measure) for run in self.result.counted]
         sane = [value for value in values if value is not None and 0 < value < _LARGEST]
         return sane if sane and len(sane) == len(values) else None
 
     def _value(self, run: Run, measure: str) -> float | None:
-        if measure == "time":
-            return None if run.minutes is None else run.minutes * self.result.scaling_factor
+        result, rate = self.result, run.sequences_per_second
+        if measure in ("time", "energy"):
+            value = run.minutes if measure == "time" else result.joules(run)
+            return None if value is None else value * result.scaling_factor
         if measure == "samples":
             return run.samples
-        if measure == "energy":
-            joules = self.result.joules(run)
-            return None if joules is None else joules * self.result.scaling_factor
-        rate = run.sequences_per_second
         if measure == "throughput_per_accelerator":
-            return rate / self.result.accelerators if rate and self.result.accelerators else None
+            return rate / result.accelerators if rate and result.accelerators else None
         if measure == "normalized_time":
-            return self.rcp_mean / rate / 60 if rate and self.rcp_mean else None
+            return result.rcp_point.mean / rate / 60 if rate and result.rcp_point else None
         return rate
 
-    def mean(self, measure: str) -> Mean | None:
-        """The mean of a measure; without best and worst where there are enough runs. A failed run is the worst."""
-        values = self.values(measure)
-        if values is None:
-            return None
-        worst = 0.0 if measure in _MORE_IS_BETTER else math.inf
-        if measure in ("time", "energy") and self.result.failed_runs == 1 and len(values) >= _LEAST_TRIMMED - 1:
-            values = [*values, worst]
-        return trimmed_mean(values, 1 if len(values) >= _LEAST_TRIMMED else 0)
+    @functools.cached_property
+    def means(self) -> dict[str, Mean | None]:
+        """The mean of each measure; without best and worst where there are enough runs. A failed run is the worst."""
+        found: dict[str, Mean | None] = {}
+        for measure in MEASURES:
+            values = self.values(measure)
+            if values and measure in ("time", "energy") and self.result.failed_runs == 1:
+                values += [math.inf] if len(values) >= _LEAST_TRIMMED - 1 else []
+            trim = 1 if values and len(values) >= _LEAST_TRIMMED else 0
+            found[measure] = None if values is None else trimmed_mean(values, trim)
+        return found
+
+    def mean(self, measure: str) -> float | None:
+        """The value of a mean."""
+        found = self.means[measure]
+        return None if found is None else found.value
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Comparison:
         """Of each measure that both have."""
         found = {}
         for measure in MEASURES:
-            first, second = self.baseline.mean(measure), self.other.mean(measure)
+            first, second = self.baseline.means[measure], self.other.means[measure]
             if first is None or second is None or not first.value > 0 or not second.value > 0:
                 continue
             one = ratio(second, first) if measure in _MORE_IS_BETTER else ratio(first, second)
@@ -119,7 +120,7 @@ class Comparison:
     @property
     def enough(self) -> bool:
         """Whether both sides have the runs that a test of them takes."""
-        return min(len(self.baseline.runs), len(self.other.runs)) >= _LEAST_TRIMMED
+        return min(len(self.baseline.result.counted), len(self.other.result.counted)) >= _LEAST_TRIMMED
 
     @functools.cached_property
     def unlike(self) -> list[str]:
@@ -184,32 +185,28 @@ def differing_hyperparameters(results: Sequence[Result]) -> dict[str, list[Any]]
     return found
 
 
-def as_dict(results: Sequence[Result]) -> dict[str, Any]:
+def as_json(results: Sequence[Result]) -> dict[str, Any]:
     """For JSON."""
-    comparisons = compare(results)
-    names = _names(results)
+    names, comparisons = _names(results), compare(results)
+    described = []
+    for name, result in zip(names, results, strict=True):
+        sample = Sample(result)
+        means = {measure: sample.mean(measure) for measure in MEASURES}
+        described.append({**checking.as_dict(result), "name": name, "means": means})
     return {
-        "results": [
-            {**as_dict_of(result), "name": name, "means": _means(Sample(result))}
-            for name, result in zip(names, results, strict=True)
-        ],
+        "results": described,
         "comparisons": [
             {
                 "name": name,
                 "baseline": names[0],
                 "verdict": comparison.verdict(),
                 "unlike": comparison.unlike,
-                "ratios": {measure: found.as_dict() for measure, found in comparison.ratios.items()},
+                "ratios": comparison.ratios,
             }
             for name, comparison in zip(names[1:], comparisons, strict=True)
         ],
         "differing_hyperparameters": differing_hyperparameters(results),
     }
-
-
-def _means(sample: Sample) -> dict[str, float | None]:
-    means = {measure: sample.mean(measure) for measure in MEASURES}
-    return {measure: None if mean is None else mean.value for measure, mean in means.items()}
 
 
 def _names(results: Sequence[Result]) -> list[str]:
@@ -223,132 +220,98 @@ def _names(results: Sequence[Result]) -> list[str]:
 
 def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
     """Headings and a row for each measure of each result, against the first: for a spreadsheet."""
-    names, comparisons = _names(results), compare(results)
+    names = _names(results)
     headings = ["result", "baseline", "measure", "mean", "baseline_mean", "ratio", "low", "high", "p", "significant"]
     rows: list[list[Any]] = [headings]
-    for name, comparison in zip(names[1:], comparisons, strict=True):
-        means, first = _means(comparison.other), _means(comparison.baseline)
+    for name, comparison in zip(names[1:], compare(results), strict=True):
         for measure, found in comparison.ratios.items():
-            known = [means[measure], first[measure], found.value, found.low, found.high, found.p, found.significant]
-            rows.append([name, names[0], measure, *known])
+            means = [comparison.other.mean(measure), comparison.baseline.mean(measure)]
+            rows.append(
+                [name, names[0], measure, *means, found.value, found.low, found.high, found.p, found.significant]
+            )
     return rows
 
 
 def markdown(results: Sequence[Result]) -> str:
     """The tables and verdicts, for the text of an issue."""
-    names, comparisons = _names(results), compare(results)
-    letters = _letters(len(names))
+    letters = _letters(results)
     about = [
-        f"- **{letter}** {markdown_text(f'{name}: {subtitle(result)}')}"
-        for letter, name, result in zip(letters, names, results, strict=True)
+        f"- **{letter}** {markdown_text(f'{name}: {result.subtitle}')}"
+        for letter, name, result in zip(letters, _names(results), results, strict=True)
     ]
-    rows = [["", *letters], *([label, *cells] for label, cells in _result_rows(results).items())]
-    parts = ["\n".join(about), markdown_table(rows, [False, *[True] * len(names)])]
-    for letter, comparison in zip(letters[1:], comparisons, strict=True):
-        ratios = [[MEASURES[measure], *_ratio_cells(found)] for measure, found in comparison.ratios.items()]
+    right = [False, *[True] * len(letters)]
+    parts = ["\n".join(about), markdown_table([["", *letters], *_result_rows(results)], right)]
+    for letter, comparison in zip(letters[1:], compare(results), strict=True):
         parts.append(f"**{letter} against A**: {markdown_text(comparison.verdict())}")
-        parts.append(markdown_table([["", *_RATIO_HEADINGS], *ratios], [False, True, True, True]))
-    differing = differing_hyperparameters(results)
-    if differing:
-        parts.append(markdown_table([["hyper-parameter", *letters], *_hyperparameter_rows(differing)]))
+        rows = [_ratio_cells(*one) for one in comparison.ratios.items()]
+        parts.append(markdown_table([["", *_RATIO_HEADINGS], *rows], [False, True, True, True]))
+    if differing := _hyperparameter_rows(results):
+        parts.append(markdown_table([["hyper-parameter", *letters], *differing]))
     return "\n\n".join(parts)
 
 
-def print_comparison(results: Sequence[Result]) -> None:
+def print_text(results: Sequence[Result]) -> None:
     """Prints the tables on stdout."""
-    comparisons = compare(results)
-    out, names = console(), _names(results)
-    _print_results(results, names, out)
-    for name, comparison in zip(names[1:], comparisons, strict=True):
-        _print_one(name, names[0], comparison, out)
-    differing = differing_hyperparameters(results)
-    if differing:
-        _print_hyperparameters(differing, out)
-
-
-def _print_results(results: Sequence[Result], names: Sequence[str], out: Console) -> None:
     from rich.text import Text
 
-    for letter, name, result in zip(_letters(len(names)), names, results, strict=True):
-        out.print(Text.assemble((f"{letter}  {name}", "bold")), soft_wrap=True)
-        out.print(Text(f"   {subtitle(result)}"), soft_wrap=True)
-    _print_table(_result_rows(results), out)
+    out, names, letters, comparisons = console(), _names(results), _letters(results), compare(results)
+    columns = [Column("", wraps=True), *(Column(letter, right=True, wraps=True) for letter in letters)]
+    for letter, name, result in zip(letters, names, results, strict=True):
+        say(out, (f"{letter}  {name}", "bold"))
+        say(out, f"   {result.subtitle}")
+    out.print(table(columns, _result_rows(results)))
+    headings = [Column("", wraps=True), *(Column(heading, right=True) for heading in _RATIO_HEADINGS)]
+    for name, comparison in zip(names[1:], comparisons, strict=True):
+        say(out, (name, "bold"), " against ", (names[0], "bold"))
+        rows = []
+        for measure, found in comparison.ratios.items():
+            style = "" if not found.significant else "green" if found.value > 1 else "red"
+            label, *cells = _ratio_cells(measure, found)
+            rows.append([label, *(Text(cell, style) for cell in cells)])
+        out.print(table(headings, rows))
+        say(out, labelled("verdict", comparison.verdict()))
+        out.print()
+    if differing := _hyperparameter_rows(results):
+        say(out, ("hyper-parameters that differ", "bold"))
+        out.print(table(columns, differing))
 
 
-def _result_rows(results: Sequence[Result]) -> dict[str, list[str]]:
-    rows = {
-        "runs that count": [f"{len(result.counted)} of {len(result.runs)}" for result in results],
-        "score, minutes": [_number(result.score, ",.4f") for result in results],
-        "median minutes": [_number(result.median_minutes, ",.4f") for result in results],
-        "scaling factor": [f"{result.scaling_factor:.6f}" for result in results],
-        "RCP test": [_rcp(result) for result in results],
-    }
-    for measure, form in (("normalized_time", ",.4f"), ("samples", ",.0f")):
-        rows[MEASURES[measure]] = [_number(_means(Sample(result))[measure], form) for result in results]
+def _result_rows(results: Sequence[Result]) -> list[list[str]]:
+    """The table of the results, a row for each figure."""
+    samples = [Sample(result) for result in results]
+
+    def means(measure: str, spec: str) -> list[str]:
+        return [number_text(sample.mean(measure), spec) for sample in samples]
+
+    tests = [result.rcp_test for result in results]
+    rows = [
+        ["runs that count", *(f"{len(result.counted)} of {len(result.runs)}" for result in results)],
+        ["score, minutes", *(number_text(result.score, ",.4f") for result in results)],
+        ["median minutes", *(number_text(result.median_minutes, ",.4f") for result in results)],
+        ["scaling factor", *(f"{result.scaling_factor:.6f}" for result in results)],
+        ["RCP test", *("-" if test is None else "passed" if test.passed else "failed" for test in tests)],
+        [MEASURES["normalized_time"], *means("normalized_time", ",.4f")],
+        [MEASURES["samples"], *means("samples", ",.0f")],
+    ]
     if any(result.energy for result in results):
         joules = [result.energy.joules if result.energy else None for result in results]
-        rows["energy, kJ"] = [_number(None if value is None else value / 1000, ",.1f") for value in joules]
+        rows.append(["energy, kJ", *(number_text(None if one is None else one / 1000, ",.1f") for one in joules)])
     for measure in _MORE_IS_BETTER:
-        rates = [_means(Sample(result))[measure] for result in results]
-        rows[MEASURES[measure]] = [_number(rate, rate_format(rate)) for rate in rates]
+        rows.append([MEASURES[measure], *(rate_text(sample.mean(measure)) for sample in samples)])
     return rows
 
 
-def _rcp(result: Result) -> str:
-    return "-" if result.rcp_test is None else "passed" if result.rcp_test.passed else "failed"
-
-
-def _letters(count: int) -> list[str]:
-    return [chr(ord("A") + i) if count <= 26 else str(i + 1) for i in range(count)]
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _print_table(rows: dict[str, list[str]], out: Console) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("")
-    for letter in _letters(len(next(iter(rows.values())))):
-        table.add_column(letter, justify="right", overflow="fold")
-    for label, cells in rows.items():
-        table.add_row(Text(label), *map(Text, cells))
-    out.print(table)
-
-
-def _print_one(name: str, baseline: str, comparison: Comparison, out: Console) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    out.print(Text.assemble((name, "bold"), " against ", (baseline, "bold")), soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("")
-    for heading in _RATIO_HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for measure, found in comparison.ratios.items():
-        style = "" if not found.significant else "green" if found.value > 1 else "red"
-        table.add_row(Text(MEASURES[measure]), *(Text(cell, style) for cell in _ratio_cells(found)))
-    out.print(table)
-    out.print(labelled("verdict", comparison.verdict()), soft_wrap=True)
-    out.print()
-
-
-def _ratio_cells(found: Ratio) -> list[str]:
+def _ratio_cells(measure: str, found: Ratio) -> list[str]:
     interval = "-" if found.low is None or found.high is None else f"{found.low:.4f} to {found.high:.4f}"
-    return [f"{found.value:.4f}", interval, "-" if found.p is None else f"{found.p:.2g}"]
+    return [MEASURES[measure], f"{found.value:.4f}", interval, number_text(found.p, ".2g")]
 
 
-def _hyperparameter_rows(differing: dict[str, list[Any]]) -> list[list[str]]:
-    return [[key, *("-" if value is None else text(value) for value in values)] for key, values in differing.items()]
+def _hyperparameter_rows(results: Sequence[Result]) -> list[list[str]]:
+    return [
+        [key, *("-" if value is None else text(value) for value in values)]
+        for key, values in differing_hyperparameters(results).items()
+    ]
 
 
-def _print_hyperparameters(differing: dict[str, list[Any]], out: Console) -> None:
-    from rich.text import Text
-
-    out.print(Text("hyper-parameters that differ", "bold"))
-    _print_table({key: cells for key, *cells in _hyperparameter_rows(differing)}, out)
+def _letters(results: Sequence[Result]) -> list[str]:
+    return [chr(ord("A") + i) if len(results) <= 26 else str(i + 1) for i in range(len(results))]

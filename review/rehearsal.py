@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ReviewError
 from review.logs.mllog import read_log
+from review.logs.output import ReviewError
 from review.results.gate import band_of, likely_causes
 from review.results.run import Run
 from review.rulebook.bands import Band, published, read
@@ -55,23 +55,41 @@ class Rehearsal:
     band: Band
     points: tuple[Point, ...]
 
-    @property
-    def causes(self) -> tuple[str, ...]:
+    def causes(self) -> Iterator[str]:
         """What is most likely wrong, the first cause first; nothing where all is as published."""
-        return tuple(_causes(self.points, self.band, self.run))
+        start = next((point for point in self.points if point.samples == 0), None)
+        later = [point for point in self.points if point.samples]
+        wrong = [point for point in later if not point.sound]
+        if start is None:
+            yield "there is no evaluation before the first step: it was no rehearsal (REHEARSAL=1 evaluates there)"
+        elif not start.sound:
+            yield (
+                f"before the first step the accuracy is {start.accuracy:.4f}, and the checkpoint has {start.low:.3f} "
+                f"to {start.high:.3f}: other weights (md5 of model.ckpt-28252), another evaluation set or vocabulary "
+                "(./verify_dataset.sh), or GELU's form"
+            )
+        elif wrong and abs(later[-1].accuracy - start.accuracy) < LEAST_ROOM:
+            why = "no step is taken (learning rate, loss scale), or data of noise"
+            yield f"the accuracy stays at the checkpoint's: {why}"
+        elif wrong:
+            high = wrong[0].verdict == "high"
+            yield from likely_causes(wrong[0].samples, high, self.band, self.run, sound_start=True)
+            if not high:
+                settings = "FUSED=none, ATTENTION=sdpa_loop, PRECISION=fp32"
+                yield f"a fused kernel, attention or number format: {settings} in turn"
+        if not later and not self.points[-1].samples:
+            yield "there is no evaluation after the first step: the run ended too early"
 
     @property
     def go(self) -> bool:
         """Whether the ten runs may start."""
-        return not self.causes
+        return not any(self.causes())
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
-        points = [
-            {"samples": p.samples, "accuracy": p.accuracy, "low": p.low, "high": p.high, "verdict": p.verdict}
-            for p in self.points
-        ]
-        return {"go": self.go, "file": str(self.run.path), "points": points, "causes": list(self.causes)}
+        names = ("samples", "accuracy", "low", "high", "verdict")
+        points = [{name: getattr(point, name) for name in names} for point in self.points]
+        return {"go": self.go, "file": self.run.path, "points": points, "causes": list(self.causes())}
 
 
 def rehearsal(target: Path, band: Path | None = None, ruleset: str = DEFAULT_RULESET) -> Rehearsal:
@@ -91,44 +109,17 @@ def rehearsal(target: Path, band: Path | None = None, ruleset: str = DEFAULT_RUL
             f"{run.path}: no ten runs of batch size {run.batch_size or 'unknown'} were published to compare with, only "
             f"of {known}: rehearse a config of one of these, or give a band of your own with --band"
         )
-    points = tuple(_points(run, found, own=band is not None))
+    points = []
+    for samples, accuracy in ((one.samples, one.accuracy) for one in run.evaluations if one.samples is not None):
+        if samples == 0 and band is None:
+            low, high = INITIAL_ACCURACY - INITIAL_TOLERANCE, INITIAL_ACCURACY + INITIAL_TOLERANCE
+            points.append(Point(0, accuracy, low, high, 0.0))
+        elif (expected := found.at(samples)) is not None:
+            room = max(LEAST_ROOM, found.room(*expected)) if samples else 0.0
+            points.append(Point(samples, accuracy, *expected, room))
     if not points:
         raise ReviewError(f"{run.path}: no evaluation of it lies where published runs have one")
-    return Rehearsal(run, found, points)
-
-
-def _points(run: Run, band: Band, own: bool) -> Iterator[Point]:
-    for evaluation in run.evaluations:
-        if evaluation.samples is None:
-            continue
-        if evaluation.samples == 0 and not own:
-            low, high = INITIAL_ACCURACY - INITIAL_TOLERANCE, INITIAL_ACCURACY + INITIAL_TOLERANCE
-            yield Point(0, evaluation.accuracy, low, high, 0.0)
-        elif (expected := band.at(evaluation.samples)) is not None:
-            room = max(LEAST_ROOM, band.room(*expected)) if evaluation.samples else 0.0
-            yield Point(evaluation.samples, evaluation.accuracy, *expected, room)
-
-
-def _causes(points: tuple[Point, ...], band: Band, run: Run) -> Iterator[str]:
-    start = next((point for point in points if point.samples == 0), None)
-    later = [point for point in points if point.samples]
-    wrong = [point for point in later if not point.sound]
-    if start is None:
-        yield "there is no evaluation before the first step: it was no rehearsal (REHEARSAL=1 evaluates there)"
-    elif not start.sound:
-        yield (
-            f"before the first step the accuracy is {start.accuracy:.4f}, and the checkpoint has {start.low:.3f} to "
-            f"{start.high:.3f}: other weights (md5 of model.ckpt-28252), another evaluation set or vocabulary "
-            "(./verify_dataset.sh), or GELU's form"
-        )
-    elif wrong and abs(later[-1].accuracy - start.accuracy) < LEAST_ROOM:
-        yield "the accuracy stays at the checkpoint's: no step is taken (learning rate, loss scale), or data of noise"
-    elif wrong:
-        yield from likely_causes(wrong[0].samples, wrong[0].verdict == "high", band, run, sound_start=True)
-        if wrong[0].verdict == "low":
-            yield "a fused kernel, attention or number format: FUSED=none, ATTENTION=sdpa_loop, PRECISION=fp32 in turn"
-    if not later and not points[-1].samples:
-        yield "there is no evaluation after the first step: the run ended too early"
+    return Rehearsal(run, found, tuple(points))
 
 
 def print_rehearsal(found: Rehearsal) -> None:
@@ -139,6 +130,6 @@ def print_rehearsal(found: Rehearsal) -> None:
     for point in found.points:
         span = f"{point.low:.4f} to {point.high:.4f}"
         print(f"{point.samples:>12,.0f} {point.accuracy:>10.4f} {span:>18}  {point.verdict}")
-    for number, cause in enumerate(found.causes, 1):
+    for number, cause in enumerate(found.causes(), 1):
         print(f"{number}. {cause}")
     print("GO: the run starts as the published ones" if found.go else "NO GO: outside the published runs; see above")

@@ -8,7 +8,6 @@ is closest to the median of all sets: never the fastest. Of two that are as clos
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
 import shutil
@@ -17,18 +16,13 @@ import tempfile
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from review.logs.findings import ReviewError
 from review.logs.mllog import text
-from review.logs.output import write_whole
-from review.results.display import console, labelled
+from review.logs.output import Column, ReviewError, console, json_text, labelled, say, table, write_whole
 from review.results.energy import FOLDER as POWER
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _ALONG = ("config.json", "environment.json")  # of a run of this repository, which `package` reads
 RECORD = "selection.json"
@@ -47,17 +41,13 @@ class RunSet:
         score = self.result.score
         return math.inf if score is None or self.result.obstacles else score
 
-    @property
-    def names(self) -> tuple[str, str]:
-        """The first and the last log."""
-        return text(self.result.runs[0].path.name), text(self.result.runs[-1].path.name)
-
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
+        runs = self.result.runs
         return {
-            "runs": [run.path.name for run in self.result.runs],
-            "started": [_date(run) for run in (self.result.runs[0], self.result.runs[-1])],
-            "score_minutes": None if math.isinf(self.score) else self.score,
+            "runs": [run.path.name for run in runs],
+            "started": [_date(run) for run in (runs[0], runs[-1])],
+            "score_minutes": self.score,
             "obstacles": self.result.obstacles,
         }
 
@@ -95,12 +85,12 @@ class Selection:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "folder": str(self.folder),
-            "median_minutes": None if math.isinf(self.median) else self.median,
-            "chosen": self.chosen.as_dict() if self.chosen else None,
+            "folder": self.folder,
+            "median_minutes": self.median,
+            "chosen": self.chosen,
             "reason": self.reason,
-            "crashed": {str(number): reason for number, reason in self.crashes.items()},
-            "sets": [one.as_dict() for one in self.sets],
+            "crashed": self.crashes,
+            "sets": self.sets,
         }
 
 
@@ -142,58 +132,42 @@ def write(selection: Selection, output: Path) -> None:
         return
     if output.exists():
         raise ReviewError(f"{output} exists: name another folder with -o")
+    source, renamed = selection.folder, {}
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
             folder = Path(scratch) / "selected"
             folder.mkdir()
-            _copy(selection.chosen, selection.folder, folder)
-            record = {**selection.as_dict(), "renamed": _renamed(selection.chosen)}
-            write_whole(folder / RECORD, (json.dumps(record, indent=2) + "\n").encode("utf-8"))
+            for index, run in enumerate(selection.chosen.result.runs):
+                renamed[f"result_{index}.txt"] = run.path.name
+                shutil.copyfile(run.path, folder / f"result_{index}.txt")
+                if (source / POWER / run.path.stem).is_dir():
+                    shutil.copytree(source / POWER / run.path.stem, folder / POWER / f"result_{index}")
+            for name in _ALONG:
+                if (source / name).is_file():
+                    shutil.copyfile(source / name, folder / name)
+            write_whole(folder / RECORD, json_text({**selection.as_dict(), "renamed": renamed}) + "\n")
             os.rename(folder, output)
     except OSError as error:
         raise ReviewError(f"{error.filename or output}: {error.strerror}") from None
 
 
-def _renamed(chosen: RunSet) -> dict[str, str]:
-    return {f"result_{index}.txt": run.path.name for index, run in enumerate(chosen.result.runs)}
-
-
-def _copy(chosen: RunSet, source: Path, folder: Path) -> None:
-    for index, run in enumerate(chosen.result.runs):
-        shutil.copyfile(run.path, folder / f"result_{index}.txt")
-        if (source / POWER / run.path.stem).is_dir():
-            shutil.copytree(source / POWER / run.path.stem, folder / POWER / f"result_{index}")
-    for name in _ALONG:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-
-
-def print_selection(selection: Selection, output: Path | None, out: Console | None = None) -> None:
+def print_selection(selection: Selection, output: Path | None) -> None:
     """Prints every set and the one to submit."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    out = out or console()
-    out.print(Text.assemble((text(selection.folder.name or str(selection.folder)), "bold"), "  every set of ten runs"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for heading, justify in (("set", "right"), ("first", "left"), ("last", "left"), ("started", "left")):
-        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("minutes", justify="right", no_wrap=True)
-    table.add_column("")
+    out, chosen = console(), selection.chosen
+    say(out, (text(selection.folder.name or str(selection.folder)), "bold"), "  every set of ten runs")
+    columns = [Column("set", right=True), Column("first"), Column("last"), Column("started")]
+    columns += [Column("minutes", right=True), Column("", wraps=True)]
+    rows = []
     for one in selection.sets:
-        shown = "does not count" if math.isinf(one.score) else f"{one.score:.4f}"
-        first = one is selection.chosen
-        note = "submit this one" if first else "; ".join(one.result.obstacles)
-        cells = [str(one.first + 1), *one.names, _date(one.result.runs[0]), shown, text(note)]
-        table.add_row(*(Text(cell) for cell in cells), style="bold green" if first else "")
-    out.print(table)
-    out.print(labelled("set", selection.reason, "" if selection.chosen else "yellow"), soft_wrap=True)
+        runs = one.result.runs
+        minutes = "does not count" if math.isinf(one.score) else f"{one.score:.4f}"
+        note = "submit this one" if one is chosen else text("; ".join(one.result.obstacles))
+        rows.append([str(one.first + 1), runs[0].name, runs[-1].name, _date(runs[0]), minutes, note])
+    out.print(table(columns, rows, ["bold green" if one is chosen else "" for one in selection.sets]))
+    say(out, labelled("set", selection.reason, "" if chosen else "yellow"))
     if selection.crashes:
         failed = ", ".join(f"failed_{number}.txt" for number in selection.crashes)
-        out.print(
-            labelled("crashed", f"{failed}: left out, have the cause ready for the review", "yellow"), soft_wrap=True
-        )
-    if selection.chosen is not None and output is not None:
-        out.print(labelled("written", str(output)), soft_wrap=True)
+        say(out, labelled("crashed", f"{failed}: left out, have the cause ready for the review", "yellow"))
+    if chosen is not None and output is not None:
+        say(out, labelled("written", str(output)))

@@ -1,25 +1,22 @@
-"""`watch`: follows the log of a live run."""
+"""`watch`: follows the logs of live runs: one with a bar and its figures, several with a row each and one chart."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from certify.watch import is_test
-from review.logs import tree
-from review.logs.findings import ReviewError
+from review.logs import output, tree
 from review.logs.mllog import LogParser, text
-from review.logs.output import print_json
-from review.results import live
-from review.results.accuracy_chart import accuracy_chart
-from review.results.display import duration
-from review.results.run import Run
+from review.logs.output import Column, ReviewError, duration, number_text, print_json
+from review.results.run import Evaluation, Run
 from review.results.score import Result
 from review.results.standing import Standing, margin
 from review.rulebook.compliance import DEFAULT_RULESET
@@ -28,8 +25,22 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _HEAD = 4096  # bytes
-CHART_ROWS = 14  # of the accuracy's chart, where the terminal has them
+_CHART_ROWS, _LEAST_CHART_ROWS = 14, 6
+_MARKS = "•x+o*#@%&$"  # of the first ten runs on a chart; of more, from the first again
+_ABOVE = 0.02  # share of the accuracies' range that a chart leaves above the target
 _RUNNING = re.compile(r"running_\d+")
+_IDLE_SECONDS = 60.0  # after the last run ended, until no further trial is waited for
+_COLUMNS = (  # a column, and the least width of a terminal that has it
+    (Column(""), 0),
+    (Column("run", wraps=True), 0),
+    (Column("phase"), 0),
+    (Column("done", right=True), 70),
+    (Column("accuracy", right=True), 0),
+    (Column("evals", right=True), 100),
+    (Column("seq/s", right=True), 90),
+    (Column("time", right=True), 80),
+    (Column("to go", right=True), 0),
+)
 
 
 def find_logs(target: Path) -> list[Path]:
@@ -49,7 +60,10 @@ def find_log(target: Path) -> Path:
         raise ReviewError(f"{target}: no such file or folder")
 
     def age(path: Path) -> tuple[bool, float, str]:
-        return bool(_RUNNING.fullmatch(path.parent.name)), _modified(path), str(path)
+        modified = 0.0
+        with contextlib.suppress(OSError):
+            modified = path.stat().st_mtime
+        return bool(_RUNNING.fullmatch(path.parent.name)), modified, str(path)
 
     newest = max(find_logs(target), key=age, default=None)
     if newest is None and is_test(target):
@@ -74,13 +88,6 @@ def wait_for_log(target: Path, interval: float, sleep: Callable[[float], None] =
         sleep(interval)
 
 
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 class Follower:
     """Reads a log as it grows, and where the launcher moves it when the trial ends."""
 
@@ -93,12 +100,11 @@ class Follower:
         self._head = b""  # what the log began with
         self._read_bytes = 0
 
-    def poll(self, now_ms: float) -> Standing:
-        """The state by the whole lines of the log. Raises ReviewError where the log is gone."""
-        run = self._read()
+    def poll(self, now: float) -> Standing:
+        """The state at ``now``, Unix seconds, by the whole lines of the log. Raises ReviewError if the log is gone."""
+        run = self._read()  # first: it follows the log to where it was moved
         result = Result(self.path.parent, (run,), ruleset=self.ruleset)
-        target = result.target if self.target is None else self.target
-        return Standing(result, now_ms, target)
+        return Standing(result, 1000 * now, result.target if self.target is None else self.target)
 
     def _read(self) -> Run:
         """The run by what the log holds now; only what was added since the last time is read."""
@@ -142,25 +148,73 @@ class Follower:
         number = re.search(r"\d+", self.path.name)
         return tree.crashes(self.path.parent).get(int(number[0]), "crashed") if number else "crashed"
 
+    def ended(self, standing: Standing) -> bool:
+        """Whether the run is over, reached the target or not."""
+        return standing.done or self.broken() is not None
 
-def follow(
-    follower: Follower,
-    interval: float,
-    clock: Callable[[], float] = time.time,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Standing]:
-    """The state every ``interval`` seconds until the run has ended."""
-    return live.follow(
-        lambda now: follower.poll(1000 * now),
-        lambda standing: standing.done or follower.broken() is not None,
-        interval, clock, sleep,
-    )  # fmt: skip
+
+Watched: TypeAlias = "tuple[Follower, Standing]"
+
+
+class Runs:
+    """The runs below some paths: those there are, and those that appear."""
+
+    def __init__(self, targets: Sequence[Path], ruleset: str, target: float | None = None) -> None:
+        for path in targets:
+            if not path.exists():
+                raise ReviewError(f"{path}: no such file or folder")
+        self.targets, self.ruleset, self.target = targets, ruleset, target
+        self.followers: list[Follower] = []
+        self._gone: set[Path] = set()
+        self._now = 0.0
+        self._idle_since: float | None = None
+
+    def poll(self, now: float) -> list[Watched]:
+        """Every run as it stands; a log that was removed is left out."""
+        self._now = now
+        found = self._look(self.followers[:])
+        known = {follower.path for follower in self.followers} | self._gone
+        paths = sorted({path for target in self.targets for path in find_logs(target)} - known, key=str)
+        new = [Follower(path, self.ruleset, self.target) for path in paths]
+        self.followers += new
+        found += self._look(new)
+        return sorted(found, key=lambda pair: (str(pair[0].path.parent), tree.natural_order(pair[0].path)))
+
+    def _look(self, followers: list[Follower]) -> list[Watched]:
+        found = []
+        for follower in followers:
+            try:
+                found.append((follower, follower.poll(self._now)))
+            except ReviewError:
+                self.followers.remove(follower)
+                self._gone.add(follower.path)
+        return found
+
+    def ended(self, found: list[Watched]) -> bool:
+        """Whether no run is under way, and none has begun for a minute."""
+        if not found or not all(follower.ended(standing) for follower, standing in found):
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = self._now
+        return self._idle_since is not None and self._now - self._idle_since >= _IDLE_SECONDS
+
+
+def _print(standing: Standing, as_json: bool, about: str = "") -> None:
+    if as_json:
+        print_json(standing, indent=None)
+    else:
+        print(f"{about}{standing.line()}", flush=True)
+
+
+def _news(standing: Standing) -> tuple[object, ...]:
+    """What makes a new line: an evaluation, or a phase."""
+    return len(standing.run.evaluations), standing.stalled, standing.phase
 
 
 def watch(follower: Follower, interval: float, as_json: bool, once: bool) -> int:
     """Shows the run until it ends: 0 if it reached the target (or is under way, with ``once``), else 1."""
-    say = partial(_print, as_json=as_json)
-    standing = live.show(follow(follower, interval), as_json, once, say, _news, render)
+    states = output.follow(follower.poll, follower.ended, interval)
+    standing = output.show_states(states, partial(_print, as_json=as_json), _news, render, as_json=as_json, once=once)
     reason = follower.broken()
     if reason is not None:
         print(f"review: the trial broke: {text(reason)}", file=sys.stderr)
@@ -168,58 +222,131 @@ def watch(follower: Follower, interval: float, as_json: bool, once: bool) -> int
     return 0 if standing.run.converged or not standing.done else 1
 
 
-def _print(standing: Standing, as_json: bool) -> None:
-    if as_json:
-        print_json(standing.as_dict(), indent=None)
-    else:
-        print(standing.line(), flush=True)
+def watch_many(runs: Runs, interval: float, as_json: bool, once: bool) -> int:
+    """Shows the runs until they have ended: 0 if all reached the target (or are under way, with ``once``), else 1."""
+    shown: dict[Path, object] = {}
 
+    def say(found: list[Watched]) -> None:
+        for follower, standing in found:
+            news = (*_news(standing), follower.broken())
+            if shown.get(follower.log) != news:
+                shown[follower.log] = news
+                _print(standing, as_json, f"{text(str(follower.path))}: ")
+        if once and not found:
+            what = "no result_*.txt here or below; name the logs of runs, or their folder"
+            raise ReviewError(f"{runs.targets[0]}: {what}")
 
-def _news(standing: Standing) -> object:
-    """What makes a new line: an evaluation, or a phase."""
-    return len(standing.run.evaluations), standing.stalled, standing.phase
+    states = output.follow(runs.poll, runs.ended, interval)
+    found = output.show_states(states, say, lambda _: object(), render_many, as_json=as_json, once=once)
+    return 1 if any(follower.ended(standing) and not standing.run.converged for follower, standing in found) else 0
 
 
 def render(standing: Standing, out: Console) -> RenderableType:
-    """What a terminal shows: a bar, and the figures beneath it."""
+    """What a terminal shows: a bar, the figures beneath it, and the accuracies so far."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
     run, share = standing.run, standing.share
-    accuracies = [evaluation.accuracy for evaluation in run.evaluations]
-    grid = Table.grid(padding=(0, 2))
+    samples = number_text(standing.samples, ",.0f")
+    if standing.samples is not None and standing.projection is not None and not standing.done:
+        samples += " of about {:,.0f} +- {:,.0f}".format(*standing.projection)
+    accuracy = f"{number_text(run.final_accuracy, '.4f')} of {standing.target:g}, evaluation {len(run.evaluations)}"
     rows = {
-        "accuracy": f"{accuracies[-1]:.4f} of {standing.target:g}, evaluation {len(accuracies)}" if accuracies else "-",
-        "samples": _samples(standing),
+        "accuracy": accuracy if run.evaluations else "-",
+        "samples": samples,
         "speed": f"{standing.rate:,.0f} sequences/s" if standing.rate else "-",
-        "time": duration(standing.elapsed) if standing.elapsed is not None else "-",
-        "to go": duration(standing.eta) if standing.eta is not None else "-",
+        "time": duration(standing.elapsed),
+        "to go": duration(standing.eta),
         "RCP margin": margin(standing.rcp_margin) if standing.rcp_margin else "-",
     }
+    grid = Table.grid(padding=(0, 2))
     for label, cell in rows.items():
         grid.add_row(Text(f"  {label}", "dim"), Text(cell))
     if standing.miss is not None:
         grid.add_row(Text("  outside", "bold yellow"), Text(standing.miss.describe(), "yellow"))
         for number, cause in enumerate(standing.miss.causes, start=1):
             grid.add_row(Text(""), Text(f"{number}. {cause}", "yellow"))
-    if standing.stalled and standing.silent is not None:
+    if standing.stalled:
         grid.add_row(Text("  stalled", "bold yellow"), Text(f"no new line for {duration(standing.silent)}", "yellow"))
     head = Text.assemble((text(str(run.path)), "bold"), "  ", (standing.phase, "green" if run.converged else "cyan"))
     bar = ProgressBar(total=1.0, completed=share or 0.0, width=max(10, min(60, out.width - 10)))
     percent = Table.grid(padding=(0, 1))
-    percent.add_row(Text(" "), bar, Text("-" if share is None else f"{100 * share:.0f}%"))
-    room = min(CHART_ROWS, out.height - len(rows) - 8)
-    end = standing.projection[0] if standing.projection else None
-    chart = accuracy_chart([run.evaluations], standing.target, min(out.width - 2, 100), room, end) if room >= 6 else []
-    return Group(head, percent, grid, *(Text(f" {line}", "dim") for line in chart))
+    percent.add_row(Text(" "), bar, Text(number_text(share, ".0%")))
+    return Group(head, percent, grid, *_chart([standing], out, len(rows) + 8))
 
 
-def _samples(standing: Standing) -> str:
-    if standing.samples is None:
-        return "-"
-    if standing.projection is None or standing.done:
-        return f"{standing.samples:,.0f}"
-    projected, error = standing.projection
-    return f"{standing.samples:,.0f} of about {projected:,.0f} +- {error:,.0f}"
+def render_many(found: list[Watched], out: Console) -> RenderableType:
+    """What a terminal shows of several runs: a row for each, and the accuracies of all on one chart."""
+    from rich.console import Group
+    from rich.text import Text
+
+    if not found:
+        return Text("waiting for the first result_*.txt", "dim")
+    rows, styles = [], []
+    for index, (follower, standing) in enumerate(found):
+        run, broken = standing.run, follower.broken() is not None
+        missed = broken or (standing.done and not run.converged)
+        styles.append("red" if missed else "green" if standing.done else "")
+        rows.append(
+            [
+                _MARKS[index % len(_MARKS)],
+                text("/".join(follower.path.parts[-2:])),
+                "broken" if broken else "stalled" if standing.stalled else standing.phase,
+                number_text(standing.share, ".0%"),
+                number_text(run.final_accuracy, ".4f"),
+                str(len(run.evaluations)),
+                number_text(standing.rate or None, ",.0f"),
+                duration(standing.elapsed),
+                duration(None if standing.done else standing.eta),
+            ]
+        )
+    shown = [index for index, (_, least) in enumerate(_COLUMNS) if out.width >= least]
+    table = output.table([_COLUMNS[i][0] for i in shown], [[row[i] for i in shown] for row in rows], styles)
+    return Group(table, *_chart([standing for _, standing in found], out, len(found) + 6))
+
+
+def _chart(standings: Sequence[Standing], out: Console, taken: int) -> list[RenderableType]:
+    """The lines of the chart; none where the terminal has no rows left for it."""
+    from rich.text import Text
+
+    rows = min(_CHART_ROWS, out.height - taken)
+    if rows < _LEAST_CHART_ROWS:
+        return []
+    end = max((one.projection[0] for one in standings if one.projection), default=None)
+    target = max(one.target for one in standings)
+    series = [one.run.evaluations for one in standings]
+    return [Text(f" {line}", "dim") for line in accuracy_chart(series, target, min(out.width - 2, 100), rows, end)]
+
+
+def accuracy_chart(
+    series: Sequence[Sequence[Evaluation]], target: float, width: int, height: int, samples: float | None = None
+) -> list[str]:
+    """Lines of text, ``width`` x ``height``: accuracy over samples with a line at the target; none without two points.
+
+    Args: series: the evaluations of each run. samples: where the x axis is to end at least, such as a projection.
+    """
+    points = [[(e.samples, e.accuracy) for e in run if e.samples is not None] for run in series]
+    known = [point for run in points for point in run]
+    if len(known) < 2:
+        return []
+    left = len(f"{target:.3f}") + 2
+    columns, rows = max(width - left, 10), max(height - 2, 4)
+    right = max([samples or 0.0, *(x for x, _ in known)])
+    low = min(min(y for _, y in known), target)
+    high = max(max(y for _, y in known), target)
+    high += max(_ABOVE * (high - low), 1e-6)
+
+    def row(accuracy: float) -> int:
+        return min(rows - 1, max(0, int((high - accuracy) / (high - low) * rows)))
+
+    grid = [[" "] * columns for _ in range(rows)]
+    grid[row(target)] = ["-"] * columns
+    for index, run in enumerate(points):
+        for x, y in run:
+            grid[row(y)][min(columns - 1, int(x / right * columns))] = _MARKS[index % len(_MARKS)]
+    labels = {row(target): f"{target:.3f}", rows - 1: f"{low:.3f}"}
+    lines = [f"{labels.get(number, ''):>{left - 2}} |{''.join(cells)}" for number, cells in enumerate(grid)]
+    end = f"{right:,.0f} samples"
+    return [*lines, " " * (left - 1) + "+" + "-" * columns, " " * left + "0" + f"{end:>{columns - 1}}"]

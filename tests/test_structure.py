@@ -58,10 +58,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"records"},
         {"dataset"},
         {"verify"},
-        # the commands by the names that users type, which import a room's module when they are run
-        {"commands", "__main__", "instances.__main__", "verify.__main__"}
-        | {"prepare", "download", "corpus", "extract", "clean", "split", "evalset", "shuffle", "pack", "bins"}
-        | {"finetuning", "import_records", "export_records", "convert_checkpoint", "data_card"},
+        {"__main__"},  # imports a stage's module when it is run
     ],
     "review": [
         {"logs"},
@@ -71,7 +68,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"report"},
         {"league"},
         {"submission"},
-        {"show", "compare", "select", "watch", "watch_many", "rehearsal", "options"},
+        {"show", "compare", "select", "watch", "rehearsal"},
         {"__main__"},
     ],
 }
@@ -97,7 +94,7 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
     ),
     "review": (
         {"bert", "certify", "finetune", "input_preprocessing", "torch"},
-        {"certify": ["review.__main__", "review.options", "review.watch"]},  # the command `review certify`
+        {"certify": ["review.__main__", "review.watch"]},  # the command `review certify`
     ),
 }
 READ_THE_ENVIRONMENT = {

@@ -18,8 +18,7 @@ from certify.comparison import OF_MEDIAN
 from certify.figures import state_of
 from certify.records import Records
 from certify.schema import LABELS, REDUCTIONS
-from review.logs.findings import ReviewError
-from review.logs.output import write_whole
+from review.logs.output import ReviewError, write_whole
 
 FOLDER = Path("baselines")
 # What must be the same for a comparison of times to mean anything.

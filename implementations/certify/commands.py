@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ReviewError
-from review.logs.output import print_json
+from review.logs.output import ReviewError, print_json
 
 EXIT = {"pass": 0, "warn": 3, "fail": 1}
 

@@ -14,7 +14,7 @@ import numpy as np
 from certify.comparison import LEAST, LEAST_EXCESS, OF_MEDIAN
 from certify.records import Records
 from certify.schema import LABELS, PROBES, REDUCTIONS, Expected
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 
 WARN, FAIL = 0.03, 0.05  # slower by so much, and by more than the rounds of a test differ
 DEVIATIONS = 3.0

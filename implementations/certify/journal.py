@@ -9,7 +9,7 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 
 if TYPE_CHECKING:
     from certify.records import Place

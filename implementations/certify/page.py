@@ -15,8 +15,7 @@ from certify.figures import FIGURES, STEP, Measured, digits
 from certify.records import Records
 from certify.schema import BURN_IN, CPUS, LABELS, PROBES
 from certify.verdict import WORDS, Certificate, chance_words
-from review.logs.findings import ReviewError
-from review.logs.output import write_whole
+from review.logs.output import ReviewError, write_whole
 from review.report.chart import Axis, Line, LineChart, Point
 
 HEADLINES = {"pass": "Pass", "warn": "Pass, with warnings", "fail": "Fail"}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from certify.schema import ALONE, PARTS, PROBES, STAGES, VERSION
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 
 Columns = dict[str, np.ndarray]
 

@@ -18,8 +18,7 @@ from certify.hardware import Fault, devices, faults, throttled
 from certify.journal import BurnIn, Journal
 from certify.records import Records, read
 from certify.schema import ALONE, BURN_IN, LABELS
-from review.logs.output import write_whole
-from review.results.display import duration
+from review.logs.output import duration, write_whole
 
 SHOWN = 4  # of a ranking; --json has all, --csv the ranks of every stage
 WORDS = {

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from certify.commands import EXIT
 from certify.journal import BurnIn, Journal
-from review.logs.findings import ReviewError
+from review.logs import output
 from review.logs.mllog import text
-from review.logs.output import print_json
-from review.results import live
-from review.results.display import duration
+from review.logs.output import ReviewError, duration, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -149,13 +147,13 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[State]:
     """The state every ``interval`` seconds until the test has ended."""
-    return live.follow(watched.poll, lambda state: state.done or state.broken is not None, interval, clock, sleep)
+    return output.follow(watched.poll, lambda state: state.done or state.broken is not None, interval, clock, sleep)
 
 
 def watch(watched: Watched, interval: float, as_json: bool, once: bool) -> int:
     """Shows the test until it ends; the exit status of `certify`, or 2 where the load did not run."""
     say = partial(_print, as_json=as_json)
-    state = live.show(follow(watched, interval), as_json, once, say, _news, _render)
+    state = output.show_states(follow(watched, interval), say, _news, _render, as_json=as_json, once=once)
     if state.broken is not None:
         print(f"review: the load did not run: {text(state.broken.splitlines()[0])}", file=sys.stderr)
     return state.status

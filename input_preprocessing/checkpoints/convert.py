@@ -27,13 +27,14 @@ from input_preprocessing.checkpoints.names import (
     check_config,
     from_pytorch,
     from_tf1,
+    from_tf2,
     left_out_as,
     resize_vocabulary,
     to_huggingface,
     to_mlperf,
+    unused_poolers,
 )
-from input_preprocessing.checkpoints.tf2_names import from_tf2, unused_poolers
-from input_preprocessing.stage.cli import positive, run, stage_parser
+from input_preprocessing.stage.cli import positive
 from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, Bundle, prefix_of
 
 NAMES = {"mlperf": to_mlperf, "huggingface": to_huggingface}
@@ -123,13 +124,9 @@ def write_pytorch(path: Path, tensors: Tensors) -> None:
 
 
 def convert(
-    source: Path,
-    target: Path,
-    names: str,
-    multiple: int = 8,
-    vocab_size: int | None = None,
+    source: Path, target: Path, names: str, multiple: int = 8, vocab_size: int | None = None,
     bert_config: Path | None = None,
-) -> tuple[Shape, Counter[str]]:
+) -> tuple[Shape, Counter[str]]:  # fmt: skip
     """Converts; returns the model's sizes and how many variables of each kind were left out.
 
     Args:
@@ -160,32 +157,21 @@ def convert(
     return check_complete(tensors, str(target)), read.left_out
 
 
-def _main(options: argparse.Namespace) -> None:
-    shape, left_out = convert(
-        options.source,
-        options.target,
-        options.names,
-        multiple=options.pad_vocab_to,
-        vocab_size=options.vocab_size,
-        bert_config=options.bert_config,
-    )
-    others = ", ".join(f"{what} ({number})" for what, number in sorted(left_out.items()))
-    print(
-        f"{options.target}: {shape.layers} layers, {shape.hidden} wide, {shape.vocabulary} words, "
-        f"{len(shape.parameters())} parameters; left out: {others or 'nothing'}",
-        file=sys.stderr,
-    )
-
-
-def main() -> None:
-    """Command line."""
-    parser = stage_parser("convert_checkpoint", __doc__)
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", type=Path, required=True, help="TensorFlow prefix or folder, .pt or .safetensors")
     parser.add_argument("--target", type=Path, required=True, help=".pt or .safetensors")
     parser.add_argument("--names", choices=sorted(NAMES), default="mlperf", help="(default %(default)s)")
-    parser.add_argument(
-        "--pad-vocab-to", type=positive, default=8, help="multiple to pad the vocabulary to (default %(default)s)"
-    )
+    multiple = "multiple to pad the vocabulary to (default %(default)s)"
+    parser.add_argument("--pad-vocab-to", type=positive, default=8, help=multiple)
     parser.add_argument("--vocab-size", type=positive, help="words to keep, e.g. 30522 (default: all in the source)")
     parser.add_argument("--bert-config", type=Path, help="bert_config.json that the checkpoint must fit")
-    run(parser, _main)
+    options = parser.parse_args()
+    shape, left_out = convert(
+        options.source, options.target, options.names, multiple=options.pad_vocab_to, vocab_size=options.vocab_size,
+        bert_config=options.bert_config,
+    )  # fmt: skip
+    others = ", ".join(f"{what} ({number})" for what, number in sorted(left_out.items()))
+    sizes = (
+        f"{shape.layers} layers, {shape.hidden} wide, {shape.vocabulary} words, {len(shape.parameters())} parameters"
+    )
+    print(f"{options.target}: {sizes}; left out: {others or 'nothing'}", file=sys.stderr)

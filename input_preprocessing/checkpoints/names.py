@@ -1,14 +1,18 @@
-"""Names of BERT's parameters: TensorFlow 1, Hugging Face and MLPerf's converted .pt files (TensorFlow 2: tf2_names).
+"""Names of BERT's parameters: TensorFlow 1 and 2, Hugging Face and MLPerf's converted .pt files.
 
-The three differ in spelling only, but for TensorFlow's dense kernels, which are transposed. All go by way of Hugging
-Face's names.
+All go by way of Hugging Face's names. TensorFlow 1 and MLPerf differ from them in spelling only, but for TensorFlow's
+dense kernels, which are transposed. The keys of a TensorFlow 2 checkpoint are paths through Python objects
+(model/layer_with_weights-0/..., encoder/_transformer_layers/0/..., masked_lm/...) and change with every release of
+tensorflow/models; the variables' own names, kept in the checkpoint's object graph, do not. They are what that project's
+converter from TensorFlow 1 matches by (official/nlp, tf1_checkpoint_converter_lib.py, BERT_V2_NAME_REPLACEMENTS).
+Attention kernels have an axis of heads there: [hidden, heads, head width], the output's [heads, head width, hidden].
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,29 +30,58 @@ BIAS = "cls.predictions.bias"
 MOST_NAMED = 8  # of the parameters that do not fit, in a message
 
 # What is not a parameter, by the last part of its name (TensorFlow 1) or by its path (TensorFlow 2), and what it is.
-_LEFT_OUT = [
-    (re.compile(r"(/(LAMB|Adam)\w*|/(adam|lamb)_[mv])$|/\.OPTIMIZER_SLOT/|^optimizer/"), "optimizer"),
-    (re.compile(r"/GradientAccumulator\w*(/\.ATTRIBUTES/VARIABLE_VALUE)?$"), "gradient accumulator"),
-    (
-        re.compile(
-            r"(^|/)(global_step|good_steps|current_loss_scale|loss_scale|beta\d_power|save_counter)"
-            r"(/\.ATTRIBUTES/VARIABLE_VALUE)?$"
-        ),
-        "counters",
-    ),
-    (re.compile(r"^_CHECKPOINTABLE_OBJECT_GRAPH$"), "object graph"),
-    (re.compile(r"/\.ATTRIBUTES/OBJECT_CONFIG_JSON$"), "settings of Keras"),
-]
-_TF1_RENAMES = [
-    (re.compile(r"^cls/seq_relationship/output_(weights|bias)$"), r"cls/seq_relationship/\1"),
-    (re.compile(r"^cls/predictions/output_bias$"), "cls/predictions/bias"),
-    (re.compile(r"/weights$"), "/weight"),
-    (re.compile(r"/layer_(\d+)/"), r"/layer/\1/"),
-    (re.compile(r"/gamma$"), "/weight"),
-    (re.compile(r"/beta$"), "/bias"),
-    (re.compile(r"_embeddings$"), "_embeddings/weight"),
-]
+_COUNTERS = "global_step|good_steps|current_loss_scale|loss_scale|beta\\d_power|save_counter"
+_LEFT_OUT = {
+    r"(/(LAMB|Adam)\w*|/(adam|lamb)_[mv])$|/\.OPTIMIZER_SLOT/|^optimizer/": "optimizer",
+    r"/GradientAccumulator\w*(/\.ATTRIBUTES/VARIABLE_VALUE)?$": "gradient accumulator",
+    rf"(^|/)({_COUNTERS})(/\.ATTRIBUTES/VARIABLE_VALUE)?$": "counters",
+    r"^_CHECKPOINTABLE_OBJECT_GRAPH$": "object graph",
+    r"/\.ATTRIBUTES/OBJECT_CONFIG_JSON$": "settings of Keras",
+}
+_TF1_RENAMES = {
+    r"^cls/seq_relationship/output_(weights|bias)$": r"cls/seq_relationship/\1",
+    r"^cls/predictions/output_bias$": "cls/predictions/bias",
+    r"/weights$": "/weight", r"/layer_(\d+)/": r"/layer/\1/", r"/gamma$": "/weight", r"/beta$": "/bias",
+    r"_embeddings$": "_embeddings/weight",
+}  # fmt: skip
 _ACTIVATED = re.compile(r"((?:intermediate|pooler|transform)\.dense)\.")
+
+
+_MODULES = {
+    "word_embeddings": "bert.embeddings.word_embeddings",
+    "position_embedding": "bert.embeddings.position_embeddings",
+    "type_embeddings": "bert.embeddings.token_type_embeddings",
+    "embeddings/layer_norm": "bert.embeddings.LayerNorm",
+    "pooler_transform": "bert.pooler.dense",
+    "next_sentence/pooler_dense": "bert.pooler.dense",
+    "cls/predictions/transform/dense": "cls.predictions.transform.dense",
+    "cls/predictions/transform/LayerNorm": "cls.predictions.transform.LayerNorm",
+    "cls/predictions/output_bias": "cls.predictions",
+    "predictions/transform/logits": "cls.seq_relationship",
+    "next_sentence/logits": "cls.seq_relationship",
+}
+_LAYER_MODULES = {
+    "self_attention/query": "attention.self.query",
+    "self_attention/key": "attention.self.key",
+    "self_attention/value": "attention.self.value",
+    "self_attention/attention_output": "attention.output.dense",
+    "self_attention_output": "attention.output.dense",
+    "self_attention_layer_norm": "attention.output.LayerNorm",
+    "intermediate": "intermediate.dense",
+    "output": "output.dense",
+    "output_layer_norm": "output.LayerNorm",
+}
+_LEAVES = {"embeddings": "weight", "kernel": "weight", "gamma": "weight", "beta": "bias", "bias": "bias"}
+
+
+def _pattern(modules: Iterable[str], before: str) -> re.Pattern[str]:
+    """The names' ends: outer scopes may stand before, and TensorFlow may have numbered a layer (dense_1)."""
+    paths = "|".join("/".join(rf"{part}(?:_\d+)?" for part in path.split("/")) for path in modules)
+    return re.compile(rf"(?:^|/){before}({paths})/({'|'.join(_LEAVES)})$")
+
+
+_MODEL = _pattern(_MODULES, "")
+_LAYER = _pattern(_LAYER_MODULES, r"transformer/layer_(\d+)(?:_\d+)?/")
 
 
 @dataclass(frozen=True)
@@ -96,13 +129,13 @@ class Shape:
 
 def left_out_as(name: str) -> str | None:
     """What a variable is that is not a parameter of the model: an optimizer's, a counter...; None for the others."""
-    return next((what for pattern, what in _LEFT_OUT if pattern.search(name)), None)
+    return next((what for pattern, what in _LEFT_OUT.items() if re.search(pattern, name)), None)
 
 
 def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]]:
     """Hugging Face name and value of a TensorFlow 1 variable."""
-    for pattern, replacement in _TF1_RENAMES:
-        name = pattern.sub(replacement, name)
+    for pattern, replacement in _TF1_RENAMES.items():
+        name = re.sub(pattern, replacement, name)
     if name.endswith("/kernel"):
         name, tensor = name[: -len("kernel")] + "weight", tensor.T
     return name.replace("/", "."), tensor
@@ -115,15 +148,15 @@ def some_of(problems: Iterable[str]) -> str:
     return "; ".join(listed[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def shape_of(tensors: Tensors, where: str) -> Shape:
-    """The sizes that the tensors (Hugging Face names) of the file `where` imply.
+def check_complete(tensors: Tensors, where: str) -> Shape:
+    """Checks that the tensors of the file `where` are exactly the parameters of one BERT; returns its sizes.
 
     Raises:
-        DataError: the tensors are no BERT's.
+        DataError: parameters are missing, unknown or of another shape; the first are named.
     """
     layers = {int(match[1]) for name in tensors if (match := re.match(r"bert\.encoder\.layer\.(\d+)\.", name))}
     try:
-        return Shape(
+        shape = Shape(
             layers=max(layers) + 1,
             hidden=tensors[WORDS].shape[1],
             feed_forward=tensors["bert.encoder.layer.0.intermediate.dense.weight"].shape[0],
@@ -132,15 +165,6 @@ def shape_of(tensors: Tensors, where: str) -> Shape:
         )
     except (KeyError, ValueError, IndexError) as error:
         raise DataError(f"{where} is no BERT: {error} is not in it") from error
-
-
-def check_complete(tensors: Tensors, where: str) -> Shape:
-    """Checks that the tensors of the file `where` are exactly the parameters of one BERT; returns its sizes.
-
-    Raises:
-        DataError: parameters are missing, unknown or of another shape; the first are named.
-    """
-    shape = shape_of(tensors, where)
     wanted = shape.parameters()
     problems = [f"{name} is missing" for name in wanted if name not in tensors]
     problems += [f"{name} is unknown" for name in tensors if name not in wanted]
@@ -213,3 +237,74 @@ def from_pytorch(tensors: Tensors) -> Tensors:
         elif copy is not None and not np.array_equal(copy, renamed[original]):
             raise DataError(f"the checkpoint has a {tied} that is not {original}; BERT ties the two")
     return renamed
+
+
+def parameter_of(full_name: str) -> str | None:
+    """Hugging Face name of the parameter that a variable of this name is; None: of no parameter of BERT."""
+    match = _LAYER.search(full_name) or _MODEL.search(full_name)
+    if match is None:
+        return None
+    *layer, module, leaf = match.groups()
+    module = re.sub(r"_\d+(?=/|$)", "", module)
+    prefix = f"bert.encoder.layer.{layer[0]}.{_LAYER_MODULES[module]}" if layer else _MODULES[module]
+    return f"{prefix}.{_LEAVES[leaf]}"
+
+
+def merge_heads(name: str, tensor: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int | None]:
+    """A variable's value in PyTorch's shape, under its Hugging Face name, and its number of heads where it tells."""
+    heads = None
+    if ".attention.self." in name and tensor.ndim == (3 if name.endswith("weight") else 2):
+        heads = tensor.shape[-2]
+        tensor = tensor.reshape(*tensor.shape[:-2], -1)
+    elif ".attention.output.dense.weight" in name and tensor.ndim == 3:
+        heads = tensor.shape[0]
+        tensor = tensor.reshape(-1, tensor.shape[-1])
+    transposed = name.endswith("weight") and "embeddings" not in name
+    return (tensor.T if transposed else tensor), heads
+
+
+def unused_poolers(names: dict[str, str]) -> list[str]:
+    """Keys of the encoder's own pooler where the next-sentence head has another: then the encoder's is never read.
+
+    Args:
+        names: key -> full name of the model's variables.
+    """
+    encoders, heads = _pattern(["pooler_transform"], ""), _pattern(["next_sentence/pooler_dense"], "")
+    if not any(heads.search(full_name) for full_name in names.values()):
+        return []
+    return [key for key, full_name in names.items() if encoders.search(full_name)]
+
+
+def from_tf2(names: dict[str, str], read: Callable[[str], npt.NDArray[Any]], where: str) -> tuple[Tensors, int | None]:
+    """Parameters under Hugging Face's names, and the number of attention heads where the variables tell it.
+
+    Args:
+        names: key -> full name of the variables to take, all of which must be parameters of BERT.
+        read: a key's tensor.
+        where: the checkpoint, for messages.
+
+    Raises:
+        DataError: variables of other names, two of one parameter, or heads that differ; the first are named.
+    """
+    found: dict[str, str] = {}
+    problems = []
+    for key, full_name in names.items():
+        parameter = parameter_of(full_name)
+        if parameter is None:
+            problems.append(f"{key} ({full_name or 'without a name'}) is unknown")
+        elif parameter in found:
+            problems.append(f"{key} and {found[parameter]} are both {parameter}")
+        else:
+            found[parameter] = key
+    if problems:
+        raise DataError(f"{where} does not fit BERT: {some_of(problems)}")
+    tensors: Tensors = {}
+    heads: dict[int, str] = {}
+    for parameter, key in found.items():
+        tensor, number = merge_heads(parameter, read(key))
+        tensors[parameter] = np.asarray(tensor, order="C")  # a view would keep what it was made of
+        if number is not None:
+            heads.setdefault(number, key)
+    if len(heads) > 1:
+        raise DataError(f"{where}: {' and '.join(f'{n} heads in {key}' for n, key in heads.items())}; copy it again")
+    return tensors, next(iter(heads), None)

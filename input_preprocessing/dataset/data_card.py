@@ -18,10 +18,10 @@ from pathlib import Path
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records.evalset import NUM_SAMPLES
+from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.benchmark import NUM_PARTS, TEXT_MD5
-from input_preprocessing.stage.cli import lock_folder, run, stage_parser
+from input_preprocessing.stage.cli import lock_folder
 from input_preprocessing.stage.manifest import Manifest
 
 NAME = "DATA_CARD.md"
@@ -31,17 +31,6 @@ _WORDS = {
     "binned": "sequences in bins of similar length, shuffled",
     "unpacked": "single sequences, shuffled",
 }
-
-
-def _manifests(folder: Path) -> list[Path]:
-    """The manifests in a folder.
-
-    Raises:
-        DataError: there are none.
-    """
-    if paths := sorted(folder.glob("prepared-*.json")):
-        return paths
-    raise DataError(f"{folder} has no prepared-*.json; give the --outputdir of a finished preparation, or its phase's")
 
 
 def render(sets: dict[str, Manifest]) -> str:
@@ -64,29 +53,15 @@ def _describe(kind: str, made: Manifest) -> list[str]:
         "evaluation samples": f"{made.eval_samples:,}",
         "summary": made.text,
     }
+    options = {name: value for name, value in made.recipe.items() if value not in (None, [], ())}
+    lists = ["".join(f"{md5} {name}\n" for name, md5 in sorted(each.items())) for each in (made.files, made.texts)]
+    of_files, of_texts = (hashlib.md5(each.encode()).hexdigest() for each in lists)
     digests = {
         "sequences, in any order (multiset digest)": made.multiset_digest,
-        "all files (md5 of their digests)": _digest(made.files),
-        "all texts (md5 of their md5s)": _digest(made.texts),
+        "all files (md5 of their digests)": of_files,
+        "all texts (md5 of their md5s)": of_texts,
         **{name: digest for name, digest in made.files.items() if name not in made.records},
     }
-    return [
-        *_table(("what", ""), facts.items()),
-        "", "### Texts", "", *_texts(made),
-        "", "### Options", "", *_table(("option", "value"), _shown(made.recipe).items()),
-        "", "### Digests", "",
-        "Of record files the digest of their contents, of others the md5. "
-        f"`prepared-{kind}.json` has that of every file.",
-        "", *_table(("of", "digest"), digests.items()),
-        "", "### Made with", "",
-        *(_table(("program", "version"), made.versions.items()) if made.versions else ["Not recorded."]),
-        "", "### To make it again", "", "With the same texts, vocabulary and model files in DOWNLOADDIR:",
-        "", "```bash", _command(kind, made), "./verify_dataset.sh OUTPUTDIR", "```",
-    ]  # fmt: skip
-
-
-def _texts(made: Manifest) -> list[str]:
-    """Whose text it is, its license and the md5 of each file."""
     right = [name for name, md5 in TEXT_MD5.items() if made.texts.get(name) == md5]
     if len(right) == len(TEXT_MD5) and len(made.texts) == NUM_PARTS + 1:
         what = f"The benchmark's text: {NUM_PARTS} parts and eval.txt, {len(right)} of {len(right)} known md5 right."
@@ -98,13 +73,20 @@ def _texts(made: Manifest) -> list[str]:
     shown = names if len(names) <= _LISTED else [*names[: _LISTED - 1], names[-1]]
     left = ["", f"and {len(names) - len(shown):,} more"] if len(shown) < len(names) else []
     license = made.license or "not given (`--license`)"
-    table = _table(("text", "md5"), ((name, made.texts[name]) for name in shown))
-    return [what, "", f"License, as given: {license}", "", *table, *left]
-
-
-def _shown(recipe: dict[str, object]) -> dict[str, object]:
-    """Options with a value."""
-    return {name: value for name, value in recipe.items() if value not in (None, [], ())}
+    texts = [*_table(("text", "md5"), ((name, made.texts[name]) for name in shown)), *left]
+    return [
+        *_table(("what", ""), facts.items()),
+        "", "### Texts", "", what, "", f"License, as given: {license}", "", *texts,
+        "", "### Options", "", *_table(("option", "value"), options.items()),
+        "", "### Digests", "",
+        "Of record files the digest of their contents, of others the md5. "
+        f"`prepared-{kind}.json` has that of every file.",
+        "", *_table(("of", "digest"), digests.items()),
+        "", "### Made with", "",
+        *(_table(("program", "version"), made.versions.items()) if made.versions else ["Not recorded."]),
+        "", "### To make it again", "", "With the same texts, vocabulary and model files in DOWNLOADDIR:",
+        "", "```bash", _command(kind, made), "./verify_dataset.sh OUTPUTDIR", "```",
+    ]  # fmt: skip
 
 
 def _table(heads: tuple[str, str], rows: Iterable[tuple[str, object]]) -> list[str]:
@@ -113,18 +95,12 @@ def _table(heads: tuple[str, str], rows: Iterable[tuple[str, object]]) -> list[s
     return [f"| {' | '.join(heads)} |", "|---|---|", *(f"| {' | '.join(row)} |" for row in cells)]
 
 
-def _digest(digests: dict[str, str]) -> str:
-    """One digest of many files' digests and names."""
-    lines = "".join(f"{digest} {name}\n" for name, digest in sorted(digests.items()))
-    return hashlib.md5(lines.encode()).hexdigest()
-
-
 def _command(kind: str, made: Manifest) -> str:
     """The command line of these options."""
     recipe = made.recipe
     line = ["input_preprocessing/prepare_data.sh", "--outputdir", "OUTPUTDIR", "--downloaddir", "DOWNLOADDIR"]
     line += ["--skip-download"] + ([f"--{kind}-data"] if kind in ("packed", "binned") else [])
-    usual: dict[str, object] = {**dataclasses.asdict(SamplingConfig()), "num_eval_samples": NUM_SAMPLES}
+    usual: dict[str, object] = {**dataclasses.asdict(SamplingConfig()), "num_eval_samples": NUM_EVAL_SAMPLES}
     usual |= {"shards": None, "sequences": None, "max_sequences_per_row": 3 if kind == "packed" else 1}
     for name, default in usual.items():
         value = recipe.get(name, default)
@@ -144,7 +120,13 @@ def read_sets(folder: Path) -> dict[str, Manifest]:
     Raises:
         DataError: there are none, or one is damaged.
     """
-    return {path.stem.removeprefix("prepared-"): manifest.read(path) for path in _manifests(folder)}
+    found = {
+        path.stem.removeprefix("prepared-"): manifest.read(path) for path in sorted(folder.glob("prepared-*.json"))
+    }
+    if not found:
+        usual = "give the --outputdir of a finished preparation, or its phase's"
+        raise DataError(f"{folder} has no prepared-*.json; {usual}")
+    return found
 
 
 def is_current(folder: Path) -> bool:
@@ -167,29 +149,26 @@ def write(folder: Path) -> None:
             partial.write_text(text, encoding="utf-8")
 
 
-def _main(options: argparse.Namespace) -> None:
-    folder: Path = options.folder
-    paths = _manifests(folder)
-    with lock_folder(folder, exclusive=True):
-        if options.license is not None:
-            for path in paths:
-                manifest.write(path, dataclasses.replace(manifest.read(path), license=options.license))
-        write(folder)
-    if options.json:
-        sets = {kind: dataclasses.asdict(made) for kind, made in read_sets(folder).items()}
-        print(json.dumps({"card": str(folder / NAME), "sets": sets}))
-    print(f"{folder / NAME}: {', '.join(read_sets(folder))}", file=sys.stderr)
-
-
 def add_license(parser: argparse.ArgumentParser) -> None:
-    """--license."""
     parser.add_argument("--license", help=f"of the texts, for {NAME}; such as 'CC BY-SA 3.0'")
 
 
-def main() -> None:
-    """Command line."""
-    parser = stage_parser("data_card", __doc__)
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="folder of a data set")
     add_license(parser)
     parser.add_argument("--json", action="store_true", help="print what the card is made of as JSON")
-    run(parser, _main)
+    options = parser.parse_args()
+    folder: Path = options.folder
+    sets = read_sets(folder)
+    with lock_folder(folder, exclusive=True):
+        if options.license is not None:
+            sets = {
+                kind: dataclasses.replace(made, license=options.license) for kind, made in read_sets(folder).items()
+            }
+            for kind, made in sets.items():
+                manifest.write(folder / f"prepared-{kind}.json", made)
+        write(folder)
+    if options.json:
+        dicts = {kind: dataclasses.asdict(made) for kind, made in sets.items()}
+        print(json.dumps({"card": str(folder / NAME), "sets": dicts}))
+    print(f"{folder / NAME}: {', '.join(sets)}", file=sys.stderr)

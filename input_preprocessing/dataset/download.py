@@ -17,13 +17,12 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from bert.data.records import DataError
 from input_preprocessing.stage.benchmark import NUM_PARTS, TEXT_MD5
-from input_preprocessing.stage.cli import human_bytes, run, stage_parser
+from input_preprocessing.stage.cli import human_bytes
 from input_preprocessing.stage.manifest import hash_of, md5_of
 from input_preprocessing.stage.parallel import Progress
 
@@ -46,7 +45,7 @@ class PublicFile:
     md5: str
     size: int  # bytes; 0 = not published
     drive_id: str = ""
-    dataset: str = ""  # MLCommons' metadata file that lists it
+    dataset: str = "bert-input-files"  # MLCommons' metadata file that lists it
     url: str = ""
     content: str = ""  # in words
     sha256: str = ""
@@ -63,29 +62,20 @@ class PublicFile:
 
 
 FILES = (
+    PublicFile("bert_config.json", "7f59165e21b7d566db610ff6756c926b", 314, "1fbGClQMi2CoMv7fwrwTC5YYPooQBdcFW"),
+    PublicFile("vocab.txt", "64800d5d8528ce344256daf115d4965e", 231_508, "1USK108J6hMM_d27xCHi738qBL8_BT1u1"),
     PublicFile(
-        "bert_config.json", "7f59165e21b7d566db610ff6756c926b", 314,
-        "1fbGClQMi2CoMv7fwrwTC5YYPooQBdcFW", "bert-input-files",
-    ),
-    PublicFile(
-        "vocab.txt", "64800d5d8528ce344256daf115d4965e", 231_508,
-        "1USK108J6hMM_d27xCHi738qBL8_BT1u1", "bert-input-files",
-    ),
-    PublicFile(
-        "model.ckpt-28252.index", "f97de3ae180eb8d479555c939d50d048", 17_371,
-        "1Q47V3K3jFRkbJ2zGCrKkKk-n0fvMZsa0", "bert-input-files",
+        "model.ckpt-28252.index", "f97de3ae180eb8d479555c939d50d048", 17_371, "1Q47V3K3jFRkbJ2zGCrKkKk-n0fvMZsa0"
     ),
     PublicFile(
         "model.ckpt-28252.data-00000-of-00001", "50797acd537880bfb5a7ade80d976129", 4_034_713_312,
-        "1chiTBljF0Eh1U5pKs6ureVHgSbtU8OG_", "bert-input-files",
+        "1chiTBljF0Eh1U5pKs6ureVHgSbtU8OG_",
     ),
     PublicFile(
         "results_text.tar.gz", "", 0,
         "14xV2OUGSQDG_yDBrmbSdcDC-QGeqpfs_", "bert-preprocessed-wikipedia-dataset", content="13 GB of text within",
     ),
 )  # fmt: skip
-
-# md5 of some of the 500 parts and of eval.txt; the archive's own list, where it carries one, is checked as well.
 
 
 class SourceError(Exception):
@@ -127,48 +117,31 @@ def _fetch_rest(url: str, partial: Path, have: int, label: str) -> bool:
         if response.headers.get_content_type() == "text/html":
             raise SourceError(f"{url.split('&id=')[0]} answers with a web page (over its quota, or a login is needed)")
         resumed = response.status == 206
-        announced = response.headers.get("Content-Length")
-        expected = int(announced) if announced else None
+        expected = int(response.headers.get("Content-Length") or 0)
         start = have if resumed else 0
         progress = Progress(label, float(start + expected) if expected else 0.0)
         progress.done = float(start)
-        received = 0
         with open(partial, "ab" if resumed else "wb") as file:
             while chunk := response.read(_CHUNK):
                 file.write(chunk)
-                received += len(chunk)
                 progress.advance(len(chunk))
         progress.close()
-    return expected is None or received == expected
+    return not expected or progress.done == start + expected
 
 
-def _copy(source: Path, partial: Path) -> None:
-    if not source.is_file():
-        raise SourceError(f"no {source}")
-    try:
-        shutil.copyfile(source, partial)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise DataError(f"cannot write {partial}: {error.strerror}; check space and permissions, run again") from error
-
-
-Fetch = Callable[[Path], None]
-
-
-def sources_of(file: PublicFile, mirror: str | None) -> Iterator[Fetch]:
-    """Ways to fetch the file, in the order to try them; each writes to the path it is given."""
-    label = file.name[:24]
-    if mirror:
-        if "://" in mirror:
-            yield lambda partial: fetch_url(f"{mirror.rstrip('/')}/{file.name}", partial, label)
-        else:
-            yield lambda partial: _copy(Path(mirror) / file.name, partial)
-        return
-    if file.url:
-        yield lambda partial: fetch_url(file.url, partial, label)
-        return
-    yield lambda partial: fetch_url(_mlcommons_url(file), partial, label)
-    yield lambda partial: fetch_url(_DRIVE + file.drive_id, partial, label)
+def _fetch_from(source: str, file: PublicFile, partial: Path) -> None:
+    """Fetches the file from a URL, from a mirror's folder, or from where MLCommons' metadata says (source: "")."""
+    if source and "://" not in source:
+        if not Path(source).is_file():
+            raise SourceError(f"no {source}")
+        try:
+            shutil.copyfile(source, partial)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            told = f"cannot write {partial}: {error.strerror}; check space and permissions, run again"
+            raise DataError(told) from error
+    else:
+        fetch_url(source or _mlcommons_url(file), partial, file.name[:24])
 
 
 def _mlcommons_url(file: PublicFile) -> str:
@@ -202,11 +175,15 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
         raise DataError(f"{target} is not the published file ({file.digest}); remove it, or use --skip-download")
     partial = folder / f".{file.name}.partial"
     reasons = []
-    for fetch in sources_of(file, mirror):
+    if mirror:
+        sources = [f"{mirror.rstrip('/')}/{file.name}" if "://" in mirror else str(Path(mirror) / file.name)]
+    else:
+        sources = [file.url] if file.url else ["", _DRIVE + file.drive_id]
+    for source in sources:
         # What an earlier run left may be the beginning of something else: then the source gets a second chance.
         for _ in range(2 if partial.exists() else 1):
             try:
-                fetch(partial)
+                _fetch_from(source, file, partial)
             except SourceError as error:
                 reasons.append(str(error))
                 break
@@ -243,31 +220,23 @@ def unpack_text(archive: Path, folder: Path) -> None:
         raise DataError(f"cannot unpack {archive}: {error}; remove it and download it again") from error
     finally:
         progress.close()
-    check_text(partial)
-    os.replace(partial, folder)
-
-
-def check_text(folder: Path) -> None:
-    """Checks the 500 parts and eval.txt against the md5 known, and the list in the archive if there is one.
-
-    Raises:
-        DataError: a file is missing or has the wrong md5.
-    """
+    # The 500 parts and eval.txt must have the md5 known, and that of the archive's own list if there is one.
     wanted = {f"part-{i:05d}-of-{NUM_PARTS:05d}": "" for i in range(NUM_PARTS)} | TEXT_MD5
-    for listing in [*folder.glob("*.md5"), *folder.glob("*md5*.txt")]:
+    for listing in [*partial.glob("*.md5"), *partial.glob("*md5*.txt")]:
         for line in listing.read_text("utf-8", "ignore").splitlines():
             md5, _, name = line.partition(" ")
             if len(md5) == 32 and (name := Path(name.strip().lstrip("*")).name) in wanted:
                 wanted[name] = wanted[name] or md5
     progress = Progress("check text", float(len(wanted)))
     for name, md5 in wanted.items():
-        path = folder / name
+        path = partial / name
         if not path.is_file():
             raise DataError(f"the text lacks {name}; download results_text.tar.gz again")
         if md5 and md5_of(path) != md5:
             raise DataError(f"{name} of the text has the wrong md5 (not {md5}); download results_text.tar.gz again")
         progress.advance(1)
     progress.close()
+    os.replace(partial, folder)
 
 
 def download(folder: Path, mirror: str | None = None) -> None:
@@ -279,22 +248,17 @@ def download(folder: Path, mirror: str | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = folder / "results4"
     for file in FILES:
-        if file.name == "results_text.tar.gz":
-            if not text.is_dir():
-                unpack_text(fetch_file(file, folder, mirror), text)
-            (folder / file.name).unlink(missing_ok=True)
-        else:
+        if file.name != "results_text.tar.gz":
             fetch_file(file, folder, mirror)
+            continue
+        if not text.is_dir():
+            unpack_text(fetch_file(file, folder, mirror), text)
+        (folder / file.name).unlink(missing_ok=True)
 
 
-def _main(options: argparse.Namespace) -> None:
-    download(options.outputdir / "download", options.mirror)
-    print(f"{options.outputdir / 'download'}: complete and verified", file=sys.stderr)
-
-
-def main() -> None:
-    """Command line."""
-    parser = stage_parser("download", __doc__)
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--outputdir", type=Path, required=True, help="folder of the data set")
     parser.add_argument("--mirror", help="URL or folder that holds the files under their names")
-    run(parser, _main)
+    options = parser.parse_args()
+    download(options.outputdir / "download", options.mirror)
+    print(f"{options.outputdir / 'download'}: complete and verified", file=sys.stderr)

@@ -15,43 +15,34 @@ from pathlib import Path
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.dataset.download import PublicFile, fetch_file
-from input_preprocessing.stage.cli import named_folder, run, stage_parser
+from input_preprocessing.stage.cli import named_folder
 
 _SQUAD = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 _GLUE = "https://dl.fbaipublicfiles.com/glue/data"
 _SENTEVAL = "https://dl.fbaipublicfiles.com/senteval/senteval_data"
 
 
-def _squad(name: str, md5: str) -> PublicFile:
-    return PublicFile(name, md5, 0, url=f"{_SQUAD}/{name}")
+def _file(name: str, base: str, size: int, sha256: str) -> PublicFile:
+    return PublicFile(name, "", size, url=f"{base}/{name}", sha256=sha256)
 
 
-def _archive(task: str, size: int, sha256: str) -> PublicFile:
-    return PublicFile(f"{task}.zip", "", size, url=f"{_GLUE}/{task}.zip", sha256=sha256)
-
-
-# The published md5 of each file.
-SQUAD = (
-    _squad("train-v1.1.json", "981b29407e0affa3b1b156f72073b945"),
-    _squad("dev-v1.1.json", "3e85deb501d4e538b6bc56f786231552"),
-    _squad("train-v2.0.json", "62108c273c268d70893182d5cf8df740"),
-    _squad("dev-v2.0.json", "246adae8b7002f8679c027697b0b7cf8"),
-)
+SQUAD_MD5 = {
+    "train-v1.1.json": "981b29407e0affa3b1b156f72073b945", "dev-v1.1.json": "3e85deb501d4e538b6bc56f786231552",
+    "train-v2.0.json": "62108c273c268d70893182d5cf8df740", "dev-v2.0.json": "246adae8b7002f8679c027697b0b7cf8",
+}  # fmt: skip
+SQUAD = tuple(PublicFile(name, md5, 0, url=f"{_SQUAD}/{name}") for name, md5 in SQUAD_MD5.items())
 # Where each table comes from. Sizes and sha256 are those that TensorFlow Datasets and Hugging Face's datasets recorded.
 SOURCES: dict[str, tuple[PublicFile, ...]] = {
     "MRPC": (
-        PublicFile(
-            "msr_paraphrase_train.txt", "", 1_047_044, url=f"{_SENTEVAL}/msr_paraphrase_train.txt",
-            sha256="60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89",
+        _file(
+            "msr_paraphrase_train.txt", _SENTEVAL, 1_047_044,
+            "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89",
         ),
-        PublicFile(
-            "mrpc_dev_ids.tsv", "", 6_222, url=f"{_GLUE}/mrpc_dev_ids.tsv",
-            sha256="971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7",
-        ),
+        _file("mrpc_dev_ids.tsv", _GLUE, 6_222, "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7"),
     ),
-    "SST-2": (_archive("SST-2", 7_439_277, "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),),
-    "CoLA": (_archive("CoLA", 376_971, "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),),
-    "MNLI": (_archive("MNLI", 312_783_507, "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),),
+    "SST-2": (_file("SST-2.zip", _GLUE, 7439277, "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),),
+    "CoLA": (_file("CoLA.zip", _GLUE, 376971, "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),),
+    "MNLI": (_file("MNLI.zip", _GLUE, 312783507, "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),),
 }  # fmt: skip
 # Lines of each table: its examples, as both count them, and a header, which CoLA has not.
 TABLES: dict[str, dict[str, int]] = {
@@ -72,9 +63,20 @@ def fetch(task: str, folder: Path, mirror: str | None) -> None:
     if not all((folder / name).is_file() for name in TABLES[task]):
         sources = [fetch_file(file, folder, mirror) for file in SOURCES[task]]
         if task == "MRPC":
-            _make_mrpc(sources[0], sources[1], folder)
+            header, *lines = _lines(sources[0])
+            ids = {tuple(line.split()) for line in _lines(sources[1])}
+            chosen: dict[bool, list[str]] = {True: [header], False: [header]}
+            for line in lines:
+                chosen[tuple(line.split("\t")[1:3]) in ids].append(line)
+            for name, is_development in (("train.tsv", False), ("dev.tsv", True)):
+                _write(folder / name, ("\n".join(line.rstrip("\r") for line in chosen[is_development]) + "\n").encode())
         else:
-            _unpack(sources[0], task, folder)
+            try:
+                with zipfile.ZipFile(sources[0]) as zipped:
+                    for name in TABLES[task]:
+                        _write(folder / name, zipped.read(f"{task}/{name}"))  # which checks its CRC
+            except (KeyError, OSError, zipfile.BadZipFile) as error:
+                raise DataError(f"cannot unpack {sources[0]}: {error}; remove it and run again") from error
     check(task, folder)
     for file in SOURCES[task]:
         (folder / file.name).unlink(missing_ok=True)
@@ -100,32 +102,17 @@ def _lines(path: Path) -> list[str]:
     return [line for line in path.read_bytes().decode("utf-8-sig", "replace").split("\n") if line.strip()]
 
 
-def _unpack(archive: Path, task: str, folder: Path) -> None:
-    """The tables of GLUE's archive, each whole or not at all."""
-    try:
-        with zipfile.ZipFile(archive) as zipped:
-            for name in TABLES[task]:
-                _write(folder / name, zipped.read(f"{task}/{name}"))  # which checks its CRC
-    except (KeyError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"cannot unpack {archive}: {error}; remove it and run again") from error
-
-
-def _make_mrpc(pairs: Path, development: Path, folder: Path) -> None:
-    header, *lines = _lines(pairs)
-    ids = {tuple(line.split()) for line in _lines(development)}
-    chosen: dict[bool, list[str]] = {True: [header], False: [header]}
-    for line in lines:
-        chosen[tuple(line.split("\t")[1:3]) in ids].append(line)
-    for name, is_development in (("train.tsv", False), ("dev.tsv", True)):
-        _write(folder / name, ("\n".join(line.rstrip("\r") for line in chosen[is_development]) + "\n").encode())
-
-
 def _write(path: Path, content: bytes) -> None:
     with atomic_file(path) as partial:
         partial.write_bytes(content)
 
 
-def _main(options: argparse.Namespace) -> None:
+def main(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--outputdir", type=named_folder, required=True, help="the tasks' folders go there")
+    parser.add_argument("--task", nargs="+", choices=("squad", *TABLES), default=["squad"], help="(default squad)")
+    parser.add_argument("--mirror", help="URL or folder that holds the files under their names")
+    parser.add_argument("--skip-download", action="store_true", help="check what is in OUTPUTDIR")
+    options = parser.parse_args()
     for task in options.task:
         folder = options.outputdir / task
         if options.skip_download:
@@ -133,13 +120,3 @@ def _main(options: argparse.Namespace) -> None:
         else:
             fetch(task, folder, options.mirror)
         print(f"{folder}: complete and checked", file=sys.stderr)
-
-
-def main() -> None:
-    """Command line."""
-    parser = stage_parser("finetuning", __doc__)
-    parser.add_argument("--outputdir", type=named_folder, required=True, help="the tasks' folders go there")
-    parser.add_argument("--task", nargs="+", choices=("squad", *TABLES), default=["squad"], help="(default squad)")
-    parser.add_argument("--mirror", help="URL or folder that holds the files under their names")
-    parser.add_argument("--skip-download", action="store_true", help="check what is in OUTPUTDIR")
-    run(parser, _main)

@@ -1,18 +1,25 @@
-"""What a preparation starts from: the files under DOWNLOADDIR, and whether disk and memory will do."""
+"""What a preparation starts from: files under DOWNLOADDIR, their copies in phase1/, enough disk and memory."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import os
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bert.data.format import atomic_file
 from bert.data.records import DataError
+from input_preprocessing.checkpoints.convert import convert
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.deal import SEQUENCES_PER_GROUP
+from input_preprocessing.stage.benchmark import NUM_PARTS
 from input_preprocessing.stage.cli import human_bytes, human_time
+from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.reading import Stamp, changed, check_is_text, stamp_of
 from input_preprocessing.text.vocabulary import Vocabulary
 
@@ -25,8 +32,8 @@ _GROUP_BYTES = SEQUENCES_PER_GROUP * 700  # records of a group, which a packing 
 
 # The benchmark's public files: 13.2 GB of text in 501 files, its archive, the TensorFlow checkpoint and the converted.
 PUBLIC_TEXT_BYTES = 13_200_000_000
-_PUBLIC_TEXT_FILES = 501
 _LARGEST_PUBLIC_TEXT = 32_851_144
+CHECKPOINT = "model.ckpt-28252"
 _OTHER_DOWNLOADS_BYTES = 5_500_000_000 + 4_035_000_000 + 1_350_000_000
 
 
@@ -38,7 +45,6 @@ class Inputs:
     eval_text: Path
     vocab: Path
     others: tuple[Path, ...]  # copied to phase1 as they are
-
     stamps: tuple[Stamp, ...]  # of the texts and the evaluation text, when they were found
 
     @property
@@ -54,7 +60,7 @@ class Inputs:
     def check_unchanged(self) -> None:
         """Raises DataError where a text is not as it was when it was found, as while it is still being copied."""
         for path, stamp in zip(self.all_texts, self.stamps, strict=True):
-            if not path.is_file() or stamp_of(path) != stamp:
+            if not path.is_file() or stamp_of(os.stat(path)) != stamp:
                 raise changed(path)
 
 
@@ -74,12 +80,23 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
     if not texts:
         raise DataError(
             f"no text {folder}/part-XXXXX-of-XXXXX; download the data, or make it of your own text with "
-            f"python -m input_preprocessing.corpus --outputdir {download.parent} --input FILE"
+            f"python -m input_preprocessing corpus --outputdir {download.parent} --input FILE"
         )
-    _check_set(folder, [path.name for path in texts])
+    names = {path.name for path in texts}
+    totals = sorted({name.rpartition("-of-")[2] for name in names})
+    if len(totals) > 1:
+        raise DataError(f"{folder} is mixed: it has parts of {' and of '.join(totals)}; move those of one set away")
+    count = int(totals[0]) if totals[0].isdecimal() else len(names)
+    wanted = {f"part-{i:05d}-of-{count:05d}" for i in range(count)}
+    if missing := sorted(wanted - names):
+        raise DataError(f"{folder} is incomplete: {len(missing)} of {count} parts are missing, see {missing[0]}")
+    if odd := sorted(names - wanted):
+        raise DataError(f"{folder}: {odd[0]} is not part of this set of {count}; move it away")
     found = [path for path in (folder / "eval.txt", download / "eval.txt") if path.is_file()]
     if not found:
-        raise DataError(f"no evaluation text {folder}/eval.txt; download it or see input_preprocessing.corpus")
+        raise DataError(
+            f"no evaluation text {folder}/eval.txt; download it or see python -m input_preprocessing corpus"
+        )
     for path in (*texts, found[0]):
         with open(path, "rb") as file:
             check_is_text(path, file.read(8))
@@ -91,21 +108,8 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
         raise DataError(f"no vocab.txt in {download} or {phase1}; put it there or give --vocab-file")
     config = next((p / "bert_config.json" for p in places if (p / "bert_config.json").is_file()), None)
     others = (config,) if config else ()
-    stamps = tuple(stamp_of(path) for path in (*texts, found[0]))
+    stamps = tuple(stamp_of(os.stat(path)) for path in (*texts, found[0]))
     return Inputs(texts=tuple(texts), eval_text=found[0], vocab=vocab, others=others, stamps=stamps)
-
-
-def _check_set(folder: Path, names: list[str]) -> None:
-    """Checks that the part files of these names are all of one set."""
-    totals = sorted({name.rpartition("-of-")[2] for name in names})
-    if len(totals) > 1:
-        raise DataError(f"{folder} is mixed: it has parts of {' and of '.join(totals)}; move those of one set away")
-    count = int(totals[0]) if totals[0].isdecimal() else len(names)
-    wanted = {f"part-{i:05d}-of-{count:05d}" for i in range(count)}
-    if missing := sorted(wanted - set(names)):
-        raise DataError(f"{folder} is incomplete: {len(missing)} of {count} parts are missing, see {missing[0]}")
-    if odd := sorted(set(names) - wanted):
-        raise DataError(f"{folder}: {odd[0]} is not part of this set of {count}; move it away")
 
 
 def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> None:
@@ -125,6 +129,59 @@ def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> N
         if positions < config.max_seq_length:
             reason = f"{positions} max_position_embeddings, fewer than --max-seq-length {config.max_seq_length}"
             raise DataError(f"{path} has {reason}; lower the one or replace the other")
+
+
+def fill_phase1(phase1: Path, inputs: Inputs, download: Path, vocab_md5: str, lower_case: bool) -> list[Path]:
+    """Makes vocabulary, model sizes and first checkpoint where missing, or there of other inputs; returns the files.
+
+    What was made of what is known by content: `model.ckpt-28252.json` beside the converted checkpoint has both md5.
+
+    Args:
+        phase1: folder to write to.
+        inputs: vocabulary and bert_config.json to copy.
+        download: folder to look for the TensorFlow checkpoint in, and MLCommons' folders of them in it.
+        vocab_md5: of the vocabulary that the records are made with.
+        lower_case: whether their text was lower-cased; where not, tokenizer_config.json says so, as Hugging Face's.
+
+    Raises:
+        DataError: the vocabulary has changed since, or the checkpoint cannot be converted.
+    """
+    phase1.mkdir(exist_ok=True)
+    targets = []
+    for source in (inputs.vocab, *inputs.others):
+        target = phase1 / ("vocab.txt" if source == inputs.vocab else source.name)
+        targets.append(target)
+        if target.is_file() and md5_of(target) == md5_of(source):
+            continue
+        if target.is_file():
+            print(f"{target} is replaced by {source}, which differs", file=sys.stderr)
+        with atomic_file(target) as partial:
+            shutil.copyfile(source, partial)
+    if md5_of(targets[0]) != vocab_md5:
+        raise changed(inputs.vocab)
+    cased, text = phase1 / "tokenizer_config.json", json.dumps({"do_lower_case": False}) + "\n"
+    if lower_case:
+        cased.unlink(missing_ok=True)
+    else:  # exports and fine-tuning know a cased vocabulary by it
+        targets.append(cased)
+        if not cased.is_file() or cased.read_text(encoding="utf-8") != text:
+            with atomic_file(cased) as partial:
+                partial.write_text(text, encoding="utf-8")
+    converted = phase1 / f"{CHECKPOINT}.pt"
+    prefixes = [folder / CHECKPOINT for folder in (download, download / "tf1_ckpt", download / "tf2_ckpt")]
+    if prefix := next((path for path in prefixes if Path(f"{path}.index").is_file()), None):
+        note, config = converted.with_suffix(".json"), next(iter(inputs.others), None)
+        made_of = [Path(f"{prefix}.index"), *sorted(prefix.parent.glob(f"{prefix.name}.data-*"))]
+        digests = [md5_of(path) for path in [*made_of, *([config] if config else [])]]
+        source_md5, noted = hashlib.md5(" ".join(digests).encode()).hexdigest(), None
+        with suppress(OSError, ValueError):
+            noted = json.loads(note.read_text())
+        if not converted.is_file() or noted != {"source": source_md5, "target": md5_of(converted)}:
+            print(f"converting {prefix} to {converted}", file=sys.stderr)
+            convert(prefix, converted, "mlperf", bert_config=config)
+            with atomic_file(note) as partial:
+                partial.write_text(json.dumps({"source": source_md5, "target": md5_of(converted)}) + "\n")
+    return [*targets, converted] if converted.is_file() else targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +204,8 @@ def needs_of(
     total = sum(sizes)
     workers = min(jobs, -(-len(sizes) // nodes))
     if sequences is not None:  # those files alone that hold so many, one more a process, and the evaluation text
-        bytes_of_text = sequences * _sequence_bytes(config) / config.dupe_factor / _RECORD_BYTES_PER_TEXT_BYTE
+        sequence_bytes = 2 * config.max_seq_length + 4 * config.max_predictions_per_seq + 19  # at most
+        bytes_of_text = sequences * sequence_bytes / config.dupe_factor / _RECORD_BYTES_PER_TEXT_BYTE
         total = min(total, int(bytes_of_text) + workers * max(sizes) + sizes[-1])
     records = total * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE
     worker = _PROCESS_BYTES + max(_BYTES_PER_TEXT_BYTE * max(sizes), 2 * min(records, _GROUP_BYTES))
@@ -161,15 +219,9 @@ def needs_of(
     )
 
 
-def _sequence_bytes(config: SamplingConfig) -> float:
-    """Bytes of the records of a sequence at most."""
-    return 2 * config.max_seq_length + 4 * config.max_predictions_per_seq + 19
-
-
 def public_needs(config: SamplingConfig, jobs: int, sequences: int | None = None) -> Needs:
     """Needs for the benchmark's own text before it is downloaded; the time is without the download's."""
-    count = _PUBLIC_TEXT_FILES - 1
-    sizes = [_LARGEST_PUBLIC_TEXT, *[(PUBLIC_TEXT_BYTES - _LARGEST_PUBLIC_TEXT) // count] * count]
+    sizes = [_LARGEST_PUBLIC_TEXT, *[(PUBLIC_TEXT_BYTES - _LARGEST_PUBLIC_TEXT) // NUM_PARTS] * NUM_PARTS]
     needs = needs_of(sizes, config, jobs, sequences=sequences)
     download = float(PUBLIC_TEXT_BYTES + _OTHER_DOWNLOADS_BYTES)
     return dataclasses.replace(needs, disk=needs.disk + download, download=download)
@@ -190,24 +242,18 @@ def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
     present = sum(path.stat().st_size for path in files if path.is_file())
     free = shutil.disk_usage(outputdir).free
     fetched = f", after a download of {human_bytes(needs.download)}" if needs.download else ""
-    print(
-        f"{human_bytes(needs.text_bytes)} of text in {needs.num_files} files: about {human_bytes(needs.disk)} of disk "
-        f"({human_bytes(free)} free), {human_bytes(needs.memory)} of memory and {human_time(needs.seconds)} with "
-        f"{needs.workers} jobs{fetched}",
-        file=sys.stderr,
-    )
+    text, disk, memory = human_bytes(needs.text_bytes), human_bytes(needs.disk), human_bytes(needs.memory)
+    takes = f"about {disk} of disk ({human_bytes(free)} free), {memory} of memory and {human_time(needs.seconds)}"
+    told = f"{text} of text in {needs.num_files} files: {takes} with {needs.workers} jobs{fetched}"
+    print(told, file=sys.stderr)
     if free + present < needs.disk:
-        raise DataError(
-            f"{outputdir} has {human_bytes(free)} free, about {human_bytes(needs.disk - present)} are needed; "
-            "make room or choose another --outputdir"
-        )
+        lacking = f"{outputdir} has {human_bytes(free)} free, about {human_bytes(needs.disk - present)} are needed"
+        raise DataError(f"{lacking}; make room or choose another --outputdir")
     available = available_memory()
     if available and available < needs.memory:
-        print(
-            f"warning: {human_bytes(available)} of memory are free, {human_bytes(needs.memory)} may be needed; "
-            f"--jobs {max(1, int(needs.workers * available / needs.memory))} needs less",
-            file=sys.stderr,
-        )
+        fewer = max(1, int(needs.workers * available / needs.memory))
+        lacking = f"{human_bytes(available)} of memory are free, {memory} may be needed"
+        print(f"warning: {lacking}; --jobs {fewer} needs less", file=sys.stderr)
 
 
 def available_memory() -> int | None:

@@ -24,58 +24,29 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import json
 import shutil
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from bert.data.format import open_records
 from bert.data.records import DataError
-from input_preprocessing.dataset import data_card, download, phases, repair
-from input_preprocessing.dataset.inputs import (
-    Needs,
-    check_config,
-    check_needs,
-    find_inputs,
-    needs_of,
-    public_needs,
-)
-from input_preprocessing.dataset.job import Job
-from input_preprocessing.dataset.steps import (
-    download_folder,
-    fill_phase1,
-    make_evaluation_set,
-    make_training_files,
-)
-from input_preprocessing.dataset.texts import make_all_instances
-from input_preprocessing.instances.options import add_sampling_options, sampling_config
-from input_preprocessing.records import bins, evalset
+from input_preprocessing.dataset import data_card, download, repair, steps
+from input_preprocessing.dataset.inputs import Needs, check_config, check_needs, find_inputs, needs_of, public_needs
+from input_preprocessing.dataset.steps import Job, download_folder, make_all_instances, make_training_files
+from input_preprocessing.instances.options import SamplingConfig, add_sampling_options, sampling_config
+from input_preprocessing.records import shards
 from input_preprocessing.records.deal import check_target
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.cli import (
-    add_jobs,
-    human_time,
-    lock_folder,
-    named_folder,
-    part_of,
-    positive,
-    run,
-    stage_parser,
-)
+from input_preprocessing.stage.cli import add_jobs, human_time, lock_folder, named_folder, positive
 from input_preprocessing.text import corpus, vocabulary
 from input_preprocessing.wiki import wikipedia
 
+PUBLISHED_PHASES = "128:20,512:80"  # of NVIDIA DeepLearningExamples
 _OUTPUTS = ("work", "packed_data", "hdf5", "eval")
-
-
-def refresh(job: Job) -> None:
-    """Brings model sizes, checkpoint and license up to date that came, or were replaced, after the set was finished."""
-    made = manifest.read(job.manifest)
-    files = {str(path.relative_to(job.outputdir)): manifest.digest_of(path) for path in fill_phase1(job)}
-    license = made.license if job.options.license is None else job.options.license
-    if files.items() - made.files.items() or license != made.license:
-        manifest.write(job.manifest, dataclasses.replace(made, files={**made.files, **files}, license=license))
-    data_card.write(job.outputdir)
 
 
 def start(options: argparse.Namespace) -> Job | None:
@@ -92,25 +63,32 @@ def start(options: argparse.Namespace) -> Job | None:
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             outputdir.mkdir(parents=True, exist_ok=True)
-            check_needs(
-                _with_later(public_needs(config, options.jobs, options.sequences), options),
-                outputdir,
-                "download",
-                *_OUTPUTS,
-            )
+            needs = _with_later(public_needs(config, options.jobs, options.sequences), options)
+            check_needs(needs, outputdir, "download", *_OUTPUTS)
         download.download(folder, options.mirror)
     inputs = find_inputs(folder, outputdir / "phase1", options.vocab_file)
     job = Job(options=options, config=config, inputs=inputs, words=vocabulary.load(inputs.vocab))
     check_config(inputs, job.words, config)
     if job.is_finished():
-        if options.only in (None, "start"):
-            refresh(job)
+        if options.only in (None, "start"):  # model sizes, checkpoint or license may have come since, or been replaced
+            made = manifest.read(job.manifest)
+            files = {str(path.relative_to(outputdir)): manifest.digest_of(path) for path in job.fill_phase1()}
+            license = made.license if options.license is None else options.license
+            if files.items() - made.files.items() or license != made.license:
+                made = dataclasses.replace(made, files={**made.files, **files}, license=license)
+                manifest.write(job.manifest, made)
+            data_card.write(outputdir)
         done = f"{outputdir} is prepared already ({job.manifest.name}); nothing to do"
         print(f"{done} (--repair reads every file and compares)", file=sys.stderr)
         return None
     if options.only in (None, "start"):
         outputdir.mkdir(parents=True, exist_ok=True)
-        _check_targets(job)
+        # Before hours of work: no files of others are where the shards will be, and the bins' lengths suit.
+        unpacked = steps.UNPACKED_FOLDER if options.phases else f"training-{options.shards or '*'}"
+        folders = {"packed": ["packed_data"], "unpacked": [f"hdf5/{unpacked}"]}
+        for pattern in folders.get(job.kind, [f"hdf5/bins/{edge}" for edge in job.edges]):
+            for target in outputdir.glob(pattern):
+                check_target(target)
         needs = needs_of(inputs.sizes, config, options.jobs, options.part[1], options.sequences)
         check_needs(_with_later(needs, options), outputdir, *_OUTPUTS)
         job.words.check_case(config.do_lower_case)
@@ -123,114 +101,128 @@ def _with_later(needs: Needs, options: argparse.Namespace) -> Needs:
     return dataclasses.replace(needs, disk=needs.disk + options.phases_after * (needs.disk - needs.download) / 2)
 
 
-def _check_targets(job: Job) -> None:
-    """Checks, before hours of work, that no files of others are where the shards will be, and the bins' lengths.
-
-    Raises:
-        DataError: there are, or the lengths do not suit.
-    """
-    unpacked = f"hdf5/{phases.FOLDER}" if job.options.phases else f"hdf5/training-{job.options.shards or '*'}"
-    folders = {"packed": ["packed_data"], "unpacked": [unpacked], "binned": [f"hdf5/bins/{edge}" for edge in job.edges]}
-    for folder in (path for pattern in folders[job.kind] for path in job.outputdir.glob(pattern)):
-        check_target(folder)
-
-
 def finish(job: Job) -> None:
     """Makes all that is not there yet, checks the whole and writes the manifest."""
     started = time.monotonic()
     options = job.options
-    others = fill_phase1(job)
+    others = job.fill_phase1()
     texts = make_all_instances(job)
-    eval_file, picked = make_evaluation_set(job)
+    eval_file, picked = steps.make_evaluation_set(job)
     target, digest = make_training_files(job)
     job.inputs.check_unchanged()
-    made = manifest.summarise(
-        job.outputdir,
-        sorted(target.rglob("part_*.hdf5")),
-        [*others, eval_file],
-        eval_samples=picked,
-        multiset_digest=digest,
-        texts=texts,
-        recipe=job.recipe(),
-        license=options.license or "",
-    )
+    files = {str(path.relative_to(job.outputdir)): manifest.digest_of(path) for path in [*others, eval_file]}
+    sequences = rows = tokens = capacity = 0
+    shard_files = sorted(target.rglob("part_*.hdf5"))
+    for path in shard_files:
+        records, metadata = open_records(path)
+        sequences += records.num_sequences
+        rows += records.num_rows
+        tokens += len(records.input_ids)
+        capacity += records.num_rows * metadata.max_seq_length
+        files[str(path.relative_to(job.outputdir))] = metadata.content_digest
+    made = manifest.Manifest(
+        text=f"{sequences:,} sequences in {rows:,} rows, {tokens / capacity:.2%} full, {len(shard_files)} shards",
+        sequences=sequences, rows=rows, tokens=tokens, eval_samples=picked, multiset_digest=digest, texts=texts,
+        recipe=job.recipe(), files=files, license=options.license or "", versions=manifest.versions(),
+    )  # fmt: skip
     manifest.write(job.manifest, made)
     data_card.write(job.outputdir)
     print(f"{target}: {made.text}; done in {human_time(time.monotonic() - started)}", file=sys.stderr)
 
 
+def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
+    """argparse type: '128:20,512:80' -> ((128, 20), (512, 80)), tokens and masked tokens of a sequence at most."""
+    phases = []
+    for part in text.split(","):
+        length, colon, masked = part.partition(":")
+        if not (colon and length.isdecimal() and masked.isdecimal()):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of LENGTH:MASKED, such as {PUBLISHED_PHASES}")
+        phases.append((int(length), int(masked)))
+    if any(short >= long for (short, _), (long, _) in itertools.pairwise(phases)):
+        raise argparse.ArgumentTypeError(f"{text!r}: the lengths of the phases do not grow")
+    return tuple(phases)
+
+
+def split_phases(options: argparse.Namespace) -> list[argparse.Namespace]:
+    """The options of each phase's preparation; without --phases, of the one there is.
+
+    Only the first downloads. `phases_after` is how many follow, for the estimate of the disk.
+
+    Raises:
+        DataError: the lengths are given twice.
+    """
+    if options.phases is None:
+        return [argparse.Namespace(**vars(options), phases_after=0)]
+    default = SamplingConfig()
+    for name in ("max_seq_length", "max_predictions_per_seq"):
+        if getattr(options, name) != getattr(default, name):
+            raise DataError(f"--phases gives the lengths of sequences: leave --{name.replace('_', '-')} out")
+    outputdir: Path = options.outputdir
+    common = {**vars(options), "downloaddir": options.downloaddir or outputdir / "download"}
+    parts = []
+    for number, (length, masked) in enumerate(options.phases):
+        own = {"outputdir": outputdir / str(length), "max_seq_length": length, "max_predictions_per_seq": masked}
+        own |= {"skip_download": options.skip_download or number > 0, "phases_after": len(options.phases) - 1 - number}
+        parts.append(argparse.Namespace(**(common | own)))
+    return parts
+
+
 def prepare(options: argparse.Namespace) -> None:
     """Runs all steps, or the one of --only, of every phase; all that can be checked is checked before the first."""
-    if options.repair or options.json:
-        return _repair(options)
-    whole = options.only in (None, "start")
+    if options.json and not options.repair:
+        raise DataError("--json is the report of --repair; give both or neither")
     with ExitStack() as locks:
-        parts = phases.split(options)
+        if options.repair:
+            for name in ("only", "input", "mirror"):
+                if getattr(options, name):
+                    told = "--repair makes files again, on one machine, of what is in DOWNLOADDIR"
+                    raise DataError(f"{told}: leave --{name} out")
+            folders = [options.outputdir, *(path.parent for path in repair.find_manifests(options))]
+            for folder in dict.fromkeys(folders):
+                locks.enter_context(lock_folder(folder, exclusive=True))
+            report = repair.repair(options)
+            if options.json:
+                print(json.dumps(report))
+            return
+        only, whole = options.only, options.only in (None, "start")
+        parts = split_phases(options)
         for folder in dict.fromkeys([options.outputdir, *(part.outputdir for part in parts)]):
             locks.enter_context(lock_folder(folder, exclusive=whole))
-        _make_text(options, whole)
+        if not options.input:
+            given = [name for name, value in corpus.TEXT_OPTIONS.items() if getattr(options, name) != value]
+            if given:
+                raise DataError(f"--{given[0].replace('_', '-')} is about the text of --input, and there is none")
+        elif whole:
+            longest = options.phases[-1][0] if options.phases else options.max_seq_length
+            text = argparse.Namespace(**{**vars(options), "max_seq_length": longest})
+            corpus.make(text, download_folder(options))
         jobs = [start(part) for part in parts]
         for part, job in zip(parts, jobs, strict=True):
-            if job:
-                _run(job)
-            if options.only is None:  # before the next phase needs the room
+            if job and only == "start":
+                job.fill_phase1()
+            elif job and only == "instances":
+                make_all_instances(job, options.part)
+            elif job and only == "shards":
+                make_training_files(job, options.part)
+            elif job:
+                finish(job)
+            if only is None:  # before the next phase needs the room
                 shutil.rmtree(part.outputdir / "work", ignore_errors=True)
 
 
-def _repair(options: argparse.Namespace) -> None:
-    """Finds and mends what is wrong with finished data sets, and prints a report where it is asked for.
-
-    Raises:
-        DataError: an option has no place here, or a file cannot be mended.
-    """
-    if not options.repair:
-        raise DataError("--json is the report of --repair; give both or neither")
-    for name in ("only", "input", "mirror"):
-        if getattr(options, name):
-            raise DataError(
-                f"--repair makes files again, on one machine, of what is in DOWNLOADDIR: leave --{name} out"
-            )
-    with ExitStack() as locks:
-        for folder in dict.fromkeys([options.outputdir, *(path.parent for path in repair.find_manifests(options))]):
-            locks.enter_context(lock_folder(folder, exclusive=True))
-        report = repair.repair(options)
-    if options.json:
-        print(report.to_json(options.outputdir))
+def part_of(text: str) -> tuple[int, int]:
+    """argparse type: '1/4' -> (1, 4), the second of four parts."""
+    number, _, count = text.partition("/")
+    if not number.isdecimal() or not count.isdecimal() or int(number) >= int(count):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part; give I/N with I from 0 to N - 1")
+    return int(number), int(count)
 
 
-def _run(job: Job) -> None:
-    """The steps wanted of a preparation."""
-    only, part = job.options.only, job.options.part
-    if only == "start":
-        fill_phase1(job)
-    elif only == "instances":
-        make_all_instances(job, part)
-    elif only == "shards":
-        make_training_files(job, part)
-    else:
-        finish(job)
-
-
-def _make_text(options: argparse.Namespace, wanted: bool) -> None:
-    """Makes the text of a preparation of --input.
-
-    Raises:
-        DataError: it cannot be read, or options of it are given without it.
-    """
-    if not options.input:
-        given = [name for name, value in corpus.TEXT_OPTIONS.items() if getattr(options, name) != value]
-        if given:
-            raise DataError(f"--{given[0].replace('_', '-')} is about the text of --input, and there is none")
-    elif wanted:
-        text = argparse.Namespace(**{**vars(options), "max_seq_length": phases.longest(options)})
-        corpus.make(text, download_folder(options))
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The command line's options."""
-    parser = stage_parser("prepare", __doc__)
+def add_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--outputdir", type=named_folder, required=True, help="folder of the data set")
-    phases.add_phases(parser)
+    told = f"prepare each phase of pretraining in OUTPUTDIR/LENGTH: {PUBLISHED_PHASES} unless given"
+    lengths = {"nargs": "?", "const": PUBLISHED_PHASES, "metavar": "LENGTH:MASKED,..."}
+    parser.add_argument("--phases", type=parse_phases, help=told, **lengths)  # type: ignore[arg-type]
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--packed-data", action="store_true", help="make packed rows (default: shuffled sequences)")
     kind.add_argument("--binned-data", action="store_true", help="make bins of sequences of similar length")
@@ -239,12 +231,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--mirror", help="URL or folder to download from (default: the benchmark's public places)")
     parser.add_argument("--shards", type=positive, help="shards to write (default: by size, at most 4320)")
     parser.add_argument("--vocab-file", type=Path, help="(default: vocab.txt in OUTPUTDIR/phase1 or DOWNLOADDIR)")
-    parser.add_argument(
-        "--max-sequences-per-row", type=positive, default=3, help="of packed data (default %(default)s)"
-    )
-    bins.add_edges(parser)
+    most = "of packed data (default %(default)s)"
+    parser.add_argument("--max-sequences-per-row", type=positive, default=3, help=most)
+    shards.add_edges(parser)
     parser.add_argument("--sequences", type=positive, help="training sequences to prepare at most (default: all)")
-    parser.add_argument("--num-eval-samples", type=positive, default=evalset.NUM_SAMPLES, help="(default %(default)s)")
+    parser.add_argument(
+        "--num-eval-samples", type=positive, default=shards.NUM_EVAL_SAMPLES, help="(default %(default)s)"
+    )
     parser.add_argument("--only", choices=("start", "instances", "shards"), help="one step, on one of many nodes")
     parser.add_argument("--part", type=part_of, default=(0, 1), help="I/N: this node's number, from 0, of N")
     data_card.add_license(parser)
@@ -252,13 +245,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print the report of --repair as JSON")
     add_sampling_options(parser)
     add_jobs(parser)
-    text = parser.add_argument_group("a text of your own (python -m input_preprocessing.corpus --help)")
+    text = parser.add_argument_group("a text of your own (python -m input_preprocessing corpus --help)")
     text.add_argument("--input", nargs="+", help="files or folders of text, or 'pydoc'")
     corpus.add_text_options(text)
     parser.set_defaults(defaults=repair.defaults_of(parser))
     return parser
 
 
-def main() -> None:
-    """Command line."""
-    run(make_parser(), prepare)
+def main(parser: argparse.ArgumentParser) -> None:
+    prepare(add_options(parser).parse_args())

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from bert.data.records import DataError
-from bert.data.shards import INDEX, write_index
-from input_preprocessing.dataset import data_card
+from bert.data.format import verify_records
+from bert.data.records import SUFFIXES, DataError, Metadata
+from bert.data.shards import INDEX, is_index_of, write_index
+from input_preprocessing.dataset import data_card, steps
 from input_preprocessing.dataset.inputs import check_config, check_needs, find_inputs, needs_of
-from input_preprocessing.dataset.job import Job
-from input_preprocessing.dataset.steps import download_folder, fill_phase1, make_evaluation_set, make_training_files
-from input_preprocessing.dataset.texts import make_all_instances, make_evaluation_instances
+from input_preprocessing.dataset.steps import Job, download_folder
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.examine import Fault, examine, examine_files, to_dicts
 from input_preprocessing.stage.folder import contents_of
-from input_preprocessing.stage.manifest import Manifest
+from input_preprocessing.stage.manifest import Manifest, md5_of
+from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary
 
 SET_ASIDE = "set_aside"
@@ -35,20 +35,82 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(SamplingConfig))
 _OPTIONS = (*_FIELDS, "shards", "max_sequences_per_row", "edges", "num_eval_samples", "sequences")
 
 
-@dataclass
-class Report:
-    """What was found and done, by data set."""
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a file of a prepared folder."""
 
-    found: dict[str, list[Fault]] = field(default_factory=dict)
-    made_again: list[str] = field(default_factory=list)
-    set_aside: dict[str, str] = field(default_factory=dict)  # where each stray file went
+    file: str  # its path in the folder
+    problem: str  # in a few words, for people
+    stray: bool = False  # of no data set here; else it is to be made again
 
-    def to_json(self, folder: Path) -> str:
-        """The report for programs."""
-        found = {name: to_dicts(faults) for name, faults in self.found.items()}
-        return json.dumps(
-            {"folder": str(folder), "found": found, "made_again": self.made_again, "set_aside": self.set_aside}
-        )
+
+def examine(folder: Path, made: Manifest, others: Iterable[Manifest] = (), *, jobs: int) -> list[Fault]:
+    """Every fault of a data set's files, by the files' names.
+
+    Args:
+        folder: of the data set.
+        made: its manifest.
+        others: manifests of data sets in the same folder, whose files are no strays.
+        jobs: worker processes.
+    """
+    faults = examine_files(folder, made, list(made.files), jobs=jobs)
+    known = {folder / name for each in (made, *others) for name in each.files}
+    # Strays: what a trainer would read beside the record files, and what a run that was killed left there.
+    for parent in {path.parent for path in known if path.suffix == ".hdf5" and path.parent.is_dir()}:
+        for path in parent.iterdir():
+            partial = path.name.startswith(".") and path.suffix == ".partial"
+            shard = not path.name.startswith(".") and path.suffix in SUFFIXES
+            if path.is_file() and path not in known and (partial or shard):
+                faults.append(Fault(str(path.relative_to(folder)), "was not prepared", stray=True))
+    wrong = {fault.file for fault in faults if not fault.stray}
+    for parent, names in _by_folder(made.records).items():
+        shards = sorted(folder / name for name in names)
+        if not wrong.intersection(names) and not is_index_of(folder / parent, shards):
+            faults.append(Fault(str(parent / INDEX), "is missing or does not tell what the shards hold"))
+    return sorted(faults, key=lambda fault: fault.file)
+
+
+def examine_files(folder: Path, made: Manifest, names: Sequence[str], *, jobs: int) -> list[Fault]:
+    """The faults of some of a data set's files."""
+    tasks = [(folder / name, made.files[name]) for name in names]
+    weights = [path.stat().st_size if path.is_file() else 0 for path, _ in tasks]
+    found = dict(zip(names, run_tasks("read files", _examine, tasks, jobs=jobs, weights=weights), strict=True))
+    problems = {name: text for name, text in found.items() if isinstance(text, str)}
+    read = {name: metadata for name, metadata in found.items() if isinstance(metadata, Metadata)}
+    for group in (*_by_folder(name for name in made.records if name in read).values(), made.evaluation):
+        # Attributes, which no digest covers, must be the manifest's and those of most files beside them.
+        members = {name: read[name] for name in group if name in read}
+        sources = Counter(metadata.source for metadata in members.values()).most_common(1)
+        for name, metadata in members.items():
+            wanted = {key: value for key, value in made.recipe.items() if hasattr(metadata, key)}
+            wrong = [key for key, value in wanted.items() if getattr(metadata, key) != value]
+            if metadata.source != sources[0][0]:
+                wrong.append("source")
+            if wrong:
+                problems[name] = f"says another {wrong[0]} than was prepared"
+    return [Fault(name, problems[name]) for name in names if name in problems]
+
+
+def _examine(task: tuple[Path, str]) -> str | Metadata | None:
+    """What is wrong with a file; else the metadata of a record file, None of any other."""
+    path, digest = task
+    if not path.is_file():
+        return "is missing"
+    try:
+        if path.suffix != ".hdf5":
+            return None if md5_of(path) == digest else "has other contents than were prepared"
+        metadata = verify_records(path)[1]
+    except DataError as error:
+        return str(error).removeprefix(str(path)).partition(";")[0].lstrip(" :")
+    return metadata if metadata.content_digest == digest else "holds other sequences than were prepared"
+
+
+def _by_folder(names: Iterable[str]) -> dict[Path, list[str]]:
+    """Files by the folder that they are in."""
+    folders: dict[Path, list[str]] = {}
+    for name in names:
+        folders.setdefault(Path(name).parent, []).append(name)
+    return folders
 
 
 def find_manifests(options: argparse.Namespace) -> list[Path]:
@@ -66,75 +128,60 @@ def find_manifests(options: argparse.Namespace) -> list[Path]:
     return paths
 
 
-def repair(options: argparse.Namespace) -> Report:
-    """Examines and repairs the data sets of a folder, and tells on stderr what it found and did.
+def repair(options: argparse.Namespace) -> dict[str, Any]:
+    """Examines and repairs the data sets of a folder; tells on stderr what it found and did, and returns it for JSON.
 
     Raises:
         DataError: there is none, or a file cannot be made again as it was.
     """
-    report = Report()
+    found: dict[str, list[Fault]] = {}
+    made_again: list[str] = []
+    set_aside: dict[str, str] = {}  # where each stray file went
     for path in find_manifests(options):
-        _repair_set(path, options, report)
-    total = sum(map(len, report.found.values()))
-    files = f"{total} file{'s' * (total != 1)}"
-    line = f"{files} mended, all are as prepared" if total else "nothing is wrong, every file is as prepared"
+        folder, made = path.parent, manifest.read(path)
+        others = [manifest.read(other) for other in folder.glob("prepared-*.json") if other != path]
+        faults = examine(folder, made, others, jobs=options.jobs)
+        if not data_card.is_current(folder):
+            faults.append(Fault(data_card.NAME, "is missing or does not tell what the manifests do"))
+        found[str(path.relative_to(options.outputdir)).removesuffix(".json")] = faults
+        for fault in faults:
+            print(f"{folder / fault.file} {fault.problem}", file=sys.stderr)
+        wrong = [fault.file for fault in faults if not fault.stray]
+        files = [file for file in wrong if file in made.files]
+        job = _job(folder, made, options, files) if files else None  # which checks what it is made of before any change
+        for name in (fault.file for fault in faults if fault.stray):
+            target = first = folder / SET_ASIDE / name
+            number = 1
+            while target.exists():
+                number += 1
+                target = first.with_name(f"{first.name}.{number}")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(folder / name, target)
+            print(f"{folder / name} was moved to {target}", file=sys.stderr)
+            set_aside[name] = str(target.relative_to(folder))
+        if job:
+            _make_again(job, made, files)
+            if left := examine_files(folder, made, files, jobs=options.jobs):
+                raise DataError(
+                    f"{folder / left[0].file} {left[0].problem}, and cannot be made as it was: what it is made of is "
+                    "missing or has changed, or this is another version; prepare again without --repair"
+                )
+        for parent in {Path(name).parent for name in wrong if Path(name).name == INDEX}:
+            write_index(folder / parent, sorted(folder / name for name in made.records if Path(name).parent == parent))
+        if data_card.NAME in wrong:
+            data_card.write(folder)
+        shutil.rmtree(folder / "work", ignore_errors=True)
+        made_again += [str((folder / file).relative_to(options.outputdir)) for file in wrong]
+        for file in wrong:
+            print(f"{folder / file} was made again", file=sys.stderr)
+    total = sum(map(len, found.values()))
+    files_told = f"{total} file{'s' * (total != 1)}"
+    line = f"{files_told} mended, all are as prepared" if total else "nothing is wrong, every file is as prepared"
     print(f"{options.outputdir}: {line}", file=sys.stderr)
-    return report
-
-
-def _repair_set(path: Path, options: argparse.Namespace, report: Report) -> None:
-    folder, made = path.parent, manifest.read(path)
-    others = [manifest.read(other) for other in folder.glob("prepared-*.json") if other != path]
-    faults = [*examine(folder, made, others, jobs=options.jobs), *_card_faults(folder)]
-    name = str(path.relative_to(options.outputdir)).removesuffix(".json")
-    report.found[name] = faults
-    for fault in faults:
-        print(f"{folder / fault.file} {fault.problem}", file=sys.stderr)
-    wrong = [fault.file for fault in faults if not fault.stray]
-    files = [file for file in wrong if file in made.files]
-    job = _job(folder, made, options, files) if files else None  # what it is made of is checked before anything changes
-    for fault in faults:
-        if fault.stray:
-            report.set_aside[fault.file] = _set_aside(folder, fault.file)
-    if job:
-        _make_again(job, made, files)
-        if left := examine_files(folder, made, files, jobs=options.jobs):
-            raise DataError(
-                f"{folder / left[0].file} {left[0].problem}, and cannot be made as it was: what it is made of is "
-                "missing or has changed, or this is another version; prepare again without --repair"
-            )
-    _write_indexes(folder, made, wrong)
-    if data_card.NAME in wrong:
-        data_card.write(folder)
-    shutil.rmtree(folder / "work", ignore_errors=True)
-    report.made_again += [str((folder / file).relative_to(options.outputdir)) for file in wrong]
-    for file in wrong:
-        print(f"{folder / file} was made again", file=sys.stderr)
-
-
-def _card_faults(folder: Path) -> list[Fault]:
-    if data_card.is_current(folder):
-        return []
-    return [Fault(data_card.NAME, "is missing or does not tell what the manifests do")]
-
-
-def _write_indexes(folder: Path, made: Manifest, wrong: Iterable[str]) -> None:
-    """Writes the indexes that were found wrong; `make_shards` has written those of the folders it worked on."""
-    for parent in {Path(name).parent for name in wrong if Path(name).name == INDEX}:
-        write_index(folder / parent, sorted(folder / name for name in made.records if Path(name).parent == parent))
-
-
-def _set_aside(folder: Path, name: str) -> str:
-    """Moves a file away, under a name that is free; where it went."""
-    target = first = folder / SET_ASIDE / name
-    number = 1
-    while target.exists():
-        number += 1
-        target = first.with_name(f"{first.name}.{number}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(folder / name, target)
-    print(f"{folder / name} was moved to {target}", file=sys.stderr)
-    return str(target.relative_to(folder))
+    faults_found = {name: [dataclasses.asdict(fault) for fault in faults] for name, faults in found.items()}
+    return {
+        "folder": str(options.outputdir), "found": faults_found, "made_again": made_again, "set_aside": set_aside,
+    }  # fmt: skip
 
 
 def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[str]) -> Job:
@@ -143,7 +190,20 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
     Raises:
         DataError: something is not, an option contradicts the manifest, or the disk is too small.
     """
-    own = _recorded(options, folder, made)
+    recipe = {"do_lower_case": True, **made.recipe}  # as before there was a choice
+    edges, kind = recipe.get("edges"), recipe["kind"]
+    recorded = {name: recipe.get(name) for name in _OPTIONS} | {"edges": tuple(edges) if edges else None}  # type: ignore[arg-type]
+    for name, default in options.defaults.items():
+        if getattr(options, name) not in (default, recorded[name]):
+            flag = f"--{name.replace('_', '-')}"
+            told = f"{folder} was prepared with {flag} {recorded[name]}, not {getattr(options, name)}"
+            raise DataError(f"{told}; leave {flag} out")
+    own = argparse.Namespace(
+        **{
+            **vars(options), **recorded, "outputdir": folder, "downloaddir": download_folder(options),
+            "packed_data": kind == "packed", "binned_data": kind == "binned", "phases": recipe.get("folder") or None,
+        }
+    )  # fmt: skip
     inputs = find_inputs(download_folder(options), folder / "phase1", options.vocab_file)
     job = Job(options=own, config=sampling_config(own), inputs=inputs, words=vocabulary.load(inputs.vocab))
     again = "; put back the one that was prepared, or prepare again without --repair"
@@ -152,7 +212,7 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
     check_config(inputs, job.words, job.config)
     for path in inputs.others:
         if any(name.startswith("phase1/") for name in wrong) and (
-            made.files.get(f"phase1/{path.name}") != manifest.md5_of(path)
+            made.files.get(f"phase1/{path.name}") != md5_of(path)
         ):
             raise DataError(f"{path} is another configuration{again}")
     training = any(name in made.records for name in wrong)
@@ -168,29 +228,6 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
     return job
 
 
-def _recorded(options: argparse.Namespace, folder: Path, made: Manifest) -> argparse.Namespace:
-    """The options of a manifest.
-
-    Raises:
-        DataError: another value of one was given.
-    """
-    recipe = {"do_lower_case": True, **made.recipe}  # as before there was a choice
-    edges = recipe.get("edges")
-    recorded = {name: recipe.get(name) for name in _OPTIONS} | {"edges": tuple(edges) if edges else None}  # type: ignore[arg-type]
-    for name, default in options.defaults.items():
-        given = getattr(options, name)
-        if given not in (default, recorded[name]):
-            flag = f"--{name.replace('_', '-')}"
-            raise DataError(f"{folder} was prepared with {flag} {recorded[name]}, not {given}; leave {flag} out")
-    kind = recipe["kind"]
-    return argparse.Namespace(
-        **{
-            **vars(options), **recorded, "outputdir": folder, "downloaddir": download_folder(options),
-            "packed_data": kind == "packed", "binned_data": kind == "binned", "phases": recipe.get("folder") or None,
-        }
-    )  # fmt: skip
-
-
 def defaults_of(parser: argparse.ArgumentParser) -> dict[str, object]:
     """The defaults of the options that a manifest records, by which one that was given is known."""
     return {name: parser.get_default(name) for name in _OPTIONS}
@@ -202,14 +239,14 @@ def _make_again(job: Job, made: Manifest, wrong: list[str]) -> None:
         if name in wrong:  # a shard of the right source would be taken for finished
             (job.outputdir / name).unlink(missing_ok=True)
     if any(name.startswith("phase1/") for name in wrong):
-        fill_phase1(job)
+        job.fill_phase1()
     training = any(name in made.records for name in wrong)
     if training:
-        make_all_instances(job)
+        steps.make_all_instances(job)
     elif any(name in made.evaluation for name in wrong):
-        make_evaluation_instances(job)
+        steps.make_evaluation_instances(job)
     if any(name in made.evaluation for name in wrong):
-        make_evaluation_set(job)
+        steps.make_evaluation_set(job)
     if training:
-        make_training_files(job)
+        steps.make_training_files(job)
     job.inputs.check_unchanged()

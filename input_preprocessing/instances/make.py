@@ -1,4 +1,4 @@
-"""Makes training instances from one text file: tokenise, pair sentences, mask."""
+"""The instances of a text file, made in this process."""
 
 from __future__ import annotations
 

@@ -29,12 +29,9 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            ("max_seq_length", 5, 32767),
-            ("max_predictions_per_seq", 1, 32767),
-            ("masked_lm_prob", 0, 1),
-            ("short_seq_prob", 0, 1),
-            ("dupe_factor", 1, 1000),
-        ):
+            ("max_seq_length", 5, 32767), ("max_predictions_per_seq", 1, 32767), ("masked_lm_prob", 0, 1),
+            ("short_seq_prob", 0, 1), ("dupe_factor", 1, 1000),
+        ):  # fmt: skip
             value = getattr(self, name)
             if not low <= value <= high:
                 raise DataError(f"--{name.replace('_', '-')} is {value}; give a value from {low} to {high}")

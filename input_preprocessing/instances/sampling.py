@@ -7,10 +7,7 @@ tokens (whole segments of one document each, then cut at both ends): only its en
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.records import Records
@@ -48,27 +45,15 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
     )  # fmt: skip
     order = np.arange(len(pairs))
     shuffle(state, order)
-    return _assemble(text.tokens, special, pairs, masked_offsets, masked, order)
-
-
-def _assemble(
-    tokens: npt.NDArray[Any],
-    special: npt.NDArray[Any],
-    pairs: npt.NDArray[np.int64],
-    masked_offsets: npt.NDArray[np.int64],
-    masked: npt.NDArray[Any],
-    order: npt.NDArray[np.int64],
-) -> Records:
-    """Records of the pairs in the order given."""
     chosen = pairs[order]
     lengths_a = chosen[:, 1] - chosen[:, 0]
     lengths = lengths_a + chosen[:, 3] - chosen[:, 2] + 3
     sequence_offsets = np.concatenate([[0], np.cumsum(lengths)])
     new_masked_offsets = np.concatenate([[0], np.cumsum(np.diff(masked_offsets)[order])])
-    input_ids = np.empty(sequence_offsets[-1], dtype=tokens.dtype)
+    input_ids = np.empty(sequence_offsets[-1], dtype=text.tokens.dtype)
     positions = np.empty(new_masked_offsets[-1], dtype=np.int16)
-    labels = np.empty(new_masked_offsets[-1], dtype=tokens.dtype)
-    _write_sequences(tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels)
+    labels = np.empty(new_masked_offsets[-1], dtype=text.tokens.dtype)
+    _write_sequences(text.tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels)
     return Records(
         input_ids=input_ids,
         sequence_offsets=sequence_offsets,

@@ -45,19 +45,12 @@ class Deal:
     sources: tuple[Path, ...]
     target: Path  # folder of the shards
     num_shards: int
-    seed: int
     metadata: Metadata  # of the shards, digests apart
     shard_offsets: tuple[int, ...]  # (groups + 1,): group g makes shards [o[g], o[g + 1])
     run_offsets: Integers  # (files, groups + 1): group g takes sequences [o[f, g], o[f, g + 1]) of file f
     lengths: tuple[int, int] | None = None  # sequences of more than [0] and at most [1] tokens only, counted among them
 
-    @property
-    def num_groups(self) -> int:
-        """Number of groups."""
-        return len(self.shard_offsets) - 1
-
     def shard_path(self, shard: int) -> Path:
-        """File of a shard, counted from 0."""
         return self.target / f"part_{shard:05d}_of_{self.num_shards:05d}.hdf5"
 
 
@@ -86,7 +79,11 @@ def plan_deal(
         DataError: no sources, no sequences, or files that do not belong together.
     """
     opened = [open_records(path) for path in sources]
-    sizes = [_size(records, lengths) for records, _ in opened]
+    sizes = []
+    for records, _ in opened:
+        sizes.append(len(_chosen(records, lengths)) if lengths else records.num_sequences)
+        if lengths:
+            records.release()
     if not sum(sizes):
         what = f"sequences of {lengths[0] + 1} to {lengths[1]} tokens" if lengths else "sequences to work on"
         raise DataError(f"no {what} in {sources[0].parent if sources else 'the source folder'}")
@@ -101,37 +98,23 @@ def plan_deal(
     multiset = add_multiset_digests([metadata.multiset_digest for _, metadata in opened])
     contents = hashlib.md5("".join(metadata.content_digest for _, metadata in opened).encode()).hexdigest()
     recipe = hashlib.md5(f"{stage} shards={shards} seed={seed} group_size={group_size}".encode()).hexdigest()
-    deal = Deal(
-        sources=tuple(sources),
-        target=target,
-        num_shards=shards,
-        seed=seed,
-        metadata=dataclasses.replace(
-            first,
-            source=((f"{len(sources)}{_SOURCE}", contents), (stage, recipe)),
-            content_digest="",
-            multiset_digest="",
-        ),
-        shard_offsets=shard_offsets,
-        run_offsets=_run_offsets(sizes, shard_offsets, seed),
-        lengths=lengths,
-    )
-    return deal, multiset
+    origin = ((f"{len(sources)}{_SOURCE}", contents), (stage, recipe))
+    metadata = dataclasses.replace(first, source=origin, content_digest="", multiset_digest="")
+    # Every sequence draws a shard, the shard's group takes it.
+    state, group_of_shard = initial_state(seed), np.repeat(np.arange(groups), np.diff(shard_offsets))
+    counts = np.zeros((len(sizes), groups + 1), dtype=np.int64)
+    for row, size in zip(counts, sizes, strict=True):
+        _draw_groups(state, size, group_of_shard, row[1:])
+    return Deal(
+        sources=tuple(sources), target=target, num_shards=shards, metadata=metadata, shard_offsets=shard_offsets,
+        run_offsets=np.cumsum(counts, axis=1), lengths=lengths,
+    ), multiset  # fmt: skip
 
 
 def _chosen(records: Records, lengths: tuple[int, int]) -> Integers:
     """Indices of the sequences of more than lengths[0] and at most lengths[1] tokens."""
     sizes = records.sequence_lengths
     return np.flatnonzero((sizes > lengths[0]) & (sizes <= lengths[1]))
-
-
-def _size(records: Records, lengths: tuple[int, int] | None) -> int:
-    """Number of sequences of these lengths."""
-    if lengths is None:
-        return records.num_sequences
-    size = len(_chosen(records, lengths))
-    records.release()
-    return size
 
 
 def num_shards(num_sequences: int, wanted: int | None) -> int:
@@ -146,16 +129,6 @@ def num_shards(num_sequences: int, wanted: int | None) -> int:
         most = max(1, num_sequences // SEQUENCES_OF_SMALLEST_SHARD)
         raise DataError(f"{num_sequences:,} sequences are too few for {wanted} shards; use --shards {most} or fewer")
     return wanted
-
-
-def _run_offsets(sizes: list[int], shard_offsets: tuple[int, ...], seed: int) -> Integers:
-    """(files, groups + 1): every sequence draws a shard, the shard's group takes it."""
-    state = initial_state(seed)
-    group_of_shard = np.repeat(np.arange(len(shard_offsets) - 1), np.diff(shard_offsets))
-    counts = np.zeros((len(sizes), len(shard_offsets) - 1), dtype=np.int64)
-    for row, size in zip(counts, sizes, strict=True):
-        _draw_groups(state, size, group_of_shard, row)
-    return np.concatenate([np.zeros((len(sizes), 1), np.int64), np.cumsum(counts, axis=1)], axis=1)
 
 
 @compiled
@@ -192,48 +165,35 @@ def _run(records: Records, start: int, end: int) -> Records:
     )
 
 
-def read_group(deal: Deal, group: int) -> Records:
-    """The sequences dealt to the group, unpacked, in the order of the source files."""
+def _make_group(task: tuple[Deal, int, Arrange]) -> list[str]:
+    """Writes the shards of a group that are not there yet; multiset digests of all its shards."""
+    deal, group, arrange = task
+    shards = range(deal.shard_offsets[group], deal.shard_offsets[group + 1])
+    found: list[str | None] = [None] * len(shards)
+    for i, shard in enumerate(shards):  # made before from the same sources with the same options
+        with suppress(DataError):
+            metadata = open_records(deal.shard_path(shard))[1]
+            found[i] = metadata.multiset_digest if metadata.source == deal.metadata.source else None
+    if all(found):
+        return [digest for digest in found if digest]
     sources = _open_all(deal.sources, deal.metadata.source[0][1])
     runs = zip(sources, deal.run_offsets[:, group], deal.run_offsets[:, group + 1], strict=True)
     if deal.lengths is None:
         parts = [_run(records, int(start), int(end)) for records, start, end in runs]
     else:
         parts = [records.select(_chosen(records, deal.lengths)[start:end]) for records, start, end in runs]
-    # Else a worker would come to hold all sources, group by group.
-    return concatenate(parts, lambda number: sources[number].release())
-
-
-def _make_group(task: tuple[Deal, int, Arrange]) -> list[str]:
-    """Writes the shards of a group that are not there yet; multiset digests of all its shards."""
-    deal, group, arrange = task
-    shards = range(deal.shard_offsets[group], deal.shard_offsets[group + 1])
-    found = [_finished_digest(deal, shard) for shard in shards]
-    if all(found):
-        return [digest for digest in found if digest]
-    records = read_group(deal, group)
+    records = concatenate(parts, lambda number: sources[number].release())  # else a worker would come to hold all
     order, row_offsets = arrange(records, group)
     num_rows = len(order) if row_offsets is None else len(row_offsets) - 1
-    digests = []
-    for i, (shard, digest) in enumerate(zip(shards, found, strict=True)):
-        if digest is None:
+    for i, shard in enumerate(shards):
+        if found[i] is None:
             rows = slice(num_rows * i // len(shards), num_rows * (i + 1) // len(shards) + 1)
             offsets = np.arange(num_rows + 1)[rows] if row_offsets is None else row_offsets[rows]
             chosen = records.select(order[offsets[0] : offsets[-1]])
             if row_offsets is not None:
                 chosen = chosen.with_rows(offsets - offsets[0])
-            digest = write_records(deal.shard_path(shard), chosen, deal.metadata).multiset_digest
-        digests.append(digest)
-    return digests
-
-
-def _finished_digest(deal: Deal, shard: int) -> str | None:
-    """Multiset digest of a shard made before from the same sources with the same options; None: to be made."""
-    try:
-        _, metadata = open_records(deal.shard_path(shard))
-    except DataError:
-        return None
-    return metadata.multiset_digest if metadata.source == deal.metadata.source else None
+            found[i] = write_records(deal.shard_path(shard), chosen, deal.metadata).multiset_digest
+    return [digest for digest in found if digest]
 
 
 def check_target(target: Path, sources: Sequence[Path] = ()) -> None:
@@ -251,15 +211,6 @@ def check_target(target: Path, sources: Sequence[Path] = ()) -> None:
             continue
         if len(source) != 2 or not source[0][0].endswith(_SOURCE):
             raise DataError(f"{path} was not made by this preparation; move it away, or give another folder")
-
-
-def _num_written(paths: Sequence[Path], begin: int) -> float:
-    """How many of the files were written since then (nanoseconds)."""
-    count = 0
-    for path in paths:
-        with suppress(OSError):
-            count += path.stat().st_mtime_ns >= begin
-    return float(count)
 
 
 def make_shards(
@@ -285,12 +236,19 @@ def make_shards(
     check_target(deal.target, deal.sources)
     deal.target.mkdir(parents=True, exist_ok=True)
     (deal.target / INDEX).unlink(missing_ok=True)
-    groups = range(part[0], deal.num_groups, part[1])
+    groups = range(part[0], len(deal.shard_offsets) - 1, part[1])
     tasks = [(deal, group, arrange) for group in groups]
     weights = [float(deal.shard_offsets[group + 1] - deal.shard_offsets[group]) for group in groups]
     mine = [deal.shard_path(i) for g in groups for i in range(deal.shard_offsets[g], deal.shard_offsets[g + 1])]
     begin = time.time_ns()
-    written = functools.partial(_num_written, mine, begin)
+
+    def written() -> float:
+        count = 0
+        for path in mine:
+            with suppress(OSError):
+                count += path.stat().st_mtime_ns >= begin
+        return float(count)
+
     digests = run_tasks(label, _make_group, tasks, jobs=jobs, weights=weights, done=written)
     made = add_multiset_digests([digest for group in digests for digest in group])
     if part[1] > 1:

@@ -4,58 +4,50 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import importlib
+import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from bert.data.records import DataError
+from input_preprocessing import STAGES
 
-Main = Callable[[argparse.Namespace], None]
 
-
-def run(parser: argparse.ArgumentParser, main: Main, arguments: list[str] | None = None) -> None:
-    """Parses the command line and runs `main`; a user's error becomes one line on stderr, exit code 1."""
-    options = parser.parse_args(arguments)
+def run_stage(stage: str) -> None:
+    """Runs a stage with the options in sys.argv; a user's error becomes one line on stderr, exit code 1."""
+    module_name, _, function = STAGES[stage][0].rpartition(".")
+    module = importlib.import_module(f"input_preprocessing.{module_name}")
+    main = getattr(module, function)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m input_preprocessing {stage}",
+        description=inspect.cleandoc(main.__doc__ or module.__doc__ or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     try:
-        main(options)
+        main(parser)
     except (DataError, OSError) as error:
         where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         sys.exit(f"{parser.prog}: {where}{text}")
 
 
-def stage_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """Parser of `python -m input_preprocessing.<module>`; its docstring is the description."""
-    return argparse.ArgumentParser(
-        prog=f"python -m input_preprocessing.{module}",
-        description=(description or "").strip(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-
 def add_jobs(parser: argparse.ArgumentParser) -> None:
-    """--jobs: worker processes; the result never depends on it."""
-    parser.add_argument(
-        "--jobs", type=positive, default=available_cpus(), help="worker processes (default: the %(default)s CPUs here)"
-    )
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parser.add_argument("--jobs", type=positive, default=cpus, help="worker processes (default: the %(default)s CPUs)")
 
 
 def add_lower_case(parser: argparse.ArgumentParser) -> None:
-    """--do-lower-case."""
-    parser.add_argument(
-        "--do-lower-case", type=_yes_or_no, default=True, metavar="0|1",
-        help="0 for a cased vocabulary: keep capitals and accents (default 1)",
-    )  # fmt: skip
+    def yes_or_no(text: str) -> bool:
+        values = {"1": True, "true": True, "0": False, "false": False}  # the reference's flag takes words
+        if text.lower() not in values:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected 0 or 1")
+        return values[text.lower()]
 
-
-def _yes_or_no(text: str) -> bool:
-    """argparse type: as the reference's flag takes it, or 0 and 1."""
-    values = {"1": True, "true": True, "0": False, "false": False}
-    if text.lower() not in values:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected 0 or 1")
-    return values[text.lower()]
+    cased = "0 for a cased vocabulary: keep capitals and accents (default 1)"
+    parser.add_argument("--do-lower-case", type=yes_or_no, default=True, metavar="0|1", help=cased)
 
 
 def check_not_source(target: Path, source: Path) -> None:
@@ -65,7 +57,7 @@ def check_not_source(target: Path, source: Path) -> None:
 
 
 def named_folder(text: str) -> Path:
-    """argparse type: a folder; an empty name (a variable of the shell that is not set) would be the current one."""
+    """argparse type: a folder; an empty name (a shell variable that is not set) would be the current one."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the name is empty; is a variable not set?")
     return Path(text)
@@ -76,14 +68,6 @@ def positive(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a positive integer")
     return int(text)
-
-
-def part_of(text: str) -> tuple[int, int]:
-    """argparse type: '1/4' -> (1, 4), the second of four parts."""
-    number, _, count = text.partition("/")
-    if not number.isdecimal() or not count.isdecimal() or int(number) >= int(count):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a part; give I/N with I from 0 to N - 1")
-    return int(number), int(count)
 
 
 @contextmanager
@@ -106,11 +90,6 @@ def lock_folder(folder: Path, *, exclusive: bool) -> Iterator[None]:
         except OSError:  # a file system without locks
             pass
         yield
-
-
-def available_cpus() -> int:
-    """CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def human_bytes(size: float) -> str:

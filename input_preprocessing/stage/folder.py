@@ -36,13 +36,12 @@ class StageFolder:
         present = [path for pattern in patterns for path in folder.glob(pattern)]
         if made.get("stage") != stage and present:
             raise DataError(f"{present[0]} was not made by {stage}; move it away, or give another --target")
+        self.finished, stale = False, present
         if made.get("recipe") == self.recipe:
             changed = _changed(folder, made)
-            self.finished = changed is not None and not changed
+            self.finished = changed == []
             stale = [folder / name for name in changed or []]
         else:
-            self.finished = False
-            stale = present
             self._write(None, None)  # what is half removed belongs to no recipe
         for path in stale:
             path.unlink(missing_ok=True)
@@ -89,7 +88,7 @@ def finished_files(folder: Path, stage: str) -> list[Path]:
     Raises:
         DataError: it has not, or a file was lost or changed in size.
     """
-    made, command = _read(folder), f"python -m input_preprocessing.{stage}"
+    made, command = _read(folder), f"python -m input_preprocessing {stage}"
     changed = _changed(folder, made)
     if made.get("stage") != stage or changed is None:
         raise DataError(f"{folder} holds no finished output of {stage}; run {command} first")

@@ -99,7 +99,12 @@ def _watch(reader: int) -> None:
         time.sleep(0.02)
     time.sleep(_GRACE_SECONDS)
     kill_workers()
-    _unlink_semaphores()
+    # Else Python's resource tracker complains of semaphores once this process is gone.
+    util, synchronize = (sys.modules.get(f"multiprocessing.{name}") for name in ("util", "synchronize"))
+    if util and synchronize:
+        for finalizer in list(util._finalizer_registry.values()):
+            if getattr(finalizer, "_callback", None) is synchronize.SemLock._cleanup:
+                finalizer()
     os._exit(128 + number)
 
 
@@ -108,12 +113,3 @@ def kill_workers() -> None:
     if multiprocessing := sys.modules.get("multiprocessing"):
         for worker in multiprocessing.active_children():
             worker.kill()
-
-
-def _unlink_semaphores() -> None:
-    """Else Python's resource tracker complains of them once this process is gone."""
-    util, synchronize = (sys.modules.get(f"multiprocessing.{name}") for name in ("util", "synchronize"))
-    if util and synchronize:
-        for finalizer in list(util._finalizer_registry.values()):
-            if getattr(finalizer, "_callback", None) is synchronize.SemLock._cleanup:
-                finalizer()

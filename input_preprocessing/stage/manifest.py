@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,8 +14,6 @@ import numpy as np
 
 from bert.data.format import VERSION, atomic_file, open_records
 from bert.data.records import DataError
-
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +33,11 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)  # of the programs that made it
 
     @property
-    def records(self) -> list[str]:
-        """Training files."""
+    def records(self) -> list[str]:  # training files
         return [name for name in self.files if name.endswith(".hdf5") and not name.startswith("eval/")]
 
     @property
     def evaluation(self) -> list[str]:
-        """Evaluation files."""
         return [name for name in self.files if name.startswith("eval/")]
 
 
@@ -67,58 +62,19 @@ def hash_of(path: Path, kind: str) -> str:
     digest = hashlib.new(kind)
     try:
         with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK):
+            while chunk := file.read(1 << 20):
                 digest.update(chunk)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; check that it is there and readable") from error
     return digest.hexdigest()
 
 
-def summarise(
-    outputdir: Path,
-    shards: Sequence[Path],
-    others: Sequence[Path],
-    *,
-    eval_samples: int,
-    multiset_digest: str,
-    texts: dict[str, str],
-    recipe: dict[str, object],
-    license: str = "",
-) -> Manifest:
-    """The manifest of finished files, all under `outputdir`."""
-    sequences = rows = tokens = capacity = 0
-    files = {str(path.relative_to(outputdir)): digest_of(path) for path in others}
-    for path in shards:
-        records, metadata = open_records(path)
-        sequences += records.num_sequences
-        rows += records.num_rows
-        tokens += len(records.input_ids)
-        capacity += records.num_rows * metadata.max_seq_length
-        files[str(path.relative_to(outputdir))] = metadata.content_digest
-    return Manifest(
-        text=f"{sequences:,} sequences in {rows:,} rows, {tokens / capacity:.2%} full, {len(shards)} shards",
-        sequences=sequences,
-        rows=rows,
-        tokens=tokens,
-        eval_samples=eval_samples,
-        multiset_digest=multiset_digest,
-        texts=texts,
-        recipe=recipe,
-        files=files,
-        license=license,
-        versions=_versions(),
-    )
-
-
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Versions of what a preparation's result could depend on."""
     return {
-        "records": str(VERSION),
-        "Python": platform.python_version(),
-        "NumPy": np.__version__,
-        "h5py": h5py.__version__,
-        "HDF5": h5py.version.hdf5_version,
-    }
+        "records": str(VERSION), "Python": platform.python_version(), "NumPy": np.__version__,
+        "h5py": h5py.__version__, "HDF5": h5py.version.hdf5_version,
+    }  # fmt: skip
 
 
 def write(path: Path, manifest: Manifest) -> None:

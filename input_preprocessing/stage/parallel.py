@@ -9,10 +9,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from typing import TextIO, TypeVar
 
 from bert.data.records import DataError
@@ -40,7 +39,6 @@ class Progress:
         self.complete = False  # the last line shown said 100%
 
     def advance(self, amount: float) -> None:
-        """Counts finished work."""
         self.done += amount
         self.refresh()
 
@@ -89,43 +87,32 @@ def run_tasks(
     """
     costs = list(weights) if weights is not None else [1.0] * len(tasks)
     progress = Progress(label, sum(costs))
-    watch = _Watch(progress, done) if done else None
+    ended = threading.Event()
+
+    def watch(done: Callable[[], float]) -> None:
+        while not ended.wait(progress.interval / 2):
+            progress.seen = min(done(), 0.99 * progress.total)
+            progress.refresh()
+
+    watcher = threading.Thread(target=watch, args=(done,), daemon=True)
+    if done:
+        watcher.start()
     try:
-        if jobs == 1 or len(tasks) <= 1:
-            return [_counted(function(task), progress, cost) for task, cost in zip(tasks, costs, strict=True)]
-        return _run_pool(function, tasks, costs, jobs, progress)
+        if jobs > 1 and len(tasks) > 1:
+            return _run_pool(function, tasks, costs, jobs, progress)
+        results = []
+        for task, cost in zip(tasks, costs, strict=True):
+            results.append(function(task))
+            progress.advance(cost)
+        return results
     except BrokenProcessPool as error:
         reason = f"{label}: a worker was killed, perhaps for memory; run again with fewer --jobs (now {jobs})"
         raise DataError(reason) from error
     finally:
-        if watch:
-            watch.close()
+        ended.set()
+        if done:
+            watcher.join()
         progress.close()
-
-
-class _Watch:
-    """Looks from time to time how much is done, and shows it."""
-
-    def __init__(self, progress: Progress, done: Callable[[], float]) -> None:
-        self.progress, self.done = progress, done
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=self._look, daemon=True)
-        self.thread.start()
-
-    def _look(self) -> None:
-        while not self.ended.wait(self.progress.interval / 2):
-            self.progress.seen = min(self.done(), 0.99 * self.progress.total)
-            self.progress.refresh()
-
-    def close(self) -> None:
-        """Stops looking."""
-        self.ended.set()
-        self.thread.join()
-
-
-def _counted(result: Result, progress: Progress, cost: float) -> Result:
-    progress.advance(cost)
-    return result
 
 
 def _bind_to_parent(parent: int) -> None:
@@ -141,16 +128,6 @@ def _bind_to_parent(parent: int) -> None:
             os._exit(1)
 
 
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """SIGINT and SIGTERM wait until the end of this; processes started meanwhile inherit that they wait."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupt.SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _run_pool(
     function: Callable[[Task], Result], tasks: Sequence[Task], costs: list[float], jobs: int, progress: Progress
 ) -> list[Result]:
@@ -159,9 +136,13 @@ def _run_pool(
     with ProcessPoolExecutor(workers, context, initializer=_bind_to_parent, initargs=(os.getpid(),)) as pool:
         try:
             order = sorted(range(len(tasks)), key=lambda i: -costs[i])  # the long ones first
-            # In the workers, too, until they are ready to end without a traceback.
-            with _signals_blocked(), interrupt.held():
-                futures = {pool.submit(function, tasks[i]): i for i in order}
+            # Signals wait, in the workers too: these inherit that until they can end without a traceback.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupt.SIGNALS)
+            try:
+                with interrupt.held():
+                    futures = {pool.submit(function, tasks[i]): i for i in order}
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             results: dict[int, Result] = {}
             waiting = set(futures)
             while waiting:

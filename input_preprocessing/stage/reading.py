@@ -19,17 +19,12 @@ _SIGNATURES = {
 Stamp = tuple[int, int, int]  # bytes, time of change, number of the file
 
 
-def stamp_of(path: Path) -> Stamp:
+def stamp_of(status: os.stat_result) -> Stamp:
     """What tells that a file was written to or replaced during a run; between runs only its content tells that."""
-    return _stamp(os.stat(path))
-
-
-def _stamp(status: os.stat_result) -> Stamp:
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def changed(path: Path) -> DataError:
-    """The error for a file that is not what it was when the run began."""
     return DataError(f"{path} changed while it was read; run the same command again once it is complete")
 
 
@@ -45,14 +40,13 @@ def read_whole(path: Path, option: str) -> bytes:
     """
     try:
         with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            before, is_file = _stamp(status), stat.S_ISREG(status.st_mode)  # a pipe has no size
+            before = os.fstat(file.fileno())
             data = file.read()
-        after = stamp_of(path)
+        after = os.stat(path)
     except OSError as error:
         raise DataError(f"cannot read the text {path}: {error.strerror}; check {option}") from error
-    if is_file and (after != before or len(data) != before[0]):
-        raise changed(path)
+    if stat.S_ISREG(before.st_mode) and (stamp_of(after) != stamp_of(before) or len(data) != before.st_size):
+        raise changed(path)  # a pipe has no size
     return data
 
 

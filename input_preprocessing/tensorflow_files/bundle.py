@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cramjam
 import numpy as np
 import numpy.typing as npt
 
 from bert.data.records import DataError
-from input_preprocessing.tensorflow_files.crc32c import crc32c, masked
-from input_preprocessing.tensorflow_files.protobuf import fields, read_varint
-from input_preprocessing.tensorflow_files.snappy import decompress
+from input_preprocessing.tensorflow_files.wire import fields, masked_crc, read_varint
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
@@ -60,7 +59,7 @@ class Bundle:
             shards = dict(fields(table.pop(b""))).get(1, 1)
             self.num_shards = shards if isinstance(shards, int) else 1
             self.entries = {str(key, "utf-8"): _parse_entry(value) for key, value in table.items()}
-        except (ValueError, KeyError, struct.error, UnicodeDecodeError) as error:
+        except (ValueError, KeyError, struct.error, cramjam.DecompressionError) as error:
             raise DataError(f"{index} is not an intact TensorFlow checkpoint index ({error}); copy it again") from error
 
     def read(self, name: str) -> npt.NDArray[Any]:
@@ -98,8 +97,14 @@ class Bundle:
             raise DataError(f"cannot read {path}: {error.strerror}; put it beside {self.prefix}.index") from error
         if raw.size != entry.size:
             raise DataError(f"{path} is too short for tensor {name}; copy it again")
-        covered = raw if entry.dtype != _STRING else _lengths_expanded(raw.tobytes())
-        if masked(crc32c(covered)) != entry.crc:
+        covered: npt.NDArray[np.uint8] | bytes = raw
+        if entry.dtype == _STRING:  # of a scalar string: its length in four bytes, their checksum, and its bytes
+            try:
+                length, at = read_varint(raw.tobytes(), 0)
+                covered = struct.pack("<I", length) + raw.tobytes()[at:]
+            except (ValueError, struct.error):
+                covered = b""  # damaged: no checksum is that of nothing
+        if int.from_bytes(masked_crc(covered), "little") != entry.crc:
             raise DataError(f"{path}: checksum of tensor {name} is wrong; copy the file again")
         return raw
 
@@ -112,7 +117,7 @@ class Bundle:
         if OBJECT_GRAPH not in self.entries:
             return {}
         raw = self.read_bytes(OBJECT_GRAPH).tobytes()
-        names = {}
+        names: dict[str, str] = {}
         try:
             length, at = read_varint(raw, 0)
             for number, node in fields(raw[at + 4 : at + 4 + length]):  # a checksum of the lengths stands between
@@ -121,23 +126,11 @@ class Bundle:
                 for kind, attribute in fields(node):
                     if kind == 2 and isinstance(attribute, bytes):
                         parts = dict(fields(attribute))  # 2 full_name, 3 checkpoint_key
-                        names[_text(parts.get(3))] = _text(parts.get(2))
+                        name, key = (value if isinstance(value := parts.get(n), bytes) else b"" for n in (2, 3))
+                        names[key.decode()] = name.decode()
         except ValueError as error:
             raise DataError(f"{self.prefix}: the object graph is damaged ({error}); copy it again") from error
         return names
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else ""
-
-
-def _lengths_expanded(raw: bytes) -> bytes:
-    """What the checksum of a scalar string covers: its length in four bytes, their checksum, and its bytes."""
-    try:
-        length, at = read_varint(raw, 0)
-        return struct.pack("<I", length) + raw[at:]
-    except (ValueError, struct.error):
-        return b""  # damaged: no checksum is that of nothing
 
 
 def _parse_entry(data: bytes) -> Entry:
@@ -173,12 +166,12 @@ def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, by
     block, trailer = data[offset : offset + size], data[offset + size : offset + size + 5]
     if len(trailer) != 5 or size < 4:
         raise ValueError("truncated block")
-    if masked(crc32c(block + trailer[:1])) != struct.unpack("<I", trailer[1:])[0]:
+    if masked_crc(block + trailer[:1]) != trailer[1:]:
         raise ValueError("wrong block checksum")
     if trailer[0] not in (0, 1):
         raise ValueError(f"unknown compression {trailer[0]}")
     if trailer[0] == 1:
-        block = decompress(block)
+        block = bytes(cramjam.snappy.decompress_raw(block))
     end = len(block) - 4 - 4 * struct.unpack("<I", block[-4:])[0]
     at = 0
     key = b""

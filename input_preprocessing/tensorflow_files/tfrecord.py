@@ -5,130 +5,194 @@ Example, its features zero padded. The reference's has seven and holds one seque
 (int64, max_seq_length), masked_lm_positions, masked_lm_ids (int64, max_predictions_per_seq), masked_lm_weights
 (float32), next_sentence_labels (int64, 1). A packed row has the same of all its sequences end to end, positions counted
 from the row's first token, one next-sentence label a sequence, and two features more, by NVIDIA's names:
-packed_input_len and packed_masked_lm_len (int64), the tokens and masked tokens of each sequence. Features come in any
-order. TensorFlow is not needed.
+packed_input_len and packed_masked_lm_len (int64), the tokens and masked tokens of each sequence. Features are read in
+any order, and written in that of their names. TensorFlow is not needed.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bert.data.compiled import compiled
-from bert.data.records import IDS, DataError, Metadata, Records, id_dtype
-from input_preprocessing.tensorflow_files.crc32c import TABLES, masked_crc
-from input_preprocessing.tensorflow_files.protobuf import fields
+from bert.data.format import atomic_file
+from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype
+from input_preprocessing.tensorflow_files.wire import fields, masked_crc
 
 Integers = npt.NDArray[np.int64]
 
 PACKED_NAMES = ("packed_input_len", "packed_masked_lm_len")
 NAMES = (  # in the order of protobuf's deterministic serialisation
-    "input_ids",
-    "input_mask",
-    "masked_lm_ids",
-    "masked_lm_positions",
-    "masked_lm_weights",
-    "next_sentence_labels",
-    *PACKED_NAMES,
-    "segment_ids",
-)
-HEADER, FOOTER = 12, 4
+    "input_ids", "input_mask", "masked_lm_ids", "masked_lm_positions", "masked_lm_weights", "next_sentence_labels",
+    *PACKED_NAMES, "segment_ids",
+)  # fmt: skip
+_INPUT_IDS, _INPUT_MASK, _LABELS, _POSITIONS, _WEIGHTS, _NEXT_SENTENCE, _LENGTHS, _MASKS, _SEGMENTS = range(len(NAMES))
+_BLOCK = 512  # Examples encoded at once
 _LARGEST, _LARGEST_ID = 32767, (1 << 21) - 1  # a number of three bytes
 
 
-@compiled
-def _number(data, at, width):  # type: ignore[no-untyped-def]
-    value = 0
-    for k in range(width):
-        value |= np.int64(data[at + k]) << (8 * k)
-    return value
+class Widths(NamedTuple):
+    """Values of an Example's features: tokens, masked tokens, sequences of a packed row (0: not packed)."""
+
+    tokens: int
+    masks: int
+    sequences: int = 0
 
 
-@compiled
-def _frame(data, at, tables):  # type: ignore[no-untyped-def]
-    """(start, end) of the data of the record at `at`; start -1: cut short, -2: wrong checksum."""
-    if at + HEADER + FOOTER > data.size:
-        return -1, at
-    if _number(data, at + 8, 4) != np.int64(masked_crc(data[at : at + 8], tables)):
-        return -2, at
-    size = _number(data, at, 8)
-    start = at + HEADER
-    if size < 0 or size > data.size - start - FOOTER:
-        return -1, at
-    if _number(data, start + size, 4) != np.int64(masked_crc(data[start : start + size], tables)):
-        return -2, at
-    return start, start + size
+def widths_of(records: Records) -> Widths:
+    """The most tokens, masked tokens and sequences that a row holds."""
+    rows = _rows_of(records)
+    counts = [np.diff(offsets[rows]) for offsets in (records.sequence_offsets, records.masked_lm_offsets)]
+    return Widths(*(int(count.max(initial=0)) for count in (*counts, np.diff(rows))))
 
 
-@compiled
-def _varints(data, out):  # type: ignore[no-untyped-def]
-    """Decodes packed varints; returns how many, -1 where they do not end or are too large."""
-    count = 0
-    value = np.int64(0)
-    shift = 0
-    for byte in data:
-        if shift > 14:
-            return -1
-        value |= np.int64(byte & 127) << shift
-        if byte < 128:
-            out[count] = value
-            count += 1
-            value = np.int64(0)
-            shift = 0
-        else:
-            shift += 7
-    return -1 if shift else count
+def _rows_of(records: Records) -> Array:
+    return np.arange(records.num_sequences + 1) if records.row_offsets is None else np.asarray(records.row_offsets)
 
 
-def parse_example(data: bytes) -> dict[str, Integers]:
-    """Features of a tf.train.Example by name, numbers only; floats become 1 where they are not 0.
+class _Arrays(NamedTuple):
+    """Records as the compiled writer takes them; Example i is sequences [rows[i], rows[i + 1])."""
+
+    rows: Array
+    input_ids: Array
+    offsets: Array
+    lengths: Array  # of each sequence
+    b_starts: Array
+    positions: Array
+    labels: Array
+    masked_offsets: Array
+    masked_counts: Array  # of each sequence
+    next_labels: Array
+    names: Array  # of the features, one after the other
+    name_ends: Array
+
+
+def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
+    """Writes the records, one row an Example, whole or not at all; a sequence is a row where they are not packed.
 
     Raises:
-        ValueError: the bytes are none, or a number is out of range.
+        DataError: an Example would hold more than the widths allow, or the file cannot be written.
     """
-    found = {}
-    for number, features in fields(data):
-        if number == 1 and isinstance(features, bytes):
-            for _, entry in fields(features):
-                name, feature = _entry(entry)
-                found[name] = _numbers(feature)
-    return found
+    allowed = widths._replace(sequences=max(widths.sequences, 1))
+    for what, most, limit in zip(("tokens", "masked tokens", "sequences"), widths_of(records), allowed, strict=True):
+        if most > limit:
+            raise DataError(f"{path}: an Example would hold {most} {what}, at most {limit} were asked for; allow more")
+    room = 11 * widths.tokens + 12 * widths.masks + 12 * widths.sequences + 640
+    buffer, scratch, bounds = np.empty(_BLOCK * room, np.uint8), np.empty(room, np.uint8), np.empty((_BLOCK, 2), int)
+    arrays = _Arrays(
+        _rows_of(records), records.input_ids, records.sequence_offsets, records.sequence_lengths,
+        records.segment_b_start, records.masked_lm_positions, records.masked_lm_ids, records.masked_lm_offsets,
+        np.diff(records.masked_lm_offsets), records.next_sentence_labels,
+        np.frombuffer("".join(NAMES).encode(), np.uint8), np.cumsum([0, *map(len, NAMES)]),
+    )  # fmt: skip
+    with atomic_file(path) as partial, open(partial, "wb") as file:
+        for first in range(0, records.num_rows, _BLOCK):
+            count = min(_BLOCK, records.num_rows - first)
+            _encode(buffer, bounds, scratch, first, arrays, widths, count)
+            pieces: list[bytes] = []
+            for start, end in bounds[:count].tolist():
+                data, size = buffer[start:end].tobytes(), (end - start).to_bytes(8, "little")
+                pieces += [size, masked_crc(size), data, masked_crc(data)]
+            file.write(b"".join(pieces))
 
 
-def _entry(entry: int | bytes) -> tuple[str, bytes]:
-    parts = dict(fields(entry)) if isinstance(entry, bytes) else {}
-    name, feature = parts.get(1), parts.get(2, b"")
-    if not isinstance(name, bytes) or not isinstance(feature, bytes):
-        raise ValueError("a feature has no name")
-    return name.decode("utf-8", "replace"), feature
+@compiled
+def _put_varint(out, at, value):  # type: ignore[no-untyped-def]
+    while value >= 128:
+        out[at] = (value & 127) | 128
+        value >>= 7
+        at += 1
+    out[at] = value
+    return at + 1
 
 
-def _numbers(feature: bytes) -> Integers:
-    for kind, values in fields(feature):
-        parts = [value for number, value in fields(values) if number == 1] if isinstance(values, bytes) else []
-        if kind == 2:
-            return np.concatenate([np.zeros(0, np.int64), *(_floats(part) for part in parts)])
-        if kind == 3:
-            return np.concatenate([np.zeros(0, np.int64), *(_integers(part) for part in parts)])
-    return np.zeros(0, np.int64)
+@compiled
+def _put_varints(out, at, values, first, last, shift):  # type: ignore[no-untyped-def]
+    for i in range(first, last):
+        at = _put_varint(out, at, np.int64(values[i]) + shift)
+    return at
 
 
-def _integers(part: int | bytes) -> Integers:
-    if isinstance(part, int):
-        return np.array([min(part, _LARGEST_ID + 1)])
-    out = np.empty(len(part), dtype=np.int64)
-    count = _varints(np.frombuffer(part, dtype=np.uint8), out)
-    if count < 0:
-        raise ValueError("a number is negative or too large")
-    return out[:count]
+@compiled
+def _varint_size(value):  # type: ignore[no-untyped-def]
+    size = 1
+    while value >= 128:
+        value >>= 7
+        size += 1
+    return size
 
 
-def _floats(part: int | bytes) -> Integers:
-    raw = part.to_bytes(4, "little") if isinstance(part, int) else part
-    return (np.frombuffer(raw, dtype="<f4") != 0).astype(np.int64)
+@compiled
+def _put_head(out, at, tag, size):  # type: ignore[no-untyped-def]
+    """The head of a length-delimited field of `size` bytes."""
+    out[at] = tag
+    return _put_varint(out, at + 1, size)
+
+
+@compiled
+def _encode(out, bounds, scratch, first_row, arrays, widths, count):  # type: ignore[no-untyped-def]
+    """Writes the Examples of `count` rows, the i-th to out[bounds[i, 0]:bounds[i, 1]]."""
+    at = 0
+    for row in range(count):
+        first, last = arrays.rows[first_row + row], arrays.rows[first_row + row + 1]
+        begin, end = arrays.offsets[first], arrays.offsets[last]
+        masked, masked_end = arrays.masked_offsets[first], arrays.masked_offsets[last]
+        at += 6  # for the head, whose size is known at the end
+        body = at
+        for name in range(arrays.name_ends.size - 1):
+            if name in (_LENGTHS, _MASKS) and not widths.sequences:
+                continue
+            size, missing = 0, max(widths.sequences, 1) - (last - first)  # bytes, and values of padding
+            if name in (_INPUT_IDS, _INPUT_MASK, _SEGMENTS):
+                missing = widths.tokens - (end - begin)
+            elif name in (_LABELS, _POSITIONS, _WEIGHTS):
+                missing = widths.masks - (masked_end - masked)
+            if name == _INPUT_IDS:
+                size = _put_varints(scratch, 0, arrays.input_ids, begin, end, 0)
+            elif name == _INPUT_MASK:
+                size = end - begin
+                scratch[:size] = 1
+            elif name == _LABELS:
+                size = _put_varints(scratch, 0, arrays.labels, masked, masked_end, 0)
+            elif name == _POSITIONS:  # from the first token of the row
+                for i in range(first, last):
+                    start, stop = arrays.masked_offsets[i], arrays.masked_offsets[i + 1]
+                    size = _put_varints(scratch, size, arrays.positions, start, stop, arrays.offsets[i] - begin)
+            elif name == _WEIGHTS:  # 1.0, little-endian
+                size, missing = 4 * (masked_end - masked), 4 * missing
+                scratch[:size] = 0
+                scratch[2:size:4] = 0x80
+                scratch[3:size:4] = 0x3F
+            elif name == _NEXT_SENTENCE:
+                size = _put_varints(scratch, 0, arrays.next_labels, first, last, 0)
+            elif name == _LENGTHS:
+                size = _put_varints(scratch, 0, arrays.lengths, first, last, 0)
+            elif name == _MASKS:
+                size = _put_varints(scratch, 0, arrays.masked_counts, first, last, 0)
+            else:
+                size = end - begin
+                scratch[:size] = 0
+                for i in range(first, last):
+                    scratch[arrays.offsets[i] - begin + arrays.b_starts[i] : arrays.offsets[i + 1] - begin] = 1
+            scratch[size : size + missing] = 0
+            size += missing
+            name_begin, name_end = arrays.name_ends[name], arrays.name_ends[name + 1]
+            list_size = 1 + _varint_size(size) + size
+            feature_size = 1 + _varint_size(list_size) + list_size
+            at = _put_head(out, at, 0x0A, 2 + (name_end - name_begin) + 1 + _varint_size(feature_size) + feature_size)
+            at = _put_head(out, at, 0x0A, name_end - name_begin)
+            out[at : at + name_end - name_begin] = arrays.names[name_begin:name_end]
+            at = _put_head(out, at + name_end - name_begin, 0x12, feature_size)
+            at = _put_head(out, at, 0x12 if name == _WEIGHTS else 0x1A, list_size)  # floats or integers
+            at = _put_head(out, at, 0x0A, size)
+            out[at : at + size] = scratch[:size]
+            at += size
+        bounds[row, 0] = body - 1 - _varint_size(at - body)
+        bounds[row, 1] = at
+        _put_head(out, bounds[row, 0], 0x0A, at - body)
 
 
 def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
@@ -145,25 +209,93 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
     rows, packed = [0], False
     at = width = 0
     while at < data.size:
-        start, end = _frame(data, at, TABLES)
-        if start < 0:
-            what = "ends within a record" if start == -1 else "is damaged: a checksum does not match"
-            where = f"record {len(rows) - 1}, byte {at}"
+        head = data[at : at + 12].tobytes()
+        end = at + 12 + int.from_bytes(head[:8], "little")
+        number, what = len(rows) - 1, ""
+        if data.size >= at + 16 and head[8:] != masked_crc(head[:8]):
+            what = "is damaged: a checksum does not match"
+        elif end + 4 > data.size:
+            what = "ends within a record"
+        elif data[end : end + 4].tobytes() != masked_crc(example := data[at + 12 : end].tobytes()):
+            what = "is damaged: a checksum does not match"
+        if what:
+            where = f"record {number}, byte {at}"
             raise DataError(f"{path} {what} ({where}); copy it again, or it is no TFRecord file")
         try:
-            features = parse_example(data[start:end].tobytes())
+            features = _parse_example(example)
             parts += _sequences(features)
         except ValueError as error:
-            number = len(rows) - 1
             raise DataError(f"{path}: record {number} is not a training instance: {error}; check the path") from error
-        if len(rows) > 1 and packed != (PACKED_NAMES[0] in features):
+        if number and packed != (PACKED_NAMES[0] in features):
             raise DataError(f"{path} has packed rows and single sequences; they belong in files of their own")
         packed = PACKED_NAMES[0] in features
         rows.append(len(parts))
         width = max(width, len(features["input_ids"]))
-        at = end + FOOTER
-    records = _records(parts).with_rows(rows if packed else None)
+        at = end + 4
+    columns = list(zip(*parts, strict=True)) or [()] * 5
+    ids, b_starts, positions, labels, next_labels = (np.concatenate([np.zeros(0, np.int64), *each]) for each in columns)
+    dtype = id_dtype(1 + max(int(each.max(initial=0)) for each in (ids, labels)))
+    ends = [np.cumsum([0, *(len(part) for part in columns[index])]) for index in (0, 2)]
+    records = Records(
+        input_ids=ids.astype(dtype), sequence_offsets=ends[0], segment_b_start=b_starts.astype(np.int16),
+        masked_lm_positions=positions.astype(np.int16), masked_lm_ids=labels.astype(dtype), masked_lm_offsets=ends[1],
+        next_sentence_labels=next_labels.astype(np.int8),
+    ).with_rows(rows if packed else None)  # fmt: skip
     return records, Metadata(max_seq_length=max(width, 1), vocab_md5="", random_seed=-1, dupe_factor=0)
+
+
+def _parse_example(data: bytes) -> dict[str, Integers]:
+    """Features of a tf.train.Example by name, numbers only; floats become 1 where they are not 0.
+
+    Raises:
+        ValueError: the bytes are none, or a number is out of range.
+    """
+    found = {}
+    for number, features in fields(data):
+        for _, entry in fields(features) if number == 1 and isinstance(features, bytes) else ():
+            parts = dict(fields(entry)) if isinstance(entry, bytes) else {}
+            name, feature = parts.get(1), parts.get(2, b"")
+            if not isinstance(name, bytes) or not isinstance(feature, bytes):
+                raise ValueError("a feature has no name")
+            arrays = [np.zeros(0, np.int64)]
+            for kind, values in fields(feature):
+                decode = {2: _floats, 3: _integers}.get(kind)
+                if decode and isinstance(values, bytes):
+                    arrays += [decode(value) for number, value in fields(values) if number == 1]
+            found[name.decode("utf-8", "replace")] = np.concatenate(arrays)
+    return found
+
+
+def _floats(part: int | bytes) -> Integers:
+    raw = part.to_bytes(4, "little") if isinstance(part, int) else part
+    return (np.frombuffer(raw, dtype="<f4") != 0).astype(np.int64)
+
+
+def _integers(part: int | bytes) -> Integers:
+    """The numbers of packed varints, or of one that is not packed."""
+    if isinstance(part, int):
+        return np.array([min(part, _LARGEST_ID + 1)])
+    out = np.empty(len(part), dtype=np.int64)
+    count = _varints(np.frombuffer(part, dtype=np.uint8), out)
+    if count < 0:
+        raise ValueError("a number is negative or too large")
+    return out[:count]
+
+
+@compiled
+def _varints(data, out):  # type: ignore[no-untyped-def]
+    """Decodes packed varints; returns how many, -1 where they do not end or are too large."""
+    count = value = shift = 0
+    for byte in data:
+        if shift > 14:
+            return -1
+        value |= np.int64(byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            out[count] = value
+            count += 1
+            value = shift = 0
+    return -1 if shift else count
 
 
 def _sequences(features: dict[str, Integers]) -> list[tuple[Integers, ...]]:
@@ -176,11 +308,9 @@ def _sequences(features: dict[str, Integers]) -> list[tuple[Integers, ...]]:
     if not packed:
         packed = [np.array([total]), np.array([masks])]
     sizes = [len(features[name]) for name in NAMES if name in features]
-    if not (
-        len({len(features[name]) for name in ("input_ids", "input_mask", "segment_ids")}) == 1
-        and len({len(features[name]) for name in NAMES[2:5]}) == 1
-        and [len(lengths) for lengths in packed] == [len(features["next_sentence_labels"])] * 2
-    ):
+    of_tokens, of_masks = (NAMES[0], NAMES[1], NAMES[-1]), NAMES[2:5]
+    alike = all(len({len(features[name]) for name in names}) == 1 for names in (of_tokens, of_masks))
+    if not alike or [len(lengths) for lengths in packed] != [len(features["next_sentence_labels"])] * 2:
         raise ValueError(f"its features have {sizes} values")
     if features["input_mask"][total:].any() or features["masked_lm_weights"][masks:].any():
         raise ValueError("its padding is not at the end")
@@ -192,37 +322,14 @@ def _sequences(features: dict[str, Integers]) -> list[tuple[Integers, ...]]:
     if packed[0][count:].any() or [int(lengths[:count].sum()) for lengths in packed] != [total, masks]:
         raise ValueError(f"its {' and '.join(PACKED_NAMES)} do not add up")
     ends = [np.concatenate([[0], np.cumsum(lengths[:count])]).tolist() for lengths in packed]
-    return [_sequence(features, i, *(slice(end[i], end[i + 1]) for end in ends)) for i in range(count)]
-
-
-def _sequence(features: dict[str, Integers], number: int, tokens: slice, masked: slice) -> tuple[Integers, ...]:
-    segments = features["segment_ids"][tokens]
-    if (np.diff(segments) < 0).any() or segments.max(initial=0) > 1:
-        raise ValueError("its segment_ids are not zeros and then ones")
-    return (
-        features["input_ids"][tokens],
-        np.array([np.count_nonzero(segments == 0)]),
-        features["masked_lm_positions"][masked] - tokens.start,
-        features["masked_lm_ids"][masked],
-        features["next_sentence_labels"][number : number + 1],
-    )
-
-
-def _records(parts: list[tuple[Integers, ...]]) -> Records:
-    ids = id_dtype(1 + max((int(part[index].max(initial=0)) for part in parts for index in (0, 3)), default=0))
-
-    def flat(index: int, dtype: type) -> npt.NDArray[Any]:
-        return np.concatenate([np.zeros(0, np.int64), *(part[index] for part in parts)]).astype(dtype)
-
-    def offsets(index: int) -> Integers:
-        return np.concatenate([[0], np.cumsum([len(part[index]) for part in parts], dtype=np.int64)]).astype(np.int64)
-
-    return Records(
-        input_ids=flat(0, ids),
-        sequence_offsets=offsets(0),
-        segment_b_start=flat(1, np.int16),
-        masked_lm_positions=flat(2, np.int16),
-        masked_lm_ids=flat(3, ids),
-        masked_lm_offsets=offsets(2),
-        next_sentence_labels=flat(4, np.int8),
-    )
+    found: list[tuple[Integers, ...]] = []
+    for i in range(count):
+        tokens, masked = (slice(end[i], end[i + 1]) for end in ends)
+        segments = features["segment_ids"][tokens]
+        if (np.diff(segments) < 0).any() or segments.max(initial=0) > 1:
+            raise ValueError("its segment_ids are not zeros and then ones")
+        positions, labels = features["masked_lm_positions"][masked] - tokens.start, features["masked_lm_ids"][masked]
+        b_start = np.array([np.count_nonzero(segments == 0)])
+        next_label = features["next_sentence_labels"][i : i + 1]
+        found.append((features["input_ids"][tokens], b_start, positions, labels, next_label))
+    return found

@@ -18,17 +18,17 @@ import json
 import shutil
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from tokenizers import BertWordPieceTokenizer
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import add_lower_case, human_bytes, positive, run, stage_parser
+from input_preprocessing.stage.cli import add_lower_case, human_bytes, positive
 from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.text import vocabulary
-from input_preprocessing.text.sentences import LAYOUTS, Document
-from input_preprocessing.text.sources import read_pool
+from input_preprocessing.text.sources import LAYOUTS, Document, read_pool
 from input_preprocessing.text.tokenization import normalise
 
 SHARD_BYTES = 250_000
@@ -40,29 +40,10 @@ TEXT_OPTIONS: dict[str, object] = {
 NOTE = "corpus.json"  # in the download folder: what was made of which text, with the md5 of each file
 
 
-def split_documents(documents: list[Document], eval_share: float) -> tuple[list[Document], list[Document]]:
-    """Training and evaluation documents: every n-th is for evaluation."""
-    step = max(2, round(1 / eval_share))
-    held_out = [document for i, document in enumerate(documents) if i % step == step // 2]
-    return [document for i, document in enumerate(documents) if i % step != step // 2], held_out
-
-
 def write_text(path: Path, documents: list[Document]) -> None:
     """One sentence a line, a blank line after each document."""
     with atomic_file(path) as partial:
         partial.write_text("".join("\n".join(document) + "\n\n" for document in documents), encoding="utf-8")
-
-
-def write_shards(folder: Path, documents: list[Document], num_files: int | None) -> list[Path]:
-    """Writes the documents in turn to part files, which all get about the same number; two documents each at least."""
-    size = sum(len(sentence) + 1 for document in documents for sentence in document)
-    count = min(num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1), len(documents) // 2) or 1
-    for old in folder.glob("part-*"):
-        old.unlink()
-    paths = [folder / f"part-{i:05d}-of-{count:05d}" for i in range(count)]
-    for i, path in enumerate(paths):
-        write_text(path, documents[i::count])
-    return paths
 
 
 def train_vocabulary(paths: list[Path], size: int, target: Path, lower_case: bool = True) -> None:
@@ -87,26 +68,28 @@ def train_vocabulary(paths: list[Path], size: int, target: Path, lower_case: boo
 def bert_config(vocab_size: int, layers: int, hidden_size: int, max_seq_length: int) -> dict[str, object]:
     """A bert_config.json with BERT's proportions: heads of 64, feed-forward four times as wide."""
     return {
-        "attention_probs_dropout_prob": 0.1,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "hidden_size": hidden_size,
-        "initializer_range": 0.02,
-        "intermediate_size": 4 * hidden_size,
-        "max_position_embeddings": max_seq_length,
-        "num_attention_heads": hidden_size // 64,
-        "num_hidden_layers": layers,
-        "type_vocab_size": 2,
-        "vocab_size": vocab_size,
-    }
+        "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+        "hidden_size": hidden_size, "initializer_range": 0.02, "intermediate_size": 4 * hidden_size,
+        "max_position_embeddings": max_seq_length, "num_attention_heads": hidden_size // 64,
+        "num_hidden_layers": layers, "type_vocab_size": 2, "vocab_size": vocab_size,
+    }  # fmt: skip
 
 
 def _write(options: argparse.Namespace, documents: list[Document], download: Path) -> str:
     """Writes all files; tells what they hold."""
-    train, held_out = split_documents(documents, options.eval_share)
+    step = max(2, round(1 / options.eval_share))  # every n-th document is for evaluation
+    held_out = documents[step // 2 :: step]
+    train = [document for i, document in enumerate(documents) if i % step != step // 2]
+    # The documents in turn to part files, which all get about the same number; two documents each at least.
+    size = sum(len(sentence) + 1 for document in train for sentence in document)
+    count = min(options.num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1), len(train) // 2) or 1
     text = download / "results4"
     text.mkdir(parents=True, exist_ok=True)
-    shards = write_shards(text, train, options.num_files)
+    for old in text.glob("part-*"):
+        old.unlink()
+    shards = [text / f"part-{i:05d}-of-{count:05d}" for i in range(count)]
+    for i, path in enumerate(shards):
+        write_text(path, train[i::count])
     write_text(text / "eval.txt", held_out)
     if options.vocab_file:
         with atomic_file(download / "vocab.txt") as partial:
@@ -117,11 +100,8 @@ def _write(options: argparse.Namespace, documents: list[Document], download: Pat
     config = bert_config(len(words), options.layers, options.hidden_size, options.max_seq_length)
     with atomic_file(download / "bert_config.json") as partial:
         partial.write_text(json.dumps(config, indent=2) + "\n")
-    size = human_bytes(sum(path.stat().st_size for path in shards))
-    return (
-        f"{len(train)} documents ({size}) in {len(shards)} files, {len(held_out)} for evaluation, "
-        f"{len(words)} tokens in the vocabulary"
-    )
+    made = f"{len(train)} documents ({human_bytes(sum(path.stat().st_size for path in shards))}) in {count} files"
+    return f"{made}, {len(held_out)} for evaluation, {len(words)} tokens in the vocabulary"
 
 
 def _files(download: Path) -> dict[str, str]:
@@ -132,7 +112,6 @@ def _files(download: Path) -> dict[str, str]:
 
 
 def _note(path: Path, recipe: dict[str, object], files: dict[str, str]) -> None:
-    """Notes what is made of what; no files as long as it is not finished."""
     with atomic_file(path) as partial:
         partial.write_text(json.dumps({"recipe": recipe, "files": files}, indent=1) + "\n")
 
@@ -155,20 +134,17 @@ def make(options: argparse.Namespace, download: Path) -> None:
     recipe = {"text": pool.md5, "vocab_file": vocab_md5, **named}
     if not options.do_lower_case:
         recipe["do_lower_case"] = False
-    note = download / NOTE
-    try:
+    note, made = download / NOTE, None
+    with suppress(OSError, ValueError):
         made = json.loads(note.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        made = None
     if made == {"recipe": recipe, "files": _files(download)}:
         print(f"{' '.join(options.input)}: {download} was made of this text already; nothing to do", file=sys.stderr)
         return
     if not note.exists() and any((download / "results4").glob("part-*")):
-        raise DataError(
-            f"{download}/results4 has a text that was not made by this command; move it, or give another folder"
-        )
+        others = f"{download}/results4 has a text that was not made by this command"
+        raise DataError(f"{others}; move it, or give another folder")
     download.mkdir(parents=True, exist_ok=True)
-    _note(note, recipe, {})
+    _note(note, recipe, {})  # no files as long as it is not finished
     summary = _write(options, pool.documents, download)
     _note(note, recipe, _files(download))
     print(f"{' '.join(options.input)}: read as {', '.join(pool.kinds)}; {summary}", file=sys.stderr)
@@ -186,16 +162,15 @@ def add_text_options(parser: argparse._ActionsContainer) -> None:
     parser.set_defaults(**TEXT_OPTIONS)
 
 
-def main() -> None:
-    """Command line."""
-    parser = stage_parser("corpus", __doc__)
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", required=True, nargs="+", help="files or folders of text, or 'pydoc': one pool")
     parser.add_argument("--outputdir", type=Path, required=True, help="where prepare_data.sh will look")
     parser.add_argument("--vocab-file", type=Path, help="a vocab.txt to use (default: train one)")
     add_text_options(parser)
     add_lower_case(parser)
     parser.add_argument("--max-seq-length", type=positive, default=512, help="(default %(default)s)")
-    run(parser, lambda options: make(options, options.outputdir / "download"))
+    options = parser.parse_args()
+    make(options, options.outputdir / "download")
 
 
 def _share(text: str) -> float:

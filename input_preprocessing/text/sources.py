@@ -1,7 +1,11 @@
 """Documents of text as people have it: plain text, JSON Lines, WikiExtractor's files, Parquet; several make one pool.
 
 What a file is its contents tell, not its name. A record of JSON Lines or Parquet and a <doc> of WikiExtractor is one
-document; how plain text is cut into documents `sentences` says. All documents are held in memory.
+document. Plain text has one of two layouts, which are told apart (`detect_layout`), or named by the user:
+  sentences  one sentence per line, a blank line between documents: taken as it is
+  prose      paragraphs, wrapped or not, between blank lines: sentences are found at full stops. A document ends at two
+             blank lines or a form feed, and after the paragraph with which it reaches 200 sentences
+All documents are held in memory.
 """
 
 from __future__ import annotations
@@ -12,20 +16,31 @@ import importlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from bert.data.records import DataError
 from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.reading import read_text
-from input_preprocessing.text.sentences import Document, detect_layout, documents_of
 
+LAYOUTS = {"sentences": "one sentence per line", "prose": "prose, cut into sentences"}  # by name, for people
+MOST_SENTENCES = 200  # of a prose document
 FEWEST_DOCUMENTS = 4
 PYDOC = "pydoc"
 _DETECTED_ON = 2_000_000  # characters
 _PARQUET = b"PAR1"
 _EXTRACTED = re.compile(r"<doc [^>]*>\n(.*?)\n?</doc>", re.DOTALL)
 _NO_TEXT = re.compile(r"\.|README|LICENSE|.*\.(json|md5|gitattributes)$", re.IGNORECASE)
+_END = re.compile(r"""(?<=[.!?])["')\]”’]*\s+(?=["'(\[“‘]*[A-Z0-9])""")
+_RULE = re.compile(r"(?m)^[^\w\s](?:[^\w\n]*[^\w\s])?[^\S\n]*(?:\n|\Z)")  # a line under a heading or between parts
+_TERMINATED = re.compile(r"""[.!?:;]["')\]”’]*$""")
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Rev|Gen|Col|Capt|Lt|Hon|vs|e\.g|i\.e|cf|Fig|No|Vol|pp?|ch|sec|ed|al|approx)"
+    r"|\b[A-Z])\.$"
+)
+
+Document = list[str]
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,7 @@ def read_pool(inputs: Sequence[str], layout: str, text_key: str) -> Pool:
 
     Args:
         inputs: names; of a folder all files below it are read, by name.
-        layout: of plain text and of records: a key of `sentences.LAYOUTS`, or 'auto'.
+        layout: of plain text and of records: a key of LAYOUTS, or 'auto'.
         text_key: field of JSON Lines and column of Parquet that holds the text.
 
     Raises:
@@ -52,14 +67,23 @@ def read_pool(inputs: Sequence[str], layout: str, text_key: str) -> Pool:
     kinds: dict[str, None] = {}
     digests = []
     for name in inputs:
-        for path in [None] if name == PYDOC else _files(Path(name)):
-            found, kind, md5 = _pydoc() if path is None else _read(path, layout, text_key)
+        files = [Path(name)]
+        if name != PYDOC and files[0].is_dir():
+            files = sorted(file for file in files[0].rglob("*") if file.is_file() and not _NO_TEXT.match(file.name))
+            if not files:
+                raise DataError(f"{name} has no files of text; check --input")
+        for path in files:
+            if name == PYDOC:
+                found, kind = pydoc_documents(), LAYOUTS["prose"]
+                md5 = hashlib.md5(repr(found).encode()).hexdigest()
+            else:
+                found, kind, md5 = _read(path, layout, text_key)
             documents += found
             kinds[kind] = None
             digests.append(md5)
     if len(documents) < FEWEST_DOCUMENTS:
         count = f"{len(documents)} document{'s' * (len(documents) != 1)}"
-        gap = "a blank line" if "one sentence per line" in kinds else "two blank lines"
+        gap = "a blank line" if LAYOUTS["sentences"] in kinds else "two blank lines"
         raise DataError(
             f"{' '.join(inputs)} has {count} (read as {', '.join(kinds)}), at least {FEWEST_DOCUMENTS} are needed; "
             f"put {gap} between documents, or give more text"
@@ -75,24 +99,55 @@ def pydoc_documents() -> list[Document]:
     return [document for name in sorted(topics) for document in documents_of(topics[name], "prose")]
 
 
-def _pydoc() -> tuple[list[Document], str, str]:
-    documents = pydoc_documents()
-    return documents, _named("prose"), hashlib.md5(repr(documents).encode()).hexdigest()
+def detect_layout(text: str) -> str:
+    """'sentences' when most lines end a sentence and few hold several; else 'prose'."""
+    lines = [line.strip() for line in text[:2_000_000].splitlines() if line.strip()]
+    if not lines:
+        return "sentences"
+    ended = sum(bool(_TERMINATED.search(line)) for line in lines)
+    several = sum(len(split_sentences(line)) > 1 for line in lines)
+    return "sentences" if ended >= 0.6 * len(lines) and several <= 0.3 * len(lines) else "prose"
 
 
-def _files(path: Path) -> list[Path]:
-    """The file, or all text below the folder."""
-    if not path.is_dir():
-        return [path]
-    found = sorted(file for file in path.rglob("*") if file.is_file() and not _NO_TEXT.match(file.name))
-    if not found:
-        raise DataError(f"{path} has no files of text; check --input")
-    return found
+def split_sentences(paragraph: str) -> list[str]:
+    """Sentences of a paragraph: cut after . ! ? before a capital or digit, but not after abbreviations and initials."""
+    sentences = []
+    start = 0
+    for end in _END.finditer(paragraph):
+        if not _ABBREVIATION.search(paragraph, start, end.start()):
+            sentences.append(paragraph[start : end.end()].strip())
+            start = end.end()
+    return [sentence for sentence in [*sentences, paragraph[start:].strip()] if sentence]
+
+
+def documents_of(text: str, layout: str) -> list[Document]:
+    """The documents of a text in the layout given, without empty ones."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    documents: list[Document] = [[]]
+    if layout == "sentences":
+        for line in text.split("\n"):
+            if line.strip():
+                documents[-1].append(line.strip())
+            elif documents[-1]:
+                documents.append([])
+    else:
+        for part in re.split(r"\f|\n[^\S\n]*\n[^\S\n]*\n", _RULE.sub("", text)):
+            documents.append([])
+            for paragraph in re.split(r"\n[^\S\n]*\n", part):
+                documents[-1] += split_sentences(" ".join(paragraph.split()))
+                if len(documents[-1]) >= MOST_SENTENCES:
+                    documents.append([])
+    return [document for document in documents if document]
 
 
 def _read(path: Path, layout: str, text_key: str) -> tuple[list[Document], str, str]:
     """Documents of a file, what it was read as, and its md5."""
-    if _starts_as_parquet(path):
+    is_parquet = False
+    with suppress(OSError):  # reading it says why
+        if path.is_file():  # what is read of a pipe is gone
+            with open(path, "rb") as file:
+                is_parquet = file.read(len(_PARQUET)) == _PARQUET
+    if is_parquet:
         return _of_records(_parquet(path, text_key), layout), "Parquet", md5_of(path)
     data, md5 = read_text(path, "--input")
     text = data.decode("utf-8", "ignore")
@@ -102,22 +157,7 @@ def _read(path: Path, layout: str, text_key: str) -> tuple[list[Document], str, 
     if text.startswith("{"):
         return _of_records(_json_lines(path, text, text_key), layout), "JSON Lines", md5
     found = detect_layout(text) if layout == "auto" else layout
-    return documents_of(text, found), _named(found), md5
-
-
-def _starts_as_parquet(path: Path) -> bool:
-    """Whether the file is Parquet; a pipe is not looked into, as what is read of it is gone."""
-    try:
-        if not path.is_file():
-            return False
-        with open(path, "rb") as file:
-            return file.read(len(_PARQUET)) == _PARQUET
-    except OSError:
-        return False  # reading it says why
-
-
-def _named(layout: str) -> str:
-    return "one sentence per line" if layout == "sentences" else "prose, cut into sentences"
+    return documents_of(text, found), LAYOUTS[found], md5
 
 
 def _of_records(texts: Iterable[str], layout: str) -> list[Document]:

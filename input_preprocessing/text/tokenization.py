@@ -4,19 +4,26 @@ Equal to the reference's BasicTokenizer + WordpieceTokenizer on any bytes. Words
 loop as they are; words with other bytes are first normalised here, as Unicode 11.0 has it. The loop lower-cases ASCII,
 splits on space and ASCII punctuation and walks the vocabulary's trie, longest match first. For a cased vocabulary
 (do_lower_case=False of the reference) letters and accents stay as they are.
+
+Unicode is that of version 11.0, as Python 3.7 has it, with which the reference's data was made, on any newer Python:
+characters that were assigned since then count as letters without case, as unassigned ones did; three others changed
+their category. So a text gives the same tokens whatever Python runs, as far as it is 3.7 or newer.
 """
 
 from __future__ import annotations
 
 import unicodedata
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.records import id_dtype
-from input_preprocessing.text import unicode11
 from input_preprocessing.text.vocabulary import NODE_MASK, Vocabulary, slot_of
 
 MAX_CHARACTERS_PER_WORD = 200
@@ -27,15 +34,18 @@ _MARKER = "\x01"  # stands for a word of which no token remains
 _BLOCK = 1 << 16
 _CONTROLS = bytes(b for b in [*range(32), 127] if b not in b"\t\n\r")
 _CJK = (
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-    (0x2B820, 0x2CEAF),
-    (0xF900, 0xFAFF),
-    (0x2F800, 0x2FA1F),
-)
+    (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
+)  # fmt: skip
+# Where unassigned code points begin and end; the file has each as the distance from the one before.
+_DISTANCES = Path(__file__).with_name("unicode11.txt").read_text(encoding="ascii")
+_BOUNDS = list(accumulate(map(int, _DISTANCES.split())))
+
+_CATEGORIES = {0x166D: "Po", 0x1734: "Mn", 0xA9BD: "Mc"}  # since changed to So, Mc and Mn
+_NOT_IGNORED = (0x055F, 0xA9BD)  # between letters by which a final sigma is told; since changed
+
+# Alike in all that matters here: a combining mark of class 9 that is still one, for one that no longer is.
+_REPLACED = {0x1734: "\u1714"}
 
 
 @dataclass(frozen=True)
@@ -47,72 +57,83 @@ class TokenizedText:
     document_offsets: npt.NDArray[np.int64]  # document d is segments [o[d], o[d + 1])
 
 
-class _CleanTable(dict[int, "str | None"]):
-    """str.translate table of the first pass: drop control characters, make spaces plain, set CJK ideographs apart.
+def _was_assigned(code: int) -> bool:
+    """Whether Unicode 11.0 knew the code point."""
+    return bisect_right(_BOUNDS, code) % 2 == 0
 
-    Characters newer than Unicode 11.0 that lower() or normalize() would change become lone surrogates, which no decoded
-    text holds and which both leave alone; `shielded` tells which stands for what. Where case is kept, neither is
-    called.
-    """
 
-    def __init__(self, lower_case: bool) -> None:
+def unicode_category(code: int) -> str:
+    """General category in Unicode 11.0; Cn of what it did not know."""
+    return _CATEGORIES.get(code) or (unicodedata.category(chr(code)) if _was_assigned(code) else "Cn")
+
+
+def _needs_shield(code: int) -> bool:
+    """Whether lower() or normalize() now treat the code point, or its neighbours, in another way."""
+    char = chr(code)
+    if _was_assigned(code):
+        return code in _NOT_IGNORED
+    return (
+        unicodedata.category(char) in ("Lu", "Ll", "Lt", "Lm", "Mn", "Me", "Cf", "Sk")
+        or char.lower() != char
+        or unicodedata.combining(char) != 0
+        or unicodedata.decomposition(char) != ""
+    )
+
+
+class _Table(dict[int, "str | None"]):
+    """A table for str.translate that asks a function for each character it meets, once."""
+
+    def __init__(self, replacement: Callable[[int], str | None]) -> None:
         super().__init__()
-        self.lower_case = lower_case
-        self.shielded: dict[int, str] = {}
+        self.replacement = replacement
 
     def __missing__(self, code: int) -> str | None:
-        char = chr(code)
-        category = unicode11.category(code)
-        value: str | None = char
+        value = self[code] = self.replacement(code)
+        return value
+
+
+def _tables(lower_case: bool) -> tuple[_Table, _Table]:
+    """The tables of the first and the last pass over a text; lower() and normalize() come between, unless case is kept.
+
+    Characters newer than Unicode 11.0 that those two would change become lone surrogates, which no decoded text holds
+    and which both leave alone; `shielded` tells which stands for what.
+    """
+    shielded: dict[int, str] = {}
+
+    def clean(code: int) -> str | None:
+        """Drops control characters, makes spaces plain, sets CJK ideographs apart."""
+        char, category = chr(code), unicode_category(code)
         if char == "\n":
-            value = char  # our own separator: lines hold none
-        elif char in "\t\r" or category == "Zs":
-            value = " "
-        elif code in (0, 0xFFFD) or category in ("Cc", "Cf"):
-            value = None
-        elif any(first <= code <= last for first, last in _CJK):
-            value = f" {char} "
-        elif self.lower_case and unicode11.needs_shield(code):
-            shield = 0xD800 + len(self.shielded)
+            return char  # our own separator: lines hold none
+        if char in "\t\r" or category == "Zs":
+            return " "
+        if code in (0, 0xFFFD) or category in ("Cc", "Cf"):
+            return None
+        if any(first <= code <= last for first, last in _CJK):
+            return f" {char} "
+        if lower_case and _needs_shield(code):
+            shield = 0xD800 + len(shielded)
             assert shield <= 0xDFFF
-            self.shielded[shield] = char
-            value = chr(shield)
-        elif self.lower_case and code in unicode11.REPLACED:
-            value = unicode11.REPLACED[code]
-        elif char.isspace():
-            value = " "  # U+2028, U+2029: str.split() of the reference breaks there
-        self[code] = value
-        return value
+            shielded[shield] = char
+            return chr(shield)
+        if lower_case and code in _REPLACED:
+            return _REPLACED[code]
+        return " " if char.isspace() else char  # U+2028, U+2029: str.split() of the reference breaks there
+
+    def split(code: int) -> str | None:
+        """Drops combining marks unless case is kept, sets punctuation apart, takes shields away."""
+        char = shielded.get(code, chr(code))
+        category = unicode_category(ord(char))
+        if category == "Mn" and lower_case:
+            return None
+        if ord(char) >= 128 and category.startswith("P"):
+            return f" {char} "  # ASCII punctuation is left to the compiled loop
+        return " " if char != "\n" and char.isspace() else char
+
+    return _Table(clean), _Table(split)
 
 
-class _SplitTable(dict[int, "str | None"]):
-    """str.translate table of the last pass: drop combining marks, set punctuation apart, take shields away.
-
-    Where case is kept, marks are too.
-    """
-
-    def __init__(self, clean: _CleanTable) -> None:
-        super().__init__()
-        self.lower_case, self.shielded = clean.lower_case, clean.shielded
-
-    def __missing__(self, code: int) -> str | None:
-        char = self.shielded.get(code, chr(code))
-        category = unicode11.category(ord(char))
-        value: str | None = char
-        if category == "Mn" and self.lower_case:
-            value = None
-        elif ord(char) >= 128 and category.startswith("P"):
-            value = f" {char} "  # ASCII punctuation is left to the compiled loop
-        elif char != "\n" and char.isspace():
-            value = " "
-        self[code] = value
-        return value
-
-
-_CLEAN = _CleanTable(lower_case=True)
-_SPLIT = _SplitTable(_CLEAN)
-_CLEAN_CASED = _CleanTable(lower_case=False)
-_SPLIT_CASED = _SplitTable(_CLEAN_CASED)
+_LOWER_CASED, _CASED = _tables(lower_case=True), _tables(lower_case=False)
 
 
 def normalise(text: str, lower_case: bool = True) -> str:
@@ -121,9 +142,9 @@ def normalise(text: str, lower_case: bool = True) -> str:
     Without ``lower_case``, letters and accents stay. A whole text gives the same as word by word: nothing here looks
     beyond a space (final sigma, canonical order).
     """
-    if not lower_case:
-        return text.translate(_CLEAN_CASED).translate(_SPLIT_CASED)
-    return unicodedata.normalize("NFD", text.translate(_CLEAN).lower()).translate(_SPLIT)
+    clean, split = _LOWER_CASED if lower_case else _CASED
+    text = text.translate(clean)
+    return (unicodedata.normalize("NFD", text.lower()) if lower_case else text).translate(split)
 
 
 def prepare(data: bytes, lower_case: bool = True) -> bytes:
@@ -197,16 +218,11 @@ def tokenize(data: bytes, vocabulary: Vocabulary, lower_case: bool = True) -> To
     )
 
 
-def _byte_classes() -> npt.NDArray[np.uint8]:
-    classes = np.full(256, _LETTER, dtype=np.uint8)
-    classes[[ord(" "), ord("\t")]] = _SPACE
-    classes[33:48] = classes[58:65] = classes[91:97] = classes[123:127] = _PUNCTUATION
-    classes[ord("\n")] = _NEWLINE
-    classes[ord(_MARKER)] = _NOT_BLANK
-    return classes
-
-
-_BYTE_CLASS = _byte_classes()
+_BYTE_CLASS = np.full(256, _LETTER, dtype=np.uint8)
+_BYTE_CLASS[[ord(" "), ord("\t")]] = _SPACE
+_BYTE_CLASS[33:48] = _BYTE_CLASS[58:65] = _BYTE_CLASS[91:97] = _BYTE_CLASS[123:127] = _PUNCTUATION
+_BYTE_CLASS[ord("\n")] = _NEWLINE
+_BYTE_CLASS[ord(_MARKER)] = _NOT_BLANK
 _AS_IS = np.arange(256, dtype=np.uint8)
 _LOWER = np.frombuffer(bytes(range(256)).lower(), dtype=np.uint8)
 _IS_ODD = np.array([byte > 127 or byte in _CONTROLS for byte in range(256)])

@@ -96,21 +96,13 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
     telling = np.diff(records.masked_lm_offsets) >= TELLING_MASKS
     seen = 0 if known is None else int(np.isin(originals[telling], known).sum())
     return Audit(
-        path=path,
-        metadata=metadata,
-        sequences=records.num_sequences,
-        rows=records.num_rows,
-        empty_rows=records.num_empty_rows,
-        capacity=records.num_rows * metadata.max_seq_length,
-        tokens=len(records.input_ids),
-        masked=len(records.masked_lm_ids),
-        replaced=(int(counts[0]), int(counts[1])),
+        path=path, metadata=metadata, sequences=records.num_sequences, rows=records.num_rows,
+        empty_rows=records.num_empty_rows, capacity=records.num_rows * metadata.max_seq_length,
+        tokens=len(records.input_ids), masked=len(records.masked_lm_ids), replaced=(int(counts[0]), int(counts[1])),
         random_next=int(np.count_nonzero(records.next_sentence_labels)),
         most_per_row=1 if records.row_offsets is None else int(np.diff(records.row_offsets).max(initial=0)),
-        fault=f"sequence {where} {_FAULTS[fault]}" if fault else "",
-        hashes=hashes[telling],
-        seen=seen,
-    )
+        fault=f"sequence {where} {_FAULTS[fault]}" if fault else "", hashes=hashes[telling], seen=seen,
+    )  # fmt: skip
 
 
 def original_hashes(records: Records) -> Hashes:

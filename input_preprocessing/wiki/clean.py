@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import add_jobs, positive, run, stage_parser
+from input_preprocessing.stage.cli import add_jobs, positive
 from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.wiki.extract import read_pages
@@ -32,12 +32,9 @@ def clean(source: Path, target: Path, *, jobs: int, min_sentences: int = 1) -> t
     """
     require()
     pages = finished_files(source, "extract")
-    recipe = {
-        "pages": contents_of(pages, "check pages", jobs),
-        "libraries": [f"{name} {importlib.metadata.version(name)}" for name in MODULES],
-        "rules": _RULES,
-        "min_sentences": min_sentences,
-    }
+    libraries = [f"{name} {importlib.metadata.version(name)}" for name in MODULES]
+    recipe = {"pages": contents_of(pages, "check pages", jobs), "libraries": libraries, "rules": _RULES}
+    recipe["min_sentences"] = min_sentences
     folder = StageFolder(target, "clean", [PATTERN], recipe)
     names = [path.name.replace("pages", "text").replace(".jsonl.gz", ".txt") for path in pages]
     failures = 0
@@ -67,17 +64,12 @@ def _clean_file(task: tuple[Path, Path, int]) -> int:
     return failures
 
 
-def _main(options: argparse.Namespace) -> None:
-    failures, files = clean(options.source, options.target, jobs=options.jobs, min_sentences=options.min_sentences)
-    note = f", {failures} articles left out whose mark-up cannot be parsed" if failures else ""
-    print(f"{options.target}: {files} files{note}", file=sys.stderr)
-
-
-def main() -> None:
-    """Command line."""
-    parser = stage_parser("clean", __doc__)
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", type=Path, required=True, help="folder that `extract` wrote")
     parser.add_argument("--target", type=Path, required=True, help="folder for text-XXXXX.txt")
     parser.add_argument("--min-sentences", type=positive, default=1, help="of an article (default %(default)s)")
     add_jobs(parser)
-    run(parser, _main)
+    options = parser.parse_args()
+    failures, files = clean(options.source, options.target, jobs=options.jobs, min_sentences=options.min_sentences)
+    note = f", {failures} articles left out whose mark-up cannot be parsed" if failures else ""
+    print(f"{options.target}: {files} files{note}", file=sys.stderr)

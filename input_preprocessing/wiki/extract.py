@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import io
+import itertools
 import json
 import re
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.benchmark import DUMP_MD5
-from input_preprocessing.stage.cli import add_jobs, positive, run, stage_parser
+from input_preprocessing.stage.cli import add_jobs, positive
 from input_preprocessing.stage.folder import StageFolder, contents_of
 from input_preprocessing.stage.parallel import Progress, run_tasks
 from input_preprocessing.wiki.dumps import Page, PageReader, is_multistream, parse_page
@@ -47,7 +48,10 @@ def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = 
         DataError: a dump is missing, damaged or holds no article.
     """
     dumps = sorted(sources, key=_natural)
-    sizes = [_size(path) for path in dumps]
+    try:
+        sizes = [path.stat().st_size for path in dumps]
+    except OSError as error:
+        raise DataError(f"cannot read the dump {error.filename}: {error.strerror}; check --source") from error
     contents = contents_of(dumps, "check dumps", jobs)
     _check_known(contents)
     recipe = {"dumps": contents, "chunk_bytes": chunk_bytes}
@@ -103,25 +107,25 @@ def read_pages(path: Path) -> Iterator[Page]:
                 page = json.loads(line)
                 yield Page(page["id"], page["title"], page["text"])
     except (OSError, EOFError, ValueError, KeyError) as error:
-        raise DataError(
-            f"{path} is damaged ({error}); remove it and run python -m input_preprocessing.extract"
-        ) from error
+        again = "remove it and run python -m input_preprocessing extract"
+        raise DataError(f"{path} is damaged ({error}); {again}") from error
 
 
-def write_pages(path: Path, pages: Iterable[Page]) -> None:
+def write_pages(path: Path, pages: Iterable[Page | None]) -> None:
     """Writes pages, whole or not at all, the same bytes each time."""
     with atomic_file(path) as partial, open(partial, "wb") as raw:
         # No name and no time in the header; the lowest level, as the file is read once and then removed.
         zipped = gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0)
         with zipped, io.TextIOWrapper(zipped, encoding="utf-8", errors="ignore", newline="\n") as text:
-            for page in pages:
+            for page in filter(None, pages):
                 line = {"id": page.number, "title": page.title, "text": page.text}
                 text.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def _extract_chunk(chunk: _Chunk) -> None:
     if not chunk.target.is_file():
-        write_pages(chunk.target, _articles(PageReader(chunk.source, chunk.begin, chunk.end), chunk.source))
+        reader = PageReader(chunk.source, chunk.begin, chunk.end)
+        write_pages(chunk.target, (parse_page(xml, chunk.source) for xml in reader))
 
 
 def _extract_single_stream(path: Path, size: int, target: Path, first: int, xml_bytes: int) -> list[_Chunk]:
@@ -131,29 +135,20 @@ def _extract_single_stream(path: Path, size: int, target: Path, first: int, xml_
     chunks: list[_Chunk] = []
     held: list[bytes] = []
     volume = 0
-    for xml in reader:
-        held.append(xml)
-        volume += len(xml)
-        if volume >= xml_bytes:
-            chunks.append(_write_held(path, held, target / _name(first + len(chunks))))
+    for xml in itertools.chain(reader, [None]):
+        if xml is not None:
+            held.append(xml)
+            volume += len(xml)
+        if volume >= xml_bytes or (xml is None and (held or not chunks)):
+            made = target / _name(first + len(chunks))
+            if not made.is_file():
+                write_pages(made, (parse_page(xml, path) for xml in held))
+            chunks.append(_Chunk(path, 0, 0, made))
             held, volume = [], 0
         progress.done = float(reader.position)
         progress.refresh()
-    if held or not chunks:
-        chunks.append(_write_held(path, held, target / _name(first + len(chunks))))
     progress.close()
     return chunks
-
-
-def _write_held(source: Path, held: list[bytes], target: Path) -> _Chunk:
-    if not target.is_file():
-        write_pages(target, _articles(held, source))
-    return _Chunk(source, 0, 0, target)
-
-
-def _articles(xml: Iterable[bytes], source: Path) -> Iterator[Page]:
-    pages = (parse_page(one, source) for one in xml)
-    return (page for page in pages if page is not None)
 
 
 def _name(number: int) -> str:
@@ -165,23 +160,11 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path.name)]
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise DataError(f"cannot read the dump {path}: {error.strerror}; check --source") from error
-
-
-def _main(options: argparse.Namespace) -> None:
-    files = extract(options.source, options.target, jobs=options.jobs, chunk_bytes=options.chunk_bytes)
-    print(f"{options.target}: {files} files", file=sys.stderr)
-
-
-def main() -> None:
-    """Command line."""
-    parser = stage_parser("extract", __doc__)
+def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", type=Path, required=True, nargs="+", help="dumps (.xml.bz2)")
     parser.add_argument("--target", type=Path, required=True, help="folder for pages-XXXXX.jsonl.gz")
     parser.add_argument("--chunk-bytes", type=positive, default=CHUNK_BYTES, help="of the dump a file (%(default)s)")
     add_jobs(parser)
-    run(parser, _main)
+    options = parser.parse_args()
+    files = extract(options.source, options.target, jobs=options.jobs, chunk_bytes=options.chunk_bytes)
+    print(f"{options.target}: {files} files", file=sys.stderr)

@@ -17,8 +17,9 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,12 +29,11 @@ import numpy.typing as npt
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.benchmark import TEXT_MD5
-from input_preprocessing.stage.cli import add_jobs, human_bytes, positive, run, stage_parser
+from input_preprocessing.stage.cli import add_jobs, human_bytes, positive
 from input_preprocessing.stage.folder import NAME as STAGE_FILE
 from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
 from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.wiki import reference
 
 NUM_SHARDS, NUM_EVAL_DOCUMENTS = 500, 10_000
 LIST = "eval.md5"  # the md5 of each evaluation article
@@ -41,6 +41,10 @@ _BLANK = b"\n\n"
 DOCUMENTS_PER_SHARD = 20  # a random next sentence comes from the same shard
 _MOST_FOR_EVALUATION = 0.05  # of the documents, where there are few
 PATTERNS = ("part-*-of-*", "eval.txt", LIST)
+SENTENCES = "??/wiki_??.3"  # what the scripts leave of WikiExtractor's ??/wiki_??, a sentence a line
+SEED_STEP = 13  # from one file's seed to the next one's
+BLOCK_BYTES = int(26.92 * (1 << 20))  # of WikiExtractor's files that make a part, at most
+FILE_BYTES = 1 << 20  # of WikiExtractor's files, at most
 
 Integers = npt.NDArray[np.int64]
 
@@ -64,15 +68,9 @@ class Split:
 
 
 def split(
-    source: Path,
-    target: Path,
-    *,
-    jobs: int,
-    shards: int | None = None,
-    num_eval_documents: int = NUM_EVAL_DOCUMENTS,
-    seed: int = 12345,
-    origin: dict[str, str] | None = None,
-) -> Split:
+    source: Path, target: Path, *, jobs: int, shards: int | None = None, num_eval_documents: int = NUM_EVAL_DOCUMENTS,
+    seed: int = 12345, origin: dict[str, str] | None = None,
+) -> Split:  # fmt: skip
     """Writes the shards, eval.txt and eval.md5 to `target`.
 
     Args:
@@ -87,7 +85,9 @@ def split(
     Raises:
         DataError: `source` is not finished, or has too few documents for so many shards.
     """
-    texts, is_reference = _texts(source)
+    texts = sorted(source.glob(SENTENCES)) if not (source / STAGE_FILE).is_file() else []
+    is_reference = bool(texts)
+    texts = texts or finished_files(source, "clean")
     places = [(number, path, is_reference) for number, path in enumerate(texts)]
     documents = np.concatenate(run_tasks("split: documents", _documents, places, jobs=jobs))
     num_eval = num_eval_documents
@@ -95,21 +95,25 @@ def split(
         documents = documents[documents[:, 2] > documents[:, 1]]
         num_eval = min(num_eval_documents, max(1, int(len(documents) * _MOST_FOR_EVALUATION)))
     sizes = documents[:, 2] - documents[:, 1] + len(_BLANK)
-    held_out = reference.hold_out(
-        documents[:, 0] if is_reference else reference.files_of(sizes.tolist()), num_eval, seed
-    )
+    held_out = hold_out(documents[:, 0] if is_reference else files_of(sizes.tolist()), num_eval, seed)
     training = documents[~held_out]
     gathered = is_reference and shards is None
-    parts = _cut_as_reference(training, texts) if gathered else _cut_evenly(training, shards, source)
+    if gathered:
+        part_of_text = parts_of(texts)
+        bounds = np.searchsorted(part_of_text[training[:, 0]], np.arange(1, part_of_text[-1] + 1))
+        parts = np.split(training, bounds)
+    else:
+        count = shards or max(1, min(NUM_SHARDS, len(training) // DOCUMENTS_PER_SHARD))
+        if len(training) < 2 * count:
+            most = max(1, len(training) // 2)
+            few = f"{source} has {len(training)} documents, too few for {count} shards"
+            raise DataError(f"{few}; use --shards {most}")
+        parts = cut(training, count)
     names = [f"part-{number:05d}-of-{len(parts):05d}" for number in range(len(parts))]
     recipe = {
-        "texts": contents_of(texts, "check text", jobs, base=source),
-        "rule": reference.SEED_STEP,
-        "shards": len(parts),
-        "num_eval_documents": num_eval,
-        "seed": seed,
-        "origin": origin,
-    }
+        "texts": contents_of(texts, "check text", jobs, base=source), "rule": SEED_STEP, "shards": len(parts),
+        "num_eval_documents": num_eval, "seed": seed, "origin": origin,
+    }  # fmt: skip
     folder = StageFolder(target, "split", PATTERNS, recipe)
     if not folder.finished:
         tasks = [(texts, part, target / name, gathered) for part, name in zip(parts, names, strict=True)]
@@ -122,30 +126,62 @@ def split(
     return Split(len(parts), len(training), int(held_out.sum()), md5, md5 == TEXT_MD5["eval.txt"])
 
 
-def _texts(source: Path) -> tuple[list[Path], bool]:
-    """The text files, in order, and whether they are the reference's own."""
-    found = sorted(source.glob(reference.SENTENCES)) if not (source / STAGE_FILE).is_file() else []
-    return (found, True) if found else (finished_files(source, "clean"), False)
+def hold_out(files: Integers, wanted: int, seed: int) -> npt.NDArray[np.bool_]:
+    """Which documents are for evaluation.
+
+    File f of F holds out floor((f + 1) * wanted / F) - floor(f * wanted / F) of its documents, drawn one by one with a
+    generator seeded seed + 13 * f: floor(random() * documents of the file), again where it was drawn before. A file
+    with fewer documents gives all of them.
+
+    Args:
+        files: number of the file of each document, ascending without gaps.
+        wanted: documents to hold out of all.
+        seed: of the first file.
+    """
+    counts = np.bincount(files)
+    starts = np.cumsum(counts) - counts
+    held_out = np.zeros(len(files), dtype=bool)
+    for number, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+        share = (number + 1) * wanted // len(counts) - number * wanted // len(counts)
+        generator = random.Random(seed + SEED_STEP * number)
+        drawn: set[int] = set()
+        while len(drawn) < min(share, count):
+            drawn.add(int(generator.random() * count))
+        held_out[[start + i for i in drawn]] = True
+    return held_out
 
 
-def _cut_as_reference(documents: Integers, texts: Sequence[Path]) -> list[Integers]:
-    """The documents of the files that make each of the reference's parts."""
-    parts = reference.parts_of(texts)
-    return np.split(documents, np.searchsorted(parts[documents[:, 0]], np.arange(1, parts[-1] + 1)))
+def files_of(sizes: Sequence[int]) -> Integers:
+    """The file, of at most FILE_BYTES, that each document would be in if they were written one after the other."""
+    files = np.zeros(len(sizes), dtype=np.int64)
+    number = filled = 0
+    for i, size in enumerate(sizes):
+        if filled and filled + size > FILE_BYTES:
+            number, filled = number + 1, 0
+        files[i] = number
+        filled += size
+    return files
 
 
-def _cut_evenly(documents: Integers, shards: int | None, source: Path) -> list[Integers]:
-    """The documents in so many runs, or as many as they are worth.
+def parts_of(texts: Sequence[Path], block_bytes: int = BLOCK_BYTES) -> Integers:
+    """The part that each sentence file goes to: a part ends before WikiExtractor's files exceed the bytes of a block.
 
     Raises:
-        DataError: they are too few.
+        DataError: one of WikiExtractor's files, whose sizes decide, is not beside its sentences.
     """
-    if shards is None:
-        shards = max(1, min(NUM_SHARDS, len(documents) // DOCUMENTS_PER_SHARD))
-    if len(documents) < 2 * shards:
-        most = max(1, len(documents) // 2)
-        raise DataError(f"{source} has {len(documents)} documents, too few for {shards} shards; use --shards {most}")
-    return cut(documents, shards)
+    parts = np.zeros(len(texts), dtype=np.int64)
+    number = filled = 0
+    for i, path in enumerate(texts):
+        try:
+            size = path.with_suffix("").stat().st_size
+        except OSError as error:
+            raw = path.with_suffix("")
+            raise DataError(f"{raw} is missing, by whose size the parts are cut; or give --shards") from error
+        if filled and filled + size > block_bytes:
+            number, filled = number + 1, 0
+        parts[i] = number
+        filled += size
+    return parts
 
 
 def cut(documents: Integers, count: int) -> list[Integers]:
@@ -166,9 +202,8 @@ def _documents(task: tuple[int, Path, bool]) -> Integers:
     number, path, is_reference = task
     data = path.read_bytes()
     if data and not data.endswith(b"\n" if is_reference else _BLANK):
-        raise DataError(
-            f"{path} is cut short, it does not end with a {'line' if is_reference else 'document'}; make it again"
-        )
+        unit = "line" if is_reference else "document"
+        raise DataError(f"{path} is cut short, it does not end with a {unit}; make it again")
     bounds = []
     begin, found = 0, data.find(_BLANK)
     while found >= 0:
@@ -188,53 +223,36 @@ def _write(task: tuple[list[Path], Integers, Path, bool]) -> None:
         return
     with atomic_file(target) as partial, open(partial, "wb") as output:
         for number in np.unique(documents[:, 0]).tolist():
-            found = _read(texts[number], documents[documents[:, 0] == number, 1:].tolist())
-            if target.name == LIST:
-                output.writelines(hashlib.md5(_stripped(each)).hexdigest().encode() + b"\n" for each in found)
-            else:
+            found = []
+            with open(texts[number], "rb") as file:
+                for begin, end in documents[documents[:, 0] == number, 1:].tolist():
+                    file.seek(begin)
+                    found.append(file.read(end - begin))
+            if target.name != LIST:
                 output.write(b"".join(each + _BLANK for each in found)[: -1 if gathered else None])
+                continue
+            for each in found:  # without the spaces at its end, those beyond ASCII included
+                stripped = each.decode("utf-8", "surrogateescape").rstrip().encode("utf-8", "surrogateescape")
+                output.write(hashlib.md5(stripped).hexdigest().encode() + b"\n")
 
 
-def _read(path: Path, bounds: list[list[int]]) -> Iterator[bytes]:
-    """Stretches of a file."""
-    with open(path, "rb") as file:
-        for begin, end in bounds:
-            file.seek(begin)
-            yield file.read(end - begin)
-
-
-def _stripped(document: bytes) -> bytes:
-    """A document without the spaces at its end, those beyond ASCII included."""
-    return document.decode("utf-8", "surrogateescape").rstrip().encode("utf-8", "surrogateescape")
-
-
-def _main(options: argparse.Namespace) -> None:
+def main(parser: argparse.ArgumentParser) -> None:
+    told = "folder of `clean`, or with the reference's ??/wiki_??.3"
+    parser.add_argument("--source", type=Path, required=True, help=told)
+    parser.add_argument("--target", type=Path, required=True, help="folder for part-XXXXX-of-XXXXX and eval.txt")
+    parser.add_argument("--shards", type=positive, help=f"training files (default {NUM_SHARDS}, fewer for little text)")
+    most = "at most (default %(default)s)"
+    parser.add_argument("--num-eval-documents", type=positive, default=NUM_EVAL_DOCUMENTS, help=most)
+    parser.add_argument("--random-seed", type=int, default=12345, help="(default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print what was made as JSON")
+    add_jobs(parser)
+    options = parser.parse_args()
     made = split(
         options.source, options.target, jobs=options.jobs, shards=options.shards,
         num_eval_documents=options.num_eval_documents, seed=options.random_seed,
     )  # fmt: skip
-    size = sum(path.stat().st_size for path in options.target.glob("part-*"))
-    print(
-        f"{options.target}: {made.training:,} documents ({human_bytes(size)}) in {made.shards} files, "
-        f"{made.held_out:,} for evaluation; {made.note}",
-        file=sys.stderr,
-    )
+    size = human_bytes(sum(path.stat().st_size for path in options.target.glob("part-*")))
+    told = f"{made.training:,} documents ({size}) in {made.shards} files, {made.held_out:,} for evaluation"
+    print(f"{options.target}: {told}; {made.note}", file=sys.stderr)
     if options.json:
         print(json.dumps(dataclasses.asdict(made)))
-
-
-def main() -> None:
-    """Command line."""
-    parser = stage_parser("split", __doc__)
-    parser.add_argument(
-        "--source", type=Path, required=True, help="folder of `clean`, or with the reference's ??/wiki_??.3"
-    )
-    parser.add_argument("--target", type=Path, required=True, help="folder for part-XXXXX-of-XXXXX and eval.txt")
-    parser.add_argument("--shards", type=positive, help=f"training files (default {NUM_SHARDS}, fewer for little text)")
-    parser.add_argument(
-        "--num-eval-documents", type=positive, default=NUM_EVAL_DOCUMENTS, help="at most (default %(default)s)"
-    )
-    parser.add_argument("--random-seed", type=int, default=12345, help="(default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print what was made as JSON")
-    add_jobs(parser)
-    run(parser, _main)

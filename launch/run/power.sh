@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # POWER=1: samples the power of every node while a trial runs. Sourced by trial.sh. RUN_DIR/power/result_N/node_J.txt are the
-# files of the MLPerf power rules, made by review.results.power from the samples that lie between run_start and run_stop.
+# files of the MLPerf power rules, made by review.results.energy from the samples that lie between run_start and run_stop.
 # shellcheck disable=SC2154 # RUN_DIR and lock_file are of variables.sh, deadline is of ending.sh
 
 readonly POWER_PATIENCE=60 # seconds from the sign to stop, besides an interval, after which a reading hangs
@@ -43,7 +43,7 @@ power::stop() {
 # The rules' files of trial $1. What goes wrong here takes nothing from the trial itself.
 power::report() {
   if [[ $POWER != 1 || ! -f $RUN_DIR/result_$1.txt ]]; then return 0; fi
-  runner::python -m review.results.power --efficiency "$POWER_CONVERSION_EFF" "$RUN_DIR/power_$1" "$RUN_DIR/result_$1.txt" \
+  runner::python -m review.results.energy --efficiency "$POWER_CONVERSION_EFF" "$RUN_DIR/power_$1" "$RUN_DIR/result_$1.txt" \
     "$RUN_DIR/power/result_$1" ||
     log::warn "trial $1 has no power result, see above"
 }

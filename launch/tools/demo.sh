@@ -26,7 +26,7 @@ variables::check_names
 [[ $CORPUS == pydoc || -r $CORPUS ]] || fail "CORPUS=$CORPUS: no such readable file"
 
 step "1/3  text: $CORPUS"
-"$PYTHON" -m input_preprocessing.corpus --input "$CORPUS" --outputdir "$DATADIR" \
+"$PYTHON" -m input_preprocessing corpus --input "$CORPUS" --outputdir "$DATADIR" \
   --vocab-size 2048 --layers 2 --hidden-size 128 --max-seq-length 128
 
 step '2/3  data: tokenise and mask, shuffle, pack, evaluation set'

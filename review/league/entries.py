@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from review.logs import tree
-from review.logs.findings import ReviewError
 from review.logs.mllog import number, text
+from review.logs.output import ReviewError
 from review.results.run import Run
 from review.results.score import Result
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from review.league.entries import Entry
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 
 BY: dict[str, tuple[str, Callable[[Entry], float | None], int]] = {  # name: label, value, 1 where less is better
     "minutes": ("minutes", lambda entry: entry.minutes, 1),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from review.league.entries import Entry
 from review.league.ranking import League
-from review.results.display import console, labelled, rate_format
+from review.logs.output import console, labelled, rate_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,8 +45,8 @@ def cells(league: League, entry: Entry) -> list[str]:
         _short(entry.accelerator),
         "-" if entry.batch_size is None else f"{entry.batch_size:g}",
         "-" if entry.minutes is None else f"{entry.minutes:,.4f}{'' if entry.checked else NOT_CHECKED}",
-        "-" if rate is None else format(rate, rate_format(rate)),
-        "-" if each is None else format(each, rate_format(each)),
+        rate_text(rate),
+        rate_text(each),
         "-" if efficiency is None else f"{100 * efficiency:.1f}%",
         "-" if entry.joules is None else f"{entry.joules / 1e6:,.3f}",
     ]

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its log, its folder, and what is said of them."""
+"""What a run leaves behind, its log and its folder, and how anything is printed."""

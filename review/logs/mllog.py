@@ -169,8 +169,9 @@ def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
     except RecursionError:
         return None, LineError(line, "is nested too deeply", full, True)
     except ValueError as reason:
-        error = LineError(line, f"is not JSON: {reason}", full, False)
-        record = _leading_object(body)
+        error, record = LineError(line, f"is not JSON: {reason}", full, False), None
+        with contextlib.suppress(ValueError, RecursionError):
+            record = _DECODE(body)[0]  # the object that something follows, such as a colour code
         if record is None:
             return None, error
     fatal = error or LineError(line, "lacks one of time_ms, key, value, metadata", full, True)
@@ -178,16 +179,7 @@ def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
         return None, fatal
     try:
         time_ms = float(record["time_ms"])
-    except ValueError:
-        return None, error or LineError(line, "has a time_ms that is not a number", full, False)
-    except (TypeError, OverflowError):
-        return None, error or LineError(line, "has a time_ms that is not a number", full, True)
+    except (ValueError, TypeError, OverflowError) as wrong:
+        crashes = not isinstance(wrong, ValueError)
+        return None, error or LineError(line, "has a time_ms that is not a number", full, crashes)
     return Event(line, time_ms, record["key"], record["value"], record["metadata"], full), error
-
-
-def _leading_object(body: str) -> Any:
-    """The JSON object at the start of a string that goes on after it, such as with a colour code."""
-    try:
-        return _DECODE(body)[0]
-    except (ValueError, RecursionError):
-        return None

@@ -1,22 +1,255 @@
-"""How the commands put out what they found: files that appear whole or not at all, strict JSON, CSV and Markdown."""
+"""What commands print: findings, errors, tables, JSON, CSV and Markdown, once for `review` and `certify`.
+
+A command calls ``emit`` with a function for each form it has. A table is ``Column``s and rows of cells: ``table`` draws
+it in a terminal, ``markdown_table`` in Markdown. ``print_json`` takes dataclasses, paths and objects with ``as_dict``.
+What changes is followed by ``follow`` and shown by ``show_states``; a file is written by ``write_whole``.
+"""
 
 from __future__ import annotations
 
+import argparse
 import csv
+import dataclasses
+import io
+import itertools
 import json
 import math
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from review.logs.findings import ReviewError
+if TYPE_CHECKING:  # rich takes a tenth of a second, which --json and errors do without
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+State = TypeVar("State")
+
+ERROR, WARNING, NOTE = "error", "warning", "note"
+_PIPED_WIDTH = 200
 
 
-def write_whole(path: Path, content: bytes) -> None:
+class ReviewError(Exception):
+    """Wrong input of the user; the message is one line: what, where, what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding of a check. ``rule`` is the rule's own text or its name; ``hint`` says what to do.
+
+    ``source``: which check found it, such as "compliance"; "rules" are those that no official tool tests.
+    ``crash``: the official checker stops with a traceback, which fails a result where one failing run would not.
+    """
+
+    severity: str
+    message: str
+    source: str = "rules"
+    file: Path | None = None
+    line: int | None = None
+    key: str | None = None
+    rule: str | None = None
+    hint: str | None = None
+    crash: bool = False
+
+
+def emit(
+    arguments: argparse.Namespace,
+    text: Callable[[], None],
+    json: Callable[[], Any],
+    csv: Callable[[], Iterable[Sequence[Any]]] | None = None,
+    markdown: Callable[[], str] | None = None,
+) -> None:
+    """Prints what a command found in the form that --json, --csv or --markdown ask for, else as text."""
+    if arguments.json:
+        print_json(json())
+    elif csv and arguments.csv:
+        print(csv_text(csv()), end="")
+    elif markdown and arguments.markdown:
+        print(markdown())
+    else:
+        text()
+
+
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    """Prints strict JSON at once. ``indent`` None: on one line."""
+    print(json_text(value, indent=indent), flush=True)
+
+
+def json_text(value: Any, *, indent: int | None = 2) -> str:
+    """Strict JSON: numbers that JSON does not have become null."""
+    return json.dumps(_plain(value), indent=indent, default=str)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "as_dict"):
+        value = value.as_dict()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows of CSV, the headings first; an unknown value is an empty cell."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows(["" if value is None else value for value in _plain(list(row))] for row in rows)
+    return file.getvalue()
+
+
+class Column(NamedTuple):
+    """A column of a table. ``drop``: the order in which columns go where the terminal is too narrow; 0 stays."""
+
+    heading: str
+    right: bool = False
+    drop: int = 0
+    wraps: bool = False
+
+
+def table_width(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> int:
+    """How wide a table is in a terminal."""
+    from rich.cells import cell_len
+
+    widths = [max([len(one.heading), *(cell_len(str(row[i])) for row in rows)]) for i, one in enumerate(columns)]
+    return sum(widths) + 3 * (len(columns) - 1) + 2
+
+
+def fit(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int) -> tuple[list[Column], list[list[Any]]]:
+    """The columns and their cells that a terminal of this width has room for."""
+    kept, cells = list(columns), [list(row) for row in rows]
+    for column in sorted((one for one in columns if one.drop), key=lambda one: one.drop):
+        if table_width(kept, cells) <= width:
+            break
+        at = kept.index(column)
+        del kept[at]
+        for row in cells:
+            del row[at]
+    return kept, cells
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], styles: Iterable[str] = ()) -> Table:
+    """A table for a terminal. Cells are text or Text; ``styles``: one for each row."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for one in columns:
+        overflow = "fold" if one.wraps else "ellipsis"
+        justify = "right" if one.right else "left"
+        drawn.add_column(one.heading, justify=justify, no_wrap=not one.wraps, overflow=overflow)  # type: ignore[arg-type]
+    for row, style in itertools.zip_longest(rows, styles, fillvalue=""):
+        drawn.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row), style=style)
+    return drawn
+
+
+def markdown_table(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
+    """A Markdown table of headings and rows. ``right``: which columns are numbers."""
+    sides = [*right, *[False] * (len(rows[0]) - len(right))]
+    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "|".join("---:" if side else "---" for side in sides) + "|", *lines[1:]])
+
+
+def markdown_text(content: str) -> str:
+    """Text that Markdown shows as it is."""
+    content = content.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+    return re.sub(r"[*`<\[]|(?<!\w)_|_(?!\w)", r"\\\g<0>", content)
+
+
+def console() -> Console:
+    """A console on stdout; wide where stdout is not a terminal, so that nothing is cut off in a file."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+
+
+def say(out: Console, *parts: str | tuple[str, str] | Text) -> None:
+    """Prints a line of texts, some with their style."""
+    from rich.text import Text
+
+    out.print(Text.assemble(*parts), soft_wrap=True)
+
+
+def labelled(label: str, line: str, style: str = "") -> Text:
+    """A line beneath a table: a dim label in a column of its own, then the text."""
+    from rich.text import Text
+
+    return Text.assemble((f"  {label:<12}", "dim"), (line, style))
+
+
+def number_text(value: float | None, spec: str) -> str:
+    """A number; a dash where it is not known."""
+    return "-" if value is None else format(value, spec)
+
+
+def rate_text(value: float | None) -> str:
+    """Three or more digits of a rate."""
+    return number_text(value, ",.0f" if value is None or value >= 100 else ".3g" if value < 10 else ".1f")
+
+
+def duration(seconds: float | None) -> str:
+    """1:02:03, 2:03 or 0:03; a dash for what no clock shows."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def follow(
+    poll: Callable[[float], State],
+    ended: Callable[[State], bool],
+    interval: float,
+    clock: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[State]:
+    """The state at the clock's time every ``interval`` seconds, up to the one that has ended."""
+    while True:
+        state = poll(clock())
+        yield state
+        if ended(state):
+            return
+        sleep(interval)
+
+
+def show_states(
+    states: Iterator[State],
+    say: Callable[[State], None],
+    news: Callable[[State], object],
+    render: Callable[[State, Console], RenderableType],
+    *,
+    as_json: bool,
+    once: bool,
+) -> State:
+    """Shows the first state, or all: drawn on a terminal, else said whenever there are ``news``. The last one shown."""
+    state = next(states)
+    if not once and not as_json and sys.stdout.isatty():
+        from rich.live import Live
+
+        out = console()
+        with Live(render(state, out), console=out, auto_refresh=False) as live:
+            for state in states:
+                live.update(render(state, out), refresh=True)
+        return state
+    say(state)
+    shown = news(state)
+    for state in () if once else states:
+        if news(state) != shown:
+            say(state)
+            shown = news(state)
+    return state
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file whole or not at all. Raises ReviewError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,7 +258,7 @@ def write_whole(path: Path, content: bytes) -> None:
         raise ReviewError(f"{path}: cannot be written: {error.strerror}") from None
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
@@ -33,41 +266,3 @@ def write_whole(path: Path, content: bytes) -> None:
     except OSError as error:
         os.unlink(temporary)
         raise ReviewError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def print_json(value: Any, *, indent: int | None = 2) -> None:
-    """Prints strict JSON at once: numbers that JSON does not have become null. ``indent`` None: on one line."""
-    print(json.dumps(_strict(value), indent=indent, default=str), flush=True)
-
-
-def _strict(value: Any) -> Any:
-    """The value with null for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {str(key): _strict(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def print_csv(rows: Iterable[Sequence[Any]]) -> None:
-    """Prints rows of CSV, the headings first; an unknown value is an empty cell."""
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    for row in rows:
-        writer.writerow(["" if value is None else value for value in _strict(list(row))])
-
-
-def markdown_table(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
-    """A Markdown table of headings and rows. ``right``: which columns are numbers."""
-    sides = [*right, *[False] * (len(rows[0]) - len(right))]
-    lines = [_markdown_row(rows[0]), "|" + "|".join("---:" if side else "---" for side in sides) + "|"]
-    return "\n".join([*lines, *map(_markdown_row, rows[1:])])
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(markdown_text(cell) for cell in cells) + " |"
-
-
-def markdown_text(content: str) -> str:
-    """Text that Markdown shows as it is."""
-    content = content.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
-    return re.sub(r"[*`<\[]|(?<!\w)_|_(?!\w)", r"\\\g<0>", content)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -11,10 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ReviewError
 from review.logs.mllog import number
+from review.logs.output import ReviewError
 
 RESULT_NAME = re.compile(r"result_.*\.txt")
+_CRASH_NAME = re.compile(r"(?:failed|error)_(\d+)\.txt")
 
 
 def natural_order(path: Path) -> list[Any]:
@@ -23,14 +23,7 @@ def natural_order(path: Path) -> list[Any]:
 
 
 def result_files(folder: Path) -> list[Path]:
-    """The result_*.txt of a folder, the pattern of the official tools. Raises ReviewError."""
-    try:
-        return _result_files(folder)
-    except OSError as error:
-        raise ReviewError(f"{folder}: {error.strerror}") from None
-
-
-def _result_files(folder: Path) -> list[Path]:
+    """The result_*.txt of a folder, the pattern of the official tools. Raises OSError."""
     names = os.listdir(folder)
     found = [folder / name for name in names if RESULT_NAME.fullmatch(name) and not (folder / name).is_dir()]
     return sorted(found, key=natural_order)
@@ -46,28 +39,23 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
         return [(target.parent, [target])]
     if not target.is_dir():
         raise ReviewError(f"{target}: no such file or folder")
+
+    def unreadable(error: OSError) -> None:
+        """A folder below the target that cannot be read is named, and the others are read."""
+        if error.filename == str(target):
+            raise ReviewError(f"{error.filename}: {error.strerror}")
+        if not isinstance(error, FileNotFoundError):
+            print(f"review: warning: {error.filename} is left out: {error.strerror}", file=sys.stderr)
+
     found = []
-    for name, folders, files in os.walk(target, onerror=functools.partial(_unreadable, target)):
+    for name, folders, files in os.walk(target, onerror=unreadable):
         folders[:] = sorted(folder for folder in folders if not folder.startswith((".", "running_")))
-        if any(RESULT_NAME.fullmatch(file) for file in files) or any(_crash_number(file) is not None for file in files):
+        if any(RESULT_NAME.fullmatch(file) or _CRASH_NAME.fullmatch(file) for file in files):
             with contextlib.suppress(FileNotFoundError):  # removed a moment ago, in a tree of live runs
-                found.append((Path(name), _result_files(Path(name))))
+                found.append((Path(name), result_files(Path(name))))
     if not found:
         raise ReviewError(f"{target}: no result_*.txt here or below; name a log, or the folder that holds the logs")
     return found
-
-
-def _unreadable(target: Path, error: OSError) -> None:
-    """A folder below the target that cannot be read is named, and the others are read."""
-    if error.filename == str(target):
-        raise ReviewError(f"{error.filename}: {error.strerror}")
-    if not isinstance(error, FileNotFoundError):
-        print(f"review: warning: {error.filename} is left out: {error.strerror}", file=sys.stderr)
-
-
-def _crash_number(name: str) -> int | None:
-    match = re.fullmatch(r"(?:failed|error)_(\d+)\.txt", name)
-    return int(match[1]) if match else None
 
 
 def crashes(folder: Path) -> dict[int, str]:
@@ -76,16 +64,15 @@ def crashes(folder: Path) -> dict[int, str]:
         names = os.listdir(folder)
     except OSError:
         return {}
-    numbers = sorted({found for name in names if (found := _crash_number(name)) is not None})
-    return {i: _reason(folder / f"error_{i}.txt") for i in numbers if f"result_{i}.txt" not in names}
-
-
-def _reason(path: Path) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return lines[0][:300] if lines else "crashed without a reason; see its failed_ and output_ files"
+    reasons = {}
+    for trial in sorted({int(match[1]) for name in names if (match := _CRASH_NAME.fullmatch(name))}):
+        if f"result_{trial}.txt" not in names:
+            lines: list[str] = []
+            with contextlib.suppress(OSError):
+                content = (folder / f"error_{trial}.txt").read_text(encoding="utf-8", errors="replace")
+                lines = content.strip().splitlines()
+            reasons[trial] = lines[0][:300] if lines else "crashed without a reason; see its failed_ and output_ files"
+    return reasons
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from review.logs.findings import ERROR, WARNING, Finding
 from review.logs.mllog import number, text
+from review.logs.output import ERROR, WARNING, Finding, rate_text
 from review.report.plots import UNCONVERGED
 from review.report.svg import COLOURS
-from review.results.display import rate_format, subtitle
 from review.results.dossier import Dossier
 from review.results.run import HYPERPARAMETERS, Run
 from review.results.score import REQUIRED_RUNS, Result
 from review.rulebook import rcp
-from review.verdict.checking import Checked, energy_obstacles
-from review.verdict.grouping import groups, places, shortened, subject, with_places
+from review.verdict.checking import Checked, energy_obstacles, groups, places, shortened, subject, with_places
 
 MOST_REASONS = 4  # of the verdict; the findings have them all
 _MOST_LINES = 60  # of a log's excerpt
@@ -173,8 +171,8 @@ def _rate(result: Result) -> dict[str, str] | None:
     detail = "median over the whole clock"
     if result.accelerators:
         each = rate / result.accelerators
-        detail = f"{each:{rate_format(each)}} per accelerator, evaluations included"
-    return _card("Throughput", f"{rate:{rate_format(rate)}}", "seq/s", detail)
+        detail = f"{rate_text(each)} per accelerator, evaluations included"
+    return _card("Throughput", rate_text(rate), "seq/s", detail)
 
 
 def _energy(result: Result) -> dict[str, str] | None:
@@ -252,8 +250,8 @@ def _cells(run: Run, result: Result) -> list[dict[str, Any]]:
         _number(_format(run.samples, ",.0f")),
         _number(_format(run.final_accuracy, ".4f")),
         _number(_format(run.first_accuracy, ".4f")),
-        _number(_format(rate, rate_format(rate))),
-        _number(_format(each, rate_format(each))),
+        _number("–" if rate is None else rate_text(rate)),
+        _number("–" if each is None else rate_text(each)),
         _number(str(len(run.evaluations))),
         _number(_format(share, ".1f")),
         _number(_format(run.init_seconds, ",.1f")),
@@ -375,7 +373,7 @@ def _with_gaps(lines: dict[int, str], wrong: set[int]) -> list[dict[str, Any]]:
 
 def subtitle_text(result: Result) -> str:
     """Submitter, platform, division, batch size, accelerators, target."""
-    parts = subtitle(result)
+    parts = result.subtitle
     target = result.target
     return f"{parts}{', ' if parts else ''}target {target:.3f}"
 

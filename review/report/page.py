@@ -8,9 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ReviewError
 from review.logs.mllog import text
-from review.logs.output import write_whole
+from review.logs.output import ReviewError, write_whole
 from review.report import data
 from review.report.chart import Chart, Entry, legend
 from review.report.plots import charts

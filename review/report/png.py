@@ -6,7 +6,7 @@ import functools
 import re
 from pathlib import Path
 
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 from review.report.chart import Chart
 from review.report.svg import draw_picture
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from review.logs.mllog import text
 from review.logs.tree import read_json, system_file
-from review.results.display import listed
 from review.results.score import Result
+from review.rulebook.description import listed
 
 _SOFTWARE = ("framework", "framework_name", "other_software_stack", "operating_system", "sw_notes")
 _GROUPS = (("Host", "host_"), ("Accelerators", "accelerator"))

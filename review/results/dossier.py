@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from review.logs.mllog import text
 from review.results.score import Result
 from review.rulebook import rcp
 
@@ -29,10 +28,8 @@ class Dossier:
     @property
     def short(self) -> float | None:
         """How far the mean is below it, samples; 0 where it passes."""
-        mean = self.result.mean_samples
-        if mean is None or self.minimum is None:
-            return None
-        return max(0.0, self.minimum - mean)
+        mean, minimum = self.result.mean_samples, self.minimum
+        return None if mean is None or minimum is None else max(0.0, minimum - mean)
 
     @property
     def nearest(self) -> list[rcp.Rcp]:
@@ -64,19 +61,16 @@ class Dossier:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        test, result = self.result.rcp_test, self.result
+        test, result, point = self.result.rcp_test, self.result, ("batch_size", "mean", "std", "minimum")
         return {
-            "folder": str(result.folder),
-            "passed": None if test is None else test.passed,
-            "reason": None if test is None else test.reason,
+            "folder": result.folder,
+            "passed": test and test.passed,
+            "reason": test and test.reason,
             "batch_size": result.batch_size,
-            "samples": {text(run.path.name): run.samples for run in result.runs},
+            "samples": {run.name: run.samples for run in result.runs},
             "mean_samples": result.mean_samples,
             "minimum": self.minimum,
             "short": self.short,
             "short_over_counted_runs": None if self.short is None else (rcp.RUNS - 2) * self.short,
-            "nearest": [
-                {"batch_size": point.batch_size, "mean": point.mean, "std": point.std, "minimum": point.minimum}
-                for point in self.nearest
-            ],
+            "nearest": [{name: getattr(one, name) for name in point} for one in self.nearest],
         }

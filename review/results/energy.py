@@ -3,26 +3,38 @@
 A node's energy is efficiency x (sum of watts x milliseconds since the reading before) x time to train / measured time
 (MLPerf Training power measurement rules, "Scoring"; the formula is that of the official summarizer). A switch's is its
 estimated power x time to train. The mean leaves out the runs that the time leaves out, and has its scaling factor.
+
+``python -m review.results.energy SAMPLES RESULT OUTPUT`` makes these files. SAMPLES holds NODE.csv of lines
+``time_ms,watts``; RESULT is the run's log. OUTPUT gets node_0.txt, node_1.txt, ... with the readings between run_start
+and run_stop, or the end of the training that SUSTAINED_TRAINING_TIME lets go on after it: the official summarizer takes
+the mean power of this time times the time to train.
 """
 
 from __future__ import annotations
 
+import argparse
+import bisect
 import functools
 import itertools
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from review.logs.mllog import Event, Log, number, read_log
-from review.results.run import Run
+from review.logs.mllog import TOKEN, Event, Log, number, read_log
+from review.logs.output import ReviewError, write_whole
+
+if TYPE_CHECKING:  # and the launcher needs nothing else of the review
+    from review.results.run import Run
 
 FOLDER = "power"
 
 
 class EnergyError(ValueError):
-    """Power files that give no energy. The message says why."""
+    """Power files that give no energy, or samples that give no power files. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -63,38 +75,33 @@ class PowerFile:
 
     def joules(self, milliseconds: float) -> float:
         """The energy of a run of this length, as the official summarizer computes it. Raises EnergyError."""
-        return self._node_joules(milliseconds) if self.is_node else self._switch_joules(milliseconds)
-
-    def _node_joules(self, milliseconds: float) -> float:
+        efficiency, watts = 1.0, 0.0
+        if not self.is_node:
+            for event in self.log.events:
+                if event.key == "conversion_eff":
+                    efficiency = self.value_of(event)
+                elif event.key == "interconnect_power_est":
+                    watts = self.value_of(event)
+                    break
+            return efficiency * watts * milliseconds / 1000
         if self.start is None:
             raise EnergyError(f"{self.path.name} lacks power_measurement_start")
-        efficiency, summed, before, last, stop = 1.0, 0.0, 0.0, 0.0, None
-        started = False
+        summed, before, last = 0.0, 0.0, 0.0
+        start, stop = None, None
         for event in sorted(self.log.events, key=lambda event: event.time_ms):
             if event.key == "power_measurement_start":
                 start = before = event.time_ms
-                started = True
-            elif event.key == "power_reading" and started and stop is None:
+            elif event.key == "power_reading" and start is not None and stop is None:
                 summed += self.value_of(event) * (event.time_ms - before)
                 before = last = event.time_ms
             elif event.key == "power_measurement_stop":
                 stop = event.time_ms
             elif event.key == "conversion_eff":
                 efficiency = self.value_of(event)
-        measured = (last if stop is None else stop) - start
+        measured = (last if stop is None else stop) - (start or 0.0)
         if measured == 0:
             raise EnergyError(f"{self.path.name} measures from power_measurement_start to the same millisecond")
         return efficiency * summed * milliseconds / measured / 1000
-
-    def _switch_joules(self, milliseconds: float) -> float:
-        efficiency, watts = 1.0, 0.0
-        for event in self.log.events:
-            if event.key == "conversion_eff":
-                efficiency = self.value_of(event)
-            elif event.key == "interconnect_power_est":
-                watts = self.value_of(event)
-                break
-        return efficiency * watts * milliseconds / 1000
 
     def value_of(self, event: Event) -> float:
         """The number that an event logs. Raises EnergyError."""
@@ -134,35 +141,29 @@ class Energy:
     watts: float | None
     reason: str | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        reasons = {path.name: run.reason for path, run in self.runs.items() if run.reason is not None}
-        return {"joules": self.joules, "mean_watts": self.watts, "reason": self.reason, "runs_without": reasons}
-
-
-def power_files(folder: Path, run: Run) -> tuple[PowerFile, ...]:
-    """The power files of a run, nodes first. Raises OSError."""
-    place = folder / FOLDER / run.path.stem
-    paths = [path for kind in ("node", "sw") for path in sorted(place.glob(f"{kind}_*.txt"))]
-    return tuple(PowerFile(path, read_log(path)) for path in paths if path.is_file())
-
 
 def run_energy(folder: Path, run: Run) -> RunEnergy:
-    """The energy of a run, all nodes and switches together."""
+    """The energy of a run by its power files, all nodes and switches together."""
+    place, files = folder / FOLDER / run.path.stem, []
     try:
-        files = power_files(folder, run)
+        for path in (path for kind in ("node", "sw") for path in sorted(place.glob(f"{kind}_*.txt"))):
+            if path.is_file():
+                files.append(PowerFile(path, read_log(path)))
     except OSError as error:
         return RunEnergy(files=(), reason=f"{error.filename}: {error.strerror}")
+    found, reason = RunEnergy(files=tuple(files)), None
     if not any(file.is_node for file in files):
-        return RunEnergy(files=files, reason=f"{FOLDER}/{run.path.stem} has no node_*.txt")
-    if not run.minutes or run.minutes <= 0:
-        return RunEnergy(files=files, reason="the run has no time")
-    milliseconds = run.minutes * 60_000
-    try:
-        joules = sum(file.joules(milliseconds) for file in files)
-    except EnergyError as error:
-        return RunEnergy(files=files, reason=f"{FOLDER}/{run.path.stem}/{error}")
-    return RunEnergy(files=files, joules=joules, watts=joules / milliseconds * 1000)
+        reason = f"{FOLDER}/{run.path.stem} has no node_*.txt"
+    elif not run.minutes or run.minutes <= 0:
+        reason = "the run has no time"
+    else:
+        milliseconds = run.minutes * 60_000
+        try:
+            joules = sum(file.joules(milliseconds) for file in files)
+            return replace(found, joules=joules, watts=joules / milliseconds * 1000)
+        except EnergyError as error:
+            reason = f"{FOLDER}/{run.path.stem}/{error}"
+    return replace(found, reason=reason)
 
 
 def measure(
@@ -184,3 +185,104 @@ def measure(
     return Energy(
         runs=found, joules=math.fsum(joules) / len(kept) * factor, watts=math.fsum(watts) / len(kept), reason=None
     )
+
+
+Sample = tuple[float, float]  # time in ms since 1970, watts
+
+
+def read_samples(path: Path) -> tuple[str, list[Sample]]:
+    """Source (ipmi or nvml) and samples of one node, in the order of time. Raises EnergyError."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if not lines or not lines[0].startswith("time_ms,watts_"):
+        raise EnergyError(f"{path}: it does not begin with time_ms,watts_SOURCE")
+    samples = []
+    for place, line in enumerate(lines[1:], 2):
+        time_ms, _, watts = line.partition(",")
+        try:
+            samples.append((float(time_ms), float(watts)))
+        except ValueError:
+            if place == len(lines):
+                break  # the sampler was ended within its last line
+            raise EnergyError(f"{path}:{place}: {line!r} is not time_ms,watts") from None
+    return lines[0].removeprefix("time_ms,watts_"), sorted(samples)
+
+
+def readings(samples: list[Sample], start_ms: float, stop_ms: float) -> list[Sample]:
+    """Readings that cover [start_ms, stop_ms]: each holds from the one before it; the last one stands at stop_ms.
+
+    Raises EnergyError where there is no sample before or at the start, or none at or after the stop.
+    """
+    times = [time for time, _ in samples]
+    first, last = bisect.bisect_right(times, start_ms), bisect.bisect_left(times, stop_ms)
+    if first == 0 or last == len(samples):
+        covered = f"{times[0]:.0f} to {times[-1]:.0f}" if times else "nothing"
+        raise EnergyError(f"the samples cover {covered}, not the run from {start_ms:.0f} to {stop_ms:.0f} (ms)")
+    return [*samples[first:last], (stop_ms, samples[last][1])]
+
+
+def lines(node: str, source: str, found: list[Sample], start_ms: float, efficiency: float) -> Iterator[str]:
+    """The MLLOG lines of one node."""
+
+    def event(key: str, value: Any, time_ms: float, kind: str, metadata: dict[str, str]) -> str:
+        fields = {"namespace": "", "time_ms": int(time_ms), "event_type": kind, "key": key, "value": value}
+        return TOKEN + json.dumps({**fields, "metadata": metadata})
+
+    kind, scope = ("AC", "node") if source == "ipmi" else ("DC", "accelerators only")
+    about = {"measurement_type": kind, "source": source, "scope": scope}
+    yield event("power_measurement_start", None, start_ms, "INTERVAL_START", {"host": node})
+    yield event("conversion_eff", efficiency, start_ms, "POINT_IN_TIME", about)
+    for time_ms, watts in found:
+        yield event("power_reading", watts, time_ms, "POINT_IN_TIME", {"host": node})
+    yield event("power_measurement_stop", None, found[-1][0], "INTERVAL_END", {"host": node})
+
+
+def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[str]:
+    """Writes the files of one run; returns a line for each node. Raises EnergyError, ReviewError, OSError."""
+    log = read_log(result)
+    start, stop = log.first("run_start"), log.first("sustained_training_stop") or log.first("run_stop")
+    if start is None or stop is None:
+        raise EnergyError(f"{result}: it has no run_start and run_stop")
+    nodes = sorted(samples.glob("*.csv"))
+    if not nodes:
+        raise EnergyError(f"{samples}: it holds no samples (*.csv)")
+    texts, told = [], []
+    for path in nodes:
+        source, found = read_samples(path)
+        try:
+            found = readings(found, start.time_ms, stop.time_ms)
+        except EnergyError as error:
+            raise EnergyError(f"{path}: {error}") from None
+        texts.append("".join(f"{line}\n" for line in lines(path.stem, source, found, start.time_ms, efficiency)))
+        times = [start.time_ms, *(time for time, _ in found)]
+        energy = sum(watts * (time - before) for before, (time, watts) in zip(times, found, strict=False))
+        mean = energy / max(times[-1] - times[0], 1e-9)
+        told.append(f"{path.stem}: {mean:.0f} W ({source}, {len(found)} readings)")
+    for index, content in enumerate(texts):
+        write_whole(output / f"node_{index}.txt", content)
+    return told
+
+
+def main() -> int:
+    """The command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m review.results.energy",
+        description="Makes the files of the MLPerf power rules of the samples of a run.",
+    )
+    parser.add_argument("samples", type=Path, help="folder of NODE.csv")
+    parser.add_argument("result", type=Path, help="the run's log, result_N.txt")
+    parser.add_argument("output", type=Path, help="folder to write, power/result_N")
+    parser.add_argument(
+        "--efficiency", type=float, default=1.0, help="conversion efficiency of the reading (1 at the wall)"
+    )
+    options = parser.parse_args()
+    try:
+        told = write(options.samples, options.result, options.output, options.efficiency)
+    except (EnergyError, ReviewError, OSError) as error:
+        print(f"power: error: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(told))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from review.logs.mllog import number
 from review.results.run import Evaluation, Run
 from review.rulebook.bands import Band, published
-from review.rulebook.intervals import evaluation_interval
+from review.rulebook.compliance import evaluation_interval
 
 RECIPE = (
     "opt_base_learning_rate",
@@ -31,7 +31,7 @@ _LEAST_AT_POINT = 5  # runs still under way
 _LATE = 1_400_000  # samples from which runs differ by little, and precision shows
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Miss:
     """An evaluation outside the published runs. ``causes``: likely ones, the likeliest first."""
 
@@ -41,10 +41,6 @@ class Miss:
     runs: int
     same_recipe: bool
     causes: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
     def describe(self) -> str:
         """In one line."""
@@ -65,33 +61,21 @@ def band_of(run: Run) -> Band | None:
 
 
 def first_miss(run: Run) -> Miss | None:
-    """The first evaluation outside the published runs of its batch size; None where there is none, or no band."""
-    band, own = band_of(run), recipe(run)
-    if band is None or not run.counts_samples:
-        return None
-    for evaluation in run.evaluations:
-        bounds = _bounds(band, evaluation.samples) if evaluation.samples else None
-        if bounds is not None and not bounds[0] <= evaluation.accuracy <= bounds[1]:
-            return Miss(
-                evaluation=evaluation,
-                low=bounds[0],
-                high=bounds[1],
-                runs=band.runs,
-                same_recipe=band.recipe == own,
-                causes=likely_causes(evaluation.samples or 0, evaluation.accuracy > bounds[1], band, run),
-            )
-    return None
-
-
-def _bounds(band: Band, samples: float) -> tuple[float, float] | None:
-    """Between which accuracies a sound run lies at one of the band's points; None between them.
+    """The first evaluation outside the published runs of its batch size; None where there is none, or no band.
 
     Left out in turn, one result of batch 768 after the other, 5 of 488 published runs lie outside the others' bounds.
     """
-    for point, low, high in band.points:
-        if abs(samples - point) <= max(2 * band.batch_size, 0.01 * point):
-            room = band.room(low, high)
-            return low - room, high + room
+    band = band_of(run)
+    for evaluation in run.evaluations if band is not None and run.counts_samples else ():
+        assert band is not None
+        samples, accuracy = evaluation.samples or 0, evaluation.accuracy
+        for point, low, high in band.points:
+            if samples and abs(samples - point) <= max(2 * band.batch_size, 0.01 * point):
+                low, high = low - band.room(low, high), high + band.room(low, high)
+                if low <= accuracy <= high:
+                    break
+                causes = likely_causes(samples, accuracy > high, band, run)
+                return Miss(evaluation, low, high, band.runs, band.recipe == recipe(run), causes)
     return None
 
 
@@ -126,14 +110,25 @@ def build(runs: Iterable[tuple[str, Run]]) -> list[dict[str, Any]]:
         if run.converged and run.counts_samples and run.batch_size and len(accuracies) > 3:
             series.setdefault((run.batch_size, *recipe(run).values()), {}).setdefault(accuracies, (name, run))
     entries = []
-    for (batch_size, *values), kept in sorted(series.items()):
-        points = _points(int(batch_size), [run for _, run in kept.values()])
+    for (size, *values), kept in sorted(series.items()):
+        batch_size, interval = int(size), evaluation_interval(int(size))
+        reached: dict[int, list[float]] = {}
+        for _, run in kept.values():
+            for samples, accuracy in ((evaluation.samples or 0, evaluation.accuracy) for evaluation in run.evaluations):
+                count = round(samples / interval)
+                if count and abs(samples - count * interval) <= max(2 * batch_size, 0.01 * interval):
+                    reached.setdefault(count, []).append(accuracy)
+        points = [
+            [count * interval, round(min(found), 5), round(max(found), 5)]
+            for count, found in sorted(reached.items())
+            if len(found) >= _LEAST_AT_POINT
+        ]
         results = sorted({name for name, _ in kept.values()})
         rounds = " ".join(sorted({name.split("/")[0] for name in results}))
         if len(kept) >= _LEAST_RUNS and points:
             entries.append(
                 {
-                    "batch_size": int(batch_size),
+                    "batch_size": batch_size,
                     "recipe": dict(zip(RECIPE, values, strict=True)),
                     "runs": len(kept),
                     "source": f"mlcommons/training_results, {len(results)} results of {rounds}",
@@ -142,21 +137,6 @@ def build(runs: Iterable[tuple[str, Run]]) -> list[dict[str, Any]]:
                 }
             )
     return entries
-
-
-def _points(batch_size: int, runs: Sequence[Run]) -> list[list[float]]:
-    interval = evaluation_interval(batch_size)
-    values: dict[int, list[float]] = {}
-    for run in runs:
-        for evaluation in run.evaluations:
-            count = round((evaluation.samples or 0) / interval)
-            if count and abs((evaluation.samples or 0) - count * interval) <= max(2 * batch_size, 0.01 * interval):
-                values.setdefault(count, []).append(evaluation.accuracy)
-    return [
-        [count * interval, round(min(found), 5), round(max(found), 5)]
-        for count, found in sorted(values.items())
-        if len(found) >= _LEAST_AT_POINT
-    ]
 
 
 def main(folders: Sequence[str]) -> None:

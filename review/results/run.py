@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from review.logs.findings import ERROR, Finding
 from review.logs.mllog import Event, Log, number, read_log, text
+from review.logs.output import ERROR, Finding
 from review.rulebook.compliance import DEFAULT_RULESET, check_compliance
-from review.rulebook.rcp_reading import NO_BATCH_SIZE, Reading, read_rcp
+from review.rulebook.rcp import NO_BATCH_SIZE, Reading, read_rcp
 
 TARGET_ACCURACY = 0.720
 OPTIMIZATION = (  # what decides how a run converges
@@ -43,6 +43,7 @@ class Evaluation:
     start_ms: float | None = None
     stop_ms: float | None = None
     line: int = 0
+    key: ClassVar[str] = "eval_accuracy"
 
     @property
     def seconds(self) -> float | None:
@@ -69,6 +70,20 @@ class Run:
         """What tables and charts call it: its file."""
         return text(self.path.name)
 
+    def finding(
+        self,
+        severity: str,
+        message: str,
+        rule: str,
+        hint: str,
+        at: Event | Evaluation | None = None,
+        key: str | None = None,
+        source: str = "rules",
+    ) -> Finding:
+        """A finding about this log, at an event or an evaluation of it where there is one."""
+        line, key = at.line if at else None, key or (at.key if at and isinstance(at.key, str) else None)
+        return Finding(severity, message, source, self.path, line, key, rule, hint)
+
     @functools.cached_property
     def findings(self) -> list[Finding]:
         """The compliance rules it breaks."""
@@ -80,26 +95,25 @@ class Run:
         return not any(finding.severity == ERROR for finding in self.findings)
 
     @functools.cached_property
-    def run_start(self) -> Event | None:
-        """The run_start that the official score counts: the last before the first run_stop."""
-        return self._clock[0]
+    def _clock(self) -> dict[str, Event]:
+        """run_start and run_stop of the official score: the last run_start before the first run_stop."""
+        found: dict[str, Event] = {}
+        for event in self.log.events:
+            if event.key in ("run_start", "run_stop"):
+                found[event.key] = event
+            if len(found) == 2:
+                break
+        return found
 
-    @functools.cached_property
+    @property
+    def run_start(self) -> Event | None:
+        """The run_start that the official score counts."""
+        return self._clock.get("run_start")
+
+    @property
     def run_stop(self) -> Event | None:
         """The run_stop that the official score counts."""
-        return self._clock[1]
-
-    @functools.cached_property
-    def _clock(self) -> tuple[Event | None, Event | None]:
-        start = stop = None
-        for event in self.log.events:
-            if event.key == "run_start":
-                start = event
-            elif event.key == "run_stop":
-                stop = event
-            if start is not None and stop is not None:
-                break
-        return start, stop
+        return self._clock.get("run_stop")
 
     @functools.cached_property
     def status(self) -> str:
@@ -150,14 +164,6 @@ class Run:
         counts = [found for event in self.log.all("eval_accuracy") if (found := event.meta("epoch_num")) is not None]
         return bool(counts) and max(counts) >= max(self.batch_size or 0, 2)
 
-    def _samples(self, event: Event) -> float | None:
-        if self.counts_samples:
-            return event.meta("epoch_num")
-        found = event.meta("samples_count", "samples")
-        if found is None and self.batch_size and (steps := event.meta("step_num", "step")) is not None:
-            found = steps * self.batch_size
-        return found
-
     @functools.cached_property
     def evaluations(self) -> list[Evaluation]:
         """Every evaluation up to run_stop, in the order of the log."""
@@ -170,9 +176,13 @@ class Run:
             elif event.key == "eval_stop":
                 stop = event.time_ms
             elif event.key == "eval_accuracy" and (accuracy := number(event.value)) is not None:
+                samples = event.meta(*(("epoch_num",) if self.counts_samples else ("samples_count", "samples")))
+                steps = None if self.counts_samples or samples is not None else event.meta("step_num", "step")
+                if steps is not None and self.batch_size:
+                    samples = steps * self.batch_size
                 found.append(
                     Evaluation(
-                        samples=self._samples(event),
+                        samples=samples,
                         accuracy=accuracy,
                         time_ms=event.time_ms,
                         start_ms=start,
@@ -238,19 +248,19 @@ class Run:
             samples = event.meta("epoch_num", "samples_count")
             if value is not None and samples is not None:
                 logged.append((samples, value))
-        return logged or self._spans()
-
-    def _spans(self) -> list[tuple[float, float]]:
+        if logged:
+            return logged
         spans = []
-        samples: float = 0
+        before: float = 0
         time_ms = self.run_start.time_ms if self.run_start else None
         for evaluation in self.evaluations:
-            end = evaluation.start_ms if evaluation.start_ms is not None else evaluation.time_ms
-            if evaluation.samples is not None:
-                if time_ms is not None and end > time_ms and evaluation.samples > samples:
-                    spans.append((evaluation.samples, (evaluation.samples - samples) / (end - time_ms) * 1000))
-                samples = evaluation.samples
-            time_ms = evaluation.stop_ms if evaluation.stop_ms is not None else evaluation.time_ms
+            start, stop, samples = evaluation.start_ms, evaluation.stop_ms, evaluation.samples
+            end = evaluation.time_ms if start is None else start
+            if samples is not None:
+                if time_ms is not None and end > time_ms and samples > before:
+                    spans.append((samples, (samples - before) / (end - time_ms) * 1000))
+                before = samples
+            time_ms = evaluation.time_ms if stop is None else stop
         return spans
 
 

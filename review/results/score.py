@@ -6,19 +6,19 @@ import functools
 import math
 import stat
 import statistics
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from review.logs import tree
-from review.logs.findings import Finding, ReviewError
-from review.logs.mllog import number, text
+from review.logs.mllog import Event, number, text
+from review.logs.output import ERROR, Finding, ReviewError
 from review.results.energy import Energy, measure
 from review.results.run import TARGET_ACCURACY, Run, load_run
-from review.results.seeds import check_seeds
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
-from review.rulebook.rcp_reading import Reading, read_rcp
+from review.rulebook.rcp import Reading, read_rcp
 
 REQUIRED_RUNS = 10
 _NOT_CONVERGED = 1e9  # samples of a run that did not converge, in the official RCP test
@@ -75,6 +75,18 @@ class Result:
         folder = self.folder.resolve()
         return folder.parent.name if tree.system_file(self.folder) else folder.name
 
+    @property
+    def subtitle(self) -> str:
+        """Submitter, platform, division, batch size and accelerators, as far as known."""
+        parts = [part for part in (self.organization, self.platform, self.division) if part]
+        if self.batch_size is not None:
+            parts.append(f"batch {self.batch_size:g}")
+        if self.accelerators:
+            parts.append(f"{self.accelerators} accelerator{'s' if self.accelerators > 1 else ''}")
+        elif self.processes:
+            parts.append(f"{self.processes} process{'es' if self.processes > 1 else ''}")
+        return ", ".join(parts)
+
     @functools.cached_property
     def target(self) -> float:
         """The accuracy that ends a run: 0.720, or in the open division what the run's config.json says."""
@@ -105,8 +117,7 @@ class Result:
     @functools.cached_property
     def counted(self) -> list[Run]:
         """Compliant runs with a time, fastest first: what the score is made of, before best and worst are dropped."""
-        timed = [run for run in self.runs if run.compliant and run.minutes is not None]
-        return sorted(timed, key=lambda run: run.minutes or 0.0)
+        return _timed(run for run in self.runs if run.compliant)
 
     @functools.cached_property
     def failed_runs(self) -> int:
@@ -132,29 +143,23 @@ class Result:
     @functools.cached_property
     def olympic_minutes(self) -> float | None:
         """Mean minutes without best and worst; None with fewer than three runs or more than one failed."""
-        minutes = [run.minutes for run in self.kept if run.minutes is not None]
-        return math.fsum(minutes) / len(minutes) if minutes else None
+        return _mean_minutes(self.kept)
 
     @functools.cached_property
     def kept(self) -> list[Run]:
         """The runs whose mean is the score; none with fewer than three runs or more than one failed."""
-        if self.failed_runs > 1:
-            return []
-        return self.counted[1 : len(self.counted) - (1 - self.failed_runs)]
+        return _without_best_and_worst(self.counted, self.failed_runs)
 
     @functools.cached_property
     def reached_kept(self) -> list[Run]:
         """The runs of a raw olympic mean: those that say they reached the target, whatever rules their logs break."""
-        reached = [run for run in self.runs if run.converged and run.minutes is not None]
-        missed = len(self.runs) - len(reached)
-        ordered = sorted(reached, key=lambda run: run.minutes or 0.0)
-        return ordered[1 : len(ordered) - (1 - missed)] if missed <= 1 else []
+        reached = _timed(run for run in self.runs if run.converged)
+        return _without_best_and_worst(reached, len(self.runs) - len(reached))
 
     @functools.cached_property
     def reached_minutes(self) -> float | None:
         """Raw olympic mean, not checked and not scaled: for logs of a round whose rules are not installed."""
-        minutes = [run.minutes for run in self.reached_kept if run.minutes is not None]
-        return math.fsum(minutes) / len(minutes) if minutes else None
+        return _mean_minutes(self.reached_kept)
 
     @functools.cached_property
     def energy(self) -> Energy | None:
@@ -176,12 +181,8 @@ class Result:
         """The samples that the RCP test takes: olympic mean, one run that did not converge counts as the slowest."""
         if self._rcp_obstacle or len(self.runs) < 3:
             return None
-        return rcp.olympic_mean(self._rcp_samples)
-
-    @functools.cached_property
-    def _rcp_samples(self) -> list[float]:
         samples = [reading.samples for reading in self._rcp_readings]
-        return [_NOT_CONVERGED if value is None else value for value in samples]
+        return rcp.olympic_mean([_NOT_CONVERGED if value is None else value for value in samples])
 
     @functools.cached_property
     def _rcp_readings(self) -> list[Reading]:
@@ -192,7 +193,7 @@ class Result:
         readings = self._rcp_readings
         for run, reading in zip(self.runs, readings, strict=True):
             if reading.crash:
-                return f"the RCP checker crashes on {text(run.path.name)}: {reading.crash}"
+                return f"the RCP checker crashes on {run.name}: {reading.crash}"
         if any(reading.benchmark != readings[0].benchmark for reading in readings):
             return "submission_benchmark is missing or differs between the logs"
         if self.batch_size is None:
@@ -215,9 +216,8 @@ class Result:
     @functools.cached_property
     def rcp_point(self) -> rcp.Rcp | None:
         """The reference point of the batch size, closed division only."""
-        if self.division != "closed" or self.batch_size is None:
-            return None
-        if not rcp.has_points(self.ruleset, self.terms.rcp_file):
+        tested = self.division == "closed" and rcp.has_points(self.ruleset, self.terms.rcp_file)
+        if not tested or self.batch_size is None:
             return None
         return rcp.find(self.batch_size, self.ruleset, self.terms.rcp_file)[0]
 
@@ -247,12 +247,10 @@ class Result:
         if self.division is None:
             reasons.append("no submission_division")
         for run in self.runs:
-            crash = next((finding for finding in run.findings if finding.crash), None)
-            if crash is not None:
-                reasons.append(f"the compliance checker crashes on {text(run.path.name)}: {crash.message}")
+            crashes = [finding.message for finding in run.findings if finding.crash]
+            reasons += [f"the compliance checker crashes on {run.name}: {message}" for message in crashes[:1]]
         if self.rcp_test is not None and not self.rcp_test.passed:
-            point, mean = self.rcp_test.point, self.mean_samples
-            why = self.rcp_test.reason
+            point, mean, why = self.rcp_test.point, self.mean_samples, self.rcp_test.reason
             if point is not None and mean is not None:
                 why = f"mean of {mean:,.0f} samples, minimum {point.minimum:,.0f}"
             reasons.append(f"RCP test failed: {why}")
@@ -277,66 +275,19 @@ class Result:
         """Whether the score would stand as submitted."""
         return not self.obstacles and self.score is not None
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        point = self.rcp_point
-        return {
-            "folder": str(self.folder),
-            "name": self.name,
-            "organization": self.organization,
-            "platform": self.platform,
-            "division": self.division,
-            "ruleset": self.ruleset,
-            "complies_with_other_ruleset": self.other_ruleset,
-            "global_batch_size": self.batch_size,
-            "accelerators": self.accelerators,
-            "processes_without_accelerator": self.processes,
-            "runs": [run_dict(run, self) for run in self.runs],
-            "crashed": {str(number): reason for number, reason in self.crashes.items()},
-            "unreadable": {str(path): reason for path, reason in self.unreadable.items()},
-            "olympic_minutes": self.olympic_minutes,
-            "raw_olympic_minutes_not_checked": self.reached_minutes,
-            "median_minutes": self.median_minutes,
-            "mean_samples": self.mean_samples,
-            "rcp": None
-            if point is None
-            else {
-                "passed": self.rcp_test.passed if self.rcp_test else None,
-                "reason": self.rcp_test.reason if self.rcp_test else None,
-                "mean": point.mean,
-                "std": point.std,
-                "minimum": point.minimum,
-                "margin": None if self.mean_samples is None else self.mean_samples - point.minimum,
-            },
-            "scaling_factor": self.scaling_factor,
-            "score_minutes": self.score,
-            "energy": self.energy.as_dict() if self.energy else None,
-            "official": self.official,
-            "obstacles": self.obstacles,
-        }
+
+def _timed(runs: Iterable[Run]) -> list[Run]:
+    """Those with a time, fastest first."""
+    return sorted((run for run in runs if run.minutes is not None), key=lambda run: run.minutes or 0.0)
 
 
-def run_dict(run: Run, result: Result) -> dict[str, Any]:
-    """One run for JSON."""
-    rate, accelerators = run.sequences_per_second, result.accelerators
-    return {
-        "file": str(run.path),
-        "seed": run.seeds[0] if run.seeds else None,
-        "status": run.status,
-        "init_seconds": run.init_seconds,
-        "minutes": run.minutes,
-        "evaluations": len(run.evaluations),
-        "samples": run.samples,
-        "first_accuracy": run.first_accuracy,
-        "final_accuracy": run.final_accuracy,
-        "sequences_per_second": rate,
-        "sequences_per_second_per_accelerator": rate / accelerators if rate and accelerators else None,
-        "evaluation_share": run.evaluation_share,
-        "joules": result.joules(run),
-        "compliant": run.compliant,
-        "findings": [finding.as_dict() for finding in run.findings],
-        "dropped": result.dropped.get(run.path),
-    }
+def _without_best_and_worst(runs: list[Run], failed: int) -> list[Run]:
+    """A failed run is the worst; none is left where more than one failed."""
+    return [] if failed > 1 else runs[1 : len(runs) - (1 - failed)]
+
+
+def _mean_minutes(runs: Sequence[Run]) -> float | None:
+    return math.fsum(run.minutes or 0.0 for run in runs) / len(runs) if runs else None
 
 
 def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET, terms: Terms = USUAL) -> Result:
@@ -359,5 +310,57 @@ def load_results(target: Path, ruleset: str = DEFAULT_RULESET, terms: Terms = US
     if target.is_file():
         for path, reason in results[0].unreadable.items():
             raise ReviewError(f"{path} {reason}")
-        return [Result(results[0].folder, results[0].runs, {}, {}, ruleset, terms)]
+        return [replace(results[0], crashes={}, unreadable={})]
     return results
+
+
+def check_seeds(runs: Sequence[Run]) -> list[Finding]:
+    """The official seed checker, for closed results.
+
+    Every run logs integer seeds, no two runs one seed from one line of code, and every line of each log is readable.
+
+    The last is not a rule of its own: the official checker gives up on a log with a broken line, and fails.
+    """
+    found: list[Finding] = []
+    seen: dict[tuple[Any, ...] | None, Run] = {}
+
+    def add(run: Run, message: str, rule: str, hint: str, at: Event | None = None) -> None:
+        found.append(run.finding(ERROR, message, rule, hint, at, "seed", "seeds"))
+
+    for run in runs:
+        events = run.log.all("seed")
+        if run.log.errors:
+            broken = run.log.errors[0]
+            rule, hint = "the seed checker reads every line of each log", "remove the broken line, or run again"
+            add(run, f"cannot be read, since a line {broken.reason}", rule, hint)
+            found[-1] = replace(found[-1], line=broken.line)
+            continue
+        if not run.log.events:
+            rule, hint = "a log has MLLOG lines", "see what is said of the log itself"
+            add(run, "cannot be read: the file has no MLLOG lines", rule, hint)
+        elif not events:
+            add(run, "is missing", "every run logs a seed", "log the run's seed once, on rank 0")
+        places = [_place(event) for event in events]
+        if None in places:
+            rule, hint = "a seed is an integer, with metadata file and lineno", "log it with mllog"
+            add(run, "is not a seed that can be compared", rule, hint, events[places.index(None)])
+            continue
+        for event, place in zip(events, places, strict=True):
+            if place in seen:
+                rule = "no two runs log one seed from one line of the code, and no run logs it twice"
+                hint = "leave SEED unset, log it on rank 0 alone, and run again"
+                where = "twice" if seen[place] is run else f"as in {seen[place].path.name}"
+                add(run, f"is {int(event.value)}, {where}", rule, hint, event)
+            else:
+                seen[place] = run
+    return found
+
+
+def _place(event: Event) -> tuple[Any, ...] | None:
+    """What the seed checker compares; None where it cannot."""
+    try:
+        place = (event.metadata["file"], event.metadata["lineno"], int(event.value))
+        hash(place)
+    except (TypeError, ValueError, OverflowError, KeyError):
+        return None
+    return place

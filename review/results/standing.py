@@ -2,7 +2,7 @@
 
 Samples to the target are projected from two sources, weighted by the inverse of their variances. One is the RCP mean.
 The other is the accuracy of the last two evaluations: it rises on a curve of one shape over the share of the samples
-that a run needs in all (CURVE). Of the 20 runs that the curve is made of, each projected half-way, at 60, 70 and 90%
+that a run needs in all (_CURVE). Of the 20 runs that the curve is made of, each projected half-way, at 60, 70 and 90%
 of the run, the errors are 13, 10, 6 and 4% (root mean square). Single published runs of other rounds with batches of
 448 and 3,072 are met as well; at 6,912, where the curve rises later, a run is overestimated by 10 to 20%.
 """
@@ -16,34 +16,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from review.logs.mllog import Event, number, text
-from review.results.display import duration
+from review.logs.mllog import number, text
+from review.logs.output import duration
 from review.results.gate import Miss, first_miss
 from review.results.run import TARGET_ACCURACY, Run
 from review.results.score import Result
 
-# (share of the samples to the target, accuracy): medians of the 20 runs of two published results of round 5.0.
-CURVE = (
-    (0.10, 0.3966),
-    (0.15, 0.4452),
-    (0.20, 0.5472),
-    (0.25, 0.6544),
-    (0.30, 0.7015),
-    (0.35, 0.7079),
-    (0.40, 0.7105),
-    (0.45, 0.7125),
-    (0.50, 0.7136),
-    (0.55, 0.7146),
-    (0.60, 0.7155),
-    (0.65, 0.7163),
-    (0.70, 0.7170),
-    (0.75, 0.7177),
-    (0.80, 0.7181),
-    (0.85, 0.7187),
-    (0.90, 0.7192),
-    (0.95, 0.7197),
-    (1.00, 0.7201),
+# Accuracies at 10, 15, ... 100% of the samples to the target: medians of the 20 runs of two published results of 5.0.
+# fmt: off
+_ACCURACIES = (
+    0.3966, 0.4452, 0.5472, 0.6544, 0.7015, 0.7079, 0.7105, 0.7125, 0.7136, 0.7146,
+    0.7155, 0.7163, 0.7170, 0.7177, 0.7181, 0.7187, 0.7192, 0.7197, 0.7201,
 )
+# fmt: on
+_CURVE = tuple((accuracy, (index + 2) / 20) for index, accuracy in enumerate(_ACCURACIES))
 # (share, relative standard error of a projection by the curve there), larger than on the curve's own runs.
 _CURVE_ERRORS = ((0.3, 1.0), (0.4, 0.4), (0.5, 0.22), (0.6, 0.14), (0.7, 0.10), (0.8, 0.07), (0.9, 0.05), (1.0, 0.04))
 _RCP_ERROR = 0.17  # relative standard error of the RCP mean as the projection of one run
@@ -53,9 +39,7 @@ _STALLED_SECONDS = 60.0
 
 def curve_share(accuracy: float) -> float:
     """The share of its samples at which a run to 0.720 has this accuracy, by interpolation; 0 below the curve."""
-    if accuracy < CURVE[0][1]:
-        return 0.0
-    return _interpolate([(value, share) for share, value in CURVE], accuracy)
+    return 0.0 if accuracy < _ACCURACIES[0] else _interpolate(_CURVE, accuracy)
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
@@ -80,26 +64,21 @@ class Standing:
         return self.result.runs[0]
 
     @functools.cached_property
-    def last(self) -> Event | None:
-        """The latest event."""
-        return self.run.log.events[-1] if self.run.log.events else None
-
-    @functools.cached_property
     def phase(self) -> str:
         """starting, initialising, training, evaluating, finishing, or how the run ended: success, aborted, ..."""
-        if self.run.run_stop is not None:
+        if self.done:
             return self.run.status
         if self.run.run_start is None:
-            return "initialising" if self.last else "starting"
+            return "initialising" if self.run.log.events else "starting"
         if self.reached:
             return "finishing"
-        latest = next((e for e in reversed(self.run.log.events) if e.key in ("eval_start", "eval_stop")), None)
-        return "evaluating" if latest is not None and latest.key == "eval_start" else "training"
+        marks = [event.key for event in self.run.log.events if event.key in ("eval_start", "eval_stop")]
+        return "evaluating" if marks[-1:] == ["eval_start"] else "training"
 
     @property
     def reached(self) -> bool:
         """Whether the last evaluation reached the target."""
-        return bool(self.run.evaluations) and self.run.evaluations[-1].accuracy >= self.target
+        return (self.run.final_accuracy or 0) >= self.target
 
     @property
     def done(self) -> bool:
@@ -117,7 +96,8 @@ class Standing:
     @functools.cached_property
     def silent(self) -> float | None:
         """Seconds since the last event of a run that has not ended."""
-        silent = None if self.done or self.last is None else number((self.now_ms - self.last.time_ms) / 1000)
+        events = self.run.log.events
+        silent = None if self.done or not events else number((self.now_ms - events[-1].time_ms) / 1000)
         return None if silent is None else max(0.0, silent)
 
     @functools.cached_property
@@ -213,9 +193,9 @@ class Standing:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        last = self.run.evaluations[-1] if self.run.evaluations else None
+        projected, error = self.projection or (None, None)
         return {
-            "file": str(self.run.path),
+            "file": self.run.path,
             "phase": self.phase,
             "done": self.done,
             "stalled": self.stalled,
@@ -223,35 +203,34 @@ class Standing:
             "samples": self.samples,
             "sequences_per_second": self.rate,
             "evaluations": len(self.run.evaluations),
-            "accuracy": last.accuracy if last else None,
+            "accuracy": self.run.final_accuracy,
             "target": self.target,
-            "projected_samples": self.projection[0] if self.projection else None,
-            "projected_samples_error": self.projection[1] if self.projection else None,
+            "projected_samples": projected,
+            "projected_samples_error": error,
             "share": self.share,
             "eta_seconds": self.eta,
-            "rcp_margin_samples": self.rcp_margin[0] if self.rcp_margin else None,
-            "outside_published": self.miss.as_dict() if self.miss else None,
+            "rcp_margin_samples": self.rcp_margin and self.rcp_margin[0],
+            "outside_published": self.miss,
         }
 
     def line(self) -> str:
         """All of it in one line of text."""
-        last = self.run.evaluations[-1] if self.run.evaluations else None
         parts = [self.phase]
         if self.samples is not None:
             parts.append(f"{self.samples:,.0f} samples")
-        if last is not None:
-            parts.append(f"accuracy {last.accuracy:.4f} of {self.target:g}")
+        if self.run.evaluations:
+            parts.append(f"accuracy {self.run.final_accuracy:.4f} of {self.target:g}")
         if self.rate:
             parts.append(f"{self.rate:,.0f} sequences/s")
         if self.elapsed is not None:
             parts.append(f"{duration(self.elapsed)} elapsed")
-        if self.eta is not None and self.projection is not None:
+        if self.eta is not None:
             parts.append(f"{duration(self.eta)} to go")
         if self.rcp_margin is not None:
             parts.append(f"RCP margin {margin(self.rcp_margin)}")
         if self.miss is not None:
             parts.append(f"{self.miss.describe()} (likely: {self.miss.causes[0]})")
-        if self.stalled and self.silent is not None:
+        if self.stalled:
             parts.append(f"no new line for {duration(self.silent)}")
         return text(", ".join(parts))
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 
 _LEAST_RUNS = 10
 _ROUNDING = 3e-4  # accuracy
@@ -56,31 +56,29 @@ class Band:
 @functools.cache
 def published() -> tuple[Band, ...]:
     """The bands of all batch sizes that were published, ascending; of one size that of the most runs first."""
-    found = (_band(entry) for entry in _read(TABLE)["bands"])
-    return tuple(sorted(found, key=lambda band: (band.batch_size, -band.runs)))
+    return tuple(sorted(_bands(TABLE), key=lambda band: (band.batch_size, -band.runs)))
 
 
 def read(path: Path) -> Band:
     """The first band of a file of the same form as published_curves.json. Raises ReviewError."""
     try:
-        return _band(_read(path)["bands"][0])
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+        return next(_bands(path))
+    except OSError as error:
+        raise ReviewError(f"{path}: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError) as error:
         raise ReviewError(
             f"{path}: no band of accuracies ({type(error).__name__}: {error}); see {TABLE.name}"
         ) from None
 
 
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ReviewError(f"{path}: {error.strerror}") from None
-
-
-def _band(entry: Any) -> Band:
-    points = tuple(sorted((float(samples), float(low), float(high)) for samples, low, high in entry["points"]))
-    if not points:
-        raise ValueError("points is empty")
-    recipe = {str(key): float(value) for key, value in entry.get("recipe", {}).items()}
-    results = tuple(str(name) for name in entry.get("results", ()))
-    return Band(int(entry["batch_size"]), int(entry["runs"]), str(entry["source"]), points, recipe, results)
+def _bands(path: Path) -> Iterator[Band]:
+    entries = json.loads(path.read_text(encoding="utf-8"))["bands"]
+    if not entries:
+        raise ValueError("bands is empty")
+    for entry in entries:
+        points = tuple(sorted((float(samples), float(low), float(high)) for samples, low, high in entry["points"]))
+        if not points:
+            raise ValueError("points is empty")
+        recipe = {str(key): float(value) for key, value in entry.get("recipe", {}).items()}
+        results = tuple(map(str, entry.get("results", ())))
+        yield Band(int(entry["batch_size"]), int(entry["runs"]), str(entry["source"]), points, recipe, results)

@@ -12,49 +12,51 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any
 
-from review.logs.findings import ERROR, WARNING, Finding, ReviewError
 from review.logs.mllog import Event, Log, number, text
-from review.rulebook.hints import KNOWN_RULES, describe_end, describe_failure, hint
+from review.logs.output import ERROR, WARNING, Finding, ReviewError
 
 DEFAULT_RULESET = "5.0.0"  # the last with BERT; the tools' own default is a later one
 _BENCHMARK = "bert"
 _NO_EVENTS = "a log has MLLOG lines"
 _ONE_OBJECT = "every line with :::MLLOG is one JSON object"
+_KNOWN_RULES = "the division and the benchmark are known"
+_Rules = dict[str, dict[str, Any]]
+
+_ORDER = {
+    "s['init_started']": "comes before any init_start",
+    "not s['init_stopped']": "comes after init_stop",
+    "not s['run_started']": "comes after run_start",
+    "( s['init_stopped'] == True )": "comes before init_stop",
+    "s['run_started']": "comes before run_start",
+}
+
+_HINTS = {
+    "cache_clear": "log it with value true before init_start, once the page caches are dropped",
+    "init_start": "log it first, before anything is built",
+    "init_stop": "log it after the warm-up, right before run_start",
+    "run_start": "log it once, after init_stop and before the data set is touched",
+    "run_stop": "log it at the end with metadata status success or aborted; a log without it is of a run that died",
+    "submission_division": "log closed or open",
+    "submission_benchmark": "log bert",
+    "seed": "log the run's seed once, on rank 0",
+    "train_samples": "log the sequences trained on at the end of the run",
+    "eval_samples": "log 10000",
+    "eval_accuracy": "log it after every evaluation, with metadata epoch_num = sequences trained so far",
+    "global_batch_size": "log the sequences of one optimizer step over all ranks, once, on rank 0",
+    "gradient_accumulation_steps": "log the micro-batches of one step, at least 1",
+    "opt_lamb_epsilon": "log the epsilon of LAMB, once, on rank 0",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Snippet:
-    """A rule's Python, compiled."""
-
-    source: str
-    code: CodeType
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeyRule:
-    """The rules of one key."""
-
-    required: str
-    before: Snippet | None
-    checks: tuple[Snippet, ...]
-    after: Snippet | None
-    first_checks: tuple[Snippet, ...]
-    at_least_one: Snippet | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RuleFile:
-    """One YAML file of rules."""
-
-    begin: Snippet | None
-    end_before: Snippet | None
-    end_checks: tuple[Snippet, ...]
-    keys: dict[str, KeyRule]
+def evaluation_interval(batch_size: float) -> int:
+    """Samples between evaluations: floor(0.05 (230.23 GBS + 3,000,000) / 25,000) 25,000 (training_rules)."""
+    return math.floor(0.05 * (230.23 * batch_size + 3_000_000) / 25_000) * 25_000
 
 
 def package_folder() -> Path:
@@ -67,91 +69,63 @@ def package_folder() -> Path:
 
 def rulesets() -> list[str]:
     """The training rulesets that have BERT."""
-    folder = package_folder() / "compliance_checker"
-    found = [path.parent.name.removeprefix("training_") for path in folder.glob("training_*/closed_bert.yaml")]
-    return sorted((name for name in found if _allows_bert(folder / f"training_{name}")), key=_version)
-
-
-def _version(name: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in name.split(".") if part.isdigit())
-
-
-def _allows_bert(folder: Path) -> bool:
-    if not (folder / "open_bert.yaml").is_file():
-        return False
-    return "'bert'" in (folder / "closed_common.yaml").read_text(encoding="utf-8")
-
-
-def _snippet(source: Any, mode: str) -> Snippet:
-    stripped = str(source).strip()
-    return Snippet(stripped, compile(stripped, "<rule>", mode))
-
-
-def _optional(source: Any, mode: str) -> Snippet | None:
-    return None if source is None else _snippet(source, mode)
-
-
-def _snippets(source: Any) -> tuple[Snippet, ...]:
-    sources = source if isinstance(source, list) else [] if source is None else [source]
-    return tuple(_snippet(one, "eval") for one in sources)
+    found = []
+    for path in (package_folder() / "compliance_checker").glob("training_*/closed_bert.yaml"):
+        common = path.with_name("closed_common.yaml")
+        if path.with_name("open_bert.yaml").is_file() and "'bert'" in common.read_text(encoding="utf-8"):
+            found.append(path.parent.name.removeprefix("training_"))
+    return sorted(found, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
 
 
 @functools.cache
-def _rule_file(path: Path) -> RuleFile | None:
-    """The rules of a YAML file; None for an empty one. Raises FileNotFoundError."""
+def _rule_file(path: Path) -> tuple[_Rules, _Rules] | None:
+    """BEGIN and END of a YAML file of rules, and its rules by key; None for an empty one. Raises FileNotFoundError."""
     import yaml  # type: ignore[import-untyped]
 
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     with open(path, encoding="utf-8") as file:
-        entries = yaml.load(file, Loader=loader)
+        entries = yaml.load(file, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
     if entries is None:
         return None
-    blocks: dict[str, Any] = {}
-    keys = {}
+    blocks: _Rules = {"BEGIN": {}, "END": {}}
+    keys: _Rules = {}
     for entry in entries:
         kind = next(iter(entry))
-        if kind != "KEY":
+        if kind == "KEY":
+            keys[entry["KEY"]["NAME"]] = entry["KEY"]
+        else:
             blocks[kind] = entry[kind]
-            continue
-        rule = entry["KEY"]
-        keys[rule["NAME"]] = KeyRule(
-            required=rule.get("REQ", ""),
-            before=_optional(rule.get("PRE"), "exec"),
-            checks=_snippets(rule.get("CHECK")),
-            after=_optional(rule.get("POST"), "exec"),
-            first_checks=_snippets(rule.get("FIRST_CHECK")),
-            at_least_one=_optional(rule.get("ATLEAST_ONE_CHECK"), "eval"),
-        )
-    end = blocks.get("END", {})
-    return RuleFile(
-        begin=_optional(blocks.get("BEGIN", {}).get("CODE"), "exec"),
-        end_before=_optional(end.get("PRE"), "exec"),
-        end_checks=_snippets(end.get("CHECK")),
-        keys=keys,
+    return blocks, keys
+
+
+def _snippets(rule: dict[str, Any], name: str) -> Iterator[str]:
+    """The Python of a rule by its name in the YAML file: none, one or several."""
+    source = rule.get(name)
+    for one in source if isinstance(source, list) else [] if source is None else [source]:
+        yield str(one).strip()
+
+
+@functools.cache
+def _code(source: str, mode: str) -> CodeType:
+    return compile(source, "<rule>", mode)
+
+
+def _names(event: Event) -> dict[str, Any]:
+    """What snippets know of a line."""
+    value = {"value": event.value, "metadata": event.metadata}
+    line = SimpleNamespace(
+        full_string=event.text, key=event.key, lineno=event.line, timestamp=event.time_ms, value=value
     )
+    return {"ll": line, "v": value}
 
 
-class _Line:
-    """What snippets know as ``ll``."""
-
-    __slots__ = ("full_string", "key", "lineno", "timestamp", "value")
-
-    def __init__(self, event: Event) -> None:
-        self.full_string = event.text
-        self.key = event.key
-        self.lineno = event.line
-        self.timestamp = event.time_ms
-        self.value = {"value": event.value, "metadata": event.metadata}
-
-
-@dataclass
 class _Check:
-    """The state of checking one log."""
+    """The state of checking one log. by_key: findings that a later file with rules for their key replaces."""
 
-    log: Log
-    queue: list[str]
-    by_key: dict[str, list[Finding]] = field(default_factory=dict)
-    general: list[Finding] = field(default_factory=list)
+    def __init__(self, log: Log, first: str) -> None:
+        self.log, self.queue = log, [first]
+        self.by_key: dict[str, list[Finding]] = {}
+        self.general: list[Finding] = []
+        self.state: dict[str, Any] = {}
 
     def say(
         self,
@@ -162,146 +136,112 @@ class _Check:
         severity: str = ERROR,
         crash: bool = False,
     ) -> None:
-        """Keeps a finding; one with a key is replaced when a later file has rules for that key."""
-        finding = Finding(
-            severity=severity,
-            message=message,
-            source="compliance",
-            file=self.log.path,
-            line=event.line if event else None,
-            key=key,
-            rule=rule,
-            hint=hint(key, rule),
-            crash=crash,
-        )
-        if key is None:
-            self.general.append(finding)
-        else:
-            self.by_key.setdefault(key, []).append(finding)
+        line = event.line if event else None
+        found = Finding(severity, message, "compliance", self.log.path, line, key, rule, _hint(key, rule), crash)
+        (self.general if key is None else self.by_key.setdefault(key, [])).append(found)
 
-    def apply(self, rules: RuleFile) -> None:
+    def apply(self, blocks: _Rules, keys: _Rules) -> None:
         """Applies one file of rules to every line."""
-        shared: dict[str, Any] = {}
-        state: dict[str, Any] = {
+        state = self.state = {
             "enqueue_config": self.queue.append,
-            "s": shared,
-            "is_integer": _is_integer,
+            "s": {},
+            "is_integer": lambda value: abs(round(value) - value) < 0.00001,
             "math": math,
         }
-        if rules.begin:
-            exec(rules.begin.code, state, {})
-        for key in rules.keys:
+        for source in _snippets(blocks["BEGIN"], "CODE"):
+            exec(_code(source, "exec"), state, {})
+        for key in keys:
             self.by_key.pop(key, None)
-        events = [event for event in self.log.events if isinstance(event.key, str) and event.key in rules.keys]
-        reported: dict[str, list[Event]] = {key: [] for key in rules.keys}
-        for event in events:
-            rule = rules.keys[event.key]
-            repeated = bool(reported[event.key])
+        reported: dict[str, list[Event]] = {key: [] for key in keys}
+        for event in self.log.events:
+            if not isinstance(event.key, str) or event.key not in keys:
+                continue
+            rule, repeated = keys[event.key], bool(reported[event.key])
             reported[event.key].append(event)
-            self._check_line(event, rule, state, repeated)
-        for key, rule in rules.keys.items():
-            if rule.at_least_one and reported[key]:
-                self._check_at_least_one(key, rule.at_least_one, reported[key], state)
-        self._check_occurrences(rules, reported)
-        if rules.end_before:
-            exec(rules.end_before.code, state)
-        for snippet in rules.end_checks:
-            if not _true(snippet, state, {}):
-                self.say(describe_end(snippet.source, state["s"]), snippet.source)
+            names = _names(event)
+            if not (repeated and "submission_" in event.key):
+                self._execute(event, _snippets(rule, "PRE"), names)
+                self._evaluate(event, _snippets(rule, "CHECK"), names)
+                self._execute(event, _snippets(rule, "POST"), names)
+            if not repeated:
+                self._evaluate(event, _snippets(rule, "FIRST_CHECK"), names)
+        for key, rule in keys.items():
+            for source in _snippets(rule, "ATLEAST_ONE_CHECK") if reported[key] else ():
+                self._check_at_least_one(key, source, reported[key])
+        for key, rule in keys.items():
+            self._check_occurrences(key, rule.get("REQ", ""), reported)
+        for source in _snippets(blocks["END"], "PRE"):
+            exec(_code(source, "exec"), state)
+        for source in _snippets(blocks["END"], "CHECK"):
+            if not self._true(source, {}):
+                self.say(_describe_end(source, state["s"]), source)
 
-    def _check_line(self, event: Event, rule: KeyRule, state: dict[str, Any], repeated: bool) -> None:
-        line = _Line(event)
-        names = {"ll": line, "v": line.value}
-        if not (repeated and "submission_" in event.key):
-            if rule.before:
-                self._execute(event, rule.before, state, names)
-            for snippet in rule.checks:
-                self._evaluate(event, snippet, state, names)
-            if rule.after:
-                self._execute(event, rule.after, state, names)
-        for snippet in rule.first_checks if not repeated else ():
-            self._evaluate(event, snippet, state, names)
-
-    def _execute(self, event: Event, snippet: Snippet, state: dict[str, Any], names: dict[str, Any]) -> None:
+    def _true(self, source: str, names: dict[str, Any]) -> bool:
+        """A rule that cannot be evaluated, say for a missing entry, is broken."""
         try:
-            exec(snippet.code, state, names)
-        except Exception as error:
-            self.say(f"cannot be evaluated: {error}", snippet.source, event.key, event)
+            return bool(eval(_code(source, "eval"), self.state, names))
+        except Exception:
+            return False
 
-    def _evaluate(self, event: Event, snippet: Snippet, state: dict[str, Any], names: dict[str, Any]) -> None:
-        if not _true(snippet, state, names):
-            self.say(describe_failure(event, snippet.source, state["s"]), snippet.source, event.key, event)
+    def _execute(self, event: Event, sources: Iterator[str], names: dict[str, Any]) -> None:
+        for source in sources:
+            try:
+                exec(_code(source, "exec"), self.state, names)
+            except Exception as error:
+                self.say(f"cannot be evaluated: {error}", source, event.key, event)
 
-    def _check_at_least_one(self, key: str, snippet: Snippet, events: list[Event], state: dict[str, Any]) -> None:
+    def _evaluate(self, event: Event, sources: Iterator[str], names: dict[str, Any]) -> None:
+        for source in sources:
+            if not self._true(source, names):
+                self.say(_describe_failure(event, source, self.state["s"]), source, event.key, event)
+
+    def _check_at_least_one(self, key: str, source: str, events: list[Event]) -> None:
         passed = False
         for event in events:
-            line = _Line(event)
             try:
-                passed = bool(eval(snippet.code, state, {"ll": line, "v": line.value})) or passed
+                passed = bool(eval(_code(source, "eval"), self.state, _names(event))) or passed
             except Exception as error:
-                self.say(f"cannot be evaluated: {error}", snippet.source, event=event, crash=True)
+                self.say(f"cannot be evaluated: {error}", source, event=event, crash=True)
         if not passed:
             best = max((e for e in events if number(e.value) is not None), key=lambda e: e.value, default=None)
             highest = "" if best is None else f"; the highest is {best.value:.6g}"
-            self.say(f"no {key} satisfies the target{highest}", snippet.source, event=best)
+            self.say(f"no {key} satisfies the target{highest}", source, event=best)
 
-    def _check_occurrences(self, rules: RuleFile, reported: dict[str, list[Event]]) -> None:
-        for key, rule in rules.keys.items():
-            values = [event.value for event in reported[key]]
-            if rule.required == "EXACTLY_ONE" and len(values) != 1:
-                if not values:
-                    self.say("is missing", "EXACTLY_ONE", key)
-                elif all(value == values[0] for value in values):
-                    message = f"is logged {len(values)} times with the same value, once is required"
-                    self.say(message, "EXACTLY_ONE", key, reported[key][1], WARNING)
-                else:
-                    message = f"is logged {len(values)} times with different values"
-                    self.say(message, "EXACTLY_ONE", key, reported[key][1])
-            elif rule.required == "AT_LEAST_ONE" and not values:
-                self.say("is missing", "AT_LEAST_ONE", key)
-            elif rule.required.startswith("AT_LEAST("):
-                least = int(rule.required.removeprefix("AT_LEAST(").removesuffix(")"))
-                if len(values) < least:
-                    self.say(f"is logged {len(values)} times, at least {least} required", rule.required, key)
-            elif rule.required.startswith("AT_LEAST_ONE_OR"):
-                others = rule.required.removeprefix("AT_LEAST_ONE_OR(").removesuffix(")").split(",")
-                choice = sorted({key, *(other.strip() for other in others)})
-                message = f"one of {' or '.join(choice)} is required, none is logged"
-                if not any(map(reported.get, choice)) and all(message != one.message for one in self.general):
-                    self.say(message, rule.required)  # each of the keys has this rule
-
-
-def _true(snippet: Snippet, state: dict[str, Any], names: dict[str, Any]) -> bool:
-    """A rule that cannot be evaluated, say for a missing entry, is broken."""
-    try:
-        return bool(eval(snippet.code, state, names))
-    except Exception:
-        return False
-
-
-def _is_integer(value: float) -> bool:
-    return abs(round(value) - value) < 0.00001
+    def _check_occurrences(self, key: str, required: str, reported: dict[str, list[Event]]) -> None:
+        values = [event.value for event in reported[key]]
+        if required == "EXACTLY_ONE" and len(values) > 1:
+            same = all(value == values[0] for value in values)
+            told = "the same value, once is required" if same else "different values"
+            message = f"is logged {len(values)} times with {told}"
+            self.say(message, required, key, reported[key][1], WARNING if same else ERROR)
+        elif required in ("EXACTLY_ONE", "AT_LEAST_ONE"):
+            if not values:
+                self.say("is missing", required, key)
+        elif required.startswith("AT_LEAST("):
+            least = int(required.removeprefix("AT_LEAST(").removesuffix(")"))
+            if len(values) < least:
+                self.say(f"is logged {len(values)} times, at least {least} required", required, key)
+        elif required.startswith("AT_LEAST_ONE_OR"):
+            others = required.removeprefix("AT_LEAST_ONE_OR(").removesuffix(")").split(",")
+            choice = sorted({key, *(other.strip() for other in others)})
+            message = f"one of {' or '.join(choice)} is required, none is logged"
+            if not any(map(reported.get, choice)) and all(message != one.message for one in self.general):
+                self.say(message, required)  # each of the keys has this rule
 
 
 def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
     """The official verdict on one log is a failure where any finding is an error. Raises ReviewError."""
     folder = package_folder() / "compliance_checker"
-    check = _Check(log, [f"training_{ruleset}/common.yaml"])
+    check = _Check(log, f"training_{ruleset}/common.yaml")
     if not (folder / check.queue[0]).is_file():
         raise ReviewError(f"no ruleset {ruleset}: there are {', '.join(rulesets())}")
     for error in log.errors:
-        check.general.append(
-            Finding(
-                severity=ERROR,
-                message=f"the line {error.reason}",
-                source="compliance",
-                file=log.path,
-                line=error.line,
-                rule=_ONE_OBJECT,
-                crash=error.fatal,
-                hint="keep other output off the line, or remove a cut-off line of a killed run",
-            )
+        message, hint = (
+            f"the line {error.reason}",
+            "keep other output off the line, or remove a cut-off line of a killed run",
         )
+        place = (log.path, error.line, None)
+        check.general.append(Finding(ERROR, message, "compliance", *place, _ONE_OBJECT, hint, error.fatal))
     if not log.events:
         check.say(f"no MLLOG lines{log.kind and ': it is '}{log.kind}", _NO_EVENTS)
         return check.general
@@ -316,16 +256,62 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
             rules = _rule_file(folder / name)
         except (OSError, ValueError):
             message = f"asks for rules that ruleset {ruleset} does not have: {name}"
-            check.say(message, KNOWN_RULES, crash=True)
+            check.say(message, _KNOWN_RULES, crash=True)
             break
         if rules is not None:
-            check.apply(rules)
-    found = [finding for findings in check.by_key.values() for finding in findings] + check.general
-    return sorted(found, key=_weight)
+            check.apply(*rules)
+
+    def weight(finding: Finding) -> int:
+        """Puts first what explains the others: an unreadable log, a run that died, a target not reached."""
+        if finding.rule in (_NO_EVENTS, _ONE_OBJECT):
+            return 0
+        return 1 if finding.key == "run_stop" else 2 if finding.key is None else 3
+
+    return sorted([*(one for found in check.by_key.values() for one in found), *check.general], key=weight)
 
 
-def _weight(finding: Finding) -> int:
-    """Puts first what explains the others: an unreadable log, a run that died, a target not reached."""
-    if finding.rule in (_NO_EVENTS, _ONE_OBJECT):
-        return 0
-    return 1 if finding.key == "run_stop" else 2 if finding.key is None else 3
+def _hint(key: str | None, rule: str) -> str | None:
+    """What to do about a broken rule."""
+    if "first_init_start" in rule:
+        return "initialise faster, such as with compiled kernels kept from an earlier run"
+    if key in _HINTS:
+        return _HINTS[key]
+    if rule == _KNOWN_RULES:
+        return "log submission_division closed or open, and submission_benchmark bert"
+    if rule.startswith("AT_LEAST_ONE"):
+        return "log it at least once a run"
+    if rule == "EXACTLY_ONE":
+        return "log it once, on rank 0, before init_stop"
+    if "0.720" in rule or "value'] >=" in rule:
+        return "the run did not reach the target; at most one run of ten may miss it"
+    return None
+
+
+def _describe_end(rule: str, state: dict[str, Any]) -> str:
+    """A broken rule about the log as a whole in words."""
+    logged = state.get("initialized_tensors")
+    if "initialized_tensors" not in rule or not isinstance(logged, list):
+        return "the log as a whole breaks a rule"
+    wanted, names = re.findall(r'"([^"]+)"', rule), [str(name) for name in logged]
+    lacking, extra = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
+    parts = [f"lacks {len(lacking)} of {len(wanted)} tensors, such as {lacking[0]}"] if lacking else []
+    parts += [f"has {len(extra)} others, such as {text(extra[0])}"] if extra else []
+    return f"weights_initialization {' and '.join(parts) or 'names a tensor twice'}"
+
+
+def _describe_failure(event: Event, rule: str, state: dict[str, Any]) -> str:
+    """A broken rule in words."""
+    if rule in _ORDER:
+        return _ORDER[rule]
+    if "first_init_start" in rule:
+        start, limit = number(state.get("first_init_start")), number(state.get("compile_time_mins")) or 30
+        if start is not None and start < 9e99:
+            return f"initialisation took {(event.time_ms - start) / 60_000:.1f} minutes, the limit is {limit:g}"
+        return "comes before any init_start"
+    choice = re.fullmatch(r"v\['value'\] in \[(.*)\]", rule)
+    if choice:
+        return f"is {text(event.value)}, must be one of {choice[1]}"
+    names = re.findall(r"'(\w+)' in v\['metadata'\]", rule)
+    if names and "if" not in rule.split():
+        return f"lacks metadata {' or '.join(names)}"
+    return f"breaks the rule {rule} with value {text(event.value)[:80]}"

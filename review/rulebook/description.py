@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
-from review.logs.findings import ERROR, NOTE, WARNING, Finding
+from review.logs.mllog import text
+from review.logs.output import ERROR, NOTE, WARNING, Finding
 
 # Every field that the official checker requires, and whether the submission rules (policies, "System description
 # JSON") want more than an empty string.
@@ -69,98 +69,76 @@ _STRINGS = (
     "accelerators_per_node",
     "framework",
 )
+_BLANK: tuple[object, ...] = (None, "", {}, [])
 _COUNTS = ("number_of_nodes", "accelerators_per_node")
+
+
+def listed(value: object) -> str:
+    """A value of a description for people: equal entries of a list counted, an object as its names and values."""
+    if isinstance(value, dict):
+        return ", ".join(f"{text(name)} {listed(entry)}" for name, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        names = [listed(entry) for entry in value]
+        return ", ".join(f"{names.count(n)}x {n}" if names.count(n) > 1 else n for n in dict.fromkeys(names))
+    return text(value)
 
 
 def check_description(path: Path, ruleset: str) -> list[Finding]:
     """What is wrong with a system description: source "system" is official, source "rules" is ours."""
-    check = _Check(path, ruleset)
-    check.run()
-    return check.found
+    found: list[Finding] = []
+    content = ""
 
+    def say(severity: str, source: str, message: str, rule: str, hint: str, key: str | None = None) -> None:
+        match = re.search(rf'"{re.escape(key)}"\s*:', content) if key else None
+        line = content.count("\n", 0, match.start()) + 1 if match else None
+        found.append(Finding(severity, message, source, path, line, key, rule, hint))
 
-class _Check:
-    def __init__(self, path: Path, ruleset: str) -> None:
-        self.path, self.ruleset, self.found, self.content = path, ruleset, list[Finding](), ""
-
-    def say(self, severity: str, source: str, message: str, rule: str, hint: str, key: str | None = None) -> None:
-        match = re.search(rf'"{re.escape(key)}"\s*:', self.content) if key else None
-        line = self.content.count("\n", 0, match.start()) + 1 if match else None
-        self.found.append(
-            Finding(
-                severity=severity,
-                message=message,
-                source=source,
-                file=self.path,
-                line=line,
-                key=key,
-                rule=rule,
-                hint=hint,
-            )
-        )
-
-    def run(self) -> None:
-        """Checks the file."""
-        rule = "every system with results has systems/SYSTEM.json"
-        try:
-            self.content = self.path.read_text(encoding="utf-8")
-            fields = json.loads(self.content)
-        except FileNotFoundError:
-            self.say(ERROR, "system", "is missing", rule, "write it with `python -m review system`")
-            return
-        except OSError as error:
-            self.say(ERROR, "system", f"cannot be read: {error.strerror}", rule, "make it readable")
-            return
-        except (ValueError, RecursionError) as error:
-            self.say(ERROR, "system", f"is not JSON: {error}", rule, "correct it there, or write it anew")
-            return
-        if not isinstance(fields, dict):
-            self.say(ERROR, "system", "is not a JSON object", rule, "write one object of field names and values")
-            return
-        self._required(fields)
-        self._values(fields)
-        self._blanks(fields)
-
-    def _required(self, fields: dict[str, Any]) -> None:
-        for key in FIELDS:
-            if key not in fields:
-                rule = "the 33 fields of a system description are there, empty or not"
-                self.say(
-                    ERROR, "system", "is missing", rule, "add it; an empty string will do where nothing is known", key
-                )
-        for key in _STRINGS:
-            if key in fields and not isinstance(fields[key], str):
-                rule = "values are strings, the official checker crashes on others"
-                self.say(ERROR, "system", "is not a string", rule, 'put it into quotes, such as "8"', key)
-
-    def _values(self, fields: dict[str, Any]) -> None:
-        major = self.ruleset.split(".")[0]
-        if "status" in fields and fields["status"] not in STATUSES and major.isdigit() and int(major) >= 4:
-            message = f"is {fields['status']!r}"
-            self.say(
-                ERROR, "system", message, f"status is one of {', '.join(STATUSES)}", "choose one of them", "status"
-            )
-        if "division" in fields and fields["division"] not in DIVISIONS:
-            rule = "with anything but closed, in lower case, the official checkers skip seeds and RCP"
-            self.say(ERROR, "rules", f"is {fields['division']!r}", rule, "write closed or open", "division")
-        for key in _COUNTS:
-            value = fields.get(key)
-            if isinstance(value, str) and value.strip() and not value.strip().isdigit():
-                rule = "the official summarizer reads it as an integer and crashes on others"
-                self.say(ERROR, "rules", f"is {value!r}", rule, 'write a number, such as "8"', key)
-
-    def _blanks(self, fields: dict[str, Any]) -> None:
-        for key in ASKED:
-            if fields.get(key) in (None, "", {}, []):
-                rule = "the form of the submission rules has this field"
-                self.say(NOTE, "rules", "is blank", rule, "`python -m review system --update` fills it in", key)
-        for key, filled in FIELDS.items():
-            if key in fields and fields[key] in ("", None, {}, []):
-                if key in _COUNTS:
-                    rule = "the official summarizer reads it as an integer and crashes on a blank"
-                    self.say(ERROR, "rules", "is blank", rule, 'write a number; "0" accelerators for none', key)
-                elif filled:
-                    rule = "the submission rules want a meaningful response"
-                    self.say(
-                        WARNING, "rules", "is blank", rule, 'fill it in, or write "N/A" with a reason in a note', key
-                    )
+    rule = "every system with results has systems/SYSTEM.json"
+    try:
+        content = path.read_text(encoding="utf-8")
+        fields = json.loads(content)
+    except FileNotFoundError:
+        say(ERROR, "system", "is missing", rule, "write it with `python -m review system`")
+        return found
+    except OSError as error:
+        say(ERROR, "system", f"cannot be read: {error.strerror}", rule, "make it readable")
+        return found
+    except (ValueError, RecursionError) as error:
+        say(ERROR, "system", f"is not JSON: {error}", rule, "correct it there, or write it anew")
+        return found
+    if not isinstance(fields, dict):
+        say(ERROR, "system", "is not a JSON object", rule, "write one object of field names and values")
+        return found
+    rule = "the 33 fields of a system description are there, empty or not"
+    hint = "add it; an empty string will do where nothing is known"
+    for key in FIELDS:
+        if key not in fields:
+            say(ERROR, "system", "is missing", rule, hint, key)
+    for key in _STRINGS:
+        if key in fields and not isinstance(fields[key], str):
+            rule = "values are strings, the official checker crashes on others"
+            say(ERROR, "system", "is not a string", rule, 'put it into quotes, such as "8"', key)
+    status, division, major = fields.get("status", STATUSES[0]), fields.get("division", "closed"), ruleset.split(".")[0]
+    if status not in STATUSES and major.isdigit() and int(major) >= 4:
+        rule = f"status is one of {', '.join(STATUSES)}"
+        say(ERROR, "system", f"is {status!r}", rule, "choose one of them", "status")
+    if division not in DIVISIONS:
+        rule = "with anything but closed, in lower case, the official checkers skip seeds and RCP"
+        say(ERROR, "rules", f"is {division!r}", rule, "write closed or open", "division")
+    for key in _COUNTS:
+        value = fields.get(key)
+        if isinstance(value, str) and value.strip() and not value.strip().isdigit():
+            rule = "the official summarizer reads it as an integer and crashes on others"
+            say(ERROR, "rules", f"is {value!r}", rule, 'write a number, such as "8"', key)
+    for key in ASKED:
+        if fields.get(key) in _BLANK:
+            rule = "the form of the submission rules has this field"
+            say(NOTE, "rules", "is blank", rule, "`python -m review system --update` fills it in", key)
+    for key, filled in FIELDS.items():
+        if key in _COUNTS and fields.get(key, 0) in _BLANK:
+            rule = "the official summarizer reads it as an integer and crashes on a blank"
+            say(ERROR, "rules", "is blank", rule, 'write a number; "0" accelerators for none', key)
+        elif filled and fields.get(key, 0) in _BLANK:
+            hint = 'fill it in, or write "N/A" with a reason in a note'
+            say(WARNING, "rules", "is blank", "the submission rules want a meaningful response", hint, key)
+    return found

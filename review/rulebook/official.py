@@ -11,13 +11,15 @@ import contextlib
 import importlib
 import io
 import logging
+import logging.handlers
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 
 USAGE = "training"
 
@@ -31,26 +33,13 @@ class Outcome:
     messages: tuple[str, ...] = ()
     crash: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"passed": self.passed, "messages": list(self.messages), "crash": self.crash}
-
-
-class _Collector(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
 
 @contextlib.contextmanager
 def _captured() -> Iterator[list[logging.LogRecord]]:
     """Collects what goes to the root logger, and silences stdout and warnings."""
     import yaml  # type: ignore[import-untyped]
 
-    root, collector = logging.getLogger(), _Collector()
+    root, collector = logging.getLogger(), logging.handlers.BufferingHandler(sys.maxsize)
     handlers, level, disabled = root.handlers[:], root.level, root.manager.disable
     root.handlers[:] = [collector]
     root.setLevel(logging.INFO)
@@ -59,7 +48,7 @@ def _captured() -> Iterator[list[logging.LogRecord]]:
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield collector.records
+            yield collector.buffer
     finally:
         yaml.BaseLoader = loader
         root.handlers[:] = handlers
@@ -109,9 +98,8 @@ def check_package(organization: Path, ruleset: str, train_samples: bool = False)
     _module("compliance_checker.mlp_compliance").enqueued_configs.clear()
 
     def call(records: list[logging.LogRecord]) -> bool:
-        options = (USAGE, ruleset, False, False, False, train_samples, False, "")
-        module.check_training_package(str(organization), *options)
-        return any("PACKAGE CHECKER FOUND NO ERRORS" in record.getMessage() for record in records)
+        module.check_training_package(str(organization), USAGE, ruleset, False, False, False, train_samples, False, "")
+        return _said(records, "PACKAGE CHECKER FOUND NO ERRORS")
 
     return _run("package_checker", call)
 
@@ -122,9 +110,13 @@ def check_repository(organization: Path) -> Outcome:
 
     def call(records: list[logging.LogRecord]) -> bool:
         module.run_checks(str(organization))
-        return any("ALL CHECKS PASSED" in record.getMessage() for record in records)
+        return _said(records, "ALL CHECKS PASSED")
 
     return _run("repo_checker", call)
+
+
+def _said(records: list[logging.LogRecord], words: str) -> bool:
+    return any(words in record.getMessage() for record in records)
 
 
 def summarize(organization: Path, ruleset: str) -> dict[str, float]:

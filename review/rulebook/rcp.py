@@ -15,14 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ReviewError
-from review.logs.mllog import number
+from review.logs.mllog import Log, number, text
+from review.logs.output import ReviewError
 from review.rulebook.compliance import DEFAULT_RULESET, package_folder
 from review.rulebook.stats import t_quantile
 
 RUNS = 10  # of a submission
 _ALPHA = 0.05
 _TOLERANCE = 1e-4  # samples; of the official bisection
+NO_BATCH_SIZE = -1
+# These count samples in an entry of their own; the checker knows bert by no name.
+_COUNT_SAMPLES = ("llama2_70b_lora", "llama31_405b", "llama31_8b", "flux1", "stable_diffusion")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,10 +61,6 @@ class Verdict:
     reason: str
     scaling_factor: float
     point: Rcp | None
-
-    def margin(self, mean: float) -> float | None:
-        """Samples above the smallest accepted mean."""
-        return None if self.point is None else mean - self.point.minimum
 
 
 def olympic_mean(values: Sequence[float]) -> float:
@@ -109,40 +108,32 @@ def points(ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> tuple[Rc
         raise ReviewError(f"{file}: {error.strerror}" if file else said) from None
     except ValueError as error:
         raise ReviewError(f"{file}: is not JSON: {error}") from None
+    form = '{NAME: {"Benchmark": "bert", "BS": 512, "Hyperparams": {}, "Epochs to converge": [2500000, ...]}, ...}'
+    if not isinstance(records, dict) or not records:
+        raise ReviewError(f"{file}: a JSON object is expected, {form}")
     found = []
-    for name, (batch_size, runs, hyperparameters) in _records(records, file).items():
+    for name, record in records.items():
+        fields = record if isinstance(record, dict) else {}
+        runs, size = fields.get("Epochs to converge"), number(fields.get("BS"))
+        if not isinstance(runs, list) or not size or size < 1 or any((number(run) or 0) <= 0 for run in runs):
+            raise ReviewError(f"{file}: {name}: BS and Epochs to converge are expected as in {form}")
+        if fields.get("Benchmark") != "bert":
+            raise ReviewError(f"{file}: {name}: is of {fields.get('Benchmark')!r}, reference points of bert expected")
         if len(runs) < 3:
             raise ReviewError(f"{file}: {name}: 3 runs or more expected, of {2 * RUNS} the rules take their statistics")
         mean, center = olympic_mean(runs), math.fsum(runs) / len(runs)
         std = math.sqrt(math.fsum((value - center) ** 2 for value in runs) / len(runs))
         found.append(
             Rcp(
-                batch_size=batch_size,
+                batch_size=int(size),
                 mean=mean,
                 std=std,
                 minimum=minimum_mean(mean, std, len(runs) - 2),
-                runs=tuple(runs),
-                hyperparameters=hyperparameters,
+                runs=tuple(sorted(runs)),
+                hyperparameters=fields.get("Hyperparams") or {},
             )
         )
     return tuple(sorted(found, key=lambda point: point.batch_size))
-
-
-def _records(content: Any, file: Path | None) -> dict[str, tuple[int, list[int], dict[str, Any]]]:
-    """Batch size, samples of each run and hyper-parameters, by name. Raises ReviewError for another form."""
-    form = '{NAME: {"Benchmark": "bert", "BS": 512, "Hyperparams": {}, "Epochs to converge": [2500000, ...]}, ...}'
-    if not isinstance(content, dict) or not content:
-        raise ReviewError(f"{file}: a JSON object is expected, {form}")
-    found = {}
-    for name, record in content.items():
-        runs = record.get("Epochs to converge") if isinstance(record, dict) else None
-        size = number(record.get("BS")) if isinstance(record, dict) else None
-        if not isinstance(runs, list) or not size or size < 1 or any((number(run) or 0) <= 0 for run in runs):
-            raise ReviewError(f"{file}: {name}: BS and Epochs to converge are expected as in {form}")
-        if record.get("Benchmark") != "bert":
-            raise ReviewError(f"{file}: {name}: is of {record.get('Benchmark')!r}, reference points of bert expected")
-        found[name] = (int(size), sorted(runs), record.get("Hyperparams") or {})
-    return found
 
 
 @functools.cache
@@ -183,16 +174,13 @@ def nearest(batch_size: float, ruleset: str = DEFAULT_RULESET, file: Path | None
 
 def find(batch_size: float, ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> tuple[Rcp | None, str]:
     """The point that a batch size is held to, and how it was found; None above the largest batch size."""
-    kept = pruned(ruleset, file)
-    for point in kept:
-        if point.batch_size == batch_size:
-            return point, "RCP found"
-    lower = [point for point in kept if point.batch_size < batch_size]
-    higher = [point for point in kept if point.batch_size > batch_size]
-    if lower and higher:
-        return _interpolate(int(batch_size), lower[-1], higher[0]), "RCP Interpolation"
-    if higher:
-        return higher[0], "RCP not found but slower convergence on smaller batch size"
+    around = nearest(batch_size, ruleset, file)
+    if around[0].batch_size == batch_size:
+        return around[0], "RCP found"
+    if len(around) == 2:
+        return _interpolate(int(batch_size), *around), "RCP Interpolation"
+    if around[0].batch_size > batch_size:
+        return around[0], "RCP not found but slower convergence on smaller batch size"
     return None, f"Missing RCP, please submit RCP with BS = {batch_size:g}"
 
 
@@ -206,3 +194,59 @@ def judge(batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET
     if not passed and reason.startswith("RCP not found"):
         reason = f"Missing RCP, please submit RCP with BS = {batch_size:g}"
     return Verdict(passed=passed, reason=reason, scaling_factor=factor, point=point)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """``samples`` to the target, None for a run that did not converge. ``crash``: why the checker crashes."""
+
+    samples: float | None = None
+    batch_size: Any = NO_BATCH_SIZE
+    benchmark: Any = None
+    crash: str | None = None
+
+
+def read_rcp(log: Log, train_samples: bool = False) -> Reading:
+    """What the official RCP checker takes from a log, quirks and crashes included.
+
+    It looks for names anywhere in a line, goes by the last of them, and stops with a traceback where a value is missing
+    or of another type; then the whole result fails, not only this run. Lines that are no events make the seed checker
+    fail, whatever is read here.
+
+    ``train_samples``: the samples are those that the log sums up as train_samples, which the rules grant to BERT, and
+    not the epoch_num of the evaluation that reached the target.
+    """
+    batch_size: Any = NO_BATCH_SIZE
+    benchmark: Any = None
+    last: Any = None
+    samples: float | None = None
+    crash = None
+    for event in log.events:
+        line, metadata = event.text, event.metadata if isinstance(event.metadata, dict) else {}
+        if "global_batch_size" in line:
+            batch_size = event.value
+        if "submission_benchmark" in line:
+            benchmark = event.value
+        if train_samples and benchmark in (None, "bert"):
+            if "train_samples" in line:
+                last = event.value
+        elif ("eval_accuracy" in line or "eval_error" in line) and benchmark not in _COUNT_SAMPLES:
+            count = metadata.get("epoch_num")
+            if not isinstance(count, (int, float)):
+                crash = f"line {event.line} has eval_accuracy without a number epoch_num"
+                break
+            last = round(count, 3)
+        if event.key == "run_stop":
+            samples = None
+            if "status" not in metadata:
+                crash = f"line {event.line} has run_stop without a status"
+            elif metadata["status"] == "success" and last is None:
+                key = "train_samples" if train_samples else "eval_accuracy"
+                crash = f"line {event.line} has run_stop with success, and no {key} before it"
+            elif metadata["status"] == "success" and train_samples and number(last) is None:
+                crash = f"train_samples is {text(last)}, not a number"
+            elif metadata["status"] == "success":
+                samples = last
+            if crash:
+                break
+    return Reading(samples=None if crash else samples, batch_size=batch_size, benchmark=benchmark, crash=crash)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 LEVEL = 0.95  # of confidence intervals
 _LARGEST_REACH = 50.0  # of a logarithm; an interval beyond it says nothing
@@ -76,10 +76,6 @@ class Ratio:
     def significant(self) -> bool:
         """Whether chance is unlikely at the level of the interval."""
         return self.p is not None and self.p < 1 - LEVEL
-
-    def as_dict(self) -> dict[str, float | None]:
-        """For JSON."""
-        return asdict(self)
 
 
 def ratio(above: Mean, below: Mean) -> Ratio:

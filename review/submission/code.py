@@ -10,8 +10,8 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from review.logs.findings import ReviewError
 from review.logs.mllog import text
+from review.logs.output import ReviewError
 from review.logs.tree import read_json
 from review.verdict.submission_rules import SCRIPTS
 

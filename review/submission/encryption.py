@@ -10,8 +10,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from review.logs.findings import ReviewError
 from review.logs.mllog import text
+from review.logs.output import ReviewError
 
 _AGE_KEYS = ("age1", "ssh-ed25519 ", "ssh-rsa ")
 _TIMEOUT = 600  # seconds for one archive

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import Finding, ReviewError
 from review.logs.mllog import text
+from review.logs.output import Finding, ReviewError
 from review.logs.tree import read_json
 from review.results.score import USUAL, Result, Terms, load_results
 from review.rulebook import official

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from review.logs.findings import ERROR, Finding, ReviewError
 from review.logs.mllog import text
-from review.logs.output import write_whole
+from review.logs.output import ERROR, Finding, ReviewError, write_whole
 from review.logs.tree import read_json
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from review.results.display import listed
 from review.results.score import USUAL, Result, Terms, load_results
+from review.rulebook.description import listed
 from review.submission.code import Code
 
 _OWN = ("run.sub", "implementations/bert/training/loop.py")

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from review.logs import tree
-from review.logs.findings import ERROR, NOTE, WARNING, Finding, failed
+from review.logs.mllog import text
+from review.logs.output import ERROR, NOTE, WARNING, Finding
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, USUAL, Result, Terms, load_results
 from review.rulebook import official
@@ -23,12 +25,12 @@ from review.rulebook.compliance import DEFAULT_RULESET
 from review.rulebook.description import check_description
 from review.rulebook.official import Outcome
 from review.verdict import result_rules, submission_rules, training_rules
-from review.verdict.grouping import groups, with_places
 from review.verdict.power_rules import KEY as POWER
 from review.verdict.power_rules import check_power
 
 _OFFICIAL = ("compliance", "runs", "seeds", "rcp", "system", "package", "repository")
-_ORDER = {"error": 0, "warning": 1, "note": 2}
+_MOST_PLACES = 6
+_LONGEST_RULE = 300  # some official rules are lists of hundreds of names
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,13 @@ class Checked:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
+        said = ("passed", "messages", "crash")
         return {
-            "path": str(self.path),
+            "path": self.path,
             "passed": self.passed(),
             "official_passed": self.official_passed,
-            "official": {outcome.tool: outcome.as_dict() for outcome in self.outcomes},
-            "findings": [finding.as_dict() for finding in self.findings],
+            "official": {one.tool: {name: getattr(one, name) for name in said} for one in self.outcomes},
+            "findings": self.findings,
         }
 
 
@@ -70,7 +73,9 @@ def check(
     """Checks a log, a result folder, a submission, or every one below a folder. Raises ReviewError."""
     results = load_results(target, ruleset, terms)
     if target.is_file():
-        return [_check_log(results[0].runs[0])]
+        run = results[0].runs[0]
+        outcome = official.check_compliance(run.path, run.ruleset)
+        return [_checked(run.path, run.path.name, (outcome,), [*run.findings, *training_rules.check_run(run)])]
     checked: list[Checked] = []
     roots: dict[Path, None] = {}
     for result in results:
@@ -80,31 +85,27 @@ def check(
             checked.append(_check_result(result, root))
         except OSError as error:  # of a tree that changes while it is read
             message = f"cannot be checked: {error.filename}: {error.strerror}"
-            gone = Finding(severity=ERROR, message=message, source="rules", file=result.folder, hint="check again")
+            gone = Finding(ERROR, message, file=result.folder, hint="check again")
             checked.append(Checked(result.folder, result.name, (), (gone,)))
-        if root is not None and _covers(target, root):
+        if root is not None and root.is_relative_to(target.resolve()):
             roots[root] = None
     for root in roots:
         progress(f"official checkers on {root}")
-        checked.append(_check_organization(root, ruleset))
+        outcomes, findings = [official.check_repository(root)], submission_rules.check_organization(root)
+        for path in sorted((root / "systems").glob("*.json")):
+            if not (root / "results" / path.stem).is_dir():  # others are checked with their results
+                findings += check_description(path, ruleset)
+                outcomes.append(official.check_system(path, ruleset))
+        checked.append(_checked(root, root.name, tuple(outcomes), findings))
     return checked
-
-
-def _covers(target: Path, root: Path) -> bool:
-    target = target.resolve()
-    return target == root or target in root.parents
-
-
-def _check_log(run: Run) -> Checked:
-    outcome = official.check_compliance(run.path, run.ruleset)
-    findings = [*run.findings, *training_rules.check_run(run)]
-    return _checked(run.path, run.path.name, (outcome,), findings)
 
 
 def own_findings(result: Result) -> list[Finding]:
     """What this package finds of a result by itself, the official rules included."""
-    found = [*_compliance(result), *_round(result), *_count(result), *result.seed_findings]
-    found += result_rules.rcp_findings(result)
+    found: list[Finding] = []
+    for run in result.runs:
+        found += map(_accept_one, run.findings) if run is result.accepted_failure else run.findings
+    found += [*_check_round(result), *_check_count(result), *result.seed_findings, *result_rules.rcp_findings(result)]
     for run in result.runs:
         ours = training_rules.check_run(run, result.division)
         if result.terms.train_samples:  # then the RCP test does not take epoch_num
@@ -126,7 +127,8 @@ def obstacles(result: Result) -> list[str]:
     Those of the runs, and what is wrong with the description, the folder or the logs by rules that no tool tests. Power
     files that break the rules take nothing from the time: they stand in the way of the energy alone.
     """
-    others = [f for f in _own_errors(result) if f.key != POWER]
+    errors = [f for f in own_findings(result) if f.severity == ERROR and f.source in ("rules", "system")]
+    others = [f for f in errors if f.key != POWER]
     return [*result.obstacles, *(with_places(group, result.folder) for group in groups(others))]
 
 
@@ -136,19 +138,73 @@ def energy_obstacles(result: Result) -> list[str]:
     return [with_places(group, result.folder) for group in groups(others)]
 
 
-def _own_errors(result: Result) -> list[Finding]:
-    return [f for f in own_findings(result) if f.severity == ERROR and f.source in ("rules", "system")]
-
-
 def as_dict(result: Result) -> dict[str, Any]:
     """A result for JSON, official only where nothing is in the way."""
-    reasons, found = obstacles(result), result.as_dict()
-    if found["energy"] is not None:
-        found["energy"]["obstacles"] = energy_obstacles(result)
-        found["energy"]["official"] = (
-            not reasons and not found["energy"]["obstacles"] and found["energy"]["joules"] is not None
-        )
-    return {**found, "official": result.score is not None and not reasons, "obstacles": reasons}
+    reasons, point, test, energy = obstacles(result), result.rcp_point, result.rcp_test, result.energy
+    against = energy_obstacles(result)
+    return {
+        "folder": result.folder,
+        "name": result.name,
+        "organization": result.organization,
+        "platform": result.platform,
+        "division": result.division,
+        "ruleset": result.ruleset,
+        "complies_with_other_ruleset": result.other_ruleset,
+        "global_batch_size": result.batch_size,
+        "accelerators": result.accelerators,
+        "processes_without_accelerator": result.processes,
+        "runs": [_run_dict(run, result) for run in result.runs],
+        "crashed": result.crashes,
+        "unreadable": result.unreadable,
+        "olympic_minutes": result.olympic_minutes,
+        "raw_olympic_minutes_not_checked": result.reached_minutes,
+        "median_minutes": result.median_minutes,
+        "mean_samples": result.mean_samples,
+        "rcp": point
+        and {
+            "passed": test and test.passed,
+            "reason": test and test.reason,
+            "mean": point.mean,
+            "std": point.std,
+            "minimum": point.minimum,
+            "margin": None if result.mean_samples is None else result.mean_samples - point.minimum,
+        },
+        "scaling_factor": result.scaling_factor,
+        "score_minutes": result.score,
+        "energy": energy
+        and {
+            "joules": energy.joules,
+            "mean_watts": energy.watts,
+            "reason": energy.reason,
+            "runs_without": {path.name: run.reason for path, run in energy.runs.items() if run.reason is not None},
+            "obstacles": against,
+            "official": not reasons and not against and energy.joules is not None,
+        },
+        "official": result.score is not None and not reasons,
+        "obstacles": reasons,
+    }
+
+
+def _run_dict(run: Run, result: Result) -> dict[str, Any]:
+    rate, accelerators = run.sequences_per_second, result.accelerators
+    return {
+        "file": run.path,
+        "seed": run.seeds[0] if run.seeds else None,
+        "status": run.status,
+        "init_seconds": run.init_seconds,
+        "minutes": run.minutes,
+        "evaluations": len(run.evaluations),
+        "samples": run.samples,
+        "first_accuracy": run.first_accuracy,
+        "final_accuracy": run.final_accuracy,
+        "sequences_per_second": rate,
+        "sequences_per_second_per_accelerator": rate / accelerators if rate and accelerators else None,
+        "evaluation_share": run.evaluation_share,
+        "joules": result.joules(run),
+        "compliant": run.compliant,
+        "findings": run.findings,
+        "dropped": result.dropped.get(run.path),
+    }
 
 
 def _accept_one(finding: Finding) -> Finding:
@@ -168,15 +224,6 @@ def _check_result(result: Result, root: Path | None) -> Checked:
         passed = bool(outcomes) and all(outcome.passed for outcome in outcomes)
         outcome = Outcome(tool="compliance_checker", passed=passed, messages=messages, crash=crash)
         return _checked(result.folder, result.name, (outcome,), findings)
-    with _staged(result, root) as copy:
-        outcome = official.check_package(copy, result.ruleset, result.terms.train_samples)
-    real = str(root) if root else str(result.folder)
-    outcome = _relocated(outcome, str(copy) if root else str(copy / "results" / "system" / "bert"), real)
-    return _checked(result.folder, result.name, (outcome,), findings)
-
-
-@contextlib.contextmanager
-def _staged(result: Result, root: Path | None) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="review-check-"))
@@ -184,122 +231,113 @@ def _staged(result: Result, root: Path | None) -> Iterator[Path]:
         except OSError as error:
             message = f"cannot be copied to a temporary folder: {error.strerror}"
             raise OSError(error.errno, message, error.filename) from None
-        yield copy
-
-
-def _relocated(outcome: Outcome, old: str, new: str) -> Outcome:
-    """The outcome with the names of the copy replaced by those of the original."""
-    crash = outcome.crash.replace(old, new) if outcome.crash else None
-    return replace(outcome, messages=tuple(message.replace(old, new) for message in outcome.messages), crash=crash)
-
-
-def _check_organization(root: Path, ruleset: str) -> Checked:
-    outcomes = [official.check_repository(root)]
-    findings = submission_rules.check_organization(root)
-    for path in sorted((root / "systems").glob("*.json")):
-        if not (root / "results" / path.stem).is_dir():  # others are checked with their results
-            findings += check_description(path, ruleset)
-            outcomes.append(official.check_system(path, ruleset))
-    return _checked(root, root.name, tuple(outcomes), findings)
+        outcome = official.check_package(copy, result.ruleset, result.terms.train_samples)
+    old, new = (copy, root) if root else (copy / "results" / "system" / "bert", result.folder)
+    crash = outcome.crash and outcome.crash.replace(str(old), str(new))
+    messages = tuple(message.replace(str(old), str(new)) for message in outcome.messages)
+    return _checked(result.folder, result.name, (replace(outcome, messages=messages, crash=crash),), findings)
 
 
 def _checked(path: Path, title: str, outcomes: tuple[Outcome, ...], findings: list[Finding]) -> Checked:
     """Makes the findings agree with the official verdict, and sorts them."""
-    passed = all(outcome.passed for outcome in outcomes)
-    if passed:
-        explained = any(finding.source in _OFFICIAL and finding.severity != NOTE for finding in findings)
-        findings = [_accepted(finding) for finding in findings]
-        findings += [] if explained else _said_in_passing(path, outcomes)
-    elif not failed([finding for finding in findings if finding.source in _OFFICIAL]):
-        findings = findings + [_unexplained(path, outcome) for outcome in outcomes if not outcome.passed]
-    findings = sorted(findings, key=lambda finding: _ORDER[finding.severity])
+    known = [finding for finding in findings if finding.source in _OFFICIAL]
+    rule = "the official checkers pass"
+    if all(outcome.passed for outcome in outcomes):
+        accepted = "the official checker accepts it"
+        findings = [
+            replace(one, severity=WARNING, hint=accepted) if one.source in _OFFICIAL and one.severity == ERROR else one
+            for one in findings
+        ]
+        if all(finding.severity == NOTE for finding in known):  # then its warnings are not explained
+            said = [(outcome.tool, message.split("\n")[0]) for outcome in outcomes for message in outcome.messages]
+            for tool, message in dict.fromkeys(said):
+                message, hint = f"the official {tool} says: {message}", "its own words; it passes"
+                findings.append(Finding(NOTE, message, "package", path, rule=rule, hint=hint))
+    elif all(finding.severity != ERROR for finding in known):
+        for outcome in (outcome for outcome in outcomes if not outcome.passed):
+            why = f"crashes: {outcome.crash}" if outcome.crash else "; ".join(outcome.messages) or "gives no reason"
+            source = "repository" if outcome.tool == "repo_checker" else "package"
+            message = f"the official {outcome.tool} {why}"
+            findings = [*findings, Finding(ERROR, message, source, path, rule=rule, hint="its own words")]
+    findings = sorted(findings, key=lambda finding: (ERROR, WARNING, NOTE).index(finding.severity))
     return Checked(path, title, outcomes, tuple(findings))
 
 
-def _accepted(finding: Finding) -> Finding:
-    if finding.source not in _OFFICIAL or finding.severity != ERROR:
-        return finding
-    return replace(finding, severity=WARNING, hint="the official checker accepts it")
+def _check_round(result: Result) -> Iterator[Finding]:
+    if result.other_ruleset is not None:
+        message = f"no log complies with ruleset {result.ruleset}, but with {result.other_ruleset}"
+        hint = f"check with --ruleset {result.other_ruleset} where the result is of that round"
+        yield Finding(NOTE, message, file=result.folder, rule="each round has its ruleset", hint=hint)
 
 
-def _said_in_passing(path: Path, outcomes: tuple[Outcome, ...]) -> list[Finding]:
-    """Warnings of an official checker that passes all the same."""
-    said = dict.fromkeys((outcome.tool, message.split("\n")[0]) for outcome in outcomes for message in outcome.messages)
-    return [
-        Finding(
-            severity=NOTE,
-            message=f"the official {tool} says: {message}",
-            source="package",
-            file=path,
-            rule="the official checkers pass",
-            hint="its own words; it passes",
-        )
-        for tool, message in said
-    ]
-
-
-def _unexplained(path: Path, outcome: Outcome) -> Finding:
-    said = f"crashes: {outcome.crash}" if outcome.crash else "; ".join(outcome.messages) or "gives no reason"
-    return Finding(
-        severity=ERROR,
-        message=f"the official {outcome.tool} {said}",
-        source="repository" if outcome.tool == "repo_checker" else "package",
-        file=path,
-        rule="the official checkers pass",
-        hint="its own words",
-    )
-
-
-def _compliance(result: Result) -> list[Finding]:
-    """The compliance findings of every run; one failing run of a full set is accepted as the slowest."""
-    found: list[Finding] = []
-    for run in result.runs:
-        found += map(_accept_one, run.findings) if run is result.accepted_failure else run.findings
-    return found
-
-
-def _round(result: Result) -> list[Finding]:
-    if result.other_ruleset is None:
-        return []
-    return [
-        Finding(
-            severity=NOTE,
-            message=f"no log complies with ruleset {result.ruleset}, but with {result.other_ruleset}",
-            source="rules",
-            file=result.folder,
-            rule="each round has its ruleset",
-            hint=f"check with --ruleset {result.other_ruleset} where the result is of that round",
-        )
-    ]
-
-
-def _count(result: Result) -> list[Finding]:
-    found = []
+def _check_count(result: Result) -> Iterator[Finding]:
     if len(result.runs) != REQUIRED_RUNS:
         alone = result.division == "open" and tree.organization(result.folder) is None
         hint = "run the missing trials" if len(result.runs) < REQUIRED_RUNS else "choose ten before looking"
-        found.append(
-            Finding(
-                severity=NOTE if alone else ERROR,
-                message=f"holds {len(result.runs)} of {REQUIRED_RUNS} result_*.txt",
-                source="runs",
-                file=result.folder,
-                rule=f"a {'submitted ' if alone else ''}BERT result has exactly {REQUIRED_RUNS} runs",
-                hint="fine for runs of your own" if alone else hint,
-            )
-        )
+        message = f"holds {len(result.runs)} of {REQUIRED_RUNS} result_*.txt"
+        rule = f"a {'submitted ' if alone else ''}BERT result has exactly {REQUIRED_RUNS} runs"
+        hint = "fine for runs of your own" if alone else hint
+        yield Finding(NOTE if alone else ERROR, message, "runs", result.folder, rule=rule, hint=hint)
     for path, reason in result.unreadable.items():
         rule, hint = "every result_*.txt is a log", "remove it, or make it readable"
-        found.append(Finding(severity=ERROR, message=reason, source="rules", file=path, rule=rule, hint=hint))
+        yield Finding(ERROR, reason, file=path, rule=rule, hint=hint)
     for trial, reason in result.crashes.items():
-        found.append(
-            Finding(
-                severity=WARNING,
-                message=f"trial {trial} left no result: {reason}",
-                source="rules",
-                file=result.folder / f"failed_{trial}.txt",
-                rule="a run that was started counts, unless the system broke",
-                hint="correct the cause, and run the trial again",
-            )
-        )
-    return found
+        message, path = f"trial {trial} left no result: {reason}", result.folder / f"failed_{trial}.txt"
+        rule = "a run that was started counts, unless the system broke"
+        hint = "correct the cause, and run the trial again"
+        yield Finding(WARNING, message, file=path, rule=rule, hint=hint)
+
+
+def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings of one rule together, in the order of the first."""
+    found: dict[tuple[str | None, ...], list[Finding]] = {}
+    for finding in findings:
+        key = (finding.severity, finding.source, finding.message, finding.rule, finding.hint)
+        found.setdefault(key, []).append(finding)
+    return list(found.values())
+
+
+def subject(group: Sequence[Finding], base: Path) -> str:
+    """Which keys or files, and what about them."""
+    names = [finding.key for finding in group if finding.key]
+    if not names:
+        names = [place for finding in group if (place := _file(finding, base))]
+    names = list(dict.fromkeys(names))
+    prefix = f"{', '.join(names[:_MOST_PLACES])}{_more(names)} " if names else ""
+    return text(prefix + group[0].message)
+
+
+def shortened(rule: str) -> str:
+    """A rule at a length for reading."""
+    return rule if len(rule) <= _LONGEST_RULE else f"{' '.join(rule[:_LONGEST_RULE].split())} ..."
+
+
+def places(group: Sequence[Finding], base: Path) -> str:
+    """Files with the lines of each."""
+    files: dict[str, list[str]] = {}
+    for finding in group:
+        lines = files.setdefault(_file(finding, base), [])
+        if finding.line is not None and str(finding.line) not in lines:
+            lines.append(str(finding.line))
+    found = [f"{name}:{','.join(lines)}" if lines else name for name, lines in files.items() if name]
+    return ", ".join(found[:_MOST_PLACES]) + _more(found)
+
+
+def _more(names: Sequence[str]) -> str:
+    return f" and {len(names) - _MOST_PLACES} more" if len(names) > _MOST_PLACES else ""
+
+
+def _file(finding: Finding, base: Path) -> str:
+    """The file, relative to the checked folder where that is shorter; empty for that folder itself."""
+    if finding.file is None or finding.file == base:
+        return ""
+    name = str(finding.file)
+    with contextlib.suppress(ValueError):  # other drives
+        name = min(name, os.path.relpath(finding.file, base if base.is_dir() else base.parent), key=len)
+    return name
+
+
+def with_places(group: Sequence[Finding], base: Path) -> str:
+    """``subject`` and the files it is about."""
+    files = places(group, base)
+    return f"{subject(group, base)}, in {text(files)}" if files and group[0].key else subject(group, base)

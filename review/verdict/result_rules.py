@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from review.logs.findings import ERROR, NOTE, WARNING, Finding
-from review.logs.mllog import Event, number, text
+from review.logs.mllog import number, text
+from review.logs.output import ERROR, NOTE, WARNING, Finding
 from review.results.run import OPTIMIZATION, Run
 from review.results.score import Result
-from review.verdict.in_log import in_log
 from review.verdict.training_rules import SUBMISSION
 
 _LEAST_SERIES = 4  # evaluations from which two runs do not have the same accuracies by chance
@@ -20,27 +19,14 @@ _LEAST_SERIES = 4  # evaluations from which two runs do not have the same accura
 
 def check_runs(result: Result) -> list[Finding]:
     """The rules that the runs of a result can only break together."""
-    found = [*_check_copies(result), *_check_overlap(result), *_check_names(result)]
+    rule = "all runs of a result are of one submitter, system and division"
+    alike = _check_alike(result, SUBMISSION, rule, "keep results of different systems apart")
+    found = [*_check_copies(result), *_check_overlap(result), *alike]
     if result.division == "closed":
-        found += [*_check_hyperparameters(result), *_check_seeds(result), *_check_reference(result)]
+        rule = "all runs of a result have the same hyper-parameters"
+        hint = "run again with one configuration, or submit the runs as two results"
+        found += [*_check_alike(result, OPTIMIZATION, rule, hint), *_check_seeds(result), *_check_reference(result)]
     return found
-
-
-def _common(values: list[str]) -> str:
-    return Counter(values).most_common(1)[0][0]
-
-
-def _differing(result: Result, key: str) -> Iterator[tuple[Run, Event | None, str, str]]:
-    """(run, event, its value, the common value) where a key differs from most runs."""
-    runs = [run for run in result.runs if run.log.events and run is not result.accepted_failure]
-    events = [(run, run.log.first(key)) for run in runs]
-    values = ["missing" if event is None else _canonical(event.value) for _, event in events]
-    if len(set(values)) < 2:
-        return
-    common = _common(values)
-    for (run, event), value in zip(events, values, strict=True):
-        if value != common:
-            yield run, event, value, common
 
 
 def _canonical(value: Any) -> str:
@@ -48,22 +34,17 @@ def _canonical(value: Any) -> str:
     return text(value) if found is None else f"{found:.12g}"  # 100 and 100.0 are one
 
 
-def _check_hyperparameters(result: Result) -> Iterator[Finding]:
-    for key in OPTIMIZATION:
-        for run, event, value, common in _differing(result, key):
-            rule = "all runs of a result have the same hyper-parameters"
-            hint = "run again with one configuration, or submit the runs as two results"
-            message = f"is {value}, of most runs {common}"
-            yield in_log(run, ERROR, message, rule, hint, event, key)
-
-
-def _check_names(result: Result) -> Iterator[Finding]:
-    for key in SUBMISSION:
-        severity = ERROR if key == "submission_division" else WARNING
-        for run, event, value, common in _differing(result, key):
-            rule = "all runs of a result are of one submitter, system and division"
-            message = f"is {value}, of most runs {common}"
-            yield in_log(run, severity, message, rule, "keep results of different systems apart", event, key)
+def _check_alike(result: Result, keys: Sequence[str], rule: str, hint: str) -> Iterator[Finding]:
+    """What is the same in all runs. The name of who submits is worth a warning, all else an error."""
+    runs = [run for run in result.runs if run.log.events and run is not result.accepted_failure]
+    for key in keys:
+        severity = WARNING if key in SUBMISSION and key != "submission_division" else ERROR
+        events = [run.log.first(key) for run in runs]
+        values = ["missing" if event is None else _canonical(event.value) for event in events]
+        common = Counter(values).most_common(1)[0][0] if values else ""
+        for run, event, value in zip(runs, events, values, strict=True):
+            if value != common:
+                yield run.finding(severity, f"is {value}, of most runs {common}", rule, hint, event, key)
 
 
 def _check_seeds(result: Result) -> Iterator[Finding]:
@@ -73,54 +54,41 @@ def _check_seeds(result: Result) -> Iterator[Finding]:
         events = run.log.all("seed")
         if len({_canonical(event.value) for event in events}) > 1:
             message = f"is logged {len(events)} times with different values"
-            yield in_log(run, WARNING, message, "a run has one seed", "log it once, on rank 0", events[1])
+            yield run.finding(WARNING, message, "a run has one seed", "log it once, on rank 0", events[1])
         for value in {_canonical(event.value) for event in events}:
             other = first.setdefault(value, run)
             if other is not run:
                 event = next(event for event in events if _canonical(event.value) == value)
                 rule = "seeds come from the clock or the system's randomness, so that no two runs share one"
                 hint = "leave SEED unset, and run again"
-                yield in_log(run, WARNING, f"is {value}, as in {other.path.name}", rule, hint, event)
+                yield run.finding(WARNING, f"is {value}, as in {other.path.name}", rule, hint, event)
         seeds += [int(event.value) for event in events[:1] if number(event.value) is not None]
     ordered = sorted(set(seeds))
     if len(ordered) > 2 and all(b - a == 1 for a, b in itertools.pairwise(ordered)):
-        yield Finding(
-            severity=WARNING,
-            message=f"runs from {ordered[0]} to {ordered[-1]} without a gap",
-            source="rules",
-            file=result.folder,
-            key="seed",
-            rule="seeds come from the clock or the system's randomness",
-            hint="leave SEED unset",
-        )
+        message = f"runs from {ordered[0]} to {ordered[-1]} without a gap"
+        rule = "seeds come from the clock or the system's randomness"
+        yield Finding(WARNING, message, file=result.folder, key="seed", rule=rule, hint="leave SEED unset")
 
 
 def _check_copies(result: Result) -> Iterator[Finding]:
-    first: dict[tuple[float, float], Run] = {}
+    """Two runs with one clock, or with the same accuracies to the last digit, whatever clock and seed say."""
+    clocks: dict[tuple[float, float], Run] = {}
+    accuracies: dict[tuple[float, ...], Run] = {}
+    rule = "each log is of a run of its own"
     for run in result.runs:
         if run.run_start is None or run.run_stop is None:
             continue
-        other = first.setdefault((run.run_start.time_ms, run.run_stop.time_ms), run)
+        other = clocks.setdefault((run.run_start.time_ms, run.run_stop.time_ms), run)
         if other is not run:
             message = f"is that of {other.path.name}, and so is run_stop"
-            yield in_log(run, ERROR, message, "each log is of a run of its own", "remove the copy", run.run_start)
-    yield from _check_series(result)
-
-
-def _check_series(result: Result) -> Iterator[Finding]:
-    """Two runs with the same accuracies to the last digit: a copy, whatever its clock and its seed say."""
-    first: dict[tuple[float, ...], Run] = {}
+            yield run.finding(ERROR, message, rule, "remove the copy", run.run_start)
     for run in result.runs:
         series = tuple(evaluation.accuracy for evaluation in run.evaluations)
-        if len(series) < _LEAST_SERIES:
-            continue
-        other = first.setdefault(series, run)
+        other = accuracies.setdefault(series, run) if len(series) >= _LEAST_SERIES else run
         if other is not run:
-            rule, hint = "each log is of a run of its own", "remove the copy, and run the trial again"
-            event = run.log.first("eval_accuracy")
-            yield in_log(
-                run, ERROR, f"is that of {other.path.name} in all {len(series)} evaluations", rule, hint, event
-            )
+            message = f"is that of {other.path.name} in all {len(series)} evaluations"
+            hint = "remove the copy, and run the trial again"
+            yield run.finding(ERROR, message, rule, hint, run.log.first("eval_accuracy"))
 
 
 def _check_overlap(result: Result) -> Iterator[Finding]:
@@ -128,15 +96,9 @@ def _check_overlap(result: Result) -> Iterator[Finding]:
     spans = sorted((run.run_start.time_ms, run.run_stop.time_ms, run.path.name) for run in timed)  # type: ignore[union-attr]
     pairs = [(a[2], b[2]) for a, b in itertools.pairwise(spans) if b[0] < a[1]]
     if pairs:
-        yield Finding(
-            severity=NOTE,
-            message=f"{pairs[0][1]} starts while {pairs[0][0]} is running; {len(pairs)} such pairs",
-            source="rules",
-            file=result.folder,
-            key="run_start",
-            rule="a run has its system to itself",
-            hint="fine where they ran on different machines of the same kind",
-        )
+        message = f"{pairs[0][1]} starts while {pairs[0][0]} is running; {len(pairs)} such pairs"
+        rule, hint = "a run has its system to itself", "fine where they ran on different machines of the same kind"
+        yield Finding(NOTE, message, file=result.folder, key="run_start", rule=rule, hint=hint)
 
 
 def _check_reference(result: Result) -> Iterator[Finding]:
@@ -150,39 +112,30 @@ def _check_reference(result: Result) -> Iterator[Finding]:
         if event and reference is not None and logged is not None and not math.isclose(reference, logged, rel_tol=1e-9):
             rule = f"the reference runs of batch {point.batch_size:,} have {reference:g}"
             hint = "allowed: the RCP test is on samples, not on hyper-parameters"
-            yield in_log(run, NOTE, f"is {logged:g}, not the reference's", rule, hint, event)
+            yield run.finding(NOTE, f"is {logged:g}, not the reference's", rule, hint, event)
 
 
 def rcp_findings(result: Result) -> list[Finding]:
     """The RCP test as findings, as the official checker judges."""
-    test = result.rcp_test
+    test, mean = result.rcp_test, result.mean_samples
     if test is None:
         return []
-    point, mean = test.point, result.mean_samples
+    point, severity = test.point, ERROR
     if test.passed:
         if test.scaling_factor == 1.0 or point is None or mean is None:
             return []
+        severity = NOTE
         message = f"mean of {mean:,.0f} samples is below the reference's {point.mean:,.0f}"
         rule = f"the score is multiplied by {test.scaling_factor:.6f}"
-        return [_of_folder(result, NOTE, message, rule, "allowed; slower convergence would not be scaled")]
-    if point is None or mean is None:
+        hint = "allowed; slower convergence would not be scaled"
+    elif point is None or mean is None:
         failing = [run.path.name for run in result.runs if not run.converged]
         names = f": {', '.join(failing)}" if failing and result.batch_size is not None else ""
+        message = f"test fails: {test.reason}{names}"
         rule = "at most one run of ten misses the target, all have one batch size, and a reference point covers it"
-        return [_of_folder(result, ERROR, f"test fails: {test.reason}{names}", rule, "see the runs that are named")]
-    message = f"test fails: mean of {mean:,.0f} samples, the minimum is {point.minimum:,.0f} ({test.reason})"
-    rule = "the olympic mean of samples to the target is at least the reference's mean / maximal speed-up"
-    hint = "check epoch_num and the data; else ask for a reference point of these hyper-parameters"
-    return [_of_folder(result, ERROR, message, rule, hint)]
-
-
-def _of_folder(result: Result, severity: str, message: str, rule: str, hint: str) -> Finding:
-    return Finding(
-        severity=severity,
-        message=message,
-        source="rcp",
-        file=result.folder,
-        key="RCP",
-        rule=rule,
-        hint=hint,
-    )
+        hint = "see the runs that are named"
+    else:
+        message = f"test fails: mean of {mean:,.0f} samples, the minimum is {point.minimum:,.0f} ({test.reason})"
+        rule = "the olympic mean of samples to the target is at least the reference's mean / maximal speed-up"
+        hint = "check epoch_num and the data; else ask for a reference point of these hyper-parameters"
+    return [Finding(severity, message, "rcp", result.folder, key="RCP", rule=rule, hint=hint)]

@@ -10,11 +10,13 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from review.logs import tree
-from review.logs.findings import ERROR, NOTE, WARNING, Finding
 from review.logs.mllog import number, text
+from review.logs.output import ERROR, NOTE, WARNING, Finding, ReviewError
+from review.results.run import Run
 from review.results.score import Result
 from review.rulebook.description import FIELDS, STATUSES
 
@@ -32,80 +34,38 @@ _BYPASSES = ("rcp-bypass", "seed-checker-bypass")
 
 
 def _finding(severity: str, message: str, file: Path, rule: str, hint: str, key: str | None = None) -> Finding:
-    return Finding(severity=severity, message=message, source="rules", file=file, key=key, rule=rule, hint=hint)
+    return Finding(severity, message, file=file, key=key, rule=rule, hint=hint)
 
 
 def check_folder(result: Result) -> list[Finding]:
     """The folder of a result within its submission."""
-    found = _check_name(result.folder) + _check_strays(result.folder)
-    found += _check_parameters(result.folder) + _check_parameters(result.folder.parent)
-    found += _check_scaling(result)
-    system = tree.system_file(result.folder)
-    content = tree.read_json(system) if system else None
-    if system is not None and content is not None:
-        logged = {text(run.log.value("submission_division")) for run in result.runs} - {"null"}
-        if content.get("division") in ("closed", "open") and logged and logged != {content["division"]}:
-            rule = "the logs and the system description name one division; the official checkers go by the description"
-            message = f"is {content['division']!r}, in the logs {' and '.join(map(repr, sorted(logged)))}"
-            found.append(_finding(WARNING, message, system, rule, "correct the wrong one", "division"))
-        found += _check_against_logs(result, content, system)
-        submitter = content.get("submitter")
-        logged_submitter = (result.organization or "").casefold()
-        if isinstance(submitter, str) and logged_submitter not in ("", submitter.casefold()):
-            rule, hint = "the logs and the system description name one submitter", "correct the wrong one"
-            message = f"is {submitter!r}, in the logs {result.organization!r}"
-            found.append(_finding(WARNING, message, system, rule, hint, "submitter"))
-    return found
-
-
-def categories(status: object) -> frozenset[str]:
-    """What submission_status a log of a system of this status may have; none where the status is none of the rules'.
-
-    The status is spelt in several ways over the rounds; bare "available" does not say where.
-    """
-    words = re.sub(r"[^a-z]+", " ", str(status).casefold()).strip()
-    return next((logged for pattern, logged in _CATEGORIES if re.fullmatch(pattern, words)), frozenset())
-
-
-def _check_against_logs(result: Result, content: dict[str, object], system: Path) -> list[Finding]:
-    """Category and number of accelerators, in the description and in the logs."""
-    found, hint = [], "correct the wrong one"
-    logged = {text(run.log.value("submission_status")) for run in result.runs if run.log.events} - {"null", ""}
-    status = content.get("status")
-    wanted = categories(status)
-    if logged and wanted and not logged <= wanted:
-        rule = "the logs and the system description name one category: available (on-premise, cloud), preview, research"
-        message = f"is {status!r}, in the logs {' and '.join(map(repr, sorted(logged)))}"
-        found.append(_finding(WARNING, message, system, rule, hint, "status"))
-    accelerators = tree.count_accelerators(result.folder, 0)
-    ranks = {len(run.log.all("init_start")) for run in result.runs if run.log.events}
-    if accelerators and len(ranks) == 1 and (count := ranks.pop()) > 1 and count != accelerators:
-        rule = "one rank for each accelerator logs init_start"
-        message = f"makes {accelerators} accelerators in all, {count} ranks log init_start"
-        found.append(_finding(WARNING, message, system, rule, hint, "accelerators_per_node"))
-    return found
-
-
-def _check_name(folder: Path) -> list[Finding]:
+    folder, found = result.folder, []
     name = folder.resolve().name
-    if name == BENCHMARK:
-        return []
-    rule = f"results lie in results/SYSTEM/{BENCHMARK}; the official tools skip other names and still say success"
-    return [_finding(ERROR, f"is named {name!r}", folder, rule, f"rename it to {BENCHMARK}")]
+    if name != BENCHMARK:
+        rule = f"results lie in results/SYSTEM/{BENCHMARK}; the official tools skip other names and still say success"
+        found.append(_finding(ERROR, f"is named {name!r}", folder, rule, f"rename it to {BENCHMARK}"))
+    try:
+        expected = {path.name for path in tree.result_files(folder)} | {"scaling.json", PARAMETERS, "power"}
+        strays = sorted(name for name in os.listdir(folder) if name not in expected and not name.startswith("."))
+    except OSError as error:
+        raise ReviewError(f"{folder}: {error.strerror}") from None
+    if strays:
+        shown = ", ".join(strays[:5]) + (f" and {len(strays) - 5} more" if len(strays) > 5 else "")
+        rule = "a result folder holds result_*.txt, scaling.json and power/"
+        hint = "move them out, or rename logs to result_N.txt"
+        found.append(_finding(WARNING, f"also holds {shown}", folder, rule, hint))
+    found += _check_parameters(folder / PARAMETERS) + _check_parameters(folder.parent / PARAMETERS)
+    scaling = folder / "scaling.json"
+    factor = number((tree.read_json(scaling) or {}).get("scaling_factor"))
+    if scaling.exists() and (factor is None or not math.isclose(factor, result.scaling_factor, rel_tol=1e-9)):
+        says = "" if factor is None else f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}"
+        message, hint = says or "has no scaling_factor", "delete it; the package checker writes it again"
+        rule = "the official summarizer multiplies the time by what it finds here"
+        found.append(_finding(WARNING, message, scaling, rule, hint, "scaling_factor"))
+    return [*found, *_check_against_logs(result)]
 
 
-def _check_strays(folder: Path) -> list[Finding]:
-    expected = {path.name for path in tree.result_files(folder)} | {"scaling.json", PARAMETERS, "power"}
-    strays = sorted(name for name in os.listdir(folder) if name not in expected and not name.startswith("."))
-    if not strays:
-        return []
-    shown = ", ".join(strays[:5]) + (f" and {len(strays) - 5} more" if len(strays) > 5 else "")
-    rule = "a result folder holds result_*.txt, scaling.json and power/"
-    return [_finding(WARNING, f"also holds {shown}", folder, rule, "move them out, or rename logs to result_N.txt")]
-
-
-def _check_parameters(folder: Path) -> list[Finding]:
-    path = folder / PARAMETERS
+def _check_parameters(path: Path) -> list[Finding]:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     except OSError:
@@ -123,18 +83,48 @@ def _check_parameters(folder: Path) -> list[Finding]:
     return found
 
 
-def _check_scaling(result: Result) -> list[Finding]:
-    path = result.folder / "scaling.json"
-    if not path.exists():
-        return []
-    factor = number((tree.read_json(path) or {}).get("scaling_factor"))
-    if factor is not None and math.isclose(factor, result.scaling_factor, rel_tol=1e-9):
-        return []
-    said = (
-        "has no scaling_factor" if factor is None else f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}"
-    )
-    rule = "the official summarizer multiplies the time by what it finds here"
-    return [_finding(WARNING, said, path, rule, "delete it; the package checker writes it again", "scaling_factor")]
+def categories(status: object) -> frozenset[str]:
+    """What submission_status a log of a system of this status may have; none where the status is none of the rules'.
+
+    The status is spelt in several ways over the rounds; bare "available" does not say where.
+    """
+    words = re.sub(r"[^a-z]+", " ", str(status).casefold()).strip()
+    return next((logged for pattern, logged in _CATEGORIES if re.fullmatch(pattern, words)), frozenset())
+
+
+def _check_against_logs(result: Result) -> Iterator[Finding]:
+    """Division, category, number of accelerators and submitter, in the description and in the logs."""
+    system = tree.system_file(result.folder)
+    content = tree.read_json(system) if system else None
+    if system is None or content is None:
+        return
+
+    def differs(key: str, message: str, rule: str) -> Finding:
+        return _finding(WARNING, message, system, rule, "correct the wrong one", key)
+
+    def logged(key: str, runs: Sequence[Run]) -> set[str]:
+        return {text(run.log.value(key)) for run in runs} - {"null"}
+
+    divisions = logged("submission_division", result.runs)
+    if content.get("division") in ("closed", "open") and divisions and divisions != {content["division"]}:
+        rule = "the logs and the system description name one division; the official checkers go by the description"
+        message = f"is {content['division']!r}, in the logs {' and '.join(map(repr, sorted(divisions)))}"
+        yield differs("division", message, rule)
+    statuses = logged("submission_status", [run for run in result.runs if run.log.events]) - {""}
+    wanted = categories(content.get("status"))
+    if statuses and wanted and not statuses <= wanted:
+        rule = "the logs and the system description name one category: available (on-premise, cloud), preview, research"
+        message = f"is {content.get('status')!r}, in the logs {' and '.join(map(repr, sorted(statuses)))}"
+        yield differs("status", message, rule)
+    accelerators = tree.count_accelerators(result.folder, 0)
+    ranks = {len(run.log.all("init_start")) for run in result.runs if run.log.events}
+    if accelerators and len(ranks) == 1 and (count := ranks.pop()) > 1 and count != accelerators:
+        message = f"makes {accelerators} accelerators in all, {count} ranks log init_start"
+        yield differs("accelerators_per_node", message, "one rank for each accelerator logs init_start")
+    submitter, organization = content.get("submitter"), result.organization or ""
+    if isinstance(submitter, str) and organization.casefold() not in ("", submitter.casefold()):
+        message = f"is {submitter!r}, in the logs {organization!r}"
+        yield differs("submitter", message, "the logs and the system description name one submitter")
 
 
 def check_organization(root: Path) -> list[Finding]:

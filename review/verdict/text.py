@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from review.logs.findings import Finding
 from review.logs.mllog import text
-from review.results.display import console
-from review.rulebook.official import Outcome
-from review.verdict.checking import Checked
-from review.verdict.grouping import groups, places, shortened, subject
+from review.logs.output import console, say
+from review.verdict.checking import Checked, groups, places, shortened, subject
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
@@ -23,6 +19,9 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 @contextlib.contextmanager
 def status() -> Iterator[Callable[[str], None]]:
     """A line on a terminal's stderr that says what is going on."""
+    from rich.console import Console
+    from rich.text import Text
+
     err = Console(stderr=True)
     if not err.is_terminal:
         yield lambda message: None
@@ -32,54 +31,42 @@ def status() -> Iterator[Callable[[str], None]]:
 
 
 def print_checked(checked: Sequence[Checked], strict: bool = False) -> None:
-    """Prints everything on stdout, the verdict last."""
-    out = console()
+    """Prints everything on stdout, the verdict last, with how many findings there are in how many places."""
+    out, counts = console(), []
     for one in checked:
         _print_one(one, strict, out)
         out.print()
-    failing = [one for one in checked if not one.passed(strict)]
-    verdict = Text("PASS", "bold green") if not failing else Text("FAIL", "bold red")
-    out.print(Text.assemble(verdict, f": {_counts(checked)}"), soft_wrap=True)
-
-
-def _counts(checked: Sequence[Checked]) -> str:
-    """How many findings of each severity are printed above, and in how many places they are."""
-    parts = []
     for severity in _STYLES:
         found = [group for one in checked for group in groups(one.findings) if group[0].severity == severity]
         if found:
             in_all = sum(len(group) for group in found)
             at = f" at {in_all} places" if in_all > len(found) else ""
-            parts.append(f"{len(found)} {severity}{'s' if len(found) > 1 else ''}{at}")
-    return ", ".join(parts) or "nothing found"
+            counts.append(f"{len(found)} {severity}{'s' if len(found) > 1 else ''}{at}")
+    passed = all(one.passed(strict) for one in checked)
+    verdict = ("PASS", "bold green") if passed else ("FAIL", "bold red")
+    say(out, verdict, f": {', '.join(counts) or 'nothing found'}")
 
 
 def _print_one(one: Checked, strict: bool, out: Console) -> None:
-    passed = one.passed(strict)
-    verdict = Text("pass", "green") if passed else Text("fail", "red")
-    out.print(Text.assemble((text(one.title), "bold"), "  ", verdict), soft_wrap=True)
-    out.print(Text(str(one.path), "dim"), soft_wrap=True)
-    tools = ", ".join(_said(outcome) for outcome in one.outcomes)
-    out.print(Text.assemble(("  official  ", "dim"), tools), soft_wrap=True)
+    from rich.table import Table
+    from rich.text import Text
+
+    say(out, (text(one.title), "bold"), "  ", ("pass", "green") if one.passed(strict) else ("fail", "red"))
+    say(out, (str(one.path), "dim"))
+    tools = []
+    for outcome in one.outcomes:
+        crash = f"crashes: {shortened(text(outcome.crash))}" if outcome.crash else ""
+        tools.append(f"{outcome.tool} {crash or ('passes' if outcome.passed else 'fails')}")
+    say(out, ("  official  ", "dim"), ", ".join(tools))
     for group in groups(one.findings):
-        severity = group[0].severity
-        out.print(Text.assemble((f"  {severity:<10}", _STYLES[severity]), subject(group, one.path)), soft_wrap=True)
-        out.print(_details(group, one.path))
-
-
-def _said(outcome: Outcome) -> str:
-    if outcome.crash:
-        return f"{outcome.tool} crashes: {shortened(text(outcome.crash))}"
-    return f"{outcome.tool} {'passes' if outcome.passed else 'fails'}"
-
-
-def _details(group: Sequence[Finding], base: Path) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    for width in (11, 4, None):
-        grid.add_column(width=width, overflow="fold")
-    first = group[0]
-    at = places(group, base) if any(finding.line or finding.key for finding in group) else ""
-    for label, line in (("at", at), ("rule", f"{shortened(first.rule or '')} [{first.source}]"), ("do", first.hint)):
-        if line:
-            grid.add_row("", Text(label, "dim"), Text(text(line)))
-    return grid
+        first = group[0]
+        say(out, (f"  {first.severity:<10}", _STYLES[first.severity]), subject(group, one.path))
+        grid = Table.grid(padding=(0, 1))
+        for width in (11, 4, None):
+            grid.add_column(width=width, overflow="fold")
+        at = places(group, one.path) if any(finding.line or finding.key for finding in group) else ""
+        rule = f"{shortened(first.rule or '')} [{first.source}]"
+        for label, line in (("at", at), ("rule", rule), ("do", first.hint)):
+            if line:
+                grid.add_row("", Text(label, "dim"), Text(text(line)))
+        out.print(grid)

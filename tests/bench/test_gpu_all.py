@@ -253,7 +253,7 @@ def test_the_first_variant_is_told_before_the_second_is_built(bench, monkeypatch
 
 
 def test_what_triton_needs_and_the_machine_lacks_is_named(bench, monkeypatch, tmp_path):
-    describe = bench("describe_machine")
+    describe = bench("gpu_all")
     assert describe.missing_for_triton() == []
     monkeypatch.setattr(describe.shutil, "which", lambda _: None)
     monkeypatch.setattr(describe.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})

@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import transformers
 
 
 @pytest.fixture
@@ -61,9 +62,9 @@ def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, t
 
 
 def test_operations_are_counted_from_the_real_lengths(bench):
-    common = bench("common")
-    config = common.BertConfig(**common.TINY)
-    batch = common.packed_batches(3, 1, config)[0]
+    torch_lib = bench("torch_lib")
+    config = torch_lib.BertConfig(**torch_lib.TINY)
+    batch = torch_lib.packed_batches(3, 1, config)[0]
     lengths = np.diff(batch.cu_seqlens.numpy())
     expected = 0.0
     for _ in range(config.num_hidden_layers):
@@ -71,47 +72,48 @@ def test_operations_are_counted_from_the_real_lengths(bench):
             linear = 32 * 96 + 32 * 32 + 32 * 64 + 64 * 32  # QKV, output, feed-forward: multiply-adds a token
             expected += 2 * length * linear + 2 * 2 * length * length * 32
     expected += batch.num_masked * 2 * (32 * 32 + 32 * 211) + len(lengths) * 2 * (32 * 32 + 32 * 2)
-    assert common.model_flops(config, batch) == pytest.approx(3 * expected, rel=1e-12)
+    assert torch_lib.model_flops(config, batch) == pytest.approx(3 * expected, rel=1e-12)
 
 
 def test_the_peer_sees_the_same_words_padded_and_packed(bench):
-    common, peers = bench("common"), bench("peers")
-    config = common.BertConfig(**common.TINY)
-    batch = common.packed_batches(3, 1, config)[0]
+    torch_lib, train_step = bench("torch_lib"), bench("train_step")
+    config = torch_lib.BertConfig(**torch_lib.TINY)
+    batch = torch_lib.packed_batches(3, 1, config)[0]
     cpu = torch.device("cpu")
     shape = {name: getattr(config, name) for name in vars(config) if name != "hidden_act"}
     torch.manual_seed(0)
-    model = peers.transformers.BertModel(peers.transformers.BertConfig(**shape, attn_implementation="sdpa")).eval()
+    model = transformers.BertModel(transformers.BertConfig(**shape, attn_implementation="sdpa")).eval()
     found = {}
     for packed in (False, True):
-        inputs = peers.inputs_of(batch, 64, packed, cpu)
+        inputs = train_step.inputs_of(batch, 64, packed, cpu)
         labels = inputs.pop("labels")
         inputs.pop("next_sentence_label")
         hidden = model(**inputs).last_hidden_state[labels >= 0]
         found[packed] = (labels[labels >= 0], hidden)
-        assert len(inputs["input_ids"]) == (batch.num_sequences if not packed else len(peers.rows_of(batch, 64, True)))
-    assert len(peers.rows_of(batch, 64, True)) < batch.num_sequences
+        rows = len(train_step.rows_of(batch, 64, True)) if packed else batch.num_sequences
+        assert len(inputs["input_ids"]) == rows
+    assert len(train_step.rows_of(batch, 64, True)) < batch.num_sequences
     assert torch.equal(found[False][0], found[True][0])
     torch.testing.assert_close(found[False][1], found[True][1], atol=1e-5, rtol=1e-4)
 
 
 def test_tables_say_what_is_unmeasured_and_why(bench, tmp_path):
-    tables = bench("tables")
+    gpu_all = bench("gpu_all")
     target = tmp_path / "evidence.md"
-    target.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
-    tables.write(None, target)
+    target.write_text(f"before\n{gpu_all.BEGIN}\nold\n{gpu_all.END}\nafter\n")
+    gpu_all.write_tables(tmp_path / "none", target)
     text = target.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert text.count("unmeasured") >= len(tables.EXPECTED)
+    assert text.count("unmeasured") >= len(gpu_all.EXPECTED)
     one = {"variant": "ours", "rows": 24, "milliseconds": 33.21, "sequences_per_second": 1445.0, "model_tflops": 690.0,
            "tokens_per_second": 367000, "share_of_ceiling": 0.87, "peak_gib": 12.0}  # fmt: skip
     broken = {"variant": "ours, fp8", "rows": 24, "problem": "OutOfMemoryError: no room"}
     steps = {"stage": "train_step", "ceiling_tflops": 790.0, "machine": {"gpu": "G"}, "groups": {"main": [one, broken]}}
     results = tmp_path / "results.jsonl"
     results.write_text(json.dumps(steps) + "\n")
-    tables.write(results, target)
+    gpu_all.write_tables(results, target)
     text = target.read_text()
     assert "| ours | 24 | 33.21 | 1,445 | 367,000 | 690 | 87% | 12.0 |" in text
     assert "| ours, fp8 | 24 | unmeasured (OutOfMemoryError: no room) |" in text
@@ -119,15 +121,15 @@ def test_tables_say_what_is_unmeasured_and_why(bench, tmp_path):
 
 
 def test_tables_expect_what_is_measured_and_tell_the_worth_of_each_fused_kernel(bench, monkeypatch):
-    tables, train_step = bench("tables"), bench("train_step")
+    gpu_all, train_step = bench("gpu_all"), bench("train_step")
     measured = train_step.groups(on_gpu=True)
-    assert [variant.name for variant in measured["kernels"]] == tables.FUSED_VARIANTS
+    assert [variant.name for variant in measured["kernels"]] == gpu_all.FUSED_VARIANTS
     keys = [(group, variant.name, variant.rows) for group, variants in measured.items() for variant in variants]
-    assert set(tables.EXPECTED) <= set(keys)
+    assert set(gpu_all.EXPECTED) <= set(keys)
     lines = [{"variant": "ours", "milliseconds": 40.0}, {"variant": "ours, FUSED=none", "milliseconds": 60.0},
              {"variant": "ours, without fused lamb", "problem": "no time left"}]  # fmt: skip
     lines = [{"rows": 24} | line for line in lines]
-    text = tables.document([{"stage": "train_step", "ceiling_tflops": 1.0, "groups": {"kernels": lines}}])
+    text = gpu_all.document([{"stage": "train_step", "ceiling_tflops": 1.0, "groups": {"kernels": lines}}])
     assert "| ours, FUSED=none | 60.00 | 1.500 |" in text
     assert "| ours, without fused lamb | unmeasured (no time left) | |" in text
     assert "| ours, without fused bias_gelu | unmeasured | |" in text
@@ -142,19 +144,19 @@ def test_trial_run_writes_no_tables(repository, tmp_path):
 
 
 def test_tables_refuse_a_document_without_markers_and_a_foreign_results_file(bench, tmp_path, capsys, monkeypatch):
-    tables = bench("tables")
+    gpu_all = bench("gpu_all")
     (tmp_path / "plain.md").write_text("no markers\n")
     (tmp_path / "foreign.jsonl").write_text("not json\n")
-    (tmp_path / "good.md").write_text(f"{tables.BEGIN}\n{tables.END}\n")
+    (tmp_path / "good.md").write_text(f"{gpu_all.BEGIN}\n{gpu_all.END}\n")
     for results, target, reason in (("none", "plain.md", "once each"), ("foreign.jsonl", "good.md", "not a results")):
-        arguments = ["tables.py", "--results", str(tmp_path / results), "--document", str(tmp_path / target)]
+        arguments = ["gpu_all.py", "tables", "--results", str(tmp_path / results), "--document", str(tmp_path / target)]
         monkeypatch.setattr(sys, "argv", arguments)
         before = (tmp_path / target).read_text()
-        assert tables.main() == 2
+        assert gpu_all.main() == 2
         assert reason in capsys.readouterr().err
         assert (tmp_path / target).read_text() == before
 
 
 def test_document_in_the_tree_has_the_markers(repository, bench):
     text = (repository / "docs" / "evidence.md").read_text()
-    assert text.count(bench("tables").BEGIN) == text.count(bench("tables").END) == 1
+    assert text.count(bench("gpu_all").BEGIN) == text.count(bench("gpu_all").END) == 1

@@ -119,35 +119,35 @@ def test_transfers_cost_only_what_the_pass_does_not_hide(repository, monkeypatch
 
 def test_measured_parts_stand_beside_the_modelled_ones_the_slowest_first(repository, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(repository / "bench"))
-    parts = importlib.import_module("parts")
+    train_step = importlib.import_module("train_step")
     kernels = {
         "bias_gelu__forward": 2.0, "dropout_add_layer_norm__backward": 9.0, "nvjet_hsh_128x256_64x4_TNT": 60.0,
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16": 5.0, "attention_triton__key_gradient": 7.0,
         "sm90_xmma_gemm_bf16": 4.0, "Memcpy DtoD": 1.0, "lamb__moments": 3.0,
     }  # fmt: skip
-    found = parts.by_part(kernels.items())
+    found = train_step.by_part(kernels.items())
     assert found == {"GELU": 2, "LayerNorm": 9, "products": 64, "attention": 12, "other": 1, "LAMB": 3}
     results = tmp_path / "results.jsonl"
     profile = {"profile": "bf16", "rows": 48, "parts": found}
     results.write_text("\n".join(map(json.dumps, [profile | {"rows": 24}, profile, profile | {"profile": "fp8"}])))
     modelled = {"products forward": 20.0, "products backward": 40.0, "LayerNorm": 5.5, "GELU": 6.0, "casts": 1.0}
-    table = parts.beside(modelled, results, "bf16", 48)
+    table = train_step.beside(modelled, results, "bf16", 48)
     assert next(iter(table)) == "attention"
     assert table["products"] == {"modelled": 60.0, "measured": 64.0, "difference": 4.0}
     assert list(table)[-1] == "GELU"
     with pytest.raises(SystemExit, match="not a results file"):
-        parts.beside(modelled, tmp_path / "absent", "bf16", 48)
+        train_step.beside(modelled, tmp_path / "absent", "bf16", 48)
     with pytest.raises(SystemExit, match="no profile of 96 rows in bf16"):
-        parts.beside(modelled, results, "bf16", 96)
+        train_step.beside(modelled, results, "bf16", 96)
 
 
 def test_every_triton_kernel_has_a_part_and_tells_its_module_in_a_profile(repository, monkeypatch):
     monkeypatch.syspath_prepend(str(repository / "bench"))
-    parts = importlib.import_module("parts")
+    train_step = importlib.import_module("train_step")
     names = {
         path.stem
         for path in (repository / "implementations/bert/kernels").glob("*.py")
         if "\n@jit\n" in path.read_text()
     }
-    helpers = {"arithmetic", "dropout", "triton_support", "assembly_check"}  # launched by others, or never in a step
-    assert names - helpers == set(parts.PARTS)
+    helpers = {"dropout", "triton_support", "assembly_check"}  # launched by others, or never in a step
+    assert names - helpers == set(train_step.PARTS)

@@ -43,7 +43,7 @@ def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:
 def prepare_options(folder: Path, *more: str) -> argparse.Namespace:
     """Options of a quick preparation of `folder`."""
     line = ["--outputdir", str(folder), "--skip-download", "--dupe-factor", "2", "--max-seq-length", "64"]
-    return prepare.make_parser().parse_args([*line, "--jobs", "1", *more])
+    return prepare.add_options(argparse.ArgumentParser()).parse_args([*line, "--jobs", "1", *more])
 
 
 def prepared_digests(folder: Path) -> dict[str, str]:
@@ -69,7 +69,7 @@ def downloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = tmp_path_factory.mktemp("text") / "text"
     corpus.write_text(text, made_up_documents(60))
     options = ["--input", str(text), "--outputdir", str(folder), "--num-files", "3", "--vocab-size", "800"]
-    subprocess.run([sys.executable, "-m", "input_preprocessing.corpus", *options], check=True)
+    subprocess.run([sys.executable, "-m", "input_preprocessing", "corpus", *options], check=True)
     return folder
 
 

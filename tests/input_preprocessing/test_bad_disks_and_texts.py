@@ -93,8 +93,8 @@ def test_a_full_disk_is_told_and_leaves_no_partial_file(small_disk: Path, tmp_pa
 
 
 def test_a_preparation_stops_on_a_small_disk_before_it_starts(small_disk: Path, downloaded: Path) -> None:
-    line = [sys.executable, "-m", "input_preprocessing.prepare", "--outputdir", small_disk / "data", "--skip-download",
-            "--downloaddir", downloaded / "download", "--packed-data"]  # fmt: skip
+    line = [sys.executable, "-m", "input_preprocessing", "prepare", "--outputdir", small_disk / "data",
+            "--skip-download", "--downloaddir", downloaded / "download", "--packed-data"]  # fmt: skip
     done = subprocess.run(list(map(str, line)), capture_output=True, text=True, check=False)
     assert done.returncode == 1
     told, refused = done.stderr.splitlines()
@@ -193,7 +193,7 @@ def test_a_line_of_100_mb_takes_less_than_3_gb(tmp_path: Path) -> None:
         for _ in range(100):
             file.write("the cat sat café " * 58_824)
         file.write("\n\nthe cat\nsat\n")
-    line = [sys.executable, "-m", "input_preprocessing.instances", "--input-file", tmp_path / "text", "--vocab-file",
+    line = [sys.executable, "-m", "input_preprocessing", "instances", "--input-file", tmp_path / "text", "--vocab-file",
             tmp_path / "vocab.txt", "--output-file", tmp_path / "out.hdf5", "--dupe-factor", "2"]  # fmt: skip
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     subprocess.run(list(map(str, line)), check=True)

@@ -9,7 +9,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from input_preprocessing.commands import STAGES, overview
+from input_preprocessing import STAGES
+from input_preprocessing.__main__ import overview
 
 # As documented and used for as long as the stages exist; a name may be added, none may go.
 NAMES = {
@@ -27,11 +28,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_stage_answers_to_the_name_that_users_know() -> None:
     assert set(STAGES) >= NAMES
     with ThreadPoolExecutor(2) as pool:
-        answers = pool.map(lambda name: run(f"input_preprocessing.{name}", "--help"), STAGES)
-    for name, answer in zip(STAGES, answers, strict=True):
+        answers = pool.map(lambda name: run("input_preprocessing", name, "--help"), STAGES)
+        by_module = pool.map(lambda name: run(f"input_preprocessing.{name}", "--help"), STAGES)
+    for name, answer, same in zip(STAGES, answers, by_module, strict=True):
         assert answer.returncode == 0, answer.stderr
-        assert answer.stdout.startswith(f"usage: python -m input_preprocessing.{name} "), name
+        assert answer.stdout.startswith(f"usage: python -m input_preprocessing {name} "), name
         assert not answer.stderr
+        assert (same.returncode, same.stdout, same.stderr) == (0, answer.stdout, "")
 
 
 def test_the_package_lists_its_stages() -> None:
@@ -40,13 +43,16 @@ def test_the_package_lists_its_stages() -> None:
     assert answer.stdout == overview() + "\n"
     lines = [line.split(None, 1) for line in answer.stdout.splitlines() if line.startswith("  ")]
     assert [name for name, _ in lines] == list(STAGES)
-    assert run("input_preprocessing", "pack").returncode == 2
+    assert run("input_preprocessing", "--help").stdout == answer.stdout
+    mistaken = run("input_preprocessing", "pakc")
+    assert (mistaken.returncode, mistaken.stdout) == (2, "")
+    assert mistaken.stderr == "python -m input_preprocessing: no stage 'pakc'; did you mean pack?\n"
 
 
 def test_every_command_line_is_a_listed_stage(repository: Path) -> None:
     root = repository / "input_preprocessing"
-    found = {}
+    found = set()
     for path in root.rglob("*.py"):
-        for name in re.findall(r'stage_parser\("(\w+)"', path.read_text(encoding="utf-8")):
-            found[name] = ".".join(path.relative_to(root).with_suffix("").parts)
-    assert found == {name: module for name, (module, _) in STAGES.items()}
+        for name in re.findall(r"^def (\w*main)\(parser", path.read_text(encoding="utf-8"), re.MULTILINE):
+            found.add(".".join((*path.relative_to(root).with_suffix("").parts, name)))
+    assert found == {function for function, _ in STAGES.values()}

@@ -27,7 +27,7 @@ from input_preprocessing.checkpoints import convert as convert_checkpoint
 from input_preprocessing.dataset import download, finetuning, prepare
 from input_preprocessing.instances import make as instances
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records import bins, evalset, export_records, import_records, pack, shuffle
+from input_preprocessing.records import export_records, import_records, shards
 from input_preprocessing.text import vocabulary
 
 from ..bert.data.samples import METADATA, make_records
@@ -174,10 +174,10 @@ STAGES: dict[str, Stage] = {
     "finetuning of an archive": (make_glue, run_finetuning("CoLA")),
     "finetuning of MRPC": (make_glue, run_finetuning("MRPC")),
     "instances": (make_text, run_instances),
-    "evalset": (make_source, lambda d: evalset.pick_samples(d / "source" / "part-0.hdf5", d / "out.hdf5", 40)),
-    "shuffle": (make_source, dealt(shuffle.shuffle_records)),
-    "pack": (make_source, dealt(pack.pack_records, max_sequences_per_row=3)),
-    "bins": (make_source, dealt(bins.bin_records, edges=(32, 64))),
+    "evalset": (make_source, lambda d: shards.pick_samples(d / "source" / "part-0.hdf5", d / "out.hdf5", 40)),
+    "shuffle": (make_source, dealt(shards.shuffle_records)),
+    "pack": (make_source, dealt(shards.pack_records, max_sequences_per_row=3)),
+    "bins": (make_source, dealt(shards.bin_records, edges=(32, 64))),
     "import_records": (make_source, run_import),
     "export_records": (make_source, lambda d: run_export(d, "tfrecord")),
     "export_records to NVIDIA's layout": (make_source, lambda d: run_export(d, "nvidia")),

@@ -12,7 +12,7 @@ import pytest
 from bert.data.format import write_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
-from input_preprocessing.records import bins, evalset, pack, shuffle
+from input_preprocessing.stage.cli import run_stage
 
 from ..bert.data.samples import METADATA, make_records, write_nvidia
 from .conftest import prepare_options, prepared_digests
@@ -26,13 +26,12 @@ def contents_of(folder: Path) -> dict[str, str]:
     }
 
 
-def run_stage(stage: str, source: Path, target: Path) -> None:
-    if stage == "pack":
-        pack.pack_records(source, target, shards=2, seed=1, max_sequences_per_row=3, jobs=1)
-    elif stage == "bins":
-        bins.bin_records(source, target, edges=(32, 64), shards=1, seed=1, jobs=1)
-    else:
-        shuffle.shuffle_records(source, target, shards=2, seed=1, jobs=1)
+def make(stage: str, source: Path, target: Path) -> None:
+    options = {"pack": ["--shards", "2"], "bins": ["--shards", "1", "--edges", "32,64"], "shuffle": ["--shards", "2"]}
+    line = [stage, "--source", str(source), "--target", str(target), "--random-seed", "1", "--jobs", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [*line, *options[stage]])
+        run_stage(stage)
 
 
 @pytest.mark.parametrize("stage", ["pack", "shuffle", "bins"])
@@ -43,8 +42,8 @@ def test_the_source_is_no_target(tmp_path: Path, stage: str) -> None:
     (tmp_path / "link").symlink_to(source)
     before = contents_of(source)
     for target in (tmp_path,) if stage == "bins" else (source, tmp_path / "link"):
-        with pytest.raises(DataError, match="holds the source"):
-            run_stage(stage, source, target)
+        with pytest.raises(SystemExit, match="holds the source"):
+            make(stage, source, target)
         assert contents_of(source) == before
 
 
@@ -62,8 +61,8 @@ def test_shards_of_others_are_neither_replaced_nor_removed(tmp_path: Path, stage
     else:
         write_records(other, make_records(20), METADATA)
     before = contents_of(folder)
-    with pytest.raises(DataError, match=r"part_00001_of_04320\.hdf5 was not made by this preparation"):
-        run_stage(stage, source, target)
+    with pytest.raises(SystemExit, match=r"part_00001_of_04320\.hdf5 was not made by this preparation"):
+        make(stage, source, target)
     assert contents_of(folder) == before
 
 
@@ -102,8 +101,8 @@ def test_the_evaluation_set_is_not_written_over_its_instances(
     line = ["evalset", "--source", str(tmp_path / "a.hdf5"), "--num-samples", "5", "--target"]
     monkeypatch.setattr(sys, "argv", [*line, str(tmp_path / "." / "a.hdf5")])
     with pytest.raises(SystemExit, match="is the source"):
-        evalset.main()
+        run_stage("evalset")
     assert (tmp_path / "a.hdf5").read_bytes() == (tmp_path / "b.hdf5").read_bytes()
     monkeypatch.setattr(sys, "argv", [*line, str(tmp_path / "c.hdf5")])
-    evalset.main()
+    run_stage("evalset")
     assert "5 evaluation samples" in capsys.readouterr().err

@@ -112,8 +112,8 @@ def copy_scripts(repository: Path, root: Path) -> None:
         (root / package / "__main__.py").write_text(text)
     for name in (
         "results/__init__.py",
-        "results/power.py",
-        *(f"logs/{n}.py" for n in ("__init__", "findings", "mllog", "output")),
+        "results/energy.py",
+        *(f"logs/{n}.py" for n in ("__init__", "mllog", "output")),
     ):
         (root / "review" / name).parent.mkdir(exist_ok=True)
         shutil.copy(repository / "review" / name, root / "review" / name)

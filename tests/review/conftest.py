@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from review.results import power
+from review.results import energy
 
 Line = dict[str, Any]
 
@@ -273,7 +273,7 @@ def write_power(folder: Path, watts: float = 5000.0) -> None:
         number = int(path.stem.removeprefix("result_"))
         rows = [f"{time},{watts + number}" for time in range(start - 2000, stop + 2001, 1000)]
         (samples / "node.csv").write_text("\n".join(["time_ms,watts_ipmi", *rows]) + "\n")
-        power.write(samples, path, folder / "power" / path.stem, 1.0)
+        energy.write(samples, path, folder / "power" / path.stem, 1.0)
         shutil.rmtree(samples)
 
 

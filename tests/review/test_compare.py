@@ -11,7 +11,7 @@ import pytest
 
 from review.__main__ import main
 from review.compare import compare
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 from review.results.score import load_results
 
 

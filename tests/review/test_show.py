@@ -13,7 +13,7 @@ import pytest
 from review.__main__ import main
 from review.league.borrowed import describe, same_hyperparameters
 from review.results.score import load_results
-from review.show import show
+from review.show import print_text
 
 WIDTHS = [40, 80, 120, 160, 200]
 
@@ -22,7 +22,7 @@ def rendered(target, width):
     from rich.console import Console
 
     out = io.StringIO()
-    show(load_results(target), Console(file=out, width=width, highlight=False))
+    print_text(load_results(target), Console(file=out, width=width, highlight=False))
     return out.getvalue()
 
 

@@ -10,9 +10,9 @@ import shutil
 import pytest
 
 from review.__main__ import main
-from review.results.accuracy_chart import accuracy_chart
+from review.logs.output import follow
 from review.results.run import Evaluation
-from review.watch_many import Runs, follow, render
+from review.watch import Runs, accuracy_chart, render_many
 
 
 def partial(writer, path, evaluations, **options):
@@ -64,7 +64,7 @@ def test_runs_that_appear_and_move_are_followed_until_none_has_begun_for_a_minut
             (tmp_path / "failed_1.txt").write_text("")
             (tmp_path / "error_1.txt").write_text("out of memory")
 
-    for found in follow(runs, 10.0, clock=lambda: now[0], sleep=sleep):
+    for found in follow(runs.poll, runs.ended, 10.0, lambda: now[0], sleep):
         seen.append([(follower.path.name, standing.phase, follower.broken()) for follower, standing in found])
         assert len(seen) < 30
     assert seen[0] == []
@@ -81,7 +81,7 @@ def test_the_runs_are_drawn_at_every_width(width, three):
 
     out = io.StringIO()
     screen = Console(file=out, width=width, height=40)
-    screen.print(render(Runs([three], "5.0.0").poll(1_750_000_300_000.0), screen))
+    screen.print(render_many(Runs([three], "5.0.0").poll(1_750_000_300.0), screen))
     shown = out.getvalue()
     names = ("lr1/result_0.txt", "lr2/result_0.txt", "running_0/result_0.txt")
     assert all(name[: 13 if width < 80 else None] in shown for name in names)

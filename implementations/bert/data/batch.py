@@ -149,7 +149,7 @@ def gather_batch(
         if not sound:
             raise DataError(
                 f"training data: offsets of sequences lead out of their file, or over {max_seqlen} tokens; find the "
-                "damaged file with python -m input_preprocessing.verify"
+                "damaged file with python -m input_preprocessing verify"
             )
     np.cumsum(starts, out=starts)
     np.cumsum(masked_starts, out=masked_starts)

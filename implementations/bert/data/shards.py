@@ -72,7 +72,7 @@ def list_bins(folder: Path, variable: str) -> list[list[Path]]:
     if not found:
         raise DataError(
             f"{variable}={folder}: no bins (folders 128, 256, ...) in it; make them with "
-            "python -m input_preprocessing.bins, or set BATCHING=rows"
+            "python -m input_preprocessing bins, or set BATCHING=rows"
         )
     return [list_shards(path, variable) for path in sorted(found, key=lambda path: int(path.name))]
 

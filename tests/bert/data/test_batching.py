@@ -8,7 +8,7 @@ import pytest
 from bert.core.env import ConfigError, from_env
 from bert.data.loader import Config, TrainingData, make_batching
 from bert.data.records import DataError
-from bert.data.sampler import Sampler
+from bert.data.sampler import Sampler, bin_counts
 from bert.data.synthetic import SyntheticShards
 
 from .sources import Files
@@ -169,3 +169,8 @@ def test_settings_that_do_not_fit_the_data_are_errors(files, bins, make_records)
         batching_of(bins, config(batching="bins", bin_counts="1:3"))
     with pytest.raises(DataError, match="do not fill one step"):
         batching_of(files, config(batching="bins", batch_size=30, bin_counts="28:1:1"))
+
+
+def test_bins_share_a_micro_batch_by_their_sizes_and_the_largest_fraction_gets_the_rest(make_records):
+    source = Files([make_records(count, packed=False) for count in (55, 25, 20)])
+    assert bin_counts(source, "", 4) == [2, 1, 1]  # of 2.2, 1.0 and 0.8

@@ -8,12 +8,20 @@ from pathlib import Path
 import numpy as np
 
 from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH
-from input_preprocessing.tensorflow_files.crc32c import crc32c, masked
-from input_preprocessing.tensorflow_files.protobuf import message, write_varint
+from input_preprocessing.tensorflow_files.wire import masked_crc
 
 _MAGIC = 0xDB4775248B80FB57
 _FLOAT, _STRING = 1, 7
 QKV = ("query", "key", "value")
+
+
+def write_varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + write_varint(value >> 7)
+
+
+def message(number: int, payload: bytes) -> bytes:
+    """A length-delimited field."""
+    return write_varint(number << 3 | 2) + write_varint(len(payload)) + payload
 
 
 def object_graph(names: dict[str, str]) -> bytes:
@@ -32,7 +40,7 @@ def write_bundle(prefix: Path, tensors: dict[str, np.ndarray], graph: bytes | No
         values[OBJECT_GRAPH] = graph
     for key, value in sorted(values.items()):
         if isinstance(value, bytes):
-            lengths = struct.pack("<I", masked(crc32c(struct.pack("<I", len(value)))))
+            lengths = masked_crc(struct.pack("<I", len(value)))
             raw, kind, sizes = write_varint(len(value)) + lengths + value, _STRING, b""
             covered = struct.pack("<I", len(value)) + lengths + value
         else:
@@ -41,7 +49,7 @@ def write_bundle(prefix: Path, tensors: dict[str, np.ndarray], graph: bytes | No
             covered = raw
         entries[key.encode()] = (
             b"\x08" + write_varint(kind) + message(2, sizes) + b"\x20" + write_varint(len(data))
-            + b"\x28" + write_varint(len(raw)) + b"\x35" + struct.pack("<I", masked(crc32c(covered)))
+            + b"\x28" + write_varint(len(raw)) + b"\x35" + masked_crc(covered)
         )  # fmt: skip
         data += raw
     Path(f"{prefix}.data-00000-of-00001").write_bytes(data)
@@ -71,7 +79,7 @@ def _block(records: dict[bytes, bytes]) -> bytes:
         restarts.append(len(body))
         body += b"\x00" + write_varint(len(key)) + write_varint(len(value)) + key + value
     body += b"".join(struct.pack("<I", at) for at in restarts or [0]) + struct.pack("<I", len(restarts) or 1)
-    return body + b"\x00" + struct.pack("<I", masked(crc32c(body + b"\x00")))
+    return body + b"\x00" + masked_crc(body + b"\x00")
 
 
 def write_bert(prefix: Path, config: dict[str, int], seed: int) -> None:

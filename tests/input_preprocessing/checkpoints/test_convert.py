@@ -14,7 +14,7 @@ from bert.data.records import DataError
 from input_preprocessing.checkpoints import names
 from input_preprocessing.checkpoints.convert import convert, read_pytorch, read_tensorflow
 from input_preprocessing.tensorflow_files.bundle import Bundle, prefix_of
-from input_preprocessing.tensorflow_files.crc32c import crc32c, masked
+from input_preprocessing.tensorflow_files.wire import masked_crc
 
 from .bundle_writer import write_bundle
 
@@ -38,11 +38,12 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path / "model.ckpt-28252"
 
 
-def test_crc32c_has_its_published_check_value() -> None:
-    assert crc32c(b"123456789") == 0xE3069283
-    assert crc32c(b"") == 0
-    assert crc32c(bytes(32)) == 0x8A9136AA
-    assert masked(crc32c(b"foo")) != crc32c(b"foo")
+@pytest.mark.parametrize(("data", "crc"), [(b"123456789", 0xE3069283), (b"", 0), (bytes(32), 0x8A9136AA)])
+def test_crc32c_has_its_published_check_value(data: bytes, crc: int) -> None:
+    masked = int.from_bytes(masked_crc(data), "little")
+    assert masked != crc
+    rotated = (masked - 0xA282EAD8) % (1 << 32)
+    assert (rotated << 15 | rotated >> 17) % (1 << 32) == crc
 
 
 def test_every_tensor_of_a_tensorflow_checkpoint_reads_as_it_was_saved(values: dict[str, np.ndarray]) -> None:

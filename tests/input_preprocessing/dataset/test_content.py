@@ -12,6 +12,7 @@ import pytest
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
 from input_preprocessing.stage import reading
+from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import corpus
 from input_preprocessing.verify.verdict import failures, verify
 
@@ -152,7 +153,7 @@ def test_another_corpus_in_the_same_folder_has_its_own_vocabulary_and_model(
         (afresh, texts[1], "--layers", "2"),
     ):
         monkeypatch.setattr("sys.argv", options_of(folder, text, *more))
-        corpus.main()
+        run_stage("corpus")
         run(folder)
     assert prepared_digests(again) == prepared_digests(afresh)
     assert json.loads((again / "phase1" / "bert_config.json").read_text())["num_hidden_layers"] == 2
@@ -163,14 +164,14 @@ def test_a_corpus_is_not_made_twice_of_one_text_and_again_where_a_file_was_chang
 ) -> None:
     folder = tmp_path / "data"
     monkeypatch.setattr("sys.argv", options_of(folder, texts[0]))
-    corpus.main()
+    run_stage("corpus")
     files = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
     texts[0].touch()
     capsys.readouterr()
-    corpus.main()
+    run_stage("corpus")
     assert "nothing to do" in capsys.readouterr().err
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files} == files
     part = next(folder.rglob("part-*"))
     part.write_text(part.read_text().replace("e", "E", 1))
-    corpus.main()
+    run_stage("corpus")
     assert {path: path.read_bytes() for path in files} == {path: data for path, (data, _) in files.items()}

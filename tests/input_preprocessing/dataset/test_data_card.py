@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import shlex
@@ -14,6 +15,7 @@ from bert.data.records import DataError
 from input_preprocessing.dataset import data_card, prepare
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.benchmark import TEXT_MD5
+from input_preprocessing.stage.cli import run_stage
 
 from ..conftest import prepare_options, prepared_digests
 
@@ -63,7 +65,7 @@ def test_the_command_on_the_card_makes_the_same_again(fresh: Path, tmp_path: Pat
     again = tmp_path / "again"
     words = {"OUTPUTDIR": str(again), "DOWNLOADDIR": str(fresh / "download")}
     options = [words.get(word, word) for word in shlex.split(line)[1:]]
-    prepare.prepare(prepare.make_parser().parse_args([*options, "--jobs", "1"]))
+    prepare.prepare(prepare.add_options(argparse.ArgumentParser()).parse_args([*options, "--jobs", "1"]))
     made = prepared_digests(fresh)
     assert prepared_digests(again) == made
     assert (again / "DATA_CARD.md").read_text() == card
@@ -100,7 +102,7 @@ def test_a_folder_of_an_earlier_version_gets_a_card(folder: Path, capsys: pytest
     (folder / "DATA_CARD.md").unlink()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("sys.argv", ["data_card", str(folder), "--license", "CC0 | a", "--json"])
-        data_card.main()
+        run_stage("data_card")
     printed = json.loads(capsys.readouterr().out)
     assert printed["sets"]["packed"]["license"] == "CC0 | a"
     card = Path(printed["card"]).read_text()
@@ -111,7 +113,7 @@ def test_a_folder_of_an_earlier_version_gets_a_card(folder: Path, capsys: pytest
 def test_a_folder_without_a_manifest_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["data_card", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"has no prepared-\*\.json; give the --outputdir") as ended:
-        data_card.main()
+        run_stage("data_card")
     assert "\n" not in str(ended.value.code)
     with pytest.raises(DataError):
         data_card.read_sets(tmp_path)

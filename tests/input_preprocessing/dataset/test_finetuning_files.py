@@ -12,6 +12,7 @@ import pytest
 
 from bert.data.records import DataError
 from input_preprocessing.dataset import finetuning
+from input_preprocessing.stage.cli import run_stage
 
 from .test_download import Server, server  # noqa: F401 - the fixture of a server on loopback
 
@@ -118,7 +119,7 @@ def test_without_a_network_what_lies_there_is_checked(site: Server, tmp_path: Pa
     def call() -> None:
         words = ["finetuning", "--outputdir", str(tmp_path), "--task", "squad", "--skip-download"]
         monkeypatch.setattr("sys.argv", words)
-        finetuning.main()
+        run_stage("finetuning")
 
     (tmp_path / "squad").mkdir()
     for file in finetuning.SQUAD[:3]:

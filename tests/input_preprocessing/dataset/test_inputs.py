@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def test_a_wrong_value_is_told_with_the_option(
     capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
 ) -> None:
     with pytest.raises(SystemExit):
-        prepare.make_parser().parse_args(["--outputdir", "data", option, value])
+        prepare.add_options(argparse.ArgumentParser()).parse_args(["--outputdir", "data", option, value])
     last = capsys.readouterr().err.splitlines()[-1]
     assert f"argument {option}: " in last
     assert message in last

@@ -20,10 +20,10 @@ import bert.data.format
 from bert.data.format import multiset_digest, open_records
 from bert.data.records import DataError
 from bert.data.shards import Entry, read_index
-from input_preprocessing.dataset import prepare, texts
+from input_preprocessing.dataset import prepare, steps
 from input_preprocessing.dataset.inputs import needs_of
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records import deal, evalset, pack, shuffle
+from input_preprocessing.records import deal, shards
 from input_preprocessing.stage import manifest
 from input_preprocessing.verify.verdict import verify
 from input_preprocessing.wiki import wikipedia
@@ -69,7 +69,7 @@ def test_any_number_of_jobs_gives_the_same_bytes(packed: Path, downloaded: Path,
 @pytest.mark.parametrize("seed", range(4))
 def test_kill_9_at_a_random_moment_changes_nothing(packed: Path, downloaded: Path, tmp_path: Path, seed: int) -> None:
     folder = copy_of(downloaded, tmp_path)
-    line = [sys.executable, "-m", "input_preprocessing.prepare", "--outputdir", str(folder), "--skip-download"]
+    line = [sys.executable, "-m", "input_preprocessing", "prepare", "--outputdir", str(folder), "--skip-download"]
     line += ["--packed-data", "--shards", "4", "--dupe-factor", "2", "--max-seq-length", "64", "--jobs", "2"]
     for _ in range(3):
         process = subprocess.Popen(line, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -112,11 +112,11 @@ def test_the_evaluation_set_is_picked_as_the_benchmark_does(tmp_path: Path, pack
     records, metadata = open_records(source)
     bert.data.format.write_records(tmp_path / "all.hdf5", records.with_rows(None), metadata)
     count = records.num_sequences
-    assert evalset.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5", 30) == 30
+    assert shards.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5", 30) == 30
     chosen = open_records(tmp_path / "some.hdf5")[0]
     expected = records.select([int(i * (count / 30)) for i in range(30)])
     assert np.array_equal(chosen.input_ids, expected.input_ids)
-    assert evalset.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5") == count
+    assert shards.pick_samples(tmp_path / "all.hdf5", tmp_path / "some.hdf5") == count
 
 
 def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path,
@@ -128,11 +128,10 @@ def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path
         bert.data.format.write_records(source / path.name, records.with_rows(None), metadata)
     total = multiset_digest(all_records(packed / "packed_data"))
     plan = deal.plan_deal
-    monkeypatch.setattr(shuffle, "plan_deal", lambda *a, **k: plan(*a, **k, group_size=100))
-    monkeypatch.setattr(pack, "plan_deal", lambda *a, **k: plan(*a, **k, group_size=100))
-    shuffle.shuffle_records(source, tmp_path / "a", shards=7, seed=1, jobs=1)
-    pack.pack_records(source, tmp_path / "b", shards=7, seed=1, max_sequences_per_row=2, jobs=1)
-    shuffle.shuffle_records(source, tmp_path / "c", shards=7, seed=2, jobs=1)
+    monkeypatch.setattr(shards, "plan_deal", lambda *a, **k: plan(*a, **k, group_size=100))
+    shards.shuffle_records(source, tmp_path / "a", shards=7, seed=1, jobs=1)
+    shards.pack_records(source, tmp_path / "b", shards=7, seed=1, max_sequences_per_row=2, jobs=1)
+    shards.shuffle_records(source, tmp_path / "c", shards=7, seed=2, jobs=1)
     orders = [all_records(tmp_path / name) for name in "abc"]
     assert {multiset_digest(records) for records in orders} == {total}
     assert not np.array_equal(orders[0].input_ids, orders[2].input_ids)
@@ -245,7 +244,7 @@ def test_sequences_are_those_of_the_first_texts_whatever_the_jobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """--sequences: no more than asked for, from as many texts as it takes, all of them where there are fewer."""
-    monkeypatch.setattr(texts, "run_tasks", lambda label, run, tasks, **_: [run(task) for task in tasks])
+    monkeypatch.setattr(steps, "run_tasks", lambda label, run, tasks, **_: [run(task) for task in tasks])
     whole = prepare_options(tmp_path / "all", "--downloaddir", str(downloaded / "download"), "--sequences", "99999")
     prepare.prepare(whole)
     assert "are all there are; --sequences 99999 asked for more" in capsys.readouterr().err

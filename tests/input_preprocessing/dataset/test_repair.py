@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from bert.data.format import open_records, write_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare, repair
-from input_preprocessing.stage.cli import run
+from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.verify.verdict import failures, verify
 
 from ..conftest import flip, prepare_options
@@ -27,10 +29,10 @@ EVALUATION = "eval/part_eval_10k.hdf5"
 
 def options_of(folder: Path, *more: str):
     line = ["--outputdir", str(folder), "--jobs", "1", "--repair", *more]
-    return prepare.make_parser().parse_args(line)
+    return prepare.add_options(argparse.ArgumentParser()).parse_args(line)
 
 
-def mend(folder: Path, *more: str) -> repair.Report:
+def mend(folder: Path, *more: str) -> dict[str, Any]:
     """Repairs without a word of the options that it was prepared with."""
     return repair.repair(options_of(folder, *more))
 
@@ -94,8 +96,8 @@ def test_damage_is_found_and_only_the_file_is_made_again(
     damage(folder)
     before = times(folder)
     report = mend(folder)
-    assert [fault.file for fault in report.found["prepared-packed"]] == wrong == report.made_again
-    assert re.search(problem, report.found["prepared-packed"][0].problem)
+    assert [fault["file"] for fault in report["found"]["prepared-packed"]] == wrong == report["made_again"]
+    assert re.search(problem, report["found"]["prepared-packed"][0]["problem"])
     assert files_of(folder) == files_of(packed)
     after = times(folder)
     index = "packed_data/index.json"
@@ -109,7 +111,7 @@ def test_damage_is_found_and_only_the_file_is_made_again(
 def test_a_sound_folder_is_left_as_it_is_without_its_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(folder / "download")
     before = times(folder)
-    assert not mend(folder).found["prepared-packed"]
+    assert not mend(folder)["found"]["prepared-packed"]
     assert times(folder) == before
     assert "nothing is wrong, every file is as prepared" in capsys.readouterr().err
 
@@ -120,10 +122,10 @@ def test_a_stray_file_is_moved_aside_and_none_is_lost(folder: Path, packed: Path
         for name in strays:
             (folder / name).write_text(f"{name} {round_}")
         report = mend(folder)
-        assert sorted(report.set_aside) == sorted(strays)
-        assert not report.made_again
+        assert sorted(report["set_aside"]) == sorted(strays)
+        assert not report["made_again"]
         assert files_of(folder) == files_of(packed)
-        for name, target in report.set_aside.items():
+        for name, target in report["set_aside"].items():
             assert (folder / target).read_text() == f"{name} {round_}"
     assert len([path for path in (folder / "set_aside").rglob("*") if path.is_file()]) == 2 * len(strays)
 
@@ -132,8 +134,8 @@ def test_files_of_another_data_set_in_the_folder_are_no_strays(folder: Path) -> 
     prepare.prepare(prepare_options(folder, "--shards", "4"))
     (folder / "hdf5/training-4/part_00000_of_00004.hdf5").unlink()
     report = mend(folder)
-    assert report.made_again == ["hdf5/training-4/part_00000_of_00004.hdf5"]
-    assert not report.set_aside
+    assert report["made_again"] == ["hdf5/training-4/part_00000_of_00004.hdf5"]
+    assert not report["set_aside"]
     assert not failures(verify(folder, jobs=1))
 
 
@@ -147,7 +149,7 @@ def test_every_kind_and_both_phases_are_repaired(fresh: Path, kind: str) -> None
     whole = contents(fresh)
     for path in (p for p in fresh.rglob("part_*") if "00000_of" in p.name or p.name == "part_eval_10k.hdf5"):
         cut(path)
-    assert len(mend(fresh).made_again) == {"--packed-data": 2, "--binned-data": 3, "--phases": 4}[kind]
+    assert len(mend(fresh)["made_again"]) == {"--packed-data": 2, "--binned-data": 3, "--phases": 4}[kind]
     assert contents(fresh) == whole
 
 
@@ -195,8 +197,9 @@ def test_what_cannot_be_repaired_is_one_line_and_nothing_is_changed(
     swap_for_a_whole_file(folder)
     change(folder)
     before = contents(folder)
+    monkeypatch.setattr("sys.argv", ["prepare", "--outputdir", str(folder), "--repair", "--jobs", "1", *more])
     with pytest.raises(SystemExit) as ended:
-        run(prepare.make_parser(), prepare.prepare, ["--outputdir", str(folder), "--repair", "--jobs", "1", *more])
+        run_stage("prepare")
     assert ended.value.code not in (None, 0)
     assert "\n" not in str(ended.value.code)
     assert re.search(message, str(ended.value.code))

@@ -13,11 +13,11 @@ import pytest
 
 from bert.data.format import open_records, verify_records
 from bert.data.records import DataError, Records
-from input_preprocessing.instances import command as instances_command
 from input_preprocessing.instances import make as instances
 from input_preprocessing.instances.mersenne import initial_state, next_below, next_float, shuffle
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.instances.sampling import make_instances
+from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.tokenization import tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
@@ -179,7 +179,7 @@ def test_an_option_out_of_range_is_refused(option: str, value: float) -> None:
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "input_preprocessing.instances", *map(str, arguments)]
+    line = [sys.executable, "-m", "input_preprocessing", "instances", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
@@ -210,7 +210,7 @@ def test_the_command_refuses_bad_input_in_one_line(tmp_path: Path, monkeypatch: 
         line = {"--input-file": text, "--vocab-file": vocab, "--output-file": tmp_path / "new.hdf5", option: value}
         monkeypatch.setattr(sys, "argv", ["instances", *(str(item) for pair in line.items() for item in pair)])
         with pytest.raises(SystemExit, match=message) as caught:
-            instances_command.main()
+            run_stage("instances")
         assert "\n" not in str(caught.value.code)
     assert not list(tmp_path.glob("*new.hdf5*"))
     assert text.read_bytes() == b"the cat\n\nab\n"

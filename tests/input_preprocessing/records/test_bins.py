@@ -10,7 +10,7 @@ import pytest
 from bert.data.digests import add_multiset_digests
 from bert.data.format import multiset_digest, write_records
 from bert.data.records import DataError
-from input_preprocessing.records import bins, deal
+from input_preprocessing.records import deal, shards
 
 from ...bert.data.samples import METADATA, make_records
 from ..conftest import all_records
@@ -30,13 +30,13 @@ def source(tmp_path: Path) -> Path:
 
 def make(source: Path, name: str, *, edges: tuple[int, ...] = EDGES, seed: int = 1, **how: int) -> Path:
     target = source.parent / name
-    bins.bin_records(source, target, edges=edges, shards=3, seed=seed, jobs=how.get("jobs", 1))
+    shards.bin_records(source, target, edges=edges, shards=3, seed=seed, jobs=how.get("jobs", 1))
     return target
 
 
 def test_each_bin_holds_the_sequences_of_its_lengths(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = deal.plan_deal
-    monkeypatch.setattr(bins, "plan_deal", lambda *a, **k: plan(*a, **k, group_size=100))
+    monkeypatch.setattr(shards, "plan_deal", lambda *a, **k: plan(*a, **k, group_size=100))
     target = make(source, "bins")
     assert sorted(path.name for path in target.iterdir()) == ["16", "32", "48", "64"]
     for low, high in zip((0, *EDGES), EDGES, strict=False):
@@ -57,8 +57,8 @@ def test_the_order_within_a_bin_hangs_on_the_seed_alone(source: Path) -> None:
 
 def test_a_bin_of_few_sequences_makes_one_shard(source: Path) -> None:
     target = source.parent / "few"
-    for shards in (1, None):
-        bins.bin_records(source, target, edges=(6, 64), shards=shards, seed=1, jobs=1)
+    for wanted in (1, None):
+        shards.bin_records(source, target, edges=(6, 64), shards=wanted, seed=1, jobs=1)
         assert len(list((target / "6").glob("*.hdf5"))) == 1
 
 
@@ -71,14 +71,14 @@ def test_edges_that_leave_sequences_out_or_a_bin_empty_are_refused(source: Path)
         make(source, "b", edges=(4, 64))
     for text in ("32,16", "0,16", "16,16", "16,x", ""):
         with pytest.raises(Exception, match="growing lengths"):
-            bins.parse_edges(text)
+            shards.parse_edges(text)
 
 
 def test_bins_are_quarters_of_the_longest_sequence_by_default(source: Path) -> None:
     target = source.parent / "quarters"
-    bins.bin_records(source, target, edges=None, shards=1, seed=1, jobs=1)
+    shards.bin_records(source, target, edges=None, shards=1, seed=1, jobs=1)
     assert sorted(path.name for path in target.iterdir()) == ["16", "32", "48", "64"]
-    assert bins.edges_for(512, None) == (128, 256, 384, 512)
+    assert shards.edges_for(512, None) == (128, 256, 384, 512)
 
 
 def test_bins_of_earlier_edges_are_removed_but_no_file_of_others(source: Path) -> None:

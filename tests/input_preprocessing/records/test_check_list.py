@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bert.data.records import DataError
-from input_preprocessing.records import import_records
-from input_preprocessing.records.check_list import Wanted, differences, read_list
+from input_preprocessing.records.import_records import Wanted, differences, read_list
+from input_preprocessing.stage.cli import run_stage
 
 from ...bert.data.samples import make_records, sequences_of, write_nvidia
 
@@ -88,7 +88,7 @@ def test_the_command_tells_each_difference_and_imports_nothing(
     write_nvidia(paths[1], make_records(5, 9), "variable")
     paths[2].write_bytes(b"no shard")
     with pytest.raises(SystemExit, match="4 differences, told above; nothing was imported") as ended:
-        import_records.main()
+        run_stage("import_records")
     assert ended.value.code
     told = capsys.readouterr().err.splitlines()
     expected = [
@@ -102,6 +102,6 @@ def test_the_command_tells_each_difference_and_imports_nothing(
     (tmp_path / "shards" / "part_7.hdf5").rename(paths[0])
     write_nvidia(paths[1], make_records(5, 1), "variable")
     write_nvidia(paths[2], make_records(5, 2), "variable")
-    import_records.main()
+    run_stage("import_records")
     assert "3 files as " in capsys.readouterr().err
     assert len(list((tmp_path / "out").iterdir())) == 3

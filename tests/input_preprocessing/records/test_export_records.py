@@ -17,7 +17,8 @@ from bert.data.records import IDS, DataError, Records
 from input_preprocessing.records import export_records, import_records
 from input_preprocessing.records.export_records import Exported, export_folder, folders_of
 from input_preprocessing.records.import_records import import_file
-from input_preprocessing.tensorflow_files.tfrecord_writer import Widths, write_tfrecord
+from input_preprocessing.stage.cli import run_stage
+from input_preprocessing.tensorflow_files.tfrecord import Widths, write_tfrecord
 from input_preprocessing.text.vocabulary import Vocabulary
 
 from ...bert.data import samples
@@ -174,14 +175,14 @@ def test_the_commands_tell_the_same_digest_on_the_way_out_and_back(
     records = write_source(tmp_path / "source", ROWS)
     line = ["export_records", "--source", tmp_path / "source", "--target", tmp_path / "out", "--format", "tfrecord"]
     monkeypatch.setattr(sys, "argv", [*map(str, line), "--json", "--jobs", "1"])
-    export_records.main()
+    run_stage("export_records")
     answer = capsys.readouterr()
     (told,) = json.loads(answer.out)["folders"]
     assert "13 sequences in 6 rows, 1 files" in answer.err
     assert told["widths"]["sequences"] == 3
     line = ["import_records", "--source", tmp_path / "out", "--target", tmp_path / "again", "--json", "--jobs", "1"]
     monkeypatch.setattr(sys, "argv", list(map(str, line)))
-    import_records.main()
+    run_stage("import_records")
     again = json.loads(capsys.readouterr().out)
     assert again == {
         "files": 1,
@@ -195,4 +196,4 @@ def test_the_commands_tell_the_same_digest_on_the_way_out_and_back(
     monkeypatch.setattr(sys, "argv", ["export_records", "--source", str(tmp_path / "source"), "--target",
                                       str(tmp_path / "x"), "--format", "nvidia"])  # fmt: skip
     with pytest.raises(SystemExit, match="no data file"):
-        export_records.main()
+        run_stage("export_records")

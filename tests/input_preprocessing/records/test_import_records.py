@@ -11,7 +11,7 @@ import pytest
 from bert.data.format import multiset_digest, open_records, verify_records
 from bert.data.records import DataError
 from input_preprocessing.records.import_records import import_file, plan_files
-from input_preprocessing.tensorflow_files.tfrecord_writer import Widths, write_tfrecord
+from input_preprocessing.tensorflow_files.tfrecord import Widths, write_tfrecord
 from input_preprocessing.text.vocabulary import Vocabulary
 from input_preprocessing.verify.verdict import verify
 
@@ -21,7 +21,7 @@ WORDS = Vocabulary(tuple(map(str, range(30522))), "ef" * 16)
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "input_preprocessing.import_records", *map(str, arguments)]
+    line = [sys.executable, "-m", "input_preprocessing", "import_records", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 

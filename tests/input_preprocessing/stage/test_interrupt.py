@@ -178,10 +178,10 @@ def test_every_command_is_started_so(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     options = ["--input", tmp_path / "pipe", "--outputdir", tmp_path / "out"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "input_preprocessing.corpus", *options], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "input_preprocessing", "corpus", *options], stderr=subprocess.PIPE, text=True
     )
     wait_until(lambda: threads(process.pid) > 1)
     process.send_signal(signal.SIGINT)
     told = process.communicate(timeout=240)[1]
-    assert told == "python -m input_preprocessing.corpus: interrupted; to continue, run the same command again\n"
+    assert told == "python -m input_preprocessing corpus: interrupted; to continue, run the same command again\n"
     assert not (tmp_path / "out").exists()

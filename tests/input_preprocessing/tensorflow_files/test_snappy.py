@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import cramjam
 import numpy as np
 import pytest
 
 from bert.data.records import DataError
 from input_preprocessing.tensorflow_files.bundle import Bundle
-from input_preprocessing.tensorflow_files.snappy import decompress
 
 SAVED = Path(__file__).parents[1] / "checkpoints" / "tf1_checkpoint"
 DATA = "model.ckpt-28252.data-00000-of-00001"
@@ -30,7 +30,7 @@ DATA = "model.ckpt-28252.data-00000-of-00001"
     ],
 )
 def test_every_kind_of_element_is_read(block: bytes, text: bytes) -> None:
-    assert decompress(block) == text
+    assert bytes(cramjam.snappy.decompress_raw(block)) == text
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_every_kind_of_element_is_read(block: bytes, text: bytes) -> None:
     ],
 )
 def test_a_damaged_block_is_refused(block: bytes) -> None:
-    with pytest.raises(ValueError, match=r"damaged compression|unfinished number"):
-        decompress(block)
+    with pytest.raises(cramjam.DecompressionError):
+        cramjam.snappy.decompress_raw(block)
 
 
 def test_a_compressed_index_reads_as_the_plain_one(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ import pytest
 from bert.data.records import DataError, Records
 from input_preprocessing.instances import make as instances
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.tensorflow_files import crc32c
-from input_preprocessing.tensorflow_files.tfrecord import read_tfrecord
-from input_preprocessing.tensorflow_files.tfrecord_writer import Widths, write_tfrecord
+from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, write_tfrecord
+from input_preprocessing.tensorflow_files.wire import masked_crc
 from input_preprocessing.text import vocabulary
 
 from ...bert.data.samples import assert_equal, make_records
@@ -50,8 +49,7 @@ def example(features: dict[str, list[int] | list[float]], packed: bool = True) -
 
 def frame(data: bytes) -> bytes:
     size = struct.pack("<Q", len(data))
-    sums = [struct.pack("<I", crc32c.masked(crc32c.crc32c(part))) for part in (size, data)]
-    return size + sums[0] + data + sums[1]
+    return size + masked_crc(size) + data + masked_crc(data)
 
 
 def features_of(records: Records, i: int) -> dict[str, list[int] | list[float]]:
@@ -199,7 +197,7 @@ def test_examples_of_something_else_are_refused_in_one_line(tmp_path: Path, name
 def test_the_command_writes_a_tfrecord_file(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n")
     (tmp_path / "text").write_text("the cat\nthe cat the\n\ncat\n")
-    line = [sys.executable, "-m", "input_preprocessing.instances", "--input-file", tmp_path / "text", "--vocab-file",
+    line = [sys.executable, "-m", "input_preprocessing", "instances", "--input-file", tmp_path / "text", "--vocab-file",
             tmp_path / "vocab.txt", "--output-file", tmp_path / "out", "--format", "tfrecord",
             "--max-seq-length", "16", "--max-predictions-per-seq", "5"]  # fmt: skip
     done = subprocess.run(list(map(str, line)), capture_output=True, text=True, check=False)

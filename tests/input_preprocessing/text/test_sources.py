@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bert.data.records import DataError
+from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import corpus
 from input_preprocessing.text.sources import read_pool
 
@@ -134,7 +135,7 @@ def test_the_command_takes_several_inputs(
     inputs = [sentences(tmp_path / "a", made_up_documents(20)), json_lines(tmp_path / "b", TEXTS, "body")]
     line = ["corpus", "--input", *map(str, inputs), "--outputdir", str(tmp_path / "out"), "--vocab-size", "300"]
     monkeypatch.setattr("sys.argv", [*line, "--text-key", "body"])
-    corpus.main()
+    run_stage("corpus")
     told = capsys.readouterr().err
     assert "read as one sentence per line, JSON Lines; 30 documents" in told
     parts = "".join(path.read_text() for path in (tmp_path / "out" / "download" / "results4").iterdir())

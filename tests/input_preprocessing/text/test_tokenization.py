@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from input_preprocessing.text import tokenization, unicode11
+from input_preprocessing.text import tokenization
 from input_preprocessing.text.tokenization import normalise, tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
 
@@ -141,7 +141,9 @@ def is_dropped(text: str) -> bool:
 
 def is_newer(text: str) -> bool:
     """Holds characters that are treated as Unicode 11.0 did, not as this Python does."""
-    return any(unicode11.category(ord(char)) != unicodedata.category(char) or char == "\u055f" for char in text)
+    return any(
+        tokenization.unicode_category(ord(char)) != unicodedata.category(char) or char == "\u055f" for char in text
+    )
 
 
 def compare(count: int, seed: int, words: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:

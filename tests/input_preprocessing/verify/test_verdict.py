@@ -18,7 +18,7 @@ from bert.data.format import open_records, write_records
 from bert.data.records import DataError, Records, concatenate
 from input_preprocessing.dataset import prepare
 from input_preprocessing.stage import manifest
-from input_preprocessing.verify import audit, checks
+from input_preprocessing.verify import audit
 from input_preprocessing.verify import verdict as verify
 
 from ..conftest import flip, prepare_options
@@ -134,7 +134,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
 @pytest.fixture
 def telling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes sequences of 60 tokens, the longest of the test's, as long enough to tell."""
-    for module in (checks, audit):
+    for module in (verify, audit):
         monkeypatch.setattr(module, "TELLING_MASKS", 9)
 
 
@@ -178,11 +178,11 @@ def test_the_published_digest_is_that_of_lists_as_text() -> None:
         masked_lm_ids=empty, masked_lm_offsets=np.zeros(3, np.int64), next_sentence_labels=np.zeros(2, np.int8),
     )  # fmt: skip
     # echo -n '[101, 7, 102]' | md5sum, and so on; then of "['...', '...']"
-    assert checks.published_digest(records) == "e4812af44a7458295207d5d48a5aad58"
+    assert verify.published_digest(records) == "e4812af44a7458295207d5d48a5aad58"
 
 
 def command(*arguments: object, script: str | None = None) -> subprocess.CompletedProcess[str]:
-    line = [script] if script else [sys.executable, "-m", "input_preprocessing.verify"]
+    line = [script] if script else [sys.executable, "-m", "input_preprocessing", "verify"]
     environ = {**os.environ, "PYTHON": sys.executable}
     return subprocess.run([*line, *map(str, arguments)], env=environ, capture_output=True, text=True, check=False)
 
@@ -238,4 +238,4 @@ def test_a_few_shared_texts_of_a_tiny_set_are_a_note_not_a_failure(
     (path, *_) = sorted((packed / "packed_data").glob("part_*"))
     found = audit.audit(path, audit.rules_of(verify.vocabulary.load(packed / "phase1" / "vocab.txt"), None))
     audits = [dataclasses.replace(found, seen=seen)]
-    assert checks.check_held_out(audits, np.arange(known, dtype=np.uint64)).holds is holds
+    assert verify.check_held_out(audits, np.arange(known, dtype=np.uint64)).holds is holds

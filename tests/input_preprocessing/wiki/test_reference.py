@@ -14,7 +14,7 @@ import pytest
 
 from bert.data.records import DataError
 from input_preprocessing.stage import benchmark
-from input_preprocessing.wiki import extract, reference, split
+from input_preprocessing.wiki import extract, split
 
 # Of the files of `tree`, what MLCommons' seperate_test_set.py (--num_test_articles=25) and do_gather.py
 # (--input_suffix=.4 --block_size=0.003) wrote.
@@ -48,7 +48,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference.parts_of, "__defaults__", (int(0.003 * (1 << 20)),))
+    monkeypatch.setattr(split.parts_of, "__defaults__", (int(0.003 * (1 << 20)),))
 
 
 def md5s(folder: Path) -> dict[str, str]:
@@ -98,16 +98,16 @@ def test_a_missing_or_cut_file_is_one_line(tree: Path, tmp_path: Path) -> None:
 
 def test_every_file_holds_out_its_share() -> None:
     files = np.repeat(np.arange(40), 30)
-    held_out = reference.hold_out(files, 50, 12345)
+    held_out = split.hold_out(files, 50, 12345)
     assert np.bincount(files[held_out]).tolist() == [1, 1, 1, 2] * 10
-    assert (reference.hold_out(files, 50, 12345) == held_out).all()
-    assert (reference.hold_out(files, 50, 1) != held_out).any()
-    assert reference.hold_out(np.array([0, 0, 1]), 6, 0).all(), "a small file gives all it has"
+    assert (split.hold_out(files, 50, 12345) == held_out).all()
+    assert (split.hold_out(files, 50, 1) != held_out).any()
+    assert split.hold_out(np.array([0, 0, 1]), 6, 0).all(), "a small file gives all it has"
 
 
 def test_text_counts_as_files_of_a_mebibyte() -> None:
-    half = reference.FILE_BYTES // 2
-    assert reference.files_of([half, half, 1, 3 * half, half, half, half]).tolist() == [0, 0, 1, 2, 3, 3, 4]
+    half = split.FILE_BYTES // 2
+    assert split.files_of([half, half, 1, 3 * half, half, half, half]).tolist() == [0, 0, 1, 2, 3, 3, 4]
 
 
 def test_the_benchmarks_dump_is_known_by_its_md5(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +129,7 @@ def test_a_damaged_dump_under_the_benchmarks_name_is_refused(tmp_path: Path) -> 
 
 def test_the_command_says_what_it_made(tree: Path, tmp_path: Path) -> None:
     line = ["--source", str(tree), "--target", str(tmp_path / "out"), "--jobs", "1", "--num-eval-documents", "25"]
-    command = [sys.executable, "-m", "input_preprocessing.split", *line, "--json"]
+    command = [sys.executable, "-m", "input_preprocessing", "split", *line, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "is not the benchmark's" in done.stderr

@@ -302,7 +302,7 @@ def test_a_damaged_dump_is_one_clear_line(dump, tmp_path, how):
 
 
 def test_stages_out_of_order_or_on_foreign_files_are_refused(dump, tmp_path):
-    with pytest.raises(DataError, match=r"no finished output of extract; run python -m input_preprocessing\.extract"):
+    with pytest.raises(DataError, match=r"no finished output of extract; run python -m input_preprocessing extract"):
         clean(tmp_path, tmp_path / "text", jobs=1)
     with pytest.raises(DataError, match="cannot read the dump"):
         extract([tmp_path / "none.xml.bz2"], tmp_path / "pages", jobs=1)
@@ -354,7 +354,7 @@ def test_the_folder_of_a_stage_drops_files_of_another_recipe_only(tmp_path):
 
 def test_the_command_lines_run_one_after_the_other(dump, tmp_path):
     def run(stage: str, *options: object) -> str:
-        command = [sys.executable, "-m", f"input_preprocessing.{stage}", *map(str, options), "--jobs", "1"]
+        command = [sys.executable, "-m", "input_preprocessing", stage, *map(str, options), "--jobs", "1"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stderr
@@ -362,7 +362,16 @@ def test_the_command_lines_run_one_after_the_other(dump, tmp_path):
     run("extract", "--source", dump, "--target", tmp_path / "p")
     run("clean", "--source", tmp_path / "p", "--target", tmp_path / "t")
     assert "for evaluation" in run("split", "--source", tmp_path / "t", "--target", tmp_path / "s", "--shards", "2")
-    command = [sys.executable, "-m", "input_preprocessing.clean", "--source", str(tmp_path), "--target", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "input_preprocessing",
+        "clean",
+        "--source",
+        str(tmp_path),
+        "--target",
+        str(tmp_path),
+    ]
     failed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert failed.returncode == 1
     assert len(failed.stderr.splitlines()) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 from review.report import png
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 from review.report import png
 from review.report.chart import Axis, format_value
 from review.report.plots import (

@@ -9,7 +9,7 @@ import pytest
 from mlperf_logging.compliance_checker.mlp_parser import parse_file
 from mlperf_logging.result_summarizer.result_summarizer import _compute_total_power
 
-from review.results import power
+from review.results import energy
 
 START, STOP = 1_750_000_010_000, 1_750_000_110_000  # a run of 100 s
 
@@ -33,7 +33,7 @@ def measure(tmp_path):
         for node, samples in nodes.items():
             rows = [f"{START + round(1000 * at)},{watts}" for at, watts in samples]
             (tmp_path / "samples" / f"{node}.csv").write_text("\n".join([f"time_ms,watts_{source}", *rows]) + "\n")
-        power.write(tmp_path / "samples", tmp_path / "result_0.txt", tmp_path / "power" / "result_0", efficiency)
+        energy.write(tmp_path / "samples", tmp_path / "result_0.txt", tmp_path / "power" / "result_0", efficiency)
         return tmp_path
 
     return measure
@@ -78,14 +78,14 @@ def test_gpus_alone_are_not_called_a_node(measure):
 
 @pytest.mark.parametrize("samples", [[], [(1, 5.0), (101, 5.0)], [(-1, 5.0), (99, 5.0)]])
 def test_samples_that_do_not_cover_the_run_are_an_error_and_write_nothing(measure, tmp_path, samples):
-    with pytest.raises(power.PowerError, match=r"n\.csv: the samples cover .*, not the run from"):
+    with pytest.raises(energy.EnergyError, match=r"n\.csv: the samples cover .*, not the run from"):
         measure({"n": samples})
     assert not (tmp_path / "power").exists()
 
 
 def run(monkeypatch, capsys, *arguments) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["review.results.power", *map(str, arguments)])
-    return power.main(), capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["review.results.energy", *map(str, arguments)])
+    return energy.main(), capsys.readouterr().err
 
 
 def test_foreign_files_are_one_line_each(monkeypatch, capsys, tmp_path):
@@ -110,4 +110,4 @@ def test_foreign_files_are_one_line_each(monkeypatch, capsys, tmp_path):
 
 def test_a_last_line_cut_short_is_no_sample(tmp_path):
     (tmp_path / "n.csv").write_text("time_ms,watts_ipmi\n1,2\n2,")
-    assert power.read_samples(tmp_path / "n.csv") == ("ipmi", [(1.0, 2.0)])
+    assert energy.read_samples(tmp_path / "n.csv") == ("ipmi", [(1.0, 2.0)])

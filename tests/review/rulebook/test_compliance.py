@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from review.logs.findings import ERROR, ReviewError
 from review.logs.mllog import read_log
+from review.logs.output import ERROR, ReviewError
 from review.results.run import load_run
 from review.rulebook.compliance import check_compliance, rulesets
 

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 from review.submission.encryption import Encryption
 
 CONTENT = b"ten logs and the code that ran\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from review.__main__ import main
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 from review.results.score import Terms, load_results
 from review.rulebook import official
 from review.submission import package as package_module

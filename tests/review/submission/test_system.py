@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from review.__main__ import main
-from review.logs.findings import ReviewError
+from review.logs.output import ReviewError
 from review.rulebook import official
 from review.rulebook.description import FIELDS, check_description
 from review.submission import system

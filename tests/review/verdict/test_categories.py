@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from review.logs.findings import WARNING
+from review.logs.output import WARNING
 from review.results.score import load_results
 from review.verdict.checking import own_findings
 from review.verdict.submission_rules import categories

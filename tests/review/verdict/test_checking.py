@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from review.__main__ import main
-from review.logs.findings import ERROR, ReviewError
+from review.logs.output import ERROR, ReviewError
 from review.results.score import load_results
 from review.verdict.checking import check
 

@@ -10,7 +10,7 @@ import pytest
 
 from review.__main__ import main
 from review.logs import tree
-from review.logs.findings import ERROR
+from review.logs.output import ERROR
 from review.results.score import load_results
 from review.verdict.checking import check, own_findings
 
@@ -169,14 +169,14 @@ def test_one_bad_file_does_not_hide_the_rest(submission, capsys):
 def test_a_folder_that_vanishes_during_the_walk_is_left_out(submission, monkeypatch, capsys):
     (submission.parent / "gone").mkdir()
     (submission.parent / "gone" / "result_0.txt").write_text("")
-    real = tree._result_files
+    real = tree.result_files
 
     def vanish(folder):
         if folder.name == "gone":
             raise FileNotFoundError(2, "No such file or directory", str(folder))
         return real(folder)
 
-    monkeypatch.setattr(tree, "_result_files", vanish)
+    monkeypatch.setattr(tree, "result_files", vanish)
     assert main(["show", str(submission.parent)]) == 0
     assert "10 of 10 count" in capsys.readouterr().out
 

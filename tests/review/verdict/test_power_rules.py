@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from review.logs.findings import ERROR, WARNING
+from review.logs.output import ERROR, WARNING
 from review.results.score import load_results
 from review.verdict.checking import own_findings
 

@@ -1,10 +1,20 @@
-"""The few bits of the protobuf wire format that TensorFlow's checkpoints and TFRecords need."""
+"""What TensorFlow's files are made of: masked CRC-32C checksums and the protobuf wire format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
 Value = int | bytes
+
+
+def masked_crc(data: bytes | npt.NDArray[np.uint8]) -> bytes:
+    """CRC-32C in the form that TensorFlow stores beside the data it covers: rotated, shifted, little-endian."""
+    crc = google_crc32c.value(data)
+    return ((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -23,16 +33,6 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-
-
-def write_varint(value: int) -> bytes:
-    """A non-negative number as a varint."""
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Value]]:
@@ -61,8 +61,3 @@ def fields(data: bytes) -> Iterator[tuple[int, Value]]:
         if at > len(data):
             raise ValueError("field runs past the end")
         yield key >> 3, value
-
-
-def message(number: int, payload: bytes) -> bytes:
-    """A length-delimited field."""
-    return write_varint(number << 3 | 2) + write_varint(len(payload)) + payload

@@ -1,0 +1,204 @@
+"""Helpers of every benchmark: command line, timing in turns, machine, one JSON line of results. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[1:1] = [str(ROOT / "implementations"), str(ROOT)]  # a plain checkout will do
+PACKAGES = (
+    "torch", "numpy", "numba", "scipy", "h5py", "tokenizers", "triton", "transformers", "mlperf-logging",
+    "nvidia-dali-cuda130",
+)  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """Help is the script's docstring; an error is one line and exit status 2, before anything is measured."""
+
+    def __init__(self, description: str | None = None, **options: Any) -> None:
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog.split()[0]}: error: {' '.join(message.split())}; see --help\n")
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        if text.isdecimal() and int(text) >= least:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least {least}")
+
+    return integer
+
+
+integer = at_least(1)
+natural = at_least(0)
+
+
+def positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0")
+    return number
+
+
+def file(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"{text}: no such file: give one that is there")
+    return path
+
+
+def new_folder(text: str) -> Path:
+    """A writable folder, which need not exist."""
+    path = Path(text)
+    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"{text}: cannot be written: choose a folder that can")
+    return path
+
+
+def folder_with(*names: str, advice: str = "give the folder that has it") -> Callable[[str], Path]:
+    def folder(text: str) -> Path:
+        path = Path(text)
+        missing = [name for name in names if not (path / name).exists()]
+        if missing:
+            raise argparse.ArgumentTypeError(f"{text}: no {' and no '.join(missing)} in it: {advice}")
+        return path
+
+    return folder
+
+
+def explain(error: BaseException) -> str:
+    """The root cause in one line. Prints all tracebacks to stderr, and the GPU's memory where that was too small."""
+    from bert.core.process import root_cause
+
+    traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
+    cause = root_cause(error)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(cause, torch.OutOfMemoryError) and torch.cuda.is_available():
+        print(torch.cuda.memory_summary(), file=sys.stderr)
+    sys.stderr.flush()
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:300]
+
+
+def cpu_seconds(function: Callable[[], object]) -> float:
+    """User and system CPU seconds of a call, child processes included: wall time misleads on a shared machine."""
+
+    def spent() -> float:
+        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+    before = spent()
+    function()
+    return spent() - before
+
+
+def wall_seconds(function: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def in_turns(
+    functions: Mapping[str, Callable[[], object]],
+    repeats: int,
+    measure: Callable[[Callable[[], object]], float] = cpu_seconds,
+) -> dict[str, list[float]]:
+    """Seconds of each function, called in turns, so that other load on the machine falls on all alike."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(repeats):
+        for name, function in functions.items():
+            times[name].append(measure(function))
+    return times
+
+
+def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(spans) for name, spans in times.items()}
+
+
+def output_of(*command: str) -> str:
+    """What a program prints; empty where it is missing or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+@functools.cache
+def machine() -> dict[str, Any]:
+    """Hardware, commit and versions that figures depend on; of the GPU where torch is imported."""
+    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    found: dict[str, Any] = {
+        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load_average": round(os.getloadavg()[0], 1),
+        "gpu": "none",
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        found["gpu"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+        found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    found["commit"] = output_of("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") or "unknown"
+    found["python"] = platform.python_version()
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def emit(
+    benchmark: str,
+    figures: Mapping[str, Any],
+    *,
+    data: str = "",
+    targets: Mapping[str, tuple[float, bool]] | None = None,
+) -> None:
+    """Prints the result as one JSON line.
+
+    Args:
+        data: what was measured on, such as "Wikipedia mix (synthetic)".
+        targets: name of a figure -> (value to reach, whether more is better).
+    """
+    line: dict[str, Any] = {
+        "benchmark": benchmark,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+        **({"data": data} if data else {}),
+        **figures,
+    }
+    if targets:
+        line["targets"] = {
+            name: {"target": target, "reached": figures[name] >= target if more else figures[name] <= target}
+            for name, (target, more) in targets.items()
+        }
+    print(json.dumps(line | {"machine": machine()}), flush=True)

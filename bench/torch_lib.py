@@ -1,0 +1,166 @@
+"""Helpers of the benchmarks that compute: small models, batches of Wikipedia's lengths, GPU timing and ceilings."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from lib import explain, in_turns, output_of
+
+from bert import kernels
+from bert.data.batch import PretrainingBatch, make_batch
+from bert.data.synthetic import synthetic_records
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.model.init import initialize
+
+TINY = {
+    "vocab_size": 211, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+SMALL = {  # for a CPU, with BERT's own vocabulary
+    "vocab_size": 30522, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "intermediate_size": 1024, "max_position_embeddings": 512,
+}  # fmt: skip
+Call = Callable[[int], object]  # given the number of the call, to rotate among inputs: the cache does not hold them
+
+
+def device() -> torch.device:
+    """The GPU, or the CPU where there is none."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def require_gpu() -> torch.device:
+    """The GPU; without one, one line on stderr and exit status 2."""
+    if not torch.cuda.is_available():
+        print(f"{Path(sys.argv[0]).name}: no GPU: this benchmark measures GPU kernels", file=sys.stderr)
+        sys.exit(2)
+    return device()
+
+
+def new_model(config: BertConfig) -> BertForPreTraining:
+    """An initialized model on the CPU, without fused kernels."""
+    model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    initialize(model, 0)
+    return model
+
+
+def packed_batches(num_rows: int, count: int, config: BertConfig, seed: int = 0) -> list[PretrainingBatch]:
+    """``count`` batches of ``num_rows`` packed rows with Wikipedia's mix of lengths (synthetic), on the CPU."""
+    length = config.max_position_embeddings
+    records = synthetic_records(num_rows * count, length, config.vocab_size, packed=True, seed=seed)
+    assert records.row_offsets is not None
+    rows = np.array_split(np.arange(records.num_rows)[: num_rows * count], count)
+    ranges = [(records.row_offsets[row[0]], records.row_offsets[row[-1] + 1]) for row in rows]
+    return [make_batch(records, np.arange(begin, end), length) for begin, end in ranges]
+
+
+def model_flops(config: BertConfig, batch: PretrainingBatch) -> float:
+    """Floating-point operations of forward and backward on the real tokens: 2 a multiply-add, backward twice forward.
+
+    Products only: encoder, attention (with each sequence's own length squared), masked-LM head on masked tokens with
+    the vocabulary unpadded, pooler and next-sentence head.
+    """
+    width, inner = config.hidden_size, config.intermediate_size
+    lengths = np.diff(batch.cu_seqlens.numpy()[: batch.num_sequences + 1]).astype(np.float64)
+    per_token = 2 * (4 * width * width + 2 * width * inner)
+    attention = 4 * width * float((lengths**2).sum())
+    encoder = config.num_hidden_layers * (per_token * float(lengths.sum()) + attention)
+    masked = 2 * batch.num_masked * (width * width + width * config.vocab_size)
+    sequences = 2 * batch.num_sequences * (width * width + 2 * width)
+    return 3 * (encoder + masked + sequences)
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def milliseconds(run: Callable[[], object], repeats: int) -> float:
+    """Time of one call among ``repeats`` back to back; on a GPU by its own clock."""
+    if not torch.cuda.is_available():
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        return (time.perf_counter() - begin) * 1e3 / repeats
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repeats):
+        run()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / repeats
+
+
+def median_milliseconds(run: Callable[[], object], rounds: int = 5, repeats: int = 10) -> float:
+    """Median over rounds, after one to warm up."""
+    milliseconds(run, 3)
+    return statistics.median(milliseconds(run, repeats) for _ in range(rounds))
+
+
+def matmul_ceiling(size: int = 8192) -> float:
+    """TFLOP/s of a large bf16 product of random numbers: what the chip gives, power limit included."""
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    size = size if torch.cuda.is_available() else 128
+    a, b = (torch.randn(size, size, device=device(), dtype=dtype) for _ in range(2))
+    return 2 * size**3 / median_milliseconds(lambda: a @ b) / 1e9
+
+
+def copy_bandwidth() -> float:
+    """GB/s of a copy of 2 GiB within the GPU, bytes read plus bytes written: what memory-bound kernels can reach."""
+    source = torch.randint(0, 127, (2**31,), dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / median_milliseconds(lambda: target.copy_(source), repeats=2) / 1e6
+
+
+def gpu_state() -> dict[str, str]:
+    """Clocks (MHz), power (W) and temperature (C) at this moment; empty without nvidia-smi."""
+    fields = ["clocks.sm", "clocks.mem", "power.draw", "temperature.gpu"]
+    line = output_of("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "--id=0")
+    return dict(zip(fields, [value.strip() for value in line.split(",")], strict=False)) if line else {}
+
+
+def recorded(function: Call, num_calls: int) -> Callable[[], object]:
+    """``num_calls`` calls of a function as one CUDA graph: its replay."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in range(3):  # compiles, picks algorithms
+            function(call)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in range(num_calls):
+            function(call)
+    return graph.replay
+
+
+def graphs_in_turns(functions: Mapping[str, Call], num_calls: int = 12, repeats: int = 15) -> dict[str, list[float]]:
+    """Microseconds a call of each function, as CUDA graphs replayed in turns after two replays to warm up.
+
+    One that fails is reported on stderr and left out.
+    """
+    graphs = {}
+    for name, function in functions.items():
+        try:
+            graphs[name] = recorded(function, num_calls)
+        except Exception as error:
+            print(f"{name}: left out: {explain(error)}", file=sys.stderr)
+        gc.collect()
+    times = in_turns(graphs, repeats + 2, lambda replay: milliseconds(replay, 1) * 1e3 / num_calls)
+    return {name: spans[2:] for name, spans in times.items()}
+
+
+def spread(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Median, fastest and slowest of each, in microseconds."""
+    return {
+        name: {"us": round(statistics.median(spans), 2), "min": round(min(spans), 2), "max": round(max(spans), 2)}
+        for name, spans in times.items()
+    }

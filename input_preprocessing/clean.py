@@ -1,6 +1,0 @@
-"""The command `python -m input_preprocessing.clean`."""
-
-from input_preprocessing.commands import start
-
-if __name__ == "__main__":
-    start("clean")

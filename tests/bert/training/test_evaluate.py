@@ -1,0 +1,39 @@
+"""When a run evaluates, on which sequences, and that padding counts for nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bert import kernels
+from bert.data.batch import PretrainingCapacity, make_batch
+from bert.model.bert import BertForPreTraining
+from bert.training.evaluate import Config, _count, evaluation_steps, share
+from bert.training.graph import graph_capacity, static_batch
+
+
+@pytest.mark.parametrize(
+    ("start", "every", "steps"),
+    [(0, 300, {3, 6, 9}), (500, 300, {5, 8}), (100, 300, {1, 4, 7, 10}), (901, 300, {10}), (0, 0, set())],
+)
+def test_evaluations_begin_at_their_start_and_go_on_at_their_interval(start, every, steps):
+    assert evaluation_steps(Config(start_samples=start, every_samples=every), 100, 1000) == steps
+
+
+def test_ranks_share_the_first_examples_alone(make_records):
+    records = make_records(41, packed=False)
+    parts = [share(records, 30, rank, 4) for rank in range(4)]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(30))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_padding_of_a_fixed_capacity_counts_neither_as_words_nor_as_sequences(tiny, make_records):
+    torch.manual_seed(0)
+    model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))).eval()
+    batch = make_batch(make_records(5, packed=False), np.arange(5), tiny.max_position_embeddings)
+    room = PretrainingCapacity.of(3 * batch.num_tokens, 9)
+    with torch.no_grad():
+        exact, padded = _count(model, batch), _count(model, static_batch(batch, graph_capacity(room, 3)))
+    assert exact[-1] == 5
+    torch.testing.assert_close(padded, exact)
