@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from types import SimpleNamespace
@@ -150,10 +151,8 @@ def test_a_large_models_checkpoints_are_deepspeeds_own_shards(environ, monkeypat
 
 @pytest.mark.deepspeed
 def test_what_deepspeed_itself_refuses_is_one_line(environ, capsys, monkeypatch):
-    import deepspeed
-
-    for handler in deepspeed.utils.logger.handlers:  # of a test that has imported it and is over
-        monkeypatch.setattr(handler, "stream", sys.stdout)
+    # DeepSpeed's log goes to where stdout went when a test imported it, which may be closed.
+    monkeypatch.setattr(logging, "raiseExceptions", False)
     for zero, words in {
         "overlap_comm": ("yes please", "zero_optimization.overlap_comm: Input should be a valid boolean"),
         "reduce_bucket_size": (-1, "zero_optimization.reduce_bucket_size: Input should be greater than 0"),
