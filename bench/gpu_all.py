@@ -34,7 +34,6 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -46,19 +45,6 @@ KILLED = 124  # status of an item that ran past its limit
 LAST = 25  # seconds from where a step benchmark begins nothing more to its limit
 BEFORE = 5  # seconds from the stacks to the limit
 BEGIN, END = "<!-- gpu tables: begin (bench/gpu_all.py writes what is between) -->", "<!-- gpu tables: end -->"
-UNMEASURED = "unmeasured"
-# The rows that a complete run has, in order: (group, variant).
-EXPECTED = [
-    ("main", "ours", 24), ("main", "ours, fp8", 24), ("main", "ours, eager", 24), ("main", "ours, FUSED=none", 24),
-    ("rows 48", "ours", 48), ("rows 48", "ours, fp8", 48), ("rows 96", "ours", 96), ("rows 96", "ours, fp8", 96),
-    ("peers", "Hugging Face padded, eager", 24), ("peers", "Hugging Face packed, eager", 24),
-    ("compiled peers", "Hugging Face padded, compiled", 24), ("compiled peers", "Hugging Face packed, compiled", 24),
-]  # fmt: skip
-FUSED_VARIANTS = [
-    "ours", "ours, without fused embeddings", "ours, without fused dropout_add_layer_norm",
-    "ours, without fused bias_gelu", "ours, without fused cross_entropy", "ours, without fused lamb",
-    "ours, FUSED=none",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +78,7 @@ GPU_TESTS = tuple(str(ROOT / "tests" / "bert" / name) for name in ("kernels", "t
 PYTEST = ("-m", "pytest", "-v", "--tb=short", "-rA", "--durations=10", "--continue-on-collection-errors", "-m", "gpu")
 ITEMS = [
     Item(name="machine", command=("gpu_all.py", "machine"), seconds=45, tiny=()),  # PyTorch is read from a cold disk
-    Item(name="self_check", command=("self_check.py",), seconds=85, tiny=("--tiny",)),
+    Item(name="self_check", command=(str(ROOT / "tests" / "self_check.py"),), seconds=85, tiny=("--tiny",)),
     _steps("steps_48", "rows 48", 80),
     _steps("steps_48_plain", "rows 48 plain", 60, unless="steps_48"),
     _steps("steps_24", "main", 70, tiny=True),
@@ -102,9 +88,7 @@ ITEMS = [
     _steps("steps_96", "rows 96", 60),
     Item(name="kernel_tests", command=(*PYTEST, *GPU_TESTS), seconds=90, needs=("pytest", "hypothesis")),
     _steps("steps_attention", "attention", 60),
-    Item(name="layernorm", command=("kernels.py", "layernorm", "--no-compile"), seconds=25),
-    Item(name="lamb", command=("kernels.py", "lamb"), seconds=25),
-    Item(name="loss", command=("kernels.py", "loss", "--no-compile"), seconds=25),
+    Item(name="operations", command=("kernels.py", "operations", "--no-compile"), seconds=60),
     Item(name="profile", command=("train_step.py", "--profile"), seconds=40, tiny=("--tiny",)),
     Item(name="convergence", command=("convergence.py",), seconds=60, tiny=("--steps", "25")),
     _steps("steps_fused", "kernels", 60),
@@ -115,10 +99,14 @@ ITEMS = [
 
 @dataclass
 class Recorder:
-    """Where everything goes as it comes: lines to the log, results to their file and to ``results``."""
+    """Where everything goes as it comes: lines to the log, results to their file and to ``results``.
+
+    defaults: environment variables of the items, where they are not set.
+    """
 
     log: IO[str]
     file: IO[str]
+    defaults: dict[str, str] = field(default_factory=dict)
     results: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -146,45 +134,38 @@ def command_of(item: Item, limit: float, tiny: bool) -> list[str]:
 def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, Any]:
     """Runs an item to its end or its limit, and records how it ended."""
     paths = [str(ROOT / "implementations"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    environment = recorder.defaults | os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     begin, num_results, cut, last = time.monotonic(), 0, False, []
 
-    def read_stdout(text: str) -> None:
+    def read(stream: IO[bytes], has_results: bool) -> None:
         nonlocal num_results, cut
-        if not text.startswith("{"):
-            return
-        try:
-            values = json.loads(text)
-        except ValueError:  # the process ended within the line
-            cut = True
-            return
-        num_results += 1
-        recorder.result(item.name, values)
-        for group, variant, rows, milliseconds, rate, *_ in step_rows([values]):
-            print(f"  {group}: {variant}, {rows} rows: {milliseconds} ms {rate}".rstrip(), file=sys.stderr, flush=True)
-
-    def read_stderr(text: str) -> None:
-        last[:] = [*last, text][-3:] if text else last
-
-    def read(stream: Any, take: Any) -> None:
-        for raw in iter(stream.readline, b""):
+        for raw in stream:
             text = raw.decode(errors="replace")
             recorder.line(item.name, text)
-            take(text.strip())
+            if not has_results:
+                last[:] = [*last, text.strip()][-3:] if text.strip() else last
+            elif text.startswith("{"):
+                try:
+                    values = json.loads(text)
+                except ValueError:  # the process ended within the line
+                    cut = True
+                    continue
+                num_results += 1
+                recorder.result(item.name, values)
+                for (group, variant, rows), one in steps_in([values]).items():
+                    figures = " ms ".join(filter(None, figures_of(one)[:2]))
+                    print(f"  {group}: {variant}, {rows} rows: {figures}", file=sys.stderr, flush=True)
 
     try:
         process = subprocess.Popen(
-            command_of(item, limit, tiny),
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+            command_of(item, limit, tiny), cwd=ROOT, env=environment, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
     except OSError as error:
         status, reason = 127, f"cannot start: {error}"
     else:
-        pairs = ((process.stdout, read_stdout), (process.stderr, read_stderr))
+        pairs = ((process.stdout, True), (process.stderr, False))
         threads = [threading.Thread(target=read, args=pair, daemon=True) for pair in pairs]
         for thread in threads:
             thread.start()
@@ -212,21 +193,24 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
     return ending
 
 
-def step_rows(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Lines of the table of steps: group, variant, rows, ms, sequences/s, TFLOP/s, share of the ceiling, memory."""
-    lines: dict[tuple[str, str, int], tuple[str, ...]] = {}
-    for result in results:
-        for name, group in result.get("groups", {}).items():
-            for one in group:
-                if "problem" in one:
-                    figures: tuple[str, ...] = (one["problem"][:60], "", "", "", "")
-                else:
-                    figures = (
-                        f"{one['milliseconds']:.2f}", f"{one['sequences_per_second']:,.0f}",
-                        f"{one['model_tflops']:.0f}", f"{one['share_of_ceiling']:.0%}", f"{one['peak_gib']:.1f}",
-                    )  # fmt: skip
-                lines[name, one["variant"], one["rows"]] = (name, one["variant"], str(one["rows"]), *figures)
-    return list(lines.values())
+def steps_in(results: list[dict[str, Any]]) -> dict[tuple[str, str, int], dict[str, Any]]:
+    """Steps by (group, variant, rows); a later line of a group has all that an earlier one had."""
+    groups = [group for result in results for group in result.get("groups", {}).items()]
+    return {(name, one["variant"], one["rows"]): one for name, group in groups for one in group}
+
+
+STEP_COLUMNS = ("ms", "sequences/s", "tokens/s", "TFLOP/s", "of the ceiling", "peak GiB")
+
+
+def figures_of(step: dict[str, Any]) -> list[str]:
+    """STEP_COLUMNS of a step, or why they are not measured."""
+    if "milliseconds" not in step:
+        reason = f" ({step['problem'][:80]})" if step.get("problem") else ""
+        return [f"unmeasured{reason}", *[""] * (len(STEP_COLUMNS) - 1)]
+    return [
+        f"{step['milliseconds']:.2f}", f"{step['sequences_per_second']:,.0f}", f"{step['tokens_per_second']:,.0f}",
+        f"{step['model_tflops']:.0f}", f"{step['share_of_ceiling']:.0%}", f"{step['peak_gib']:.1f}",
+    ]  # fmt: skip
 
 
 def show(results: list[dict[str, Any]]) -> None:
@@ -235,9 +219,9 @@ def show(results: list[dict[str, Any]]) -> None:
         if result.get("ended"):
             verdict = "ok" if not result["status"] else f"FAILED ({result['status']})"
             print(f"{result['stage']:<14} {verdict:<14} {result['seconds']:>6} s  {result['reason']}".rstrip())
-    header = ("group", "variant", "rows", "ms", "sequences/s", "TFLOP/s", "ceiling", "GiB")
-    table = [header, *step_rows(results)]
-    widths = [max(len(line[column]) for line in table) for column in range(len(header))]
+    table = [("group", "variant", "rows", *STEP_COLUMNS)]
+    table += [(*map(str, key), *figures_of(one)) for key, one in steps_in(results).items()]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for line in table:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
@@ -250,9 +234,8 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
     """Runs what there is time for; how many items failed. Raises NoGpuError where a machine says that it has none."""
     failed = 0
     for item in items:
-        stand_in_for = [result for result in recorder.results if result["stage"] == item.unless]
-        steps = [one for result in stand_in_for for group in result.get("groups", {}).values() for one in group]
-        if any("milliseconds" in one for one in steps):
+        stands_in_for = steps_in([result for result in recorder.results if result["stage"] == item.unless])
+        if any("milliseconds" in one for one in stands_in_for.values()):
             continue
         patience = 3 if tiny else 1  # a busy CPU may be slow: nothing is measured there
         limit = min(patience * item.seconds, end - time.monotonic())
@@ -275,83 +258,56 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
     return failed
 
 
-@contextlib.contextmanager
-def kernel_cache() -> Iterator[None]:
-    """Where Triton cannot keep kernels in a home folder, one for the items of this run: without any it does nothing."""
-    if os.environ.get("TRITON_CACHE_DIR") or os.access(Path.home(), os.W_OK):
-        yield
-        return
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ["TRITON_CACHE_DIR"] = folder
-        try:
-            yield
-        finally:
-            del os.environ["TRITON_CACHE_DIR"]
+def row(*cells: object) -> str:
+    return "|" + "".join(f" {cell} |" if cell else " |" for cell in map(str, cells))
 
 
 def document(results: list[dict[str, Any]]) -> str:
-    """The tables as Markdown."""
-    steps: dict[str, Any] = {"groups": {}}
+    """The tables as Markdown; train_step.py says which rows a complete run has."""
+    from train_step import groups
+
+    steps: dict[str, Any] = {}
     for result in results:
-        if "groups" in result:  # a later line of a group has all that an earlier one had
-            steps |= {key: value for key, value in result.items() if key != "groups"}
-            steps["groups"] = steps["groups"] | result["groups"]
+        steps |= result if "groups" in result else {}
     said = "No GPU run is recorded yet. `python bench/gpu_all.py --tables` measures all of this and fills it in."
     if steps.get("machine"):
         described = ", ".join(f"{name} {value}" for name, value in steps["machine"].items())
         ceiling = f"{steps['ceiling_tflops']:.0f} TFLOP/s"
         said = f"Command: `python bench/gpu_all.py --tables`. {described}; ceiling {ceiling}."
-
-    def unmeasured(one: dict[str, Any] | None) -> str:
-        return f"unmeasured ({one['problem'][:80]})" if one and one.get("problem") else "unmeasured"
-
-    groups = steps["groups"]
-    measured = {(group, one["variant"], one["rows"]): one for group, lines in groups.items() for one in lines}
-    header = "| step of BERT-large | rows | ms | sequences/s | tokens/s | TFLOP/s | of the ceiling | peak GiB |"
-    lines = [said, "", header]
-    lines.append("|---|---|---|---|---|---|---|---|")
-    for key in [*EXPECTED, *(key for key in measured if key not in EXPECTED and key[0] != "kernels")]:
-        group, variant, count = key
-        label = variant if key in EXPECTED else f"{variant} ({group})"
-        one = measured.get(key)
-        if one is None or "milliseconds" not in one:
-            lines.append(f"| {label} | {count} | {unmeasured(one)} | | | | | |")
-            continue
-        lines.append(
-            f"| {label} | {count} | {one['milliseconds']:.2f} | {one['sequences_per_second']:,.0f} | "
-            f"{one['tokens_per_second']:,.0f} | {one['model_tflops']:.0f} | {one['share_of_ceiling']:.0%} | "
-            f"{one['peak_gib']:.1f} |"
-        )
-    # What each fused kernel is worth: the step without it beside the whole one, of the same group.
-    fused = {one["variant"]: one for one in groups.get("kernels", [])}
-    whole = fused.get("ours", {}).get("milliseconds")
-    lines += ["", "| step of BERT-large, 24 rows, in turns | ms | of ours |", "|---|---|---|"]
-    for variant in [*FUSED_VARIANTS, *(name for name in fused if name not in FUSED_VARIANTS)]:
-        one = fused.get(variant, {})
-        if "milliseconds" in one:
-            share = f"{one['milliseconds'] / whole:.3f}" if whole else ""
-            lines.append(f"| {variant} | {one['milliseconds']:.2f} | {share} |")
-        else:
-            lines.append(f"| {variant} | {unmeasured(one)} | |")
-    gemm = next((result["tflops"] for result in results if result.get("stage") == "gemm" and "tflops" in result), None)
-    lines += [
-        "",
-        "| products of a layer, both passes | bf16 TFLOP/s | fp8 TFLOP/s, without casts | fast sums backward too |",
-        "|---|---|---|---|",
+    measured, known = steps_in(results), groups(on_gpu=True)
+    expected = [
+        (group, variant.name, variant.rows)
+        for group in ("main", "rows 48", "rows 96", "peers", "compiled peers")
+        for variant in known[group]
+        if variant.peer or "peers" not in group
     ]
+    lines = [said, "", row("step of BERT-large", "rows", *STEP_COLUMNS), "|---" * (2 + len(STEP_COLUMNS)) + "|"]
+    for key in dict.fromkeys([*expected, *(key for key in measured if key[0] != "kernels")]):
+        group, variant, count = key
+        label = variant if key in expected else f"{variant} ({group})"
+        lines.append(row(label, count, *figures_of(measured.get(key, {}))))
+    # What each fused kernel is worth: the step without it beside the whole one, of the same group.
+    fused = {variant: one for (group, variant, _), one in measured.items() if group == "kernels"}
+    whole = fused.get("ours", {}).get("milliseconds")
+    lines += ["", row("step of BERT-large, 24 rows, in turns", "ms", "of ours"), "|---|---|---|"]
+    for name in dict.fromkeys([*(variant.name for variant in known["kernels"]), *fused]):
+        one = fused.get(name, {})
+        share = f"{one['milliseconds'] / whole:.3f}" if whole and "milliseconds" in one else ""
+        lines.append(row(name, figures_of(one)[0], share))
+    kinds = {"bf16": "bf16 TFLOP/s", "fp8": "fp8 TFLOP/s, without casts", "fp8_fast": "fast sums backward too"}
+    lines += ["", row("products of a layer, both passes", *kinds.values()), "|---|---|---|---|"]
+    gemm = next((result["tflops"] for result in results if result.get("stage") == "gemm" and "tflops" in result), {})
     for tokens in gemm or (24_576, 49_152):
-        rates = "unmeasured | | "
-        if gemm:
-            rates = " | ".join(f"{gemm[tokens][kind]['layer']:.0f}" for kind in ("bf16", "fp8", "fp8_fast")) + " "
-        lines.append(f"| {int(tokens):,} tokens | {rates}|")
-    lines += ["", "| kernel, 48 rows | precision | ms a step | calls a step |", "|---|---|---|---|"]
+        rates = [f"{gemm[tokens][kind]['layer']:.0f}" for kind in kinds] if gemm else ["unmeasured", "", ""]
+        lines.append(row(f"{int(tokens):,} tokens", *rates))
+    lines += ["", row("kernel, 48 rows", "precision", "ms a step", "calls a step"), "|---|---|---|---|"]
     profiles = {result["profile"]: result["top_kernels"] for result in results if "top_kernels" in result}
     for precision in ("bf16", "fp8"):
         if precision not in profiles:
-            lines.append(f"| all | {precision} | unmeasured | |")
+            lines.append(row("all", precision, "unmeasured", ""))
         for one in profiles.get(precision, []):
-            name = one["kernel"].replace("|", "\\|")
-            lines.append(f"| `{name[:90]}` | {precision} | {one['ms_per_step']:.3f} | {one['calls_per_step']:g} |")
+            name = one["kernel"].replace("|", "\\|")[:90]
+            lines.append(row(f"`{name}`", precision, f"{one['ms_per_step']:.3f}", f"{one['calls_per_step']:g}"))
     return "\n".join(lines)
 
 
@@ -467,9 +423,11 @@ def main() -> int:
     with (
         open(options.output / "stages.log", "w", encoding="utf-8") as log,
         open(results, "w", encoding="utf-8") as file,
-        kernel_cache(),
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache,
     ):
-        recorder = Recorder(log, file)
+        # Without a folder to keep kernels in Triton does nothing: where there is no home, this run has one.
+        homeless = not os.access(Path.home(), os.W_OK)
+        recorder = Recorder(log, file, {"TRITON_CACHE_DIR": cache} if homeless else {})
         try:
             failed = run_all(chosen, time.monotonic() + options.seconds, options.tiny, recorder)
         except NoGpuError as error:

@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -124,16 +125,31 @@ def in_turns(
     repeats: int,
     measure: Callable[[Callable[[], object]], float] = cpu_seconds,
 ) -> dict[str, list[float]]:
-    """Seconds of each function, called in turns, so that other load on the machine falls on all alike."""
+    """Seconds of each function, called in turns, so that other load on the machine falls on all alike.
+
+    Every other turn goes backwards: what comes first has the colder caches.
+    """
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeats):
-        for name, function in functions.items():
-            times[name].append(measure(function))
+    for turn in range(repeats):
+        for name in list(functions)[:: -1 if turn % 2 else 1]:
+            times[name].append(measure(functions[name]))
     return times
 
 
 def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(spans) for name, spans in times.items()}
+
+
+def ratios(times: list[float], others: list[float], digits: int = 3) -> list[float]:
+    """Median, least and most of the ratios of times taken in the same turns."""
+    found = [a / b for a, b in zip(times, others, strict=True)]
+    return [round(pick(found), digits) for pick in (statistics.median, min, max)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def output_of(*command: str) -> str:

@@ -29,36 +29,29 @@ HYPERPARAMETERS = {
 
 def log(seed: int) -> str:
     """A valid log of about 130 KB: 8 ranks, 400 tensors, 17 evaluations."""
-    lines: list[str] = []
-
-    def event(key: str, value: Any = None, **metadata: Any) -> None:
-        place = {"file": "/workspace/bert/run_pretraining.py", "lineno": 1000 + len(key)}
-        record = {"namespace": "", "time_ms": START_MS + 100 * len(lines), "event_type": "POINT_IN_TIME"}
-        lines.append(f":::MLLOG {json.dumps({**record, 'key': key, 'value': value, 'metadata': place | metadata})}\n")
-
-    event("cache_clear", True)
-    for _ in range(8):
-        event("init_start")
     submission = {"benchmark": "bert", "org": "EXAMPLE", "division": "closed", "status": "onprem", "platform": "1xBOX"}
-    for key, value in (
-        {f"submission_{k}": v for k, v in submission.items()} | {"seed": seed} | HYPERPARAMETERS
-    ).items():
-        event(key, value)
-    for i in range(400):
-        event("weights_initialization", tensor=f"bert.encoder.layer.{i % 24}.attention.output.LayerNorm.weight_{i}")
-    event("init_stop")
-    event("run_start")
-    event("epoch_start", epoch_num=0)
+    settings = {f"submission_{key}": value for key, value in submission.items()} | {"seed": seed} | HYPERPARAMETERS
+    tensors = [f"bert.encoder.layer.{i % 24}.attention.output.LayerNorm.weight_{i}" for i in range(400)]
+    events: list[tuple[str, Any, dict[str, Any]]] = [
+        ("cache_clear", True, {}), *[("init_start", None, {})] * 8, *((*item, {}) for item in settings.items()),
+        *(("weights_initialization", None, {"tensor": tensor}) for tensor in tensors),
+        ("init_stop", None, {}), ("run_start", None, {}), ("epoch_start", None, {"epoch_num": 0}),
+    ]  # fmt: skip
     for i in range(1, 18):
-        samples = 150_000 * i
-        event("tracked_stats", {"throughput": 11_600.0}, epoch_num=samples)
-        event("eval_start", samples, epoch_num=samples)
-        event("eval_stop", samples, epoch_num=samples)
-        event("eval_accuracy", 0.7203 if i == 17 else 0.38 + 0.02 * i, epoch_num=samples)
-    event("epoch_stop", epoch_num=samples)
-    event("train_samples", samples)
-    event("eval_samples", 10_000)
-    event("run_stop", status="success")
+        at = {"epoch_num": 150_000 * i}
+        events += [
+            ("tracked_stats", {"throughput": 11_600.0}, at), ("eval_start", at["epoch_num"], at),
+            ("eval_stop", at["epoch_num"], at), ("eval_accuracy", 0.7203 if i == 17 else 0.38 + 0.02 * i, at),
+        ]  # fmt: skip
+    events += [
+        ("epoch_stop", None, at), ("train_samples", at["epoch_num"], {}), ("eval_samples", 10_000, {}),
+        ("run_stop", None, {"status": "success"}),
+    ]  # fmt: skip
+    lines = []
+    for number, (key, value, metadata) in enumerate(events):
+        metadata = {"file": "/workspace/bert/run_pretraining.py", "lineno": 1000 + len(key), **metadata}
+        line = {"namespace": "", "time_ms": START_MS + 100 * number, "event_type": "POINT_IN_TIME"}
+        lines.append(f":::MLLOG {json.dumps(line | {'key': key, 'value': value, 'metadata': metadata})}\n")
     return "".join(lines)
 
 

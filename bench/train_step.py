@@ -149,56 +149,52 @@ def capacity(rows: int, length: int) -> PretrainingCapacity:
     return graph_capacity(PretrainingCapacity.of(rows * length, 3 * rows), rows)
 
 
-def rows_of(batch: PretrainingBatch, length: int, packed: bool) -> list[list[tuple[int, int]]]:
-    """Sequences (begin, end) of each row: alone, or as many consecutive ones as fit."""
-    rows: list[list[tuple[int, int]]] = []
-    used = length
-    for begin, end in itertools.pairwise(batch.cu_seqlens.tolist()[: batch.num_sequences + 1]):
-        if not packed or used + end - begin > length:
-            rows.append([])
-            used = 0
-        rows[-1].append((begin, end))
-        used += end - begin
-    return rows
-
-
 def inputs_of(batch: PretrainingBatch, length: int, packed: bool, device: torch.device) -> dict[str, Tensor]:
     """The batch as Hugging Face's BertForPreTraining takes it, rows filled up to ``length``.
 
-    A packed row has a block-diagonal mask and positions that restart. The model pools the first token of a row only, so
-    its next-sentence head sees one sequence a row: a little less work than ours.
+    packed: as many consecutive sequences to a row as fit, with a block-diagonal mask and positions that restart; else
+    one. The model pools the first token of a row only, so its next-sentence head sees one sequence a row: a little less
+    work than ours.
     """
-    rows = rows_of(batch, length, packed)
-    shape = (len(rows), length)
-    labels = torch.full((batch.num_tokens,), IGNORE)
+    lengths = batch.cu_seqlens.diff()[: batch.num_sequences].long()
+    rows, begins, used = [-1], [], length
+    for size in lengths.tolist():
+        begins.append(used if packed and used + size <= length else 0)
+        rows.append(rows[-1] + (begins[-1] == 0))
+        used = begins[-1] + size
+    num_tokens = int(lengths.sum())
+    positions = batch.position_ids[:num_tokens].long()
+    row = torch.tensor(rows[1:]).repeat_interleave(lengths)
+    column = torch.tensor(begins).repeat_interleave(lengths) + positions
+
+    def table(values: Tensor, padding: int = 0) -> Tensor:
+        filled = torch.full((rows[-1] + 1, length), padding)
+        filled[row, column] = values[:num_tokens].long()
+        return filled
+
+    labels = torch.full((num_tokens,), IGNORE)
     labels[batch.masked_positions.long()[: batch.num_masked]] = batch.masked_labels[: batch.num_masked]
-    made = {name: torch.zeros(shape, dtype=torch.long) for name in ("input_ids", "token_type_ids", "position_ids")}
-    made["labels"] = torch.full(shape, IGNORE)
-    document = torch.full(shape, -1)
-    first = []
-    starts = {begin: number for number, begin in enumerate(batch.cu_seqlens.tolist())}
-    for row, sequences in enumerate(rows):
-        first.append(starts[sequences[0][0]])
-        at = 0
-        for number, (begin, end) in enumerate(sequences):
-            place = slice(at, at + end - begin)
-            made["input_ids"][row, place] = batch.input_ids[begin:end].long()
-            made["token_type_ids"][row, place] = batch.segment_ids[begin:end].long()
-            made["position_ids"][row, place] = torch.arange(end - begin)
-            made["labels"][row, place] = labels[begin:end]
-            document[row, place] = number
-            at += end - begin
-    made["next_sentence_label"] = batch.next_sentence_labels[first]
-    if packed:
-        same = (document[:, None, :, None] == document[:, None, None, :]) & (document[:, None, None, :] >= 0)
-        made["attention_mask"] = same | torch.eye(length, dtype=torch.bool)  # padding sees itself: no row without keys
+    sequence = table(torch.arange(batch.num_sequences).repeat_interleave(lengths), -1)
+    if packed:  # padding sees itself: no row without keys
+        mask = (sequence[:, None, :, None] == sequence[:, None, None, :]) & (sequence[:, None, None, :] >= 0)
+        mask |= torch.eye(length, dtype=torch.bool)
     else:
-        made["attention_mask"] = (document >= 0).long()
+        mask = (sequence >= 0).long()
+    made = {
+        "input_ids": table(batch.input_ids), "token_type_ids": table(batch.segment_ids),
+        "position_ids": table(positions), "labels": table(labels, IGNORE), "attention_mask": mask,
+        "next_sentence_label": batch.next_sentence_labels[: batch.num_sequences][torch.tensor(begins) == 0],
+    }  # fmt: skip
     return {name: tensor.to(device) for name, tensor in made.items()}
 
 
-def build_peer(config: BertConfig, batches: list[PretrainingBatch], *, packed: bool, compiled: bool) -> Call:
-    """step(n) of Hugging Face's model with AdamW and clipping; on a GPU in bf16 with the fused AdamW."""
+def build_peer(
+    config: BertConfig, batches: list[PretrainingBatch], *, packed: bool, compiled: bool, micro_batch: int = 0
+) -> Call:
+    """step(n) of Hugging Face's model with AdamW and clipping; on a GPU in bf16 with the fused AdamW.
+
+    micro_batch: rows that are taken at once; 0: all of them.
+    """
     import transformers  # only where a peer is measured
 
     on_gpu = device().type == "cuda"
@@ -211,7 +207,10 @@ def build_peer(config: BertConfig, batches: list[PretrainingBatch], *, packed: b
 
     def step(number: int) -> None:
         optimizer.zero_grad(set_to_none=True)
-        forward(**inputs[number % len(inputs)]).loss.backward()
+        given = inputs[number % len(inputs)]
+        parts = {name: value.split(micro_batch or len(value)) for name, value in given.items()}
+        for values in zip(*parts.values(), strict=True):
+            forward(**dict(zip(parts, values, strict=True))).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 

@@ -15,7 +15,6 @@ from bert.core.env import ConfigError
 from bert.kernels import (
     dropout_add_layer_norm,
     fp8,
-    fp8_cases,
     fp8_cast,
     fp8_feed_forward,
     fp8_linear,
@@ -23,9 +22,11 @@ from bert.kernels import (
 )
 from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD, Recipe
-from bert.kernels.fp8_cases import new_target
 from bert.model.config import BertConfig
 from bert.model.encoder import Encoder
+
+from . import fp8_cases
+from .fp8_cases import new_target
 
 CONFIG = BertConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=80,
                     max_position_embeddings=16, initializer_range=0.2)  # fmt: skip
