@@ -40,13 +40,11 @@ import numpy as np
 import torch
 from lib import Parser, emit, integer, natural, positive
 from torch import Tensor, nn
-from torch_lib import device
+from torch_lib import device, new_step
 from train_step import inputs_of
 
 from bert import kernels, optim
 from bert.checkpoint import huggingface
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
 from bert.data.batch import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import Records
 from bert.kernels import fp8, fp8_feed_forward, fp8_linear
@@ -57,7 +55,6 @@ from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
 from bert.training.loop import step_seed
-from bert.training.step import Step, build_step
 
 WINDOW = 25
 HELD_OUT = 500  # sequences
@@ -186,17 +183,13 @@ def windows(losses: Iterable[float]) -> np.ndarray:
     return np.array(list(losses)).reshape(-1, WINDOW).mean(axis=1)
 
 
-def new_step(model: BertForPreTraining, precision: PrecisionConfig, sharded: bool, fused_update: bool = False) -> Step:
-    world = World(DistConfig(device=next(model.parameters()).device.type))
-    settings, resolved = optim.Config(sharded=sharded), precision.resolve(world.device)
-    return build_step(model, resolved, settings, world, accumulate=False, fused_update=fused_update)
-
-
 def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
     on_gpu, plain = device().type == "cuda", variant.precision == FP32
     choice = kernels.Config(fused=variant.fused, attention="auto" if on_gpu and not plain else "sdpa_loop")
     model = first_model(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), choice).to(device())
-    step: Any = new_step(model, variant.precision, variant.sharded, "lamb" in choice.names(device()))
+    step: Any = new_step(
+        model, variant.precision, fused_update="lamb" in choice.names(device()), sharded=variant.sharded
+    )
     if on_gpu:
         data = [batch.pin_memory() for batch in data]
     if variant.graph:
@@ -365,8 +358,8 @@ def agreement(mine: Trained, theirs: Trained) -> dict[str, Any]:
 
 
 def overlap(mine: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
-    """Of several seeds of both: losses of each window, the difference of the two means, the larger spread of the seeds
-    of one side, and whether no difference is larger than that.
+    """For several seeds of each side: losses by window, difference of the means, the larger of both sides' spreads, and
+    whether the difference is within it in every window.
     """
     sides = [np.array([run.windows for run in runs]) for runs in (mine, theirs)]
     apart = np.abs(sides[0].mean(axis=0) - sides[1].mean(axis=0))
@@ -450,7 +443,7 @@ def main() -> None:
     )
     parser.add_argument("--against", choices=("huggingface",), help="the implementation to compare with")
     parser.add_argument(
-        "--dropout", type=natural, default=0, metavar="SEEDS", help="with --against: dropout, so many seeds"
+        "--dropout", type=natural, default=0, metavar="SEEDS", help="with --against: dropout, and this many seeds"
     )
     parser.add_argument("--precision", choices=("fp64", "fp32"), default="fp64", help="with --against (default fp64)")
     parser.add_argument("--peak-lr", type=positive, default=PEAK_LR / 4, help="with --against (default %(default)s)")

@@ -29,7 +29,7 @@ import torch
 from lib import Parser, cpu_seconds, emit, free_port, in_turns, integer, medians, ratios, wall_seconds
 from torch import Tensor
 from torch.multiprocessing import spawn
-from torch_lib import SMALL, TINY, new_model, packed_batches
+from torch_lib import SMALL, TINY, new_model, new_step, packed_batches
 from train_step import build_peer
 
 from bert.core.dist import Config as DistConfig
@@ -39,13 +39,13 @@ from bert.core.process import hard_exit
 from bert.data.batch import PretrainingBatch
 from bert.deepspeed.settings import Config as ZeroConfig
 from bert.deepspeed.step import DeepSpeedStep, load
+from bert.kernels.precision import Config as PrecisionConfig
 from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
 from bert.model.init import first_weights, use_placeholders
 from bert.model.recompute import Recomputation
 from bert.optim import Config as OptimizerConfig
 from bert.pretraining.memory import Peak
-from bert.training.step import build_step
 
 WIDE = SMALL | {
     "hidden_size": 1600, "num_attention_heads": 25, "intermediate_size": 6400, "max_position_embeddings": 128,
@@ -58,13 +58,9 @@ FP32 = Precision(dtype=torch.float32)
 TrainingStep = Callable[[list[PretrainingBatch], float], Any]
 
 
-def our_step(world: World, config: BertConfig, **settings: Any) -> TrainingStep:
-    return build_step(new_model(config), FP32, OptimizerConfig(**settings), world, accumulate=False, fused_update=False)
-
-
 def transformers(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
     (batch,) = packed_batches(options.rows, 1, config)
-    ours = our_step(World(DistConfig(device="cpu")), config)
+    ours = new_step(new_model(config), PrecisionConfig(precision="fp32"))
     peers = {"hugging_face_padded": 4, "hugging_face_padded_one_batch": batch.num_sequences}
     steps: dict[str, Callable[[], object]] = {"ours_packed": lambda: ours([batch], 1e-4)}
     for name, size in peers.items():
@@ -144,8 +140,11 @@ def rank_main(rank: int, options: argparse.Namespace, config: BertConfig, port: 
             return (time.perf_counter() - begin) / len(batches)
 
         for stage, shards in STAGES.items():
-            makers = {
-                "ours": partial(our_step, world, config, optimizer="adamw", sharded=True, shard_gradients=shards),
+            rules = {"optimizer": "adamw", "sharded": True, "shard_gradients": shards}
+            makers: dict[str, Callable[[], TrainingStep]] = {
+                "ours": lambda rules=rules: new_step(
+                    new_model(config), PrecisionConfig(precision="fp32"), world, **rules
+                ),
                 "deepspeed": partial(deepspeed_step, world, config, stage, folder),
             }
             made = {name: with_memory(make, batches[0]) for name, make in makers.items()}

@@ -2,14 +2,14 @@
 
 Needs torch, triton, h5py and transformers (and their own dependencies); nothing is installed. Every item is a process
 of its own with a time limit, in the order of what its figures are worth, so that one that hangs, dies or cannot start
-takes no other's figures with it. Under <output>, as they come: every line that an item prints in stages.log, with whole
-tracebacks; every result in results.jsonl, one JSON line each, an item's last one its ending. Times of steps are said on
-stderr, too; a short table comes last. Exit status: 1 where an item failed, 2 where there is no GPU, at once.
+loses no other item's figures. Under <output>, as they come: every line that an item prints in stages.log, with whole
+tracebacks; every result in results.jsonl, one JSON line each, an item's last one its exit. Step times also go to
+stderr; a short table comes last. Exit status: 1 where an item failed, 2 where there is no GPU, at once.
 
-tables writes the GPU tables of docs/evidence.md from a results file, between their markers; what was not measured is
-called so. machine prints GPU, clocks, driver and versions, and what Triton's kernels would fail for. guard runs each
-item: five seconds before the limit every thread's stack goes to stderr, since the process is killed then; an error goes
-there with the whole chain of those before it (the end of a recording raises one of its own, which hides the cause).
+tables writes the GPU tables of docs/evidence.md from a results file, between their markers; missing figures read
+"unmeasured". machine prints GPU, clocks, driver and versions, and what Triton lacks here. guard runs each item: five
+seconds before the limit, when the process is killed, it dumps every thread's stack to stderr; an error is printed with
+its whole chain, root cause last (ending a CUDA graph capture raises an error of its own, which hides the cause).
 
 usage: python bench/gpu_all.py [--output DIR] [--seconds 520] [--only steps_48 ...] [--tiny] [--tables]
        python bench/gpu_all.py tables [--results bench_results/results.jsonl] [--document docs/evidence.md]
@@ -51,8 +51,8 @@ BEGIN, END = "<!-- gpu tables: begin (bench/gpu_all.py writes what is between) -
 class Item:
     """A process: a script of this folder with its arguments, or a module (``-m``), and the seconds it may take.
 
-    tiny: arguments of a trial run on a machine without a GPU; None: not part of one. needs: packages it is left out
-    without. unless: an item that it stands in for, where that left no time of a step.
+    tiny: arguments of a trial run without a GPU; None: not part of one. needs: packages without which it is skipped.
+    unless: it runs only if that item timed no step.
     """
 
     name: str
@@ -99,7 +99,7 @@ ITEMS = [
 
 @dataclass
 class Recorder:
-    """Where everything goes as it comes: lines to the log, results to their file and to ``results``.
+    """Writes lines to the log and results to their file as they arrive; keeps the results.
 
     defaults: environment variables of the items, where they are not set.
     """
@@ -203,7 +203,7 @@ STEP_COLUMNS = ("ms", "sequences/s", "tokens/s", "TFLOP/s", "of the ceiling", "p
 
 
 def figures_of(step: dict[str, Any]) -> list[str]:
-    """STEP_COLUMNS of a step, or why they are not measured."""
+    """Values of STEP_COLUMNS, or why there are none."""
     if "milliseconds" not in step:
         reason = f" ({step['problem'][:80]})" if step.get("problem") else ""
         return [f"unmeasured{reason}", *[""] * (len(STEP_COLUMNS) - 1)]
@@ -227,11 +227,11 @@ def show(results: list[dict[str, Any]]) -> None:
 
 
 class NoGpuError(Exception):
-    """There is nothing to measure here, and why."""
+    """No GPU to measure, with the reason."""
 
 
 def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> int:
-    """Runs what there is time for; how many items failed. Raises NoGpuError where a machine says that it has none."""
+    """Runs the items that time allows; returns how many failed. Raises NoGpuError if the machine item finds no GPU."""
     failed = 0
     for item in items:
         stands_in_for = steps_in([result for result in recorder.results if result["stage"] == item.unless])
@@ -269,11 +269,11 @@ def document(results: list[dict[str, Any]]) -> str:
     steps: dict[str, Any] = {}
     for result in results:
         steps |= result if "groups" in result else {}
-    said = "No GPU run is recorded yet. `python bench/gpu_all.py --tables` measures all of this and fills it in."
+    intro = "No GPU run is recorded yet. `python bench/gpu_all.py --tables` measures all of this and fills it in."
     if steps.get("machine"):
         described = ", ".join(f"{name} {value}" for name, value in steps["machine"].items())
         ceiling = f"{steps['ceiling_tflops']:.0f} TFLOP/s"
-        said = f"Command: `python bench/gpu_all.py --tables`. {described}; ceiling {ceiling}."
+        intro = f"Command: `python bench/gpu_all.py --tables`. {described}; ceiling {ceiling}."
     measured, known = steps_in(results), groups(on_gpu=True)
     expected = [
         (group, variant.name, variant.rows)
@@ -281,12 +281,12 @@ def document(results: list[dict[str, Any]]) -> str:
         for variant in known[group]
         if variant.peer or "peers" not in group
     ]
-    lines = [said, "", row("step of BERT-large", "rows", *STEP_COLUMNS), "|---" * (2 + len(STEP_COLUMNS)) + "|"]
+    lines = [intro, "", row("step of BERT-large", "rows", *STEP_COLUMNS), "|---" * (2 + len(STEP_COLUMNS)) + "|"]
     for key in dict.fromkeys([*expected, *(key for key in measured if key[0] != "kernels")]):
         group, variant, count = key
         label = variant if key in expected else f"{variant} ({group})"
         lines.append(row(label, count, *figures_of(measured.get(key, {}))))
-    # What each fused kernel is worth: the step without it beside the whole one, of the same group.
+    # Value of each fused kernel: the step without it relative to the full step of the same group.
     fused = {variant: one for (group, variant, _), one in measured.items() if group == "kernels"}
     whole = fused.get("ours", {}).get("milliseconds")
     lines += ["", row("step of BERT-large, 24 rows, in turns", "ms", "of ours"), "|---|---|---|"]
@@ -346,7 +346,7 @@ def tables() -> int:
 
 
 def missing_for_triton() -> list[str]:
-    """What Triton needs to start a kernel and this machine lacks: it compiles a little C for each."""
+    """Prerequisites of Triton that this machine lacks: it compiles a little C for each kernel."""
     found = []
     if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "clang", "gcc", "cc") if name):
         found.append("a C compiler (gcc)")

@@ -1,12 +1,12 @@
 """The kernels of BERT-large on one GPU, each in CUDA graphs that take turns. Prints one JSON line.
 
-All at 48 packed rows of 512 tokens with Wikipedia's mix of lengths, bf16, dropout 0.1 but where said.
+All at 48 packed rows of 512 tokens with Wikipedia's mix of lengths, bf16, dropout 0.1 unless noted.
 
 attention   every backend, with and without dropout. TFLOP/s counts two products forward and five backward on the real
             lengths.
 gemm        the products of a layer, forward and backward, in bf16 and fp8, and what fp8 casts cost, at 24,576 and
             49,152 tokens of random data: zeros run faster, because the chip is limited by power.
-operations  every fused operation in Triton, by PyTorch eager and compiled, at the sizes of its large case; the kernels
+operations  every fused operation in Triton, PyTorch eager and compiled, at the sizes of its large case; the kernels
             that cast to fp8; an update of LAMB. GB/s counts each input read once and each result written once (LAMB: 42
             bytes a parameter); the ceiling is this GPU's own copy.
 constants   tile sizes, warps and programs of each kernel, fastest choice first. The constants stand in the kernels'
@@ -92,7 +92,7 @@ def with_backward(forward: Call, leaves: Callable[[int], Any]) -> dict[str, Call
 
 
 def bandwidths(functions: dict[str, tuple[Call, float]], ceiling: float, **options: int) -> dict[str, dict[str, float]]:
-    """Of calls and the bytes they move: microseconds, GB/s, and the share of a copy's."""
+    """Microseconds, GB/s and share of a copy's bandwidth, of calls with the bytes they move."""
     figures = spread(graphs_in_turns({name: call for name, (call, _) in functions.items()}, **options))
     for name, figure in figures.items():
         rate = functions[name][1] / figure["us"] / 1e3

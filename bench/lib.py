@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib.metadata
 import json
 import math
 import os
 import platform
+import re
 import resource
 import socket
 import statistics
@@ -103,7 +105,7 @@ def explain(error: BaseException) -> str:
 
 
 def cpu_seconds(function: Callable[[], object]) -> float:
-    """User and system CPU seconds of a call, child processes included: wall time misleads on a shared machine."""
+    """User and system CPU seconds of a call, child processes included; wall time misleads on a shared machine."""
 
     def spent() -> float:
         usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -153,7 +155,7 @@ def free_port() -> int:
 
 
 def output_of(*command: str) -> str:
-    """What a program prints; empty where it is missing or fails."""
+    """Standard output of a program; empty if it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -163,10 +165,10 @@ def output_of(*command: str) -> str:
 @functools.cache
 def machine() -> dict[str, Any]:
     """Hardware, commit and versions that figures depend on; of the GPU where torch is imported."""
-    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    model = re.search(r"^model name\s*: (.*)", output_of("cat", "/proc/cpuinfo"), re.MULTILINE)
     found: dict[str, Any] = {
-        "cpu": names[0] if names else platform.processor() or platform.machine(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": model[1] if model else platform.machine(),
+        "cpus": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_average": round(os.getloadavg()[0], 1),
         "gpu": "none",
@@ -178,18 +180,9 @@ def machine() -> dict[str, Any]:
     found["commit"] = output_of("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") or "unknown"
     found["python"] = platform.python_version()
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
 
 
 def emit(

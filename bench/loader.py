@@ -92,7 +92,7 @@ def through_dali(config: Config, steps: int) -> dict[str, Any]:
 
 
 def start(config: Config) -> None:
-    """What a run does with its data before the first step."""
+    """Data work of a run before its first step."""
     source = open_source(config, _VOCABULARY)
     Sampler(source.row_counts(), config.rows_per_step, 1, 0, 1).rows(1)
 

@@ -1,11 +1,11 @@
 """How long a run takes to its clock: BERT-large on CPU ranks, from init_start to run_start, and by part.
 
-Ranks joined by gloo, the optimizer sharded as on GPUs; weights from a checkpoint, as the benchmark has them, or drawn.
+Ranks joined by gloo, the optimizer sharded as on GPUs; weights from a checkpoint, as the benchmark has them.
 Steps before the clock are left out, whose time on a CPU says nothing of a GPU's. With --kernels, how long it
 takes ranks that start together to compile every Triton kernel of a step for a Hopper GPU that is not there: each for
 itself, once between them, and from the cache folder. Prints one JSON line.
 
-usage: python bench/start.py [--ranks 2] [--repeats 3] [--layers 24] [--drawn] [--replicated]
+usage: python bench/start.py [--ranks 2] [--repeats 3] [--layers 24] [--replicated]
        python bench/start.py --kernels [--ranks 2] [--repeats 3]
 """
 
@@ -101,9 +101,9 @@ def compile_together(ranks: int, how: str, cache: Path, only: str) -> dict[str, 
         for process in processes:
             process.stdin.write("go\n")
             process.stdin.flush()
-        said = [json.loads(process.communicate(timeout=TIMEOUT)[0]) for process in processes]
+        found = [json.loads(process.communicate(timeout=TIMEOUT)[0]) for process in processes]
         wall = time.monotonic() - begin
-    return {"wall": wall, "cpu": sum(cpu for cpu, _ in said), "kernels": said[0][1]}
+    return {"wall": wall, "cpu": sum(cpu for cpu, _ in found), "kernels": found[0][1]}
 
 
 def kernels(ranks: int, repeats: int, only: str) -> dict[str, Any]:
@@ -122,7 +122,6 @@ def main() -> None:
     parser.add_argument("--ranks", type=integer, default=2, help="processes of one thread (default 2)")
     parser.add_argument("--repeats", type=integer, default=3, help="starts (default 3)")
     parser.add_argument("--layers", type=integer, default=24, help="of the model (default 24: 5 GB of memory a rank)")
-    parser.add_argument("--drawn", action="store_true", help="random weights, not from a checkpoint")
     parser.add_argument("--replicated", action="store_true", help="SHARD_OPTIMIZER=0")
     parser.add_argument("--kernels", action="store_true", help="the compilation of the kernels instead")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few kernels, to try the script out")
@@ -137,10 +136,9 @@ def main() -> None:
         model, weights = Path(folder, "bert_config.json"), Path(folder, "weights.pt")
         model.write_text(json.dumps(shape), encoding="utf-8")
         settings = {"BERT_CONFIG": str(model), "SHARD_OPTIMIZER": str(int(not options.replicated))}
-        if not options.drawn:
-            settings["INIT_CHECKPOINT"] = str(weights)
-            parameters = new_model(BertConfig.from_json(model)).named_parameters()
-            torch.save({name: parameter.detach() for name, parameter in parameters}, weights)
+        settings["INIT_CHECKPOINT"] = str(weights)
+        parameters = new_model(BertConfig.from_json(model)).named_parameters()
+        torch.save({name: parameter.detach() for name, parameter in parameters}, weights)
         figures = by_part([start(settings, options.ranks) for _ in range(options.repeats)])
     emit("start", {"now": figures}, data=f"BERT-large's shape, {options.layers} layers, weights made up")
 

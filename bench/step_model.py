@@ -55,7 +55,7 @@ TILE, ATTENTION_WARPS = 64, 4  # of attention_triton: queries and keys of a bloc
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a GPU does a second.
+    """Throughput of a GPU, per second.
 
     bf16, fp8_fast, fp8_exact: operations of products; memory: bytes; issue: instructions of all its warps; launches:
     kernels of a CUDA graph, one after the other.
@@ -229,7 +229,7 @@ def record(config: BertConfig, batch: PretrainingBatch, precision: str, evaluate
 
 
 def exposed_seconds(buckets: list[float], spans: list[float], rate: float, ranks: int) -> float:
-    """What the transfer of ``buckets`` (bytes) lasts beyond a pass: bucket i is ready once its ``span`` of it is over.
+    """Transfer time of ``buckets`` (bytes) not hidden by a pass, seconds; bucket i is ready when its ``span`` ends.
 
     A ring: each rank sends (ranks - 1) / ranks of the bytes. The same time holds for parameters that a pass waits for,
     with the order of both turned around.
@@ -245,7 +245,7 @@ def predict(
     config: BertConfig, batch: PretrainingBatch, rows: int, precision: str, rates: Rates, ranks: int, network: float,
     accumulate: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
-    """Milliseconds by part, their sum and sequences a second and GPU; ``batch`` is of so many packed rows.
+    """Milliseconds by part, their sum and sequences a second and GPU, for a batch of ``rows`` packed rows.
 
     accumulate: such batches a step, which updates and communicates once.
     """
@@ -282,8 +282,8 @@ def predict(
 def evaluation(
     config: BertConfig, rows: int, precision: str, rates: Rates, ranks: int, every: int, step_rate: float
 ) -> dict[str, float]:
-    """Seconds of an evaluation of 10,000 sequences on so many GPUs in the batches that EVAL_BATCHSIZE = ``rows`` makes,
-    and its share of a run that does it ``every`` so many trained ones, at ``step_rate`` a second and GPU.
+    """Seconds of an evaluation of 10,000 sequences on ``ranks`` GPUs with EVAL_BATCHSIZE = ``rows``, and its share of a
+    run that evaluates every ``every`` sequences and trains ``step_rate`` a second and GPU.
     """
     length = config.max_position_embeddings
     records, room = synthetic_records(10_000, length, config.vocab_size, False, 0), evaluation_room(rows, length)
@@ -352,7 +352,7 @@ def main() -> None:
             f"--{rate.name.replace('_', '-')}", type=positive, help="another rate of the GPU, a second, such as 7e14"
         )
     parser.add_argument("--pretraining", action="store_true", help="a table of the recipes of pretraining instead")
-    parser.add_argument("--evaluation", type=integer, metavar="EVERY", help="evaluations too, every so many sequences")
+    parser.add_argument("--evaluation", type=integer, metavar="EVERY", help="evaluations too, every EVERY sequences")
     parser.add_argument("--evaluation-rows", type=integer, default=16, help="EVAL_BATCHSIZE (default 16, as its own)")
     parser.add_argument("--evaluation-precision", choices=("bf16", "fp8"), help="(default: that of the training)")
     parser.add_argument("--measured", type=file, metavar="FILE", help="beside it, results.jsonl of gpu_all.py by part")

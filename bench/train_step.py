@@ -21,11 +21,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from lib import Parser, emit, explain, integer, positive
+from lib import Parser, emit, explain, in_turns, integer, positive
 from torch import Tensor
 from torch_lib import (
     TINY,
@@ -35,13 +36,12 @@ from torch_lib import (
     matmul_ceiling,
     milliseconds,
     model_flops,
+    new_step,
     packed_batches,
     synchronize,
 )
 
-from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert import kernels
 from bert.data.batch import PretrainingBatch, PretrainingCapacity
 from bert.kernels import attention
 from bert.kernels.cross_entropy import IGNORE
@@ -49,7 +49,6 @@ from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
-from bert.training.step import build_step
 
 NUM_BATCHES = 4
 
@@ -68,40 +67,42 @@ class Variant:
 
 def groups(on_gpu: bool) -> dict[str, list[Variant]]:
     """The variants that take turns, by group. On a CPU: those that run there."""
-    default, fp8 = Variant(name="ours"), Variant(name="ours, fp8", precision="fp8")
-    peers = [
-        Variant(name=f"Hugging Face {kind}, {mode}", peer={"packed": kind == "packed", "compiled": mode == "compiled"})
-        for mode in ("eager", "compiled")
-        for kind in ("padded", "packed")
-    ]
-    small = {"peers": [default, *peers[:2]], "rows 48": [dataclasses.replace(each, rows=48) for each in (default, fp8)]}
-    if not on_gpu:
-        return {"main": [default, fp8], **small}
+    ours = partial(Variant, name="ours")
+    fp8 = partial(Variant, name="ours, fp8", precision="fp8")
     unfused = Variant(name="ours, FUSED=none", fused="none")
+    eager, compiled = (
+        [
+            Variant(name=f"Hugging Face {kind}, {mode}", peer={"packed": kind == "packed", "compiled": mode != "eager"})
+            for kind in ("padded", "packed")
+        ]
+        for mode in ("eager", "compiled")
+    )
+    small = {"peers": [ours(), *eager], "rows 48": [ours(rows=48), fp8(rows=48)]}
+    if not on_gpu:
+        return {"main": [ours(), fp8()], **small}
+    backends = [Variant(name=f"ours, {name} attention", attention=name) for name in attention.candidates(device())]
+    fusable = [name for name in kernels.FUSABLE if name != "fp8_cast"]
     return {
-        "main": [default, fp8, Variant(name="ours, eager", graph=False), unfused],
+        "main": [ours(), fp8(), Variant(name="ours, eager", graph=False), unfused],
         **small,
-        "rows 96": [dataclasses.replace(each, rows=96) for each in (default, fp8)],
+        "rows 96": [ours(rows=96), fp8(rows=96)],
         "rows 48 plain": [
             Variant(name="ours, Triton's attention", rows=48, attention="triton"),
             Variant(name="ours, FUSED=none, flash", rows=48, fused="none", attention="flash"),
         ],
-        "attention": [
-            default,
-            *[Variant(name=f"ours, {name} attention", attention=name) for name in attention.candidates(device())],
-        ],
+        "attention": [ours(), *backends],
         "kernels": [
-            default,
-            *[Variant(name=f"ours, without fused {n}", fused=without(n)) for n in kernels.FUSABLE if n != "fp8_cast"],
+            ours(),
+            *[Variant(name=f"ours, without fused {name}", fused=without(name)) for name in fusable],
             unfused,
         ],
         "fp8 48": [
-            dataclasses.replace(fp8, rows=48),
-            Variant(name="ours, fp8, fast sums", rows=48, precision="fp8", fp8={"fp8_fast_sums": "all"}),
-            Variant(name="ours, fp8, output too", rows=48, precision="fp8", fp8={"fp8_output_projection": True}),
-            Variant(name="ours, fp8, separate casts", rows=48, precision="fp8", fused=without("fp8_cast")),
+            fp8(rows=48),
+            fp8(name="ours, fp8, fast sums", rows=48, fp8={"fp8_fast_sums": "all"}),
+            fp8(name="ours, fp8, output too", rows=48, fp8={"fp8_output_projection": True}),
+            fp8(name="ours, fp8, separate casts", rows=48, fused=without("fp8_cast")),
         ],
-        "compiled peers": [default, *peers[2:]],
+        "compiled peers": [ours(), *compiled],
     }
 
 
@@ -112,25 +113,22 @@ def without(name: str) -> str:
 
 def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBatch]) -> Call:
     """step(n) of this trainer, as a run takes it: batches come from page-locked memory."""
-    world = World(DistConfig(device=device().type))
-    on_gpu = world.device.type == "cuda"
+    on_gpu = device().type == "cuda"
     choice = kernels.Config(
         fused=variant.fused if on_gpu else "none", attention=variant.attention if on_gpu else "sdpa_loop"
     )
     with torch.device("meta"):
-        model = BertForPreTraining(config, kernels.select(choice, world.device))
-    model.to_empty(device=world.device)
+        model = BertForPreTraining(config, kernels.select(choice, device()))
+    model.to_empty(device=device())
     with torch.no_grad():  # on the device: on the CPU, as a run does, it takes seconds
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0.0, 0.02)
             else:
                 parameter.fill_(float(name.endswith("LayerNorm.weight")))
-    precision = PrecisionConfig(
-        precision=variant.precision if on_gpu or variant.precision == "fp8" else "fp32", **variant.fp8
-    ).resolve(world.device)
-    fused_update = "lamb" in choice.names(world.device)
-    step: Any = build_step(model, precision, optim.Config(), world, accumulate=False, fused_update=fused_update)
+    precision = variant.precision if on_gpu or variant.precision == "fp8" else "fp32"
+    fused_update = "lamb" in choice.names(device())
+    step: Any = new_step(model, PrecisionConfig(precision=precision, **variant.fp8), fused_update=fused_update)
     if on_gpu:
         room = capacity(variant.rows, config.max_position_embeddings)
         batches = [(static_batch(b, room) if variant.graph else b).pin_memory() for b in batches]
@@ -221,14 +219,13 @@ def prepare(
     variant: Variant, config: BertConfig, batches: list[PretrainingBatch], figures: dict[str, Any]
 ) -> Call | None:
     """Builds and warms up; None, with the reason in the figures, where it cannot run."""
-    begin, used = time.monotonic(), torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-    if torch.cuda.is_available():
+    on_gpu, begin = torch.cuda.is_available(), time.monotonic()
+    used = torch.cuda.memory_allocated() if on_gpu else 0
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     try:
-        if variant.peer is not None:
-            run = build_peer(config, batches, **variant.peer)
-        else:
-            run = build_ours(variant, config, batches)
+        ours = variant.peer is None
+        run = build_ours(variant, config, batches) if ours else build_peer(config, batches, **variant.peer)
         for number in range(NUM_BATCHES):
             run(number)
         synchronize()
@@ -237,20 +234,14 @@ def prepare(
         return None
     finally:
         figures["build_seconds"] = round(time.monotonic() - begin, 1)
-        peak = torch.cuda.max_memory_allocated() - used if torch.cuda.is_available() else 0
-        figures["peak_gib"] = round(peak / 2**30, 2)
+        figures["peak_gib"] = round((torch.cuda.max_memory_allocated() - used if on_gpu else 0) / 2**30, 2)
     return run
 
 
 def measure_together(
-    variants: list[Variant],
-    config: BertConfig,
-    rounds: int,
-    steps: int,
-    ceiling: float,
-    deadline: float,
+    variants: list[Variant], config: BertConfig, rounds: int, steps: int, ceiling: float, deadline: float,
     say: Callable[[list[dict[str, Any]]], None],
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """One line a variant, of steps that took turns. Nothing of them is left in memory.
 
     say: is given the lines of those that have taken their first steps, while the next one may still hang.
@@ -260,7 +251,6 @@ def measure_together(
     tokens = sum(batch.num_tokens for batch in batches) / NUM_BATCHES
     flops = sum(model_flops(config, batch) for batch in batches) / NUM_BATCHES
     lines: dict[str, dict[str, Any]] = {each.name: {"variant": each.name, "rows": each.rows} for each in variants}
-    times: dict[str, list[float]] = {}
     runs: dict[str, Call] = {}
 
     def turn(run: Call, steps: int) -> float:
@@ -268,7 +258,7 @@ def measure_together(
         numbers = itertools.count()
         return milliseconds(lambda: run(next(numbers)), steps * NUM_BATCHES)
 
-    def line(name: str, times: list[float]) -> dict[str, Any]:
+    def timed(name: str, times: list[float]) -> dict[str, Any]:
         time_ms = statistics.median(times)
         rate = flops / time_ms / 1e9
         return lines[name] | {
@@ -287,21 +277,18 @@ def measure_together(
             continue
         run = prepare(variant, config, batches, lines[variant.name])
         if run is not None:
-            runs[variant.name], times[variant.name] = run, []
-            early.append(line(variant.name, [turn(run, 1)]) | {"early": True})
+            runs[variant.name] = run
+            early.append(timed(variant.name, [turn(run, 1)]) | {"early": True})
             say(early)
         gc.collect()
-    clocks = {}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(turn(run, steps))
-        clocks = gpu_state()
+    times = in_turns(runs, rounds, lambda run: turn(run, steps))
+    clocks = gpu_state()
     run = None
     runs.clear()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return [(line(name, times[name]) if name in times else one) | {"clocks": clocks} for name, one in lines.items()]
+    return [(timed(name, times[name]) if name in times else one) | {"clocks": clocks} for name, one in lines.items()]
 
 
 def together(variants: list[Variant]) -> list[list[Variant]]:

@@ -101,12 +101,12 @@ class BertConfig:
 
     @property
     def gelu_form(self) -> str:
-        """The form of GELU in words, for people: "tanh" or "erf"."""
+        """Name of the GELU form in messages: "tanh" or "erf"."""
         return "tanh" if self.gelu_approximation == "tanh" else "erf"
 
     @property
     def hugging_face_hidden_act(self) -> str:
-        """What a Hugging Face config.json calls this GELU."""
+        """hidden_act of this GELU in a Hugging Face config.json."""
         return "gelu_new" if self.gelu_approximation == "tanh" else "gelu"
 
     @classmethod
