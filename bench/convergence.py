@@ -438,13 +438,9 @@ def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument(
-        "--steps", type=integer, help="steps of each run, a multiple of 25 (default 300; 500 with --against)"
-    )
+    parser.add_argument("--steps", type=integer, help="of each run, in 25s (default 300; 500 with --against)")
     parser.add_argument("--against", choices=("huggingface",), help="the implementation to compare with")
-    parser.add_argument(
-        "--dropout", type=natural, default=0, metavar="SEEDS", help="with --against: dropout, and this many seeds"
-    )
+    parser.add_argument("--dropout", type=natural, default=0, metavar="SEEDS", help="with --against: dropout")
     parser.add_argument("--precision", choices=("fp64", "fp32"), default="fp64", help="with --against (default fp64)")
     parser.add_argument("--peak-lr", type=positive, default=PEAK_LR / 4, help="with --against (default %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="pairs whose name has this in it, such as fp8")

@@ -64,14 +64,9 @@ class Item:
 
 
 def _steps(name: str, group: str, seconds: float, tiny: bool = False, unless: str = "") -> Item:
-    once = ("--tiny", "--rounds", "1", "--steps", "1")
-    return Item(
-        name=name,
-        command=("train_step.py", "--groups", group, "--deadline", "{deadline}"),
-        seconds=seconds,
-        tiny=once if tiny else None,
-        unless=unless,
-    )
+    once = ("--tiny", "--rounds", "1", "--steps", "1") if tiny else None
+    command = ("train_step.py", "--groups", group, "--deadline", "{deadline}")
+    return Item(name=name, command=command, seconds=seconds, tiny=once, unless=unless)
 
 
 GPU_TESTS = tuple(str(ROOT / "tests" / "bert" / name) for name in ("kernels", "training/test_graph.py"))
@@ -405,9 +400,7 @@ def main() -> int:
         return commands[sys.argv.pop(1)]()
     parser = Parser(__doc__)
     folder = os.environ.get("OUT", "bench_results")
-    parser.add_argument(
-        "--output", type=new_folder, default=folder, help="folder (default: OUT if set, else bench_results)"
-    )
+    parser.add_argument("--output", type=new_folder, default=folder, help="(default: $OUT, else bench_results)")
     parser.add_argument("--seconds", type=positive, default=520, help="time for all of it (default 520)")
     parser.add_argument("--only", nargs="+", choices=[item.name for item in ITEMS], help="these items")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes and what runs on a CPU, to try the command out")

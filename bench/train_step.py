@@ -114,9 +114,8 @@ def without(name: str) -> str:
 def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBatch]) -> Call:
     """step(n) of this trainer, as a run takes it: batches come from page-locked memory."""
     on_gpu = device().type == "cuda"
-    choice = kernels.Config(
-        fused=variant.fused if on_gpu else "none", attention=variant.attention if on_gpu else "sdpa_loop"
-    )
+    fused, backend = (variant.fused, variant.attention) if on_gpu else ("none", "sdpa_loop")
+    choice = kernels.Config(fused=fused, attention=backend)
     with torch.device("meta"):
         model = BertForPreTraining(config, kernels.select(choice, device()))
     model.to_empty(device=device())
@@ -240,11 +239,11 @@ def prepare(
 
 def measure_together(
     variants: list[Variant], config: BertConfig, rounds: int, steps: int, ceiling: float, deadline: float,
-    say: Callable[[list[dict[str, Any]]], None],
+    report: Callable[[list[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One line a variant, of steps that took turns. Nothing of them is left in memory.
 
-    say: is given the lines of those that have taken their first steps, while the next one may still hang.
+    report: called with the lines of the variants that have taken their first steps, before the next one is built.
     """
     batches = packed_batches(variants[0].rows, NUM_BATCHES, config)
     sequences = sum(batch.num_sequences for batch in batches) / NUM_BATCHES
@@ -279,7 +278,7 @@ def measure_together(
         if run is not None:
             runs[variant.name] = run
             early.append(timed(variant.name, [turn(run, 1)]) | {"early": True})
-            say(early)
+            report(early)
         gc.collect()
     times = in_turns(runs, rounds, lambda run: turn(run, steps))
     clocks = gpu_state()
@@ -381,12 +380,8 @@ def main() -> None:
     available = groups(torch.cuda.is_available())
     parser.add_argument("--groups", nargs="+", choices=list(available), default=list(available), help="(default: all)")
     parser.add_argument("--rounds", type=integer, default=5, help="turns of each variant (default 5)")
-    parser.add_argument(
-        "--steps", type=integer, default=4, help=f"passes over {NUM_BATCHES} batches a turn (default 4)"
-    )
-    parser.add_argument(
-        "--deadline", type=positive, default=300, help="seconds until nothing more begins (default 300)"
-    )
+    parser.add_argument("--steps", type=integer, default=4, help=f"passes over {NUM_BATCHES} batches (default 4)")
+    parser.add_argument("--deadline", type=positive, default=300, help="seconds to the last start (default 300)")
     parser.add_argument("--profile", action="store_true", help="the kernels of a step by time instead")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
@@ -407,12 +402,12 @@ def main() -> None:
             variants = [dataclasses.replace(variant, rows=variant.rows // 12) for variant in variants]
         measured: list[dict[str, Any]] = []
 
-        def say(lines: list[dict[str, Any]], before: list[dict[str, Any]] = measured, group: str = name) -> None:
+        def report(lines: list[dict[str, Any]], before: list[dict[str, Any]] = measured, group: str = name) -> None:
             emit("train_step", result | {"groups": {group: [*before, *lines]}})
 
         for few in together(variants):
-            lines = measure_together(few, config, options.rounds, options.steps, ceiling, deadline, say)
-            say(lines)  # at once: a process that is ended leaves what it has
+            lines = measure_together(few, config, options.rounds, options.steps, ceiling, deadline, report)
+            report(lines)  # at once: a process that is killed leaves what it has
             measured += lines
 
 

@@ -248,7 +248,7 @@ def test_the_first_variant_is_told_before_the_second_is_built(bench, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         train_step.measure_together(
             variants, config, rounds=2, steps=1, ceiling=1.0, deadline=time.monotonic() + 60,
-            say=lambda lines: told.append([(line["variant"], line["early"], "milliseconds" in line) for line in lines]),
+            report=lambda lines: told.append([(one["variant"], one["early"], "milliseconds" in one) for one in lines]),
         )  # fmt: skip
     assert told == [[("one", True, True)], [("one", True, True), ("two", True, True)]]
 

@@ -281,9 +281,8 @@ def _tiles(forward_pass: ForwardPass, num_tokens: int, rows: int) -> Tensor:
         num_sequences = cu_seqlens.numel() - 1
         num_tiles = num_tokens // rows + num_sequences + 1  # at most one that is not full a sequence, or the padding
         tiles = torch.empty(num_tiles, 4, dtype=torch.int32, device=cu_seqlens.device)
-        _list_tiles[(1,)](
-            cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows, next_power_of_2(num_sequences + 1)
-        )
+        lanes = next_power_of_2(num_sequences + 1)
+        _list_tiles[(1,)](cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows, lanes)
         return tiles
 
     return forward_pass.once(("attention tiles", num_tokens, rows), make)

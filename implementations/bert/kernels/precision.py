@@ -68,14 +68,11 @@ class Config:
             scales=self.fp8_recipe, fast_backward=self.fp8_fast_sums == "all",
             output_projection=self.fp8_output_projection, evaluation=self.fp8_evaluation,
         )  # fmt: skip
+        scale = (self.loss_scale or self.init_loss_scale) if dtype == torch.float16 else None
         return Precision(
-            dtype=dtype,
-            fp8=recipe if name == "fp8" else None,
-            tf32=name == "tf32",
-            init_loss_scale=(self.loss_scale or self.init_loss_scale) if dtype == torch.float16 else None,
-            constant_loss_scale=self.loss_scale > 0,
-            growth_interval=self.growth_interval,
-        )
+            dtype=dtype, fp8=recipe if name == "fp8" else None, tf32=name == "tf32", init_loss_scale=scale,
+            constant_loss_scale=self.loss_scale > 0, growth_interval=self.growth_interval,
+        )  # fmt: skip
 
 
 def resolved(name: str, device: torch.device) -> str:
