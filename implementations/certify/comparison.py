@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from certify.records import Records
+from certify.records import Records, known
 from certify.schema import ALONE, BURN_IN
 
 LEAST = 4  # of fewer, nobody can say which is the odd one
@@ -85,7 +83,7 @@ def slow(
 
 def relative(values: Mapping[str, Sequence[float]], paired: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Each round [names, rounds], and the median over rounds [names], over the median of all names."""
-    table = np.array([list(rounds) for rounds in values.values()], np.float64)
+    table = np.array([*values.values()], np.float64)
     if paired:
         table = table / np.nanmedian(table, axis=0)
     level = np.nanmedian(table, axis=1)
@@ -104,7 +102,7 @@ def hesitating(lost: Mapping[str, Sequence[float]], comparisons: int, *, least: 
 
     if len(lost) < LEAST:
         return []
-    table = np.array([list(rounds) for rounds in lost.values()], np.float64)
+    table = np.array([*lost.values()], np.float64)
     table = table - np.nanmedian(table, axis=0)
     rounds, hit = np.sum(~np.isnan(table), axis=1), np.sum(table > least, axis=1)
     chances = hypergeom.sf(hit - 1, rounds.sum(), hit.sum(), rounds) * comparisons
@@ -121,9 +119,9 @@ def hesitating(lost: Mapping[str, Sequence[float]], comparisons: int, *, least: 
 def _common_noise(table: np.ndarray) -> tuple[float, float]:
     """The standard deviation of a round of any of them, outliers cut off, and its degrees of freedom."""
     limit = 3 * _TO_DEVIATION * float(np.nanmedian(np.abs(table)))
-    known = np.clip(table[~np.isnan(table)], -limit, limit)
-    freedom = max(len(known) - len(table), 1)
-    return math.sqrt(float(np.sum(known**2)) / freedom), freedom
+    errors = np.clip(known(table), -limit, limit)
+    freedom = max(len(errors) - len(table), 1)
+    return math.sqrt(float(np.sum(errors**2)) / freedom), freedom
 
 
 def _deviation(table: np.ndarray, center: np.ndarray | float, axis: int) -> np.ndarray:
@@ -132,23 +130,23 @@ def _deviation(table: np.ndarray, center: np.ndarray | float, axis: int) -> np.n
 
 @dataclass(frozen=True)
 class Question:
-    """Who of these stands out? kind: node, rank or link; values: by name and round; stages: of each round."""
+    """Which of these stand out? kind: node, rank or link; values: by name and round; stages: of each round."""
 
     what: str
     kind: str
-    values: dict[str, list[float]]
+    values: Mapping[str, Sequence[float]]
     stages: tuple[str, ...]
     paired: bool = True
 
     def outliers(self, comparisons: int) -> list[Outlier]:
-        """Those who do. comparisons: of the whole test."""
+        """comparisons: of the whole test."""
         least = LEAST_EXCESS[self.what]
         if self.what == "hesitates":
             return hesitating(self.values, comparisons, least=least)
         return slow(self.values, comparisons, least_excess=least, spread=SPREAD[self.what], paired=self.paired)
 
     def ranking(self) -> dict[str, float]:
-        """How much slower than their median each is, as a share, the slowest first."""
+        """Excess over the median, as a share, the slowest first."""
         excess = dict(zip(self.values, (relative(self.values, self.paired)[1] - 1).tolist(), strict=True))
         return dict(sorted(excess.items(), key=lambda one: -one[1]))
 
@@ -162,91 +160,67 @@ class Question:
         return [stage for stage in stages if share[stage] >= 0.5] or [max(stages, key=lambda stage: share[stage])]
 
 
-class Rounds:
-    """What rounds of several stages say, by rank, to be asked together."""
-
-    def __init__(self, records: Records, what: str) -> None:
-        self.records, self.what = records, what
-        self.stages: tuple[str, ...] = ()
-        self.values: dict[int, list[float]] = {rank: [] for rank in records.places}
-
-    def add(self, stage: str, values: Mapping[int, list[float]]) -> None:
-        """values: by rank and round."""
-        for rank, rounds in values.items():
-            self.values[rank] += rounds
-        self.stages += (stage,) * max(map(len, values.values()))
-
-    def questions(self) -> Iterator[Question]:
-        """Of nodes and of ranks; a pause is a rank's where each node has one. None where there are no rounds."""
-        if not self.stages:
-            return
-        places = self.records.places
-        if self.what != "hesitates" or len(self.records.nodes) < len(places):
-            yield Question(self.what, "node", _by_node(self.records, self.values), self.stages)
-        ranks = {places[rank].name: rounds for rank, rounds in self.values.items()}
-        yield Question(self.what, "rank", ranks, self.stages)
-
-
-def questions(records: Records, burn_in: Mapping[int, list[float]]) -> Iterator[Question]:
+def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Iterator[Question]:
     """All comparisons of the test, in the order of the stages. burn_in: seconds of its steps by rank and round.
 
-    Each stage is asked by itself, and all together: of what is small, but everywhere, more rounds are surer.
+    Each stage is asked by itself, and all together: a small excess that is in all of them is surer in more rounds.
     """
-    slow_anywhere, starved, lost = (Rounds(records, what) for what in ("slow", "starved", "hesitates"))
+    everywhere: dict[str, dict[str, np.ndarray]] = {"slow": {}, "starved": {}, "hesitates": {}}
     for stage in (one for one in records.stages if one != "pairs"):  # few rounds, and `node` has asked the same
         own = records.relative(stage)
-        typical = {rank: [_typical(times) for times in rounds] for rank, rounds in own.items()}
-        yield from _of(records, stage, typical)
-        slow_anywhere.add(stage, typical)
-        lost.add(stage, {rank: [_lost(times) for times in rounds] for rank, rounds in own.items()})
+        tables = {"slow": np.apply_along_axis(_typical, 2, own), "hesitates": np.apply_along_axis(_lost, 2, own)}
         if records.on_cpus and stage in ALONE:  # what a GPU's process does on its CPUs says nothing of the GPU
-            waited = records.per_cpu_second(stage)
-            typical = {rank: [_typical(times) for times in rounds] for rank, rounds in waited.items()}
-            yield from _of(records, stage, typical, "starved")
-            starved.add(stage, typical)
-    for rounds_of in (slow_anywhere, starved, lost):
-        yield from rounds_of.questions()
+            tables["starved"] = np.apply_along_axis(_typical, 2, records.per_cpu_second(stage))
+        for what, table in tables.items():
+            everywhere[what][stage] = table
+            if what != "hesitates":
+                yield from _ask(records, what, {stage: table})
+    for what, by_stage in everywhere.items():
+        yield from _ask(records, what, by_stage)
     for probe in records.probed:
-        yield from _of(records, probe, records.probe(probe))
+        yield from _ask(records, "slow", {probe: records.probe(probe)})
     yield from _of_network(records)
     if set(burn_in) >= set(records.places):
-        yield from _of(records, BURN_IN, {rank: burn_in[rank] for rank in records.places})
+        yield from _ask(records, "slow", {BURN_IN: np.array([burn_in[rank] for rank in records.places])})
 
 
-def _of(records: Records, stage: str, values: Mapping[int, list[float]], what: str = "slow") -> Iterator[Question]:
-    """Who stands out in one stage."""
-    rounds = Rounds(records, what)
-    rounds.add(stage, values)
-    return rounds.questions()
+def _ask(records: Records, what: str, by_stage: Mapping[str, np.ndarray]) -> Iterator[Question]:
+    """Of nodes and of ranks; a pause is a rank's where each node has one. by_stage: values [ranks, rounds].
+
+    A node is as slow as the quicker half of its ranks: one slow rank does not make a slow node.
+    """
+    if not by_stage:
+        return
+    table = np.concatenate([*by_stage.values()], axis=1)
+    stages = tuple(stage for stage, values in by_stage.items() for _ in range(values.shape[1]))
+    if what != "hesitates" or len(records.nodes) < len(records.places):
+        of = np.array([place.node for place in records.places.values()])
+        of_nodes = {f"node {node}": np.sort(table[of == node], axis=0) for node in records.nodes}
+        yield Question(what, "node", {name: own[(len(own) - 1) // 2] for name, own in of_nodes.items()}, stages)
+    yield Question(what, "rank", dict(zip(records.names, table, strict=True)), stages)
 
 
 def _of_network(records: Records) -> Iterator[Question]:
     pairs = records.pairs()
-    meetings: dict[str, list[float]] = defaultdict(list)
+    meetings: dict[str, list[float]] = {}
     for pair, seconds in pairs.items():
         for node in pair:
-            meetings[f"node {records.nodes[node]}"].append(min(seconds))
-    most = max((len(times) for times in meetings.values()), default=0)
+            meetings.setdefault(f"node {records.nodes[node]}", []).append(min(seconds))
+    most = max(map(len, meetings.values()), default=0)
     filled = {node: times + [np.nan] * (most - len(times)) for node, times in meetings.items()}
     yield Question("network", "node", filled, ("pairs",) * most, paired=False)
     links = {f"link {records.nodes[a]} - {records.nodes[b]}": times for (a, b), times in pairs.items()}
     yield Question("network", "link", links, ("pairs",), paired=False)
 
 
-def _by_node(records: Records, values: dict[int, list[float]]) -> dict[str, list[float]]:
-    """A node is as slow as the quicker half of its ranks: one slow rank does not make a slow node."""
-    nodes: dict[str, list[list[float]]] = defaultdict(list)
-    for rank, rounds in values.items():
-        nodes[f"node {records.places[rank].node}"].append(rounds)
-    return {node: [statistics.median_low(times) for times in zip(*ranks, strict=True)] for node, ranks in nodes.items()}
-
-
 def _typical(times: np.ndarray) -> float:
-    """The mean of the middle half: as deaf to some disturbed steps as a median, and off by less."""
+    """The mean of the middle half: as robust to some disturbed steps as a median, with a smaller error."""
+    times = known(times)
     cut = len(times) // 4
     return float(np.mean(np.sort(times)[cut : len(times) - cut])) if len(times) else np.nan
 
 
 def _lost(times: np.ndarray) -> float:
     """The share of time that single steps took beyond what steps vary by."""
+    times = known(times)
     return float(np.mean(np.clip(times / _typical(times) - HESITATION, 0, None))) if len(times) else np.nan

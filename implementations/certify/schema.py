@@ -7,6 +7,7 @@ JSON on the node and its ranks. burn_in_<node>.npz is the telemetry of a burn-in
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ import numpy as np
 from bert.core.env import env
 from bert.core.files import whole_file
 
+Columns = dict[str, np.ndarray]
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
 VERSION = 3
 # Stages in the order in which they run, in files by number.
 STAGES = {
@@ -93,9 +96,21 @@ class Expected:
 
 
 def write(path: Path, about: Mapping[str, Any], tables: Mapping[str, np.ndarray]) -> None:
-    """Writes a file whole. about: what is said of the node and its ranks; tables: structured arrays by name."""
+    """Writes a file whole or not at all. about: the node and its ranks; tables: structured arrays by name."""
     columns: dict[str, Any] = {
         f"{name}.{column}": rows[column] for name, rows in tables.items() for column in rows.dtype.names or ()
     }
     with whole_file(path) as partial, open(partial, "wb") as file:
         np.savez_compressed(file, about=np.array(json.dumps({"version": VERSION, **about})), **columns)
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Columns]]:
+    """``about`` and the columns of each table. Raises one of UNREADABLE."""
+    tables: dict[str, Columns] = {}
+    with np.load(path) as file:
+        about: dict[str, Any] = json.loads(str(file["about"]))
+        for name in file.files:
+            table, _, column = name.partition(".")
+            if column:
+                tables.setdefault(table, {})[column] = file[name]
+    return about, tables
