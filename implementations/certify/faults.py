@@ -91,20 +91,11 @@ def _groups(records: Records) -> list[list[tuple[str, int, int, list[int]]]]:
     return [group for group in groups if group]
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Something wrong with a device. state: fail or warn."""
-
-    name: str
-    state: str
-    reason: str
-
-
-def faults(records: Records) -> list[Fault]:
+def faults(records: Records) -> list[Reason]:
     """Faults of all GPUs; none where a driver reports nothing."""
     gpus = list(devices(records))
-    typical = float(median(np.array([median(samples["sm_mhz"]) for _, samples in gpus])))
-    return [Fault(name, state, words) for name, samples in gpus for state, words in _of_one(samples, typical)]
+    typical = median(np.array([median(samples["sm_mhz"]) for _, samples in gpus]))
+    return [Reason(name, words, state) for name, samples in gpus for state, words in _of_one(samples, typical)]
 
 
 def devices(records: Records) -> Iterator[tuple[str, Columns]]:

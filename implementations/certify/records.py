@@ -98,25 +98,26 @@ class Records:
         found: np.ndarray = np.nanmedian(self.by_step(stage, "wait"), axis=(1, 2))
         return found
 
-    def _measured(self, name: str) -> Iterator[tuple[int, int, int, float]]:
-        """(round, rank, partner, seconds) of each measurement."""
+    def _measured(self, name: str) -> Iterator[tuple[int, int, int, int, float]]:
+        """(round, rank, number of its node, of its partner, seconds) of each measurement."""
+        nodes = {rank: self.nodes.index(place.node) for rank, place in self.places.items()}
         chosen = self.probes["probe"] == name.encode()
         columns = (self.probes[column][chosen].tolist() for column in ("round", "rank", "partner", "seconds"))
-        return zip(*columns, strict=True)
+        for number, rank, partner, seconds in zip(*columns, strict=True):
+            yield number, rank, nodes[rank], partner, seconds
 
     def probe(self, name: str) -> np.ndarray:
         """Seconds of a part of the load by itself [ranks, rounds]."""
         measured = list(self._measured(name))
         table = np.full((len(self.places), 1 + max((number for number, *_ in measured), default=-1)), np.nan)
-        for number, rank, _, seconds in measured:
+        for number, rank, _, _, seconds in measured:
             table[rank, number] = seconds
         return table
 
     def reductions(self, name: str) -> dict[int, list[float]]:
         """Seconds of an all-reduce by round: the quickest of each group that did it, as the others were disturbed."""
         found: dict[int, dict[frozenset[int], float]] = {}
-        for number, rank, partner, seconds in self._measured(name):
-            node = self.nodes.index(self.places[rank].node)
+        for number, _, node, partner, seconds in self._measured(name):
             group = frozenset() if name == "reduce_together" else frozenset({node, partner})
             best = found.setdefault(number, {})
             best[group] = min(best.get(group, seconds), seconds)
@@ -125,9 +126,8 @@ class Records:
     def pairs(self) -> dict[tuple[int, int], list[float]]:
         """Seconds of each all-reduce of every pair of nodes that met, by their numbers: those of its quickest rank."""
         found: dict[tuple[int, int], dict[int, list[float]]] = {}
-        for _, rank, partner, seconds in self._measured("reduce_pairs"):
+        for _, rank, node, partner, seconds in self._measured("reduce_pairs"):
             if partner >= 0:
-                node = self.nodes.index(self.places[rank].node)
                 pair = min(node, partner), max(node, partner)
                 found.setdefault(pair, {}).setdefault(rank, []).append(seconds)
         return {

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from certify import figures
 from certify.comparison import LEAST, Outlier, Question, questions
-from certify.faults import Corruption, Fault, corrupt, devices, faults, throttled
+from certify.faults import Corruption, corrupt, devices, faults, throttled
 from certify.figures import STEP, Measured, Reached
 from certify.journal import BurnIn, Journal
 from certify.reasons import Reason, worst
@@ -62,20 +63,19 @@ class Certificate:
     """The result of a test.
 
     seconds: median of a step by stage [ranks], without the wait for others; ranking: of nodes and of ranks, by how much
-    they are slower than their median by themselves while all work, the slowest first; repeats: the same steps give the
-    same bits here.
+    they are slower than their median by themselves while all work, the slowest first.
     """
 
     records: Records
     seconds: dict[str, np.ndarray]
     findings: list[Finding]
     corrupt: list[Corruption]
-    faults: list[Fault]
+    faults: list[Reason]
     notes: list[str]
     ranking: dict[str, dict[str, float]]
-    burn_in: BurnIn | None = None
-    reached: list[Reached] = field(default_factory=list)
-    expected: Mapping[str, float] = field(default_factory=dict)
+    burn_in: BurnIn | None
+    reached: list[Reached]
+    expected: Mapping[str, float]
 
     @property
     def state(self) -> str:
@@ -90,7 +90,7 @@ class Certificate:
             *(one for one in burnt if one.state == "fail"),
             *(one.reason() for one in self.findings),
             *(one.reason() for one in self.reached if one.state != "pass"),
-            *(Reason(one.name, one.reason, one.state) for one in self.faults),
+            *self.faults,
             *(one for one in burnt if one.state == "warn"),
         ]
 
@@ -112,7 +112,7 @@ class Certificate:
             "reasons": self.reasons(),
             "findings": self.findings,
             "corrupt": self.corrupt,
-            "faults": self.faults,
+            "faults": [{"name": one.name, "state": one.state, "reason": one.what} for one in self.faults],
             "expected": self.reached,
             "burn_in": self.burn_in,
             "notes": self.notes,
@@ -129,14 +129,12 @@ def certify(folder: Path) -> Certificate:
     records = read(folder)
     expected, seconds = figures.settings(folder)
     burnt = Journal(folder).read(records.places) or (BurnIn(0, 0.0, seconds, []) if seconds else None)
-    found = judge(records, burnt)
-    reached, notes = figures.check(records, expected)
-    notes += [one.reason().text() for one in reached if one.state == "pass"]
-    notes += [burnt.text()] if burnt else []
-    return replace(found, reached=reached, expected=expected, notes=[*found.notes, *notes])
+    return judge(records, burnt, expected)
 
 
-def judge(records: Records, burnt: BurnIn | None = None) -> Certificate:
+def judge(
+    records: Records, burnt: BurnIn | None = None, expected: Mapping[str, float] = MappingProxyType({})
+) -> Certificate:
     """The slow, the corrupt and the faulty, with notes on what cannot be judged."""
     asked = [*questions(records, burnt.rounds if burnt else {})]
     broken, repeats = corrupt(records)
@@ -147,6 +145,9 @@ def judge(records: Records, burnt: BurnIn | None = None) -> Certificate:
         notes.append(f"too few nodes to tell a slow one from the others: {LEAST} or more")
     if not repeats:
         notes.append("the same steps do not repeat bit for bit here, so that nothing is said of silent corruption")
+    reached, not_measured = figures.check(records, expected)
+    notes += not_measured + [one.reason().text() for one in reached if one.state == "pass"]
+    notes += [burnt.text()] if burnt else []
     return Certificate(
         records=records,
         seconds={stage: np.nanmedian(records.seconds(stage), axis=(1, 2)) for stage in records.stages},
@@ -156,6 +157,8 @@ def judge(records: Records, burnt: BurnIn | None = None) -> Certificate:
         notes=notes,
         ranking={one.kind: one.ranking() for one in asked if one.what == "slow" and {*one.stages} == {"parallel"}},
         burn_in=burnt,
+        reached=reached,
+        expected=expected,
     )
 
 

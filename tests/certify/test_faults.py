@@ -42,7 +42,7 @@ def test_what_goes_wrong_is_named_with_its_gpu(changes, state, said):
     found = judge(with_telemetry(**changes))
     (fault,) = found.faults
     assert (found.state, fault.name) == (state, "rank 6 on node1")
-    assert fault.reason.startswith(said)
+    assert fault.what.startswith(said)
 
 
 def test_a_bus_that_is_narrower_than_its_slot_is_named():
@@ -50,7 +50,7 @@ def test_a_bus_that_is_narrower_than_its_slot_is_named():
     samples = records.telemetry["node0"]
     samples["pcie_width"][samples["device"] == 1] = 8
     (fault,) = judge(records).faults
-    assert (fault.name, fault.reason) == ("rank 1 on node0", "PCIe lanes: 8, of 16 that GPU and slot have")
+    assert (fault.name, fault.what) == ("rank 1 on node0", "PCIe lanes: 8, of 16 that GPU and slot have")
 
 
 def test_a_slow_gpu_that_throttles_is_named_with_its_reason():
@@ -79,7 +79,7 @@ def test_errors_and_throttling_of_the_burn_in_count_though_its_counters_begin_ag
     np.savez(
         tmp_path / "burn_in_node1.npz", about=about, **{f"telemetry.{name}": column for name, column in later.items()}
     )
-    assert [(one.name, one.reason.partition(" during")[0]) for one in certify(tmp_path).faults] == [
+    assert [(one.name, one.what.partition(" during")[0]) for one in certify(tmp_path).faults] == [
         ("rank 6 on node1", "3 Xid errors"),
         ("rank 6 on node1", "5 corrected memory errors"),
     ]
