@@ -1,4 +1,4 @@
-"""Who stands out among those that did the same work, in which stage, and how sure that is."""
+"""The statistics: which ranks, nodes or links stand out among those that did the same work, and how sure that is."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ import numpy as np
 from certify.records import Records, known
 from certify.schema import ALONE, BURN_IN
 
-LEAST = 4  # of fewer, nobody can say which is the odd one
-LEAST_ROUNDS = 3  # of fewer, nobody can say how well one repeats
-FALSE_ALARMS = 0.01  # of whole tests of healthy machines, however many comparisons they make
-HEALTHY_SPREAD = 0.01  # standard deviation between healthy GPUs, as a share, where few are there to show it
-PRIOR_FREEDOM = 6  # degrees of freedom that this knowledge counts for
+LEAST = 4  # to tell which is the odd one
+LEAST_ROUNDS = 3  # to tell how well one repeats
+FALSE_ALARMS = 0.01  # share of whole tests of healthy machines, whatever their number of comparisons
+HEALTHY_SPREAD = 0.01  # prior standard deviation between healthy GPUs, as a share
+PRIOR_FREEDOM = 6  # degrees of freedom of that prior
 _TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of a normal distribution
 OF_MEDIAN = 1.2533  # standard error of a median over that of a mean
-LEAST_EXCESS = {"slow": 0.03, "starved": 0.03, "hesitates": 0.03, "network": 0.15}  # what is less concerns nobody
-SPREAD = {"slow": 0.01, "starved": 0.01, "network": 0.05}  # of healthy ones: outliers.HEALTHY_SPREAD
-HESITATION = 1.25  # times its typical step: what a step takes beyond that is lost
+LEAST_EXCESS = {"slow": 0.03, "starved": 0.03, "hesitates": 0.03, "network": 0.15}  # below it an excess does not matter
+SPREAD = {"slow": 0.01, "starved": 0.01, "network": 0.05}  # prior standard deviation between healthy ones
+HESITATION = 1.25  # times the typical step: time beyond that is lost
 
 
 @dataclass(frozen=True)
 class Outlier:
     """One that is far above the others.
 
-    excess: by how much, as a share of their median; measure: what says so, in words, such as "9 deviations" (of a
-    healthy one); chance: expected number of such findings in a whole test of healthy machines, so that 0.001 is one in
-    1,000 tests.
+    excess: over the median, as a share; measure: such as "9 deviations" (of a healthy one); chance: expected number of
+    such findings in a whole test of healthy machines, so that 0.001 is one in 1,000 tests.
     """
 
     name: str
@@ -46,16 +45,16 @@ def slow(
     spread: float = HEALTHY_SPREAD,
     paired: bool = True,
 ) -> list[Outlier]:
-    """Those whose value is far above the others', the farthest first; none where there are too few to compare.
+    """Those whose value is far above the others', the farthest first; none if there are too few to compare.
 
-    values: of each, by round, nan where it took no part. paired: the rounds ran at the same time, so that what
-    disturbed all of them cancels. comparisons: how many the whole test makes, this one's included (Bonferroni).
+    values: of each, by round, nan for a round without it. paired: the rounds ran at the same time, so that common
+    disturbances cancel. comparisons: of the whole test, these included (Bonferroni).
 
-    The center is the median over all. What a healthy one deviates by has two parts: the spread between them, from the
-    median absolute deviation and, as a variance with PRIOR_FREEDOM degrees of freedom, from ``spread`` (the moderated
-    variance of Smyth 2004); and how well one repeats, from its own rounds or those of all, whichever is worse. The
-    limit is Student's quantile, as both are uncertain, with the degrees of freedom that the sum of the two has (Welch
-    and Satterthwaite): the rounds of all tell well how much a round is off, few ranks tell badly how much they differ.
+    The center is the median over all. A healthy one's variance has two parts: the spread between them, from the median
+    absolute deviation and, as a prior with PRIOR_FREEDOM degrees of freedom, from ``spread`` (the moderated variance of
+    Smyth 2004); and repeatability, from its own rounds or those of all, whichever is worse. As both are uncertain, the
+    limit is Student's quantile with the degrees of freedom of their sum (Welch and Satterthwaite): many rounds tell the
+    noise of a round well, few ranks tell their spread badly.
     """
     from scipy.stats import t  # slow to import, and only needed here
 
@@ -93,10 +92,9 @@ def relative(values: Mapping[str, Sequence[float]], paired: bool = True) -> tupl
 def hesitating(lost: Mapping[str, Sequence[float]], comparisons: int, *, least: float) -> list[Outlier]:
     """Those that lose time in more rounds than the others do, the worst first.
 
-    lost: share of each round's time, nan where one took no part; it counts by how much it is above the round's median.
-    Pauses are rare and of any length, so that nothing is assumed of how they are distributed: where all are alike, the
-    rounds that lost more than ``least`` are anybody's, and how many are one's own is hypergeometric (Fisher's exact
-    test). One long pause is no more than one round.
+    lost: share of each round's time, nan for a round without it; its excess over the round's median counts. Pauses are
+    rare and of any length, so no distribution is assumed: among equals the rounds that lost more than ``least`` fall on
+    anyone, and the number of one's own is hypergeometric (Fisher's exact test). One long pause is just one round.
     """
     from scipy.stats import hypergeom  # slow to import, and only needed here
 
@@ -185,7 +183,7 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
 
 
 def _ask(records: Records, what: str, by_stage: Mapping[str, np.ndarray]) -> Iterator[Question]:
-    """Of nodes and of ranks; a pause is a rank's where each node has one. by_stage: values [ranks, rounds].
+    """Of nodes and of ranks; of pauses only of ranks if each node has one. by_stage: values [ranks, rounds].
 
     A node is as slow as the quicker half of its ranks: one slow rank does not make a slow node.
     """

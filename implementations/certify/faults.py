@@ -1,4 +1,4 @@
-"""What is wrong besides speed: weights that differ (silent data corruption), and what the devices' telemetry shows."""
+"""Faults besides slowness: weights that differ (silent data corruption), and errors in the devices' telemetry."""
 
 from __future__ import annotations
 
@@ -133,5 +133,5 @@ def _of_one(samples: Columns, typical: float) -> Iterator[tuple[str, str]]:
             yield state, f"{more:.0f} {words} during the test{which}"
     for field, words in (("pcie_generation", "PCIe generation"), ("pcie_width", "PCIe lanes")):
         now, most = (max(known(samples[name]), default=np.nan) for name in (field, f"{field}_most"))
-        if now < most:  # False where one is not known
+        if now < most:  # False for nan
             yield "warn", f"{words}: {now:.0f}, of {most:.0f} that GPU and slot have"

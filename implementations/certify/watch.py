@@ -40,7 +40,7 @@ class State:
 
     @property
     def verdict(self) -> str:
-        """What it would be if the test ended now; empty before there is one."""
+        """The verdict if the test ended now; empty before there is one."""
         return self.found.state if self.found else ""
 
     @property
@@ -118,7 +118,7 @@ class Watched:
         return state
 
     def _stage(self) -> str:
-        """What the load said last; not read in a burn-in, where its output grows with each repeat."""
+        """The last stage in the load's output, which is not read in a burn-in: it grows with each repeat."""
         stages = _STAGE.findall(_text(self.folder / "output.txt"))
         return stages[-1] if stages else "starting"
 
@@ -166,7 +166,7 @@ def watch(watched: Watched, interval: float, as_json: bool, once: bool) -> int:
 
 
 def _news(state: State) -> object:
-    """What makes a new line: a stage, a percent of the burn-in, or another verdict."""
+    """A line is printed when one of these changes."""
     percent = int(100 * state.burn.elapsed / state.burn.duration) if state.burn and state.burn.duration else 0
     return state.stage, state.verdict, len(state.reasons), percent, state.stands_still, state.done
 

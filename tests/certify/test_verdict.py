@@ -220,6 +220,18 @@ def test_rounds_of_unequal_length_are_compared_as_far_as_both_go():
     assert [(one.name, one.step) for one in judge(records).corrupt] == [("rank 1 on node0", 4)]
 
 
+def test_a_round_with_fewer_steps_than_the_others_accuses_nobody():
+    records = make(4, 2, slow={("parallel", 5): 1.25})
+    steps = records.steps
+    kept = (steps["stage"] != 0) | (steps["round"] != 1) | (steps["rank"] != 2) | (steps["step"] < 7)
+    for name, column in steps.items():
+        steps[name] = column[kept]
+    found = judge(records)
+    assert [(one.what, one.stage, one.name) for one in found.findings] == [("slow", "parallel", "rank 5 on node2")]
+    assert (np.isnan(records.seconds("single")).sum(axis=(1, 2)) == [0, 0, 13, 0, 0, 0, 0, 0]).all()
+    assert all(np.isfinite(own).all() for own in found.seconds.values())
+
+
 def test_records_survive_the_way_through_files(tmp_path):
     records = make(4, 2, slow=everywhere(2, 3, factor=1.2))
     write(tmp_path, records)
