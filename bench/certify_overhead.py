@@ -74,16 +74,16 @@ def run_passes(load: Load, passes: int, steps: int) -> list[list[tuple[float, fl
     """Times of each step, by pass; which steps are recorded alternates from pass to pass."""
     found = []
     recorder = EveryOther()
-    with load.trainee_alone() as trainee:
-        trainee.recorder.settle()  # it has seen no step: all of its hooks go
-        recorder.watch(trainee.model)
-        trainee.recorder, trainee.step.mark = recorder, recorder.mark
-        load.count_steps(trainee)
-        for number in range(passes):
-            recorder.parity, recorder.times = number % 2, []
-            load.take_steps(trainee, steps)
-            recorder.take()
-            found.append(recorder.times)
+    trainee = load.trainee_alone()
+    trainee.recorder.settle()  # it has seen no step: all of its hooks go
+    recorder.watch(trainee.model)
+    trainee.recorder, trainee.step.mark = recorder, recorder.mark
+    load.count_steps(trainee, load.config.rounds)
+    for number in range(passes):
+        recorder.parity, recorder.times = number % 2, []
+        load.take_steps(trainee, steps)
+        recorder.take()
+        found.append(recorder.times)
     return found
 
 
