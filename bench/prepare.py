@@ -47,8 +47,8 @@ from bert.data.format import atomic_file, content_digest
 from bert.data.online_packing import OnlinePacker
 from bert.data.packing import pack
 from bert.data.synthetic import wikipedia_like_lengths
-from input_preprocessing.instances.make import instances_of, write_instances
 from input_preprocessing.instances.options import SamplingConfig
+from input_preprocessing.instances.sampling import instances_of, write_instances
 from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, write_tfrecord
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.corpus import bert_config, train_vocabulary

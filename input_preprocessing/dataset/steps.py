@@ -12,8 +12,8 @@ from pathlib import Path
 from bert.data.format import open_records, write_records
 from bert.data.records import DataError
 from input_preprocessing.dataset.inputs import Inputs, fill_phase1
-from input_preprocessing.instances.make import compile_first, write_instances
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
+from input_preprocessing.instances.sampling import compile_first, write_instances
 from input_preprocessing.records import shards
 from input_preprocessing.records.deal import num_shards
 from input_preprocessing.stage import manifest

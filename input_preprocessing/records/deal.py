@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,15 +54,9 @@ class Deal:
 
 
 def plan_deal(
-    sources: list[Path],
-    target: Path,
-    *,
-    stage: str,
-    shards: int | None,
-    seed: int,
-    group_size: int = SEQUENCES_PER_GROUP,
-    lengths: tuple[int, int] | None = None,
-) -> tuple[Deal, str]:
+    sources: list[Path], target: Path, *, stage: str, shards: int | None, seed: int,
+    group_size: int = SEQUENCES_PER_GROUP, lengths: tuple[int, int] | None = None,
+) -> tuple[Deal, str]:  # fmt: skip
     """The deal of the sequences of `sources`, and the multiset digest of all their sequences.
 
     Args:
@@ -95,20 +88,19 @@ def plan_deal(
     shards = num_shards(sum(sizes), shards)
     groups = min(shards, -(-sum(sizes) // group_size))
     shard_offsets = tuple(shards * g // groups for g in range(groups + 1))
-    multiset = add_multiset_digests([metadata.multiset_digest for _, metadata in opened])
     contents = hashlib.md5("".join(metadata.content_digest for _, metadata in opened).encode()).hexdigest()
     recipe = hashlib.md5(f"{stage} shards={shards} seed={seed} group_size={group_size}".encode()).hexdigest()
     origin = ((f"{len(sources)}{_SOURCE}", contents), (stage, recipe))
-    metadata = dataclasses.replace(first, source=origin, content_digest="", multiset_digest="")
-    # Every sequence draws a shard, the shard's group takes it.
+    # Every sequence draws a shard; the shard's group takes it.
     state, group_of_shard = initial_state(seed), np.repeat(np.arange(groups), np.diff(shard_offsets))
     counts = np.zeros((len(sizes), groups + 1), dtype=np.int64)
     for row, size in zip(counts, sizes, strict=True):
         _draw_groups(state, size, group_of_shard, row[1:])
     return Deal(
-        sources=tuple(sources), target=target, num_shards=shards, metadata=metadata, shard_offsets=shard_offsets,
-        run_offsets=np.cumsum(counts, axis=1), lengths=lengths,
-    ), multiset  # fmt: skip
+        sources=tuple(sources), target=target, num_shards=shards, shard_offsets=shard_offsets, lengths=lengths,
+        metadata=dataclasses.replace(first, source=origin, content_digest="", multiset_digest=""),
+        run_offsets=np.cumsum(counts, axis=1),
+    ), add_multiset_digests([metadata.multiset_digest for _, metadata in opened])  # fmt: skip
 
 
 def _chosen(records: Records, lengths: tuple[int, int]) -> Integers:
@@ -158,11 +150,10 @@ def _run(records: Records, start: int, end: int) -> Records:
         input_ids=records.input_ids[tokens],
         sequence_offsets=records.sequence_offsets[start : end + 1] - tokens.start,
         segment_b_start=records.segment_b_start[start:end],
-        masked_lm_positions=records.masked_lm_positions[masked],
-        masked_lm_ids=records.masked_lm_ids[masked],
+        masked_lm_positions=records.masked_lm_positions[masked], masked_lm_ids=records.masked_lm_ids[masked],
         masked_lm_offsets=records.masked_lm_offsets[start : end + 1] - masked.start,
         next_sentence_labels=records.next_sentence_labels[start:end],
-    )
+    )  # fmt: skip
 
 
 def _make_group(task: tuple[Deal, int, Arrange]) -> list[str]:
@@ -239,17 +230,7 @@ def make_shards(
     groups = range(part[0], len(deal.shard_offsets) - 1, part[1])
     tasks = [(deal, group, arrange) for group in groups]
     weights = [float(deal.shard_offsets[group + 1] - deal.shard_offsets[group]) for group in groups]
-    mine = [deal.shard_path(i) for g in groups for i in range(deal.shard_offsets[g], deal.shard_offsets[g + 1])]
-    begin = time.time_ns()
-
-    def written() -> float:
-        count = 0
-        for path in mine:
-            with suppress(OSError):
-                count += path.stat().st_mtime_ns >= begin
-        return float(count)
-
-    digests = run_tasks(label, _make_group, tasks, jobs=jobs, weights=weights, done=written)
+    digests = run_tasks(label, _make_group, tasks, jobs=jobs, weights=weights)
     made = add_multiset_digests([digest for group in digests for digest in group])
     if part[1] > 1:
         return made

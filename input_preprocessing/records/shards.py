@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,30 +34,20 @@ def source_files(folder: Path) -> list[Path]:
     return files
 
 
-class _Permute:
+def _shuffled(seed: int, records: Records, group: int) -> tuple[Integers, None]:
     """A random order of a group's sequences."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def __call__(self, records: Records, group: int) -> tuple[Integers, None]:
-        return random_order(records.num_sequences, self.seed, group, use=0), None
+    return random_order(records.num_sequences, seed, group, use=0), None
 
 
-class _Pack:
+def _packed(seed: int, max_tokens: int, max_sequences: int, records: Records, group: int) -> tuple[Integers, Integers]:
     """Rows of a group's sequences in random order, each made of random sequences of the lengths it wants."""
-
-    def __init__(self, seed: int, max_tokens: int, max_sequences: int) -> None:
-        self.seed, self.max_tokens, self.max_sequences = seed, max_tokens, max_sequences
-
-    def __call__(self, records: Records, group: int) -> tuple[Integers, Integers]:
-        mixed = random_order(records.num_sequences, self.seed, group, use=0)
-        order, row_offsets = pack(records.sequence_lengths[mixed], self.max_tokens, self.max_sequences)
-        rows = random_order(len(row_offsets) - 1, self.seed, group, use=1)
-        sizes = np.diff(row_offsets)[rows]
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        where = np.repeat(row_offsets[rows] - offsets[:-1], sizes) + np.arange(offsets[-1])
-        return mixed[order[where]], offsets
+    mixed = random_order(records.num_sequences, seed, group, use=0)
+    order, row_offsets = pack(records.sequence_lengths[mixed], max_tokens, max_sequences)
+    rows = random_order(len(row_offsets) - 1, seed, group, use=1)
+    sizes = np.diff(row_offsets)[rows]
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    where = np.repeat(row_offsets[rows] - offsets[:-1], sizes) + np.arange(offsets[-1])
+    return mixed[order[where]], offsets
 
 
 def shuffle_records(
@@ -63,7 +55,7 @@ def shuffle_records(
 ) -> str:
     """Writes the sequences of the files in `source`, shuffled, as shards to `target`; returns their multiset digest."""
     deal, multiset = plan_deal(source_files(source), target, stage="shuffle", shards=shards, seed=seed)
-    return make_shards(deal, _Permute(seed), label="shuffle", jobs=jobs, multiset=multiset, part=part)
+    return make_shards(deal, partial(_shuffled, seed), label="shuffle", jobs=jobs, multiset=multiset, part=part)
 
 
 def pack_records(
@@ -73,7 +65,7 @@ def pack_records(
     """Writes the sequences of the files in `source`, packed, as shards to `target`; returns their multiset digest."""
     stage = f"pack {max_sequences_per_row}"
     deal, multiset = plan_deal(source_files(source), target, stage=stage, shards=shards, seed=seed)
-    arrange = _Pack(seed, deal.metadata.max_seq_length, max_sequences_per_row)
+    arrange = partial(_packed, seed, deal.metadata.max_seq_length, max_sequences_per_row)
     return make_shards(deal, arrange, label="pack", jobs=jobs, multiset=multiset, part=part)
 
 
@@ -115,8 +107,8 @@ def bin_records(
     for low, high in zip((0, *edges), edges, strict=False):
         stage, folder = f"bin {low} {high}", target / str(high)
         deal, multiset = plan_deal(files, folder, stage=stage, shards=shards, seed=seed, lengths=(low, high))
-        label = f"bin {low + 1}-{high}"
-        digests.append(make_shards(deal, _Permute(seed), label=label, jobs=jobs, multiset=None, part=part))
+        arrange, label = partial(_shuffled, seed), f"bin {low + 1}-{high}"
+        digests.append(make_shards(deal, arrange, label=label, jobs=jobs, multiset=None, part=part))
     made = add_multiset_digests(digests)
     if part[1] > 1:
         return made
@@ -165,25 +157,26 @@ def add_edges(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--edges", type=parse_edges, help=told)
 
 
-def _shard_options(parser: argparse.ArgumentParser) -> tuple[Path, dict[str, object]]:
-    """Target, and the arguments that all the stages that make shards share."""
+def _run(parser: argparse.ArgumentParser, make: Callable[..., str]) -> Path:
+    """Calls `make` with the options that the stages share and those of `parser`; the folder of the shards."""
     parser.add_argument("--source", type=Path, required=True, help="folder of record files, as `instances` makes them")
     parser.add_argument("--target", type=Path, required=True, help="folder for part_XXXXX_of_XXXXX.hdf5")
-    parser.add_argument(
-        "--shards", type=positive, help="number of shards (default: one per 500 sequences, at most 4320)"
-    )
-    parser.add_argument("--random-seed", type=int, default=12345, help="(default %(default)s)")
+    told = "number of shards (default: one per 500 sequences, at most 4320)"
+    parser.add_argument("--shards", type=positive, help=told)
+    parser.add_argument("--random-seed", type=int, default=12345, dest="seed", help="(default %(default)s)")
     add_jobs(parser)
     options = vars(parser.parse_args())
-    options["seed"] = options.pop("random_seed")
-    return options["target"], options
+    make(**options)
+    return options["target"]
+
+
+def _count(target: Path) -> None:
+    print(f"{target}: {len(source_files(target))} shards", file=sys.stderr)
 
 
 def shuffle_main(parser: argparse.ArgumentParser) -> None:
     """Shuffles the sequences of a folder of record files into shards, over all of them, seeded, in bounded memory."""
-    target, options = _shard_options(parser)
-    shuffle_records(**options)  # type: ignore[arg-type]
-    print(f"{target}: {len(source_files(target))} shards", file=sys.stderr)
+    _count(_run(parser, shuffle_records))
 
 
 def pack_main(parser: argparse.ArgumentParser) -> None:
@@ -192,9 +185,7 @@ def pack_main(parser: argparse.ArgumentParser) -> None:
     Each row holds at most --max-sequences-per-row sequences and as many tokens as the longest sequence allowed.
     """
     parser.add_argument("--max-sequences-per-row", type=positive, default=3, help="(default %(default)s)")
-    target, options = _shard_options(parser)
-    pack_records(**options)  # type: ignore[arg-type]
-    print(f"{target}: {len(source_files(target))} shards", file=sys.stderr)
+    _count(_run(parser, pack_records))
 
 
 def bins_main(parser: argparse.ArgumentParser) -> None:
@@ -206,8 +197,7 @@ def bins_main(parser: argparse.ArgumentParser) -> None:
     rank.
     """
     add_edges(parser)
-    target, options = _shard_options(parser)
-    bin_records(**options)  # type: ignore[arg-type]
+    target = _run(parser, bin_records)
     bins = sorted((int(folder.name), folder) for folder in target.iterdir() if folder.name.isdigit())
     counts = ", ".join(f"{edge}: {len(source_files(folder))}" for edge, folder in bins)
     print(f"{target}: shards of each bin {counts}", file=sys.stderr)

@@ -22,7 +22,7 @@ from bert.data.digests import add_multiset_digests
 from bert.data.format import open_records
 from bert.data.records import DataError, Records
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records.import_records import NOT_RECORDS, input_ids_digest
+from input_preprocessing.records.foreign import NOT_RECORDS, input_ids_digest
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.benchmark import NUM_PARTS, TEXT_MD5

@@ -13,7 +13,7 @@ from bert.data.format import multiset_digest, open_records
 from bert.data.records import DataError
 from bert.data.synthetic import synthetic_records
 from input_preprocessing.dataset import prepare
-from input_preprocessing.instances import make
+from input_preprocessing.instances import sampling
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
 from input_preprocessing.text import corpus, vocabulary
 from input_preprocessing.text.tokenization import tokenize
@@ -99,7 +99,7 @@ def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(tmp_path: 
     (data / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
     words = vocabulary.load(data / "vocab.txt")
     config = SamplingConfig(max_seq_length=64, dupe_factor=2)
-    records, _ = make.instances_of(text, words, config)
+    records, _ = sampling.instances_of(text, words, config)
     assert records.input_ids.dtype == records.masked_lm_ids.dtype == np.int32
     assert records.input_ids.max() > FILLERS > 32_768
     expected = oracle.make_instances(text.read_bytes(), words.ids, max_seq_length=64, dupe_factor=2)
