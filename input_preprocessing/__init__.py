@@ -17,7 +17,7 @@ STAGES = {
     "extract": ("wiki.extract.main", "articles out of Wikipedia's dumps"),
     "clean": ("wiki.clean.main", "sentences out of the articles' mark-up"),
     "split": ("wiki.split.main", "articles into part files and evaluation text"),
-    "instances": ("instances.options.main", "tokenise, pair and mask one text file"),
+    "instances": ("instances.command.main", "tokenise, pair and mask one text file"),
     "evalset": ("records.shards.evalset_main", "choose the evaluation samples"),
     "shuffle": ("records.shards.shuffle_main", "instances into shuffled shards"),
     "pack": ("records.shards.pack_main", "instances into shards of packed rows"),

@@ -13,16 +13,14 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert.data.format import verify_records
 from bert.data.records import SUFFIXES, DataError, Metadata
 from bert.data.shards import INDEX, is_index_of, write_index
 from input_preprocessing.dataset import data_card, steps
-from input_preprocessing.dataset.inputs import check_config, check_needs, find_inputs, needs_of
-from input_preprocessing.dataset.steps import Job, download_folder
+from input_preprocessing.dataset.steps import Job, check_config, check_needs, download_folder, find_inputs, needs_of
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.folder import contents_of
@@ -35,8 +33,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(SamplingConfig))
 _OPTIONS = (*_FIELDS, "shards", "max_sequences_per_row", "edges", "num_eval_samples", "sequences")
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """What is wrong with a file of a prepared folder."""
 
     file: str  # its path in the folder
@@ -150,11 +147,9 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
         files = [file for file in wrong if file in made.files]
         job = _job(folder, made, options, files) if files else None  # which checks what it is made of before any change
         for name in (fault.file for fault in faults if fault.stray):
-            target = first = folder / SET_ASIDE / name
-            number = 1
-            while target.exists():
-                number += 1
-                target = first.with_name(f"{first.name}.{number}")
+            first = folder / SET_ASIDE / name
+            places = (first, *(first.with_name(f"{first.name}.{number}") for number in range(2, 10_000)))
+            target = next(place for place in places if not place.exists())
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(folder / name, target)
             print(f"{folder / name} was moved to {target}", file=sys.stderr)
@@ -178,10 +173,8 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
     files_told = f"{total} file{'s' * (total != 1)}"
     line = f"{files_told} mended, all are as prepared" if total else "nothing is wrong, every file is as prepared"
     print(f"{options.outputdir}: {line}", file=sys.stderr)
-    faults_found = {name: [dataclasses.asdict(fault) for fault in faults] for name, faults in found.items()}
-    return {
-        "folder": str(options.outputdir), "found": faults_found, "made_again": made_again, "set_aside": set_aside,
-    }  # fmt: skip
+    told = {name: [fault._asdict() for fault in faults] for name, faults in found.items()}
+    return {"folder": str(options.outputdir), "found": told, "made_again": made_again, "set_aside": set_aside}
 
 
 def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[str]) -> Job:
@@ -190,9 +183,8 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
     Raises:
         DataError: something is not, an option contradicts the manifest, or the disk is too small.
     """
-    recipe = {"do_lower_case": True, **made.recipe}  # as before there was a choice
-    edges, kind = recipe.get("edges"), recipe["kind"]
-    recorded = {name: recipe.get(name) for name in _OPTIONS} | {"edges": tuple(edges) if edges else None}  # type: ignore[arg-type]
+    edges, kind = made.option("edges"), made.option("kind")
+    recorded = {name: made.option(name) for name in _OPTIONS} | {"edges": tuple(edges) if edges else None}
     for name, default in options.defaults.items():
         if getattr(options, name) not in (default, recorded[name]):
             flag = f"--{name.replace('_', '-')}"
@@ -201,7 +193,7 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
     own = argparse.Namespace(
         **{
             **vars(options), **recorded, "outputdir": folder, "downloaddir": download_folder(options),
-            "packed_data": kind == "packed", "binned_data": kind == "binned", "phases": recipe.get("folder") or None,
+            "packed_data": kind == "packed", "binned_data": kind == "binned", "phases": made.option("folder") or None,
         }
     )  # fmt: skip
     inputs = find_inputs(download_folder(options), folder / "phase1", options.vocab_file)
@@ -210,11 +202,10 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
     if job.words.md5 != made.recipe["vocab_md5"]:
         raise DataError(f"{inputs.vocab} is another vocabulary (md5 {job.words.md5}){again}")
     check_config(inputs, job.words, job.config)
-    for path in inputs.others:
-        if any(name.startswith("phase1/") for name in wrong) and (
-            made.files.get(f"phase1/{path.name}") != md5_of(path)
-        ):
-            raise DataError(f"{path} is another configuration{again}")
+    if any(name.startswith("phase1/") for name in wrong):
+        for path in inputs.others:
+            if made.files.get(f"phase1/{path.name}") != md5_of(path):
+                raise DataError(f"{path} is another configuration{again}")
     training = any(name in made.records for name in wrong)
     evaluation = any(name in made.evaluation for name in wrong)
     texts = [*(inputs.texts if training else ()), *([inputs.eval_text] if training or evaluation else [])]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from input_preprocessing.stage.folder import NAME as STAGE_FILE
 from input_preprocessing.stage.folder import contents_of, finished_recipe
-from input_preprocessing.wiki.clean import clean
+from input_preprocessing.wiki.clean import clean, require
 from input_preprocessing.wiki.extract import extract, find_dumps
 from input_preprocessing.wiki.split import split
-from input_preprocessing.wiki.wikitext import require
 
 WHAT_A_DUMP_LACKS = (
     "its articles were cleaned and cut into sentences by other programs, of 2020, so that a dump gives neither its "

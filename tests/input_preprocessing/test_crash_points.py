@@ -125,13 +125,13 @@ def make_glue(folder: Path) -> None:
 @pytest.fixture(autouse=True)
 def small_download(monkeypatch: pytest.MonkeyPatch) -> None:
     """The public files as `make_mirror` has them."""
-    digest = hashlib.md5(b"x" * 9000).hexdigest()
+    digest = f"md5 {hashlib.md5(b'x' * 9000).hexdigest()}"
     files = (download.PublicFile("vocab.txt", digest, 9000, "", ""),
              download.PublicFile("results_text.tar.gz", "", 0, "", ""))  # fmt: skip
     for name, value in (("FILES", files), ("NUM_PARTS", 2), ("TEXT_MD5", {})):
         monkeypatch.setattr(download, name, value)
     sources = {
-        task: tuple(dataclasses.replace(file, sha256="") for file in files)
+        task: tuple(dataclasses.replace(file, digest="") for file in files)
         for task, files in finetuning.SOURCES.items()
     }
     monkeypatch.setattr(finetuning, "SOURCES", sources)

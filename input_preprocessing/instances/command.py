@@ -1,0 +1,44 @@
+"""Makes training instances from one text file: tokenise, pair sentences, mask.
+
+The text has one sentence per line and a blank line between documents. The result is bit for bit that of the reference's
+create_pretraining_data.py with the same options: the same sequences in the same order. `--format tfrecord` writes the
+file that the reference would write, for trainers that read those; the other stages take records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from input_preprocessing.instances.options import add_sampling_options, sampling_config
+from input_preprocessing.stage.cli import check_not_source
+
+
+def main(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--input-file", type=Path, required=True, help="text, one sentence per line")
+    parser.add_argument("--vocab-file", type=Path, required=True, help="WordPiece vocab.txt")
+    parser.add_argument("--output-file", type=Path, required=True, help="file to write")
+    kinds = ("hdf5", "tfrecord")
+    parser.add_argument("--format", choices=kinds, default="hdf5", help="records or TFRecord (default %(default)s)")
+    add_sampling_options(parser)
+    options = parser.parse_args()
+    check_not_source(options.output_file, options.input_file)
+    config = sampling_config(options)
+    # numba imports SciPy's linear algebra where there is one, which takes as long as numba; nothing here uses it.
+    sys.modules.setdefault("scipy", None)  # type: ignore[arg-type]
+    # Here, not above: the compiler takes longer to import than --help and a mistake need.
+    from bert.data.format import write_records
+    from input_preprocessing.instances.sampling import instances_of
+    from input_preprocessing.tensorflow_files.tfrecord import Widths, write_tfrecord
+    from input_preprocessing.text import vocabulary
+
+    words = vocabulary.load(options.vocab_file)
+    words.check_case(config.do_lower_case)
+    records, metadata = instances_of(options.input_file, words, config)
+    if options.format == "tfrecord":
+        write_tfrecord(options.output_file, records, Widths(config.max_seq_length, config.max_predictions_per_seq))
+    else:
+        write_records(options.output_file, records, metadata)
+    note = "" if records.num_sequences else " (the text has no token)"
+    print(f"{options.output_file}: {records.num_sequences:,} sequences{note}", file=sys.stderr)
