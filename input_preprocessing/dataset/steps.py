@@ -140,57 +140,6 @@ def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> N
             raise DataError(f"{path} has {reason}; lower the one or replace the other")
 
 
-def fill_phase1(phase1: Path, inputs: Inputs, download: Path, vocab_md5: str, lower_case: bool) -> list[Path]:
-    """Makes vocabulary, model sizes and first checkpoint where missing, or there of other inputs; returns the files.
-
-    What was made of what is known by content: `model.ckpt-28252.json` beside the converted checkpoint has both md5.
-
-    Args:
-        phase1: folder to write to.
-        inputs: vocabulary and bert_config.json to copy.
-        download: folder to look for the TensorFlow checkpoint in, and MLCommons' folders of them in it.
-        vocab_md5: of the vocabulary that the records are made with.
-        lower_case: whether their text was lower-cased; where not, tokenizer_config.json says so, as Hugging Face's.
-
-    Raises:
-        DataError: the vocabulary has changed since, or the checkpoint cannot be converted.
-    """
-    phase1.mkdir(exist_ok=True)
-    targets = []
-    for source in (inputs.vocab, *inputs.others):
-        target = phase1 / ("vocab.txt" if source == inputs.vocab else source.name)
-        targets.append(target)
-        if target.is_file() and md5_of(target) == md5_of(source):
-            continue
-        if target.is_file():
-            print(f"{target} is replaced by {source}, which differs", file=sys.stderr)
-        with atomic_file(target) as partial:
-            shutil.copyfile(source, partial)
-    if md5_of(targets[0]) != vocab_md5:
-        raise changed(inputs.vocab)
-    cased, text = phase1 / "tokenizer_config.json", json.dumps({"do_lower_case": False}) + "\n"
-    if lower_case:
-        cased.unlink(missing_ok=True)
-    else:  # exports and fine-tuning know a cased vocabulary by it
-        targets.append(cased)
-        if not cased.is_file() or cased.read_text(encoding="utf-8") != text:
-            write_text(cased, text)
-    converted = phase1 / f"{CHECKPOINT}.pt"
-    prefixes = [folder / CHECKPOINT for folder in (download, download / "tf1_ckpt", download / "tf2_ckpt")]
-    if prefix := next((path for path in prefixes if Path(f"{path}.index").is_file()), None):
-        note, config = converted.with_suffix(".json"), next(iter(inputs.others), None)
-        made_of = [Path(f"{prefix}.index"), *sorted(prefix.parent.glob(f"{prefix.name}.data-*"))]
-        digests = [md5_of(path) for path in [*made_of, *([config] if config else [])]]
-        source_md5, noted = hashlib.md5(" ".join(digests).encode()).hexdigest(), None
-        with suppress(OSError, ValueError):
-            noted = json.loads(note.read_text())
-        if not converted.is_file() or noted != {"source": source_md5, "target": md5_of(converted)}:
-            print(f"converting {prefix} to {converted}", file=sys.stderr)
-            convert(prefix, converted, "mlperf", bert_config=config)
-            write_text(note, json.dumps({"source": source_md5, "target": md5_of(converted)}) + "\n")
-    return [*targets, converted] if converted.is_file() else targets
-
-
 @dataclass(frozen=True, kw_only=True)
 class Needs:
     """What a preparation takes, about; bytes and seconds.
@@ -356,9 +305,48 @@ class Job:
         return contents_of(texts, "check text", self.options.jobs) == made.texts
 
     def fill_phase1(self) -> list[Path]:
-        """Vocabulary, model sizes and the checkpoint converted; the files."""
-        folder, download = self.outputdir / "phase1", download_folder(self.options)
-        return fill_phase1(folder, self.inputs, download, self.words.md5, self.config.do_lower_case)
+        """Makes vocabulary, model sizes and first checkpoint where missing, or there of other inputs; the files.
+
+        What was made of what is known by content: `model.ckpt-28252.json` beside the converted checkpoint has both md5.
+
+        Raises:
+            DataError: the vocabulary has changed since, or the checkpoint cannot be converted.
+        """
+        phase1, download = self.outputdir / "phase1", download_folder(self.options)
+        phase1.mkdir(exist_ok=True)
+        targets = []
+        for source in (self.inputs.vocab, *self.inputs.others):
+            target = phase1 / ("vocab.txt" if source == self.inputs.vocab else source.name)
+            targets.append(target)
+            if target.is_file() and md5_of(target) == md5_of(source):
+                continue
+            if target.is_file():
+                print(f"{target} is replaced by {source}, which differs", file=sys.stderr)
+            with atomic_file(target) as partial:
+                shutil.copyfile(source, partial)
+        if md5_of(targets[0]) != self.words.md5:
+            raise changed(self.inputs.vocab)
+        cased, text = phase1 / "tokenizer_config.json", json.dumps({"do_lower_case": False}) + "\n"
+        if self.config.do_lower_case:
+            cased.unlink(missing_ok=True)
+        else:  # exports and fine-tuning know a cased vocabulary by it
+            targets.append(cased)
+            if not cased.is_file() or cased.read_text(encoding="utf-8") != text:
+                write_text(cased, text)
+        converted = phase1 / f"{CHECKPOINT}.pt"
+        prefixes = [folder / CHECKPOINT for folder in (download, download / "tf1_ckpt", download / "tf2_ckpt")]
+        if prefix := next((path for path in prefixes if Path(f"{path}.index").is_file()), None):
+            note, config = converted.with_suffix(".json"), next(iter(self.inputs.others), None)
+            made_of = [Path(f"{prefix}.index"), *sorted(prefix.parent.glob(f"{prefix.name}.data-*"))]
+            digests = [md5_of(path) for path in [*made_of, *([config] if config else [])]]
+            source_md5, noted = hashlib.md5(" ".join(digests).encode()).hexdigest(), None
+            with suppress(OSError, ValueError):
+                noted = json.loads(note.read_text())
+            if not converted.is_file() or noted != {"source": source_md5, "target": md5_of(converted)}:
+                print(f"converting {prefix} to {converted}", file=sys.stderr)
+                convert(prefix, converted, "mlperf", bert_config=config)
+                write_text(note, json.dumps({"source": source_md5, "target": md5_of(converted)}) + "\n")
+        return [*targets, converted] if converted.is_file() else targets
 
 
 def _make_instances(task: Task) -> Made:

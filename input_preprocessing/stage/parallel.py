@@ -43,13 +43,13 @@ class Progress:
     def refresh(self) -> None:
         """Shows the line when it is due."""
         now = time.monotonic()
-        if now >= self.next_line and not interrupt.received():
+        if now >= self.next_line:
             self.next_line = now + self.interval
             self._show(now)
 
     def close(self) -> None:
         """Shows the last line, if any was shown before."""
-        if self.shown and not interrupt.received():
+        if self.shown:
             if self.live or not self.complete:
                 self._show(time.monotonic())
             if self.live:
@@ -128,9 +128,6 @@ def _run_pool(
                     results[futures[future]] = future.result()
                     progress.advance(costs[futures[future]])
                 progress.refresh()
-        except KeyboardInterrupt:
-            interrupt.kill_workers()
-            raise
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
