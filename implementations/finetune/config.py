@@ -68,7 +68,7 @@ class Config(Hardware):
 
     @property
     def uses_graph(self) -> bool:
-        """Whether steps run as CUDA graphs: only where CUDA_GRAPH=1, since batches are filled up to the largest one."""
+        """True only with CUDA_GRAPH=1: batches are then padded to the largest one."""
         return bool(self.graph.cuda_graph)
 
     @property

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,8 +55,7 @@ def predict(model: FineTuned, samples: Samples, world: World, batch_size: int) -
     return [scores[number] for number in range(len(order))]
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(NamedTuple):
     """A model on its device, with what prediction must know of its training (task.json)."""
 
     model: FineTuned

@@ -112,8 +112,7 @@ def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Datase
     return Dataset(contexts, list(questions.values()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(NamedTuple):
     """Lengths in tokens: of a sequence, of a question (cut there), and from one window's start to the next."""
 
     max_seq_length: int = 384
@@ -265,8 +264,7 @@ class Logits(NamedTuple):
     end: np.ndarray
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rules:
+class Rules(NamedTuple):
     """n_best: starts, ends and answers kept; max_answer_length: tokens; version_2: a question may have no answer;
     null_threshold: by how much "no answer" must score above the best span.
     """

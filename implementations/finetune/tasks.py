@@ -41,9 +41,7 @@ class Squad:
         self.train: Samples | None = None
         self.test: Samples | None = None
         version = config.squad_version
-        limits = squad.Limits(
-            max_seq_length=config.length, max_query_length=config.max_query_length, doc_stride=config.doc_stride
-        )
+        limits = squad.Limits(config.length, config.max_query_length, config.doc_stride)
         if config.trains:
             path = config.data / f"train-v{version}.json"
             found, left_out = squad.make_features(squad.read(path, version), tokenizer, limits, training=True)
@@ -77,7 +75,7 @@ class Squad:
         return squad.score(self.features.dataset.questions, found.answers, config.squad_version) if known else {}
 
     def description(self) -> dict[str, Any]:
-        """What prediction must know of the training."""
+        """Settings of the training that prediction needs (task.json)."""
         config = self.config
         return {
             "task": "squad", "squad_version": config.squad_version, "lower_case": config.lower_case,

@@ -9,9 +9,8 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -94,9 +93,8 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 
 
-@dataclass(frozen=True)
-class Run:
-    """What is trained, on what."""
+class Run(NamedTuple):
+    """A model with its task and training step."""
 
     config: Config
     environ: Mapping[str, str]
@@ -188,7 +186,7 @@ def order_of(config: Config, num_samples: int) -> Order:
 
 
 def room_of(config: Config, samples: Samples, order: Order, num_steps: int) -> Room | None:
-    """What a CUDA graph's micro-batches are filled up to; None without one."""
+    """Fixed micro-batch size for CUDA graphs; None without graphs."""
     if not config.uses_graph:
         return None
     # A step of fp16 that overflows is put off to the next batch, so that there may be more batches than steps.

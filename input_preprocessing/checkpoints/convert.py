@@ -13,8 +13,9 @@ import argparse
 import pickle
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +29,7 @@ from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, Bundle, pr
 NAMES = {"mlperf": parameters.to_mlperf, "huggingface": parameters.to_huggingface}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(NamedTuple):
     """A checkpoint's parameters under Hugging Face's names, without tied entries."""
 
     tensors: Tensors

@@ -119,7 +119,7 @@ class Shape:
 
 
 def left_out_as(name: str) -> str | None:
-    """What a variable is that is not a parameter of the model: an optimizer's, a counter...; None for the others."""
+    """Kind of a variable that is not a model parameter (optimizer, counters, ...); None for parameters."""
     return next((what for pattern, what in _LEFT_OUT.items() if re.search(pattern, name)), None)
 
 

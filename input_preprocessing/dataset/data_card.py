@@ -129,7 +129,7 @@ def read_sets(folder: Path) -> dict[str, Manifest]:
 
 
 def is_current(folder: Path) -> bool:
-    """Whether the card says what the manifests do."""
+    """True if the card matches the manifests."""
     try:
         return (folder / NAME).read_text(encoding="utf-8") == render(read_sets(folder))
     except (OSError, UnicodeDecodeError):

@@ -50,7 +50,7 @@ class PublicFile:
     content: str = ""  # in words
 
     def digest_of(self, path: Path) -> str:
-        """What ``digest`` must be for that file. Raises DataError where it cannot be read."""
+        """Digest of a local file in the form of ``digest``. Raises DataError if it cannot be read."""
         kind = self.digest.partition(" ")[0]
         return f"{kind} {hash_of(path, kind)}" if kind else ""
 

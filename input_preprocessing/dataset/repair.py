@@ -34,20 +34,20 @@ _OPTIONS = (*_FIELDS, "shards", "max_sequences_per_row", "edges", "num_eval_samp
 
 
 class Fault(NamedTuple):
-    """What is wrong with a file of a prepared folder."""
+    """A defect of a file in a prepared folder."""
 
     file: str  # its path in the folder
-    problem: str  # in a few words, for people
-    stray: bool = False  # of no data set here; else it is to be made again
+    problem: str  # for people
+    stray: bool = False  # belongs to no data set here; other faulty files are made again
 
 
 def examine(folder: Path, made: Manifest, others: Iterable[Manifest] = (), *, jobs: int) -> list[Fault]:
-    """Every fault of a data set's files, by the files' names.
+    """All faults of a data set's files, sorted by file name.
 
     Args:
         folder: of the data set.
         made: its manifest.
-        others: manifests of data sets in the same folder, whose files are no strays.
+        others: manifests of the other data sets in the folder.
         jobs: worker processes.
     """
     faults = examine_files(folder, made, list(made.files), jobs=jobs)
@@ -89,7 +89,7 @@ def examine_files(folder: Path, made: Manifest, names: Sequence[str], *, jobs: i
 
 
 def _examine(task: tuple[Path, str]) -> str | Metadata | None:
-    """What is wrong with a file; else the metadata of a record file, None of any other."""
+    """The problem with a file; without one, the metadata of a record file, None for any other."""
     path, digest = task
     if not path.is_file():
         return "is missing"
@@ -157,10 +157,11 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
         if job:
             _make_again(job, made, files)
             if left := examine_files(folder, made, files, jobs=options.jobs):
-                raise DataError(
-                    f"{folder / left[0].file} {left[0].problem}, and cannot be made as it was: what it is made of is "
-                    "missing or has changed, or this is another version; prepare again without --repair"
+                told = (
+                    "cannot be made as it was: what it is made of is missing or has changed, or this is another version"
                 )
+                where = f"{folder / left[0].file} {left[0].problem}"
+                raise DataError(f"{where}, and {told}; prepare again without --repair")
         for parent in {Path(name).parent for name in wrong if Path(name).name == INDEX}:
             write_index(folder / parent, sorted(folder / name for name in made.records if Path(name).parent == parent))
         if data_card.NAME in wrong:
@@ -173,8 +174,8 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
     files_told = f"{total} file{'s' * (total != 1)}"
     line = f"{files_told} mended, all are as prepared" if total else "nothing is wrong, every file is as prepared"
     print(f"{options.outputdir}: {line}", file=sys.stderr)
-    told = {name: [fault._asdict() for fault in faults] for name, faults in found.items()}
-    return {"folder": str(options.outputdir), "found": told, "made_again": made_again, "set_aside": set_aside}
+    faults_found = {name: [fault._asdict() for fault in faults] for name, faults in found.items()}
+    return {"folder": str(options.outputdir), "found": faults_found, "made_again": made_again, "set_aside": set_aside}
 
 
 def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[str]) -> Job:
@@ -220,7 +221,7 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
 
 
 def defaults_of(parser: argparse.ArgumentParser) -> dict[str, object]:
-    """The defaults of the options that a manifest records, by which one that was given is known."""
+    """Defaults of the options that a manifest records; an option with another value was given by the user."""
     return {name: parser.get_default(name) for name in _OPTIONS}
 
 

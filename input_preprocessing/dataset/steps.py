@@ -142,7 +142,7 @@ def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> N
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a preparation takes, about; bytes and seconds.
+    """Estimated cost of a preparation, in bytes and seconds.
 
     disk: on top of the input files that are there, the download's among them.
     """
@@ -285,7 +285,7 @@ class Job:
         }  # fmt: skip
 
     def is_finished(self) -> bool:
-        """Whether an earlier run made all this of this text, and the files are still there."""
+        """True if an earlier run made these files from this text with this recipe, and they are still there."""
         try:
             made = manifest.read(self.manifest)
             if any(made.option(name) != value for name, value in self.recipe().items()):

@@ -9,7 +9,6 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,7 +105,7 @@ def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[
 
 
 class Wanted(NamedTuple):
-    """What a list says of one file: md5, lower case, of its bytes or of its input_ids."""
+    """Expected md5 (lower case) of a file's bytes, or of its input_ids."""
 
     md5: str
     of_input_ids: bool
@@ -146,7 +145,7 @@ def input_ids_digest(rows: Iterable[Sequence[int]]) -> str:
 
 
 def _compare(task: tuple[Path, Wanted]) -> str:
-    """What is wrong with a file, in a line; '' where it is the one listed."""
+    """The difference between a file and its list entry, one line; '' if they match."""
     path, wanted = task
     try:
         if wanted.of_input_ids:
@@ -221,9 +220,8 @@ def import_main(parser: argparse.ArgumentParser) -> None:
     print(told, file=sys.stderr)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """What one folder of files holds; widths: values of a TFRecord Example's features, all 0 of NVIDIA's layout."""
+class Exported(NamedTuple):
+    """Summary of one exported folder; widths: sizes of a TFRecord Example's features, all 0 for NVIDIA's layout."""
 
     target: str
     files: int
@@ -258,7 +256,7 @@ def export_folder(
     all_widths, are_packed, num_rows = [], set(), 0
     for path, records, metadata in found:
         if not metadata.content_digest:
-            raise DataError(f"{path} is a file of others; make records of it with import_records first")
+            raise DataError(f"{path} is not one of our record files; run import_records on it first")
         packed = records.row_offsets is not None and not unpack
         held = widths_of(records) if packed else Widths(0, max_predictions_per_seq)
         all_widths.append(held._replace(tokens=metadata.max_seq_length))
@@ -373,6 +371,6 @@ def export_main(parser: argparse.ArgumentParser) -> None:
         widths += f", {packed} sequences" if packed else ""
         told = f"{target}: {exported.sequences:,} sequences{rows}, {exported.files} files, {size}{widths}"
         print(told, file=sys.stderr)
-        done.append({**dataclasses.asdict(exported), "widths": exported.widths._asdict()})
+        done.append({**exported._asdict(), "widths": exported.widths._asdict()})
     if options.json:
         print(json.dumps({"format": options.format, "folders": done}))

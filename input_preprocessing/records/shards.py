@@ -44,8 +44,8 @@ Arrange = Callable[[Records, int], tuple[Integers, "Integers | None"]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deal:
-    """Which run of each source file goes to which group, and which shards a group makes."""
+class ShardPlan:
+    """Assignment of source sequences to groups, and of groups to shards."""
 
     sources: tuple[Path, ...]
     target: Path  # folder of the shards
@@ -59,18 +59,18 @@ class Deal:
         return self.target / f"part_{shard:05d}_of_{self.num_shards:05d}.hdf5"
 
 
-def plan_deal(
+def plan_shards(
     sources: list[Path], target: Path, *, stage: str, shards: int | None, seed: int,
     group_size: int = SEQUENCES_PER_GROUP, lengths: tuple[int, int] | None = None,
-) -> tuple[Deal, str]:  # fmt: skip
-    """The deal of the sequences of `sources`, and the multiset digest of all their sequences.
+) -> tuple[ShardPlan, str]:  # fmt: skip
+    """The shards to make of `sources`, and the multiset digest of all their sequences.
 
     Args:
         sources: record files, of the same vocabulary and options.
         target: folder to write to.
         stage: what is done and with which options; part of what is recorded as the shards' source.
         shards: number of shards; None: as many as the sequences are worth, at most 4,320.
-        seed: of the deal and all that follows.
+        seed: of the assignment and all that follows.
         group_size: most sequences of a group, about.
         lengths: take the sequences of more than [0] and at most [1] tokens only; None: all.
 
@@ -102,7 +102,7 @@ def plan_deal(
     counts = np.zeros((len(sizes), groups + 1), dtype=np.int64)
     for row, size in zip(counts, sizes, strict=True):
         _draw_groups(state, size, group_of_shard, row[1:])
-    return Deal(
+    return ShardPlan(
         sources=tuple(sources), target=target, num_shards=shards, shard_offsets=shard_offsets, lengths=lengths,
         metadata=dataclasses.replace(first, source=origin, content_digest="", multiset_digest=""),
         run_offsets=np.cumsum(counts, axis=1),
@@ -162,23 +162,23 @@ def _views(records: Records, start: int, end: int) -> Records:
     )  # fmt: skip
 
 
-def _make_group(task: tuple[Deal, int, Arrange]) -> list[str]:
+def _make_group(task: tuple[ShardPlan, int, Arrange]) -> list[str]:
     """Writes the shards of a group that are not there yet; multiset digests of all its shards."""
-    deal, group, arrange = task
-    shards = range(deal.shard_offsets[group], deal.shard_offsets[group + 1])
+    plan, group, arrange = task
+    shards = range(plan.shard_offsets[group], plan.shard_offsets[group + 1])
     found: list[str | None] = [None] * len(shards)
     for i, shard in enumerate(shards):  # made before from the same sources with the same options
         with suppress(DataError):
-            metadata = open_records(deal.shard_path(shard))[1]
-            found[i] = metadata.multiset_digest if metadata.source == deal.metadata.source else None
+            metadata = open_records(plan.shard_path(shard))[1]
+            found[i] = metadata.multiset_digest if metadata.source == plan.metadata.source else None
     if all(found):
         return [digest for digest in found if digest]
-    sources = _open_all(deal.sources, deal.metadata.source[0][1])
-    runs = zip(sources, deal.run_offsets[:, group], deal.run_offsets[:, group + 1], strict=True)
-    if deal.lengths is None:
+    sources = _open_all(plan.sources, plan.metadata.source[0][1])
+    runs = zip(sources, plan.run_offsets[:, group], plan.run_offsets[:, group + 1], strict=True)
+    if plan.lengths is None:
         parts = [_views(records, int(start), int(end)) for records, start, end in runs]
     else:
-        parts = [records.select(_chosen(records, deal.lengths)[start:end]) for records, start, end in runs]
+        parts = [records.select(_chosen(records, plan.lengths)[start:end]) for records, start, end in runs]
     records = concatenate(parts, lambda number: sources[number].release())  # else a worker would come to hold all
     order, row_offsets = arrange(records, group)
     num_rows = len(order) if row_offsets is None else len(row_offsets) - 1
@@ -189,7 +189,7 @@ def _make_group(task: tuple[Deal, int, Arrange]) -> list[str]:
             chosen = records.select(order[offsets[0] : offsets[-1]])
             if row_offsets is not None:
                 chosen = chosen.with_rows(offsets - offsets[0])
-            found[i] = write_records(deal.shard_path(shard), chosen, deal.metadata).multiset_digest
+            found[i] = write_records(plan.shard_path(shard), chosen, plan.metadata).multiset_digest
     return [digest for digest in found if digest]
 
 
@@ -211,7 +211,7 @@ def check_target(target: Path, sources: Sequence[Path] = ()) -> None:
 
 
 def make_shards(
-    deal: Deal, arrange: Arrange, *, label: str, jobs: int, multiset: str | None, part: tuple[int, int] = (0, 1)
+    plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int, multiset: str | None, part: tuple[int, int] = (0, 1)
 ) -> str:
     """Writes all shards and returns the multiset digest of their sequences.
 
@@ -219,7 +219,7 @@ def make_shards(
     Leaves an index beside them.
 
     Args:
-        deal: what goes where.
+        plan: what goes where.
         arrange: arrange(records, group) gives the order of a group's sequences, and its rows when packed.
         label: of the progress line.
         jobs: worker processes.
@@ -230,23 +230,23 @@ def make_shards(
         DataError: a shard cannot be written, the target holds others' files or the source, or the shards are not
             exactly the source's sequences.
     """
-    check_target(deal.target, deal.sources)
-    deal.target.mkdir(parents=True, exist_ok=True)
-    (deal.target / INDEX).unlink(missing_ok=True)
-    groups = range(part[0], len(deal.shard_offsets) - 1, part[1])
-    tasks = [(deal, group, arrange) for group in groups]
-    weights = [float(deal.shard_offsets[group + 1] - deal.shard_offsets[group]) for group in groups]
+    check_target(plan.target, plan.sources)
+    plan.target.mkdir(parents=True, exist_ok=True)
+    (plan.target / INDEX).unlink(missing_ok=True)
+    groups = range(part[0], len(plan.shard_offsets) - 1, part[1])
+    tasks = [(plan, group, arrange) for group in groups]
+    weights = [float(plan.shard_offsets[group + 1] - plan.shard_offsets[group]) for group in groups]
     digests = run_tasks(label, _make_group, tasks, jobs=jobs, weights=weights)
     made = add_multiset_digests([digest for group in digests for digest in group])
     if part[1] > 1:
         return made
     if multiset is not None and made != multiset:
-        raise DataError(f"{deal.target} does not hold exactly the sequences of its source; remove it and run again")
-    wanted = {deal.shard_path(shard) for shard in range(deal.num_shards)}
-    for path in deal.target.iterdir():
+        raise DataError(f"{plan.target} does not hold exactly the sequences of its source; remove it and run again")
+    wanted = {plan.shard_path(shard) for shard in range(plan.num_shards)}
+    for path in plan.target.iterdir():
         if path not in wanted and path.name.lstrip(".").startswith("part_"):
             path.unlink()
-    write_index(deal.target, sorted(wanted))
+    write_index(plan.target, sorted(wanted))
     return made
 
 
@@ -285,8 +285,8 @@ def shuffle_records(
     source: Path, target: Path, *, shards: int | None, seed: int, jobs: int, part: tuple[int, int] = (0, 1)
 ) -> str:
     """Writes the sequences of the files in `source`, shuffled, as shards to `target`; returns their multiset digest."""
-    deal, multiset = plan_deal(source_files(source), target, stage="shuffle", shards=shards, seed=seed)
-    return make_shards(deal, partial(_shuffled, seed), label="shuffle", jobs=jobs, multiset=multiset, part=part)
+    plan, multiset = plan_shards(source_files(source), target, stage="shuffle", shards=shards, seed=seed)
+    return make_shards(plan, partial(_shuffled, seed), label="shuffle", jobs=jobs, multiset=multiset, part=part)
 
 
 def pack_records(
@@ -295,9 +295,9 @@ def pack_records(
 ) -> str:  # fmt: skip
     """Writes the sequences of the files in `source`, packed, as shards to `target`; returns their multiset digest."""
     stage = f"pack {max_sequences_per_row}"
-    deal, multiset = plan_deal(source_files(source), target, stage=stage, shards=shards, seed=seed)
-    arrange = partial(_packed, seed, deal.metadata.max_seq_length, max_sequences_per_row)
-    return make_shards(deal, arrange, label="pack", jobs=jobs, multiset=multiset, part=part)
+    plan, multiset = plan_shards(source_files(source), target, stage=stage, shards=shards, seed=seed)
+    arrange = partial(_packed, seed, plan.metadata.max_seq_length, max_sequences_per_row)
+    return make_shards(plan, arrange, label="pack", jobs=jobs, multiset=multiset, part=part)
 
 
 def edges_for(max_seq_length: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -337,9 +337,9 @@ def bin_records(
     digests, multiset = [], ""
     for low, high in zip((0, *edges), edges, strict=False):
         stage, folder = f"bin {low} {high}", target / str(high)
-        deal, multiset = plan_deal(files, folder, stage=stage, shards=shards, seed=seed, lengths=(low, high))
+        plan, multiset = plan_shards(files, folder, stage=stage, shards=shards, seed=seed, lengths=(low, high))
         arrange, label = partial(_shuffled, seed), f"bin {low + 1}-{high}"
-        digests.append(make_shards(deal, arrange, label=label, jobs=jobs, multiset=None, part=part))
+        digests.append(make_shards(plan, arrange, label=label, jobs=jobs, multiset=None, part=part))
     made = add_multiset_digests(digests)
     if part[1] > 1:
         return made

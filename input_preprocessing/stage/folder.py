@@ -66,7 +66,7 @@ def finished_recipe(folder: Path) -> dict[str, Any] | None:
 
 
 def contents_of(paths: Sequence[Path], label: str, jobs: int, base: Path | None = None) -> dict[str, str]:
-    """What source files hold, for a recipe: md5 by name, or by path from `base`, with a line of progress.
+    """md5 of source files for a recipe, by name or by path relative to `base`; shows progress.
 
     Raises:
         DataError: one cannot be read.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.format import atomic_file
-from bert.data.records import IDS, Array, DataError, Metadata, Records, concatenate, id_dtype
+from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype
 from input_preprocessing.tensorflow_files.wire import fields, masked_crc
 
 Integers = npt.NDArray[np.int64]
@@ -205,12 +205,13 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
         data = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; check the path") from error
-    parts: list[Records] = []
+    parts: list[tuple[Integers, ...]] = []
+    rows, packed = [0], False
     at = width = 0
     while at < data.size:
         head = data[at : at + 12].tobytes()
         end = at + 12 + int.from_bytes(head[:8], "little")
-        what = ""
+        number, what = len(rows) - 1, ""
         if data.size >= at + 16 and head[8:] != masked_crc(head[:8]):
             what = "is damaged: a checksum does not match"
         elif end + 4 > data.size:
@@ -218,19 +219,29 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
         elif data[end : end + 4].tobytes() != masked_crc(example := data[at + 12 : end].tobytes()):
             what = "is damaged: a checksum does not match"
         if what:
-            where = f"record {len(parts)}, byte {at}"
+            where = f"record {number}, byte {at}"
             raise DataError(f"{path} {what} ({where}); copy it again, or it is no TFRecord file")
         try:
             features = _parse_example(example)
-            parts.append(_records_of(features))
+            parts += _sequences(features)
         except ValueError as error:
-            told = f"record {len(parts)} is not a training instance: {error}"
-            raise DataError(f"{path}: {told}; check the path") from error
+            raise DataError(f"{path}: record {number} is not a training instance: {error}; check the path") from error
+        if number and packed != (PACKED_NAMES[0] in features):
+            raise DataError(f"{path} has packed rows and single sequences; they belong in files of their own")
+        packed = PACKED_NAMES[0] in features
+        rows.append(len(parts))
         width = max(width, len(features["input_ids"]))
         at = end + 4
-    if len({part.row_offsets is None for part in parts}) > 1:
-        raise DataError(f"{path} has packed rows and single sequences; they belong in files of their own")
-    return concatenate(parts), Metadata(max_seq_length=max(width, 1), vocab_md5="", random_seed=-1, dupe_factor=0)
+    columns = list(zip(*parts, strict=True)) or [()] * 5
+    ids, b_starts, positions, labels, next_labels = (np.concatenate([np.zeros(0, np.int64), *each]) for each in columns)
+    dtype = id_dtype(1 + max(int(each.max(initial=0)) for each in (ids, labels)))
+    ends = [np.cumsum([0, *(len(part) for part in columns[index])]) for index in (0, 2)]
+    records = Records(
+        input_ids=ids.astype(dtype), sequence_offsets=ends[0], segment_b_start=b_starts.astype(np.int16),
+        masked_lm_positions=positions.astype(np.int16), masked_lm_ids=labels.astype(dtype), masked_lm_offsets=ends[1],
+        next_sentence_labels=next_labels.astype(np.int8),
+    ).with_rows(rows if packed else None)  # fmt: skip
+    return records, Metadata(max_seq_length=max(width, 1), vocab_md5="", random_seed=-1, dupe_factor=0)
 
 
 def _parse_example(data: bytes) -> dict[str, Integers]:
@@ -287,18 +298,19 @@ def _varints(data, out):  # type: ignore[no-untyped-def]
     return -1 if shift else count
 
 
-def _records_of(features: dict[str, Integers]) -> Records:
-    """The sequences of an Example without padding, a row where it is packed. Raises ValueError for any other."""
+def _sequences(features: dict[str, Integers]) -> list[tuple[Integers, ...]]:
+    """Tokens, start of B, positions, labels and next-sentence label of each sequence of an Example, without padding."""
     missing = [name for name in NAMES if name not in features and name not in PACKED_NAMES]
     if missing:
         raise ValueError(f"it has no {', '.join(missing)}")
     total, masks = (int(features[name].sum()) for name in ("input_mask", "masked_lm_weights"))
     packed = [features[name] for name in PACKED_NAMES if name in features]
+    if not packed:
+        packed = [np.array([total]), np.array([masks])]
     sizes = [len(features[name]) for name in NAMES if name in features]
     of_tokens, of_masks = (NAMES[0], NAMES[1], NAMES[-1]), NAMES[2:5]
     alike = all(len({len(features[name]) for name in names}) == 1 for names in (of_tokens, of_masks))
-    per_sequence = packed or [np.array([total]), np.array([masks])]
-    if not alike or [len(counts) for counts in per_sequence] != [len(features["next_sentence_labels"])] * 2:
+    if not alike or [len(lengths) for lengths in packed] != [len(features["next_sentence_labels"])] * 2:
         raise ValueError(f"its features have {sizes} values")
     if features["input_mask"][total:].any() or features["masked_lm_weights"][masks:].any():
         raise ValueError("its padding is not at the end")
@@ -306,21 +318,18 @@ def _records_of(features: dict[str, Integers]) -> Records:
         largest = _LARGEST_ID if name in IDS else _LARGEST
         if name in NAMES and int(values.max(initial=0)) > largest:
             raise ValueError(f"a number is above {largest}")
-    count = int(np.count_nonzero(per_sequence[0]))
-    lengths, masked = (counts[:count] for counts in per_sequence)
-    if per_sequence[0][count:].any() or [lengths.sum(), masked.sum()] != [total, masks]:
+    count = int(np.count_nonzero(packed[0]))
+    if packed[0][count:].any() or [int(lengths[:count].sum()) for lengths in packed] != [total, masks]:
         raise ValueError(f"its {' and '.join(PACKED_NAMES)} do not add up")
-    offsets, masked_offsets = (np.concatenate([[0], np.cumsum(counts)]) for counts in (lengths, masked))
-    segments, positions = features["segment_ids"][:total], features["masked_lm_positions"][:masks]
-    falls = np.flatnonzero(np.diff(segments) < 0) + 1
-    if segments.max(initial=0) > 1 or not np.isin(falls, offsets).all():
-        raise ValueError("its segment_ids are not zeros and then ones")
-    ids = {name: features[name][:size] for name, size in zip(IDS, (total, masks), strict=True)}
-    dtype = id_dtype(1 + max(int(values.max(initial=0)) for values in ids.values()))
-    return Records(
-        sequence_offsets=offsets, masked_lm_offsets=masked_offsets,
-        segment_b_start=np.add.reduceat(segments == 0, offsets[:-1], dtype=np.int16),
-        masked_lm_positions=(positions - np.repeat(offsets[:-1], masked)).astype(np.int16),
-        next_sentence_labels=features["next_sentence_labels"][:count].astype(np.int8),
-        **{name: values.astype(dtype) for name, values in ids.items()},
-    ).with_rows([0, count] if packed else None)  # fmt: skip
+    ends = [np.concatenate([[0], np.cumsum(lengths[:count])]).tolist() for lengths in packed]
+    found: list[tuple[Integers, ...]] = []
+    for i in range(count):
+        tokens, masked = (slice(end[i], end[i + 1]) for end in ends)
+        segments = features["segment_ids"][tokens]
+        if (np.diff(segments) < 0).any() or segments.max(initial=0) > 1:
+            raise ValueError("its segment_ids are not zeros and then ones")
+        positions, labels = features["masked_lm_positions"][masked] - tokens.start, features["masked_lm_ids"][masked]
+        b_start = np.array([np.count_nonzero(segments == 0)])
+        next_label = features["next_sentence_labels"][i : i + 1]
+        found.append((features["input_ids"][tokens], b_start, positions, labels, next_label))
+    return found

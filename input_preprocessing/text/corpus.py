@@ -24,8 +24,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import BertWordPieceTokenizer
 
@@ -56,8 +56,7 @@ _ABBREVIATION = re.compile(
 Document = list[str]
 
 
-@dataclass(frozen=True)
-class Pool:
+class Pool(NamedTuple):
     """Documents of all inputs."""
 
     documents: list[Document]
@@ -97,10 +96,8 @@ def read_pool(inputs: Sequence[str], layout: str, text_key: str) -> Pool:
     if len(documents) < FEWEST_DOCUMENTS:
         count = f"{len(documents)} document{'s' * (len(documents) != 1)}"
         gap = "a blank line" if LAYOUTS["sentences"] in kinds else "two blank lines"
-        raise DataError(
-            f"{' '.join(inputs)} has {count} (read as {', '.join(kinds)}), at least {FEWEST_DOCUMENTS} are needed; "
-            f"put {gap} between documents, or give more text"
-        )
+        told = f"{' '.join(inputs)} has {count} (read as {', '.join(kinds)}), at least {FEWEST_DOCUMENTS} are needed"
+        raise DataError(f"{told}; put {gap} between documents, or give more text")
     md5 = digests[0] if len(digests) == 1 else hashlib.md5(" ".join(digests).encode()).hexdigest()
     return Pool(documents, tuple(kinds), md5)
 
@@ -155,12 +152,12 @@ def documents_of(text: str, layout: str) -> list[Document]:
 
 def _read(path: Path, layout: str, text_key: str) -> tuple[list[Document], str, str]:
     """Documents of a file, what it was read as, and its md5."""
-    is_parquet = False
+    start = b""
     with suppress(OSError):  # reading it says why
         if path.is_file():  # what is read of a pipe is gone
             with open(path, "rb") as file:
-                is_parquet = file.read(len(_PARQUET)) == _PARQUET
-    if is_parquet:
+                start = file.read(len(_PARQUET))
+    if start == _PARQUET:
         return _of_records(_parquet(path, text_key), layout), "Parquet", md5_of(path)
     data, md5 = read_text(path, "--input")
     text = data.decode("utf-8", "ignore")
@@ -332,7 +329,7 @@ def make(options: argparse.Namespace, download: Path) -> None:
 
 
 def add_text_options(parser: argparse._ActionsContainer) -> None:
-    """What is made of a text, and how it is read; the defaults are those of TEXT_OPTIONS."""
+    """Options for reading a text and for the corpus made of it, with the defaults of TEXT_OPTIONS."""
     parser.add_argument("--text-key", help="of JSON Lines and Parquet (default %(default)s)")
     parser.add_argument("--layout", choices=("auto", *LAYOUTS), help="of plain text (default %(default)s)")
     parser.add_argument("--vocab-size", type=positive, help="of the trained vocabulary (default %(default)s)")

@@ -1,4 +1,4 @@
-"""What one record file holds, sequence by sequence: are tokens, masks and labels as the instance maker leaves them?"""
+"""Audit of one record file, sequence by sequence: are tokens, masks and labels as the instance maker leaves them?"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FAULTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the sequences are held against."""
+    """Rules that every sequence must obey."""
 
     special: tuple[int, ...]  # ids of [CLS], [SEP], [MASK] and, where there is one, [PAD]
     vocab_size: int
@@ -57,8 +57,8 @@ class Audit:
     most_per_row: int
     fault: str  # of the first sequence that is not sound
     hashes: Hashes  # of each sequence with TELLING_MASKS
-    originals: Hashes  # of the texts of these, masks undone, unless hashes are given: then
-    seen: int  # is how many of them are among those
+    originals: Hashes  # of their original texts, masks undone; empty if `known` hashes were given
+    seen: int  # sequences whose original text is among these
 
 
 def rules_of(words: Vocabulary, recipe: dict[str, object] | None) -> Rules:

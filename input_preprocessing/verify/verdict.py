@@ -82,7 +82,7 @@ def _audit_task(task: tuple[Path, Rules, Hashes | None]) -> Audit | str:
 def _audit_all(
     files: Sequence[Path], rules: Rules, known: Hashes | None, label: str, jobs: int
 ) -> tuple[list[Audit], list[str]]:
-    """What the readable files hold, and why the others are not."""
+    """Audits of the readable files, and the errors of the others."""
     tasks, weights = [(path, rules, known) for path in files], [path.stat().st_size for path in files]
     results = run_tasks(label, _audit_task, tasks, jobs=jobs, weights=weights)
     return [each for each in results if isinstance(each, Audit)], [each for each in results if isinstance(each, str)]
@@ -115,10 +115,8 @@ def _content_checks(audits: list[Audit]) -> list[Check]:
     if masked:
         shares = [sum(audit.replaced[i] for audit in audits) / masked for i in range(2)]
         # A random token is the one kept, or [MASK], once in a vocabulary: within the tolerance of 1 in 1,000.
-        unusual = any(
-            abs(share - wanted) > 0.001 + _SIGMAS * (wanted * (1 - wanted) / masked) ** 0.5
-            for share, wanted in zip(shares, (0.8, 0.1), strict=True)
-        )
+        spread = (0.001 + _SIGMAS * (wanted * (1 - wanted) / masked) ** 0.5 for wanted in (0.8, 0.1))
+        unusual = any(np.abs(np.subtract(shares, (0.8, 0.1))) > [*spread])
         text = f"{shares[0]:.2%} [MASK], {shares[1]:.2%} kept, {1 - sum(shares):.2%} random"
         masks = _check("masks", text, f"{text}; expected 80%, 10%, 10%" if unusual else None)
     # Is about every second segment B a random one?
@@ -143,9 +141,8 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     words = vocabulary.load(folder / "phase1" / "vocab.txt")
     rules = rules_of(words, made.recipe)
     present = {path for name in made.files if (path := folder / name).is_file()}
-    evaluation, training = (
-        [folder / n for n in names if folder / n in present] for names in (made.evaluation, made.records)
-    )
+    evaluation = [folder / name for name in made.evaluation if folder / name in present]
+    training = [folder / name for name in made.records if folder / name in present]
     eval_audits, eval_errors = _audit_all(evaluation, rules, None, "read evaluation set", 1)
     known = np.unique(eval_audits[0].originals) if eval_audits else None
     audits, errors = _audit_all(training, rules, known, "read training records", jobs)

@@ -52,7 +52,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Split:
-    """What `split` made; is_benchmarks: eval.txt is the benchmark's own."""
+    """Summary of a split; is_benchmarks: eval.txt is the benchmark's own."""
 
     shards: int
     training: int  # documents
@@ -128,7 +128,7 @@ def split(
 
 
 def hold_out(files: Integers, wanted: int, seed: int) -> npt.NDArray[np.bool_]:
-    """Which documents are for evaluation.
+    """Boolean mask of the evaluation documents.
 
     File f of F holds out floor((f + 1) * wanted / F) - floor(f * wanted / F) of its documents, drawn one by one with a
     generator seeded seed + 13 * f: floor(random() * documents of the file), again where it was drawn before. A file

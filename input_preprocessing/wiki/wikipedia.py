@@ -19,7 +19,7 @@ WHAT_A_DUMP_LACKS = (
 
 
 def text_is_wanted(download: Path) -> bool:
-    """Whether DOWNLOADDIR/wiki has dumps, and there is no text yet, an unfinished one, or one made of other dumps."""
+    """True if DOWNLOADDIR/wiki has dumps whose text is missing, unfinished, or made from other dumps."""
     results = download / "results4"
     dumps = find_dumps(download / "wiki")
     if not dumps:

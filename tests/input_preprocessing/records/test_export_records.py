@@ -132,7 +132,7 @@ def test_what_cannot_be_exported_is_told_in_a_line_and_leaves_no_file(tmp_path: 
         export(tmp_path / "source", tmp_path / "out", "tfrecord", unpack=True, masks=3)
     (tmp_path / "others").mkdir()
     write_nvidia(tmp_path / "others" / "part_0", records, "packed")
-    with pytest.raises(DataError, match="make records of it with import_records"):
+    with pytest.raises(DataError, match="run import_records on it"):
         export(tmp_path / "others", tmp_path / "out", "tfrecord")
     with pytest.raises(DataError, match="written over"):
         export(tmp_path / "source", tmp_path / "source", "nvidia")
