@@ -179,10 +179,10 @@ def import_main(parser: argparse.ArgumentParser) -> None:
     variable-length and packed, whose rows are kept. The kind is known by the file's contents. Finished files are
     kept on a second run.
 
-    A list of what the files must be (--check-list) is compared before anything is made of them. A line is `md5
-    name`, as md5sum writes it: of the file's bytes; or `name md5`, as in the lists that NVIDIA publishes
-    (4320_shards_varlength.chk and others): of input_ids alone, whatever else the file holds. Blank lines and lines
-    that begin with # are skipped; of a name with folders the last part counts.
+    With --check-list the files are compared with a list first. A line is `md5  name`, as md5sum writes it, of the
+    file's bytes; or `name  md5`, as in the lists that NVIDIA publishes (4320_shards_varlength.chk and others), of
+    input_ids alone, whatever else the file holds. Blank lines and lines that begin with # are skipped; of a name with
+    folders the last part counts.
     """
     parser.add_argument("--source", type=Path, required=True, help="file, or folder of files")
     parser.add_argument("--target", type=Path, required=True, help="folder for the record files")
