@@ -16,7 +16,7 @@ from certify.records import Records
 from certify.schema import BURN_IN, CPUS, LABELS, PROBES
 from certify.verdict import WORDS, Certificate, chance_words
 from review.logs.output import ReviewError, write_whole
-from review.report.chart import Axis, Line, LineChart, Point
+from review.report.chart import Axis, Chart, Point, Series
 
 HEADLINES = {"pass": "Pass", "warn": "Pass, with warnings", "fail": "Fail"}
 STATES = {"pass": "good", "warn": "warn", "fail": "bad"}
@@ -67,15 +67,14 @@ def write_drift(baselines: Sequence[Baseline], output: Path) -> None:
     )
 
 
-def _write(output: Path, *, figures: Sequence[LineChart], **content: Any) -> None:
+def _write(output: Path, *, figures: Sequence[Chart], **content: Any) -> None:
     """Fills in the template. Raises ReviewError where jinja2 is missing or the file cannot be written."""
-    from review.report.page import figure, render
+    from review.report.page import render
 
     if output.is_dir():
         raise ReviewError(f"{output} is a folder: name the page itself, such as {output / 'certify.html'}")
-    shown = [figure(chart, chart.key) for chart in figures]
-    most = max((len(chart.lines) for chart in figures), default=0)
-    page = render("certify.html", figures=shown, most_lines=most, **content)
+    most = max((len(chart.series) for chart in figures), default=0)
+    page = render("certify.html", figures=figures, most_lines=most, **content)
     write_whole(output, page.encode("utf-8"))
 
 
@@ -174,7 +173,7 @@ def _map(found: Certificate, stage: str, values: dict[int, float], rate: str) ->
     return {"title": LABELS[stage], "median": median, "rows": rows, "width": width}
 
 
-def timelines(records: Records, accused: Sequence[str] = ()) -> list[LineChart]:
+def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
     """Clock, power and temperature by device over the test; of more than fit, the accused and the extremes."""
     series: dict[str, dict[str, np.ndarray]] = {}
     for node, table in records.telemetry.items():
@@ -193,7 +192,7 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[LineChart]:
 
 def _timeline(
     field: str, key: str, title: str, unit: str, series: Mapping[str, Mapping[str, np.ndarray]], accused: Sequence[str]
-) -> LineChart:
+) -> Chart:
     begin = min(float(one["time"].min()) for one in series.values())
     level = sorted(series, key=lambda name: float(np.nanmedian(series[name][field])))
     shown = list(series)
@@ -212,7 +211,7 @@ def _timeline(
             for x, y in pairs
             if not np.isnan(y)
         )
-        lines.append(Line(run=number, name=name, points=points, counted=True))
+        lines.append(Series(run=number, name=name, points=points))
     left = (
         "" if len(shown) == len(series) else f" Of {len(series)} devices, {len(shown)}: the accused and the extremes."
     )
@@ -223,7 +222,7 @@ def _timeline(
     return _chart(key, title, f"{title} of each device, in {unit}. {extremes}{left}", "minutes", unit, lines)
 
 
-def drift(baselines: Sequence[Baseline]) -> LineChart:
+def drift(baselines: Sequence[Baseline]) -> Chart:
     """Every figure of each baseline relative to the first that has it, the oldest first."""
     names = list(dict.fromkeys(name for one in baselines for name in one.metrics))
     lines = []
@@ -238,22 +237,22 @@ def drift(baselines: Sequence[Baseline]) -> LineChart:
             )
             for place, one in known
         )
-        lines.append(Line(run=number, name=label(name), points=points, counted=True))
+        lines.append(Series(run=number, name=label(name), points=points))
     worst = max((point.y, line.name) for line in lines for point in line.points[-1:])
     words = f"From {baselines[0].name} to {baselines[-1].name}; the largest change is {worst[1]}, {worst[0]:+.1f}%."
     title = "Time of the same work over baselines"
     return _chart("drift", title, words, "baseline, the oldest first", "% slower than the first", lines)
 
 
-def _chart(key: str, title: str, alt: str, x: str, y: str, lines: list[Line]) -> LineChart:
+def _chart(key: str, title: str, alt: str, x: str, y: str, lines: list[Series]) -> Chart:
     xs = [point.x for line in lines for point in line.points]
     ys = [point.y for line in lines for point in line.points]
     room = 0.08 * (max(ys) - min(ys)) or max(abs(max(ys)), 1) * 0.05
-    return LineChart(
+    return Chart(
         key=key,
         title=title,
         alt=alt,
-        x=Axis(label=x, unit="minutes" if x == "minutes" else "rate", low=min(xs), high=max(xs)),
-        y=Axis(label=y, unit="rate", low=min(ys) - room, high=max(ys) + room),
-        lines=tuple(lines),
+        x=Axis(label=x, low=min(xs), high=max(xs)),
+        y=Axis(label=y, low=min(ys) - room, high=max(ys) + room),
+        series=tuple(lines),
     )
