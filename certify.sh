@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Is every GPU of this machine as fast as its sisters, and do all compute the same? The step of the benchmark on made-up
-# data, without checkpoint or data set; docs/certify.md.
+# Is every GPU of this machine as fast as its peers, and do all compute the same? The benchmark's training step on made-up
+# data, without checkpoint or data set: docs/certify.md.
 #   [source configs/config_<SYSTEM>_....sh;] ./certify.sh     the config's batch and model, or BERT-large on all GPUs
 # Exit status: 0 pass, 3 pass with warnings, 1 fail, 2 bad input.
 set -euo pipefail

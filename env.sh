@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# This site: where data, weights, results and the container image are, and how Slurm is asked. Exports only.
+# This site: paths of data, weights, results and the container image, and options of Slurm. Exports only.
 # Edit the values below, or export your own: what you export wins over this file and over a config, before or after
 # sourcing them. `source env.sh` and `source configs/config_*.sh` go in either order.
 # shellcheck source=launch/run/exports.sh
@@ -20,10 +20,10 @@ export LOGDIR=${LOGDIR:-results}
 # Container image: a .sqsh file or a registry name. Empty runs in the Python environment of the nodes.
 export CONT=${CONT:-}
 
-# Slurm: uncomment what this cluster asks for. The first two are read by sbatch itself.
+# Slurm: uncomment what this cluster needs. sbatch itself reads the first two.
 # export SBATCH_PARTITION=batch SBATCH_ACCOUNT=mlperf
-# export GPU_GRES=gpu:h100        # GPUs with a type; none where they are no gres
+# export GPU_GRES=gpu:h100        # GPUs with a type; none if they are no gres
 # export SLURM_MPI_TYPE=pmix      # ranks need none
-# export RESERVED_CPUS=84-95      # CPUs of WekaIO or the system, where Slurm does not keep them away itself
-# launch/doctor.sh says what is missing; docs/variables.md has every variable.
+# export RESERVED_CPUS=84-95      # CPUs of WekaIO or the system, if Slurm does not reserve them
+# launch/doctor.sh checks this; docs/variables.md lists every variable.
 exports::record SITE

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# One rank of one timed run: takes its place among the ranks, binds to its CPUs and becomes the trainer
-# (or the module RANK_MODULE, for the test before the trials).
-# torchrun sets the rank variables; under srun they follow from Slurm's.
+# One rank of one timed run: binds to its CPUs and becomes the trainer, or the module RANK_MODULE (as for the test before the
+# trials). torchrun sets the rank variables; under srun they follow from Slurm's.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=launch/node/binding.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # NEXP timed trials on this machine, in the current Python environment: no container, no Slurm.
 #   source env.sh; source configs/config_<SYSTEM>_....sh; ./run_local.sh
-# PYTHON=/path/to/python chooses the interpreter; without it, an active environment with PyTorch, or else .venv (make setup).
+# PYTHON=/path/to/python chooses the interpreter; default: an active environment with PyTorch, else .venv (make setup).
 # RUN_NAME=<folder of an earlier run> continues it.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
@@ -29,7 +29,7 @@ runner::python() { PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:
 
 runner::trial() {
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(binding::threads "$DGXNGPU")}
-  # One machine needs no network name of its own; a wrong one in /etc/hosts would hang gloo.
+  # On one machine gloo needs no host name; a wrong one in /etc/hosts would hang it.
   GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} exec "$PYTHON" -m torch.distributed.run \
     --nnodes 1 --nproc-per-node "$DGXNGPU" --master-addr 127.0.0.1 --master-port "$(port::free)" \
     --no-python "$REPO_DIR/launch/run/rank.sh"

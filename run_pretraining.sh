@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Pretrains in the two phases of a config: phase 1, hand-over of weights and optimizer, phase 2.
+# Pretrains in the two phases of a config: phase 1, then phase 2 from its weights and optimizer state.
 #   source env.sh; ./run_pretraining.sh configs/pretrain_large_H100_1x8 [--slurm]
-# The ending _1x8 is 1 node of 8 GPUs: pretrain_large_H100.sh with DGXNNODES=1 DGXNGPU=8.
-# Results are in LOGDIR/RUN_NAME/phase1 and phase2 (RUN_NAME: the config's name). Whatever interrupted it, the same command
-# continues from the newest checkpoint. --slurm submits both phases to Slurm, the second to follow the first.
+# The suffix _1x8 is 1 node of 8 GPUs: pretrain_large_H100.sh with DGXNNODES=1 DGXNGPU=8.
+# Results are in LOGDIR/RUN_NAME/phase1 and phase2 (RUN_NAME: the config's name). After any interruption the same
+# command continues from the newest checkpoint. --slurm submits both phases as jobs, the second dependent on the first.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
@@ -53,7 +53,7 @@ pretraining::run() {
   exit "$status"
 }
 
-# What a signal does: ends the phase that runs, or that is about to.
+# On a signal: ends the phase that runs, or is about to.
 pretraining::end() {
   ended=1
   if [[ $child ]]; then kill -TERM "$child" 2>/dev/null || true; fi

@@ -27,7 +27,7 @@ runner::python() {
 
 runner::trial() {
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(binding::threads "$DGXNGPU")}
-  # One machine needs no network name of its own; a wrong one in /etc/hosts would hang gloo.
+  # On one machine gloo needs no host name; a wrong one in /etc/hosts would hang it.
   export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
   container::arguments
   exec "${container[@]}" "$PYTHON" -m torch.distributed.run \

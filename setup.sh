@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One-time set-up (MLPerf's name for this step): what a run needs on this machine, beside the data.
+# One-time set-up (MLPerf's name for this step): what a run needs on this machine besides the data.
 #
 # usage: setup.sh                 a virtual environment in .venv, for runs without an image
 #        setup.sh docker [IMAGE]  the container image, default mlperf-bert

@@ -1,4 +1,4 @@
-"""What recording costs an acceptance test: the same steps with the marks of their parts and without, in turns.
+"""Overhead of recording in an acceptance test: the same steps with and without their marks, in turns.
 
 The load is that of certify.sh: BERT-large at 16 rows on a GPU, a small model on a CPU. Every other step is recorded,
 and in the next pass over the same steps the others are, so that each step is its own pair; the ratio is the median
@@ -10,6 +10,7 @@ usage: python bench/certify_overhead.py [--passes 6] [--steps 100] [--tiny]
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import tempfile
@@ -73,26 +74,25 @@ def run_passes(load: Load, passes: int, steps: int) -> list[list[tuple[float, fl
     """Times of each step, by pass; which steps are recorded alternates from pass to pass."""
     found = []
     recorder = EveryOther()
-    with load.trainee_alone() as trainee:
-        trainee.recorder.settle()  # it has seen no step: all of its hooks go
-        recorder.watch(trainee.model)
-        trainee.recorder, trainee.step.mark = recorder, recorder.mark
-        load.count_steps(trainee)
-        for number in range(passes):
-            recorder.parity, recorder.times = number % 2, []
-            load.take_steps(trainee, steps)
-            recorder.take()
-            found.append(recorder.times)
+    trainee = load.trainee_alone()
+    trainee.recorder.settle()  # it has seen no step: all of its hooks go
+    recorder.watch(trainee.model)
+    trainee.recorder, trainee.step.mark = recorder, recorder.mark
+    load.count_steps(trainee, load.config.rounds)
+    for number in range(passes):
+        recorder.parity, recorder.times = number % 2, []
+        load.take_steps(trainee, steps)
+        recorder.take()
+        found.append(recorder.times)
     return found
 
 
 def ratio(passes: list[list[tuple[float, float, bool]]], column: int) -> tuple[float, float]:
     """The median over steps of recorded over not recorded, of a pass and the next, and its standard error."""
     ratios = []
-    for one, other in zip(passes[::2], passes[1::2], strict=True):
-        for a, b in zip(one, other, strict=True):
-            on, off = (a, b) if a[2] else (b, a)
-            ratios.append(on[column] / off[column])
+    for pair in zip(itertools.chain(*passes[::2]), itertools.chain(*passes[1::2]), strict=True):
+        off, on = sorted(pair, key=lambda times: times[2])
+        ratios.append(on[column] / off[column])
     center = statistics.median(ratios)
     spread = 1.4826 * statistics.median(abs(one - center) for one in ratios)
     return center, 1.2533 * spread / len(ratios) ** 0.5

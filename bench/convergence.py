@@ -33,7 +33,6 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -41,12 +40,11 @@ import numpy as np
 import torch
 from lib import Parser, emit, integer, natural, positive
 from torch import Tensor, nn
-from torch_lib import device
+from torch_lib import device, new_step
+from train_step import inputs_of
 
 from bert import kernels, optim
 from bert.checkpoint import huggingface
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
 from bert.data.batch import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import Records
 from bert.kernels import fp8, fp8_feed_forward, fp8_linear
@@ -57,7 +55,6 @@ from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
 from bert.training.loop import step_seed
-from bert.training.step import Step, build_step
 
 WINDOW = 25
 HELD_OUT = 500  # sequences
@@ -65,21 +62,23 @@ VOCABULARY, LENGTH, ROWS = 64, 64, 8
 MASK = 1  # id of the masked word
 NUM_TOPICS, TOPIC_WORDS = 20, 3
 PEAK_LR = 0.02
+EVALUATED = ("fp8 against bf16", "bf16 against fp32")
 MODEL = BertConfig(
     vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
     initializer_range=0.05, max_position_embeddings=LENGTH,
 )  # fmt: skip
 
 
+FP32, BF16, FP8 = (PrecisionConfig(precision=name) for name in ("fp32", "bf16", "fp8"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    precision: str = "fp32"
+    precision: PrecisionConfig = FP32
     fused: str = "none"
-    sharded: bool = False
+    sharded: bool = True
     graph: bool = False
     hidden_act: str = "gelu"
-    fast_sums: str = "forward"  # of fp8 products; without tensor cores they are emulated
-    output_projection: bool = False  # in fp8
 
 
 @contextmanager
@@ -111,22 +110,24 @@ def emulated_fast_sums() -> Iterator[None]:
 
 def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
     """name -> (fast, plain, largest gap allowed between their windows, in nats of a loss that begins at 5.3)."""
-    sharded = partial(Variant, sharded=True)
-    bf16 = sharded(precision="bf16")
+    fp32, bf16, fp8, replicated = Variant(), Variant(precision=BF16), Variant(precision=FP8), Variant(sharded=False)
+    projected, fast_sums = (
+        Variant(precision=dataclasses.replace(FP8, **more))
+        for more in ({"fp8_output_projection": True}, {"fp8_fast_sums": "all"})
+    )
     found = {
-        "bf16 against fp32": (bf16, sharded(), 0.1),
-        "fp8 against bf16": (sharded(precision="fp8"), bf16, 0.15),
-        "fp8 with the output projection against bf16": (sharded(precision="fp8", output_projection=True), bf16, 0.15),
-        "fp8 with fast sums against bf16": (sharded(precision="fp8", fast_sums="all"), bf16, 0.15),
-        "sharded against replicated": (sharded(), Variant(), 0.1),
-        "GELU by tanh against erf": (Variant(), Variant(hidden_act="gelu_erf"), 0.1),
+        "bf16 against fp32": (bf16, fp32, 0.1),
+        "fp8 against bf16": (fp8, bf16, 0.15),
+        "fp8 with the output projection against bf16": (projected, bf16, 0.15),
+        "fp8 with fast sums against bf16": (fast_sums, bf16, 0.15),
+        "sharded against replicated": (fp32, replicated, 0.1),
+        "GELU by tanh against erf": (replicated, dataclasses.replace(replicated, hidden_act="gelu_erf"), 0.1),
     }
     if on_gpu:
-        fused = sharded(precision="bf16", fused="auto")
-        graphed = dataclasses.replace(fused, graph=True)
+        fused, graphed = (dataclasses.replace(bf16, fused="auto", graph=graph) for graph in (False, True))
         found["fused against reference"] = (fused, bf16, 0.1)
         found["graph against eager"] = (graphed, fused, 0.1)
-        found["fp8 in kernels and graph against bf16"] = (dataclasses.replace(graphed, precision="fp8"), fused, 0.15)
+        found["fp8 in kernels and graph against bf16"] = (dataclasses.replace(graphed, precision=FP8), fused, 0.15)
     return found
 
 
@@ -183,52 +184,36 @@ def windows(losses: Iterable[float]) -> np.ndarray:
 
 
 def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
-    here = device()
-    choice = kernels.Config(
-        fused=variant.fused, attention="sdpa_loop" if variant.precision == "fp32" or here.type == "cpu" else "auto"
+    on_gpu, plain = device().type == "cuda", variant.precision == FP32
+    choice = kernels.Config(fused=variant.fused, attention="auto" if on_gpu and not plain else "sdpa_loop")
+    model = first_model(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), choice).to(device())
+    step: Any = new_step(
+        model, variant.precision, fused_update="lamb" in choice.names(device()), sharded=variant.sharded
     )
-    model = first_model(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), choice).to(here)
-    precision = PrecisionConfig(
-        precision=variant.precision, fp8_fast_sums=variant.fast_sums, fp8_output_projection=variant.output_projection
-    )
-    step = new_step(model, precision, variant.sharded, fused_update="lamb" in choice.names(here))
-    if here.type == "cuda":
+    if on_gpu:
         data = [batch.pin_memory() for batch in data]
     if variant.graph:
-        step = GraphedStep(step, data[:1])  # type: ignore[assignment]
-    losses = torch.zeros(len(data), device=here)
+        step = GraphedStep(step, data[:1])
+    losses = torch.zeros(len(data), device=device())
     for number, batch in enumerate(data):
         torch.manual_seed(number)
         losses[number] = sum(step([batch], rate(number, len(data))).losses)
     return windows(losses.tolist())
 
 
-def new_step(model: BertForPreTraining, precision: PrecisionConfig, sharded: bool, fused_update: bool = False) -> Step:
-    world = World(DistConfig(device=next(model.parameters()).device.type))
-    settings, resolved = optim.Config(sharded=sharded), precision.resolve(world.device)
-    return build_step(model, resolved, settings, world, accumulate=False, fused_update=fused_update)
-
-
 def compare(steps: int, only: str = "") -> dict[str, Any]:
-    """Curves by variant, and gap and verdict by pair, of pairs whose name has ``only`` in it."""
+    """Curves and verdict by pair, of pairs whose name has ``only`` in it."""
     data = batches(steps, records(2 * ROWS * steps, seed=1))
     wanted = {name: pair for name, pair in pairs(torch.cuda.is_available()).items() if only in name}
     with emulated_fast_sums():
-        curves = {
-            variant: curve(variant, data)
-            for variant in {v for fast, plain, _ in wanted.values() for v in (fast, plain)}
-        }
-    result: dict[str, Any] = {"pairs": {}}
+        variants = dict.fromkeys(variant for fast, plain, _ in wanted.values() for variant in (fast, plain))
+        curves = {variant: curve(variant, data) for variant in variants}
+    found: dict[str, Any] = {}
     for name, (fast, plain, allowed) in wanted.items():
         gap = float(np.abs(curves[fast] - curves[plain]).max())
-        result["pairs"][name] = {
-            "largest_gap": round(gap, 4),
-            "allowed": allowed,
-            "overlay": gap <= allowed,
-            "fast": [round(float(loss), 4) for loss in curves[fast]],
-            "plain": [round(float(loss), 4) for loss in curves[plain]],
-        }
-    return result
+        found[name] = {"largest_gap": round(gap, 4), "allowed": allowed, "overlay": gap <= allowed}
+        found[name] |= {"fast": curves[fast].round(4).tolist(), "plain": curves[plain].round(4).tolist()}
+    return {"pairs": found}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +263,7 @@ class Trained(NamedTuple):
 def ours(trial: Trial) -> Trained:
     """The training by this repository."""
     model = trial.model()
-    step = new_step(model, PrecisionConfig(precision="fp32"), sharded=False)
+    step = new_step(model, FP32, sharded=False)
     losses = []
     for number, (batch, lr) in enumerate(zip(batches(trial.steps, trial.data), trial.rates, strict=True)):
         torch.manual_seed(step_seed(trial.seed, number, 0))
@@ -320,23 +305,10 @@ class PlainLamb:
             p.sub_(lr * ratio * update)
 
 
-def padded(records: Records, sequences: np.ndarray) -> dict[str, Tensor]:
+def padded(data: Records, sequences: np.ndarray) -> dict[str, Tensor]:
     """The arguments of BertForPreTraining for these sequences, padded to the longest (S, L)."""
-    offsets = records.sequence_offsets
-    longest = int(max(offsets[i + 1] - offsets[i] for i in sequences))
-    shape = len(sequences), longest
-    batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
-    labels = torch.full(shape, IGNORE)
-    for row, i in enumerate(sequences):
-        ids = torch.from_numpy(records.input_ids[offsets[i] : offsets[i + 1]].astype(np.int64))
-        batch["input_ids"][row, : len(ids)] = ids
-        batch["attention_mask"][row, : len(ids)] = 1
-        batch["token_type_ids"][row, int(records.segment_b_start[i]) : len(ids)] = 1
-        masked = slice(int(records.masked_lm_offsets[i]), int(records.masked_lm_offsets[i + 1]))
-        places = torch.from_numpy(records.masked_lm_positions[masked].astype(np.int64))
-        labels[row, places] = torch.from_numpy(records.masked_lm_ids[masked].astype(np.int64))
-    next_sentence = torch.from_numpy(records.next_sentence_labels[sequences].astype(np.int64))
-    return batch | {"labels": labels, "next_sentence_label": next_sentence}
+    batch = make_batch(data, sequences, LENGTH)
+    return inputs_of(batch, int(batch.cu_seqlens.diff().max()), packed=False, device=torch.device("cpu"))
 
 
 def hugging_faces(trial: Trial) -> Trained:
@@ -369,63 +341,55 @@ def hugging_faces(trial: Trial) -> Trained:
     return Trained(windows(losses), float((guesses == batch["labels"])[known].double().mean()))
 
 
+def largest_gap(one: Trained, other: Trained) -> float:
+    """The largest difference of a window, as a part of it."""
+    return float(np.abs(one.windows / other.windows - 1).max())
+
+
 def agreement(mine: Trained, theirs: Trained) -> dict[str, Any]:
     """Mean losses of each window of ours and theirs, the largest relative gap, and both accuracies."""
     return {
-        "ours": [round(float(loss), 5) for loss in mine.windows],
-        "huggingface": [round(float(loss), 5) for loss in theirs.windows],
+        "ours": mine.windows.round(5).tolist(),
+        "huggingface": theirs.windows.round(5).tolist(),
         "largest_relative_gap": largest_gap(mine, theirs),
         "accuracy": mine.accuracy,
         "huggingface_accuracy": theirs.accuracy,
     }
 
 
-def largest_gap(one: Trained, other: Trained) -> float:
-    """The largest difference of a window, as a part of it."""
-    return float(np.abs(one.windows / other.windows - 1).max())
+def overlap(mine: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
+    """For several seeds of each side: losses by window, difference of the means, the larger of both sides' spreads, and
+    whether the difference is within it in every window.
+    """
+    sides = [np.array([run.windows for run in runs]) for runs in (mine, theirs)]
+    apart = np.abs(sides[0].mean(axis=0) - sides[1].mean(axis=0))
+    spread = np.maximum(*(np.ptp(side, axis=0) for side in sides))
+    figures: dict[str, Any] = {
+        "difference_of_means": apart.round(4).tolist(),
+        "spread_of_seeds": spread.round(4).tolist(),
+        "overlap": bool((apart <= spread).all()),
+    }
+    for name, side, runs in zip(("ours", "huggingface"), sides, (mine, theirs), strict=True):
+        figures |= {name: side.round(4).tolist(), f"accuracy_{name}": [run.accuracy for run in runs]}
+    return figures
 
 
 def with_dropout(trial: Trial, seeds: int) -> dict[str, Any]:
     """Both implementations from as many seeds, and whether their curves overlap."""
     trials = [dataclasses.replace(trial, dropout=0.1, seed=seed) for seed in range(seeds)]
-    mine, theirs = [ours(each) for each in trials], [hugging_faces(each) for each in trials]
-    return overlap(mine, theirs) | {
-        "ours": [[round(float(loss), 4) for loss in run.windows] for run in mine],
-        "huggingface": [[round(float(loss), 4) for loss in run.windows] for run in theirs],
-        "accuracy": [run.accuracy for run in mine],
-        "huggingface_accuracy": [run.accuracy for run in theirs],
-    }
-
-
-def overlap(mine: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
-    """Difference of the means of each window, the spread of one side's seeds, and whether none is larger than that."""
-    sides = [np.array([run.windows for run in runs]) for runs in (mine, theirs)]
-    apart = np.abs(sides[0].mean(axis=0) - sides[1].mean(axis=0))
-    spread = np.maximum(*(np.ptp(side, axis=0) for side in sides))
-    return {
-        "difference_of_means": [round(float(value), 4) for value in apart],
-        "spread_of_seeds": [round(float(value), 4) for value in spread],
-        "overlap": bool((apart <= spread).all()),
-    }
-
-
-class Found(NamedTuple):
-    """Which masked words were right (bool), and the mean loss of all."""
-
-    right: Tensor
-    loss: float
+    return overlap([ours(each) for each in trials], [hugging_faces(each) for each in trials])
 
 
 @torch.no_grad()
-def evaluated(model: BertForPreTraining, held_out: list[PretrainingBatch]) -> Found:
-    """The model as it stands, in the mode that it is in."""
+def evaluated(model: BertForPreTraining, held_out: list[PretrainingBatch]) -> tuple[Tensor, float]:
+    """Which masked words are right (bool), and the mean loss of all: the model as it stands, in the mode it is in."""
     right, losses = [], []
     for batch in held_out:
         scored = model.scored(batch)
         real = batch.masked_labels != IGNORE
         right.append((scored.mlm.argmax(dim=1) == batch.masked_labels)[real])
         losses.append(scored.mlm_losses[real])
-    return Found(torch.cat(right), float(torch.cat(losses).double().mean()))
+    return torch.cat(right), float(torch.cat(losses).double().mean())
 
 
 def evaluation_point(model: BertForPreTraining, held_out: list[PretrainingBatch]) -> dict[str, Any]:
@@ -438,16 +402,16 @@ def evaluation_point(model: BertForPreTraining, held_out: list[PretrainingBatch]
     found["fp32"] = evaluated(copy.deepcopy(model).float(), held_out)
     model.train()
     figures: dict[str, Any] = {
-        "accuracy": {name: round(float(each.right.double().mean()), 5) for name, each in found.items()},
-        "loss": {name: round(each.loss, 5) for name, each in found.items()},
+        "accuracy": {name: round(float(right.double().mean()), 5) for name, (right, _) in found.items()},
+        "loss": {name: round(loss, 5) for name, (_, loss) in found.items()},
     }
-    for one, other in (("fp8", "bf16"), ("bf16", "fp32")):
-        a, b = found[one], found[other]
-        gained, lost = (a.right & ~b.right).sum().item(), (b.right & ~a.right).sum().item()
-        figures[f"{one} against {other}"] = {
-            "accuracy": round((gained - lost) / len(a.right), 6),
+    for pair in EVALUATED:
+        (a, a_loss), (b, b_loss) = (found[name] for name in pair.split(" against "))
+        gained, lost = (a & ~b).sum().item(), (b & ~a).sum().item()
+        figures[pair] = {
+            "accuracy": round((gained - lost) / len(a), 6),
             "standard_errors": round((gained - lost) / math.sqrt(max(gained + lost, 1)), 2),
-            "relative_loss": round(a.loss / b.loss - 1, 6),
+            "relative_loss": round(a_loss / b_loss - 1, 6),
         }
     return figures
 
@@ -458,7 +422,7 @@ def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
     order = np.array_split(np.arange(sequences), -(-sequences // 500))
     held_out = [make_batch(held, chosen, LENGTH).to(device()) for chosen in order]
     model = first_model(MODEL, kernels.Config(fused="none", attention="sdpa_loop"), seed).to(device())
-    step = new_step(model, PrecisionConfig(precision="fp8"), sharded=True)
+    step = new_step(model, FP8, sharded=True)
     points = []
     with emulated_fast_sums():
         for number, batch in enumerate(batches(steps, records(2 * ROWS * steps, seed=3 + seed)), start=1):
@@ -466,22 +430,17 @@ def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
             step([batch], rate(number - 1, steps))
             if number % WINDOW == 0 or number == 1:
                 points.append({"step": number} | evaluation_point(model, held_out))
-    pairs = [name for name in points[0] if " against " in name]
     largest = {
-        pair: {name: max((p[pair][name] for p in points), key=abs) for name in points[0][pair]} for pair in pairs
+        pair: {name: max((p[pair][name] for p in points), key=abs) for name in points[0][pair]} for pair in EVALUATED
     }
     return {"words": int(held.masked_lm_offsets[-1]), "points": points, "largest": largest}
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument(
-        "--steps", type=integer, help="steps of each run, a multiple of 25 (default 300; 500 with --against)"
-    )
+    parser.add_argument("--steps", type=integer, help="of each run, in 25s (default 300; 500 with --against)")
     parser.add_argument("--against", choices=("huggingface",), help="the implementation to compare with")
-    parser.add_argument(
-        "--dropout", type=natural, default=0, metavar="SEEDS", help="with --against: dropout, so many seeds"
-    )
+    parser.add_argument("--dropout", type=natural, default=0, metavar="SEEDS", help="with --against: dropout")
     parser.add_argument("--precision", choices=("fp64", "fp32"), default="fp64", help="with --against (default fp64)")
     parser.add_argument("--peak-lr", type=positive, default=PEAK_LR / 4, help="with --against (default %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="pairs whose name has this in it, such as fp8")

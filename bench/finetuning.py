@@ -13,15 +13,17 @@ usage: python bench/finetuning.py FOLDER [--batch-size 32] [--steps 8] [--repeat
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lib import Parser, cpu_seconds, emit, folder_with, in_turns, integer, natural
+from lib import Parser, emit, folder_with, in_turns, integer, natural, ratios
 from torch import Tensor
 
 from bert.core.dist import World
@@ -47,7 +49,7 @@ class Ours:
         self.run.step([self.run.task.train.batch(chosen)], lr)
 
     def predict(self, samples: tasks.Samples) -> np.ndarray:
-        """Labels, in batches of neighbours in length."""
+        """Predicted labels; batches of similar lengths."""
         return np.array([row.argmax() for row in predict(self.run.model, samples, self.run.world, 32)])
 
 
@@ -84,7 +86,7 @@ class HuggingFace:
 
     @torch.no_grad()
     def predict(self, samples: tasks.Samples, by_length: bool = False) -> np.ndarray:
-        """Labels, in batches as they come, or of neighbours in length."""
+        """Predicted labels; batches in the order of the samples, or of similar lengths."""
         self.model.eval()
         count = len(samples.sequences)
         order = np.argsort(-samples.lengths, kind="stable") if by_length else np.arange(count)
@@ -97,13 +99,13 @@ class HuggingFace:
 
 
 def some_of(samples: tasks.Samples, count: int) -> tasks.Samples:
-    """So many of them, spread over all."""
+    """``count`` samples, evenly spaced."""
     chosen = np.linspace(0, len(samples.sequences) - 1, min(count, len(samples.sequences))).astype(int)
     return tasks.Samples([samples.sequences[i] for i in chosen], {"labels": samples.labels["labels"][chosen]})
 
 
 def build(folder: Path, batch_size: int, seed: int, sentences: int) -> tuple[Ours, HuggingFace]:
-    """Both, from the same weights."""
+    """Both trainers, starting from the same weights."""
     environment = {
         "TASK": "TSV", "DATA": str(folder / "data"), "INIT_CHECKPOINT": str(folder / "weights" / "model.safetensors"),
         "BATCHSIZE": str(batch_size), "LR": str(_LR), "SEED": str(seed), "DEVICE": "cpu", "RUN_DIR": str(folder),
@@ -122,22 +124,31 @@ def build(folder: Path, batch_size: int, seed: int, sentences: int) -> tuple[Our
     return Ours(run), HuggingFace(folder / "weights", task)
 
 
+def rates(functions: Mapping[str, Callable[[], object]], sequences: int, repeats: int) -> dict[str, list[float]]:
+    """Sequences per CPU second of each, in turns; the first turn warms up."""
+    times = in_turns(functions, repeats + 1)
+    return {name: [sequences / seconds for seconds in spans[1:]] for name, spans in times.items()}
+
+
 def speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Sequences per CPU second of each, a figure a round, in turns; the first round warms up."""
-    samples = pair[0].run.task.train
-    order = Order(len(samples.lengths), options.batch_size, 1, 1)
-    found: dict[str, list[float]] = {name: [] for name in NAMES}
-    for turn in range(options.repeats + 1):
-        steps = [order.step(1 + turn * options.steps + i)[0] for i in range(options.steps)]
-        for name, loop in zip(found, pair, strict=True):
-            seconds = cpu_seconds(lambda loop=loop, steps=steps: [loop.step(chosen, _LR) for chosen in steps])
-            if turn:
-                found[name].append(options.steps * options.batch_size / seconds)
-    return found
+    """Training, in sequences per CPU second."""
+    order = Order(len(pair[0].task.train.lengths), options.batch_size, 1, 1)
+
+    def steps_of(loop: Ours | HuggingFace) -> Callable[[], None]:
+        numbers = itertools.count(1)
+
+        def run() -> None:
+            for number in itertools.islice(numbers, options.steps):
+                loop.step(order.step(number)[0], _LR)
+
+        return run
+
+    functions = {name: steps_of(loop) for name, loop in zip(NAMES, pair, strict=True)}
+    return rates(functions, options.steps * options.batch_size, options.repeats)
 
 
 def inference_speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace) -> dict[str, list[float]]:
-    """As ``speeds``, of predictions; neither has trained."""
+    """Prediction with untrained heads, in sequences per CPU second."""
     ours, hugging_face = pair
     samples = some_of(ours.task.test, options.steps * options.batch_size)
     functions = {
@@ -145,12 +156,11 @@ def inference_speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace
         "hugging_face": lambda: hugging_face.predict(samples),
         "hugging_face_by_length": lambda: hugging_face.predict(samples, by_length=True),
     }
-    times = in_turns(functions, options.repeats + 1)
-    return {name: [len(samples.sequences) / seconds for seconds in spans[1:]] for name, spans in times.items()}
+    return rates(functions, len(samples.sequences), options.repeats)
 
 
 def accuracies(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Accuracy of each after a whole training, a figure a seed; those known from an earlier call are not made again."""
+    """Accuracy after a full training, one figure a seed; trainings found in seeds.jsonl are not repeated."""
     kept = options.folder / "seeds.jsonl"
     lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
     known = {tuple(key): value for key, value in map(json.loads, lines)}
@@ -169,7 +179,7 @@ def accuracies(options: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def trained(loop: Ours | HuggingFace, batch_size: int, seed: int) -> float:
-    """The accuracy of a loop after its training."""
+    """Test accuracy after training."""
     count = len(loop.task.train.lengths)
     last = -(-count * _EPOCHS // batch_size)
     rates = config.learning_rates({"LR": str(_LR)}, last)
@@ -187,8 +197,7 @@ def figures_of(prefix: str, found: dict[str, list[float]]) -> dict[str, Any]:
         f"{prefix}rounds": {name: [round(value, 2) for value in values] for name, values in found.items()},
     }
     for name in list(found)[1:]:
-        ratios = [mine / theirs for mine, theirs in zip(found["ours"], found[name], strict=True)]
-        figures[f"{prefix}ratio{name.removeprefix('hugging_face')}"] = round(statistics.median(ratios), 3)
+        figures[f"{prefix}ratio{name.removeprefix('hugging_face')}"] = ratios(found["ours"], found[name])[0]
     return figures
 
 

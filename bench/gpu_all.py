@@ -2,14 +2,14 @@
 
 Needs torch, triton, h5py and transformers (and their own dependencies); nothing is installed. Every item is a process
 of its own with a time limit, in the order of what its figures are worth, so that one that hangs, dies or cannot start
-takes no other's figures with it. Under <output>, as they come: every line that an item prints in stages.log, with whole
-tracebacks; every result in results.jsonl, one JSON line each, an item's last one its ending. Times of steps are said on
-stderr, too; a short table comes last. Exit status: 1 where an item failed, 2 where there is no GPU, at once.
+loses no other item's figures. Under <output>, as they come: every line that an item prints in stages.log, with whole
+tracebacks; every result in results.jsonl, one JSON line each, an item's last one its exit. Step times also go to
+stderr; a short table comes last. Exit status: 1 where an item failed, 2 where there is no GPU, at once.
 
-tables writes the GPU tables of docs/evidence.md from a results file, between their markers; what was not measured is
-called so. machine prints GPU, clocks, driver and versions, and what Triton's kernels would fail for. guard runs each
-item: five seconds before the limit every thread's stack goes to stderr, since the process is killed then; an error goes
-there with the whole chain of those before it (the end of a recording raises one of its own, which hides the cause).
+tables writes the GPU tables of docs/evidence.md from a results file, between their markers; missing figures read
+"unmeasured". machine prints GPU, clocks, driver and versions, and what Triton lacks here. guard runs each item: five
+seconds before the limit, when the process is killed, it dumps every thread's stack to stderr; an error is printed with
+its whole chain, root cause last (ending a CUDA graph capture raises an error of its own, which hides the cause).
 
 usage: python bench/gpu_all.py [--output DIR] [--seconds 520] [--only steps_48 ...] [--tiny] [--tables]
        python bench/gpu_all.py tables [--results bench_results/results.jsonl] [--document docs/evidence.md]
@@ -34,7 +34,6 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -46,27 +45,14 @@ KILLED = 124  # status of an item that ran past its limit
 LAST = 25  # seconds from where a step benchmark begins nothing more to its limit
 BEFORE = 5  # seconds from the stacks to the limit
 BEGIN, END = "<!-- gpu tables: begin (bench/gpu_all.py writes what is between) -->", "<!-- gpu tables: end -->"
-UNMEASURED = "unmeasured"
-# The rows that a complete run has, in order: (group, variant).
-EXPECTED = [
-    ("main", "ours", 24), ("main", "ours, fp8", 24), ("main", "ours, eager", 24), ("main", "ours, FUSED=none", 24),
-    ("rows 48", "ours", 48), ("rows 48", "ours, fp8", 48), ("rows 96", "ours", 96), ("rows 96", "ours, fp8", 96),
-    ("peers", "Hugging Face padded, eager", 24), ("peers", "Hugging Face packed, eager", 24),
-    ("compiled peers", "Hugging Face padded, compiled", 24), ("compiled peers", "Hugging Face packed, compiled", 24),
-]  # fmt: skip
-FUSED_VARIANTS = [
-    "ours", "ours, without fused embeddings", "ours, without fused dropout_add_layer_norm",
-    "ours, without fused bias_gelu", "ours, without fused cross_entropy", "ours, without fused lamb",
-    "ours, FUSED=none",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
     """A process: a script of this folder with its arguments, or a module (``-m``), and the seconds it may take.
 
-    tiny: arguments of a trial run on a machine without a GPU; None: not part of one. needs: packages it is left out
-    without. unless: an item that it stands in for, where that left no time of a step.
+    tiny: arguments of a trial run without a GPU; None: not part of one. needs: packages without which it is skipped.
+    unless: it runs only if that item timed no step.
     """
 
     name: str
@@ -78,21 +64,16 @@ class Item:
 
 
 def _steps(name: str, group: str, seconds: float, tiny: bool = False, unless: str = "") -> Item:
-    once = ("--tiny", "--rounds", "1", "--steps", "1")
-    return Item(
-        name=name,
-        command=("train_step.py", "--groups", group, "--deadline", "{deadline}"),
-        seconds=seconds,
-        tiny=once if tiny else None,
-        unless=unless,
-    )
+    once = ("--tiny", "--rounds", "1", "--steps", "1") if tiny else None
+    command = ("train_step.py", "--groups", group, "--deadline", "{deadline}")
+    return Item(name=name, command=command, seconds=seconds, tiny=once, unless=unless)
 
 
 GPU_TESTS = tuple(str(ROOT / "tests" / "bert" / name) for name in ("kernels", "training/test_graph.py"))
 PYTEST = ("-m", "pytest", "-v", "--tb=short", "-rA", "--durations=10", "--continue-on-collection-errors", "-m", "gpu")
 ITEMS = [
     Item(name="machine", command=("gpu_all.py", "machine"), seconds=45, tiny=()),  # PyTorch is read from a cold disk
-    Item(name="self_check", command=("self_check.py",), seconds=85, tiny=("--tiny",)),
+    Item(name="self_check", command=(str(ROOT / "tests" / "self_check.py"),), seconds=85, tiny=("--tiny",)),
     _steps("steps_48", "rows 48", 80),
     _steps("steps_48_plain", "rows 48 plain", 60, unless="steps_48"),
     _steps("steps_24", "main", 70, tiny=True),
@@ -102,9 +83,7 @@ ITEMS = [
     _steps("steps_96", "rows 96", 60),
     Item(name="kernel_tests", command=(*PYTEST, *GPU_TESTS), seconds=90, needs=("pytest", "hypothesis")),
     _steps("steps_attention", "attention", 60),
-    Item(name="layernorm", command=("kernels.py", "layernorm", "--no-compile"), seconds=25),
-    Item(name="lamb", command=("kernels.py", "lamb"), seconds=25),
-    Item(name="loss", command=("kernels.py", "loss", "--no-compile"), seconds=25),
+    Item(name="operations", command=("kernels.py", "operations", "--no-compile"), seconds=60),
     Item(name="profile", command=("train_step.py", "--profile"), seconds=40, tiny=("--tiny",)),
     Item(name="convergence", command=("convergence.py",), seconds=60, tiny=("--steps", "25")),
     _steps("steps_fused", "kernels", 60),
@@ -115,10 +94,14 @@ ITEMS = [
 
 @dataclass
 class Recorder:
-    """Where everything goes as it comes: lines to the log, results to their file and to ``results``."""
+    """Writes lines to the log and results to their file as they arrive; keeps the results.
+
+    defaults: environment variables of the items, where they are not set.
+    """
 
     log: IO[str]
     file: IO[str]
+    defaults: dict[str, str] = field(default_factory=dict)
     results: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -146,45 +129,38 @@ def command_of(item: Item, limit: float, tiny: bool) -> list[str]:
 def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, Any]:
     """Runs an item to its end or its limit, and records how it ended."""
     paths = [str(ROOT / "implementations"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    environment = recorder.defaults | os.environ | {"PYTHONUNBUFFERED": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     begin, num_results, cut, last = time.monotonic(), 0, False, []
 
-    def read_stdout(text: str) -> None:
+    def read(stream: IO[bytes], has_results: bool) -> None:
         nonlocal num_results, cut
-        if not text.startswith("{"):
-            return
-        try:
-            values = json.loads(text)
-        except ValueError:  # the process ended within the line
-            cut = True
-            return
-        num_results += 1
-        recorder.result(item.name, values)
-        for group, variant, rows, milliseconds, rate, *_ in step_rows([values]):
-            print(f"  {group}: {variant}, {rows} rows: {milliseconds} ms {rate}".rstrip(), file=sys.stderr, flush=True)
-
-    def read_stderr(text: str) -> None:
-        last[:] = [*last, text][-3:] if text else last
-
-    def read(stream: Any, take: Any) -> None:
-        for raw in iter(stream.readline, b""):
+        for raw in stream:
             text = raw.decode(errors="replace")
             recorder.line(item.name, text)
-            take(text.strip())
+            if not has_results:
+                last[:] = [*last, text.strip()][-3:] if text.strip() else last
+            elif text.startswith("{"):
+                try:
+                    values = json.loads(text)
+                except ValueError:  # the process ended within the line
+                    cut = True
+                    continue
+                num_results += 1
+                recorder.result(item.name, values)
+                for (group, variant, rows), one in steps_in([values]).items():
+                    figures = " ms ".join(filter(None, figures_of(one)[:2]))
+                    print(f"  {group}: {variant}, {rows} rows: {figures}", file=sys.stderr, flush=True)
 
     try:
         process = subprocess.Popen(
-            command_of(item, limit, tiny),
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+            command_of(item, limit, tiny), cwd=ROOT, env=environment, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
     except OSError as error:
         status, reason = 127, f"cannot start: {error}"
     else:
-        pairs = ((process.stdout, read_stdout), (process.stderr, read_stderr))
+        pairs = ((process.stdout, True), (process.stderr, False))
         threads = [threading.Thread(target=read, args=pair, daemon=True) for pair in pairs]
         for thread in threads:
             thread.start()
@@ -212,21 +188,24 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
     return ending
 
 
-def step_rows(results: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Lines of the table of steps: group, variant, rows, ms, sequences/s, TFLOP/s, share of the ceiling, memory."""
-    lines: dict[tuple[str, str, int], tuple[str, ...]] = {}
-    for result in results:
-        for name, group in result.get("groups", {}).items():
-            for one in group:
-                if "problem" in one:
-                    figures: tuple[str, ...] = (one["problem"][:60], "", "", "", "")
-                else:
-                    figures = (
-                        f"{one['milliseconds']:.2f}", f"{one['sequences_per_second']:,.0f}",
-                        f"{one['model_tflops']:.0f}", f"{one['share_of_ceiling']:.0%}", f"{one['peak_gib']:.1f}",
-                    )  # fmt: skip
-                lines[name, one["variant"], one["rows"]] = (name, one["variant"], str(one["rows"]), *figures)
-    return list(lines.values())
+def steps_in(results: list[dict[str, Any]]) -> dict[tuple[str, str, int], dict[str, Any]]:
+    """Steps by (group, variant, rows); a later line of a group has all that an earlier one had."""
+    groups = [group for result in results for group in result.get("groups", {}).items()]
+    return {(name, one["variant"], one["rows"]): one for name, group in groups for one in group}
+
+
+STEP_COLUMNS = ("ms", "sequences/s", "tokens/s", "TFLOP/s", "of the ceiling", "peak GiB")
+
+
+def figures_of(step: dict[str, Any]) -> list[str]:
+    """Values of STEP_COLUMNS, or why there are none."""
+    if "milliseconds" not in step:
+        reason = f" ({step['problem'][:80]})" if step.get("problem") else ""
+        return [f"unmeasured{reason}", *[""] * (len(STEP_COLUMNS) - 1)]
+    return [
+        f"{step['milliseconds']:.2f}", f"{step['sequences_per_second']:,.0f}", f"{step['tokens_per_second']:,.0f}",
+        f"{step['model_tflops']:.0f}", f"{step['share_of_ceiling']:.0%}", f"{step['peak_gib']:.1f}",
+    ]  # fmt: skip
 
 
 def show(results: list[dict[str, Any]]) -> None:
@@ -235,24 +214,23 @@ def show(results: list[dict[str, Any]]) -> None:
         if result.get("ended"):
             verdict = "ok" if not result["status"] else f"FAILED ({result['status']})"
             print(f"{result['stage']:<14} {verdict:<14} {result['seconds']:>6} s  {result['reason']}".rstrip())
-    header = ("group", "variant", "rows", "ms", "sequences/s", "TFLOP/s", "ceiling", "GiB")
-    table = [header, *step_rows(results)]
-    widths = [max(len(line[column]) for line in table) for column in range(len(header))]
+    table = [("group", "variant", "rows", *STEP_COLUMNS)]
+    table += [(*map(str, key), *figures_of(one)) for key, one in steps_in(results).items()]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for line in table:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
 class NoGpuError(Exception):
-    """There is nothing to measure here, and why."""
+    """No GPU to measure, with the reason."""
 
 
 def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> int:
-    """Runs what there is time for; how many items failed. Raises NoGpuError where a machine says that it has none."""
+    """Runs the items that time allows; returns how many failed. Raises NoGpuError if the machine item finds no GPU."""
     failed = 0
     for item in items:
-        stand_in_for = [result for result in recorder.results if result["stage"] == item.unless]
-        steps = [one for result in stand_in_for for group in result.get("groups", {}).values() for one in group]
-        if any("milliseconds" in one for one in steps):
+        stands_in_for = steps_in([result for result in recorder.results if result["stage"] == item.unless])
+        if any("milliseconds" in one for one in stands_in_for.values()):
             continue
         patience = 3 if tiny else 1  # a busy CPU may be slow: nothing is measured there
         limit = min(patience * item.seconds, end - time.monotonic())
@@ -275,83 +253,56 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
     return failed
 
 
-@contextlib.contextmanager
-def kernel_cache() -> Iterator[None]:
-    """Where Triton cannot keep kernels in a home folder, one for the items of this run: without any it does nothing."""
-    if os.environ.get("TRITON_CACHE_DIR") or os.access(Path.home(), os.W_OK):
-        yield
-        return
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ["TRITON_CACHE_DIR"] = folder
-        try:
-            yield
-        finally:
-            del os.environ["TRITON_CACHE_DIR"]
+def row(*cells: object) -> str:
+    return "|" + "".join(f" {cell} |" if cell else " |" for cell in map(str, cells))
 
 
 def document(results: list[dict[str, Any]]) -> str:
-    """The tables as Markdown."""
-    steps: dict[str, Any] = {"groups": {}}
+    """The tables as Markdown; train_step.py says which rows a complete run has."""
+    from train_step import groups
+
+    steps: dict[str, Any] = {}
     for result in results:
-        if "groups" in result:  # a later line of a group has all that an earlier one had
-            steps |= {key: value for key, value in result.items() if key != "groups"}
-            steps["groups"] = steps["groups"] | result["groups"]
-    said = "No GPU run is recorded yet. `python bench/gpu_all.py --tables` measures all of this and fills it in."
+        steps |= result if "groups" in result else {}
+    intro = "No GPU run is recorded yet. `python bench/gpu_all.py --tables` measures all of this and fills it in."
     if steps.get("machine"):
         described = ", ".join(f"{name} {value}" for name, value in steps["machine"].items())
         ceiling = f"{steps['ceiling_tflops']:.0f} TFLOP/s"
-        said = f"Command: `python bench/gpu_all.py --tables`. {described}; ceiling {ceiling}."
-
-    def unmeasured(one: dict[str, Any] | None) -> str:
-        return f"unmeasured ({one['problem'][:80]})" if one and one.get("problem") else "unmeasured"
-
-    groups = steps["groups"]
-    measured = {(group, one["variant"], one["rows"]): one for group, lines in groups.items() for one in lines}
-    header = "| step of BERT-large | rows | ms | sequences/s | tokens/s | TFLOP/s | of the ceiling | peak GiB |"
-    lines = [said, "", header]
-    lines.append("|---|---|---|---|---|---|---|---|")
-    for key in [*EXPECTED, *(key for key in measured if key not in EXPECTED and key[0] != "kernels")]:
-        group, variant, count = key
-        label = variant if key in EXPECTED else f"{variant} ({group})"
-        one = measured.get(key)
-        if one is None or "milliseconds" not in one:
-            lines.append(f"| {label} | {count} | {unmeasured(one)} | | | | | |")
-            continue
-        lines.append(
-            f"| {label} | {count} | {one['milliseconds']:.2f} | {one['sequences_per_second']:,.0f} | "
-            f"{one['tokens_per_second']:,.0f} | {one['model_tflops']:.0f} | {one['share_of_ceiling']:.0%} | "
-            f"{one['peak_gib']:.1f} |"
-        )
-    # What each fused kernel is worth: the step without it beside the whole one, of the same group.
-    fused = {one["variant"]: one for one in groups.get("kernels", [])}
-    whole = fused.get("ours", {}).get("milliseconds")
-    lines += ["", "| step of BERT-large, 24 rows, in turns | ms | of ours |", "|---|---|---|"]
-    for variant in [*FUSED_VARIANTS, *(name for name in fused if name not in FUSED_VARIANTS)]:
-        one = fused.get(variant, {})
-        if "milliseconds" in one:
-            share = f"{one['milliseconds'] / whole:.3f}" if whole else ""
-            lines.append(f"| {variant} | {one['milliseconds']:.2f} | {share} |")
-        else:
-            lines.append(f"| {variant} | {unmeasured(one)} | |")
-    gemm = next((result["tflops"] for result in results if result.get("stage") == "gemm" and "tflops" in result), None)
-    lines += [
-        "",
-        "| products of a layer, both passes | bf16 TFLOP/s | fp8 TFLOP/s, without casts | fast sums backward too |",
-        "|---|---|---|---|",
+        intro = f"Command: `python bench/gpu_all.py --tables`. {described}; ceiling {ceiling}."
+    measured, known = steps_in(results), groups(on_gpu=True)
+    expected = [
+        (group, variant.name, variant.rows)
+        for group in ("main", "rows 48", "rows 96", "peers", "compiled peers")
+        for variant in known[group]
+        if variant.peer or "peers" not in group
     ]
+    lines = [intro, "", row("step of BERT-large", "rows", *STEP_COLUMNS), "|---" * (2 + len(STEP_COLUMNS)) + "|"]
+    for key in dict.fromkeys([*expected, *(key for key in measured if key[0] != "kernels")]):
+        group, variant, count = key
+        label = variant if key in expected else f"{variant} ({group})"
+        lines.append(row(label, count, *figures_of(measured.get(key, {}))))
+    # Value of each fused kernel: the step without it relative to the full step of the same group.
+    fused = {variant: one for (group, variant, _), one in measured.items() if group == "kernels"}
+    whole = fused.get("ours", {}).get("milliseconds")
+    lines += ["", row("step of BERT-large, 24 rows, in turns", "ms", "of ours"), "|---|---|---|"]
+    for name in dict.fromkeys([*(variant.name for variant in known["kernels"]), *fused]):
+        one = fused.get(name, {})
+        share = f"{one['milliseconds'] / whole:.3f}" if whole and "milliseconds" in one else ""
+        lines.append(row(name, figures_of(one)[0], share))
+    kinds = {"bf16": "bf16 TFLOP/s", "fp8": "fp8 TFLOP/s, without casts", "fp8_fast": "fast sums backward too"}
+    lines += ["", row("products of a layer, both passes", *kinds.values()), "|---|---|---|---|"]
+    gemm = next((result["tflops"] for result in results if result.get("stage") == "gemm" and "tflops" in result), {})
     for tokens in gemm or (24_576, 49_152):
-        rates = "unmeasured | | "
-        if gemm:
-            rates = " | ".join(f"{gemm[tokens][kind]['layer']:.0f}" for kind in ("bf16", "fp8", "fp8_fast")) + " "
-        lines.append(f"| {int(tokens):,} tokens | {rates}|")
-    lines += ["", "| kernel, 48 rows | precision | ms a step | calls a step |", "|---|---|---|---|"]
+        rates = [f"{gemm[tokens][kind]['layer']:.0f}" for kind in kinds] if gemm else ["unmeasured", "", ""]
+        lines.append(row(f"{int(tokens):,} tokens", *rates))
+    lines += ["", row("kernel, 48 rows", "precision", "ms a step", "calls a step"), "|---|---|---|---|"]
     profiles = {result["profile"]: result["top_kernels"] for result in results if "top_kernels" in result}
     for precision in ("bf16", "fp8"):
         if precision not in profiles:
-            lines.append(f"| all | {precision} | unmeasured | |")
+            lines.append(row("all", precision, "unmeasured", ""))
         for one in profiles.get(precision, []):
-            name = one["kernel"].replace("|", "\\|")
-            lines.append(f"| `{name[:90]}` | {precision} | {one['ms_per_step']:.3f} | {one['calls_per_step']:g} |")
+            name = one["kernel"].replace("|", "\\|")[:90]
+            lines.append(row(f"`{name}`", precision, f"{one['ms_per_step']:.3f}", f"{one['calls_per_step']:g}"))
     return "\n".join(lines)
 
 
@@ -390,7 +341,7 @@ def tables() -> int:
 
 
 def missing_for_triton() -> list[str]:
-    """What Triton needs to start a kernel and this machine lacks: it compiles a little C for each."""
+    """Prerequisites of Triton that this machine lacks: it compiles a little C for each kernel."""
     found = []
     if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "clang", "gcc", "cc") if name):
         found.append("a C compiler (gcc)")
@@ -449,9 +400,7 @@ def main() -> int:
         return commands[sys.argv.pop(1)]()
     parser = Parser(__doc__)
     folder = os.environ.get("OUT", "bench_results")
-    parser.add_argument(
-        "--output", type=new_folder, default=folder, help="folder (default: OUT if set, else bench_results)"
-    )
+    parser.add_argument("--output", type=new_folder, default=folder, help="(default: $OUT, else bench_results)")
     parser.add_argument("--seconds", type=positive, default=520, help="time for all of it (default 520)")
     parser.add_argument("--only", nargs="+", choices=[item.name for item in ITEMS], help="these items")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes and what runs on a CPU, to try the command out")
@@ -467,9 +416,11 @@ def main() -> int:
     with (
         open(options.output / "stages.log", "w", encoding="utf-8") as log,
         open(results, "w", encoding="utf-8") as file,
-        kernel_cache(),
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache,
     ):
-        recorder = Recorder(log, file)
+        # Without a folder to keep kernels in Triton does nothing: where there is no home, this run has one.
+        homeless = not os.access(Path.home(), os.W_OK)
+        recorder = Recorder(log, file, {"TRITON_CACHE_DIR": cache} if homeless else {})
         try:
             failed = run_all(chosen, time.monotonic() + options.seconds, options.tiny, recorder)
         except NoGpuError as error:

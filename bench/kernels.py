@@ -1,20 +1,18 @@
 """The kernels of BERT-large on one GPU, each in CUDA graphs that take turns. Prints one JSON line.
 
-attention  every backend on packed rows of Wikipedia's mix of lengths, bf16, with and without dropout. TFLOP/s counts
-           two products forward and five backward on the real lengths. padded_sdpa is PyTorch's on one sequence a row.
-gemm       the products of a layer, forward and backward, in bf16 and fp8, and what fp8 casts cost, at 24,576 and 49,152
-           tokens of random data: zeros run faster, because the chip is limited by power.
-lamb       one update of all parameters: the flat Triton passes against torch._foreach. GB/s counts 42 bytes a parameter
-           (the gradient twice, masters and moments read twice and written once, parameters written).
-layernorm  bias+dropout+residual+LayerNorm, bias+GELU and the embeddings, bf16, dropout 0.1: Triton against PyTorch,
-           eager and compiled; for fp8 with the cast inside and with a separate one. GB/s counts each input read once
-           and each result written once; the ceiling is this GPU's own copy.
-loss       masked-LM cross-entropy, in place, against PyTorch eager and compiled; 10% of the rows have no label. Each
-           call copies fresh logits first, which is timed alone and taken off. GB/s: two reads and one write.
-constants  tile sizes, warps and programs of each kernel, fastest choice first. The constants stand in the kernels'
-           files, one choice for all runs, so that results repeat bit for bit.
+All at 48 packed rows of 512 tokens with Wikipedia's mix of lengths, bf16, dropout 0.1 unless noted.
 
-usage: python bench/kernels.py attention|gemm|lamb|layernorm|loss|constants [--rows 24] [--repeats 15] [--no-compile]
+attention   every backend, with and without dropout. TFLOP/s counts two products forward and five backward on the real
+            lengths.
+gemm        the products of a layer, forward and backward, in bf16 and fp8, and what fp8 casts cost, at 24,576 and
+            49,152 tokens of random data: zeros run faster, because the chip is limited by power.
+operations  every fused operation in Triton, PyTorch eager and compiled, at the sizes of its large case; the kernels
+            that cast to fp8; an update of LAMB. GB/s counts each input read once and each result written once (LAMB: 42
+            bytes a parameter); the ceiling is this GPU's own copy.
+constants   tile sizes, warps and programs of each kernel, fastest choice first. The constants stand in the kernels'
+            files, one choice for all runs, so that results repeat bit for bit.
+
+usage: python bench/kernels.py attention|gemm|operations|constants [--repeats 15] [--no-compile] [--only NAME]
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from lib import Parser, emit, integer
 from torch import Tensor
 from torch_lib import (
@@ -51,88 +48,79 @@ from bert.kernels import (
     bias_gelu,
     cross_entropy,
     dropout_add_layer_norm,
-    fp8_cases,
     fp8_cast,
     fp8_feed_forward,
     lamb,
 )
 from bert.kernels.attention import candidates
-from bert.kernels.cases import Draw
 from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD, Target, product
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.optim.rule import is_decayed
 
-LENGTH, HIDDEN, FEED_FORWARD, HEADS, HEAD_SIZE = 512, 1024, 4096, 16, 64
-VOCABULARY, PADDED_VOCABULARY = 30_522, 30_528
-DROPOUT = 0.1
+ROWS, LENGTH, HIDDEN, FEED_FORWARD, HEADS, HEAD_SIZE, DROPOUT = 48, 512, 1024, 4096, 16, 64, 0.1
+TOKENS, MASKED, VOCABULARY = ROWS * LENGTH, 4_096, 30_528
 BETA1, BETA2, EPS, DECAY = 0.60466, 0.85437, 1e-6, 0.1
 NUM_SETS = 4  # of inputs
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+# The least bytes that an operation moves in bf16, forward and backward.
+OPERATION_BYTES = {
+    "embeddings": (TOKENS * 2 * 2 * HIDDEN, TOKENS * 2 * 2 * HIDDEN),
+    "dropout_add_layer_norm": (TOKENS * 3 * 2 * HIDDEN, TOKENS * 6 * 2 * HIDDEN),
+    "bias_gelu": (TOKENS * 2 * 2 * FEED_FORWARD, TOKENS * 3 * 2 * FEED_FORWARD),
+    "cross_entropy": (MASKED * 2 * VOCABULARY, MASKED * 2 * 2 * VOCABULARY),
+}
 
 
 def normal(*shape: int, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(shape, device=device(), dtype=torch.bfloat16 if torch.cuda.is_available() else None)
 
 
-def with_backward(forward: Call, leaves: Callable[[int], Any], upstream: Tensor) -> dict[str, Call]:
+def with_backward(forward: Call, leaves: Callable[[int], Any]) -> dict[str, Call]:
     """Forward alone, and forward with backward."""
 
-    def both(number: int) -> object:
-        result = forward(number)
-        results = result if isinstance(result, tuple) else (result,)
-        return torch.autograd.grad(results, leaves(number), [upstream] * len(results))
+    def results(number: int) -> tuple[Tensor, ...]:
+        result: Any = forward(number)
+        return result if isinstance(result, tuple) else (result,)
 
-    return {"forward": forward, "forward+backward": both}
+    upstream = [torch.randn_like(tensor) for tensor in results(0)]
+    return {
+        "forward": forward,
+        "forward+backward": lambda number: torch.autograd.grad(results(number), leaves(number), upstream),
+    }
 
 
-def bandwidths(
-    times: dict[str, list[float]], ceiling: float, num_bytes: Callable[[str], float]
-) -> dict[str, dict[str, float]]:
-    """Microseconds of each with GB/s and its share of a copy's."""
-    figures = spread(times)
+def bandwidths(functions: dict[str, tuple[Call, float]], ceiling: float, **options: int) -> dict[str, dict[str, float]]:
+    """Microseconds, GB/s and share of a copy's bandwidth, of calls with the bytes they move."""
+    figures = spread(graphs_in_turns({name: call for name, (call, _) in functions.items()}, **options))
     for name, figure in figures.items():
-        rate = num_bytes(name) / figure["us"] / 1e3
+        rate = functions[name][1] / figure["us"] / 1e3
         figure |= {"gb_per_s": round(rate), "share_of_copy": round(rate / ceiling, 3)}
     return figures
 
 
-def attention_inputs(rows: int, num_sets: int) -> tuple[list[int], Tensor, list[Tensor]]:
-    """Lengths of two sequences a row, their offsets, and QKV inputs."""
-    lengths = wikipedia_like_lengths(2 * rows, LENGTH, np.random.default_rng(0)).tolist()
+def attention_calls(run: Any, dropout: float) -> tuple[dict[str, Call], list[int]]:
+    """A backend forward and backward, and the lengths of its sequences, two a row."""
+    lengths = wikipedia_like_lengths(2 * ROWS, LENGTH, np.random.default_rng(0)).tolist()
     offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device())
-    inputs = [normal(sum(lengths), 3, HEADS, HEAD_SIZE).requires_grad_() for _ in range(num_sets)]
-    return lengths, offsets, inputs
+    inputs = [normal(sum(lengths), 3, HEADS, HEAD_SIZE).requires_grad_() for _ in range(2)]
+
+    def forward(number: int) -> Tensor:
+        return run(inputs[number % 2], ForwardPass(offsets, LENGTH), dropout)
+
+    return with_backward(forward, lambda number: inputs[number % 2]), lengths
 
 
 def measure_attention(options: argparse.Namespace) -> dict[str, Any]:
-    lengths, offsets, inputs = attention_inputs(options.rows, 2)
-    shape = (len(lengths), HEADS, LENGTH, HEAD_SIZE)
-    q, k, v = (normal(*shape).requires_grad_() for _ in range(3))
     functions: dict[str, Call] = {}
-    for dropout in (0.0, DROPOUT):
-
-        def packed(number: int, run: Any, dropout: float = dropout) -> Tensor:
-            return run(inputs[number % 2], ForwardPass(offsets, LENGTH), dropout)
-
-        def padded(_: int, dropout: float = dropout) -> Tensor:
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-
-        calls = {
-            name: with_backward(partial(packed, run=run), lambda n: inputs[n % 2], normal(*inputs[0][:, 0].shape))
-            for name, run in candidates(device()).items()
-        }
-        calls["padded_sdpa"] = with_backward(padded, lambda _: (q, k, v), normal(*shape))
-        functions |= {
-            f"{name} dropout={dropout:g} {what}": call for name, both in calls.items() for what, call in both.items()
-        }
-    figures = spread(graphs_in_turns(functions, repeats=options.repeats))
-    ceiling = matmul_ceiling()
-    real, full = sum(length**2 for length in lengths), len(lengths) * LENGTH**2
+    for (name, run), dropout in itertools.product(candidates(device()).items(), (0.0, DROPOUT)):
+        calls, lengths = attention_calls(run, dropout)
+        functions |= {f"{name} dropout={dropout:g} {what}": call for what, call in calls.items()}
+    figures, ceiling = spread(graphs_in_turns(functions, repeats=options.repeats)), matmul_ceiling()
+    operations = 4 * HEADS * HEAD_SIZE * sum(length**2 for length in lengths)
     for name, figure in figures.items():
-        pairs = (full if name.startswith("padded") else real) * (3.5 if name.endswith("backward") else 1)
-        rate = 4 * HEADS * HEAD_SIZE * pairs / figure["us"] / 1e6
+        rate = operations * (3.5 if name.endswith("backward") else 1) / figure["us"] / 1e6
         figure |= {"tflop_per_s": round(rate, 1), "share_of_gemm": round(rate / ceiling, 3)}
     sizes = {"tokens": sum(lengths), "sequences": len(lengths), "gemm_tflop_per_s": round(ceiling)}
     return sizes | {"attention": figures}
@@ -157,20 +145,16 @@ def product_rate(m: int, k: int, n: int, kind: str, precision: str) -> float:
     a, _, _ = fp8_cast.cast_transpose(torch.randn(m, k, device=device()), a_target)
     b, _, _ = fp8_cast.cast_transpose(torch.randn(n, k, device=device()), b_target)
     fast = kind == "forward" or precision == "fp8_fast"
-    time = median_milliseconds(
-        lambda: product(a, b.t(), a_target.inverse, b_target.inverse, None, torch.bfloat16, fast)
-    )
-    return 2 * m * k * n / time / 1e9
+    operands = a, b.t(), a_target.inverse, b_target.inverse, None, torch.bfloat16, fast
+    return 2 * m * k * n / median_milliseconds(lambda: product(*operands)) / 1e9
 
 
 def layer_rates(tokens: int, width: int, inner: int) -> dict[str, Any]:
     """Every product of a layer at one size, the layer as a whole, casts and the transpose within fp8."""
     layers = {
-        "qkv": (width, 3 * width),
-        "output": (width, width),
-        "intermediate": (width, inner),
+        "qkv": (width, 3 * width), "output": (width, width), "intermediate": (width, inner),
         "feed_forward_output": (inner, width),
-    }
+    }  # fmt: skip
     table: dict[str, Any] = {}
     for precision in ("bf16", "fp8", "fp8_fast"):
         operations = seconds = 0.0
@@ -207,17 +191,14 @@ def measure_gemm(options: argparse.Namespace) -> dict[str, Any]:
     return {"ceiling_tflops": ceiling, "tflops": {str(s[0]): layer_rates(*s) for s in sizes}, "clocks": gpu_state()}
 
 
-def parameter_shapes(num_layers: int) -> dict[str, torch.Size]:
+def lamb_update(num_layers: int) -> tuple[Call, float]:
+    """The norm of the gradient and the two passes on flat buffers of a model's sizes, and the bytes they move."""
     with torch.device("meta"):
         bound = kernels.select(kernels.Config(fused="none", attention="sdpa_loop"), torch.device("cpu"))
         model = BertForPreTraining(BertConfig(num_hidden_layers=num_layers), bound)
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
-
-
-def flat_lamb(shapes: dict[str, torch.Size]) -> Call:
-    """The norm of the gradient and the two passes on flat buffers."""
-    sizes = [shape.numel() for shape in shapes.values()]
-    layout = lamb.make_layout(sizes, [DECAY if is_decayed(name) else 0.0 for name in shapes], device())
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    decays = [DECAY if is_decayed(name) else 0.0 for name in sizes]
+    layout = lamb.make_layout(list(sizes.values()), decays, device())
     gradient = normal(layout.size, scale=1e-3)
     master, first = (torch.randn(layout.size, device=device()) * scale for scale in (0.02, 1e-3))
     second, low = first.square(), torch.empty_like(gradient)
@@ -229,204 +210,75 @@ def flat_lamb(shapes: dict[str, torch.Size]) -> Call:
         norms = lamb.fused.moments(layout, gradient, master, first, second, scalars, BETA1, BETA2, EPS)
         lamb.fused.update(layout, master, first, second, low, norms, scalars, EPS)
 
-    return step
+    # The gradient is read twice, masters and moments are read twice and written once, parameters written.
+    return step, 42.0 * sum(sizes.values())
 
 
-def foreach_lamb(shapes: dict[str, torch.Size]) -> Call:
-    """The same update with torch._foreach operations, tensor by tensor."""
-    gradients = [normal(*shape, scale=1e-3) for shape in shapes.values()]
-    masters = [torch.randn(shape, device=device()) * 0.02 for shape in shapes.values()]
-    low = [gradient.clone() for gradient in gradients]
-    first = [torch.randn_like(master) * 1e-3 for master in masters]
-    second = [moment.square() for moment in first]
-    decayed = [n for n, name in enumerate(shapes) if is_decayed(name)]
-
-    def step(_: int) -> None:
-        norm = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).norm()
-        scaled = torch._foreach_mul([g.float() for g in gradients], (1.0 / (norm + 1e-6)).clamp(max=1.0))
-        torch._foreach_lerp_(first, scaled, 1 - BETA1)
-        torch._foreach_mul_(second, BETA2)
-        torch._foreach_addcmul_(second, scaled, scaled, 1 - BETA2)
-        roots = torch._foreach_div(second, 1 - BETA2)
-        torch._foreach_sqrt_(roots)
-        torch._foreach_add_(roots, EPS)
-        updates = list(torch._foreach_div(first, 1 - BETA1))
-        torch._foreach_div_(updates, roots)
-        chosen = [updates[n] for n in decayed]
-        torch._foreach_add_(chosen, [masters[n] for n in decayed], alpha=DECAY)
-        norms = torch._foreach_norm([masters[n] for n in decayed])
-        torch._foreach_mul_(chosen, torch._foreach_div(norms, torch._foreach_norm(chosen)))
-        torch._foreach_add_(masters, updates, alpha=-1e-6)
-        torch._foreach_copy_(low, masters)
-
-    return step
+def operation_inputs(name: str) -> list[tuple[Any, ...]]:
+    """Arguments of the case of 48 rows, with dropout, NUM_SETS times."""
+    case = next(case for case in OPERATIONS[name].CASES if case.name == "48_rows_of_bert_large")
+    sets = [case.arguments(device(), seed) for seed in range(NUM_SETS)]
+    return [tuple(DROPOUT if isinstance(a, float) and a == 0 else a for a in arguments) for arguments in sets]
 
 
-def measure_lamb(options: argparse.Namespace) -> dict[str, Any]:
-    shapes = parameter_shapes(24)
-    count = sum(shape.numel() for shape in shapes.values())
-    functions = {"triton": flat_lamb(shapes), "foreach": foreach_lamb(shapes)}
-    times = graphs_in_turns(functions, num_calls=3, repeats=options.repeats)
-    ceiling = copy_bandwidth()
-    step = bandwidths(times, ceiling, lambda _: 42 * count)
-    return {"parameters": count, "copy_gb_per_s": round(ceiling), "step": step}
+def operation_calls(name: str, function: Callable[..., Any]) -> dict[str, Call]:
+    sets = operation_inputs(name)
 
+    def forward(number: int) -> object:
+        chosen = sets[number % NUM_SETS]  # each call draws a seed of its own
+        return function(*(DropoutSites(a.device) if isinstance(a, DropoutSites) else a for a in chosen))
 
-def operation_inputs(name: str, tokens: int, seed: int) -> tuple[Any, ...]:
-    """Arguments of a memory-bound operation, floating tensors as bf16 leaves."""
-    draw = Draw(device(), seed)
-    if name == "dropout_add_layer_norm":
-        x, residual = draw.normal(tokens, HIDDEN), draw.normal(tokens, HIDDEN)
-        vectors = draw.normal(HIDDEN), draw.normal(HIDDEN)
-        made: tuple[Any, ...] = (x, draw.normal(HIDDEN), residual, *vectors, 1e-12, DROPOUT, DropoutSites(device()))
-    elif name == "bias_gelu":
-        made = draw.normal(tokens, FEED_FORWARD), draw.normal(FEED_FORWARD), "tanh"
-    else:
-        ids = draw.integers(PADDED_VOCABULARY, tokens)
-        ids[draw.integers(100, tokens) < 12] = 103  # 12% of the tokens are one word, as [MASK] is
-        places = torch.arange(tokens, dtype=torch.int32, device=ids.device) % LENGTH
-        tables = draw.normal(PADDED_VOCABULARY, HIDDEN), draw.normal(LENGTH, HIDDEN), draw.normal(2, HIDDEN)
-        vectors = draw.normal(HIDDEN), draw.normal(HIDDEN)
-        segments = draw.integers(2, tokens)
-        made = (ids, segments, places, *tables, *vectors, 1e-12, DROPOUT, DropoutSites(device()))
-    return tuple(
-        a.to(torch.bfloat16).requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in made
-    )
-
-
-# Least bytes a token, forward and backward, in bf16.
-OPERATION_BYTES = {
-    "dropout_add_layer_norm": (3 * 2 * HIDDEN, 6 * 2 * HIDDEN),
-    "bias_gelu": (2 * 2 * FEED_FORWARD, 3 * 2 * FEED_FORWARD),
-    "embeddings": (2 * 2 * HIDDEN, 2 * 2 * HIDDEN),
-}
-
-
-def with_new_dropout(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with dropout that draws a seed of its own."""
-    return tuple(DropoutSites(a.device) if isinstance(a, DropoutSites) else a for a in arguments)
-
-
-def operation_calls(function: Callable[..., Any], sets: list[tuple[Any, ...]], upstream: Tensor) -> dict[str, Call]:
     return with_backward(
-        lambda n: function(*with_new_dropout(sets[n % NUM_SETS])),
-        lambda n: [a for a in sets[n % NUM_SETS] if isinstance(a, Tensor) and a.requires_grad],
-        upstream,
+        forward, lambda number: [a for a in sets[number % NUM_SETS] if isinstance(a, Tensor) and a.requires_grad]
     )
 
 
-def measure_layernorm(options: argparse.Namespace) -> dict[str, Any]:
-    tokens = options.rows * LENGTH
-    ceiling = copy_bandwidth()
-    figures: dict[str, Any] = {"tokens": tokens, "copy_gb_per_s": round(ceiling)}
-    for name, (forward_bytes, backward_bytes) in OPERATION_BYTES.items():
-        module = OPERATIONS[name]
-        sets = [operation_inputs(name, tokens, seed) for seed in range(NUM_SETS)]
-        example = module.reference(*sets[0])
-        upstream = torch.randn_like(example[0] if isinstance(example, tuple) else example)
-        variants = {"triton": module.fused, "eager": module.reference}
-        if not options.no_compile:
-            variants["compile"] = torch.compile(module.reference, dynamic=False)
-        functions = {
-            f"{variant} {what}": call
-            for variant, function in variants.items()
-            for what, call in operation_calls(function, sets, upstream).items()
-        }
-        both = {"forward": forward_bytes, "forward+backward": forward_bytes + backward_bytes}
-        times = graphs_in_turns(functions, repeats=options.repeats)
-        figures[name] = bandwidths(times, ceiling, lambda key, both=both: tokens * both[key.split()[1]])
-    if HAS_FP8:
-        functions, least = fp8_calls(tokens)
-        times = graphs_in_turns(functions, repeats=options.repeats)
-        figures["fp8"] = bandwidths(times, ceiling, lambda key: tokens * least[key])
-    return figures
-
-
-def fp8_calls(tokens: int) -> tuple[dict[str, Call], dict[str, int]]:
-    """Kernels with the cast inside and with a separate one, and the transpose within fp8; the least bytes of each."""
-    inner, upstream = ([normal(tokens, FEED_FORWARD) for _ in range(NUM_SETS)] for _ in range(2))
-    bias = normal(FEED_FORWARD)
-    norms = [operation_inputs("dropout_add_layer_norm", tokens, seed) for seed in range(NUM_SETS)]
-    forward, backward = (fp8_cases.new_target(dtype, 50.0, device()) for dtype in (FORWARD, BACKWARD))
+def fp8_calls() -> dict[str, tuple[Call, float]]:
+    """Kernels with the cast inside, the cast alone and the transpose, and the bytes they move."""
+    inner, upstream = ([normal(TOKENS, FEED_FORWARD) for _ in range(NUM_SETS)] for _ in range(2))
+    bias, norms = normal(FEED_FORWARD), operation_inputs("dropout_add_layer_norm")
+    forward, backward = unit_target(FORWARD), unit_target(BACKWARD)
     narrow = [fp8_cast.cast_transpose(arguments[0].detach(), forward)[0] for arguments in norms]
 
-    def norm_with_cast(number: int) -> object:
-        operands = dropout_add_layer_norm.Operands(*norms[number % NUM_SETS][:5])
+    def norm_with_cast(n: int) -> object:
+        operands = dropout_add_layer_norm.Operands(*norms[n % NUM_SETS][:5])
         return dropout_add_layer_norm.fused_with_cast(operands, 1e-12, DROPOUT, DropoutSites(device()), forward)
 
-    def separate_norm(number: int) -> object:
-        result = dropout_add_layer_norm.fused(*with_new_dropout(norms[number % NUM_SETS]))[0]
-        return fp8_cast.cast_transpose(result.detach(), forward)
-
-    def separate_backward(number: int) -> object:
-        leaves = inner[number % NUM_SETS].detach().requires_grad_(), bias.detach().requires_grad_()
-        value = bias_gelu.fused(*leaves, "tanh")
-        gradient, _ = torch.autograd.grad(value, leaves, upstream[number % NUM_SETS])
-        return fp8_cast.cast_transpose(gradient, backward)
-
-    def gelu_backward(number: int) -> object:
-        gradient, x = upstream[number % NUM_SETS], inner[number % NUM_SETS]
+    def gelu_backward(n: int) -> object:
+        gradient, x = upstream[n % NUM_SETS], inner[n % NUM_SETS]
         return fp8_feed_forward.gelu_backward_cast(gradient, x, bias, "tanh", backward)
 
-    def gelu_both(number: int) -> object:
-        bias_gelu.fused(inner[number % NUM_SETS], bias, "tanh")  # the forward pass counts in both
-        return gelu_backward(number)
-
-    def separate_gelu(number: int) -> object:
-        return fp8_cast.cast_transpose(bias_gelu.fused(inner[number % NUM_SETS], bias, "tanh"), forward)
-
     functions: dict[str, tuple[Call, int]] = {
-        "gelu, separate cast": (separate_gelu, 8 * FEED_FORWARD),
-        "gelu, cast inside": (
-            lambda n: fp8_feed_forward.gelu_cast(inner[n % NUM_SETS], bias, "tanh", forward),
-            4 * FEED_FORWARD,
+        "gelu with cast": (
+            lambda n: fp8_feed_forward.gelu_cast(inner[n % NUM_SETS], bias, "tanh", forward), 4 * FEED_FORWARD
         ),
-        "gelu forward+backward, separate cast": (separate_backward, 14 * FEED_FORWARD),
-        "gelu forward+backward, cast inside": (gelu_both, 10 * FEED_FORWARD),
-        "gelu backward, cast inside": (gelu_backward, 6 * FEED_FORWARD),
-        "norm, separate cast": (separate_norm, 10 * HIDDEN),
-        "norm, cast inside": (norm_with_cast, 7 * HIDDEN),
+        "gelu backward with cast": (gelu_backward, 6 * FEED_FORWARD),
+        "norm with cast": (norm_with_cast, 7 * HIDDEN),
         "cast": (lambda n: fp8_cast.cast_transpose(inner[n % NUM_SETS], forward), 4 * FEED_FORWARD),
         "transpose": (lambda n: fp8_cast.transpose(narrow[n % NUM_SETS]), 2 * HIDDEN),
-    }
-    calls = {name: call for name, (call, _) in functions.items()}
-    return calls, {name: least for name, (_, least) in functions.items()}
+    }  # fmt: skip
+    return {name: (call, float(TOKENS * least)) for name, (call, least) in functions.items()}
 
 
-def loss_inputs(rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, labels and the gradient of the losses."""
-    labels = torch.randint(VOCABULARY, (rows,), device=device())
-    labels[rows * 9 // 10 :] = cross_entropy.IGNORE
-    return normal(rows, PADDED_VOCABULARY, scale=3), labels, torch.rand(rows, device=device()) / rows
-
-
-def loss_call(loss: Callable[..., Tensor], source: Tensor, labels: Tensor, upstream: Tensor) -> Call:
-    """Copies the logits, which ours overwrites, takes the losses and the gradient of the logits."""
-    logits = torch.empty_like(source, requires_grad=True)
-
-    def run(_: int) -> object:
-        with torch.no_grad():
-            logits.copy_(source)
-        return torch.autograd.grad(loss(logits, labels, VOCABULARY), logits, upstream)
-
-    return run
-
-
-def measure_loss(options: argparse.Namespace) -> dict[str, Any]:
-    inputs = loss_inputs(options.rows * LENGTH // 6)
-    source = inputs[0]
-    variants: dict[str, Callable[..., Tensor]] = {"triton": cross_entropy.fused, "eager": cross_entropy.reference}
-    if not options.no_compile:
-        variants["compile"] = torch.compile(cross_entropy.reference, dynamic=False)
-    functions = {name: loss_call(loss, *inputs) for name, loss in variants.items()}
-    target = torch.empty_like(source)
-    functions["copy"] = lambda _: target.copy_(source)
-    times = graphs_in_turns(functions, repeats=options.repeats)
-    copies = times.pop("copy")
-    alone = {name: [a - b for a, b in zip(spans, copies, strict=True)] for name, spans in times.items()}
+def measure_operations(options: argparse.Namespace) -> dict[str, Any]:
     ceiling = copy_bandwidth()
-    figures = bandwidths(alone, ceiling, lambda _: 3 * source.numel() * source.element_size())
-    return {"masked": len(source), "copy_gb_per_s": round(ceiling), "forward+backward": figures}
+    figures: dict[str, Any] = {"tokens": TOKENS, "copy_gb_per_s": round(ceiling)}
+    for name, (forward, backward) in OPERATION_BYTES.items():
+        reference = OPERATIONS[name].reference
+        variants = {"triton": OPERATIONS[name].fused, "eager": reference}
+        if not options.no_compile:
+            variants["compile"] = torch.compile(reference, dynamic=False)
+        least = {"forward": forward, "forward+backward": forward + backward}
+        functions = {
+            f"{variant} {what}": (call, float(least[what]))
+            for variant, function in variants.items()
+            for what, call in operation_calls(name, function).items()
+        }
+        figures[name] = bandwidths(functions, ceiling, repeats=options.repeats)
+    if HAS_FP8:
+        figures["fp8"] = bandwidths(fp8_calls(), ceiling, repeats=options.repeats)
+    figures["lamb"] = bandwidths({"triton": lamb_update(24)}, ceiling, num_calls=3, repeats=options.repeats)["triton"]
+    return figures
 
 
 class Sweep(NamedTuple):
@@ -453,96 +305,51 @@ class Sweep(NamedTuple):
         return run
 
 
-def sweeps(rows: int) -> Iterator[tuple[str, Sweep]]:
+def sweeps() -> Iterator[tuple[str, Sweep]]:
     """Every kernel with its choices."""
-    tokens = rows * LENGTH
 
-    def attention_call(what: str) -> Call:
-        _, offsets, (qkv,) = attention_inputs(rows, 1)
-        return with_backward(
-            lambda _: attention_triton.attention(qkv, ForwardPass(offsets, LENGTH), DROPOUT),
-            lambda _: qkv,
-            torch.randn_like(qkv[:, 0]),
-        )[what]
-
-    def operation_call(name: str, what: str) -> Call:
-        sets = [operation_inputs(name, tokens, seed) for seed in range(NUM_SETS)]
-        return operation_calls(OPERATIONS[name].fused, sets, torch.randn_like(sets[0][0]))[what]
+    def fused(name: str, what: str) -> Call:
+        return operation_calls(name, OPERATIONS[name].fused)[what]
 
     blocks = [
         (attention_triton.Blocks(queries=queries, keys=keys, num_warps=warps, num_stages=stages),)
         for queries, keys, warps in ((64, 64, 4), (128, 64, 8), (64, 128, 8), (128, 128, 8), (32, 64, 4), (64, 32, 4))
         for stages in (2, 3)
     ]
-    for name, what in (
-        ("FORWARD", "forward"), ("QUERY_GRADIENT", "forward+backward"), ("KEY_GRADIENT", "forward+backward")
-    ):  # fmt: skip
-        yield f"attention {name}", Sweep(attention_triton, (name,), blocks, partial(attention_call, what))
-    yield (
-        "dropout_add_layer_norm forward",
-        Sweep(
-            dropout_add_layer_norm,
-            ("BLOCK_ROWS_FORWARD", "NUM_WARPS_FORWARD"),
-            [(1, 1), (1, 4), (2, 4), (4, 4), (4, 8), (8, 8)],
-            partial(operation_call, "dropout_add_layer_norm", "forward"),
-        ),
-    )
-    yield (
-        "dropout_add_layer_norm backward",
-        Sweep(
-            dropout_add_layer_norm,
-            ("BLOCK_ROWS_BACKWARD", "NUM_WARPS_BACKWARD", "PROGRAMS_PER_SM"),
-            [(1, 4, 4), (1, 4, 6), (1, 2, 8), (2, 4, 2), (2, 4, 4), (2, 8, 2), (4, 4, 2), (4, 8, 2)],
-            partial(operation_call, "dropout_add_layer_norm", "forward+backward"),
-        ),
-    )
-    yield (
-        "bias_gelu",
-        Sweep(
-            bias_gelu,
-            ("BLOCK", "BLOCK_ROWS", "NUM_WARPS", "PROGRAMS_PER_SM"),
-            list(itertools.product((512, 1024), (2, 4, 8), (4, 8), (3, 5, 8))),
-            partial(operation_call, "bias_gelu", "forward+backward"),
-        ),
-    )
-    if HAS_FP8:
-        # The kernels that write both orders share their constants.
-        constants, tiles = ("BLOCK_ROWS", "BLOCK", "NUM_WARPS"), list(itertools.product((64, 128), (64, 128), (4, 8)))
-        for name in ("gelu, cast inside", "gelu backward, cast inside", "cast"):
-            yield f"fp8 {name}", Sweep(fp8_cast, constants, tiles, lambda name=name: fp8_calls(tokens)[0][name])
-        yield (
-            "fp8 transpose",
-            Sweep(
-                fp8_cast,
-                ("TRANSPOSE_BLOCK", "TRANSPOSE_NUM_WARPS"),
-                [(64, 2), (64, 4), (128, 4), (128, 8), (256, 8)],
-                lambda: fp8_calls(tokens)[0]["transpose"],
-            ),
+    both = "forward+backward"
+    for name, what in (("FORWARD", "forward"), ("QUERY_GRADIENT", both), ("KEY_GRADIENT", both)):
+        call = lambda what=what: attention_calls(attention_triton.attention, DROPOUT)[0][what]  # noqa: E731
+        yield f"attention {name}", Sweep(attention_triton, (name,), blocks, call)
+    name, norm = "dropout_add_layer_norm", dropout_add_layer_norm
+    choices: list[tuple[Any, ...]] = [(1, 1), (1, 4), (2, 4), (4, 4), (4, 8), (8, 8)]
+    constants: tuple[str, ...] = ("BLOCK_ROWS_FORWARD", "NUM_WARPS_FORWARD")
+    yield f"{name} forward", Sweep(norm, constants, choices, partial(fused, name, "forward"))
+    choices = [(1, 4, 4), (1, 4, 6), (1, 2, 8), (2, 4, 2), (2, 4, 4), (2, 8, 2), (4, 4, 2), (4, 8, 2)]
+    constants = ("BLOCK_ROWS_BACKWARD", "NUM_WARPS_BACKWARD", "PROGRAMS_PER_SM")
+    yield f"{name} backward", Sweep(norm, constants, choices, partial(fused, name, both))
+    choices = list(itertools.product((512, 1024), (2, 4, 8), (4, 8), (3, 5, 8)))
+    constants = ("BLOCK", "BLOCK_ROWS", "NUM_WARPS", "PROGRAMS_PER_SM")
+    yield "bias_gelu", Sweep(bias_gelu, constants, choices, partial(fused, "bias_gelu", both))
+    choices = list(itertools.product((2, 4), (1024, 2048), (2048, 4096, 8192)))
+    constants = ("DEPTH", "LANES", "BLOCK")
+    yield "cross_entropy", Sweep(cross_entropy, constants, choices, partial(fused, "cross_entropy", both))
+    choices = list(itertools.product((8192, 16384, 65536), (1024, 2048, 4096), (4, 8)))
+    yield "lamb", Sweep(lamb, ("CHUNK", "BLOCK", "NUM_WARPS"), choices, lambda: lamb_update(6)[0])
+    if HAS_FP8:  # the kernels that write both orders share their constants
+        constants, choices = ("BLOCK_ROWS", "BLOCK", "NUM_WARPS"), list(itertools.product((64, 128), (64, 128), (4, 8)))
+        for name in ("gelu with cast", "gelu backward with cast", "cast"):
+            yield f"fp8 {name}", Sweep(fp8_cast, constants, choices, lambda name=name: fp8_calls()[name][0])
+        constants, choices = (
+            ("TRANSPOSE_BLOCK", "TRANSPOSE_NUM_WARPS"),
+            [(64, 2), (64, 4), (128, 4), (128, 8), (256, 8)],
         )
-    yield (
-        "cross_entropy",
-        Sweep(
-            cross_entropy,
-            ("DEPTH", "LANES", "BLOCK"),
-            list(itertools.product((2, 4), (1024, 2048), (2048, 4096, 8192))),
-            lambda: loss_call(cross_entropy.fused, *loss_inputs(tokens // 6)),
-        ),
-    )
-    yield (
-        "lamb",
-        Sweep(
-            lamb,
-            ("CHUNK", "BLOCK", "NUM_WARPS"),
-            list(itertools.product((8192, 16384, 65536), (1024, 2048, 4096), (4, 8))),
-            lambda: flat_lamb(parameter_shapes(6)),
-        ),
-    )
+        yield "fp8 transpose", Sweep(fp8_cast, constants, choices, lambda: fp8_calls()["transpose"][0])
 
 
 def measure_constants(options: argparse.Namespace) -> dict[str, Any]:
     """Microseconds of each choice, fastest first; the one in the kernel's file is marked."""
     found: dict[str, Any] = {}
-    for name, sweep in sweeps(options.rows):
+    for name, sweep in sweeps():
         if options.only not in name:
             continue
         standing = tuple(getattr(sweep.module, constant) for constant in sweep.constants)
@@ -556,12 +363,11 @@ def measure_constants(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     measures = {
-        "attention": measure_attention, "gemm": measure_gemm, "lamb": measure_lamb, "layernorm": measure_layernorm,
-        "loss": measure_loss, "constants": measure_constants,
+        "attention": measure_attention, "gemm": measure_gemm, "operations": measure_operations,
+        "constants": measure_constants,
     }  # fmt: skip
     parser = Parser(__doc__)
     parser.add_argument("kernel", choices=list(measures))
-    parser.add_argument("--rows", type=integer, default=24, help="rows of 512 tokens (default 24), but for gemm")
     parser.add_argument("--repeats", type=integer, default=15, help="replays of each (default 15)")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes a minute)")
     parser.add_argument("--only", default="", help="constants: kernels whose name has this in it")
@@ -571,7 +377,7 @@ def main() -> None:
         require_gpu()
     figures = measures[options.kernel](options)
     if not figures:
-        parser.error(f"--only {options.only}: no such kernel: {', '.join(name for name, _ in sweeps(options.rows))}")
+        parser.error(f"--only {options.only}: no such kernel: {', '.join(name for name, _ in sweeps())}")
     emit(options.kernel, figures, data="random bf16")
 
 

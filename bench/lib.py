@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib.metadata
 import json
 import math
 import os
 import platform
+import re
 import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -102,7 +105,7 @@ def explain(error: BaseException) -> str:
 
 
 def cpu_seconds(function: Callable[[], object]) -> float:
-    """User and system CPU seconds of a call, child processes included: wall time misleads on a shared machine."""
+    """User and system CPU seconds of a call, child processes included; wall time misleads on a shared machine."""
 
     def spent() -> float:
         usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -124,11 +127,14 @@ def in_turns(
     repeats: int,
     measure: Callable[[Callable[[], object]], float] = cpu_seconds,
 ) -> dict[str, list[float]]:
-    """Seconds of each function, called in turns, so that other load on the machine falls on all alike."""
+    """Seconds of each function, called in turns, so that other load on the machine falls on all alike.
+
+    Every other turn goes backwards: what comes first has the colder caches.
+    """
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeats):
-        for name, function in functions.items():
-            times[name].append(measure(function))
+    for turn in range(repeats):
+        for name in list(functions)[:: -1 if turn % 2 else 1]:
+            times[name].append(measure(functions[name]))
     return times
 
 
@@ -136,8 +142,20 @@ def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(spans) for name, spans in times.items()}
 
 
+def ratios(times: list[float], others: list[float], digits: int = 3) -> list[float]:
+    """Median, least and most of the ratios of times taken in the same turns."""
+    found = [a / b for a, b in zip(times, others, strict=True)]
+    return [round(pick(found), digits) for pick in (statistics.median, min, max)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def output_of(*command: str) -> str:
-    """What a program prints; empty where it is missing or fails."""
+    """Standard output of a program; empty if it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -147,10 +165,10 @@ def output_of(*command: str) -> str:
 @functools.cache
 def machine() -> dict[str, Any]:
     """Hardware, commit and versions that figures depend on; of the GPU where torch is imported."""
-    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    model = re.search(r"^model name\s*: (.*)", output_of("cat", "/proc/cpuinfo"), re.MULTILINE)
     found: dict[str, Any] = {
-        "cpu": names[0] if names else platform.processor() or platform.machine(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": model[1] if model else platform.machine(),
+        "cpus": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_average": round(os.getloadavg()[0], 1),
         "gpu": "none",
@@ -162,18 +180,9 @@ def machine() -> dict[str, Any]:
     found["commit"] = output_of("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") or "unknown"
     found["python"] = platform.python_version()
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
 
 
 def emit(

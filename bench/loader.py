@@ -54,21 +54,19 @@ def open_loader(config: Config) -> TrainingData:
 def rate(config: Config, steps: int) -> dict[str, float]:
     """Sequences a CPU second and tokens of a row, over steps in random order of rows, after a first pass."""
     data = open_loader(config)
-    sequences = tokens = rows = 0
+    taken: list[tuple[int, int]] = []  # sequences and tokens of each batch
 
     def run() -> None:
-        nonlocal sequences, tokens, rows
+        taken.clear()
         for _ in range(steps):
-            for batch in data.next_step():
-                sequences += batch.num_sequences
-                tokens += batch.num_tokens
-                rows += config.batch_size
+            taken.extend((batch.num_sequences, batch.num_tokens) for batch in data.next_step())
 
     run()
-    sequences = tokens = rows = 0
     seconds = cpu_seconds(run)
     data.close()
-    return {"sequences_per_cpu_second": round(sequences / seconds), "tokens_per_row": round(tokens / rows, 1)}
+    sequences, tokens = map(sum, zip(*taken, strict=True))
+    tokens_per_row = tokens / (len(taken) * config.batch_size)
+    return {"sequences_per_cpu_second": round(sequences / seconds), "tokens_per_row": round(tokens_per_row, 1)}
 
 
 def through_dali(config: Config, steps: int) -> dict[str, Any]:
@@ -92,7 +90,7 @@ def through_dali(config: Config, steps: int) -> dict[str, Any]:
 
 
 def start(config: Config) -> None:
-    """What a run does with its data before the first step."""
+    """Data work of a run before its first step."""
     source = open_source(config, _VOCABULARY)
     Sampler(source.row_counts(), config.rows_per_step, 1, 0, 1).rows(1)
 

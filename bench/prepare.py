@@ -24,6 +24,7 @@ usage: python bench/prepare.py all [--megabytes 108] [--jobs 2] [--keep FOLDER]
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -202,9 +203,8 @@ def measure_all(options: argparse.Namespace) -> None:
 
 def measure_instances(options: argparse.Namespace) -> None:
     if shutil.which(options.reference_python) is None:
-        options.parser.error(
-            f"--reference-python {options.reference_python}: no such program: give a Python with TensorFlow"
-        )
+        name = options.reference_python
+        options.parser.error(f"--reference-python {name}: no such program: give a Python with TensorFlow")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.text is None or options.vocab_file is None:
@@ -223,17 +223,11 @@ def measure_instances(options: argparse.Namespace) -> None:
         process(text)
         memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
         words, config = vocabulary.load(vocab), SamplingConfig()
-        sequences, _ = write_instances(text, folder / "instances.hdf5", words, config)  # compiled, file cache warm
-        times = in_turns(
-            {"ours": lambda: write_instances(text, folder / "instances.hdf5", words, config)}, options.repeats
-        )
-        starts = in_turns(
-            {
-                "help": lambda: subprocess.run([*line, "--help"], check=True, capture_output=True),
-                "two_lines": lambda: process(tiny),
-            },
-            options.repeats,
-        )
+        write = functools.partial(write_instances, text, folder / "instances.hdf5", words, config)
+        sequences, _ = write()  # compiled, file cache warm
+        times = in_turns({"ours": write}, options.repeats)
+        show_help = functools.partial(subprocess.run, [*line, "--help"], check=True, capture_output=True)
+        starts = in_turns({"help": show_help, "two_lines": lambda: process(tiny)}, options.repeats)
         figures = {
             "megabytes_of_text": round(len(data) / 1e6, 2),
             "sequences": sequences,
@@ -334,9 +328,7 @@ def main() -> None:
     instances.add_argument("text", type=file, nargs="?", help="one sentence per line (default: made up, 27 MB)")
     instances.add_argument("--vocab-file", type=file, help="(default: the made-up corpus's)")
     instances.add_argument("--repeats", type=integer, default=3, help="(default %(default)s)")
-    instances.add_argument(
-        "--sample-kilobytes", type=positive, default=150, help="for the reference (default %(default)s)"
-    )
+    instances.add_argument("--sample-kilobytes", type=positive, default=150, help="for --reference (default 150)")
     reference = folder_with("create_pretraining_data.py", "tokenization.py")
     instances.add_argument("--reference", type=reference, help="folder of the reference's create_pretraining_data.py")
     instances.add_argument("--reference-python", default=sys.executable, help="that has TensorFlow (default: this one)")

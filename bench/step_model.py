@@ -16,6 +16,7 @@ usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ TILE, ATTENTION_WARPS = 64, 4  # of attention_triton: queries and keys of a bloc
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a GPU does a second.
+    """Throughput of a GPU, per second.
 
     bf16, fp8_fast, fp8_exact: operations of products; memory: bytes; issue: instructions of all its warps; launches:
     kernels of a CUDA graph, one after the other.
@@ -229,7 +230,7 @@ def record(config: BertConfig, batch: PretrainingBatch, precision: str, evaluate
 
 
 def exposed_seconds(buckets: list[float], spans: list[float], rate: float, ranks: int) -> float:
-    """What the transfer of ``buckets`` (bytes) lasts beyond a pass: bucket i is ready once its ``span`` of it is over.
+    """Transfer time of ``buckets`` (bytes) not hidden by a pass, seconds; bucket i is ready when its ``span`` ends.
 
     A ring: each rank sends (ranks - 1) / ranks of the bytes. The same time holds for parameters that a pass waits for,
     with the order of both turned around.
@@ -245,7 +246,7 @@ def predict(
     config: BertConfig, batch: PretrainingBatch, rows: int, precision: str, rates: Rates, ranks: int, network: float,
     accumulate: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
-    """Milliseconds by part, their sum and sequences a second and GPU; ``batch`` is of so many packed rows.
+    """Milliseconds by part, their sum and sequences a second and GPU, for a batch of ``rows`` packed rows.
 
     accumulate: such batches a step, which updates and communicates once.
     """
@@ -264,10 +265,8 @@ def predict(
     of_layer = 2.0 * (4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size)
     of_rest = 2.0 * (config.padded_vocab_size + config.max_position_embeddings) * config.hidden_size
     buckets = [of_layer] * layers + [of_rest]
-    parts["communication"] = sum(
-        exposed_seconds(buckets, [phases[phase] / (layers + 1)] * (layers + 1), network, ranks)
-        for phase in ("backward", "forward")
-    )
+    spans = [[phases[phase] / len(buckets)] * len(buckets) for phase in ("backward", "forward")]
+    parts["communication"] = sum(exposed_seconds(buckets, span, network, ranks) for span in spans)
     total = sum(parts.values())
     return {
         "milliseconds": {name: round(spent * 1e3, 3) for name, spent in parts.items()},
@@ -282,8 +281,8 @@ def predict(
 def evaluation(
     config: BertConfig, rows: int, precision: str, rates: Rates, ranks: int, every: int, step_rate: float
 ) -> dict[str, float]:
-    """Seconds of an evaluation of 10,000 sequences on so many GPUs in the batches that EVAL_BATCHSIZE = ``rows`` makes,
-    and its share of a run that does it ``every`` so many trained ones, at ``step_rate`` a second and GPU.
+    """Seconds of an evaluation of 10,000 sequences on ``ranks`` GPUs with EVAL_BATCHSIZE = ``rows``, and its share of a
+    run that evaluates every ``every`` sequences and trains ``step_rate`` a second and GPU.
     """
     length = config.max_position_embeddings
     records, room = synthetic_records(10_000, length, config.vocab_size, False, 0), evaluation_room(rows, length)
@@ -299,9 +298,8 @@ def evaluation(
 def markdown(config: BertConfig, batch: PretrainingBatch, rows: int) -> str:
     """Both precisions on both GPUs, alone, as a table."""
     columns = {
-        f"{precision} {gpu.upper()}": predict(config, batch, rows, precision, rates, 1, 1.0)
-        for precision in ("bf16", "fp8")
-        for gpu, rates in [(gpu, GPUS[gpu]) for gpu in ("h100", "h200")]
+        f"{precision} {gpu.upper()}": predict(config, batch, rows, precision, GPUS[gpu], 1, 1.0)
+        for precision, gpu in itertools.product(("bf16", "fp8"), ("h100", "h200"))
     }
     names = list(dict.fromkeys(name for column in columns.values() for name in column["milliseconds"]))
     lines = [f"| ms, modelled | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
@@ -320,19 +318,16 @@ PHASES = [(128, 256, 512, 65_536, 7_038), (512, 32, 64, 16_384, 1_563)]
 
 def pretraining(gpus: list[str]) -> str:
     """Both phases of BERT-large in bf16 on 8 GPUs of a node, as a table: rows a second and hours."""
-    lines = [
-        "| modelled, 8 GPUs | rows of 128 a second | phase 1, hours | rows of 512 a second | phase 2, hours |",
-        "|---" * 5 + "|",
-    ]
+    lines = ["| modelled, 8 GPUs | rows of 128 a second | phase 1, hours | rows of 512 a second | phase 2, hours |"]
+    lines.append("|---" * 5 + "|")
     for gpu in gpus:
         cells = []
         for length, small, large, rows_a_step, steps in PHASES:
             rows = small if gpu in ("a100", "h100") else large
             config = BertConfig(max_position_embeddings=length)
             batch = packed_batches(rows, 1, config)[0]
-            found = predict(
-                config, batch, rows, "bf16", GPUS[gpu], 8, NETWORKS["nvlink"], accumulate=rows_a_step // (8 * rows)
-            )
+            accumulate = rows_a_step // (8 * rows)
+            found = predict(config, batch, rows, "bf16", GPUS[gpu], 8, NETWORKS["nvlink"], accumulate)
             seconds = found["total"] / 1e3
             cells += [f"{rows_a_step / seconds:,.0f}", f"{steps * seconds / 3600:.1f}"]
         lines.append(f"| {gpu.upper()} | {' | '.join(cells)} |")
@@ -348,11 +343,9 @@ def main() -> None:
     parser.add_argument("--gpus", type=integer, default=1, help="ranks that share the update (default 1)")
     parser.add_argument("--network", choices=list(NETWORKS), default="nvlink", help="between them (default nvlink)")
     for rate in dataclasses.fields(Rates):
-        parser.add_argument(
-            f"--{rate.name.replace('_', '-')}", type=positive, help="another rate of the GPU, a second, such as 7e14"
-        )
+        parser.add_argument(f"--{rate.name.replace('_', '-')}", type=positive, help="per second, such as 7e14")
     parser.add_argument("--pretraining", action="store_true", help="a table of the recipes of pretraining instead")
-    parser.add_argument("--evaluation", type=integer, metavar="EVERY", help="evaluations too, every so many sequences")
+    parser.add_argument("--evaluation", type=integer, metavar="EVERY", help="evaluations too, every EVERY sequences")
     parser.add_argument("--evaluation-rows", type=integer, default=16, help="EVAL_BATCHSIZE (default 16, as its own)")
     parser.add_argument("--evaluation-precision", choices=("bf16", "fp8"), help="(default: that of the training)")
     parser.add_argument("--measured", type=file, metavar="FILE", help="beside it, results.jsonl of gpu_all.py by part")

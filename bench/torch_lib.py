@@ -8,17 +8,22 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from lib import explain, in_turns, output_of
 
-from bert import kernels
+from bert import kernels, optim
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.synthetic import synthetic_records
+from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
+from bert.training.step import Step, build_step
 
 TINY = {
     "vocab_size": 211, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
@@ -49,6 +54,16 @@ def new_model(config: BertConfig) -> BertForPreTraining:
     model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
     initialize(model, 0)
     return model
+
+
+def new_step(
+    model: BertForPreTraining, precision: PrecisionConfig, world: World | None = None, fused_update: bool = False,
+    **optimizer: Any,
+) -> Step:  # fmt: skip
+    """A step of the trainer, alone where there is no world; ``optimizer``: settings of optim.Config."""
+    world = world or World(DistConfig(device=next(model.parameters()).device.type))
+    rules, resolved = optim.Config(**optimizer), precision.resolve(world.device)
+    return build_step(model, resolved, rules, world, accumulate=False, fused_update=fused_update)
 
 
 def packed_batches(num_rows: int, count: int, config: BertConfig, seed: int = 0) -> list[PretrainingBatch]:

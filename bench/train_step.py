@@ -21,11 +21,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from lib import Parser, emit, explain, integer, positive
+from lib import Parser, emit, explain, in_turns, integer, positive
 from torch import Tensor
 from torch_lib import (
     TINY,
@@ -35,13 +36,12 @@ from torch_lib import (
     matmul_ceiling,
     milliseconds,
     model_flops,
+    new_step,
     packed_batches,
     synchronize,
 )
 
-from bert import kernels, optim
-from bert.core.dist import Config as DistConfig
-from bert.core.dist import World
+from bert import kernels
 from bert.data.batch import PretrainingBatch, PretrainingCapacity
 from bert.kernels import attention
 from bert.kernels.cross_entropy import IGNORE
@@ -49,7 +49,6 @@ from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
-from bert.training.step import build_step
 
 NUM_BATCHES = 4
 
@@ -68,40 +67,42 @@ class Variant:
 
 def groups(on_gpu: bool) -> dict[str, list[Variant]]:
     """The variants that take turns, by group. On a CPU: those that run there."""
-    default, fp8 = Variant(name="ours"), Variant(name="ours, fp8", precision="fp8")
-    peers = [
-        Variant(name=f"Hugging Face {kind}, {mode}", peer={"packed": kind == "packed", "compiled": mode == "compiled"})
-        for mode in ("eager", "compiled")
-        for kind in ("padded", "packed")
-    ]
-    small = {"peers": [default, *peers[:2]], "rows 48": [dataclasses.replace(each, rows=48) for each in (default, fp8)]}
-    if not on_gpu:
-        return {"main": [default, fp8], **small}
+    ours = partial(Variant, name="ours")
+    fp8 = partial(Variant, name="ours, fp8", precision="fp8")
     unfused = Variant(name="ours, FUSED=none", fused="none")
+    eager, compiled = (
+        [
+            Variant(name=f"Hugging Face {kind}, {mode}", peer={"packed": kind == "packed", "compiled": mode != "eager"})
+            for kind in ("padded", "packed")
+        ]
+        for mode in ("eager", "compiled")
+    )
+    small = {"peers": [ours(), *eager], "rows 48": [ours(rows=48), fp8(rows=48)]}
+    if not on_gpu:
+        return {"main": [ours(), fp8()], **small}
+    backends = [Variant(name=f"ours, {name} attention", attention=name) for name in attention.candidates(device())]
+    fusable = [name for name in kernels.FUSABLE if name != "fp8_cast"]
     return {
-        "main": [default, fp8, Variant(name="ours, eager", graph=False), unfused],
+        "main": [ours(), fp8(), Variant(name="ours, eager", graph=False), unfused],
         **small,
-        "rows 96": [dataclasses.replace(each, rows=96) for each in (default, fp8)],
+        "rows 96": [ours(rows=96), fp8(rows=96)],
         "rows 48 plain": [
             Variant(name="ours, Triton's attention", rows=48, attention="triton"),
             Variant(name="ours, FUSED=none, flash", rows=48, fused="none", attention="flash"),
         ],
-        "attention": [
-            default,
-            *[Variant(name=f"ours, {name} attention", attention=name) for name in attention.candidates(device())],
-        ],
+        "attention": [ours(), *backends],
         "kernels": [
-            default,
-            *[Variant(name=f"ours, without fused {n}", fused=without(n)) for n in kernels.FUSABLE if n != "fp8_cast"],
+            ours(),
+            *[Variant(name=f"ours, without fused {name}", fused=without(name)) for name in fusable],
             unfused,
         ],
         "fp8 48": [
-            dataclasses.replace(fp8, rows=48),
-            Variant(name="ours, fp8, fast sums", rows=48, precision="fp8", fp8={"fp8_fast_sums": "all"}),
-            Variant(name="ours, fp8, output too", rows=48, precision="fp8", fp8={"fp8_output_projection": True}),
-            Variant(name="ours, fp8, separate casts", rows=48, precision="fp8", fused=without("fp8_cast")),
+            fp8(rows=48),
+            fp8(name="ours, fp8, fast sums", rows=48, fp8={"fp8_fast_sums": "all"}),
+            fp8(name="ours, fp8, output too", rows=48, fp8={"fp8_output_projection": True}),
+            fp8(name="ours, fp8, separate casts", rows=48, fused=without("fp8_cast")),
         ],
-        "compiled peers": [default, *peers[2:]],
+        "compiled peers": [ours(), *compiled],
     }
 
 
@@ -112,25 +113,21 @@ def without(name: str) -> str:
 
 def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBatch]) -> Call:
     """step(n) of this trainer, as a run takes it: batches come from page-locked memory."""
-    world = World(DistConfig(device=device().type))
-    on_gpu = world.device.type == "cuda"
-    choice = kernels.Config(
-        fused=variant.fused if on_gpu else "none", attention=variant.attention if on_gpu else "sdpa_loop"
-    )
+    on_gpu = device().type == "cuda"
+    fused, backend = (variant.fused, variant.attention) if on_gpu else ("none", "sdpa_loop")
+    choice = kernels.Config(fused=fused, attention=backend)
     with torch.device("meta"):
-        model = BertForPreTraining(config, kernels.select(choice, world.device))
-    model.to_empty(device=world.device)
+        model = BertForPreTraining(config, kernels.select(choice, device()))
+    model.to_empty(device=device())
     with torch.no_grad():  # on the device: on the CPU, as a run does, it takes seconds
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0.0, 0.02)
             else:
                 parameter.fill_(float(name.endswith("LayerNorm.weight")))
-    precision = PrecisionConfig(
-        precision=variant.precision if on_gpu or variant.precision == "fp8" else "fp32", **variant.fp8
-    ).resolve(world.device)
-    fused_update = "lamb" in choice.names(world.device)
-    step: Any = build_step(model, precision, optim.Config(), world, accumulate=False, fused_update=fused_update)
+    precision = variant.precision if on_gpu or variant.precision == "fp8" else "fp32"
+    fused_update = "lamb" in choice.names(device())
+    step: Any = new_step(model, PrecisionConfig(precision=precision, **variant.fp8), fused_update=fused_update)
     if on_gpu:
         room = capacity(variant.rows, config.max_position_embeddings)
         batches = [(static_batch(b, room) if variant.graph else b).pin_memory() for b in batches]
@@ -149,56 +146,52 @@ def capacity(rows: int, length: int) -> PretrainingCapacity:
     return graph_capacity(PretrainingCapacity.of(rows * length, 3 * rows), rows)
 
 
-def rows_of(batch: PretrainingBatch, length: int, packed: bool) -> list[list[tuple[int, int]]]:
-    """Sequences (begin, end) of each row: alone, or as many consecutive ones as fit."""
-    rows: list[list[tuple[int, int]]] = []
-    used = length
-    for begin, end in itertools.pairwise(batch.cu_seqlens.tolist()[: batch.num_sequences + 1]):
-        if not packed or used + end - begin > length:
-            rows.append([])
-            used = 0
-        rows[-1].append((begin, end))
-        used += end - begin
-    return rows
-
-
 def inputs_of(batch: PretrainingBatch, length: int, packed: bool, device: torch.device) -> dict[str, Tensor]:
     """The batch as Hugging Face's BertForPreTraining takes it, rows filled up to ``length``.
 
-    A packed row has a block-diagonal mask and positions that restart. The model pools the first token of a row only, so
-    its next-sentence head sees one sequence a row: a little less work than ours.
+    packed: as many consecutive sequences to a row as fit, with a block-diagonal mask and positions that restart; else
+    one. The model pools the first token of a row only, so its next-sentence head sees one sequence a row: a little less
+    work than ours.
     """
-    rows = rows_of(batch, length, packed)
-    shape = (len(rows), length)
-    labels = torch.full((batch.num_tokens,), IGNORE)
+    lengths = batch.cu_seqlens.diff()[: batch.num_sequences].long()
+    rows, begins, used = [-1], [], length
+    for size in lengths.tolist():
+        begins.append(used if packed and used + size <= length else 0)
+        rows.append(rows[-1] + (begins[-1] == 0))
+        used = begins[-1] + size
+    num_tokens = int(lengths.sum())
+    positions = batch.position_ids[:num_tokens].long()
+    row = torch.tensor(rows[1:]).repeat_interleave(lengths)
+    column = torch.tensor(begins).repeat_interleave(lengths) + positions
+
+    def table(values: Tensor, padding: int = 0) -> Tensor:
+        filled = torch.full((rows[-1] + 1, length), padding)
+        filled[row, column] = values[:num_tokens].long()
+        return filled
+
+    labels = torch.full((num_tokens,), IGNORE)
     labels[batch.masked_positions.long()[: batch.num_masked]] = batch.masked_labels[: batch.num_masked]
-    made = {name: torch.zeros(shape, dtype=torch.long) for name in ("input_ids", "token_type_ids", "position_ids")}
-    made["labels"] = torch.full(shape, IGNORE)
-    document = torch.full(shape, -1)
-    first = []
-    starts = {begin: number for number, begin in enumerate(batch.cu_seqlens.tolist())}
-    for row, sequences in enumerate(rows):
-        first.append(starts[sequences[0][0]])
-        at = 0
-        for number, (begin, end) in enumerate(sequences):
-            place = slice(at, at + end - begin)
-            made["input_ids"][row, place] = batch.input_ids[begin:end].long()
-            made["token_type_ids"][row, place] = batch.segment_ids[begin:end].long()
-            made["position_ids"][row, place] = torch.arange(end - begin)
-            made["labels"][row, place] = labels[begin:end]
-            document[row, place] = number
-            at += end - begin
-    made["next_sentence_label"] = batch.next_sentence_labels[first]
-    if packed:
-        same = (document[:, None, :, None] == document[:, None, None, :]) & (document[:, None, None, :] >= 0)
-        made["attention_mask"] = same | torch.eye(length, dtype=torch.bool)  # padding sees itself: no row without keys
+    sequence = table(torch.arange(batch.num_sequences).repeat_interleave(lengths), -1)
+    if packed:  # padding sees itself: no row without keys
+        mask = (sequence[:, None, :, None] == sequence[:, None, None, :]) & (sequence[:, None, None, :] >= 0)
+        mask |= torch.eye(length, dtype=torch.bool)
     else:
-        made["attention_mask"] = (document >= 0).long()
+        mask = (sequence >= 0).long()
+    made = {
+        "input_ids": table(batch.input_ids), "token_type_ids": table(batch.segment_ids),
+        "position_ids": table(positions), "labels": table(labels, IGNORE), "attention_mask": mask,
+        "next_sentence_label": batch.next_sentence_labels[: batch.num_sequences][torch.tensor(begins) == 0],
+    }  # fmt: skip
     return {name: tensor.to(device) for name, tensor in made.items()}
 
 
-def build_peer(config: BertConfig, batches: list[PretrainingBatch], *, packed: bool, compiled: bool) -> Call:
-    """step(n) of Hugging Face's model with AdamW and clipping; on a GPU in bf16 with the fused AdamW."""
+def build_peer(
+    config: BertConfig, batches: list[PretrainingBatch], *, packed: bool, compiled: bool, micro_batch: int = 0
+) -> Call:
+    """step(n) of Hugging Face's model with AdamW and clipping; on a GPU in bf16 with the fused AdamW.
+
+    micro_batch: rows that are taken at once; 0: all of them.
+    """
     import transformers  # only where a peer is measured
 
     on_gpu = device().type == "cuda"
@@ -211,7 +204,10 @@ def build_peer(config: BertConfig, batches: list[PretrainingBatch], *, packed: b
 
     def step(number: int) -> None:
         optimizer.zero_grad(set_to_none=True)
-        forward(**inputs[number % len(inputs)]).loss.backward()
+        given = inputs[number % len(inputs)]
+        parts = {name: value.split(micro_batch or len(value)) for name, value in given.items()}
+        for values in zip(*parts.values(), strict=True):
+            forward(**dict(zip(parts, values, strict=True))).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
@@ -222,14 +218,13 @@ def prepare(
     variant: Variant, config: BertConfig, batches: list[PretrainingBatch], figures: dict[str, Any]
 ) -> Call | None:
     """Builds and warms up; None, with the reason in the figures, where it cannot run."""
-    begin, used = time.monotonic(), torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-    if torch.cuda.is_available():
+    on_gpu, begin = torch.cuda.is_available(), time.monotonic()
+    used = torch.cuda.memory_allocated() if on_gpu else 0
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     try:
-        if variant.peer is not None:
-            run = build_peer(config, batches, **variant.peer)
-        else:
-            run = build_ours(variant, config, batches)
+        ours = variant.peer is None
+        run = build_ours(variant, config, batches) if ours else build_peer(config, batches, **variant.peer)
         for number in range(NUM_BATCHES):
             run(number)
         synchronize()
@@ -238,30 +233,23 @@ def prepare(
         return None
     finally:
         figures["build_seconds"] = round(time.monotonic() - begin, 1)
-        peak = torch.cuda.max_memory_allocated() - used if torch.cuda.is_available() else 0
-        figures["peak_gib"] = round(peak / 2**30, 2)
+        figures["peak_gib"] = round((torch.cuda.max_memory_allocated() - used if on_gpu else 0) / 2**30, 2)
     return run
 
 
 def measure_together(
-    variants: list[Variant],
-    config: BertConfig,
-    rounds: int,
-    steps: int,
-    ceiling: float,
-    deadline: float,
-    say: Callable[[list[dict[str, Any]]], None],
-) -> list[dict[str, Any]]:
+    variants: list[Variant], config: BertConfig, rounds: int, steps: int, ceiling: float, deadline: float,
+    report: Callable[[list[dict[str, Any]]], None],
+) -> list[dict[str, Any]]:  # fmt: skip
     """One line a variant, of steps that took turns. Nothing of them is left in memory.
 
-    say: is given the lines of those that have taken their first steps, while the next one may still hang.
+    report: called with the lines of the variants that have taken their first steps, before the next one is built.
     """
     batches = packed_batches(variants[0].rows, NUM_BATCHES, config)
     sequences = sum(batch.num_sequences for batch in batches) / NUM_BATCHES
     tokens = sum(batch.num_tokens for batch in batches) / NUM_BATCHES
     flops = sum(model_flops(config, batch) for batch in batches) / NUM_BATCHES
     lines: dict[str, dict[str, Any]] = {each.name: {"variant": each.name, "rows": each.rows} for each in variants}
-    times: dict[str, list[float]] = {}
     runs: dict[str, Call] = {}
 
     def turn(run: Call, steps: int) -> float:
@@ -269,7 +257,7 @@ def measure_together(
         numbers = itertools.count()
         return milliseconds(lambda: run(next(numbers)), steps * NUM_BATCHES)
 
-    def line(name: str, times: list[float]) -> dict[str, Any]:
+    def timed(name: str, times: list[float]) -> dict[str, Any]:
         time_ms = statistics.median(times)
         rate = flops / time_ms / 1e9
         return lines[name] | {
@@ -288,21 +276,18 @@ def measure_together(
             continue
         run = prepare(variant, config, batches, lines[variant.name])
         if run is not None:
-            runs[variant.name], times[variant.name] = run, []
-            early.append(line(variant.name, [turn(run, 1)]) | {"early": True})
-            say(early)
+            runs[variant.name] = run
+            early.append(timed(variant.name, [turn(run, 1)]) | {"early": True})
+            report(early)
         gc.collect()
-    clocks = {}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(turn(run, steps))
-        clocks = gpu_state()
+    times = in_turns(runs, rounds, lambda run: turn(run, steps))
+    clocks = gpu_state()
     run = None
     runs.clear()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return [(line(name, times[name]) if name in times else one) | {"clocks": clocks} for name, one in lines.items()]
+    return [(timed(name, times[name]) if name in times else one) | {"clocks": clocks} for name, one in lines.items()]
 
 
 def together(variants: list[Variant]) -> list[list[Variant]]:
@@ -395,12 +380,8 @@ def main() -> None:
     available = groups(torch.cuda.is_available())
     parser.add_argument("--groups", nargs="+", choices=list(available), default=list(available), help="(default: all)")
     parser.add_argument("--rounds", type=integer, default=5, help="turns of each variant (default 5)")
-    parser.add_argument(
-        "--steps", type=integer, default=4, help=f"passes over {NUM_BATCHES} batches a turn (default 4)"
-    )
-    parser.add_argument(
-        "--deadline", type=positive, default=300, help="seconds until nothing more begins (default 300)"
-    )
+    parser.add_argument("--steps", type=integer, default=4, help=f"passes over {NUM_BATCHES} batches (default 4)")
+    parser.add_argument("--deadline", type=positive, default=300, help="seconds to the last start (default 300)")
     parser.add_argument("--profile", action="store_true", help="the kernels of a step by time instead")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
@@ -421,12 +402,12 @@ def main() -> None:
             variants = [dataclasses.replace(variant, rows=variant.rows // 12) for variant in variants]
         measured: list[dict[str, Any]] = []
 
-        def say(lines: list[dict[str, Any]], before: list[dict[str, Any]] = measured, group: str = name) -> None:
+        def report(lines: list[dict[str, Any]], before: list[dict[str, Any]] = measured, group: str = name) -> None:
             emit("train_step", result | {"groups": {group: [*before, *lines]}})
 
         for few in together(variants):
-            lines = measure_together(few, config, options.rounds, options.steps, ceiling, deadline, say)
-            say(lines)  # at once: a process that is ended leaves what it has
+            lines = measure_together(few, config, options.rounds, options.steps, ceiling, deadline, report)
+            report(lines)  # at once: a process that is killed leaves what it has
             measured += lines
 
 

@@ -13,7 +13,7 @@ for part in run/log run/variables run/answers node/binding container/container c
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
-# Several nodes that say it at the same time each put their name before every line.
+# Several nodes at once: each puts its name before every line.
 NODE=''
 if ((${SLURM_STEP_NUM_TASKS:-1} > 1)); then NODE="${SLURMD_NODENAME:-$(uname -n)}:"; fi
 readonly NODE
@@ -34,8 +34,8 @@ doctor::row() {
   case $result in fail) failed+=1 ;; warn) warned+=1 ;; esac
 }
 
-# Runs one of the run scripts' own checks; its one line of complaint is the row's. Arguments: name of the row, what is
-# said when it passes, the check.
+# Runs one of the run scripts' own checks; its complaint is the row's finding. Arguments: name of the row, finding if it
+# passes, the check.
 doctor::same_check() {
   local -r name=$1 fine=$2
   shift 2
@@ -47,10 +47,10 @@ doctor::same_check() {
   fi
 }
 
-# Is this the node that trains, rather than one from which jobs are sent?
+# Is this a compute node, rather than one from which jobs are submitted?
 doctor::on_compute_node() { [[ -n ${SLURM_PROCID:-} || -e /dev/nvidiactl ]] || ! command -v sbatch >/dev/null; }
 
-# Free space where a path is or will be, in GB; nothing where not even its root is.
+# Free space where a path is or will be, in GB; nothing if not even its root exists.
 doctor::free_gb() { df --output=avail -BG -- "$(doctor::existing "$1")" 2>/dev/null | sed -n '2s/[^0-9]//gp'; }
 
 # A folder, or the nearest one above it that is there.
@@ -65,7 +65,7 @@ doctor::names_check() (variables::check_names)
 
 doctor::has_config() { [[ -n ${DGXSYSTEM:-} && -n ${DGXNGPU:-} ]]; }
 
-# The row of a check that needs a config, where none was sourced.
+# The row of a check that needs a config, if none was sourced.
 doctor::wants_config() { doctor::row skip "$1" 'no config was sourced' 'source env.sh; source configs/config_<SYSTEM>_....sh'; }
 
 doctor::main() {

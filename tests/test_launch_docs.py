@@ -108,6 +108,14 @@ def test_every_script_and_config_that_is_named_exists(repository):
         assert (repository / "configs" / f"config_{part}.sh").is_file(), part
 
 
+def test_every_file_that_contributing_names_exists(repository):
+    text = re.sub(r"[<*]\S*|native_\.\.\.", "", (repository / "CONTRIBUTING.md").read_text())
+    files = [f"/{path.relative_to(repository)}" for path in repository.rglob("*.*") if ".venv" not in path.parts]
+    named = set(re.findall(r"`([\w./]+\.(?:py|sh|sub|md|txt|json))`", text))
+    assert len(named) > 40
+    assert [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)] == []
+
+
 def test_every_message_in_the_list_is_one_that_a_script_says(repository, scripts):
     text = (repository / "docs" / "launch.md").read_text()
     messages = re.findall(r"^\| `(.*?)` \|", text.partition("## Messages")[2].partition("## Variables")[0], re.M)

@@ -34,9 +34,9 @@ LAYERS: dict[str, list[set[str]]] = {
         {"__main__"},
     ],
     "implementations/certify": [
-        {"schema", "meeting"},
-        {"recorder", "telemetry", "records"},
-        {"load", "comparison", "corruption", "hardware", "journal"},
+        {"schema", "meeting", "reasons"},
+        {"recorder", "telemetry", "records", "journal"},
+        {"load", "comparison", "faults"},
         {"burn_in", "figures"},
         {"__main__", "baseline", "verdict"},
         {"commands", "page"},

@@ -1,1 +1,1 @@
-"""The load of an acceptance test (certify.sh, certify.sub): what each rank does, and what is recorded of it."""
+"""The acceptance test of certify.sh and certify.sub: its load, its record and the verdict on it."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import io
 import os
 import platform
 import traceback
@@ -34,7 +33,7 @@ from certify.telemetry import Cpus, Gpus, Sampler
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Where the ranks meet."""
+    """Address at which the ranks meet."""
 
     master_addr: str = env("MASTER_ADDR", doc="where rank 0 listens; set by the launcher")
     master_port: int = env("MASTER_PORT", at_least=1, at_most=65535, doc="its port; set by the launcher")
@@ -43,7 +42,7 @@ class Config:
 
 
 def meet(config: Config, trainer: TrainerConfig) -> Meeting:
-    """Waits until all ranks are there. Raises RuntimeError where one does not come."""
+    """Waits for all ranks. Raises RuntimeError if one does not come."""
     ranks = trainer.dist
     store: distributed.Store = distributed.TCPStore(
         config.master_addr,
@@ -57,9 +56,9 @@ def meet(config: Config, trainer: TrainerConfig) -> Meeting:
 
 
 def certify(load: Load, folder: Path) -> None:
-    """The stages, unless their record is there already, and the burn-in where one is asked for."""
+    """The stages, unless a burn-in that continues has recorded them, and the burn-in if DURATION asks for one."""
     meeting, seconds = load.meeting, load.config.burn_in_seconds
-    done = bool(seconds) and BurnIn.begun(folder)
+    done = bool(seconds) and (folder / burn_in.FIRST).exists()
     meeting.barrier()  # all have looked before any writes
     if not done:
         sampler = telemetry(meeting)
@@ -73,7 +72,7 @@ def certify(load: Load, folder: Path) -> None:
 
 
 def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | None:
-    """On the first rank of a node, what samples its devices. earlier: rows of a process before this one."""
+    """Samples the devices of a node on its first rank. earlier: rows of an earlier process."""
     if meeting.rank != meeting.members(meeting.node)[0]:
         return None
     count = len(meeting.members(meeting.node)) if torch.cuda.is_available() else 0
@@ -86,24 +85,25 @@ def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | 
 def write(folder: Path, load: Load, samples: np.ndarray) -> None:
     """The first rank of each node writes what its ranks have measured. Every rank calls it."""
     meeting = load.meeting
-    own = io.BytesIO()
-    np.savez(own, steps=np.concatenate(load.rows), probes=np.concatenate([*load.probes, np.empty(0, schema.PROBE)]))
-    meeting.store.set(f"rows/{meeting.rank}", own.getvalue())  # type: ignore[arg-type]  # bytes will do
+    own = {"steps": np.concatenate(load.rows), "probes": np.array(load.probes, schema.PROBE)}
+    for name, rows in own.items():
+        meeting.store.set(f"{name}/{meeting.rank}", rows.tobytes())  # type: ignore[arg-type]  # bytes will do
     devices = meeting.exchange(burn_in.device_name(load.device).encode())
     members = meeting.members(meeting.node)
     if meeting.rank == members[0]:
-        parts = [np.load(io.BytesIO(meeting.store.get(f"rows/{rank}"))) for rank in members]
-        tables = {name: np.concatenate([part[name] for part in parts]) for name in ("steps", "probes")}
-        tables["telemetry"] = samples
+        tables = {"telemetry": samples}
+        for name, rows in own.items():
+            parts = [np.frombuffer(meeting.store.get(f"{name}/{rank}"), rows.dtype) for rank in members]
+            tables[name] = np.concatenate(parts)
         node = meeting.nodes[meeting.node]
         ranks = [
             {"rank": rank, "local_rank": meeting.places[rank].local_rank, "device": devices[rank]} for rank in members
         ]
         about = {"node": node, "number": meeting.node, "nodes": meeting.nodes, "ranks": ranks, "size": meeting.size}
-        about["on_cpus"] = load.device.type == "cpu"
-        schema.write(folder / f"certify_{node}.npz", about, tables)
+        schema.write(folder / f"certify_{node}.npz", about | {"on_cpus": load.device.type == "cpu"}, tables)
     meeting.barrier()
-    meeting.store.delete_key(f"rows/{meeting.rank}")
+    for name in own:
+        meeting.store.delete_key(f"{name}/{meeting.rank}")
 
 
 def main(environ: Mapping[str, str]) -> int:

@@ -1,10 +1,7 @@
-"""Hours of the same steps, over and over: what a rank computes must be what it computed first, bit for bit.
-
-A burn-in continues only where the facts of the test are the same: what another machine or other settings compute is no
-corruption.
+"""Burn-in: hours of the same steps, each repeat bit for bit equal to the first.
 
 RUN_DIR/burn_in.json is the first repeat, burn_in_<node>.jsonl has a line for each repeat, burn_in_<node>.npz the node's
-telemetry. With them there a test continues where it ended.
+telemetry. A test continues from them if its facts are the same: other machines or settings compute other bits.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -31,7 +27,7 @@ from bert.kernels import precision
 from bert.pretraining.config import Config as TrainerConfig
 from bert.training.metrics import clock
 from certify import schema
-from certify.load import Load, Trainee
+from certify.load import Load
 from certify.meeting import Meeting
 from certify.telemetry import Sampler
 
@@ -41,17 +37,16 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def derived(trainer: TrainerConfig) -> dict[str, Any]:
-    """For config.json: the model itself, which a path may no longer lead to, and the precision that `auto` is here."""
+    """For config.json: the model itself, as its file may go, and the precision that `auto` resolves to here."""
     model = dataclasses.asdict(trainer.model) | {"gelu_form": trainer.model.gelu_form}
     return {"model": model, "settled_precision": precision.resolved(trainer.precision.precision, trainer.device)}
 
 
 def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
-    """What decides the bits that the steps compute, but for the kernels: ranks, settings, devices and versions."""
+    """All that decides the bits of the weights but the choice of kernels: ranks, settings, devices and versions."""
     described, environment = derived(trainer), rundir.environment()
-    groups = (trainer.optim, trainer.recompute, trainer.data, trainer.zero, trainer.graph, trainer.precision)
     found: dict[str, Any] = {"ranks": meeting.size, "nodes": ", ".join(meeting.nodes)}
-    for group in groups:
+    for group in (trainer.optim, trainer.recompute, trainer.data, trainer.zero, trainer.graph, trainer.precision):
         found |= settings(group)
     found |= {"PRECISION": described["settled_precision"], **described["model"]}
     found |= {"OMP_NUM_THREADS": trainer.dist.num_threads, "device": device_name(trainer.device)}
@@ -62,7 +57,7 @@ def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
 
 
 def settings(group: Any) -> dict[str, Any]:
-    """The values of a part of the Config by the names of their variables; paths, which may move, left out."""
+    """The values of a Config and its nested ones by variable; without paths, which may move."""
     found: dict[str, Any] = {}
     paths = {variable.name for _, variable, kind, _ in variables(type(group)) if kind is Path}
     for field in dataclasses.fields(group):
@@ -76,21 +71,20 @@ def settings(group: Any) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """Of a rank's device, as the records and baselines have it."""
+    """The name of a rank's device in records and baselines."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
 
 
 def refuse_other(folder: Path, meeting: Meeting, facts: Mapping[str, Any]) -> None:
-    """Raises ConfigError on all ranks where the burn-in in this folder was begun with other facts."""
+    """Raises ConfigError on all ranks if the burn-in in this folder was begun with other facts."""
     reason, path = "", folder / FIRST
     if meeting.rank == 0 and path.exists():
         earlier = json.loads(path.read_text(encoding="utf-8")).get("facts", {})
-        for name, value in facts.items():
-            if earlier.get(name, facts) != value:
-                known = f"its {name} is {earlier.get(name)}, and now {value}"
-                words = known if name in earlier else f"nothing is known of its {name}"
-                reason = f"{folder} has a burn-in that cannot continue: {words}: choose another RUN_NAME"
-                break
+        name = next((name for name, value in facts.items() if earlier.get(name, facts) != value), None)
+        if name is not None:
+            known = f"its {name} is {earlier.get(name)}, and now {facts[name]}"
+            words = known if name in earlier else f"nothing is known of its {name}"
+            reason = f"{folder} has a burn-in that cannot continue: {words}: choose another RUN_NAME"
     meeting.refuse(reason)
 
 
@@ -98,7 +92,7 @@ class BurnIn:
     """Every rank makes it and calls ``run``."""
 
     def __init__(self, load: Load, folder: Path, duration: float) -> None:
-        """duration: seconds of the whole, what an earlier process has done counted in."""
+        """duration: seconds in total, those of earlier processes included."""
         self.load, self.meeting, self.duration = load, load.meeting, duration
         self.folder, self.first = folder, folder / FIRST
         self.facts: dict[str, Any] = {}
@@ -106,50 +100,42 @@ class BurnIn:
             self.facts = facts(load.trainer, self.meeting) | settings(load.trainer.kernels)
         self.node = self.meeting.nodes[self.meeting.node]
         self.journal, self.samples = (folder / f"burn_in_{self.node}.{kind}" for kind in ("jsonl", "npz"))
-        self.writes = self.meeting.rank == self.meeting.members(self.meeting.node)[0]
-
-    @staticmethod
-    def begun(folder: Path) -> bool:
-        """Whether an earlier process has taken the first repeat."""
-        return (folder / FIRST).exists()
+        self.members = self.meeting.members(self.meeting.node)
 
     def sampled(self) -> np.ndarray:
         """Telemetry of an earlier process."""
-        if not self.samples.exists():
-            return np.empty(0, schema.SAMPLE)
-        with np.load(self.samples) as file:
-            found = np.empty(len(file["telemetry.time"]), schema.SAMPLE)
-            for column in schema.SAMPLE.names or ():
-                found[column] = file[f"telemetry.{column}"]
+        columns = schema.read(self.samples)[1]["telemetry"] if self.samples.exists() else {"time": ()}
+        found = np.empty(len(columns["time"]), schema.SAMPLE)
+        for name, column in columns.items():
+            found[name] = column
         return found
 
     def run(self, sampler: Sampler | None = None) -> None:
         """Repeats until the time is over. sampler: has begun; it ends here."""
         refuse_other(self.folder, self.meeting, self.facts)
         saved = time.monotonic()
-        with self.load.trainee_alone() as trainee:
-            count = self.load.count_steps(trainee)
-            known = self._known()
-            # All go on from the same repeat, and none of them forgets what it has done.
-            repeat, elapsed = known.get("repeats", 0), known.get("elapsed", 0.0)
-            reference: list[int] = known.get("checksums", [])
-            self.load.check_drill(len(reference) or count)
-            started = time.monotonic() - elapsed
-            # Elapsed is what all agree on: whoever stopped by its own clock would leave the others waiting.
-            while not reference or elapsed < self.duration:
-                self.meeting.barrier()
-                seconds, checksums = self._repeat(trainee, len(reference) or count, drill=bool(reference))
-                if not reference:
-                    reference = self._agree(checksums)
-                different = next(
-                    (i for i, pair in enumerate(zip(checksums, reference, strict=True)) if len({*pair}) > 1), -1
-                )
-                repeat += 1
-                elapsed = self.meeting.most(time.monotonic() - started)
-                self._tell(repeat, elapsed, seconds, different)
-                if sampler is not None and time.monotonic() - saved >= SAVE_SECONDS:
-                    self._save(sampler.rows())
-                    saved = time.monotonic()
+        trainee = self.load.trainee_alone()
+        count = self.load.count_steps(trainee, self.load.config.rounds)
+        # All go on from the same repeat, and none of them forgets what it has done.
+        reference, repeat, elapsed = self._known()
+        count = len(reference) or count
+        self.load.check_drill(count)
+        started = time.monotonic() - elapsed
+        # Elapsed is what all agree on: whoever stopped by its own clock would leave the others waiting.
+        while not reference or elapsed < self.duration:
+            self.meeting.barrier()
+            with trainee.step.rollback():
+                checksums = self.load.take_steps(trainee, count, drill=bool(reference)).tolist()
+                seconds = statistics.median(trainee.recorder.take().sum(axis=1).tolist())
+            reference = reference or self._agree(checksums)
+            pairs = enumerate(zip(checksums, reference, strict=True))
+            different = next((step for step, (own, first) in pairs if own != first), -1)
+            repeat += 1
+            elapsed = self.meeting.most(time.monotonic() - started)
+            self._tell(repeat, elapsed, seconds, different)
+            if sampler is not None and time.monotonic() - saved >= SAVE_SECONDS:
+                self._save(sampler.rows())
+                saved = time.monotonic()
         if sampler is not None:
             self._save(sampler.stop())
 
@@ -157,7 +143,7 @@ class BurnIn:
         schema.write(self.samples, {"node": self.node}, {"telemetry": samples})
 
     def _lines(self) -> list[str]:
-        """Of this node's journal; the end of one that was being written when the power failed is cut off."""
+        """This node's journal; a last line that was half written when the power failed is cut off."""
         if not self.journal.exists():
             return []
         text = self.journal.read_text(encoding="utf-8")
@@ -166,26 +152,17 @@ class BurnIn:
             write_text(self.journal, whole)
         return whole.splitlines()
 
-    def _known(self) -> dict[str, Any]:
-        """What an earlier process left; the same on all ranks."""
-        known: dict[str, Any] = {}
-        if self.writes:
-            self._lines()
+    def _known(self) -> tuple[list[int], int, float]:
+        """Checksums of the first repeat, repeats and seconds of an earlier process; the same on all ranks."""
+        known: tuple[list[int], int, float] = [], 0, 0.0
+        lines = self._lines() if self.meeting.rank == self.members[0] else []
         if self.meeting.rank == 0 and self.first.exists():
-            known = json.loads(self.first.read_text(encoding="utf-8"))
-            self._write_first(known["checksums"])
-            lines = self._lines()
+            checksums = json.loads(self.first.read_text(encoding="utf-8"))["checksums"]
+            self._write_first(checksums)
             last = json.loads(lines[-1]) if lines else {}
-            known |= {"repeats": last.get("repeat", 0), "elapsed": last.get("elapsed", 0.0)}
-        found: dict[str, Any] = json.loads(self.meeting.exchange(json.dumps(known).encode())[0])
-        return found
-
-    def _repeat(self, trainee: Trainee, count: int, drill: bool) -> tuple[float, list[int]]:
-        """Median seconds of a step, and the checksums after each."""
-        with trainee.step.rollback():
-            checksums = self.load.take_steps(trainee, count, drill)
-            parts = trainee.recorder.take()
-        return statistics.median(parts.sum(axis=1).tolist()), checksums.tolist()
+            known = checksums, last.get("repeat", 0), last.get("elapsed", 0.0)
+        reference, repeat, elapsed = json.loads(self.meeting.exchange(json.dumps(known).encode())[0])
+        return reference, repeat, elapsed
 
     def _agree(self, checksums: list[int]) -> list[int]:
         """The first repeat of most ranks, which rank 0 writes down."""
@@ -196,26 +173,20 @@ class BurnIn:
         return reference
 
     def _write_first(self, checksums: list[int]) -> None:
-        """The first repeat, with what it was computed by and for how long the burn-in shall go on."""
+        """The first repeat, the facts that it was computed with, and the duration of the burn-in."""
         about = {"duration": self.duration, "checksums": checksums, "facts": self.facts}
         write_text(self.first, json.dumps(about) + "\n")
 
     def _tell(self, repeat: int, elapsed: float, seconds: float, different: int) -> None:
-        """A line of this node's journal, and rank 0's on how it goes."""
+        """A line in this node's journal, and rank 0's on stderr. different: the first step that is, or -1."""
         said = [json.loads(one) for one in self.meeting.exchange(json.dumps([seconds, different]).encode())]
-        if self.writes:
-            members = self.meeting.members(self.meeting.node)
-            line = {"repeat": repeat, "elapsed": elapsed, "seconds": {rank: said[rank][0] for rank in members}}
-            line["different"] = {rank: said[rank][1] for rank in members if said[rank][1] >= 0}
+        if self.meeting.rank == self.members[0]:
+            line = {"repeat": repeat, "elapsed": elapsed, "seconds": {rank: said[rank][0] for rank in self.members}}
+            line["different"] = {rank: said[rank][1] for rank in self.members if said[rank][1] >= 0}
             with open(self.journal, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-        if self.meeting.rank == 0:
-            wrong = [rank for rank, (_, step) in enumerate(said) if step >= 0]
-            words = f"rank {', '.join(map(str, wrong))} computed something else" if wrong else "all the same"
-            print(
-                f"burn-in {clock(elapsed)} of {clock(self.duration)}: repeat {repeat}, {words}",
-                file=sys.stderr,
-                flush=True,
-            )
+        wrong = [rank for rank, (_, step) in enumerate(said) if step >= 0]
+        words = f"rank {', '.join(map(str, wrong))} computed something else" if wrong else "all the same"
+        self.meeting.say(f"burn-in {clock(elapsed)} of {clock(self.duration)}: repeat {repeat}, {words}")

@@ -1,31 +1,27 @@
-"""The commands `certify` and `baseline` of `python -m review`."""
+"""The commands `certify` and `baseline` of `python -m review`. What they need is imported when one runs."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from review.logs.output import ReviewError, print_json
-
-EXIT = {"pass": 0, "warn": 3, "fail": 1}
+from certify.reasons import EXIT
+from review.logs.output import ReviewError, emit
 
 
 def add(commands: Any, common: Callable[[argparse.ArgumentParser], None]) -> None:
     """Adds both. common: adds the options of all commands."""
-    certify = commands.add_parser("certify", help="an acceptance test of certify.sh: who is slow, pass or fail")
-    certify.add_argument("target", type=Path, help="the folder that certify.sh or certify.sub named")
-    certify.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write the page as well: certify.html")
-    certify.add_argument("--csv", type=Path, metavar="FILE", help="write ranks and nodes, the slowest first, as well")
-    certify.add_argument(
-        "--expected", action="store_true", help="print the figures of the test instead, as a config expects them"
-    )
-    common(certify)
-    certify.set_defaults(run=_certify)
+    one = commands.add_parser("certify", help="an acceptance test of certify.sh: what is slow, pass or fail")
+    one.add_argument("target", type=Path, help="the folder that certify.sh or certify.sub named")
+    one.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write the page as well: certify.html")
+    one.add_argument("--csv", type=Path, metavar="FILE", help="write ranks and nodes, the slowest first, as well")
+    one.add_argument("--expected", action="store_true", help="print the figures for a config, without a verdict")
+    common(one)
+    one.set_defaults(run=_certify)
 
-    baseline = commands.add_parser("baseline", help="an acceptance test's figures by name, and later ones held to them")
+    baseline = commands.add_parser("baseline", help="figures of an acceptance test by name, to hold later ones to")
     actions = baseline.add_subparsers(dest="action", required=True, metavar="save|check|drift")
     save = actions.add_parser("save", help="keep the figures of a test as FOLDER/NAME.json")
     save.add_argument("target", type=Path, help="the folder of the test")
@@ -43,19 +39,16 @@ def add(commands: Any, common: Callable[[argparse.ArgumentParser], None]) -> Non
 
 
 def _certify(arguments: argparse.Namespace) -> int:
+    from certify.figures import exports
+    from certify.records import read
     from certify.verdict import certify, print_certificate, write_csv
 
     if arguments.expected:
         if arguments.csv or arguments.output:
             raise ReviewError("--expected prints figures for a config and no verdict: leave out --csv and --output")
-        from certify.figures import exports
-        from certify.records import read
-
         figures = exports(read(arguments.target))
-        if arguments.json:
-            print_json(figures)
-        else:
-            print("\n".join(f"export {variable}={value:.10g}" for variable, value in figures.items()))
+        lines = [f"export {variable}={value:.10g}" for variable, value in figures.items()]
+        emit(arguments, text=lambda: print("\n".join(lines)), json=lambda: figures)
         return 0
     found = certify(arguments.target)
     if arguments.output:
@@ -64,10 +57,7 @@ def _certify(arguments: argparse.Namespace) -> int:
         write_page(found, arguments.output)
     if arguments.csv:
         write_csv(found, arguments.csv)
-    if arguments.json:
-        print_json(found.as_dict())
-    else:
-        print_certificate(found)
+    emit(arguments, text=lambda: print_certificate(found), json=lambda: found)
     return EXIT[found.state]
 
 
@@ -82,10 +72,7 @@ def _save(arguments: argparse.Namespace) -> int:
             "--force keeps it all the same"
         )
     path = save(found.records, arguments.name, arguments.folder)
-    if arguments.json:
-        print_json({"file": str(path)})
-    else:
-        print(path)
+    emit(arguments, text=lambda: print(path), json=lambda: {"file": path})
     return 0
 
 
@@ -96,22 +83,20 @@ def _check(arguments: argparse.Namespace) -> int:
     now = measure(read(arguments.target), arguments.target.name)
     before = choose(now, arguments.folder, arguments.name)
     changes = check(now, before)
-    if arguments.json:
-        changed = [asdict(one) for one in changes]
-        print_json({"state": verdict(changes), "baseline": before.name, "changes": changed})
-    else:
-        print_changes(before, changes)
-    return EXIT[verdict(changes)]
+    state = verdict(changes)
+    emit(
+        arguments,
+        text=lambda: print_changes(before, changes),
+        json=lambda: {"state": state, "baseline": before.name, "changes": changes},
+    )
+    return EXIT[state]
 
 
 def _drift(arguments: argparse.Namespace) -> int:
     from certify.baseline import load_all
     from certify.page import write_drift
 
-    baselines = load_all(arguments.folder)
-    write_drift(baselines, arguments.output)
-    if arguments.json:
-        print_json({"file": str(arguments.output), "baselines": [asdict(one) for one in baselines]})
-    else:
-        print(arguments.output)
+    found, output = load_all(arguments.folder), arguments.output
+    write_drift(found, output)
+    emit(arguments, text=lambda: print(output), json=lambda: {"file": output, "baselines": found})
     return 0

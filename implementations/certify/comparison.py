@@ -1,37 +1,34 @@
-"""Who stands out among those that did the same work, in which stage, and how sure that is."""
+"""The statistics: which ranks, nodes or links stand out among those that did the same work, and how sure that is."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from certify.records import Records
+from certify.records import Records, known
 from certify.schema import ALONE, BURN_IN
 
-LEAST = 4  # of fewer, nobody can say which is the odd one
-LEAST_ROUNDS = 3  # of fewer, nobody can say how well one repeats
-FALSE_ALARMS = 0.01  # of whole tests of healthy machines, however many comparisons they make
-HEALTHY_SPREAD = 0.01  # standard deviation between healthy GPUs, as a share, where few are there to show it
-PRIOR_FREEDOM = 6  # degrees of freedom that this knowledge counts for
+LEAST = 4  # to tell which is the odd one
+LEAST_ROUNDS = 3  # to tell how well one repeats
+FALSE_ALARMS = 0.01  # share of whole tests of healthy machines, whatever their number of comparisons
+HEALTHY_SPREAD = 0.01  # prior standard deviation between healthy GPUs, as a share
+PRIOR_FREEDOM = 6  # degrees of freedom of that prior
 _TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of a normal distribution
 OF_MEDIAN = 1.2533  # standard error of a median over that of a mean
-LEAST_EXCESS = {"slow": 0.03, "starved": 0.03, "hesitates": 0.03, "network": 0.15}  # what is less concerns nobody
-SPREAD = {"slow": 0.01, "starved": 0.01, "network": 0.05}  # of healthy ones: outliers.HEALTHY_SPREAD
-HESITATION = 1.25  # times its typical step: what a step takes beyond that is lost
+LEAST_EXCESS = {"slow": 0.03, "starved": 0.03, "hesitates": 0.03, "network": 0.15}  # below it an excess does not matter
+SPREAD = {"slow": 0.01, "starved": 0.01, "network": 0.05}  # prior standard deviation between healthy ones
+HESITATION = 1.25  # times the typical step: time beyond that is lost
 
 
 @dataclass(frozen=True)
 class Outlier:
     """One that is far above the others.
 
-    excess: by how much, as a share of their median; measure: what says so, in words, such as "9 deviations" (of a
-    healthy one); chance: expected number of such findings in a whole test of healthy machines, so that 0.001 is one in
-    1,000 tests.
+    excess: over the median, as a share; measure: such as "9 deviations" (of a healthy one); chance: expected number of
+    such findings in a whole test of healthy machines, so that 0.001 is one in 1,000 tests.
     """
 
     name: str
@@ -48,16 +45,16 @@ def slow(
     spread: float = HEALTHY_SPREAD,
     paired: bool = True,
 ) -> list[Outlier]:
-    """Those whose value is far above the others', the farthest first; none where there are too few to compare.
+    """Those whose value is far above the others', the farthest first; none if there are too few to compare.
 
-    values: of each, by round, nan where it took no part. paired: the rounds ran at the same time, so that what
-    disturbed all of them cancels. comparisons: how many the whole test makes, this one's included (Bonferroni).
+    values: of each, by round, nan for a round without it. paired: the rounds ran at the same time, so that common
+    disturbances cancel. comparisons: of the whole test, these included (Bonferroni).
 
-    The center is the median over all. What a healthy one deviates by has two parts: the spread between them, from the
-    median absolute deviation and, as a variance with PRIOR_FREEDOM degrees of freedom, from ``spread`` (the moderated
-    variance of Smyth 2004); and how well one repeats, from its own rounds or those of all, whichever is worse. The
-    limit is Student's quantile, as both are uncertain, with the degrees of freedom that the sum of the two has (Welch
-    and Satterthwaite): the rounds of all tell well how much a round is off, few ranks tell badly how much they differ.
+    The center is the median over all. A healthy one's variance has two parts: the spread between them, from the median
+    absolute deviation and, as a prior with PRIOR_FREEDOM degrees of freedom, from ``spread`` (the moderated variance of
+    Smyth 2004); and repeatability, from its own rounds or those of all, whichever is worse. As both are uncertain, the
+    limit is Student's quantile with the degrees of freedom of their sum (Welch and Satterthwaite): many rounds tell the
+    noise of a round well, few ranks tell their spread badly.
     """
     from scipy.stats import t  # slow to import, and only needed here
 
@@ -85,7 +82,7 @@ def slow(
 
 def relative(values: Mapping[str, Sequence[float]], paired: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Each round [names, rounds], and the median over rounds [names], over the median of all names."""
-    table = np.array([list(rounds) for rounds in values.values()], np.float64)
+    table = np.array([*values.values()], np.float64)
     if paired:
         table = table / np.nanmedian(table, axis=0)
     level = np.nanmedian(table, axis=1)
@@ -95,16 +92,15 @@ def relative(values: Mapping[str, Sequence[float]], paired: bool = True) -> tupl
 def hesitating(lost: Mapping[str, Sequence[float]], comparisons: int, *, least: float) -> list[Outlier]:
     """Those that lose time in more rounds than the others do, the worst first.
 
-    lost: share of each round's time, nan where one took no part; it counts by how much it is above the round's median.
-    Pauses are rare and of any length, so that nothing is assumed of how they are distributed: where all are alike, the
-    rounds that lost more than ``least`` are anybody's, and how many are one's own is hypergeometric (Fisher's exact
-    test). One long pause is no more than one round.
+    lost: share of each round's time, nan for a round without it; its excess over the round's median counts. Pauses are
+    rare and of any length, so no distribution is assumed: among equals the rounds that lost more than ``least`` fall on
+    anyone, and the number of one's own is hypergeometric (Fisher's exact test). One long pause is just one round.
     """
     from scipy.stats import hypergeom  # slow to import, and only needed here
 
     if len(lost) < LEAST:
         return []
-    table = np.array([list(rounds) for rounds in lost.values()], np.float64)
+    table = np.array([*lost.values()], np.float64)
     table = table - np.nanmedian(table, axis=0)
     rounds, hit = np.sum(~np.isnan(table), axis=1), np.sum(table > least, axis=1)
     chances = hypergeom.sf(hit - 1, rounds.sum(), hit.sum(), rounds) * comparisons
@@ -121,9 +117,9 @@ def hesitating(lost: Mapping[str, Sequence[float]], comparisons: int, *, least: 
 def _common_noise(table: np.ndarray) -> tuple[float, float]:
     """The standard deviation of a round of any of them, outliers cut off, and its degrees of freedom."""
     limit = 3 * _TO_DEVIATION * float(np.nanmedian(np.abs(table)))
-    known = np.clip(table[~np.isnan(table)], -limit, limit)
-    freedom = max(len(known) - len(table), 1)
-    return math.sqrt(float(np.sum(known**2)) / freedom), freedom
+    errors = np.clip(known(table), -limit, limit)
+    freedom = max(len(errors) - len(table), 1)
+    return math.sqrt(float(np.sum(errors**2)) / freedom), freedom
 
 
 def _deviation(table: np.ndarray, center: np.ndarray | float, axis: int) -> np.ndarray:
@@ -132,23 +128,23 @@ def _deviation(table: np.ndarray, center: np.ndarray | float, axis: int) -> np.n
 
 @dataclass(frozen=True)
 class Question:
-    """Who of these stands out? kind: node, rank or link; values: by name and round; stages: of each round."""
+    """Which of these stand out? kind: node, rank or link; values: by name and round; stages: of each round."""
 
     what: str
     kind: str
-    values: dict[str, list[float]]
+    values: Mapping[str, Sequence[float]]
     stages: tuple[str, ...]
     paired: bool = True
 
     def outliers(self, comparisons: int) -> list[Outlier]:
-        """Those who do. comparisons: of the whole test."""
+        """comparisons: of the whole test."""
         least = LEAST_EXCESS[self.what]
         if self.what == "hesitates":
             return hesitating(self.values, comparisons, least=least)
         return slow(self.values, comparisons, least_excess=least, spread=SPREAD[self.what], paired=self.paired)
 
     def ranking(self) -> dict[str, float]:
-        """How much slower than their median each is, as a share, the slowest first."""
+        """Excess over the median, as a share, the slowest first."""
         excess = dict(zip(self.values, (relative(self.values, self.paired)[1] - 1).tolist(), strict=True))
         return dict(sorted(excess.items(), key=lambda one: -one[1]))
 
@@ -162,91 +158,67 @@ class Question:
         return [stage for stage in stages if share[stage] >= 0.5] or [max(stages, key=lambda stage: share[stage])]
 
 
-class Rounds:
-    """What rounds of several stages say, by rank, to be asked together."""
-
-    def __init__(self, records: Records, what: str) -> None:
-        self.records, self.what = records, what
-        self.stages: tuple[str, ...] = ()
-        self.values: dict[int, list[float]] = {rank: [] for rank in records.places}
-
-    def add(self, stage: str, values: Mapping[int, list[float]]) -> None:
-        """values: by rank and round."""
-        for rank, rounds in values.items():
-            self.values[rank] += rounds
-        self.stages += (stage,) * max(map(len, values.values()))
-
-    def questions(self) -> Iterator[Question]:
-        """Of nodes and of ranks; a pause is a rank's where each node has one. None where there are no rounds."""
-        if not self.stages:
-            return
-        places = self.records.places
-        if self.what != "hesitates" or len(self.records.nodes) < len(places):
-            yield Question(self.what, "node", _by_node(self.records, self.values), self.stages)
-        ranks = {places[rank].name: rounds for rank, rounds in self.values.items()}
-        yield Question(self.what, "rank", ranks, self.stages)
-
-
-def questions(records: Records, burn_in: Mapping[int, list[float]]) -> Iterator[Question]:
+def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Iterator[Question]:
     """All comparisons of the test, in the order of the stages. burn_in: seconds of its steps by rank and round.
 
-    Each stage is asked by itself, and all together: of what is small, but everywhere, more rounds are surer.
+    Each stage is asked by itself, and all together: a small excess that is in all of them is surer in more rounds.
     """
-    slow_anywhere, starved, lost = (Rounds(records, what) for what in ("slow", "starved", "hesitates"))
+    everywhere: dict[str, dict[str, np.ndarray]] = {"slow": {}, "starved": {}, "hesitates": {}}
     for stage in (one for one in records.stages if one != "pairs"):  # few rounds, and `node` has asked the same
         own = records.relative(stage)
-        typical = {rank: [_typical(times) for times in rounds] for rank, rounds in own.items()}
-        yield from _of(records, stage, typical)
-        slow_anywhere.add(stage, typical)
-        lost.add(stage, {rank: [_lost(times) for times in rounds] for rank, rounds in own.items()})
+        tables = {"slow": np.apply_along_axis(_typical, 2, own), "hesitates": np.apply_along_axis(_lost, 2, own)}
         if records.on_cpus and stage in ALONE:  # what a GPU's process does on its CPUs says nothing of the GPU
-            waited = records.per_cpu_second(stage)
-            typical = {rank: [_typical(times) for times in rounds] for rank, rounds in waited.items()}
-            yield from _of(records, stage, typical, "starved")
-            starved.add(stage, typical)
-    for rounds_of in (slow_anywhere, starved, lost):
-        yield from rounds_of.questions()
+            tables["starved"] = np.apply_along_axis(_typical, 2, records.per_cpu_second(stage))
+        for what, table in tables.items():
+            everywhere[what][stage] = table
+            if what != "hesitates":
+                yield from _ask(records, what, {stage: table})
+    for what, by_stage in everywhere.items():
+        yield from _ask(records, what, by_stage)
     for probe in records.probed:
-        yield from _of(records, probe, records.probe(probe))
+        yield from _ask(records, "slow", {probe: records.probe(probe)})
     yield from _of_network(records)
     if set(burn_in) >= set(records.places):
-        yield from _of(records, BURN_IN, {rank: burn_in[rank] for rank in records.places})
+        yield from _ask(records, "slow", {BURN_IN: np.array([burn_in[rank] for rank in records.places])})
 
 
-def _of(records: Records, stage: str, values: Mapping[int, list[float]], what: str = "slow") -> Iterator[Question]:
-    """Who stands out in one stage."""
-    rounds = Rounds(records, what)
-    rounds.add(stage, values)
-    return rounds.questions()
+def _ask(records: Records, what: str, by_stage: Mapping[str, np.ndarray]) -> Iterator[Question]:
+    """Of nodes and of ranks; of pauses only of ranks if each node has one. by_stage: values [ranks, rounds].
+
+    A node is as slow as the quicker half of its ranks: one slow rank does not make a slow node.
+    """
+    if not by_stage:
+        return
+    table = np.concatenate([*by_stage.values()], axis=1)
+    stages = tuple(stage for stage, values in by_stage.items() for _ in range(values.shape[1]))
+    if what != "hesitates" or len(records.nodes) < len(records.places):
+        of = np.array([place.node for place in records.places.values()])
+        of_nodes = {f"node {node}": np.sort(table[of == node], axis=0) for node in records.nodes}
+        yield Question(what, "node", {name: own[(len(own) - 1) // 2] for name, own in of_nodes.items()}, stages)
+    yield Question(what, "rank", dict(zip(records.names, table, strict=True)), stages)
 
 
 def _of_network(records: Records) -> Iterator[Question]:
     pairs = records.pairs()
-    meetings: dict[str, list[float]] = defaultdict(list)
+    meetings: dict[str, list[float]] = {}
     for pair, seconds in pairs.items():
         for node in pair:
-            meetings[f"node {records.nodes[node]}"].append(min(seconds))
-    most = max((len(times) for times in meetings.values()), default=0)
+            meetings.setdefault(f"node {records.nodes[node]}", []).append(min(seconds))
+    most = max(map(len, meetings.values()), default=0)
     filled = {node: times + [np.nan] * (most - len(times)) for node, times in meetings.items()}
     yield Question("network", "node", filled, ("pairs",) * most, paired=False)
     links = {f"link {records.nodes[a]} - {records.nodes[b]}": times for (a, b), times in pairs.items()}
     yield Question("network", "link", links, ("pairs",), paired=False)
 
 
-def _by_node(records: Records, values: dict[int, list[float]]) -> dict[str, list[float]]:
-    """A node is as slow as the quicker half of its ranks: one slow rank does not make a slow node."""
-    nodes: dict[str, list[list[float]]] = defaultdict(list)
-    for rank, rounds in values.items():
-        nodes[f"node {records.places[rank].node}"].append(rounds)
-    return {node: [statistics.median_low(times) for times in zip(*ranks, strict=True)] for node, ranks in nodes.items()}
-
-
 def _typical(times: np.ndarray) -> float:
-    """The mean of the middle half: as deaf to some disturbed steps as a median, and off by less."""
+    """The mean of the middle half: as robust to some disturbed steps as a median, with a smaller error."""
+    times = known(times)
     cut = len(times) // 4
     return float(np.mean(np.sort(times)[cut : len(times) - cut])) if len(times) else np.nan
 
 
 def _lost(times: np.ndarray) -> float:
     """The share of time that single steps took beyond what steps vary by."""
+    times = known(times)
     return float(np.mean(np.clip(times / _typical(times) - HESITATION, 0, None))) if len(times) else np.nan

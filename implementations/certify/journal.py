@@ -1,15 +1,16 @@
-"""How a burn-in goes: who computed something else than in the first repeat, and when."""
+"""How a burn-in goes: which ranks computed something else than in the first repeat, and when."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import nan
+from math import floor, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from review.logs.output import ReviewError
+from certify.reasons import Reason
+from review.logs.output import ReviewError, duration
 
 if TYPE_CHECKING:
     from certify.records import Place
@@ -19,34 +20,39 @@ MOST_ROUNDS = 64
 
 @dataclass(frozen=True)
 class BurnIn:
-    """How far it has come, and what it says of its ranks.
+    """Progress and findings of a burn-in.
 
-    repeats, elapsed: of ``duration`` seconds; different: lines on who computed otherwise; rounds: seconds of a step of
-    each rank, the repeats put together to MOST_ROUNDS rounds or fewer, nan where a rank's are still to come; running:
-    somebody watches it repeat.
+    repeats, elapsed: of ``duration`` seconds; different: ranks that computed otherwise; rounds: seconds of a step of
+    each rank, the repeats averaged into at most MOST_ROUNDS rounds, nan where a rank's are still to come; running:
+    `watch` sees it repeat.
     """
 
     repeats: int
     elapsed: float
     duration: float
-    different: list[str]
+    different: list[Reason]
     rounds: dict[int, list[float]] = field(default_factory=dict)
     running: bool = False
 
     @property
-    def unfinished(self) -> bool:
-        """Whether it has less than its time behind it, and nobody knows that it still runs."""
-        return self.elapsed < self.duration and not self.running
+    def share(self) -> float:
+        return min(self.elapsed / self.duration, 1.0) if self.duration else 1.0
 
     def text(self) -> str:
-        """In one line."""
-        share = min(self.elapsed / self.duration, 1.0) if self.duration else 1.0
         words = "not all the same" if self.different else "all the same, bit for bit" if self.repeats else "not begun"
-        return f"burn-in: {self.repeats:,} repeats in {self.elapsed / 3600:.2f} hours ({share:.0%}), {words}"
+        return f"burn-in: {self.repeats:,} repeats in {self.elapsed / 3600:.2f} hours ({self.share:.0%}), {words}"
+
+    def reasons(self, run_name: str) -> list[Reason]:
+        """Why the test does not pass: ranks that differ. A burn-in that ended before its time is a warning."""
+        if self.elapsed >= self.duration or self.running:
+            return self.different
+        ended = f"ended after {floor(100 * self.elapsed / self.duration)}% of {duration(self.duration)}"
+        again = f"run it again with RUN_NAME={run_name} DURATION={self.duration:g}s, unless it still runs"
+        return [*self.different, Reason("burn-in", f"{ended}: {again}", "warn")]
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
-        return {name: value for name, value in vars(self).items() if name not in ("rounds", "running")}
+        found = {name: value for name, value in vars(self).items() if name not in ("rounds", "running")}
+        return found | {"different": [one.text() for one in self.different]}
 
 
 class Rounds:
@@ -54,29 +60,30 @@ class Rounds:
 
     def __init__(self) -> None:
         self.width = 1  # repeats of a round
-        self._sums: dict[int, list[list[float]]] = {}  # seconds and repeats by rank and round
+        self._sums: dict[int, dict[int, tuple[float, int]]] = {}  # seconds and repeats by rank and round
 
     def add(self, rank: int, repeat: int, seconds: float) -> None:
-        """A repeat of a rank. repeat: counted from 1."""
+        """repeat: counted from 1."""
         while (repeat - 1) // self.width >= MOST_ROUNDS:
             self.width *= 2
-            self._sums = {rank: [*map(_added, own[::2], [*own[1::2], [0.0, 0.0]])] for rank, own in self._sums.items()}
-        own = self._sums.setdefault(rank, [])
-        number = (repeat - 1) // self.width
-        own += [[0.0, 0.0] for _ in range(number + 1 - len(own))]
-        own[number] = _added(own[number], [seconds, 1.0])
+            earlier, self._sums = self._sums, {}
+            for one, rounds in earlier.items():
+                for number, (total, count) in rounds.items():
+                    self._count(one, number // 2, total, count)
+        self._count(rank, (repeat - 1) // self.width, seconds, 1)
+
+    def _count(self, rank: int, number: int, seconds: float, repeats: int) -> None:
+        rounds = self._sums.setdefault(rank, {})
+        total, count = rounds.get(number, (0.0, 0))
+        rounds[number] = total + seconds, count + repeats
 
     def means(self) -> dict[int, list[float]]:
         """By rank, as many of each."""
-        most = max(map(len, self._sums.values()), default=0)
+        most = max((max(rounds) + 1 for rounds in self._sums.values()), default=0)
         return {
-            rank: [total / count if count else nan for total, count in own] + [nan] * (most - len(own))
-            for rank, own in sorted(self._sums.items())
+            rank: [total / count for total, count in (rounds.get(number, (nan, 1)) for number in range(most))]
+            for rank, rounds in sorted(self._sums.items())
         }
-
-
-def _added(one: list[float], other: list[float]) -> list[float]:
-    return [one[0] + other[0], one[1] + other[1]]
 
 
 class Journal:
@@ -87,16 +94,15 @@ class Journal:
         self._begin(())
 
     def _begin(self, started: tuple[int, ...]) -> None:
-        """Nothing is known yet. started: tells the file of the first repeat from that of another burn-in."""
+        """Forgets all. started: tells the file of the first repeat from that of another burn-in."""
         self._started = started
         self._duration, self._elapsed, self._repeats = 0.0, 0.0, 0
         self._read: dict[Path, int] = {}  # bytes of each node's journal
-        self._first: dict[int, str] = {}
-        self._counts: dict[int, int] = {}
+        self._different: dict[int, tuple[str, int]] = {}  # by rank: where first, and in how many repeats
         self._rounds = Rounds()
 
     def read(self, places: Mapping[int, Place]) -> BurnIn | None:
-        """How it goes; None without one. Raises ReviewError for files that are none of a burn-in."""
+        """None without a burn-in. Raises ReviewError for other files of these names."""
         path = self.folder / "burn_in.json"
         if not path.exists():
             return None
@@ -111,16 +117,19 @@ class Journal:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self._begin(())
             raise ReviewError(f"{path}: no record of a burn-in; it was cut short or is another file") from None
-        names = {rank: places[rank].name if rank in places else f"rank {rank}" for rank in self._first}
         different = [
-            f"{names[rank]}: its weights differ from those of the first repeat, {self._first[rank]} "
-            f"(burn-in; {self._counts[rank]:,} of {self._repeats:,} repeats)"
-            for rank in sorted(self._first)
+            Reason(
+                places[rank].name if rank in places else f"rank {rank}",
+                f"its weights differ from those of the first repeat, first in {first}",
+                stage="burn-in",
+                sure=f"{count:,} of {self._repeats:,} repeats",
+            )
+            for rank, (first, count) in sorted(self._different.items())
         ]
         return BurnIn(self._repeats, self._elapsed, self._duration, different, self._rounds.means())
 
     def _read_on(self, journal: Path) -> None:
-        """The lines of a node that are new; the last one may just be being written."""
+        """The new lines of a node's journal; the last one may be half written."""
         with open(journal, "rb") as file:
             file.seek(self._read.get(journal, 0))
             for written in file:
@@ -134,6 +143,6 @@ class Journal:
         for rank, seconds in line["seconds"].items():
             self._rounds.add(int(rank), line["repeat"], float(seconds))
         for rank, step in line["different"].items():
-            self._counts[int(rank)] = self._counts.get(int(rank), 0) + 1
-            where = f"first in step {step + 1} of repeat {line['repeat']}"
-            self._first.setdefault(int(rank), f"{where}, {line['elapsed'] / 3600:.2f} hours after the start")
+            where = f"step {step + 1} of repeat {line['repeat']}, {line['elapsed'] / 3600:.2f} hours after the start"
+            first, count = self._different.get(int(rank), (where, 0))
+            self._different[int(rank)] = first, count + 1

@@ -1,4 +1,4 @@
-"""What one rank of an acceptance test does: the benchmark's step in stages, alone, with its node, in pairs, with all.
+"""The load of one rank: the benchmark's training step in stages, alone, with its node, in pairs of nodes, with all.
 
 Every rank takes the same steps, on the same batches with the same random numbers, and every round starts from the same
 weights: what differs between ranks or rounds is the machine, in time or in what it computed.
@@ -6,17 +6,17 @@ weights: what differs between ranks or rounds is the machine, in time or in what
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import itertools
 import os
 import re
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from bert.training.graph import ready
 from bert.training.step import Step, TrainingStep
 from certify.meeting import Meeting, pairings
 from certify.recorder import Recorder
-from certify.schema import NOBODY, PARTS, PROBE, STAGES, STEP
+from certify.schema import NOBODY, PARTS, STAGES, STEP
 
 SEED = 0  # one for all ranks and rounds: the same work, bit for bit
 LEARNING_RATE = 1e-4
@@ -51,19 +51,14 @@ REPEATS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How long the test takes, and drills that it must notice."""
+    """Length of the test, and a drill that it must notice."""
 
     seconds: float = env("CERTIFY_SECONDS", above=0, doc="seconds of a stage; set by the launcher")
     rounds: int = env("CERTIFY_ROUNDS", 6, at_least=3, doc="parts into which a stage is divided; each is compared")
     duration: str = env("DURATION", "", doc="burn-in after the stages, such as 24h, 30m or 90s; unset: none")
-    flip: str = env(
-        "CERTIFY_FLIP",
-        "",
-        doc="drill: RANK:STEP, the rank, from 0, and step of a round, from 1, at which one bit of a weight flips",
-    )
+    flip: str = env("CERTIFY_FLIP", "", doc="drill: RANK:STEP (from 0, from 1) at which one bit of a weight flips")
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a drill that is none."""
         if self.flip and not re.fullmatch(r"\d+:0*[1-9]\d*", self.flip):
             raise ConfigError(f"CERTIFY_FLIP={self.flip!r}: expected RANK:STEP, such as 5:3, steps counted from 1")
         if self.duration and not re.fullmatch(r"\d+(\.\d+)?[smhd]", self.duration):
@@ -89,10 +84,7 @@ class Config:
 
 @dataclass
 class Trainee:
-    """A model that is trained, with what trains and times it; the ranks of one process group have one each.
-
-    take_step: ``step``, or where it is ``graphed`` the CUDA graph of it.
-    """
+    """A model in training, of one rank or of a process group; take_step: ``step``, or its CUDA graph if ``graphed``."""
 
     world: World
     model: torch.nn.Module
@@ -103,7 +95,7 @@ class Trainee:
 
 
 class Load:
-    """Every rank makes it and calls ``run`` with the same settings; the rows of this rank are in ``rows``."""
+    """Every rank makes it and calls ``run`` with the same settings; ``rows`` and ``probes`` are this rank's."""
 
     def __init__(self, config: Config, trainer: TrainerConfig, meeting: Meeting) -> None:
         self.config, self.meeting = config, meeting
@@ -116,26 +108,34 @@ class Load:
         self.source = open_source(trainer.data, trainer.model.vocab_size)
         self.sequences: dict[int, int] = {}  # of each step; the same for all ranks, stages and rounds
         self.rows: list[np.ndarray] = []
-        self.probes: list[np.ndarray] = []
+        self.probes: list[tuple[Any, ...]] = []  # of PROBE
 
     def run(self) -> None:
-        """All stages, each about as long as the settings say."""
+        """All stages, each for about as long as the settings say."""
         meeting, rounds = self.meeting, self.config.rounds
-        with self.trainee_alone() as trainee:
-            count = self.count_steps(trainee)
-            self.check_drill(count)
-            self._say("single, parallel", count)
-            for number in range(rounds):
-                for turn in range(1 + max(place.local_rank for place in meeting.places)):
-                    meeting.barrier()
-                    if turn == meeting.places[meeting.rank].local_rank:
-                        self._round(trainee, "single", number, count)
+        trainee = self.trainee_alone()
+        count = self.count_steps(trainee, rounds)
+        self.check_drill(count)
+        meeting.say(f"certify: single, parallel: {count} steps in each round")
+        for number in range(rounds):
+            for turn in range(1 + max(place.local_rank for place in meeting.places)):
                 meeting.barrier()
-                self._round(trainee, "parallel", number, count, drill=number == rounds - 1)
-        self._probe_all()
+                if turn == meeting.places[meeting.rank].local_rank:
+                    self._round(trainee, "single", number, count)
+            meeting.barrier()
+            self._round(trainee, "parallel", number, count, drill=number == rounds - 1)
+        probes = build_probes(self.device, self.trainer.data, meeting.rank)
+        for number in range(rounds):
+            for name, amount, work in probes:  # all ranks at the same time
+                meeting.barrier()
+                self._probe(name, number, measure(work, self.device), amount)
         if len(meeting.nodes) > 1:
             self._group("node", meeting.members(meeting.node), range(rounds))
-            self._pairs()
+            found = pairings(len(meeting.nodes), MOST_PAIRINGS)
+            for number, pairs in enumerate(found):  # all pairs at the same time
+                partner = (dict(pairs) | {b: a for a, b in pairs}).get(meeting.node, NOBODY)
+                members = [meeting.rank] if partner == NOBODY else meeting.members(meeting.node, partner)
+                self._group("pairs", members, [number], len(found), partner)
         self._group("together", range(meeting.size), range(rounds))
 
     def check_drill(self, count: int) -> None:
@@ -146,37 +146,15 @@ class Load:
         )
         self.meeting.refuse(f"{words} more than {self.config.seconds:g}" if beyond else "")
 
-    def _say(self, stage: str, count: int) -> None:
-        """Rank 0 says what comes."""
-        if self.meeting.rank == 0:
-            print(f"certify: {stage}: {count} steps in each round", file=sys.stderr, flush=True)
-
-    def _probe_all(self) -> None:
-        """Products, copies and reads by themselves, all ranks at the same time."""
-        found = build_probes(self.device, self.trainer.data, self.meeting.rank)
-        for number in range(self.config.rounds):
-            for one in found:
-                self.meeting.barrier()
-                self.probe(one.name, number, one.measure(self.device), one.amount)
-
-    def _pairs(self) -> None:
-        """Every node with one other after the other, all pairs at the same time."""
-        found = pairings(len(self.meeting.nodes), MOST_PAIRINGS)
-        for number, pairs in enumerate(found):
-            partners = dict(pairs) | {b: a for a, b in pairs}
-            own = self.meeting.node
-            partner = partners.get(own, NOBODY)
-            members = self.meeting.members(own, partner) if partner != NOBODY else [self.meeting.rank]
-            self._group("pairs", members, [number], len(found), partner)
-
     def _group(
         self, stage: str, ranks: Sequence[int], numbers: Sequence[int], rounds: int = 0, partner: int = NOBODY
     ) -> None:
         """Rounds of a process group of these ranks. A rank that rests in them meets the others all the same."""
         self.meeting.barrier()
-        with self.meeting.world(ranks) as world, self._trainee(world) as trainee:
-            count = self._count(trainee, rounds or len(numbers))
-            self._say(stage, count)
+        with self.meeting.world(ranks) as world:
+            trainee = self._trainee(world)
+            count = self.count_steps(trainee, rounds or len(numbers))
+            self.meeting.say(f"certify: {stage}: {count} steps in each round")
             for number in numbers:
                 self.meeting.barrier()
                 if stage != "pairs" or partner != NOBODY:
@@ -184,16 +162,11 @@ class Load:
                     self._all_reduce(trainee, stage, number, partner)
             self.meeting.barrier()
 
-    def trainee_alone(self) -> contextlib.AbstractContextManager[Trainee]:
+    def trainee_alone(self) -> Trainee:
         """A model that this rank trains by itself, as a benchmark's run would: from a CUDA graph, where it uses one."""
         return self._trainee(self.alone, self.trainer.uses_graph)
 
-    def count_steps(self, trainee: Trainee) -> int:
-        """Steps of a round; every rank calls it."""
-        return self._count(trainee, self.config.rounds)
-
-    @contextlib.contextmanager
-    def _trainee(self, world: World, graphed: bool = False) -> Iterator[Trainee]:
+    def _trainee(self, world: World, graphed: bool = False) -> Trainee:
         torch.manual_seed(SEED)
         model, step = train.build(self.trainer, world, SEED)
         assert isinstance(step, Step)
@@ -202,11 +175,10 @@ class Load:
             step.mark = recorder.mark
             recorder.watch(model)
         example = partial(train.dummy_batches, self.trainer, world)
-        take_step = ready(step, example, graph=graphed, rehearse=False)
-        yield Trainee(world, model, step, recorder, take_step, graphed)
+        return Trainee(world, model, step, recorder, ready(step, example, graph=graphed, rehearse=False), graphed)
 
-    def _count(self, trainee: Trainee, rounds: int) -> int:
-        """Steps of a round: as many as the slowest rank takes in the time, the same on every rank."""
+    def count_steps(self, trainee: Trainee, rounds: int) -> int:
+        """Steps of a round: as many as the slowest rank takes in the time. Every rank calls it."""
         with trainee.step.rollback():
             self.take_steps(trainee, 1)
             trainee.recorder.settle()
@@ -218,7 +190,7 @@ class Load:
     def _round(
         self, trainee: Trainee, stage: str, number: int, count: int, partner: int = NOBODY, drill: bool = False
     ) -> None:
-        """The first ``count`` steps from the first weights, and their rows. drill: a bit flips where one shall."""
+        """Takes ``count`` steps from the first weights and notes their rows. drill: may flip a bit."""
         with trainee.step.rollback():
             checksums = self.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
@@ -256,79 +228,60 @@ class Load:
         return checksums
 
     def _all_reduce(self, trainee: Trainee, stage: str, number: int, partner: int) -> None:
-        """The time of an all-reduce as large as the gradients in 16 bit, whose sums are checked."""
+        """Times all-reduces as large as the gradients in 16 bit, and checks their sums."""
         world = trainee.world
-        if world.size == 1:
-            return
         num_bytes = max(LEAST_BYTES, 2 * sum(parameter.numel() for parameter in trainee.model.parameters()))
-        for _ in range(REDUCTIONS):
+        for _ in range(REDUCTIONS if world.size > 1 else 0):
             seconds = allreduce.measure(num_bytes, world.rank, world.size, self.device)
-            self.probe(f"reduce_{stage}", number, seconds, num_bytes, partner)
+            self._probe(f"reduce_{stage}", number, seconds, num_bytes, partner)
 
-    def probe(self, name: str, number: int, seconds: float, amount: float, partner: int = NOBODY) -> None:
-        """Notes a measurement."""
-        row = (self.meeting.rank, name.encode(), number, partner, seconds, amount)
-        self.probes.append(np.array([row], PROBE))
+    def _probe(self, name: str, number: int, seconds: float, amount: float, partner: int = NOBODY) -> None:
+        self.probes.append((self.meeting.rank, name.encode(), number, partner, seconds, amount))
 
 
-@dataclass(frozen=True)
-class Probe:
-    """name: as the record has it; amount: operations or bytes of ``run``."""
-
-    name: str
-    amount: float
-    run: Callable[[], object]
-
-    def measure(self, device: torch.device) -> float:
-        """Seconds of one run among several, after one to warm up."""
-        for repeats in (1, REPEATS):
-            begin = time.perf_counter()
-            for _ in range(repeats):
-                self.run()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-        return (time.perf_counter() - begin) / REPEATS
+def measure(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one run among several, after one to warm up."""
+    for repeats in (1, REPEATS):
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return (time.perf_counter() - begin) / REPEATS
 
 
-def build_probes(device: torch.device, data: DataConfig, rank: int) -> list[Probe]:
-    """What this device can do, on random numbers: zeros run faster, because a chip is limited by power."""
+def build_probes(device: torch.device, data: DataConfig, rank: int) -> list[tuple[str, float, Callable[[], object]]]:
+    """(name in the record, operations or bytes, work), on random numbers: zeros take less power and run faster."""
     cuda = device.type == "cuda"
     size, num_bytes = (SIZE, COPY_BYTES) if cuda else (CPU_SIZE, CPU_COPY_BYTES)
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32) for _ in range(2))
-    found = [Probe("matmul", 2 * size**3, lambda: a @ b)]
+    found: list[tuple[str, float, Callable[[], object]]] = [("matmul", 2 * size**3, lambda: a @ b)]
     if cuda and torch.cuda.get_device_capability(device) >= (8, 9):
         one = torch.ones((), device=device)
         left, right = a.to(fp8.FORWARD), b.to(fp8.FORWARD).t()
         run = partial(fp8.product, left, right, one, one, None, torch.bfloat16, True)
-        found.append(Probe("matmul_fp8", 2 * size**3, run))
+        found.append(("matmul_fp8", 2 * size**3, run))
     source, target = (torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-    found.append(Probe("copy", 2 * num_bytes, lambda: target.copy_(source)))  # read and written
+    found.append(("copy", 2 * num_bytes, lambda: target.copy_(source)))  # read and written
     if cuda:
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        found.append(Probe("host_copy", num_bytes, lambda: target.copy_(host, non_blocking=True)))
-    return [*found, *_disk(data, rank)]
-
-
-def _disk(data: DataConfig, rank: int) -> list[Probe]:
-    """A read of the data set's largest file, where there is one, each rank and run at a place of its own."""
+        found.append(("host_copy", num_bytes, lambda: target.copy_(host, non_blocking=True)))
     folder: Path | None = data.datadir_packed or data.datadir
-    files = sorted((path for path in folder.glob("*") if path.is_file()), key=os.path.getsize) if folder else []
-    if not files:
-        return []
-    path, size = files[-1], os.path.getsize(files[-1])
-    count = min(READ_BYTES, size)
-    turn = rank
+    files = [path for path in folder.glob("*") if path.is_file()] if folder else []
+    if files:
+        largest = max(files, key=os.path.getsize)
+        count = min(READ_BYTES, os.path.getsize(largest))
+        found.append(("disk", count, partial(_read, largest, count, itertools.count(rank + 1))))
+    return found
 
-    def read() -> None:
-        nonlocal turn
-        turn += 1
-        offset = turn * 7919 * READ_BYTES % max(size - count, 1)
-        with open(path, "rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), offset, count, os.POSIX_FADV_DONTNEED)  # from the disk, not from memory
-            file.seek(offset)
-            file.read(count)
 
-    return [Probe("disk", count, read)]
+def _read(path: Path, count: int, turns: Iterator[int]) -> None:
+    """Reads from the disk, not from memory, at a place of each rank and run."""
+    offset = next(turns) * 7919 * READ_BYTES % max(os.path.getsize(path) - count, 1)
+    with open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), offset, count, os.POSIX_FADV_DONTNEED)
+        file.seek(offset)
+        file.read(count)
 
 
 @torch.no_grad()

@@ -1,10 +1,11 @@
-"""All ranks of a test, which meet at a store, and the process groups of some of them: a node, a pair of nodes, all."""
+"""What all ranks of a test agree on through a store, and process groups of some: a node, a pair of nodes, all."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from bert.core.env import ConfigError
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is."""
+    """Node and GPU of a rank."""
 
     rank: int
     node: str
@@ -25,7 +26,7 @@ class Place:
 
 
 class Meeting:
-    """Every rank makes one, and calls its methods in the same order with arguments that fit each other."""
+    """Every rank makes one, and calls its methods in the same order with matching arguments."""
 
     def __init__(self, config: DistConfig, store: distributed.Store, node: str) -> None:
         """store: one for all ranks; node: the name of this rank's."""
@@ -39,7 +40,7 @@ class Meeting:
         self.node = self.nodes.index(node)
 
     def exchange(self, value: bytes) -> list[str]:
-        """What every rank says here, by rank."""
+        """The values of all ranks, by rank."""
         return [answer.decode() for answer in self._exchange(value)]
 
     def _exchange(self, value: bytes) -> list[bytes]:
@@ -54,15 +55,20 @@ class Meeting:
         """Waits for every rank, whatever process group it is in."""
         self._exchange(b"-")
 
+    def say(self, line: str) -> None:
+        """Rank 0 prints it to stderr."""
+        if self.rank == 0:
+            print(line, file=sys.stderr, flush=True)
+
     def leave(self) -> None:
-        """The end: the store is rank 0's, which goes last."""
+        """Every rank calls it last: the store is rank 0's, which waits for the others."""
         if self.rank:
             self.store.set(f"left/{self.rank}", "")
         elif self.size > 1:
             self.store.wait([f"left/{rank}" for rank in range(1, self.size)])
 
     def refuse(self, reason: str) -> None:
-        """Where rank 0 has a reason, all ranks raise it as a ConfigError, and nobody waits for another one."""
+        """If rank 0 has a reason, all ranks raise it as a ConfigError, and none waits for another."""
         said: str = json.loads(self.exchange(json.dumps(reason).encode())[0])
         if said:
             self.leave()
@@ -84,9 +90,9 @@ class Meeting:
 
 
 def pairings(count: int, most: int) -> list[list[tuple[int, int]]]:
-    """Rounds in which each of ``count`` nodes meets another one, a new one each time; with an odd count one rests.
+    """At most ``most`` rounds in which each of ``count`` nodes meets a new partner; with an odd count one rests.
 
-    The circle method: the first stays, the others move on by one place. At most ``most`` rounds, count - 1 meet all.
+    The circle method: the first stays, the others move on by one place; after count - 1 rounds all have met.
     """
     seats: list[int | None] = [*range(count)]
     if count % 2:

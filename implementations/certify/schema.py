@@ -1,4 +1,4 @@
-"""What a test records, in files and by name; written by the load, read by the verdict. Imports no torch.
+"""The record of a test, its files and names; written by the load, read by the verdict. Imports no torch.
 
 certify_<node>.npz holds the tables ``steps``, ``probes`` and ``telemetry`` of a node, an array a column, and ``about``:
 JSON on the node and its ranks. burn_in_<node>.npz is the telemetry of a burn-in in the same form.
@@ -7,6 +7,7 @@ JSON on the node and its ranks. burn_in_<node>.npz is the telemetry of a burn-in
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ import numpy as np
 from bert.core.env import env
 from bert.core.files import whole_file
 
+Columns = dict[str, np.ndarray]
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
 VERSION = 3
 # Stages in the order in which they run, in files by number.
 STAGES = {
@@ -42,11 +45,11 @@ REDUCTIONS = {
 BURN_IN = "burn-in"
 LABELS = STAGES | PROBES | REDUCTIONS | {BURN_IN: "hours of the same steps"}
 PARTS = ("data", "compute", "wait", "update")  # of a step
-NOBODY = -1  # partner of a node that is in no pair
+NOBODY = -1  # partner of a node without one
 CPUS = -1  # device of the node's CPUs in the telemetry
 
-# One row a step. partner: the number of the other node of a pair; sequences: trained on; cpu: seconds that the rank's
-# process used of CPUs; checksum: of the weights after the step.
+# One row a step. partner: number of the other node of a pair; sequences: trained on; cpu: CPU seconds of the rank's
+# process; checksum: of the weights after the step.
 STEP = np.dtype(
     [
         *(("rank", np.int32), ("stage", np.int8), ("round", np.int16), ("partner", np.int16), ("step", np.int32)),
@@ -74,28 +77,34 @@ SAMPLE = np.dtype([("time", np.float64), ("device", np.int16), *((name, np.float
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Figures that a config says a healthy system reaches; 0: nothing is expected. Stages and probes by name."""
+    """Figures that a healthy system reaches, as a config gives them; 0: none. Stages and parts of the load by name."""
 
-    parallel: float = env(
-        "EXPECTED_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of each rank by itself, while all of them work"
-    )
-    together: float = env(
-        "EXPECTED_TOGETHER_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of all ranks that train one model"
-    )
+    parallel: float = env("EXPECTED_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of each rank by itself, all at work")
+    together: float = env("EXPECTED_TOGETHER_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of all ranks on one model")
     matmul: float = env("EXPECTED_TFLOPS", 0.0, at_least=0, doc="Tflop/s of a rank's matrix product; bf16 on GPUs")
     matmul_fp8: float = env("EXPECTED_FP8_TFLOPS", 0.0, at_least=0, doc="Tflop/s of a rank's matrix product in fp8")
     copy: float = env("EXPECTED_MEMORY_GBPS", 0.0, at_least=0, doc="GB/s of a rank's copy in memory, read and written")
     host_copy: float = env("EXPECTED_HOST_GBPS", 0.0, at_least=0, doc="GB/s of a rank's copy from the host")
     disk: float = env("EXPECTED_DISK_GBPS", 0.0, at_least=0, doc="GB/s of a rank's reads of the data set")
-    reduce_together: float = env(
-        "EXPECTED_ALLREDUCE_GBPS", 0.0, at_least=0, doc="GB/s of bus bandwidth, all ranks, as NCCL_TEST_MIN_GBPS"
-    )
+    reduce_together: float = env("EXPECTED_ALLREDUCE_GBPS", 0.0, at_least=0, doc="GB/s of bus bandwidth, all ranks")
 
 
 def write(path: Path, about: Mapping[str, Any], tables: Mapping[str, np.ndarray]) -> None:
-    """Writes a file whole. about: what is said of the node and its ranks; tables: structured arrays by name."""
+    """Writes a file whole or not at all. about: the node and its ranks; tables: structured arrays by name."""
     columns: dict[str, Any] = {
         f"{name}.{column}": rows[column] for name, rows in tables.items() for column in rows.dtype.names or ()
     }
     with whole_file(path) as partial, open(partial, "wb") as file:
         np.savez_compressed(file, about=np.array(json.dumps({"version": VERSION, **about})), **columns)
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Columns]]:
+    """``about`` and the columns of each table. Raises one of UNREADABLE."""
+    tables: dict[str, Columns] = {}
+    with np.load(path) as file:
+        about: dict[str, Any] = json.loads(str(file["about"]))
+        for name in file.files:
+            table, _, column = name.partition(".")
+            if column:
+                tables.setdefault(table, {})[column] = file[name]
+    return about, tables

@@ -1,7 +1,7 @@
-"""Clocks, power, temperatures and errors of a node's GPUs and CPUs, once a second beside the load.
+"""Clocks, power, temperatures and errors of a node's GPUs and CPUs, sampled once a second beside the load.
 
-GPUs by nvidia-ml-py, where it and a driver are there; CPUs by what the system tells in /proc and /sys. What a driver or
-a system leaves out is nan.
+GPUs by nvidia-ml-py, if it and a driver are installed; CPUs by /proc and /sys. What a driver or a system does not
+report is nan.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,110 +25,104 @@ _NAN = float("nan")
 
 
 class Gpus:
-    """The GPUs of this node, as NVML tells of them. Empty where it does not."""
+    """The GPUs of this node as NVML reports them; none without nvidia-ml-py or a driver."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
-        """uuids: of the GPU of each local rank, as PyTorch writes them; without the GPU- that NVML puts before."""
+        """uuids: of the GPU of each local rank as PyTorch writes them, without NVML's prefix GPU-."""
         self.nvml: Any = None
-        self.devices: list[Any] = []
-        self._events: list[Any] = []
-        self._xid: list[list[float]] = []
         with contextlib.suppress(ImportError):
-            self.nvml = importlib.import_module("pynvml")
-        if self.nvml is None or self._ask(self._initialized) is not True:
-            return
-        for uuid in uuids:
-            self.devices.append(self._ask(self.nvml.nvmlDeviceGetHandleByUUID, f"GPU-{uuid}".encode()))
-            self._events.append(self._ask(self._listen, self.devices[-1]))
-            self._xid.append([0.0, _NAN])
+            nvml = importlib.import_module("pynvml")
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlInit()
+                self.nvml = nvml
+        self.devices = [self._ask(_find, uuid) for uuid in uuids] if self.nvml else []
+        self._events = [self._ask(_listen, device) for device in self.devices]
+        self._xid = [[0.0, _NAN] for _ in self.devices]
 
-    def _initialized(self) -> bool:
-        self.nvml.nvmlInit()
-        return True
-
-    def _listen(self, device: Any) -> Any:
-        events = self.nvml.nvmlEventSetCreate()
-        self.nvml.nvmlDeviceRegisterEvents(device, self.nvml.nvmlEventTypeXidCriticalError, events)
-        return events
-
-    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What NVML answers; None where this driver, this GPU or this nvidia-ml-py has no answer."""
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        """The answer of NVML; None if this driver, this GPU or this nvidia-ml-py has none."""
         try:
-            return function(*arguments)
+            return question(self.nvml, *arguments)
         except (self.nvml.NVMLError, AttributeError):
             return None
 
-    def _number(self, name: str, *arguments: Any, factor: float = 1.0) -> float:
-        function = getattr(self.nvml, name, None)
-        answer = None if function is None else self._ask(function, *arguments)
-        return _NAN if answer is None else float(answer) * factor
-
     def sample(self) -> Iterator[dict[str, float]]:
-        """A row of each GPU; of one that NVML does not know, its number alone."""
+        """A row of each GPU; only the number of one that NVML does not know."""
         for number, device in enumerate(self.devices):
-            yield {"device": number} | (self._read(number, device) if device is not None else {})
-
-    def _read(self, number: int, device: Any) -> dict[str, float]:
-        nvml, ask = self.nvml, self._number
-        reasons = ask("nvmlDeviceGetCurrentClocksEventReasons", device)
-        if np.isnan(reasons):
-            reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons", device)  # its name until R535
-        busy = self._ask(nvml.nvmlDeviceGetUtilizationRates, device)
-        count, last = self._errors(number)
-        return {
-            "sm_mhz": ask("nvmlDeviceGetClockInfo", device, nvml.NVML_CLOCK_SM),
-            "memory_mhz": ask("nvmlDeviceGetClockInfo", device, nvml.NVML_CLOCK_MEM),
-            "watts": ask("nvmlDeviceGetPowerUsage", device, factor=1e-3),
-            "celsius": ask("nvmlDeviceGetTemperature", device, nvml.NVML_TEMPERATURE_GPU),
-            "memory_celsius": self._field(device, "NVML_FI_DEV_MEMORY_TEMP"),
-            "throttle": reasons,
-            "busy": _NAN if busy is None else busy.gpu / 100,
-            "ecc_corrected": self._ecc(device, "NVML_MEMORY_ERROR_TYPE_CORRECTED"),
-            "ecc_uncorrected": self._ecc(device, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
-            "xid_count": count,
-            "xid_last": last,
-            "pcie_generation": ask("nvmlDeviceGetCurrPcieLinkGeneration", device),
-            "pcie_generation_most": ask("nvmlDeviceGetMaxPcieLinkGeneration", device),
-            "pcie_width": ask("nvmlDeviceGetCurrPcieLinkWidth", device),
-            "pcie_width_most": ask("nvmlDeviceGetMaxPcieLinkWidth", device),
-            "pcie_replays": ask("nvmlDeviceGetPcieReplayCounter", device),
-            "nvlink_errors": self._nvlink(device),
-        }
-
-    def _ecc(self, device: Any, kind: str) -> float:
-        """Errors since the driver was loaded."""
-        nvml = self.nvml
-        return self._number("nvmlDeviceGetTotalEccErrors", device, getattr(nvml, kind), nvml.NVML_VOLATILE_ECC)
-
-    def _field(self, device: Any, name: str) -> float:
-        """A field value, whose own status says whether it is one."""
-        identifier = getattr(self.nvml, name, None)
-        values = None if identifier is None else self._ask(self.nvml.nvmlDeviceGetFieldValues, device, [identifier])
-        if values is None or values[0].nvmlReturn != self.nvml.NVML_SUCCESS:
-            return _NAN
-        return float(values[0].value.uiVal)
-
-    def _nvlink(self, device: Any) -> float:
-        """Errors of all links that are up, of all kinds."""
-        total = _NAN
-        for link in range(_NVLINKS):
-            if not self._ask(self.nvml.nvmlDeviceGetNvLinkState, device, link):
-                continue
-            for counter in range(_NVLINK_COUNTERS):
-                errors = self._number("nvmlDeviceGetNvLinkErrorCounter", device, link, counter)
-                total = errors if np.isnan(total) else total + np.nan_to_num(errors)
-        return total
+            row: dict[str, float] = {"device": number}
+            if device is not None:
+                answers = {name: self._ask(question, device) for name, question in _QUESTIONS.items()}
+                row |= {name: _NAN if answer is None else float(answer) for name, answer in answers.items()}
+                row["xid_count"], row["xid_last"] = self._errors(number)
+            yield row
 
     def _errors(self, number: int) -> tuple[float, float]:
         """Xid errors since the start, and the number of the last one."""
-        if self._events[number] is None:
+        events, (count, last) = self._events[number], self._xid[number]
+        if events is None:
             return _NAN, _NAN
         wait = getattr(self.nvml, "nvmlEventSetWait_v2", None) or self.nvml.nvmlEventSetWait
-        while (event := self._ask(wait, self._events[number], 0)) is not None:
-            self._xid[number][0] += 1
-            self._xid[number][1] = float(event.eventData)
-        count, last = self._xid[number]
+        while (event := self._ask(lambda _: wait(events, 0))) is not None:
+            count, last = count + 1, float(event.eventData)
+        self._xid[number] = [count, last]
         return count, last
+
+
+def _find(nvml: Any, uuid: str) -> Any:
+    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+
+
+def _listen(nvml: Any, device: Any) -> Any:
+    events = nvml.nvmlEventSetCreate()
+    nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, events)
+    return events
+
+
+def _throttle(nvml: Any, device: Any) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(device))
+    except (nvml.NVMLError, AttributeError):
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))  # its name until R535
+
+
+def _memory_celsius(nvml: Any, device: Any) -> int | None:
+    (found,) = nvml.nvmlDeviceGetFieldValues(device, [nvml.NVML_FI_DEV_MEMORY_TEMP])
+    return int(found.value.uiVal) if found.nvmlReturn == nvml.NVML_SUCCESS else None  # a field has its own status
+
+
+def _nvlink_errors(nvml: Any, device: Any) -> int | None:
+    """Errors of all kinds of all links that are up."""
+    errors = []
+    for link in range(_NVLINKS):
+        for counter in range(_NVLINK_COUNTERS):
+            with contextlib.suppress(nvml.NVMLError):
+                if nvml.nvmlDeviceGetNvLinkState(device, link):
+                    errors.append(nvml.nvmlDeviceGetNvLinkErrorCounter(device, link, counter))
+    return sum(errors) if errors else None
+
+
+def _ecc(nvml: Any, device: Any, kind: str) -> int:
+    """Errors since the driver was loaded."""
+    return int(nvml.nvmlDeviceGetTotalEccErrors(device, getattr(nvml, kind), nvml.NVML_VOLATILE_ECC))
+
+
+_QUESTIONS: dict[str, Callable[[Any, Any], float | None]] = {
+    "sm_mhz": lambda nvml, device: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
+    "memory_mhz": lambda nvml, device: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM),
+    "watts": lambda nvml, device: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
+    "celsius": lambda nvml, device: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
+    "memory_celsius": _memory_celsius,
+    "throttle": _throttle,
+    "busy": lambda nvml, device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
+    "ecc_corrected": partial(_ecc, kind="NVML_MEMORY_ERROR_TYPE_CORRECTED"),
+    "ecc_uncorrected": partial(_ecc, kind="NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
+    "pcie_generation": lambda nvml, device: nvml.nvmlDeviceGetCurrPcieLinkGeneration(device),
+    "pcie_generation_most": lambda nvml, device: nvml.nvmlDeviceGetMaxPcieLinkGeneration(device),
+    "pcie_width": lambda nvml, device: nvml.nvmlDeviceGetCurrPcieLinkWidth(device),
+    "pcie_width_most": lambda nvml, device: nvml.nvmlDeviceGetMaxPcieLinkWidth(device),
+    "pcie_replays": lambda nvml, device: nvml.nvmlDeviceGetPcieReplayCounter(device),
+    "nvlink_errors": _nvlink_errors,
+}
 
 
 class Cpus:
@@ -140,22 +135,19 @@ class Cpus:
     def sample(self) -> Iterator[dict[str, float]]:
         """One row."""
         before, self._before = self._before, self._times()
-        idle, total = self._before[0] - before[0], self._before[1] - before[1]
+        idle, total = (now - then for now, then in zip(self._before, before, strict=True))
         celsius = self._numbers("class/thermal/thermal_zone*/temp") or self._numbers("class/hwmon/hwmon*/temp*_input")
-        yield {
-            "device": CPUS,
-            "sm_mhz": self._clock(),
-            "celsius": max(celsius) / 1e3 if celsius else _NAN,
-            "busy": 1 - idle / total if total > 0 else _NAN,
-        }
-
-    def _clock(self) -> float:
         clocks = [kilohertz / 1e3 for kilohertz in self._numbers("devices/system/cpu/cpu*/cpufreq/scaling_cur_freq")]
         if not clocks:
             with contextlib.suppress(OSError, ValueError):
                 lines = (self.proc / "cpuinfo").read_text().splitlines()
                 clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
-        return sum(clocks) / len(clocks) if clocks else _NAN
+        yield {
+            "device": CPUS,
+            "sm_mhz": sum(clocks) / len(clocks) if clocks else _NAN,
+            "celsius": max(celsius) / 1e3 if celsius else _NAN,
+            "busy": 1 - idle / total if total > 0 else _NAN,
+        }
 
     def _numbers(self, pattern: str) -> list[float]:
         found = []
@@ -165,7 +157,7 @@ class Cpus:
         return found
 
     def _times(self) -> tuple[float, float]:
-        """Jiffies (idle, all) since the start of the machine."""
+        """Jiffies (idle, all) since the machine booted."""
         try:
             with open(self.proc / "stat", encoding="ascii") as file:
                 times = [float(word) for word in file.readline().split()[1:9]]
@@ -189,17 +181,16 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> np.ndarray:
-        """Ends it; all rows (SAMPLE)."""
+        """Ends the thread; all rows (SAMPLE)."""
         self._over.set()
         self._thread.join(self.interval + 30)
         return self.rows()
 
     def rows(self) -> np.ndarray:
-        """What was sampled so far."""
+        """All rows so far."""
         return np.concatenate([np.empty(0, SAMPLE), *self._samples])
 
     def _run(self) -> None:
@@ -207,7 +198,7 @@ class Sampler:
             self.sample()
 
     def sample(self) -> None:
-        """One row of every device."""
+        """Takes one row of every device."""
         found = [values for source in self.sources for values in source.sample()]
         now = time.time()
         table = [(now, values["device"], *(values.get(name, _NAN) for name in FIELDS)) for values in found]

@@ -1,4 +1,4 @@
-"""`watch` on the folder of an acceptance test: its stage, then how the burn-in goes and the verdict so far."""
+"""`watch` on the folder of an acceptance test: its stage, then the progress of the burn-in and the verdict so far."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from certify.commands import EXIT
 from certify.journal import BurnIn, Journal
+from certify.reasons import EXIT
 from review.logs import output
 from review.logs.mllog import text
 from review.logs.output import ReviewError, duration, print_json
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from certify.verdict import Certificate
 
 BROKEN = 2
-SILENT_SECONDS, SILENT_REPEATS = 60.0, 10  # without a new line for so long, and as many repeats: it stands still
+SILENT_SECONDS, SILENT_REPEATS = 60.0, 10  # without a new line for so long, and as many repeats: it has stalled
 _STAGE = re.compile(r"certify: ([\w, ]+):")
 
 
@@ -41,8 +40,12 @@ class State:
 
     @property
     def verdict(self) -> str:
-        """What it would be if the test ended now; empty before there is one."""
+        """The verdict if the test ended now; empty before there is one."""
         return self.found.state if self.found else ""
+
+    @property
+    def reasons(self) -> list[str]:
+        return self.found.reasons() if self.found else []
 
     @property
     def stands_still(self) -> bool:
@@ -56,7 +59,6 @@ class State:
         return BROKEN if self.broken is not None else EXIT[self.verdict or "pass"]
 
     def line(self) -> str:
-        """In one line."""
         parts = [self.burn.text() if self.burn else f"certify: {self.stage}"]
         if self.stands_still:
             parts.append(f"no new repeat for {duration(self.silent)}")
@@ -65,16 +67,14 @@ class State:
         return "; ".join(parts)
 
     def lines(self) -> list[str]:
-        """The line, and what is wrong."""
-        return [self.line(), *(f"  {reason}" for reason in (self.found.reasons() if self.found else []))]
+        return [self.line(), *(f"  {reason}" for reason in self.reasons)]
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
         return {
             "stage": self.stage,
             "state": self.verdict or None,
-            "reasons": self.found.reasons() if self.found else [],
-            "burn_in": self.burn.as_dict() if self.burn else None,
+            "reasons": self.reasons,
+            "burn_in": self.burn,
             "stands_still": self.stands_still,
             "broken": self.broken,
             "done": self.done,
@@ -91,7 +91,7 @@ class Watched:
         self._journal = Journal(folder)
 
     def poll(self, now: float) -> State:
-        """How it stands at ``now`` (seconds since the epoch). Raises ReviewError for files that are none of a test."""
+        """The state at ``now`` (seconds since the epoch). Raises ReviewError for files that are not a test's."""
         from certify.verdict import certify
 
         config = json.loads(_text(self.folder / "config.json") or "{}")
@@ -111,14 +111,14 @@ class Watched:
         changed = [path.stat().st_mtime for path in self.folder.glob("burn_in_*.jsonl")]
         error = _text(self.folder / "error_0.txt").strip()
         done = found is not None and (burn.elapsed >= seconds if burn is not None else not seconds)
-        stage = "burn-in" if burn is not None else "over" if done else self._stage()
+        stage = "burn-in" if burn else "over" if done else self._stage()
         state = State(stage, found, burn, now - max(changed, default=now), error or None, done)
         if found is not None and burn is not None and not state.stands_still:
             state = replace(state, found=replace(found, burn_in=replace(burn, running=True)))
         return state
 
     def _stage(self) -> str:
-        """What the load said last; its output grows with each repeat of a burn-in, where nobody asks."""
+        """The last stage in the load's output, which is not read in a burn-in: it grows with each repeat."""
         stages = _STAGE.findall(_text(self.folder / "output.txt"))
         return stages[-1] if stages else "starting"
 
@@ -151,30 +151,27 @@ def follow(
 
 
 def watch(watched: Watched, interval: float, as_json: bool, once: bool) -> int:
-    """Shows the test until it ends; the exit status of `certify`, or 2 where the load did not run."""
-    say = partial(_print, as_json=as_json)
+    """Shows the test until it ends; the exit status of `certify`, or 2 if the load did not run."""
+
+    def say(state: State) -> None:
+        if as_json:
+            print_json(state, indent=None)
+        else:
+            print(*state.lines(), sep="\n", flush=True)
+
     state = output.show_states(follow(watched, interval), say, _news, _render, as_json=as_json, once=once)
     if state.broken is not None:
         print(f"review: the load did not run: {text(state.broken.splitlines()[0])}", file=sys.stderr)
     return state.status
 
 
-def _print(state: State, as_json: bool) -> None:
-    if as_json:
-        print_json(state.as_dict(), indent=None)
-    else:
-        print(*state.lines(), sep="\n", flush=True)
-
-
 def _news(state: State) -> object:
-    """What makes a new line: a stage, a percent of the burn-in, or another verdict."""
-    wrong = len(state.found.reasons()) if state.found else 0
+    """A line is printed when one of these changes."""
     percent = int(100 * state.burn.elapsed / state.burn.duration) if state.burn and state.burn.duration else 0
-    return state.stage, state.verdict, wrong, percent, state.stands_still, state.done
+    return state.stage, state.verdict, len(state.reasons), percent, state.stands_still, state.done
 
 
 def _render(state: State, _: Console) -> RenderableType:
     from rich.text import Text
 
-    colors = {"pass": "green", "warn": "yellow", "fail": "red"}
-    return Text("\n".join(state.lines()), colors.get(state.verdict, ""))
+    return Text("\n".join(state.lines()), {"pass": "green", "warn": "yellow", "fail": "red"}.get(state.verdict, ""))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The container of a run, behind one interface. CONTAINER_RUNTIME (pyxis, apptainer, docker, none) names the file of launch/
-# that brings these functions; CONT empty is none: straight on the node.
+# The container of a run, behind one interface. CONTAINER_RUNTIME (pyxis, apptainer, docker, none) names the file of
+# launch/container/ that defines these functions; CONT empty is none: straight on the node.
 #   container::check      stops in one line when the runtime or the image cannot be used; changes nothing
 #   container::create     makes this run's container once on every node, for all later commands
 #   container::arguments  sets the array container: the words that come before a command to run it inside (for pyxis
@@ -33,7 +33,7 @@ container::create() { :; }
 container::arguments() { container=(); }
 container::remove() { :; }
 
-# Makes the paths that are mounted absolute, as the trainer will see them, and refuses what mount lists cannot say.
+# Makes the mounted paths absolute, as the trainer will see them, and refuses what mount lists cannot express.
 container::paths() {
   local name
   variables::default KERNEL_CACHE "${LOGDIR%/}/.kernels"

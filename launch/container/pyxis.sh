@@ -2,7 +2,7 @@
 # Slurm with pyxis and enroot, by the interface of container.sh: one named container a node, made by the first step that
 # names the image and found by its name in all others. Sourced by run.sub, whose array srun begins every step. The guard of
 # the nodes (cleanup.sh guard) removes the containers.
-# shellcheck disable=SC2154 # mounts and srun are of container.sh and slurm.sh
+# shellcheck disable=SC2154 # mounts and srun are of container.sh and runner.sh
 # shellcheck source=launch/container/pyxis_errors.sh
 source "$REPO_DIR/launch/container/pyxis_errors.sh"
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# What srun, pyxis and enroot say when they fail, as a reason. Sourced by pyxis.sh and the doctor.
+# The reason in the output of srun, pyxis and enroot when they fail. Sourced by pyxis.sh and the doctor.
 
-# What srun says of a plugin that it cannot load, in parentheses; nothing where it says nothing.
+# srun's complaint about a plugin that it cannot load, in parentheses; nothing without one.
 pyxis::plugin_error() {
   local -r said=$(grep -iE 'error: .*(plugin|plugstack|spank|dlopen)' <<<"$1" | sed -n '1s/.*error: *//p')
   if [[ $said ]]; then printf ' (%s)' "$said"; fi
 }
 
-# The line that says most of why pyxis failed: of a program that enroot runs, else enroot's error, else pyxis's own, else
-# what any step would say.
+# The line that best explains why pyxis failed: of a program that enroot runs, else enroot's error, else pyxis's own, else
+# that of any step.
 pyxis::reason() {
   local -r cause='FATAL ERROR|curl: \([0-9]+\)|No space left on device'
   local reason

@@ -13,7 +13,7 @@ doctor::machine() {
   if doctor::on_compute_node; then doctor::python; fi
 }
 
-# CPUs that the cluster keeps for itself (WekaIO, system cores) are left out by the binding, not fought for.
+# CPUs that the cluster reserves (WekaIO, system cores) are left out by the binding.
 doctor::cpus() {
   local -r allowed=$(topology::allowed | wc -l)
   local -r online=$(topology::expand "$(cat "$SYSFS/devices/system/cpu/online")" | wc -l)

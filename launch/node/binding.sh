@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Which CPUs a rank runs on: those near its GPU, as far as this process may use them. Never fatal.
+# The CPUs of a rank: those near its GPU that this process may use. Never fatal.
 #   BINDING=numa       all allowed CPUs of the GPU's NUMA node, shared by its ranks
 #   BINDING=exclusive  whole cores of them for each rank alone
 #   BINDING=none       as the launcher left it
-# What is near what is read from sysfs. SYSFS and PROC_STATUS name other trees, for tests.
+# Distances are read from sysfs. SYSFS and PROC_STATUS name other trees, for tests.
 
 # A CPU list such as 0-3,8 as one number a line, and back.
 topology::expand() {
@@ -134,7 +134,7 @@ binding::share() {
     END { for (i = 1; i <= count; i++) if (cores >= peers && int(of[i] * peers / cores) == share) print cpu[i] }'
 }
 
-# Binds this process, which becomes the rank. What cannot be bound runs unbound, and says so.
+# Binds this process, which becomes the rank. If it cannot, it says so and runs unbound.
 binding::apply() {
   local -r rank=$1 ranks=$2 mode=${BINDING:-numa}
   local cpus
@@ -148,7 +148,7 @@ binding::apply() {
   fi
 }
 
-# With NIC_BINDING=nearest, NCCL's traffic of a rank takes the cards nearest to its GPU. A NCCL_IB_HCA of the user stands.
+# With NIC_BINDING=nearest, NCCL's traffic of a rank takes the cards nearest to its GPU. The user's NCCL_IB_HCA wins.
 binding::nics() {
   local gpu nics
   if [[ ${NIC_BINDING:-none} == none || -n ${NCCL_IB_HCA:-} ]]; then return 0; fi
@@ -161,7 +161,7 @@ binding::nics() {
   fi
 }
 
-# What apply does on this node, for the log.
+# The binding of all ranks of this node, for the log.
 binding::table() {
   local -r ranks=$1 mode=${BINDING:-numa}
   local rank gpu cpus

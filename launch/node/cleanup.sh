@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# On one node, outside containers: gives back what a run changed there. Usage: cleanup.sh now | guard | leftovers
-#   now        GPU clocks (GPU_CLOCKS), staged data (STAGED, a folder) and the container (PYXIS_NAME) of this run; what was
-#              not done, or is undone already, is left alone
+# On one node, outside containers: undoes what a run changed there. Usage: cleanup.sh now | guard | leftovers
+#   now        GPU clocks (GPU_CLOCKS), staged data (STAGED, a folder) and the container (PYXIS_NAME) of this run, as far as
+#              they were changed and are not undone yet
 #   guard      the same as soon as its input or the job ends: after scancel, a requeue or the time limit no step could be
 #              started to do it
 #   leftovers  before a run: containers and staged data that jobs of this user left because the node lost its power, or

@@ -7,7 +7,7 @@ readonly CLOCKS=${GPU_CLOCKS:?}
 # The tool of a broken driver hangs.
 clocks::smi() { timeout -k 5 60 "$@" 2>&1 </dev/null; }
 
-# nvidia-smi ends with 0 also where it set nothing ("not supported ... treating as warning"), so its words are counted.
+# nvidia-smi ends with 0 even if it set nothing ("not supported ... treating as warning"), so its messages are counted.
 clocks::ask() { clocks::smi nvidia-smi "$@" || clocks::smi sudo -n nvidia-smi "$@"; }
 
 clocks::set() {

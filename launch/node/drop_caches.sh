@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Drops the page caches of this node: as root, or by DROPCACHE_CMD. Exit status 0 only when it happened.
+# Drops the page caches of this node: as root, or by DROPCACHE_CMD. Exit status 0 only if that succeeded.
 set -uo pipefail
 sync
 { echo 3 >/proc/sys/vm/drop_caches; } 2>/dev/null && exit

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What this node is made of, for the record of a run: GPUs and how they are joined, network cards, CPUs, limits. Each line
-# begins with the node's name, since many nodes say it at once. What is not installed is left out. Usage: record_node.sh
+# Hardware of this node, for the record of a run: GPUs and their topology, network cards, CPUs, limits. Each line
+# begins with the node's name, since many nodes say it at once. What is not installed is left out. Usage: record.sh
 set -uo pipefail
 NODE=${SLURMD_NODENAME:-$(uname -n)}
 readonly NODE

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Copies data to a disk of this node. Usage: stage_node.sh TARGET NAME=SOURCE...     makes TARGET/NAME of each folder SOURCE
+# Copies data to a disk of this node. Usage: stage.sh TARGET NAME=SOURCE...     makes TARGET/NAME of each folder SOURCE
 # Every file is read back from the disk and compared by SHA-256 with what was read of the source. Prints
-# "staged FILES files, BYTES bytes, sha256 DIGEST", by which nodes are compared. Leaves nothing where it fails.
+# "staged FILES files, BYTES bytes, sha256 DIGEST", by which nodes are compared. Leaves nothing behind if it fails.
 set -euo pipefail
 readonly TARGET=$1 WORKERS=${STAGE_WORKERS:-8}
 shift

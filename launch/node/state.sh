@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a run changes on its nodes and gives back at its end, whatever that is: GPU clocks, staged data. cleanup.sh undoes it.
+# What a run changes on its nodes, GPU clocks and staged data; cleanup.sh undoes it however the run ends.
 # Sourced by the run scripts. run.sub, which cannot start a step once Slurm ends its job, has guards on the nodes for it.
 # shellcheck disable=SC2154 # answers_said is of answers.sh
 
@@ -46,7 +46,7 @@ node_state::undo() {
   if [[ ${GPU_CLOCKS:-}${STAGED:-} ]]; then runner::everywhere "$REPO_DIR/launch/node/cleanup.sh" now; fi
 }
 
-# Drops the page caches, as the rules want before each trial. True only when they were dropped on every node.
+# Drops the page caches, as the rules ask before each trial. True only if they were dropped on every node.
 node_state::drop_caches() {
   case $CLEAR_CACHES in
     0) return 1 ;;

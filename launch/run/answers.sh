@@ -5,12 +5,12 @@
 
 declare answers_said=''
 
-# Runs a command on every node; true only when each of them says that it succeeded. answers_said is all that was said.
+# Runs a command on every node; true only if each reports success. answers_said: all output.
 answers::everywhere() {
   answers_said=$(runner::everywhere "$REPO_DIR/launch/run/answer.sh" "$@" 2>&1) && answers::complete "$answers_said"
 }
 
-# Runs a command and shows what it says on stderr as it comes, but for answers; sets answers_said. Status: the command's.
+# Runs a command and shows its output, but not the answers, on stderr as it comes; sets answers_said. Status: the command's.
 answers::shown() {
   local line=''
   answers_said=''
@@ -24,7 +24,7 @@ answers::shown() {
 # Does every node answer in this text?
 answers::complete() { (($(grep -c '^answer ' <<<"$1") >= DGXNNODES)); }
 
-# Why not, in a line: the nodes that are missing, where others are not, and what was complained of.
+# Why not, in a line: missing nodes, if not all are, and the complaint.
 answers::why() {
   local reason missing=''
   reason=$(answers::reason "$1")
@@ -35,7 +35,7 @@ answers::why() {
   echo "$reason"
 }
 
-# The line that says most of why a step failed: the program's own, before what srun makes of it.
+# The line that best explains why a step failed: the program's own rather than srun's.
 answers::reason() {
   local said
   said=$(grep -v '^answer ' <<<"$1" | grep -v '^[[:space:]]*$') || said='nothing was said'

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What certify.sh and certify.sub share: the load where no config is sourced, its start and the verdict.
+# Shared by certify.sh and certify.sub: the load without a config, its start and failure.
 # shellcheck disable=SC2154 # RUN_DIR is of variables.sh
 
-# What a config has not set: BERT-large on every GPU of a node, or a small model on two CPU ranks.
+# Defaults without a config: BERT-large on every GPU of a node, or a small model on two CPU ranks.
 certify::defaults() {
   local -r gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -c '^[0-9]' || true)
   variables::default DGXSYSTEM certify
@@ -28,13 +28,13 @@ certify::prepare() {
     certify::model "$CERTIFY_SIZE" "$((CERTIFY_SIZE / 64))" >"$BERT_CONFIG"
   fi
   rm -f -- "$RUN_DIR/error_0.txt" "$RUN_DIR/output.txt" "$RUN_DIR/status"
-  # A burn-in that was ended goes on.
+  # An interrupted burn-in continues.
   if [[ ! ${DURATION:-} || ! -f $RUN_DIR/burn_in.json ]]; then
     rm -f -- "$RUN_DIR"/certify_*.npz "$RUN_DIR"/burn_in*.json* "$RUN_DIR"/burn_in_*.npz
   fi
 }
 
-# Prints the description of a model of width $1 and $2 heads: at 1024 BERT-large.
+# Prints the config of a model of width $1 and $2 heads; 1024: BERT-large.
 certify::model() {
   echo "{\"vocab_size\": 30522, \"max_position_embeddings\": 512, \"hidden_size\": $1, \"num_attention_heads\": $2," \
     "\"num_hidden_layers\": $(($1 == 1024 ? 24 : 4)), \"intermediate_size\": $((4 * $1))}"

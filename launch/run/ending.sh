@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# How the trial loop ends: the last line says what came of it and why, the exit status says it again.
+# How the trial loop ends: the last line and the exit status give the result, the line also the reason.
 # shellcheck disable=SC2034,SC2154 # group is of ranks.sh, too; RUN_DIR and LOGDIR are of variables.sh
 
 # State of the loop: what failed so far, the trial that runs, its process group, and the reason of each trial that failed.
@@ -35,7 +35,7 @@ trial::interrupted() {
 }
 
 # Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder. The first of: what this
-# script knows, what a rank left, what Slurm did, a disk that is full, the last complaint in the output.
+# script knows, a rank's own reason, Slurm's, a full disk, the last complaint in the output.
 trial::reason() {
   local -r trial=$1 status=$2 folder=$3
   local said=${reasons[trial]:-}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Which variables of this shell a container or another machine is given: all exported ones, as pyxis does, but not those
-# of this login, of this machine's programs or of its Slurm job, nor what looks like a secret. Names or values never
-# pass through a command line that others can read.
+# The variables that a container or another machine gets: all exported ones, as with pyxis, except those of this login, of
+# this machine's programs and of its Slurm job, and any that look like secrets. No name or value ever appears on a command
+# line that others can read.
 
 ENVIRONMENT_LOGIN='_|HOME|HOST|HOSTNAME|LOGNAME|USER|MAIL|SHELL|SHLVL|TERM.*|COLORTERM|PWD|OLDPWD|LANG|LC_.*|TZ|EDITOR|PAGER|DISPLAY'
 ENVIRONMENT_SESSION='SUDO_.*|SSH_.*|XDG_.*|DBUS_.*|GPG_.*|TMUX.*|STY|LS_COLORS|SLURM.*|SBATCH_.*|DOCKER_.*|PBS_.*'
@@ -20,7 +20,7 @@ environment::print() {
   printf '\0'
 }
 
-# Takes what environment::print wrote, from stdin.
+# Exports the output of environment::print, from stdin.
 environment::read() {
   local entry
   while IFS= read -r -d '' entry && [[ $entry ]]; do export "${entry?}"; done

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What you export yourself wins over env.sh and over a config, whatever the order; what the config sourced before exported
-# does not, so that one config after another leaves nothing of the first. Sourced by env.sh, configs/begin.sh and common.sh.
+# Your own exports win over env.sh and a config, whatever the order; exports of a config sourced before do not, so that one
+# config after another leaves nothing of the first. Sourced by env.sh, configs/begin.sh and common.sh.
 #   exports::begin WHO    before a file exports; WHO is SITE (env.sh) or CONFIG
 #   exports::restore      gives back what was the user's, and says so
 #   exports::record WHO   after it: WHO_EXPORTS keeps NAME=VALUE of all that the file exported, to be known again
 EXPORTS_SEPARATOR=$'\x1f'
 
-# Prints NAME=VALUE of all exported variables but the two records; values of several lines are left alone.
+# Prints NAME=VALUE of all exported variables but the two records, and without values of several lines.
 exports::list() {
   local name
   for name in $(compgen -e); do

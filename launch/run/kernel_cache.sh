@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2154 # answers_said is of answers.sh
-# Where compilers keep what they have compiled, between trials and jobs: KERNEL_CACHE. A container has no home folder that
-# stays, so that without it each trial in docker would compile every kernel. What the user exports for one of them stands.
+# KERNEL_CACHE: where compilers keep their output between trials and jobs. No home folder outlives a container: without it
+# each trial in docker would compile every kernel. A compiler's own variable, if exported by the user, wins.
 
 # On the nodes, before the first trial. In the container of a rank it may be a folder of the node, which must be there then;
 # within LOGDIR, which all nodes see or which each has for itself, ranks make it.
@@ -11,7 +11,7 @@ kernel_cache::make() {
     log::die "KERNEL_CACHE=$KERNEL_CACHE: not a folder on every node: $(answers::why "$answers_said")"
 }
 
-# In a rank: tells the compilers. A folder that cannot be written costs time, never the run.
+# In a rank: sets the compilers' variables. A folder that cannot be written costs time, never the run.
 kernel_cache::export() {
   if [[ ! ${KERNEL_CACHE:-} ]]; then return; fi
   if ! mkdir -p -- "$KERNEL_CACHE" 2>/dev/null || [[ ! -w $KERNEL_CACHE ]]; then

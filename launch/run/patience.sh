@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Waits that end: what hangs on a node, such as a tool of a broken driver, must not keep a run from its end. Sourced.
+# Waits with a limit: a process that hangs, such as a tool of a broken driver, must not keep a run from ending. Sourced.
 
 # Waits for a background job of this shell, at most so many seconds; then ends it and returns 124. Else its exit status.
 patience::wait() {
@@ -14,7 +14,7 @@ patience::wait() {
   wait "$job"
 }
 
-# Ends a job, and its process group where it has one of its own. Not waited for: nothing ends a call that hangs in a driver.
+# Ends a job, and its process group if it has its own, without waiting: nothing ends a call that hangs in a driver.
 patience::end() {
   local signal
   for signal in TERM KILL; do

@@ -6,7 +6,7 @@
 readonly POWER_PATIENCE=60 # seconds from the sign to stop, besides an interval, after which a reading hangs
 declare power_job='' power_folder=''
 
-# Stops in one line where a node cannot tell its power.
+# Stops with one line if a node cannot read its power.
 power::check() {
   if [[ $POWER != 1 ]]; then return 0; fi
   answers::everywhere "$REPO_DIR/launch/node/power_sampler.sh" check ||
@@ -26,7 +26,7 @@ power::start() {
   set +m
 }
 
-# Ends the sampling: the samplers see a file appear, since a launcher that is killed kills its last sample, too.
+# Ends the sampling by a file that the samplers watch for: killing the launcher would lose its last sample.
 power::stop() {
   if [[ -z $power_job ]]; then return 0; fi
   touch -- "$power_folder/stop"
@@ -40,7 +40,7 @@ power::stop() {
   [[ -s $power_folder/errors ]] || rm -f -- "$power_folder/errors"
 }
 
-# The rules' files of trial $1. What goes wrong here takes nothing from the trial itself.
+# The rules' files of trial $1. A failure here does not affect the trial.
 power::report() {
   if [[ $POWER != 1 || ! -f $RUN_DIR/result_$1.txt ]]; then return 0; fi
   runner::python -m review.results.energy --efficiency "$POWER_CONVERSION_EFF" "$RUN_DIR/power_$1" "$RUN_DIR/result_$1.txt" \

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What is looked at once, before the first trial. Sourced by trial.sh.
+# Checked and recorded once, before the first trial. Sourced by trial.sh.
 # shellcheck disable=SC2154 # answers_said and RUN_DIR are of answers.sh and variables.sh
 
-# The trainer's own check, shown as it comes. Where it fails its last complaint is the reason; one that says nothing did not
-# run, whatever its exit status.
+# The trainer's own check, shown as it comes. The reason of a failure is its last complaint; one without output did not run,
+# whatever its exit status.
 preflight::check() {
   local reason
   log::info 'checking the configuration'
@@ -12,7 +12,7 @@ preflight::check() {
   log::die "this configuration cannot run: ${reason:-$(answers::reason "$answers_said")}"
 }
 
-# RUN_DIR/topology.txt: what every node is made of, node after node. A record that cannot be made stops nothing.
+# RUN_DIR/topology.txt: the hardware of each node in turn. Failing to record it stops nothing.
 preflight::record() {
   runner::everywhere "$REPO_DIR/launch/node/record.sh" 2>/dev/null | sort -s -t : -k 1,1 >"$RUN_DIR/topology.txt" ||
     log::warn 'not every node said what it is made of, see topology.txt'

@@ -2,7 +2,7 @@
 # NVTX_FLAG=1: Nsight Systems around the ranks that PROFILE_RANKS names, a report each beside the trial's log.
 # Sourced by run_and_time.sh.
 
-# Sets the array profile: the words that come before the trainer's command.
+# Sets the array profile, the prefix of the trainer's command.
 profile::command() {
   local -r rank=$1
   profile=()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One rank under a launcher (torchrun, srun): run_and_time.sh, and what came of it.
+# One rank under a launcher (torchrun, srun): run_and_time.sh, and how it ended.
 # RUN_DIR/status is the exit status of the first rank that failed, RUN_DIR/error_N.txt its reason in one line.
 set -uo pipefail
 readonly NUMBER=${RANK:-${SLURM_PROCID:-0}} NOT_REACHED=3
@@ -10,7 +10,7 @@ report() {
   if ((status > 128)); then
     local -r killed="$who was killed by SIG$(kill -l "$status")"
     case $status in
-      # Most likely by the launcher, for another rank's sake.
+      # Most likely by the launcher, because of another rank.
       129 | 130 | 143) (set -o noclobber && echo "$killed" >"$error") ;;
       # Its peers complain of broken connections; this is the cause.
       *) echo "$killed" >"$error" ;;
@@ -21,7 +21,7 @@ report() {
   [[ -s $error ]] || echo "$who ended with exit status $status, see output_${TRIAL:-0}.txt" >"$error"
 }
 
-# Every shard and connection takes a file; the soft limit of many systems is 1024. Never lowered, never fatal.
+# Every shard and connection needs a file; many systems have a soft limit of 1024. Never lowered, never fatal.
 raise_open_files() {
   local limit
   limit=$(ulimit -Hn)
@@ -35,7 +35,7 @@ label() {
   exec sed -u "s/^/$NUMBER: /" 3>&-
 }
 
-# Waits for the last lines, but not for a process that the trainer left behind with its output open.
+# Waits for the last lines, but not for an orphan of the trainer that keeps its output open.
 # shellcheck disable=SC2329 # a trap calls it
 end_label() {
   local i

@@ -13,7 +13,7 @@ trial::ranks() {
   set -m
   {
     exec {lock_file}>&-
-    # Slurm signals every process of a job: where this one ended before its ranks, the last line would not be the last.
+    # Slurm signals every process of a job: if this one ended before its ranks, the last line would not be the last.
     trap : INT TERM HUP USR1
     RUN_DIR=$folder runner::trial 2>&1 | (
       trap '' INT TERM HUP USR1
@@ -38,7 +38,7 @@ trial::end_watch() {
   watch=''
 }
 
-# Asks the ranks of the running trial, if there is one, to end. Argument: the signal that this script got.
+# Asks the ranks of a running trial to end. Argument: the signal that this script got.
 trial::ask_group() {
   local signal=TERM
   trial::end_watch

@@ -2,13 +2,13 @@
 # REHEARSAL=1: one trial of the start of a run, then go, or what is wrong. Sourced by trial.sh.
 # shellcheck disable=SC2034,SC2154 # failures and current settings are shared with the other files
 
-# A rehearsal is one trial, which no submission counts.
+# A rehearsal is one trial, never part of a submission.
 rehearsal::settings() {
   if [[ $REHEARSAL == 0 ]]; then return 0; fi
   export NEXP=1 CHECK_COMPLIANCE=0
 }
 
-# After the trial: holds it to the published runs, or to REHEARSAL_BAND. Ends the script with 0 where it is go.
+# After the trial: holds it to the published runs, or to REHEARSAL_BAND. Ends the script with 0 if it is go.
 rehearsal::judge() {
   if [[ $REHEARSAL == 0 || ! -f $RUN_DIR/result_0.txt ]]; then return 0; fi
   if runner::python -m review rehearsal "$RUN_DIR" ${REHEARSAL_BAND:+--band "$REHEARSAL_BAND"}; then

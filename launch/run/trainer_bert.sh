@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the trial loop has to know of pretraining. Sourced by trial.sh, which takes the file of RANK_MODULE: fine-tuning's is
-# trainer_finetune.sh, with the same functions.
+# The trial loop's interface to pretraining. trial.sh sources the file of RANK_MODULE; trainer_finetune.sh has the same
+# functions.
 #   trainer::defaults           its own defaults of the launcher's variables; stops for what it cannot do
 #   trainer::complete N FOLDER  has trial N left its whole result in FOLDER?
 #   trainer::verify N           adds to failures what is wrong with a complete trial

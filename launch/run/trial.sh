@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2034,SC2154 # the state is shared with ending.sh and variables.sh
-# The one loop over NEXP trials, shared by all run scripts, which bring five functions with them:
+# The one loop over NEXP trials, shared by all run scripts, which define five functions:
 #   runner::prepare        checks and containers, before anything is written
 #   runner::everywhere C.. runs a command on every node, outside containers, also beside a trial
 #   runner::trial          all ranks of one trial; RUN_DIR, TRIAL, SEED and CACHE_CLEARED are exported
 #   runner::python ARG...  one Python process in the environment of the ranks
-#   runner::cleanup        removes what prepare made, also after a failure; and, where they know, runner::nodes and runner::why
+#   runner::cleanup        removes what prepare made, also after a failure; optionally also runner::nodes and runner::why
 # All ranks run launch/run/rank.sh: the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or before the first trial
 # with NCCL_TEST=1 a test in its place.
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
@@ -68,21 +68,21 @@ trial::launch() {
   trial::ranks "$RUN_DIR/running_$TRIAL" "$RUN_DIR/output_$TRIAL.txt" 0
 }
 
-# Moves what the trial left into RUN_DIR, under names that tell complete logs from broken ones.
+# Moves the trial's files into RUN_DIR, under names that tell complete logs from broken ones.
 trial::collect() {
   local -r trial=$1 staging=$RUN_DIR/running_$1
   local status=$2 log=failed_$1.txt
   current='' # read by trial::interrupted
   power::stop
   if [[ -s $staging/status ]]; then status=$(<"$staging/status"); fi
-  # A run that was asked to stop has saved and ends with 0, but it is not complete, and leaves its word.
+  # A run that was asked to stop has saved and ends with 0, but is not complete, and leaves the reason.
   if [[ $status == 0 && -s $staging/error_$trial.txt ]]; then status=1; fi
   if [[ $status == [03] ]]; then
     if trainer::complete "$trial" "$staging"; then log=result_$trial.txt; else status=1; fi
   fi
   if ((status)); then
     reasons[trial]=$(trial::reason "$trial" "$status" "$staging")
-    # Beside the results, for whoever looks there; the disk may be full.
+    # Beside the results; the disk may be full.
     { echo "${reasons[trial]}" >"$staging/error_$trial.txt"; } 2>/dev/null || true
   fi
   rm -f -- "$staging/status"

@@ -8,7 +8,7 @@ variables::default() {
   export "${name?}"
 }
 
-# Stops for exported names that nobody reads and that look meant for a run (BATCHSZIE). Any Python from 3.8 on can tell; a
+# Stops for exported names that nothing reads and that look meant for a run (BATCHSZIE). Any Python from 3.8 on can check; a
 # node without one leaves it to the trainer's own check, in the container and before the first trial.
 variables::check_names() {
   local python said status

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The Slurm job of a run: is this allocation the one the config wants, how are its steps started, how and why does Slurm end
-# it? Sourced by run.sub.
+# The Slurm job of a run: does the allocation fit the config, how do its steps start, how and why does Slurm end it?
+# Sourced by run.sub and certify.sub.
 # shellcheck disable=SC2034,SC2154 # patience is of ending.sh
 
 slurm::check() {
@@ -99,7 +99,7 @@ slurm::patience() {
   patience=$((${kill_wait:-30} * 2 / 3))
 }
 
-# This job as Slurm shows it, in one line. Nothing where the controller is too busy to answer while there is time.
+# This job as Slurm shows it, in one line; nothing if the controller does not answer in time.
 slurm::job() {
   timeout --signal=KILL "$((patience < 18 ? patience / 2 + 1 : 10))" \
     scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true

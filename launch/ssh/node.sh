@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # One machine of run_multinode.sh, started over ssh. Takes the variables of the run from stdin, then runs a command.
-#   ssh_node.sh run COMMAND...     and is that command
-#   ssh_node.sh watch COMMAND...   and ends it when stdin ends, which is when the connection or its other end is gone.
-#                                  All output goes to stderr; stdout gets the exit status and reason of a rank that failed
+#   node.sh run COMMAND...     becomes that command
+#   node.sh watch COMMAND...   ends it when stdin ends, that is when the connection or its other end is gone. All output goes
+#                              to stderr; stdout gets the exit status and reason of a rank that failed
 set -uo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 # shellcheck source=launch/run/environment.sh

@@ -35,7 +35,7 @@ ssh::everywhere() {
   return "$status"
 }
 
-# Stops in one line where a machine cannot take its part: the first such one, though all are asked at once.
+# Stops with one line if a machine cannot take part: the first such one, though all are asked at once.
 ssh::check() {
   local number complaints
   complaints=$(
@@ -47,7 +47,7 @@ ssh::check() {
   [[ -z $complaints ]] || log::die "${complaints#* }"
 }
 
-# Prints what keeps a machine from taking its part, in one line; nothing where all is well.
+# Prints in one line what keeps a machine from taking part; nothing if all is well.
 ssh::complaint() {
   local -r host=$1
   local said status=0
@@ -62,7 +62,7 @@ ssh::complaint() {
   fi
 }
 
-# Stops where hosts[0] would not write where the results are looked for.
+# Stops if hosts[0] would write the results elsewhere.
 ssh::check_results() {
   local probe status=0
   mkdir -p -- "$LOGDIR" 2>/dev/null || log::die "LOGDIR=$LOGDIR: cannot make this folder; choose one you can write to"

@@ -35,7 +35,7 @@ configs::table() {
 
 configs::name() { basename -- "$1" .sh | sed 's/^config_//'; }
 
-# The only config whose name is, or has in it, the words given.
+# The one config whose name is, or contains, the argument.
 configs::find() {
   local -a found
   local name=${1##*/}

@@ -38,7 +38,7 @@ step '3/3  training: NEXP timed runs, as run.sub starts them on a cluster'
 source env.sh
 # shellcheck source=configs/config_demo_1x2x16x1_pack.sh
 source configs/config_demo_1x2x16x1_pack.sh
-# What this text and this machine ask of the config; what you export yourself stands.
+# Adapts the config to this text and machine; your own exports win.
 demo::set() { if exports::recorded CONFIG "$1=${!1}"; then export "$1=$2"; fi; }
 demo::set NUM_EVAL_EXAMPLES "$("$PYTHON" -c 'import json, sys; print(json.load(open(sys.argv[1]))["eval_samples"])' \
   "$DATADIR/prepared-packed.json")"

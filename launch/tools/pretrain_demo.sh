@@ -37,7 +37,7 @@ step "1/5  data of both phases, 32 and 128 tokens, of: $CORPUS"
 input_preprocessing/prepare_data.sh --outputdir "$DATADIR" --phases 32:5,128:20 --input "$CORPUS" --vocab-size 2048 \
   --layers 2 --hidden-size 128 --packed-data --shards 4 --jobs 2 --num-eval-samples 500
 
-step '2/5  phase 1, hand-over, phase 2'
+step '2/5  phase 1, then phase 2 from its weights and optimizer'
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
 if ((gpus == 1)); then export DGXNGPU=1 GRADIENT_STEPS=2; fi
 ./run_pretraining.sh "$CONFIG"

@@ -160,7 +160,7 @@ def charts(league: League) -> list[Chart]:
 
 
 def build_page(league: League, top: int | None) -> str:
-    """The page. Raises ReviewError where jinja2 is missing."""
+    """The page. Raises ReviewError if jinja2 is missing."""
     drawn, entries = charts(league), shown(league, top)
     rounds = sorted({entry.round for entry in league.others})
     order = sorted(COLUMNS, key=lambda one: _FIRST.index(one.heading) if one.heading in _FIRST else len(_FIRST))

@@ -21,7 +21,7 @@ from review.verdict.checking import Checked
 
 
 def render(template: str, **values: object) -> str:
-    """A page of one of the templates. Raises ReviewError where jinja2 is missing."""
+    """A page of one of the templates. Raises ReviewError if jinja2 is missing."""
     try:
         from jinja2 import Environment, PackageLoader
         from markupsafe import Markup
@@ -37,7 +37,7 @@ def render(template: str, **values: object) -> str:
 
 
 def build_page(results: Sequence[Result], checked: Sequence[Checked] = ()) -> str:
-    """The page, with what `check` found of the same target. Raises ReviewError where jinja2 is missing."""
+    """The page, with what `check` found of the same target. Raises ReviewError if jinja2 is missing."""
     by_path = {one.path: one for one in checked}
     pages = []
     for index, result in enumerate(results):

@@ -11,13 +11,13 @@ from review.rulebook import rcp
 
 @dataclass(frozen=True)
 class Dossier:
-    """The RCP test of a result, and what a submitter whose result fails it has to know."""
+    """The RCP test of a result, and what a submitter needs to know if it fails."""
 
     result: Result
 
     @property
     def passed(self) -> bool:
-        """The verdict; a result that is not tested has none against it."""
+        """Whether it passes; true for a result that is not tested."""
         return self.result.rcp_test is None or self.result.rcp_test.passed
 
     @property

@@ -1,4 +1,4 @@
-"""What a machine says of itself, in the words of a system description. A probe that finds nothing yields no field."""
+"""Probes this machine for the fields of a system description; what is not found is left out."""
 
 from __future__ import annotations
 

@@ -196,6 +196,7 @@ def test_without_a_gpu_it_ends_at_once_in_one_line_with_the_reason(only, bench, 
 
 
 STEP = {"variant": "ours", "rows": 48, "milliseconds": 97.1, "sequences_per_second": 988.0, "model_tflops": 500.0,
+        "tokens_per_second": 249000,
         "share_of_ceiling": 0.6, "peak_gib": 30.0}  # fmt: skip
 
 
@@ -247,7 +248,7 @@ def test_the_first_variant_is_told_before_the_second_is_built(bench, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         train_step.measure_together(
             variants, config, rounds=2, steps=1, ceiling=1.0, deadline=time.monotonic() + 60,
-            say=lambda lines: told.append([(line["variant"], line["early"], "milliseconds" in line) for line in lines]),
+            report=lambda lines: told.append([(one["variant"], one["early"], "milliseconds" in one) for one in lines]),
         )  # fmt: skip
     assert told == [[("one", True, True)], [("one", True, True), ("two", True, True)]]
 

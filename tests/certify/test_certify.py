@@ -113,7 +113,7 @@ def test_alone_a_rank_takes_its_steps_from_the_graph_that_a_benchmark_uses(alone
 def test_a_flipped_bit_is_told_with_rank_and_step(alone):
     (found,) = certify(alone(CERTIFY_FLIP="0:3")).corrupt
     assert (found.name, found.stage, found.round, found.step) == ("rank 0 on here", "parallel", 2, 2)
-    assert "first in step 3 of round 3" in found.text()
+    assert "first in step 3 of round 3" in found.reason().text()
 
 
 @pytest.mark.parametrize("flip", ["1", "1:0", "-1:2", "1:2:3"])

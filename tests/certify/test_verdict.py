@@ -81,7 +81,7 @@ def test_the_wait_of_the_others_is_evidence_against_the_one_that_makes_them_wait
     waits[records.steps["rank"] != 3] += 0.03
     (found,) = judge(records).findings
     assert found.name == "rank 3 on node1"
-    assert "the others wait 30.0 ms a step longer than it does" in found.text()
+    assert "the others wait 30.0 ms a step longer than it does" in found.reason().text()
 
 
 def test_a_rank_that_stops_now_and_then_is_named_though_its_median_is_as_the_others():
@@ -99,7 +99,7 @@ def test_a_rank_that_stops_in_some_rounds_is_named_with_the_stage_that_shows_it_
     steps["compute"][chosen] += 2
     (found,) = judge(records).findings
     assert (found.what, found.stage, found.name) == ("hesitates", "parallel", "rank 3 on node1")
-    assert "of 24 rounds" in found.text()
+    assert "of 24 rounds" in found.reason().text()
 
 
 def test_a_node_all_of_whose_ranks_stop_now_and_then_is_named_instead_of_them():
@@ -117,7 +117,7 @@ def test_steps_of_unequal_work_are_compared_each_with_itself():
     for part in PARTS:
         records.steps[part] *= work[records.steps["step"]]
     after = records.relative("parallel")
-    assert all(np.allclose(before[rank], after[rank]) for rank in before)
+    assert np.allclose(before, after)
     assert np.median(after[5]) == pytest.approx(1.05, abs=0.02)
 
 
@@ -218,6 +218,18 @@ def test_rounds_of_unequal_length_are_compared_as_far_as_both_go():
     assert judge(records).corrupt == []
     steps["checksum"][(steps["stage"] == 3) & (steps["rank"] == 1) & (steps["round"] == 4) & (steps["step"] == 4)] += 1
     assert [(one.name, one.step) for one in judge(records).corrupt] == [("rank 1 on node0", 4)]
+
+
+def test_a_round_with_fewer_steps_than_the_others_accuses_nobody():
+    records = make(4, 2, slow={("parallel", 5): 1.25})
+    steps = records.steps
+    kept = (steps["stage"] != 0) | (steps["round"] != 1) | (steps["rank"] != 2) | (steps["step"] < 7)
+    for name, column in steps.items():
+        steps[name] = column[kept]
+    found = judge(records)
+    assert [(one.what, one.stage, one.name) for one in found.findings] == [("slow", "parallel", "rank 5 on node2")]
+    assert (np.isnan(records.seconds("single")).sum(axis=(1, 2)) == [0, 0, 13, 0, 0, 0, 0, 0]).all()
+    assert all(np.isfinite(own).all() for own in found.seconds.values())
 
 
 def test_records_survive_the_way_through_files(tmp_path):

@@ -97,8 +97,8 @@ def test_each_look_reads_only_the_lines_that_are_new(tmp_path, monkeypatch):
         (tmp_path / "burn_in_node0.jsonl").write_bytes(whole)
     assert taken == [1, 2, 3, 4, 5]
     assert (found.repeats, found.elapsed) == (5, 50.0)
-    assert "first in step 4 of repeat 2" in found.different[0]
-    assert "2 of 5 repeats" in found.different[0]
+    assert "first in step 4 of repeat 2" in found.different[0].text()
+    assert "2 of 5 repeats" in found.different[0].text()
 
 
 def test_another_burn_in_in_the_same_folder_is_read_from_its_beginning(tmp_path):

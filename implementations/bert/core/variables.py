@@ -133,10 +133,10 @@ def markdown() -> str:
     """docs/variables.md: its own words, then a table of each group."""
     lines = [f"{PAGE.read_text(encoding='utf-8').partition('## ')[0].rstrip()}\n"]
     for title, entries in groups().items():
-        lines += [f"## {title}", "", "| variable | default | meaning |", "|---|---|---|"]
+        lines += [f"## {title}", "", "|variable|default|meaning|", "|---|---|---|"]
         for entry in entries:
-            default = entry.default if entry.default in ("unset", "required") else f"`{entry.default}`"
-            lines.append(f"| `{entry.name}` | {default} | {entry.meaning} |")
+            default = {"unset": "", "required": "required"}.get(entry.default, f"`{entry.default}`")
+            lines.append(f"|`{entry.name}`|{default}|{entry.meaning}|")
         lines.append("")
     return "\n".join(lines).rstrip()
 

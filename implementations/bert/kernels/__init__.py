@@ -64,7 +64,7 @@ class Config:
         return wanted
 
     def describe(self, device: torch.device) -> str:
-        """What ``--check`` says of the kernels: which are fused, which are not, and why none is."""
+        """Line of ``--check``: the fused kernels, the plain ones, or why none is fused."""
         fused = self.names(device)
         if not fused:
             reason = "FUSED=none" if self.fused == "none" else triton_support.missing(device)
@@ -74,11 +74,11 @@ class Config:
         return f"{text}; plain PyTorch for {', '.join(plain)}" if plain else text
 
     def choose(self, dtype: torch.dtype, in_graph: bool, world: World) -> tuple[Config, str]:
-        """The same on all ranks with the attention backend named, and why it is that one, in words. A collective.
+        """Settings with the attention backend resolved, equal on all ranks, and the reason as text. A collective.
 
         On a GPU ATTENTION=auto is the fastest backend on rank 0, if it works on every rank. Raises ConfigError where
-        nothing works in a graph that is wanted. Comes before any kernel runs: if a piece of assembly is wrong on a
-        rank's GPU, all ranks do without.
+        no backend works in the CUDA graph. Must precede the first kernel: if a piece of assembly is wrong on any
+        rank's GPU, all ranks do without assembly.
         """
         device, note = world.device, ""
         if device.type == "cuda":
@@ -113,7 +113,7 @@ class Config:
 class Kernels:
     """The operations of one model, bound. Signatures: the ``reference`` of each file.
 
-    fp8_cast: fp8 products get their operands from the kernels that compute them, where the scales are known beforehand.
+    fp8_cast: kernels cast their results to fp8 for the next product where the scale is known in advance.
     """
 
     embeddings: Callable[..., Tensor]

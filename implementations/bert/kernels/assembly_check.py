@@ -1,4 +1,4 @@
-"""The assembly in the kernels, tried on the GPU at hand before anything relies on it.
+"""The assembly in the kernels, checked on this GPU before anything relies on it.
 
 The compiler takes a piece of assembly as it comes: that operands are in the right order, and halves of a register in
 the right places, shows only where it runs. Each piece is held against PyTorch's plain arithmetic, on all exponents and
@@ -56,7 +56,7 @@ PIECES = ("exp2", "reciprocal", "widened", "narrowed", "rounded", "product")
 
 
 def numbers(what: str, device: torch.device) -> Tensor:
-    """What a piece is tried on, [COUNT]: every upper half of a number with some lower one; for exp2 its own range."""
+    """Inputs of a piece, [COUNT]: every upper half of a number with some lower one; for exp2 its own range."""
     bits = torch.arange(COUNT, dtype=torch.int64, device=device)
     if what == "exp2":
         return bits.float() / COUNT * 300 - 160
@@ -67,7 +67,7 @@ def numbers(what: str, device: torch.device) -> Tensor:
 
 
 def results(what: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What the assembly makes of ``x``; of a product the high words and the low ones."""
+    """Results of the assembly on ``x``; for a product the high words and the low words."""
     dtype = {"narrowed": torch.bfloat16, "product": torch.int32}.get(what, torch.float32)
     y, low = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=torch.int32)
     _apply[(COUNT // BLOCK,)](x, y, low, what, FACTOR, BLOCK, num_warps=4)

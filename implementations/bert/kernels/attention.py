@@ -145,12 +145,12 @@ def default_backend(device: torch.device, in_graph: bool = True) -> str:
 
 
 def fallback(name: str, results: list[Trial]) -> str:
-    """What steps in where ``name`` turns out not to work at a run's sizes; empty: nothing can, or need."""
+    """Backend to use if ``name`` fails at a run's sizes; empty if there is none, or none is needed."""
     return (fastest(results, in_graph=False) or "") if _BACKENDS[name].compiles else ""
 
 
 def fastest(results: list[Trial], in_graph: bool = True) -> str | None:
-    """Name of the fastest trial that went well, of a backend that auto may take for steps from a CUDA graph or not."""
+    """Name of the fastest successful trial among the backends that auto may take, in a CUDA graph or without."""
     usable = [trial for trial in results if in_graph or not _BACKENDS[trial.name].compiles]
     good = [(trial.milliseconds, trial.name) for trial in usable if trial.milliseconds is not None]
     return min(good)[1] if good else None
@@ -158,7 +158,7 @@ def fastest(results: list[Trial], in_graph: bool = True) -> str | None:
 
 @functools.cache
 def trials(device: torch.device) -> list[Trial]:
-    """What the candidates did on a GPU."""
+    """Trials of all candidates on a GPU."""
     return try_backends(candidates(device), device)
 
 
@@ -178,13 +178,13 @@ def try_backends(backends: Mapping[str, Attention], device: torch.device) -> lis
 
 
 def offsets(repeats: int, device: torch.device) -> Tensor:
-    """cu_seqlens of LENGTHS, so many times, and of NUM_EMPTY empty sequences."""
+    """cu_seqlens of LENGTHS, ``repeats`` times, followed by NUM_EMPTY empty sequences."""
     ends = itertools.accumulate(LENGTHS * repeats + (0,) * NUM_EMPTY)
     return torch.tensor([0, *ends], dtype=torch.int32, device=device)
 
 
 def disagreement(run: Attention, device: torch.device) -> str:
-    """How the backend's context or gradient differs from the oracle's in fp32, or its dropout is wrong; empty: not.
+    """Problem of a backend: context or gradient unlike the fp32 oracle's, or wrong dropout; empty if there is none.
 
     Dropout leaves the expected context as it is. For a given mask the context is linear in the values, so that
     the products of context and gradient and of values and their gradient agree, if both passes drop the same.

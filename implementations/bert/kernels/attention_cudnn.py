@@ -15,7 +15,7 @@ import functools
 import importlib
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ MOST_PLANS = 16  # sizes of batches whose plans are kept
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What a plan is made for: sequences (those of length 0 too), the longest they may be, tokens in all."""
+    """Key of a plan: sequences (empty ones included), the longest allowed, tokens in all."""
 
     num_sequences: int
     longest: int
@@ -43,96 +43,78 @@ class Sizes:
 
     @property
     def offset_dtype(self) -> torch.dtype:
-        """Of offsets in elements of the packed projections."""
+        """Type of offsets, which count elements of the packed projections."""
         return torch.int32 if self.num_tokens * 3 * self.num_heads * self.width < 2**31 else torch.int64
 
 
-class Graph:
-    """A cuDNN graph under construction, with its tensors by name. Arguments past the sizes go to ``pygraph``."""
+class Graph(NamedTuple):
+    """A cuDNN graph, and its tensors by name."""
 
-    def __init__(self, sizes: Sizes, **where: Any) -> None:
-        self.cudnn, self.sizes = importlib.import_module("cudnn"), sizes
-        types = self.cudnn.data_type
-        self.dtype = types.BFLOAT16 if sizes.dtype == torch.bfloat16 else types.HALF
-        self.graph = self.cudnn.pygraph(
-            io_data_type=self.dtype, intermediate_data_type=types.FLOAT, compute_data_type=types.FLOAT, **where
-        )
-        offsets = types.INT32 if sizes.offset_dtype == torch.int32 else types.INT64
-        batch = sizes.num_sequences
-        given = {
-            "packed_offsets": (batch + 1, offsets), "context_offsets": (batch + 1, offsets),
-            "lengths": (batch, types.INT32), "seed": (1, types.INT64), "offset": (1, types.INT64),
-        }  # fmt: skip
-        self.tensors: dict[str, Any] = {
-            name: self.graph.tensor(name=name, dim=[count, 1, 1, 1], stride=[1, 1, 1, 1], data_type=dtype)
-            for name, (count, dtype) in given.items()
-            if sizes.dropout or name not in ("seed", "offset")
-        }
+    graph: Any
+    tensors: dict[str, Any]
 
-    def _form(self, name: str) -> tuple[list[int], list[int], Any, Any]:
-        """Shape [S, N, longest, H or 1], strides, type, and where it lies in rows of tokens their offsets."""
-        sizes = self.sizes
-        shape = [sizes.num_sequences, sizes.num_heads, sizes.longest]
-        if name == "sums":  # the logarithms of the softmax's sums
-            return [*shape, 1], [sizes.num_heads * sizes.longest, sizes.longest, 1, 1], self.cudnn.data_type.FLOAT, None
+
+def make_graph(sizes: Sizes, *, backward: bool, **where: Any) -> Graph:
+    """A pass for which the GPU has a kernel, not compiled yet; ``where`` goes to ``pygraph``.
+
+    Forward: packed projections (q, k, v) -> context, sums (the logarithms of the softmax's); backward: these and the
+    context's gradient -> dq, dk, dv. The work space is of the tokens, not of sequences of full length.
+    """
+    cudnn = importlib.import_module("cudnn")
+    types, batch, heads, longest = cudnn.data_type, sizes.num_sequences, sizes.num_heads, sizes.longest
+    dtype = types.BFLOAT16 if sizes.dtype == torch.bfloat16 else types.HALF
+    offsets = types.INT32 if sizes.offset_dtype == torch.int32 else types.INT64
+    graph = cudnn.pygraph(
+        io_data_type=dtype, intermediate_data_type=types.FLOAT, compute_data_type=types.FLOAT, **where
+    )
+    shared = {"packed_offsets": (batch + 1, offsets), "context_offsets": (batch + 1, offsets)}
+    shared["lengths"] = batch, types.INT32
+    if sizes.dropout:
+        shared |= {"seed": (1, types.INT64), "offset": (1, types.INT64)}
+    tensors = {
+        name: graph.tensor(name=name, dim=[count, 1, 1, 1], stride=[1, 1, 1, 1], data_type=kind)
+        for name, (count, kind) in shared.items()
+    }
+
+    def form(name: str) -> tuple[list[int], list[int], Any, Any]:
+        """Shape [S, N, longest, H or 1], strides, type, and the offsets of tensors that lie in rows of tokens."""
+        if name == "sums":
+            return [batch, heads, longest, 1], [heads * longest, longest, 1, 1], types.FLOAT, None
         packed = name not in ("context", "gradient")
-        row = sizes.num_heads * sizes.width * (3 if packed else 1)
-        offsets = self.tensors["packed_offsets" if packed else "context_offsets"]
-        return [*shape, sizes.width], [sizes.longest * row, sizes.width, row, 1], self.dtype, offsets
+        row = heads * sizes.width * (3 if packed else 1)
+        ragged = tensors["packed_offsets" if packed else "context_offsets"]
+        return [batch, heads, longest, sizes.width], [longest * row, sizes.width, row, 1], dtype, ragged
 
-    def take(self, name: str) -> Any:
-        """An input."""
-        shape, strides, dtype, offsets = self._form(name)
-        tensor = self.graph.tensor(name=name, dim=shape, stride=strides, data_type=dtype)
-        self.tensors[name] = tensor if offsets is None else tensor.set_ragged_offset(offsets)
-        return self.tensors[name]
+    def take(name: str) -> Any:
+        dim, stride, kind, ragged = form(name)
+        tensors[name] = graph.tensor(name=name, dim=dim, stride=stride, data_type=kind)
+        if ragged is not None:
+            tensors[name].set_ragged_offset(ragged)
+        return tensors[name]
 
-    def leave(self, **results: Any) -> None:
-        """The results."""
-        for name, tensor in results.items():
-            shape, strides, dtype, offsets = self._form(name)
-            tensor.set_output(True).set_dim(shape).set_stride(strides).set_data_type(dtype)
-            if offsets is not None:
-                tensor.set_ragged_offset(offsets)
-            self.tensors[name] = tensor
-
-    def options(self) -> dict[str, Any]:
-        """What both passes are told of the softmax."""
-        lengths = self.tensors["lengths"]
-        found: dict[str, Any] = {"attn_scale": 1 / math.sqrt(self.sizes.width), "use_padding_mask": True}
-        found |= {"seq_len_q": lengths, "seq_len_kv": lengths}
-        if self.sizes.dropout:
-            found["dropout"] = (self.sizes.dropout, self.tensors["seed"], self.tensors["offset"])
-        return found
-
-    def plan(self) -> Graph:
-        """Finds a kernel that the GPU supports; not yet compiled."""
-        self.graph.validate()
-        self.graph.build_operation_graph()
-        self.graph.create_execution_plans([self.cudnn.heur_mode.A, self.cudnn.heur_mode.FALLBACK])
-        self.graph.check_support()
-        return self
-
-
-def forward_graph(sizes: Sizes, **where: Any) -> Graph:
-    """Context and sums of the packed projections."""
-    graph = Graph(sizes, **where)
-    parts = {name: graph.take(name) for name in ("q", "k", "v")}
-    context, sums = graph.graph.sdpa(**parts, is_inference=False, **graph.options())
-    graph.leave(context=context, sums=sums)
-    return graph.plan()
-
-
-def backward_graph(sizes: Sizes, **where: Any) -> Graph:
-    """The gradient of the packed projections. Its work space is of the tokens, not of sequences of full length."""
-    graph = Graph(sizes, **where)
-    parts = {name: graph.take(name) for name in ("q", "k", "v")}
-    dq, dk, dv = graph.graph.sdpa_backward(
-        **parts, o=graph.take("context"), dO=graph.take("gradient"), stats=graph.take("sums"),
-        max_total_seq_len_q=sizes.num_tokens, max_total_seq_len_kv=sizes.num_tokens, **graph.options(),
-    )  # fmt: skip
-    graph.leave(dq=dq, dk=dk, dv=dv)
-    return graph.plan()
+    softmax: dict[str, Any] = {"attn_scale": 1 / math.sqrt(sizes.width), "use_padding_mask": True}
+    softmax |= {"seq_len_q": tensors["lengths"], "seq_len_kv": tensors["lengths"]}
+    if sizes.dropout:
+        softmax["dropout"] = sizes.dropout, tensors["seed"], tensors["offset"]
+    parts = {name: take(name) for name in ("q", "k", "v")}
+    if backward:
+        found = graph.sdpa_backward(
+            **parts, o=take("context"), dO=take("gradient"), stats=take("sums"),
+            max_total_seq_len_q=sizes.num_tokens, max_total_seq_len_kv=sizes.num_tokens, **softmax,
+        )  # fmt: skip
+    else:
+        found = graph.sdpa(**parts, is_inference=False, **softmax)
+    for name, tensor in zip(("dq", "dk", "dv") if backward else ("context", "sums"), found, strict=True):
+        dim, stride, kind, ragged = form(name)
+        tensor.set_output(True).set_dim(dim).set_stride(stride).set_data_type(kind)
+        if ragged is not None:
+            tensor.set_ragged_offset(ragged)
+        tensors[name] = tensor
+    graph.validate()
+    graph.build_operation_graph()
+    graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    graph.check_support()
+    return Graph(graph, tensors)
 
 
 class Plans:
@@ -140,17 +122,18 @@ class Plans:
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         self.sizes, self.handle = sizes, _handle(device)
-        self.forward = forward_graph(sizes, handle=self.handle)
-        self.backward = backward_graph(sizes, handle=self.handle)
-        for graph in (self.forward, self.backward):
-            graph.graph.build_plans()
+        self.forward, self.backward = (
+            make_graph(sizes, backward=backward, handle=self.handle) for backward in (False, True)
+        )
+        for graph, _ in (self.forward, self.backward):
+            graph.build_plans()
         self.tried = False  # whether both passes have run
 
     def run(self, graph: Graph, given: dict[str, Tensor]) -> None:
         """Starts a pass on the tensors of these names, which it reads or writes, on the current stream."""
         device = given["lengths"].device
         if device.type == "cuda":
-            graph.cudnn.set_stream(self.handle, torch.cuda.current_stream(device).cuda_stream)
+            importlib.import_module("cudnn").set_stream(self.handle, torch.cuda.current_stream(device).cuda_stream)
         workspace = torch.empty(max(1, graph.graph.get_workspace_size()), dtype=torch.uint8, device=device)
         found = {tensor: given[name].detach() for name, tensor in graph.tensors.items()}
         graph.graph.execute(found, workspace, handle=self.handle)

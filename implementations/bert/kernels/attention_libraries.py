@@ -121,17 +121,8 @@ def flash_attn_2(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tens
     return context
 
 
-def flash_attn_3(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
-    """FlashAttention-3 (the hopper folder of flash-attention); no dropout."""
-    return _without_dropout("flash_attn_interface", qkv, forward_pass, dropout)
-
-
-def flash_attn_4(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
-    """FlashAttention-4 (the flash-attn-4 package); no dropout."""
-    return _without_dropout("flash_attn.cute", qkv, forward_pass, dropout)
-
-
-def _without_dropout(module: str, qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
+def _flash_attn_varlen(module: str, qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
+    """FlashAttention-3 (the hopper folder of flash-attention) or 4 (the flash-attn-4 package); no dropout."""
     assert not dropout
     offsets, longest = forward_pass.cu_seqlens, forward_pass.max_seqlen
     found = importlib.import_module(module).flash_attn_varlen_func(
@@ -139,6 +130,10 @@ def _without_dropout(module: str, qkv: Tensor, forward_pass: ForwardPass, dropou
     )
     context: Tensor = found[0] if isinstance(found, tuple) else found  # some versions return the log-sum-exp as well
     return context
+
+
+flash_attn_3 = functools.partial(_flash_attn_varlen, "flash_attn_interface")
+flash_attn_4 = functools.partial(_flash_attn_varlen, "flash_attn.cute")
 
 
 def transformer_engine(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:

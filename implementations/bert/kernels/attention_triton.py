@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.kernels import triton_support
 from bert.kernels.arithmetic import narrowed
 from bert.kernels.dropout import Dropout, ForwardPass, keep_pairs
 from bert.kernels.triton_support import constexpr, jit, next_power_of_2, tl
@@ -66,9 +65,7 @@ def _store_tile(pointer, row, length, stride, values, width: constexpr, block: c
 
 
 @jit
-def _list_tiles(
-    cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows: constexpr, sequences: constexpr,
-):  # fmt: skip
+def _list_tiles(cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows: constexpr, sequences: constexpr):
     """One program. A tile is begin and length of its sequence, its first row there, and 1 if this is padding."""
     sequence = tl.arange(0, sequences)
     begin = tl.load(cu_seqlens + sequence, mask=sequence <= num_sequences, other=0)
@@ -277,16 +274,15 @@ def _key_gradient(
 
 
 def _tiles(forward_pass: ForwardPass, num_tokens: int, rows: int) -> Tensor:
-    """The tiles of so many rows, int32 [capacity, 4]; made once a forward pass."""
+    """List of tiles of ``rows`` rows, int32 [capacity, 4]; computed once a forward pass."""
     cu_seqlens = forward_pass.cu_seqlens
 
     def make() -> Tensor:
         num_sequences = cu_seqlens.numel() - 1
         num_tiles = num_tokens // rows + num_sequences + 1  # at most one that is not full a sequence, or the padding
         tiles = torch.empty(num_tiles, 4, dtype=torch.int32, device=cu_seqlens.device)
-        _list_tiles[(1,)](
-            cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows, next_power_of_2(num_sequences + 1)
-        )
+        lanes = next_power_of_2(num_sequences + 1)
+        _list_tiles[(1,)](cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows, lanes)
         return tiles
 
     return forward_pass.once(("attention tiles", num_tokens, rows), make)
@@ -341,8 +337,3 @@ def attention(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     Zero (context and gradient) at tokens past cu_seqlens[-1]. bf16 and fp16 use the tensor cores, fp32 does not.
     """
     return _Attention.apply(qkv, forward_pass, forward_pass.sites.next(dropout))
-
-
-def missing(device: torch.device) -> str | None:
-    """Why these kernels cannot run on a device, in a few words; None where they can."""
-    return triton_support.missing(device)

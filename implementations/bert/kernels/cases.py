@@ -1,4 +1,4 @@
-"""What a fused operation is tested on: inputs, and the error allowed with its reason."""
+"""Test cases of fused operations: inputs, and the allowed error with its reason."""
 
 from __future__ import annotations
 

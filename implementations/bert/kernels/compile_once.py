@@ -21,15 +21,15 @@ from typing import Any
 
 from bert.kernels import triton_support
 
-LONGEST_WAIT = 60.0  # seconds; whoever holds the lock longer is stuck, and each rank compiles for itself
+LONGEST_WAIT = 60.0  # seconds; a rank that holds the lock for longer is stuck: the others compile for themselves
 POLL_SECONDS = 0.02
 
 
 class Compilations:
-    """What this process has compiled, or read from the cache folder."""
+    """Count and time of the kernels that this process compiled or read from the cache."""
 
     def __init__(self, folder: Path | None) -> None:
-        """folder: of the locks; None: nobody waits for anybody."""
+        """folder: of the locks; None: no locking."""
         self.folder, self.count, self.seconds = folder, 0, 0.0
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Compilations:
 
     @contextlib.contextmanager
     def turn(self, source: Any) -> Iterator[None]:
-        """Holds the lock of a kernel; who had to wait for it goes on without, together with all others that waited."""
+        """Holds the lock of a kernel; ranks that had to wait for it then go on together, without it."""
         lock = None
         if self.folder is not None and hasattr(source, "hash"):
             name = hashlib.sha256(str(source.hash()).encode()).hexdigest()[:32]

@@ -29,7 +29,7 @@ BITS = 16  # random bits of an element
 
 @dataclass(frozen=True)
 class Dropout:
-    """One application of dropout: what forward and backward both need to find the same mask.
+    """One application of dropout, from which forward and backward compute the same mask.
 
     seed: int64 [1] on the device (None: no dropout); site: number of the call in this forward pass;
     threshold: an element is dropped where its 16 random bits are below it; scale: of the survivors.
@@ -79,7 +79,7 @@ class ForwardPass:
         self._made: dict[Hashable, Tensor] = {}
 
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """What ``make`` computes, computed once in the pass for each ``key``."""
+        """The result of ``make()``, computed once a pass for each ``key``."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]

@@ -196,7 +196,7 @@ class Operands(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the backward kernel takes of the forward one's call: x, residual [T, D], bias, weight [D]; of each row
+    """Tensors saved for the backward kernel: x, residual [T, D], bias, weight [D]; of each row
     mean and 1 / standard deviation, fp32 [T]. Of Pre-LN x is the sum, and bias None."""
 
     x: Tensor

@@ -44,10 +44,10 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a kernel needs to leave a tensor in fp8.
+    """Where and how a kernel casts a tensor to fp8.
 
-    scale: what it is multiplied by; inverse: what undoes that; largest: raised to its largest magnitude, None where
-    nobody wants to know it. fp32, 0-d.
+    scale: what it is multiplied by; inverse: what undoes that; largest: raised to its largest magnitude; None if not
+    tracked. fp32, 0-d.
     """
 
     dtype: torch.dtype
@@ -79,12 +79,12 @@ class Scaling:
         self.maxima = torch.tensor([torch.finfo(dtype).max for dtype in FORMATS], device=device)
 
     @property
-    def known_beforehand(self) -> bool:
-        """True where a kernel can cast what it has just computed: the scale is that of the step before."""
+    def known_in_advance(self) -> bool:
+        """Whether the scale is known before the tensor is computed: it is the previous step's."""
         return self.delayed_recipe and self.calibrated
 
     def target(self, number: int, which: int) -> Target:
-        """For one tensor of a product, with the scale that is known beforehand."""
+        """Cast target of one tensor of a product, with the scale known in advance."""
         scale, inverse, largest = (t[number, which] for t in (self.scales, self.inverses, self.largest))
         return Target(dtype=FORMATS[which], scale=scale, inverse=inverse, largest=None if self.evaluates else largest)
 
@@ -103,9 +103,9 @@ class Scaling:
             self.calibrated, self.evaluates = before, False
 
     def target_for(self, x: Tensor, number: int, which: int) -> Target:
-        """For x as this tensor of a product; where the scale is not known beforehand, x is read for it."""
+        """Cast target of x; where the scale is not known in advance, x is read for it."""
         target = self.target(number, which)
-        if self.known_beforehand:
+        if self.known_in_advance:
             return target
         seen = torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32)
         scale = torch.where((seen > 0) & torch.isfinite(seen), self.maxima[which] / seen, 1.0)
@@ -142,7 +142,7 @@ class Scaling:
         return [self.scales, self.inverses, self.largest]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs; the same on every rank with the delayed recipe."""
+        """State for resuming; equal on all ranks with the delayed recipe."""
         return {"scales": self.scales.clone(), "calibrated": self.calibrated}
 
     @torch.no_grad()

@@ -29,7 +29,7 @@ TRANSPOSE_BLOCK, TRANSPOSE_NUM_WARPS = 128, 4  # bytes; 32 words a thread in fli
 
 @jit
 def by_eights(offset, inside):
-    """Offsets of a tile [R, C] of fp8 numbers in rows of a multiple of 16, of which Triton is told less than it knows.
+    """Offsets of a tile [R, C] of fp8 numbers in rows of a multiple of 16, with less alignment than Triton could infer.
 
     It would give each thread 16 of a row, the widest store, and would lay out the whole kernel for that: loads of bf16
     that skip every other 16 bytes, and in kernels on whole rows sums across warps and twice the registers. Here it
@@ -109,9 +109,8 @@ def _transpose(x, output, num_rows, num_words, block: constexpr):
 
 def new_both_orders(num_rows: int, num_columns: int, target: Target) -> tuple[Tensor, Tensor]:
     """Room for a tensor in fp8 [R, C] and transposed [C, R]."""
-    device = target.scale.device
-    cast = torch.empty(num_rows, num_columns, dtype=target.dtype, device=device)
-    return cast, torch.empty(num_columns, num_rows, dtype=target.dtype, device=device)
+    cast = torch.empty(num_rows, num_columns, dtype=target.dtype, device=target.scale.device)
+    return cast, cast.new_empty(num_columns, num_rows)
 
 
 def num_tiles(num_rows: int, num_columns: int) -> tuple[int, int]:
@@ -126,7 +125,7 @@ def bits(largest: Tensor | None) -> Tensor | None:
 
 
 def cast_arguments(target: Target | None) -> dict[str, Any]:
-    """What a kernel that casts its result is given for it; without a target nothing that makes it cast."""
+    """Keyword arguments of a kernel that may cast its result; without a target it does not."""
     if target is None:
         return {"cast_scale": None, "largest": None, "maximum": 0.0}
     return {"cast_scale": target.scale, "largest": bits(target.largest), "maximum": target.maximum}
@@ -135,7 +134,7 @@ def cast_arguments(target: Target | None) -> dict[str, Any]:
 def cast_transpose(x: Tensor, target: Target, column_sums: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
     """x [R, C] in fp8 [R, C], transposed [C, R], and if wanted its sums over rows [C] in its own type.
 
-    R and C are multiples of 16, which the product wants too.
+    R and C must be multiples of 16, as for the product.
     Reads 2 bytes an element (bf16) and writes 1 + 1; raises ``target.largest`` to max |x|.
     """
     if not triton_support.supported(x.device):
@@ -143,16 +142,10 @@ def cast_transpose(x: Tensor, target: Target, column_sums: bool = False) -> tupl
             torch.maximum(target.largest, x.abs().amax().float(), out=target.largest)
         cast = _plain(x, target)
         return cast, cast.t().contiguous(), x.sum(0) if column_sums else None
-    x = x.contiguous()
-    num_rows, num_columns = x.shape
-    assert num_rows % ROW_MULTIPLE == num_columns % ROW_MULTIPLE == 0, x.shape
-    cast, transposed = new_both_orders(num_rows, num_columns, target)
-    down, tiles = num_tiles(num_rows, num_columns)
-    partials = torch.empty(down, num_columns, dtype=torch.float32, device=x.device) if column_sums else None
-    _cast_transpose[(tiles,)](
-        x, cast, transposed, partials, target.scale, bits(target.largest), num_rows, num_columns, target.maximum,
-        BLOCK_ROWS, BLOCK, num_warps=NUM_WARPS,
-    )  # fmt: skip
+    cast, transposed = new_both_orders(x.shape[0], x.shape[1], target)
+    shape = num_tiles(*x.shape)[0], x.shape[1]
+    partials = torch.empty(shape, dtype=torch.float32, device=x.device) if column_sums else None
+    _start_cast(x, cast, transposed, partials, target.scale, bits(target.largest), target.maximum)
     return cast, transposed, None if partials is None else arithmetic.column_sums(partials, x.dtype)
 
 
@@ -164,14 +157,17 @@ def cast_rows(x: Tensor, target: Target, out: Tensor | None = None) -> Tensor:
     cast = torch.empty(x.shape, dtype=target.dtype, device=x.device) if out is None else out
     if not triton_support.supported(x.device):
         return cast.copy_(_plain(x, target))
-    x = x.contiguous()
+    _start_cast(x, cast, None, None, target.scale, None, target.maximum)
+    return cast
+
+
+def _start_cast(x: Tensor, cast: Tensor, *arguments: Any) -> None:
+    *tensors, maximum = arguments
     num_rows, num_columns = x.shape
     assert num_rows % ROW_MULTIPLE == num_columns % ROW_MULTIPLE == 0, x.shape
     _cast_transpose[(num_tiles(num_rows, num_columns)[1],)](
-        x, cast, None, None, target.scale, None, num_rows, num_columns, target.maximum, BLOCK_ROWS, BLOCK,
-        num_warps=NUM_WARPS,
-    )  # fmt: skip
-    return cast
+        x.contiguous(), cast, *tensors, num_rows, num_columns, maximum, BLOCK_ROWS, BLOCK, num_warps=NUM_WARPS
+    )
 
 
 def _plain(x: Tensor, target: Target) -> Tensor:

@@ -2,7 +2,7 @@
 
 Being one, nothing between its two products exists in bf16 that only a cast would read: GELU leaves its result in fp8,
 in both orders, and its backward pass the gradient; the backward pass of dropout_add_layer_norm leaves that of the
-second product. Needs the scales beforehand, so the delayed recipe, calibrated.
+second product. The scales must be known in advance: the delayed recipe, calibrated.
 
 Bytes that the kernels around the fp8 products of a layer move, for each element [T, D] of a hidden state, F = 4 D:
 
@@ -83,23 +83,18 @@ def _gelu_backward_cast(
     store_both_orders(value, cast, transposed, scale, largest, row, column, num_rows, width, maximum)
 
 
-def gelu_cast(x: Tensor, bias: Tensor, approximate: str, target: Target) -> tuple[Tensor, Tensor]:
-    """GELU(x + bias) of x [R, F] in fp8 [R, F] and transposed [F, R]."""
-    transposed = torch.empty(x.shape[1], len(x), dtype=target.dtype, device=x.device)
-    return gelu_cast_rows(x, bias, approximate, target, transposed), transposed
-
-
-def gelu_cast_rows(
-    x: Tensor, bias: Tensor, approximate: str, target: Target, transposed: Tensor | None = None
-) -> Tensor:
-    """GELU(x + bias) of x [R, F] in fp8 [R, F]; alone, for a product without a backward pass, or transposed as well."""
+def gelu_cast(
+    x: Tensor, bias: Tensor, approximate: str, target: Target, rows_alone: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """GELU(x + bias) of x [R, F] in fp8 [R, F] and transposed [F, R], but for a product without a backward pass."""
     num_rows, width = x.shape
     cast = torch.empty(num_rows, width, dtype=target.dtype, device=x.device)
+    transposed = None if rows_alone else cast.new_empty(width, num_rows)
     _gelu_cast[(fp8_cast.num_tiles(num_rows, width)[1],)](
         x, bias, cast, transposed, target.scale, bits(target.largest), num_rows, width, approximate == "tanh",
         target.maximum, fp8_cast.BLOCK_ROWS, fp8_cast.BLOCK, num_warps=fp8_cast.NUM_WARPS,
     )  # fmt: skip
-    return cast
+    return cast, transposed
 
 
 def gelu_backward_cast(
@@ -118,8 +113,8 @@ def gelu_backward_cast(
 
 
 class Settings(NamedTuple):
-    """What is not an operand: products, GELU's form, LayerNorm's eps, dropout, what takes the result in fp8, and
-    whether the second result is the sum, see dropout_add_layer_norm."""
+    """Non-tensor arguments. following: cast target of the result, if the next product takes fp8; pre_norm: see
+    dropout_add_layer_norm."""
 
     first: Fp8Linear
     second: Fp8Linear
@@ -201,7 +196,7 @@ def feed_forward(
         return _FeedForward.apply(settings, x, x8, residual, *weights)
     inner = first.held_product(x8, first.target(INPUT).inverse, None, x.dtype)  # (T, F)
     target = second.target(INPUT)
-    a8 = gelu_cast_rows(inner, weights.bias_1, settings.approximate, target)
+    a8, _ = gelu_cast(inner, weights.bias_1, settings.approximate, target, rows_alone=True)
     projected = second.held_product(a8, target.inverse, None, x.dtype)  # (T, D)
     operands = norm_kernels.Operands(projected, weights.bias_2, residual, weights.norm_weight, weights.norm_bias)
     drop = settings.sites.next(settings.dropout)

@@ -39,11 +39,11 @@ class Fp8Linear:
         return training or self.scaling.evaluates
 
     def takes_cast(self, num_rows: int) -> bool:
-        """True where the kernel that computes an input of so many rows can cast it as well."""
-        return self.scaling.known_beforehand and num_rows % ROW_MULTIPLE == 0
+        """Whether the kernel that computes an input of ``num_rows`` rows can cast it, too."""
+        return self.scaling.known_in_advance and num_rows % ROW_MULTIPLE == 0
 
     def target(self, which: int) -> Target:
-        """What a kernel needs to cast one of its tensors; only where ``takes_cast``."""
+        """Cast target of one of its tensors; only where ``takes_cast``."""
         return self.scaling.target(self.number, which)
 
     @torch.no_grad()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -238,10 +239,16 @@ def _update(
             tl.store(parameters + element, p.to(parameters.dtype.element_ty), mask=inside)
 
 
+def launch(kernel: Any, layout: Layout, *arguments: Any) -> None:
+    """Starts a program for each chunk, of a kernel that takes begins, lengths, tensors and decays first."""
+    if layout.begin.numel():
+        chunks = layout.begin, layout.length, layout.tensor, layout.decay
+        kernel[(layout.begin.numel(),)](*chunks, *arguments, BLOCK, num_warps=NUM_WARPS)
+
+
 def by_tensor(layout: Layout, partials: Tensor) -> Tensor:
     """fp32 [tensors, n]: the sums of each tensor's chunks of ``partials``, fp32 [C, n]."""
-    columns = partials.shape[1]
-    num_tensors = len(layout.spans)
+    num_tensors, columns = len(layout.spans), partials.shape[1]
     sums = torch.empty(num_tensors, columns, dtype=torch.float32, device=partials.device)
     _by_tensor[(num_tensors, columns)](layout.offsets, partials, sums, columns, 128, num_warps=4)
     return sums
@@ -260,13 +267,9 @@ def _fused_moments(
     layout: Layout, gradient: Tensor, master: Tensor, first: Tensor, second: Tensor, scalars: Tensor,
     beta1: float, beta2: float, eps: float,
 ) -> Tensor:  # fmt: skip
-    num_chunks = layout.begin.numel()
-    partials = torch.empty(num_chunks, 2, dtype=torch.float32, device=master.device)
-    if num_chunks:
-        _moments[(num_chunks,)](
-            layout.begin, layout.length, layout.tensor, layout.decay, gradient, master, first, second, scalars,
-            partials, 1 - beta1, 1 - beta2, eps, BLOCK, num_warps=NUM_WARPS,
-        )  # fmt: skip
+    partials = torch.empty(layout.begin.numel(), 2, dtype=torch.float32, device=master.device)
+    rates = 1 - beta1, 1 - beta2
+    launch(_moments, layout, gradient, master, first, second, scalars, partials, *rates, eps)
     return by_tensor(layout, partials)
 
 
@@ -274,11 +277,8 @@ def _fused_update(
     layout: Layout, master: Tensor, first: Tensor, second: Tensor, parameters: Tensor | None, norms: Tensor,
     scalars: Tensor, eps: float,
 ) -> None:  # fmt: skip
-    if layout.begin.numel():
-        _update[(layout.begin.numel(),)](
-            layout.begin, layout.length, layout.tensor, layout.decay, master, first, second, parameters, norms,
-            scalars, eps, parameters is not None, BLOCK, num_warps=NUM_WARPS,
-        )  # fmt: skip
+    given = parameters is not None
+    launch(_update, layout, master, first, second, parameters, norms, scalars, eps, given)
 
 
 fused = Passes(squared_norm=_fused_squared_norm, moments=_fused_moments, update=_fused_update)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bert.kernels.lamb import BLOCK, NUM_WARPS, Layout, by_tensor, chunk_of
+from bert.kernels.lamb import BLOCK, NUM_WARPS, Layout, by_tensor, chunk_of, launch
 from bert.kernels.triton_support import constexpr, jit, tl
 
 
@@ -117,13 +117,9 @@ def moments(
     factors, fp32 [tensors]: make the gradient the normalised one, n. Updates the moments in place; nothing where
     ``scalars[1]`` is nan.
     """
-    num_chunks = layout.begin.numel()
-    partials = torch.empty(num_chunks, 3, dtype=torch.float32, device=master.device)
-    if num_chunks:
-        _moments[(num_chunks,)](
-            layout.begin, layout.length, layout.tensor, layout.decay, factors, gradient, master, first, second,
-            scalars, partials, 1 - beta1, 1 - beta2, eps, BLOCK, num_warps=NUM_WARPS,
-        )  # fmt: skip
+    partials = torch.empty(layout.begin.numel(), 3, dtype=torch.float32, device=master.device)
+    rates = 1 - beta1, 1 - beta2
+    launch(_moments, layout, factors, gradient, master, first, second, scalars, partials, *rates, eps)
     return by_tensor(layout, partials)
 
 
@@ -135,8 +131,5 @@ def update(
 
     sums: of ``moments``, added up over the ranks.
     """
-    if layout.begin.numel():
-        _update[(layout.begin.numel(),)](
-            layout.begin, layout.length, layout.tensor, layout.decay, factors, gradient, master, first, second,
-            parameters, sums, scalars, 1 - beta1, eps, BLOCK, num_warps=NUM_WARPS,
-        )  # fmt: skip
+    buffers = master, first, second, parameters
+    launch(_update, layout, factors, gradient, *buffers, sums, scalars, 1 - beta1, eps)

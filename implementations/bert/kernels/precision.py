@@ -61,21 +61,18 @@ class Config:
             raise ConfigError(f"LOSS_SCALE={self.loss_scale:g} is for fp16: set PRECISION=fp16, or leave it unset")
 
     def resolve(self, device: torch.device) -> Precision:
-        """What these settings come to on ``device``: the one place where that is decided."""
+        """Resolves the settings for ``device``; nothing else decides the precision."""
         name = resolved(self.precision, device)
         dtype = DTYPES[name]
         recipe = Recipe(
             scales=self.fp8_recipe, fast_backward=self.fp8_fast_sums == "all",
             output_projection=self.fp8_output_projection, evaluation=self.fp8_evaluation,
         )  # fmt: skip
+        scale = (self.loss_scale or self.init_loss_scale) if dtype == torch.float16 else None
         return Precision(
-            dtype=dtype,
-            fp8=recipe if name == "fp8" else None,
-            tf32=name == "tf32",
-            init_loss_scale=(self.loss_scale or self.init_loss_scale) if dtype == torch.float16 else None,
-            constant_loss_scale=self.loss_scale > 0,
-            growth_interval=self.growth_interval,
-        )
+            dtype=dtype, fp8=recipe if name == "fp8" else None, tf32=name == "tf32", init_loss_scale=scale,
+            constant_loss_scale=self.loss_scale > 0, growth_interval=self.growth_interval,
+        )  # fmt: skip
 
 
 def resolved(name: str, device: torch.device) -> str:
@@ -137,7 +134,7 @@ def cast_with_masters(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]
 class LossScaler:
     """Loss scale, constant or halved when a gradient overflows (the step is then skipped), doubled after a quiet spell.
 
-    All of it is on the device, so that nobody waits to learn whether a step overflowed.
+    All state is on the device, so that the host never waits to learn whether a step overflowed.
     """
 
     def __init__(self, precision: Precision, device: torch.device | None = None) -> None:
@@ -167,7 +164,7 @@ class LossScaler:
         return [self.scale, self.num_good_steps, self.num_skipped_steps]
 
     def state_dict(self) -> dict[str, float]:
-        """What a resumed run needs."""
+        """State for resuming."""
         counts = {"num_good_steps": int(self.num_good_steps), "num_skipped_steps": int(self.num_skipped_steps)}
         return {"scale": float(self.scale), **counts}
 

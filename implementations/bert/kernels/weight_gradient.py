@@ -2,7 +2,7 @@
 
 An optimizer with a flat buffer offers each parameter its part of it for the time of a backward pass. The product that
 computes the gradient takes the offer and writes there, so that nothing is copied afterwards; what takes no offer (sums,
-a parameter that is used twice) returns a gradient of its own, which the optimizer copies as ever.
+a parameter that is used twice) returns a gradient of its own, which the optimizer copies as usual.
 """
 
 from __future__ import annotations

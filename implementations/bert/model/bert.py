@@ -58,19 +58,11 @@ class BertEmbeddings(nn.Module):
 
     def forward(self, batch: Batch, forward_pass: ForwardPass) -> Tensor:
         """Embeds a batch: [T, D]."""
-        return self.kernel(
-            batch.input_ids,
-            batch.segment_ids,
-            batch.position_ids,
-            self.word_embeddings.weight,
-            self.position_embeddings.weight,
-            self.token_type_embeddings.weight,
-            self.LayerNorm.weight,
-            self.LayerNorm.bias,
-            self.LayerNorm.eps,
-            self.dropout if self.training else 0.0,
-            forward_pass.sites,
-        )
+        tokens = batch.input_ids, batch.segment_ids, batch.position_ids
+        tables = self.word_embeddings, self.position_embeddings, self.token_type_embeddings
+        norm, dropout = self.LayerNorm, self.dropout if self.training else 0.0
+        weights = [*(table.weight for table in tables), norm.weight, norm.bias]
+        return self.kernel(*tokens, *weights, norm.eps, dropout, forward_pass.sites)
 
 
 class Pooler(nn.Module):
@@ -165,13 +157,8 @@ class BertForPreTraining(Trainable):
 
     def stages(self) -> list[nn.Module]:
         """See Trainable."""
-        return [
-            self.bert.embeddings,
-            *self.bert.encoder.layer,
-            self.cls.predictions,
-            self.bert.pooler,
-            self.cls.seq_relationship,
-        ]
+        before, heads = [self.bert.embeddings, *self.bert.encoder.layer], self.cls
+        return [*before, heads.predictions, self.bert.pooler, heads.seq_relationship]
 
     def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
         """See Trainable."""

@@ -72,10 +72,9 @@ class BertConfig:
                 raise ConfigError(f"{name}={value!r}: expected a number of at least 0")
         if not isinstance(self.layer_norm_large_model, bool):
             raise ConfigError(f"layer_norm_large_model={self.layer_norm_large_model!r}: expected true or false")
-        if self.hidden_size % self.num_attention_heads:
-            raise ConfigError(
-                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
-            )
+        width, heads = self.hidden_size, self.num_attention_heads
+        if width % heads:
+            raise ConfigError(f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
         if not isinstance(self.hidden_act, str) or self.hidden_act not in GELU_APPROXIMATIONS:
             raise ConfigError(f"hidden_act={self.hidden_act!r}: expected one of {', '.join(GELU_APPROXIMATIONS)}")
 
@@ -101,12 +100,12 @@ class BertConfig:
 
     @property
     def gelu_form(self) -> str:
-        """The form of GELU in words, for people: "tanh" or "erf"."""
+        """Name of the GELU form in messages: "tanh" or "erf"."""
         return "tanh" if self.gelu_approximation == "tanh" else "erf"
 
     @property
     def hugging_face_hidden_act(self) -> str:
-        """What a Hugging Face config.json calls this GELU."""
+        """hidden_act of this GELU in a Hugging Face config.json."""
         return "gelu_new" if self.gelu_approximation == "tanh" else "gelu"
 
     @classmethod
@@ -130,9 +129,8 @@ class BertConfig:
                 raise ConfigError(f"BERT_CONFIG={path}: {key}={values[key]!r}: only {only!r} is this model")
         unknown = sorted(values.keys() - cls.__dataclass_fields__.keys() - _HARMLESS - _ONLY.keys())
         if unknown:
-            raise ConfigError(
-                f"BERT_CONFIG={path}: unknown key {', '.join(unknown)}, which may change the model: remove it if not"
-            )
+            keys = ", ".join(unknown)
+            raise ConfigError(f"BERT_CONFIG={path}: unknown key {keys}, which may change the model: remove it if not")
         missing = [key for key in ("vocab_size", "hidden_size", "num_hidden_layers") if key not in values]
         if missing:
             raise ConfigError(f"BERT_CONFIG={path}: {', '.join(missing)} missing: is this a bert_config.json?")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +55,7 @@ class Product(nn.Module):
         return self.dense.weight
 
     def project(self, x: Tensor, bias: Tensor | None, x8: Tensor | None = None) -> Tensor:
-        """The product and bias. x8: x in fp8, if at hand."""
+        """x W^T + bias. x8: x in fp8, if available."""
         if self.fp8 is not None and self.fp8.runs(self.training):
             return self.fp8(x, self.weight(), bias, x8)
         return linear(x, self.weight(), bias)
@@ -170,20 +170,13 @@ class Layer(nn.Module):
         assert first.fp8 is not None
         assert second.fp8 is not None
         assert hidden.residual is not None  # of the attention before it
+        norm, following = second.LayerNorm, second.target(len(hidden.x))
         settings = fp8_feed_forward.Settings(
-            first=first.fp8,
-            second=second.fp8,
-            approximate=first.approximation,
-            eps=second.LayerNorm.eps,
-            dropout=second.dropout,
-            sites=forward_pass.sites,
-            following=second.target(len(hidden.x)),
-            pre_norm=second.pre_norm,
-        )
-        weights = fp8_feed_forward.Weights(
-            first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias,
-            second.LayerNorm.weight, second.LayerNorm.bias,
+            first=first.fp8, second=second.fp8, approximate=first.approximation, eps=norm.eps, dropout=second.dropout,
+            sites=forward_pass.sites, following=following, pre_norm=second.pre_norm,
         )  # fmt: skip
+        products = first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias
+        weights = fp8_feed_forward.Weights(*products, norm.weight, norm.bias)
         return Hidden(*fp8_feed_forward.feed_forward(hidden.x, hidden.x8, hidden.residual, weights, settings))
 
 
@@ -228,14 +221,11 @@ class Encoder(nn.Module):
     @contextlib.contextmanager
     def fp8_evaluation(self, calibrated: bool) -> Iterator[None]:
         """Where evaluations are in fp8, this one: the weights as they are now, cast once. See Scaling.evaluation."""
-        if self.fp8_scaling is None:
-            yield
-            return
-        with self.fp8_scaling.evaluation(calibrated):
-            if self.fp8_scaling.evaluates:
-                for user in self.fp8_users:
-                    assert user.fp8 is not None
-                    user.fp8.hold(user.weight())
+        scaling = self.fp8_scaling
+        with contextlib.nullcontext() if scaling is None else scaling.evaluation(calibrated):
+            for user in self.fp8_users if scaling is not None and scaling.evaluates else ():
+                assert user.fp8 is not None
+                user.fp8.hold(user.weight())
             yield
 
     def forward(self, x: Tensor, forward_pass: ForwardPass, rows: Tensor | None = None) -> Tensor:
@@ -249,15 +239,12 @@ class Encoder(nn.Module):
         size = recomputation.layers if recomputation is not None else len(calls)
         for begin in range(0, len(calls), size):
             segment = functools.partial(_run, calls[begin : begin + size])
-            if recomputation is not None:
-                hidden = recomputation.run(segment, hidden, forward_pass.sites)
-            else:
+            if recomputation is None:
                 hidden = segment(*hidden)
+            else:
+                hidden = recomputation.run(segment, hidden, forward_pass.sites)
         return hidden.x
 
 
-def _run(layers: Iterable[Callable[[Hidden], Hidden]], *hidden: Any) -> Hidden:
-    state = Hidden(*hidden)
-    for layer in layers:
-        state = layer(state)
-    return state
+def _run(layers: Sequence[Callable[[Hidden], Hidden]], *hidden: Any) -> Hidden:
+    return functools.reduce(lambda state, layer: layer(state), layers, Hidden(*hidden))

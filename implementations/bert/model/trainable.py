@@ -1,4 +1,4 @@
-"""What a training step trains: a model together with its task."""
+"""Interface between a training step and a model with its task."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def main() -> None:
     )
     where = {"device_property": cudnn.create_device_properties(json.dumps(H200)), "sm_version": 90}
     counts = {
-        make.__name__: make(sizes, **where).graph.get_execution_plan_count()
-        for make in (attention_cudnn.forward_graph, attention_cudnn.backward_graph)
+        name: attention_cudnn.make_graph(sizes, backward=name == "backward", **where).graph.get_execution_plan_count()
+        for name in ("forward", "backward")
     }
     print(json.dumps({"cudnn": cudnn.backend_version_string(), **counts}))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bert.kernels import fp8_cases
 from bert.kernels.fp8 import BACKWARD, FORWARD
-from bert.kernels.fp8_cases import LARGE, cast_problems, new_target
 from bert.kernels.fp8_cast import cast_rows, cast_transpose, transpose
+
+from . import fp8_cases
+from .fp8_cases import LARGE, cast_problems, new_target
 
 INF, NAN = float("inf"), float("nan")
 

@@ -15,7 +15,6 @@ from bert.core.env import ConfigError
 from bert.kernels import (
     dropout_add_layer_norm,
     fp8,
-    fp8_cases,
     fp8_cast,
     fp8_feed_forward,
     fp8_linear,
@@ -23,9 +22,11 @@ from bert.kernels import (
 )
 from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD, Recipe
-from bert.kernels.fp8_cases import new_target
 from bert.model.config import BertConfig
 from bert.model.encoder import Encoder
+
+from . import fp8_cases
+from .fp8_cases import new_target
 
 CONFIG = BertConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=80,
                     max_position_embeddings=16, initializer_range=0.2)  # fmt: skip
@@ -124,12 +125,11 @@ def test_an_evaluation_is_the_forward_pass_of_training_without_dropout_bit_for_b
     encoder.fp8_scaling.largest.zero_()
     before = [tensor.clone() for tensor in encoder.fp8_scaling.state_tensors()]
     unneeded = lambda *_, **named: pytest.fail("what only a backward pass needs")  # noqa: E731
-    for module, name in (
-        (fp8_linear, "cast_transpose"),
-        (fp8_feed_forward, "cast_transpose"),
-        (fp8_feed_forward, "gelu_cast"),
-    ):
-        monkeypatch.setattr(module, name, unneeded)
+    for module in (fp8_linear, fp8_feed_forward):
+        monkeypatch.setattr(module, "cast_transpose", unneeded)
+    gelu_cast = fp8_feed_forward.gelu_cast
+    rows_alone = lambda *args, rows_alone=False: gelu_cast(*args, rows_alone=True) if rows_alone else unneeded()  # noqa: E731
+    monkeypatch.setattr(fp8_feed_forward, "gelu_cast", rows_alone)
     cast_rows, casts = fp8_linear.cast_rows, []
     monkeypatch.setattr(fp8_linear, "cast_rows", lambda *args, **out: casts.append(out) or cast_rows(*args, **out))
     encoder.eval()

@@ -42,7 +42,7 @@ def test_what_goes_wrong_is_named_with_its_gpu(changes, state, said):
     found = judge(with_telemetry(**changes))
     (fault,) = found.faults
     assert (found.state, fault.name) == (state, "rank 6 on node1")
-    assert fault.reason.startswith(said)
+    assert fault.what.startswith(said)
 
 
 def test_a_bus_that_is_narrower_than_its_slot_is_named():
@@ -50,7 +50,7 @@ def test_a_bus_that_is_narrower_than_its_slot_is_named():
     samples = records.telemetry["node0"]
     samples["pcie_width"][samples["device"] == 1] = 8
     (fault,) = judge(records).faults
-    assert fault.text() == "rank 1 on node0: PCIe lanes: 8, of 16 that GPU and slot have"
+    assert (fault.name, fault.what) == ("rank 1 on node0", "PCIe lanes: 8, of 16 that GPU and slot have")
 
 
 def test_a_slow_gpu_that_throttles_is_named_with_its_reason():
@@ -59,7 +59,7 @@ def test_a_slow_gpu_that_throttles_is_named_with_its_reason():
     records.steps.update(slow.steps)
     found = judge(records)
     assert found.state == "fail"
-    assert "throttles: hardware thermal slowdown" in found.findings[0].text()
+    assert "throttles: hardware thermal slowdown" in found.findings[0].reason().text()
 
 
 def test_a_driver_that_tells_nothing_accuses_nobody():
@@ -75,8 +75,11 @@ def test_errors_and_throttling_of_the_burn_in_count_though_its_counters_begin_ag
     chosen = later["device"] == 2
     later["ecc_corrected"][chosen] = [0] * 5 + [3] * 15 + [0] * 10 + [2] * 10
     later["xid_count"][chosen] = [0] * 10 + [1] * 10 + [0] * 15 + [2] * 5
-    np.savez(tmp_path / "burn_in_node1.npz", **{f"telemetry.{name}": column for name, column in later.items()})
-    assert [(one.name, one.reason.partition(" during")[0]) for one in certify(tmp_path).faults] == [
+    about = np.array("{}")
+    np.savez(
+        tmp_path / "burn_in_node1.npz", about=about, **{f"telemetry.{name}": column for name, column in later.items()}
+    )
+    assert [(one.name, one.what.partition(" during")[0]) for one in certify(tmp_path).faults] == [
         ("rank 6 on node1", "3 Xid errors"),
         ("rank 6 on node1", "5 corrected memory errors"),
     ]

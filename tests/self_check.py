@@ -2,7 +2,7 @@
 
 Prints a JSON line after each check, with those before it; the last one has the machine, too.
 
-usage: python bench/self_check.py [--tiny]
+usage: python tests/self_check.py [--tiny]
 """
 
 from __future__ import annotations
@@ -10,18 +10,24 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-from lib import Parser, emit, explain
 from torch import Tensor
+
+sys.path.insert(1, str(Path(__file__).parent / "bert" / "kernels"))
+sys.path.insert(1, str(Path(__file__).parents[1] / "bench"))
+
+import fp8_cases
+from lib import Parser, emit, explain
 from torch_lib import TINY, device, packed_batches
 from train_step import Variant, build_ours, capacity
 
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.kernels import assembly_check, attention, fp8_cases, triton_support, weight_gradient
+from bert.kernels import assembly_check, attention, triton_support, weight_gradient
 from bert.kernels.fp8 import Recipe, Scaling
 from bert.kernels.fp8_linear import Fp8Linear
 from bert.kernels.precision import Config as PrecisionConfig
