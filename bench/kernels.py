@@ -62,7 +62,7 @@ from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD, Target, product
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.optim.rule import is_decayed
+from bert.optim.rules import is_decayed
 
 LENGTH, HIDDEN, FEED_FORWARD, HEADS, HEAD_SIZE = 512, 1024, 4096, 16, 64
 VOCABULARY, PADDED_VOCABULARY = 30_522, 30_528
