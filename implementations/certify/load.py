@@ -262,7 +262,7 @@ class Load:
             return
         num_bytes = max(LEAST_BYTES, 2 * sum(parameter.numel() for parameter in trainee.model.parameters()))
         for _ in range(REDUCTIONS):
-            seconds = allreduce.measure(num_bytes, world.rank, world.size, self.device)
+            seconds = allreduce.measure(num_bytes, world)
             self.probe(f"reduce_{stage}", number, seconds, num_bytes, partner)
 
     def probe(self, name: str, number: int, seconds: float, amount: float, partner: int = NOBODY) -> None:
