@@ -92,6 +92,21 @@ def warm_stream(run: Callable[[], object], times: int, device: torch.device) -> 
     return stream
 
 
+class Recording:
+    """A recorded step; ``result`` is where its result lies after each start."""
+
+    def __init__(
+        self, step: Step, batches: Sequence[Batch], stream: torch.cuda.Stream, before: Recording | None
+    ) -> None:
+        """``before``: a recording whose memory is used again, see record()."""
+        self.result: StepResult
+
+        def run() -> None:
+            self.result = step.run(batches)
+
+        self.graph: torch.cuda.CUDAGraph = record(run, stream, before.graph if before is not None else None)
+
+
 class GraphedStep:
     """Step's signature, run from a graph. Recording it leaves weights, optimizer, scales and RNG as they were.
 
@@ -107,20 +122,16 @@ class GraphedStep:
         self.count = 0
         self.copies = torch.cuda.Stream(self.device)
         self.arrived, self.consumed, self.finished = ([torch.cuda.Event() for _ in range(NUM_STAGES)] for _ in range(3))
-        # By whether the step measures fp8 scales: the graph, and where its result lies after each start.
-        self.recordings: dict[bool, tuple[torch.cuda.CUDAGraph, StepResult]] = {}
+        self.recordings: dict[bool, Recording] = {}  # by whether the step measures fp8 scales
         with step.rollback():
             stream = warm_stream(lambda: step.run(self.batches), NUM_WARM_UP_STEPS, self.device)
         with step.rollback():
-            results: list[StepResult] = []
-            graph = None
+            earlier = None
             while step.measures not in self.recordings:  # a step that measures is followed by one that does not
                 measures = step.measures
-                graph = record(lambda: results.append(step.run(self.batches)), stream, graph)
-                self.recordings[measures] = graph, results[-1]
-            for recorded, _ in self.recordings.values():  # the first start of a graph is slow
-                recorded.replay()
-                step.mark_replayed()
+                earlier = self.recordings[measures] = Recording(step, self.batches, stream, earlier)
+            for recording in self.recordings.values():
+                self._start(recording)  # the first start of a graph is slow
         torch.cuda.synchronize(self.device)
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
@@ -137,11 +148,14 @@ class GraphedStep:
         copy_batches(self.batches, self.stages[stage])
         self.consumed[stage].record(stream)
         self.step.lr.fill_(lr)
-        graph, result = self.recordings[self.step.measures]
-        graph.replay()
-        self.step.mark_replayed()
+        recording = self.recordings[self.step.measures]
+        self._start(recording)
         self.finished[stage].record(stream)
-        return result
+        return recording.result
+
+    def _start(self, recording: Recording) -> None:
+        recording.graph.replay()
+        self.step.mark_replayed()
 
 
 def ready(step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, rehearse: bool) -> TrainingStep:
