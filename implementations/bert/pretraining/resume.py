@@ -24,7 +24,7 @@ from bert.data.sampler import RowSource
 from bert.deepspeed import checkpoints
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import resolved
-from bert.optim.rule import is_decayed
+from bert.optim.rules import is_decayed
 from bert.pretraining.config import Config
 from bert.training.step import Step, Trainer
 
