@@ -27,11 +27,10 @@ def main() -> None:
         sys.exit(2)
     else:
         del sys.argv[1]
-        with interrupt.reported():
-            interrupt.install(f"python -m input_preprocessing {name}")
-            from input_preprocessing.stage.cli import run_stage  # takes time: a signal ends it from here on
+        interrupt.install(f"python -m input_preprocessing {name}")
+        from input_preprocessing.stage.cli import run_stage  # takes time: a signal ends it from here on
 
-            run_stage(name)
+        run_stage(name)
 
 
 if __name__ == "__main__":

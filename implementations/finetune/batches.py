@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class LabelledBatch(Batch):
 
 @dataclass(frozen=True)
 class Samples:
-    """What a task trains on, or predicts: N sequences of tokens, with their labels by the name of the batch's field.
+    """Training or test data of a task: N token sequences and their labels, by the name of the batch's field.
 
     labels: "starts" and "ends" of answers, or "labels", the classes; each (N,).
     """
@@ -67,9 +67,9 @@ class Samples:
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Order:
-    """Which samples a rank takes in which step: epochs one after another, each in an order of its own.
+    """Sample order of a rank: epoch after epoch, each with its own permutation.
 
     The ranks take the samples of a step in turn; nothing is left out where an epoch ends within a step.
     """
@@ -80,7 +80,6 @@ class Order:
     seed: int
     rank: int = 0
     world_size: int = 1
-    _epochs: dict[int, np.ndarray] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def samples_per_step(self) -> int:
@@ -94,11 +93,13 @@ class Order:
         epochs, within = np.divmod(places, self.num_samples)
         chosen = np.empty(len(places), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
-            if epoch not in self._epochs:
-                kept = {number: order for number, order in self._epochs.items() if number >= epoch - 1}
-                self._epochs = kept | {epoch: np.random.default_rng([self.seed, epoch]).permutation(self.num_samples)}
-            chosen[epochs == epoch] = self._epochs[epoch][within[epochs == epoch]]
+            chosen[epochs == epoch] = _permutation(self.seed, epoch, self.num_samples)[within[epochs == epoch]]
         return np.split(chosen, self.num_micro_batches)
+
+
+@lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Room:
 
     @classmethod
     def of(cls, lengths: Integers, order: Order, num_steps: int) -> Room:
-        """Of the first ``num_steps`` steps. Tokens are a multiple of 16, as the hardware's products like them."""
+        """Size for the first ``num_steps`` steps; tokens are rounded up to a multiple of 16 for the matrix units."""
         steps = range(1, num_steps + 1)
         sums = np.array([lengths[chosen].sum(dtype=np.int64) for step in steps for chosen in order.step(step)])
         tokens, longest = -(-int(sums.max()) // 16) * 16, int(lengths.max())

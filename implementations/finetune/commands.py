@@ -14,7 +14,7 @@ from bert.core.env import ConfigError
 from finetune import saved
 from finetune.batches import Samples
 from finetune.glue import encode
-from finetune.squad.answers import Rules
+from finetune.squad import Rules
 
 WARM_UP_BATCHES = 3
 

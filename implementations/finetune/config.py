@@ -59,10 +59,8 @@ class Config(Hardware):
         _ = self.trial_seed
         _ = self.weights_folder
         if self.length > self.model.max_position_embeddings:
-            raise ConfigError(
-                f"MAX_SEQ_LENGTH={self.length} exceeds max_position_embeddings {self.model.max_position_embeddings} "
-                f"of {self.bert_config_path}"
-            )
+            most = f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"
+            raise ConfigError(f"MAX_SEQ_LENGTH={self.length} exceeds {most}")
         if not self.vocabulary.is_file():
             raise ConfigError(f"VOCAB_FILE={self.vocabulary}: no such file")
         if not self.data.is_dir():
@@ -70,7 +68,7 @@ class Config(Hardware):
 
     @property
     def uses_graph(self) -> bool:
-        """Whether steps run as CUDA graphs: only where CUDA_GRAPH=1, since batches are filled up to the largest one."""
+        """True only with CUDA_GRAPH=1: batches are then padded to the largest one."""
         return bool(self.graph.cuda_graph)
 
     @property
@@ -96,8 +94,8 @@ class Config(Hardware):
         if self.bert_config is not None:
             return self.bert_config
         folder = self.weights_folder
-        return next((p for name in ("bert_config", "config") if (p := folder / f"{name}.json").is_file()),
-                    folder / "config.json")  # fmt: skip
+        named = folder / "bert_config.json"
+        return named if named.is_file() else folder / "config.json"
 
     @cached_property
     def model(self) -> BertConfig:

@@ -55,7 +55,7 @@ class FineTuned(Trainable):
         self.bert.encoder.recomputation = recomputation
 
     def scores(self, batch: Batch) -> Tensor:
-        """What the head says, in fp32 at least: of every token [T, 2], or of every sequence [S, classes]."""
+        """Logits of the head, in fp32 at least: per token [T, 2] or per sequence [S, classes]."""
         raise NotImplementedError
 
 
@@ -71,7 +71,6 @@ class SpanPrediction(FineTuned):
         return [self.bert.embeddings, *self.bert.encoder.layer, self.qa_outputs]
 
     def scores(self, batch: Batch) -> Tensor:
-        """Of tokens [T, 2]."""
         return _at_least_fp32(self.qa_outputs(self.bert(batch)))
 
     def forward(self, batch: SpanBatch) -> SpanLosses:
@@ -104,7 +103,6 @@ class Classification(FineTuned):
         return [self.bert.embeddings, *self.bert.encoder.layer, self.bert.pooler, self.classifier]
 
     def scores(self, batch: Batch) -> Tensor:
-        """Of sequences [S, classes]."""
         # The offset of a padding sequence may be T, one past the last token; its label is ignored.
         first = batch.cu_seqlens[:-1].clamp(max=len(batch.input_ids) - 1)
         pooled = F.dropout(self.bert.pooler(self.bert(batch, first)), self.config.hidden_dropout_prob, self.training)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +17,9 @@ from bert.data.batch import Batch
 from bert.data.tokens import WordPiece
 from bert.kernels import precision
 from bert.model.config import BertConfig
-from finetune import models
+from finetune import models, squad
 from finetune.batches import LabelledBatch, Samples
 from finetune.models import Classification, FineTuned, SpanPrediction
-from finetune.squad import answers
-from finetune.squad.features import Dataset, Limits, Question, make_features
 from finetune.tasks import samples_of
 
 
@@ -58,8 +55,7 @@ def predict(model: FineTuned, samples: Samples, world: World, batch_size: int) -
     return [scores[number] for number in range(len(order))]
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(NamedTuple):
     """A model on its device, with what prediction must know of its training (task.json)."""
 
     model: FineTuned
@@ -71,15 +67,17 @@ class Saved:
         """Scores of all samples, in one batch."""
         return batch_scores(self.model, samples.batch(np.arange(len(samples.sequences))).to(self.device))
 
-    def answer(self, question: str, context: str, rules: answers.Rules) -> list[dict[str, str | float]]:
+    def answer(self, question: str, context: str, rules: squad.Rules) -> list[dict[str, str | float]]:
         """The best answers to a question about a context, with their probabilities; the first may be "" (no answer)."""
         if not context.strip():
             raise ConfigError("--context is empty: give the text that holds the answer")
-        limits = Limits(**{name: self.facts[name] for name in ("max_seq_length", "max_query_length", "doc_stride")})
-        dataset = Dataset([context], [Question("question", question, 0)])
-        features, _ = make_features(dataset, self.tokenizer, limits, training=False)
-        logits = [answers.Logits(*window.T) for window in self.scores(samples_of(features, known=False))]
-        return answers.predict(features, logits, rules).n_best["question"]
+        limits = squad.Limits(
+            **{name: self.facts[name] for name in ("max_seq_length", "max_query_length", "doc_stride")}
+        )
+        dataset = squad.Dataset([context], [squad.Question("question", question, 0)])
+        features, _ = squad.make_features(dataset, self.tokenizer, limits, training=False)
+        logits = [squad.Logits(*window.T) for window in self.scores(samples_of(features, known=False))]
+        return squad.predict(features, logits, rules).n_best["question"]
 
 
 def load(folder: Path, device: str = "auto") -> Saved:

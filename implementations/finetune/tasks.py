@@ -14,12 +14,10 @@ from bert.data.records import DataError
 from bert.data.tokens import WordPiece
 from bert.kernels import Kernels
 from bert.model.config import BertConfig
-from finetune import glue
+from finetune import glue, squad
 from finetune.batches import IGNORE, Samples
 from finetune.config import Config
 from finetune.models import Classification, SpanPrediction
-from finetune.squad import answers, features
-from finetune.squad.features import Features, Limits, make_features
 
 
 def build(config: Config, tokenizer: WordPiece) -> Squad | Glue:
@@ -27,7 +25,7 @@ def build(config: Config, tokenizer: WordPiece) -> Squad | Glue:
     return Squad(config, tokenizer) if config.task == "squad" else Glue(config, tokenizer)
 
 
-def samples_of(windows: Features, known: bool) -> Samples:
+def samples_of(windows: squad.Features, known: bool) -> Samples:
     """The windows as samples; without answers where they are not known."""
     unknown = np.full(len(windows), IGNORE, dtype=np.int32)
     starts, ends = (windows.starts, windows.ends) if known else (unknown, unknown)
@@ -43,12 +41,10 @@ class Squad:
         self.train: Samples | None = None
         self.test: Samples | None = None
         version = config.squad_version
-        limits = Limits(
-            max_seq_length=config.length, max_query_length=config.max_query_length, doc_stride=config.doc_stride
-        )
+        limits = squad.Limits(config.length, config.max_query_length, config.doc_stride)
         if config.trains:
             path = config.data / f"train-v{version}.json"
-            found, left_out = make_features(features.read(path, version), tokenizer, limits, training=True)
+            found, left_out = squad.make_features(squad.read(path, version), tokenizer, limits, training=True)
             if not len(found):
                 raise DataError(f"{path}: no answer is where its answer_start says")
             self.train = samples_of(found, known=True)
@@ -57,8 +53,8 @@ class Squad:
                 self.notes.append(f"{len(left_out):,} questions left out: their answer is not in the context")
         if config.mode != "train":
             path = config.data / f"dev-v{version}.json"
-            dataset = features.read(path, version, needs_answers=config.mode != "prediction")
-            self.features, _ = make_features(dataset, tokenizer, limits, training=False)
+            dataset = squad.read(path, version, needs_answers=config.mode != "prediction")
+            self.features, _ = squad.make_features(dataset, tokenizer, limits, training=False)
             self.test = samples_of(self.features, known=False)
             self.notes.append(f"test: {len(dataset.questions):,} questions, {len(self.features):,} windows")
 
@@ -69,24 +65,23 @@ class Squad:
     def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
         """Writes predictions from the scores of the test samples; returns the metrics, where answers are known."""
         config = self.config
-        rules = answers.Rules(
-            n_best=config.n_best,
-            max_answer_length=config.max_answer_length,
-            version_2=config.squad_version == "2.0",
-            null_threshold=config.null_threshold,
-        )
-        found = answers.predict(self.features, (answers.Logits(*window.T) for window in scores), rules)
+        rules = squad.Rules(
+            n_best=config.n_best, max_answer_length=config.max_answer_length,
+            version_2=config.squad_version == "2.0", null_threshold=config.null_threshold,
+        )  # fmt: skip
+        found = squad.predict(self.features, (squad.Logits(*window.T) for window in scores), rules)
         found.write(folder)
-        if config.mode == "prediction":
-            return {}
-        return answers.score(self.features.dataset.questions, found.answers, config.squad_version)
+        known = config.mode != "prediction"
+        return squad.score(self.features.dataset.questions, found.answers, config.squad_version) if known else {}
 
     def description(self) -> dict[str, Any]:
-        """What prediction must know of the training."""
+        """Settings of the training that prediction needs (task.json)."""
         config = self.config
-        facts = {"task": "squad", "squad_version": config.squad_version, "lower_case": config.lower_case}
-        lengths = {"max_query_length": config.max_query_length, "doc_stride": config.doc_stride}
-        return {**facts, "max_seq_length": config.length, **lengths}
+        return {
+            "task": "squad", "squad_version": config.squad_version, "lower_case": config.lower_case,
+            "max_seq_length": config.length, "max_query_length": config.max_query_length,
+            "doc_stride": config.doc_stride,
+        }  # fmt: skip
 
 
 class Glue:

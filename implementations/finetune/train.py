@@ -9,9 +9,8 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -94,9 +93,8 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 
 
-@dataclass(frozen=True)
-class Run:
-    """What is trained, on what."""
+class Run(NamedTuple):
+    """A model with its task and training step."""
 
     config: Config
     environ: Mapping[str, str]
@@ -133,11 +131,8 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         scores = saved.predict(run.model, task.test, world, config.eval_batch_size)
         metrics = task.finish(scores, config.folder()) if world.is_main else {}
         seconds = time.monotonic() - begin
-        figures |= {
-            "e2e_inference_time": seconds,
-            "inference_sequences_per_second": len(task.test.lengths) / seconds,
-            **metrics,
-        }
+        speed = len(task.test.lengths) / seconds
+        figures |= {"e2e_inference_time": seconds, "inference_sequences_per_second": speed, **metrics}
     if world.is_main:
         config.folder().mkdir(parents=True, exist_ok=True)
         write_text(config.folder() / "figures.json", json.dumps(figures, indent=2) + "\n")
@@ -172,10 +167,8 @@ def load_weights(config: Config, model: FineTuned) -> Loaded:
     models.initialise(model, config.trial_seed)
     loaded = models.load(model, path)
     if loaded.new and not config.trains:
-        raise ConfigError(
-            f"INIT_CHECKPOINT={path} lacks {', '.join(loaded.new)}: it was not fine-tuned for this task; "
-            "MODE=train-eval trains it"
-        )
+        lacking = f"INIT_CHECKPOINT={path} lacks {', '.join(loaded.new)}"
+        raise ConfigError(f"{lacking}: it was not fine-tuned for this task; MODE=train-eval trains it")
     return loaded
 
 
@@ -193,7 +186,7 @@ def order_of(config: Config, num_samples: int) -> Order:
 
 
 def room_of(config: Config, samples: Samples, order: Order, num_steps: int) -> Room | None:
-    """What a CUDA graph's micro-batches are filled up to; None without one."""
+    """Fixed micro-batch size for CUDA graphs; None without graphs."""
     if not config.uses_graph:
         return None
     # A step of fp16 that overflows is put off to the next batch, so that there may be more batches than steps.
@@ -206,25 +199,18 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     num_samples, seed = len(samples.lengths), config.trial_seed
     last = num_steps(config, num_samples)
     identity = {  # what must not change between a run and its resumption
-        "TASK": config.task,
-        "SEED": seed,
-        "EPOCHS": config.epochs,
-        "WORLD_SIZE": config.dist.world_size,
-        "BATCHSIZE": config.batch_size,
-        "GRADIENT_STEPS": config.gradient_steps,
-        "MAX_SEQ_LENGTH": config.length,
-        "OPTIMIZER": config.optim.optimizer,
-        "PRECISION": config.precision.precision,
+        "TASK": config.task, "SEED": seed, "EPOCHS": config.epochs, "WORLD_SIZE": config.dist.world_size,
+        "BATCHSIZE": config.batch_size, "GRADIENT_STEPS": config.gradient_steps, "MAX_SEQ_LENGTH": config.length,
+        "OPTIMIZER": config.optim.optimizer, "PRECISION": config.precision.precision,
         "training sequences": num_samples,
-    }
+    }  # fmt: skip
     done = batches = trained = 0
     if (found := load_newest(config.checkpoint)) is not None:
         for name, value in identity.items():
             if (known := found["run"].get(name)) != value:
-                raise ConfigError(
-                    f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run with {name} {known}, this "
-                    f"one has {value}: use the same settings, or another CHECKPOINT_DIR"
-                )
+                where = f"RESUME=1: the checkpoint in {config.checkpoint.directory}"
+                told = f"is of a run with {name} {known}, this one has {value}"
+                raise ConfigError(f"{where} {told}: use the same settings, or another CHECKPOINT_DIR")
         step.load_state_dict(found)
         done, batches, trained = (int(found[name]) for name in ("step", "batches", "samples"))
     order = order_of(config, num_samples)

@@ -13,35 +13,23 @@ import argparse
 import pickle
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.checkpoints.names import (
-    Shape,
-    Tensors,
-    check_complete,
-    check_config,
-    from_pytorch,
-    from_tf1,
-    from_tf2,
-    left_out_as,
-    resize_vocabulary,
-    to_huggingface,
-    to_mlperf,
-    unused_poolers,
-)
+from input_preprocessing.checkpoints import names as parameters
+from input_preprocessing.checkpoints.names import Shape, Tensors, check_complete, from_pytorch
 from input_preprocessing.stage.cli import positive
 from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, Bundle, prefix_of
 
-NAMES = {"mlperf": to_mlperf, "huggingface": to_huggingface}
+NAMES = {"mlperf": parameters.to_mlperf, "huggingface": parameters.to_huggingface}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(NamedTuple):
     """A checkpoint's parameters under Hugging Face's names, without tied entries."""
 
     tensors: Tensors
@@ -56,19 +44,16 @@ def read_tensorflow(prefix: Path) -> Source:
         DataError: unreadable, damaged, or with variables (TensorFlow 2) that are not BERT's.
     """
     bundle = Bundle(prefix)
-    others = {name: what for name in bundle.entries if (what := left_out_as(name))}
+    others = {name: what for name in bundle.entries if (what := parameters.left_out_as(name))}
     wanted = [name for name in bundle.entries if name not in others]
     if OBJECT_GRAPH not in bundle.entries:
-        tensors = {}
-        for name in wanted:
-            name, tensor = from_tf1(name, bundle.read(name))
-            tensors[name] = np.asarray(tensor, order="C")  # a view would keep what it was made of
+        tensors = dict(parameters.from_tf1(name, bundle.read(name)) for name in wanted)
         return Source(tensors=tensors, left_out=Counter(others.values()))
     known = bundle.object_names()
     names = {key: known.get(key, "") for key in wanted}
-    others |= dict.fromkeys(unused_poolers(names), "unused pooler")
+    others |= dict.fromkeys(parameters.unused_poolers(names), "unused pooler")
     names = {key: full_name for key, full_name in names.items() if key not in others}
-    tensors, heads = from_tf2(names, bundle.read, str(prefix))
+    tensors, heads = parameters.from_tf2(names, bundle.read, str(prefix))
     return Source(tensors=tensors, left_out=Counter(others.values()), heads=heads)
 
 
@@ -118,9 +103,8 @@ def write_pytorch(path: Path, tensors: Tensors) -> None:
                 with open(partial, "wb") as file:
                     torch.save({"model": state}, file)
             except RuntimeError as error:  # what PyTorch makes of a write that failed; it does not tell the reason
-                raise DataError(
-                    f"cannot write {path}: a write failed; check space and permissions, run again"
-                ) from error
+                told = f"cannot write {path}: a write failed; check space and permissions, run again"
+                raise DataError(told) from error
 
 
 def convert(
@@ -151,8 +135,8 @@ def convert(
     if size > shape.vocabulary:
         raise DataError(f"--vocab-size {size}: {source} has {shape.vocabulary} words only")
     if bert_config:
-        check_config(replace(shape, vocabulary=size), read.heads, bert_config)
-    tensors = resize_vocabulary(read.tensors, size + -size % multiple)
+        parameters.check_config(replace(shape, vocabulary=size), read.heads, bert_config)
+    tensors = parameters.resize_vocabulary(read.tensors, size + -size % multiple)
     write_pytorch(target, NAMES[names](tensors))
     return check_complete(tensors, str(target)), read.left_out
 
@@ -171,7 +155,6 @@ def main(parser: argparse.ArgumentParser) -> None:
         bert_config=options.bert_config,
     )  # fmt: skip
     others = ", ".join(f"{what} ({number})" for what, number in sorted(left_out.items()))
-    sizes = (
-        f"{shape.layers} layers, {shape.hidden} wide, {shape.vocabulary} words, {len(shape.parameters())} parameters"
-    )
-    print(f"{options.target}: {sizes}; left out: {others or 'nothing'}", file=sys.stderr)
+    sizes = f"{shape.layers} layers, {shape.hidden} wide, {shape.vocabulary} words"
+    told = f"{options.target}: {sizes}, {len(shape.parameters())} parameters; left out: {others or 'nothing'}"
+    print(told, file=sys.stderr)

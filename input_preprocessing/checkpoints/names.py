@@ -97,38 +97,29 @@ class Shape:
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Every parameter's Hugging Face name and shape; the decoder's weight is the word embeddings."""
         h, f = self.hidden, self.feed_forward
+        dense = {"bert.pooler.dense": (h, h), "cls.predictions.transform.dense": (h, h), "cls.seq_relationship": (2, h)}
+        norms = ["bert.embeddings", "cls.predictions.transform"]
+        for layer in range(self.layers):
+            prefix = f"bert.encoder.layer.{layer}."
+            for part in ("self.query", "self.key", "self.value", "output.dense"):
+                dense[f"{prefix}attention.{part}"] = h, h
+            dense |= {f"{prefix}intermediate.dense": (f, h), f"{prefix}output.dense": (h, f)}
+            norms += [f"{prefix}attention.output", f"{prefix}output"]
         shapes: dict[str, tuple[int, ...]] = {
             WORDS: (self.vocabulary, h),
             "bert.embeddings.position_embeddings.weight": (self.positions, h),
             "bert.embeddings.token_type_embeddings.weight": (2, h),
             BIAS: (self.vocabulary,),
         }
-
-        def dense(name: str, outputs: int, inputs: int) -> None:
-            shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (outputs, inputs), (outputs,)
-
-        def norm(name: str) -> None:
-            shapes[f"{name}.LayerNorm.weight"] = shapes[f"{name}.LayerNorm.bias"] = (h,)
-
-        norm("bert.embeddings")
-        for layer in range(self.layers):
-            prefix = f"bert.encoder.layer.{layer}."
-            for part in ("query", "key", "value"):
-                dense(f"{prefix}attention.self.{part}", h, h)
-            dense(f"{prefix}attention.output.dense", h, h)
-            norm(f"{prefix}attention.output")
-            dense(f"{prefix}intermediate.dense", f, h)
-            dense(f"{prefix}output.dense", h, f)
-            norm(f"{prefix}output")
-        dense("bert.pooler.dense", h, h)
-        dense("cls.predictions.transform.dense", h, h)
-        norm("cls.predictions.transform")
-        dense("cls.seq_relationship", 2, h)
+        for name, (outputs, inputs) in dense.items():
+            shapes |= {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+        for name in norms:
+            shapes |= {f"{name}.LayerNorm.weight": (h,), f"{name}.LayerNorm.bias": (h,)}
         return shapes
 
 
 def left_out_as(name: str) -> str | None:
-    """What a variable is that is not a parameter of the model: an optimizer's, a counter...; None for the others."""
+    """Kind of a variable that is not a model parameter (optimizer, counters, ...); None for parameters."""
     return next((what for pattern, what in _LEFT_OUT.items() if re.search(pattern, name)), None)
 
 
@@ -137,7 +128,7 @@ def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]
     for pattern, replacement in _TF1_RENAMES.items():
         name = re.sub(pattern, replacement, name)
     if name.endswith("/kernel"):
-        name, tensor = name[: -len("kernel")] + "weight", tensor.T
+        name, tensor = name[: -len("kernel")] + "weight", np.asarray(tensor.T, order="C")  # no view of the original
     return name.replace("/", "."), tensor
 
 
@@ -156,21 +147,18 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
     """
     layers = {int(match[1]) for name in tensors if (match := re.match(r"bert\.encoder\.layer\.(\d+)\.", name))}
     try:
-        shape = Shape(
-            layers=max(layers) + 1,
-            hidden=tensors[WORDS].shape[1],
-            feed_forward=tensors["bert.encoder.layer.0.intermediate.dense.weight"].shape[0],
-            vocabulary=tensors[WORDS].shape[0],
-            positions=tensors["bert.embeddings.position_embeddings.weight"].shape[0],
-        )
+        vocabulary, hidden = tensors[WORDS].shape
+        feed_forward = tensors["bert.encoder.layer.0.intermediate.dense.weight"].shape[0]
+        positions = tensors["bert.embeddings.position_embeddings.weight"].shape[0]
+        shape = Shape(max(layers) + 1, hidden, feed_forward, vocabulary, positions)
     except (KeyError, ValueError, IndexError) as error:
         raise DataError(f"{where} is no BERT: {error} is not in it") from error
     wanted = shape.parameters()
-    problems = [f"{name} is missing" for name in wanted if name not in tensors]
-    problems += [f"{name} is unknown" for name in tensors if name not in wanted]
-    for name in wanted.keys() & tensors.keys():
-        if tensors[name].shape != wanted[name]:
-            problems.append(f"{name} is {tensors[name].shape}, not {wanted[name]}")
+    both = wanted.keys() & tensors.keys()
+    problems = [f"{name} is missing" for name in wanted.keys() - both]
+    problems += [f"{name} is unknown" for name in tensors.keys() - both]
+    problems += [f"{name} is {tensors[name].shape}, not {wanted[name]}" for name in both
+                 if tensors[name].shape != wanted[name]]  # fmt: skip
     for head, prefix in (("masked-LM", "cls.predictions."), ("next-sentence", "cls.seq_relationship.")):
         if not any(name.startswith(prefix) for name in tensors):
             problems = [problem for problem in problems if not problem.startswith(prefix)]
@@ -189,13 +177,10 @@ def check_config(shape: Shape, heads: int | None, path: Path) -> None:
     try:
         config = json.loads(path.read_text())
         wanted = {
-            "num_hidden_layers": shape.layers,
-            "hidden_size": shape.hidden,
-            "intermediate_size": shape.feed_forward,
-            "vocab_size": shape.vocabulary,
-            "max_position_embeddings": shape.positions,
+            "num_hidden_layers": shape.layers, "hidden_size": shape.hidden, "intermediate_size": shape.feed_forward,
+            "vocab_size": shape.vocabulary, "max_position_embeddings": shape.positions,
             "num_attention_heads": heads or int(config["num_attention_heads"]),
-        }
+        }  # fmt: skip
         odd = [f"{name} {int(config[name])}, not {size}" for name, size in wanted.items() if int(config[name]) != size]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is no BERT configuration ({error}); replace it") from error
@@ -206,10 +191,8 @@ def check_config(shape: Shape, heads: int | None, path: Path) -> None:
 def resize_vocabulary(tensors: Tensors, size: int) -> Tensors:
     """Word embeddings and their bias cut, or filled up with zeros, to `size` rows."""
     missing = max(0, size - tensors[WORDS].shape[0])
-    resized = dict(tensors)
-    resized[WORDS] = np.pad(tensors[WORDS][:size], ((0, missing), (0, 0)))
-    resized[BIAS] = np.pad(tensors[BIAS][:size], (0, missing))
-    return resized
+    words, bias = np.pad(tensors[WORDS][:size], ((0, missing), (0, 0))), np.pad(tensors[BIAS][:size], (0, missing))
+    return {**tensors, WORDS: words, BIAS: bias}
 
 
 def to_mlperf(tensors: Tensors) -> Tensors:
@@ -252,15 +235,12 @@ def parameter_of(full_name: str) -> str | None:
 
 def merge_heads(name: str, tensor: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int | None]:
     """A variable's value in PyTorch's shape, under its Hugging Face name, and its number of heads where it tells."""
-    heads = None
-    if ".attention.self." in name and tensor.ndim == (3 if name.endswith("weight") else 2):
-        heads = tensor.shape[-2]
-        tensor = tensor.reshape(*tensor.shape[:-2], -1)
+    heads, is_weight = None, name.endswith("weight")
+    if ".attention.self." in name and tensor.ndim == (3 if is_weight else 2):
+        heads, tensor = tensor.shape[-2], tensor.reshape(*tensor.shape[:-2], -1)
     elif ".attention.output.dense.weight" in name and tensor.ndim == 3:
-        heads = tensor.shape[0]
-        tensor = tensor.reshape(-1, tensor.shape[-1])
-    transposed = name.endswith("weight") and "embeddings" not in name
-    return (tensor.T if transposed else tensor), heads
+        heads, tensor = tensor.shape[0], tensor.reshape(-1, tensor.shape[-1])
+    return (tensor.T if is_weight and "embeddings" not in name else tensor), heads
 
 
 def unused_poolers(names: dict[str, str]) -> list[str]:

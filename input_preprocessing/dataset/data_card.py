@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
@@ -54,12 +53,15 @@ def _describe(kind: str, made: Manifest) -> list[str]:
         "summary": made.text,
     }
     options = {name: value for name, value in made.recipe.items() if value not in (None, [], ())}
-    lists = ["".join(f"{md5} {name}\n" for name, md5 in sorted(each.items())) for each in (made.files, made.texts)]
-    of_files, of_texts = (hashlib.md5(each.encode()).hexdigest() for each in lists)
+
+    def digest_of(digests: dict[str, str]) -> str:
+        lines = "".join(f"{digest} {name}\n" for name, digest in sorted(digests.items()))
+        return hashlib.md5(lines.encode()).hexdigest()
+
     digests = {
         "sequences, in any order (multiset digest)": made.multiset_digest,
-        "all files (md5 of their digests)": of_files,
-        "all texts (md5 of their md5s)": of_texts,
+        "all files (md5 of their digests)": digest_of(made.files),
+        "all texts (md5 of their md5s)": digest_of(made.texts),
         **{name: digest for name, digest in made.files.items() if name not in made.records},
     }
     right = [name for name, md5 in TEXT_MD5.items() if made.texts.get(name) == md5]
@@ -120,17 +122,14 @@ def read_sets(folder: Path) -> dict[str, Manifest]:
     Raises:
         DataError: there are none, or one is damaged.
     """
-    found = {
-        path.stem.removeprefix("prepared-"): manifest.read(path) for path in sorted(folder.glob("prepared-*.json"))
-    }
-    if not found:
-        usual = "give the --outputdir of a finished preparation, or its phase's"
-        raise DataError(f"{folder} has no prepared-*.json; {usual}")
-    return found
+    if paths := sorted(folder.glob("prepared-*.json")):
+        return {path.stem.removeprefix("prepared-"): manifest.read(path) for path in paths}
+    usual = "give the --outputdir of a finished preparation, or its phase's"
+    raise DataError(f"{folder} has no prepared-*.json; {usual}")
 
 
 def is_current(folder: Path) -> bool:
-    """Whether the card says what the manifests do."""
+    """True if the card matches the manifests."""
     try:
         return (folder / NAME).read_text(encoding="utf-8") == render(read_sets(folder))
     except (OSError, UnicodeDecodeError):
@@ -144,9 +143,7 @@ def write(folder: Path) -> None:
         DataError: there is no manifest, or the card cannot be written.
     """
     if not is_current(folder):
-        text = render(read_sets(folder))
-        with atomic_file(folder / NAME) as partial:
-            partial.write_text(text, encoding="utf-8")
+        manifest.write_text(folder / NAME, render(read_sets(folder)))
 
 
 def add_license(parser: argparse.ArgumentParser) -> None:
@@ -162,11 +159,9 @@ def main(parser: argparse.ArgumentParser) -> None:
     sets = read_sets(folder)
     with lock_folder(folder, exclusive=True):
         if options.license is not None:
-            sets = {
-                kind: dataclasses.replace(made, license=options.license) for kind, made in read_sets(folder).items()
-            }
-            for kind, made in sets.items():
-                manifest.write(folder / f"prepared-{kind}.json", made)
+            for kind, made in read_sets(folder).items():
+                sets[kind] = dataclasses.replace(made, license=options.license)
+                manifest.write(folder / f"prepared-{kind}.json", sets[kind])
         write(folder)
     if options.json:
         dicts = {kind: dataclasses.asdict(made) for kind, made in sets.items()}

@@ -24,7 +24,7 @@ from bert.data.records import DataError
 from input_preprocessing.stage.benchmark import NUM_PARTS, TEXT_MD5
 from input_preprocessing.stage.cli import human_bytes
 from input_preprocessing.stage.manifest import hash_of, md5_of
-from input_preprocessing.stage.parallel import Progress
+from input_preprocessing.stage.parallel import Progress, run_tasks
 
 MLCOMMONS = "https://training.mlcommons-storage.org/metadata"
 _DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
@@ -36,44 +36,38 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class PublicFile:
-    """A published file, known by its sha256 or else its md5; one without is checked by its contents after unpacking.
+    """A published file, known by its digest: "md5 7f59165e..." or "sha256 ..."; '': by its contents after unpacking.
 
     Its source is its url, or else MLCommons' storage and Google Drive.
     """
 
     name: str
-    md5: str
-    size: int  # bytes; 0 = not published
+    digest: str
+    size: int = 0  # bytes; 0 = not published
     drive_id: str = ""
     dataset: str = "bert-input-files"  # MLCommons' metadata file that lists it
     url: str = ""
     content: str = ""  # in words
-    sha256: str = ""
-
-    @property
-    def digest(self) -> str:
-        """The published digest with its kind, as "md5 7f59165e..."; '' where there is none."""
-        return f"sha256 {self.sha256}" if self.sha256 else f"md5 {self.md5}" if self.md5 else ""
 
     def digest_of(self, path: Path) -> str:
-        """What ``digest`` must be for that file. Raises DataError where it cannot be read."""
+        """Digest of a local file in the form of ``digest``. Raises DataError if it cannot be read."""
         kind = self.digest.partition(" ")[0]
         return f"{kind} {hash_of(path, kind)}" if kind else ""
 
 
 FILES = (
-    PublicFile("bert_config.json", "7f59165e21b7d566db610ff6756c926b", 314, "1fbGClQMi2CoMv7fwrwTC5YYPooQBdcFW"),
-    PublicFile("vocab.txt", "64800d5d8528ce344256daf115d4965e", 231_508, "1USK108J6hMM_d27xCHi738qBL8_BT1u1"),
+    PublicFile("bert_config.json", "md5 7f59165e21b7d566db610ff6756c926b", 314, "1fbGClQMi2CoMv7fwrwTC5YYPooQBdcFW"),
+    PublicFile("vocab.txt", "md5 64800d5d8528ce344256daf115d4965e", 231_508, "1USK108J6hMM_d27xCHi738qBL8_BT1u1"),
     PublicFile(
-        "model.ckpt-28252.index", "f97de3ae180eb8d479555c939d50d048", 17_371, "1Q47V3K3jFRkbJ2zGCrKkKk-n0fvMZsa0"
+        "model.ckpt-28252.index", "md5 f97de3ae180eb8d479555c939d50d048", 17_371, "1Q47V3K3jFRkbJ2zGCrKkKk-n0fvMZsa0"
     ),
     PublicFile(
-        "model.ckpt-28252.data-00000-of-00001", "50797acd537880bfb5a7ade80d976129", 4_034_713_312,
+        "model.ckpt-28252.data-00000-of-00001", "md5 50797acd537880bfb5a7ade80d976129", 4_034_713_312,
         "1chiTBljF0Eh1U5pKs6ureVHgSbtU8OG_",
     ),
     PublicFile(
-        "results_text.tar.gz", "", 0,
-        "14xV2OUGSQDG_yDBrmbSdcDC-QGeqpfs_", "bert-preprocessed-wikipedia-dataset", content="13 GB of text within",
+        "results_text.tar.gz", "", 0, "14xV2OUGSQDG_yDBrmbSdcDC-QGeqpfs_", "bert-preprocessed-wikipedia-dataset",
+        content="13 GB of text within",
     ),
 )  # fmt: skip
 
@@ -116,32 +110,16 @@ def _fetch_rest(url: str, partial: Path, have: int, label: str) -> bool:
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
         if response.headers.get_content_type() == "text/html":
             raise SourceError(f"{url.split('&id=')[0]} answers with a web page (over its quota, or a login is needed)")
-        resumed = response.status == 206
+        start = have if response.status == 206 else 0  # 206: the rest alone
         expected = int(response.headers.get("Content-Length") or 0)
-        start = have if resumed else 0
         progress = Progress(label, float(start + expected) if expected else 0.0)
         progress.done = float(start)
-        with open(partial, "ab" if resumed else "wb") as file:
+        with open(partial, "ab" if response.status == 206 else "wb") as file:
             while chunk := response.read(_CHUNK):
                 file.write(chunk)
                 progress.advance(len(chunk))
         progress.close()
     return not expected or progress.done == start + expected
-
-
-def _fetch_from(source: str, file: PublicFile, partial: Path) -> None:
-    """Fetches the file from a URL, from a mirror's folder, or from where MLCommons' metadata says (source: "")."""
-    if source and "://" not in source:
-        if not Path(source).is_file():
-            raise SourceError(f"no {source}")
-        try:
-            shutil.copyfile(source, partial)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            told = f"cannot write {partial}: {error.strerror}; check space and permissions, run again"
-            raise DataError(told) from error
-    else:
-        fetch_url(source or _mlcommons_url(file), partial, file.name[:24])
 
 
 def _mlcommons_url(file: PublicFile) -> str:
@@ -157,9 +135,20 @@ def _mlcommons_url(file: PublicFile) -> str:
     for line in listing.splitlines():
         md5, _, name = line.partition(" ")
         path = name.strip().lstrip("*").removeprefix("./")
-        if md5 == file.md5 or path.rpartition("/")[2] == file.name:
+        if f"md5 {md5}" == file.digest or path.rpartition("/")[2] == file.name:
             return f"{folder.rstrip('/')}/{urllib.parse.quote(path)}"
     raise SourceError(f"{base}.md5 does not list {file.name}")
+
+
+def _copy(source: Path, partial: Path) -> None:
+    if not source.is_file():
+        raise SourceError(f"no {source}")
+    try:
+        shutil.copyfile(source, partial)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        told = f"cannot write {partial}: {error.strerror}; check space and permissions, run again"
+        raise DataError(told) from error
 
 
 def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
@@ -183,7 +172,10 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
         # What an earlier run left may be the beginning of something else: then the source gets a second chance.
         for _ in range(2 if partial.exists() else 1):
             try:
-                _fetch_from(source, file, partial)
+                if source and "://" not in source:  # in a folder
+                    _copy(Path(source), partial)
+                else:
+                    fetch_url(source or _mlcommons_url(file), partial, file.name[:24])
             except SourceError as error:
                 reasons.append(str(error))
                 break
@@ -227,15 +219,13 @@ def unpack_text(archive: Path, folder: Path) -> None:
             md5, _, name = line.partition(" ")
             if len(md5) == 32 and (name := Path(name.strip().lstrip("*")).name) in wanted:
                 wanted[name] = wanted[name] or md5
-    progress = Progress("check text", float(len(wanted)))
-    for name, md5 in wanted.items():
-        path = partial / name
-        if not path.is_file():
-            raise DataError(f"the text lacks {name}; download results_text.tar.gz again")
-        if md5 and md5_of(path) != md5:
-            raise DataError(f"{name} of the text has the wrong md5 (not {md5}); download results_text.tar.gz again")
-        progress.advance(1)
-    progress.close()
+    if missing := [name for name in wanted if not (partial / name).is_file()]:
+        raise DataError(f"the text lacks {missing[0]}; download results_text.tar.gz again")
+    known = [partial / name for name, md5 in wanted.items() if md5]
+    for path, md5 in zip(known, run_tasks("check text", md5_of, known, jobs=1), strict=True):
+        if md5 != wanted[path.name]:
+            right = f"(not {wanted[path.name]})"
+            raise DataError(f"{path.name} of the text has the wrong md5 {right}; download results_text.tar.gz again")
     os.replace(partial, folder)
 
 
@@ -246,14 +236,12 @@ def download(folder: Path, mirror: str | None = None) -> None:
         DataError: a file cannot be had or is wrong.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    text = folder / "results4"
-    for file in FILES:
-        if file.name != "results_text.tar.gz":
-            fetch_file(file, folder, mirror)
-            continue
-        if not text.is_dir():
-            unpack_text(fetch_file(file, folder, mirror), text)
-        (folder / file.name).unlink(missing_ok=True)
+    *others, archive = FILES
+    for file in others:
+        fetch_file(file, folder, mirror)
+    if not (folder / "results4").is_dir():
+        unpack_text(fetch_file(archive, folder, mirror), folder / "results4")
+    (folder / archive.name).unlink(missing_ok=True)
 
 
 def main(parser: argparse.ArgumentParser) -> None:

@@ -23,14 +23,14 @@ _SENTEVAL = "https://dl.fbaipublicfiles.com/senteval/senteval_data"
 
 
 def _file(name: str, base: str, size: int, sha256: str) -> PublicFile:
-    return PublicFile(name, "", size, url=f"{base}/{name}", sha256=sha256)
+    return PublicFile(name, f"sha256 {sha256}", size, url=f"{base}/{name}")
 
 
-SQUAD_MD5 = {
+_SQUAD_MD5 = {
     "train-v1.1.json": "981b29407e0affa3b1b156f72073b945", "dev-v1.1.json": "3e85deb501d4e538b6bc56f786231552",
     "train-v2.0.json": "62108c273c268d70893182d5cf8df740", "dev-v2.0.json": "246adae8b7002f8679c027697b0b7cf8",
 }  # fmt: skip
-SQUAD = tuple(PublicFile(name, md5, 0, url=f"{_SQUAD}/{name}") for name, md5 in SQUAD_MD5.items())
+SQUAD = tuple(PublicFile(name, f"md5 {md5}", url=f"{_SQUAD}/{name}") for name, md5 in _SQUAD_MD5.items())
 # Where each table comes from. Sizes and sha256 are those that TensorFlow Datasets and Hugging Face's datasets recorded.
 SOURCES: dict[str, tuple[PublicFile, ...]] = {
     "MRPC": (
@@ -62,49 +62,48 @@ def fetch(task: str, folder: Path, mirror: str | None) -> None:
         return
     if not all((folder / name).is_file() for name in TABLES[task]):
         sources = [fetch_file(file, folder, mirror) for file in SOURCES[task]]
-        if task == "MRPC":
-            header, *lines = _lines(sources[0])
-            ids = {tuple(line.split()) for line in _lines(sources[1])}
-            chosen: dict[bool, list[str]] = {True: [header], False: [header]}
-            for line in lines:
-                chosen[tuple(line.split("\t")[1:3]) in ids].append(line)
-            for name, is_development in (("train.tsv", False), ("dev.tsv", True)):
-                _write(folder / name, ("\n".join(line.rstrip("\r") for line in chosen[is_development]) + "\n").encode())
-        else:
-            try:
-                with zipfile.ZipFile(sources[0]) as zipped:
-                    for name in TABLES[task]:
-                        _write(folder / name, zipped.read(f"{task}/{name}"))  # which checks its CRC
-            except (KeyError, OSError, zipfile.BadZipFile) as error:
-                raise DataError(f"cannot unpack {sources[0]}: {error}; remove it and run again") from error
+        for name, content in (_mrpc(*sources) if task == "MRPC" else _unzipped(task, *sources)).items():
+            with atomic_file(folder / name) as partial:
+                partial.write_bytes(content)
     check(task, folder)
     for file in SOURCES[task]:
         (folder / file.name).unlink(missing_ok=True)
 
 
+def _mrpc(pairs: Path, listed: Path) -> dict[str, bytes]:
+    header, *lines = (line.rstrip("\r") for line in _lines(pairs))
+    ids = {tuple(line.split()) for line in _lines(listed)}
+    tables = {"train.tsv": [header], "dev.tsv": [header]}
+    for line in lines:
+        tables["dev.tsv" if tuple(line.split("\t")[1:3]) in ids else "train.tsv"].append(line)
+    return {name: ("\n".join(table) + "\n").encode() for name, table in tables.items()}
+
+
+def _unzipped(task: str, archive: Path) -> dict[str, bytes]:
+    try:
+        with zipfile.ZipFile(archive) as zipped:
+            return {name: zipped.read(f"{task}/{name}") for name in TABLES[task]}  # which checks its CRC
+    except (KeyError, OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"cannot unpack {archive}: {error}; remove it and run again") from error
+
+
 def check(task: str, folder: Path) -> None:
     """Raises DataError where a file of the task is missing or is not the published one."""
-    expected: list[PublicFile] = list(SQUAD) if task == "squad" else []
-    for name in [file.name for file in expected] or TABLES[task]:
+    published = {file.name: file for file in SQUAD} if task == "squad" else {}
+    for name in published or TABLES[task]:
         if not (folder / name).is_file():
             raise DataError(f"{folder / name} is missing; put it there, or run without --skip-download")
-    for file in expected:
-        if file.digest_of(folder / file.name) != file.digest:
-            raise DataError(f"{folder / file.name} is not the published file ({file.digest}); remove it")
+    for name, file in published.items():
+        if file.digest_of(folder / name) != file.digest:
+            raise DataError(f"{folder / name} is not the published file ({file.digest}); remove it")
     for name, lines in TABLES.get(task, {}).items():
-        found = len(_lines(folder / name))
-        if found != lines:
+        if (found := len(_lines(folder / name))) != lines:
             raise DataError(f"{folder / name} has {found:,} lines, GLUE's has {lines:,}: remove it and run again")
 
 
 def _lines(path: Path) -> list[str]:
     """The lines of a table that are not empty; only line feeds end one."""
     return [line for line in path.read_bytes().decode("utf-8-sig", "replace").split("\n") if line.strip()]
-
-
-def _write(path: Path, content: bytes) -> None:
-    with atomic_file(path) as partial:
-        partial.write_bytes(content)
 
 
 def main(parser: argparse.ArgumentParser) -> None:

@@ -35,11 +35,10 @@ from pathlib import Path
 from bert.data.format import open_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import data_card, download, repair, steps
-from input_preprocessing.dataset.inputs import Needs, check_config, check_needs, find_inputs, needs_of, public_needs
 from input_preprocessing.dataset.steps import Job, download_folder, make_all_instances, make_training_files
 from input_preprocessing.instances.options import SamplingConfig, add_sampling_options, sampling_config
 from input_preprocessing.records import shards
-from input_preprocessing.records.deal import check_target
+from input_preprocessing.records.shards import check_target
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import add_jobs, human_time, lock_folder, named_folder, positive
 from input_preprocessing.text import corpus, vocabulary
@@ -63,12 +62,12 @@ def start(options: argparse.Namespace) -> Job | None:
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             outputdir.mkdir(parents=True, exist_ok=True)
-            needs = _with_later(public_needs(config, options.jobs, options.sequences), options)
-            check_needs(needs, outputdir, "download", *_OUTPUTS)
+            needs = _with_later(steps.public_needs(config, options.jobs, options.sequences), options)
+            steps.check_needs(needs, outputdir, "download", *_OUTPUTS)
         download.download(folder, options.mirror)
-    inputs = find_inputs(folder, outputdir / "phase1", options.vocab_file)
+    inputs = steps.find_inputs(folder, outputdir / "phase1", options.vocab_file)
     job = Job(options=options, config=config, inputs=inputs, words=vocabulary.load(inputs.vocab))
-    check_config(inputs, job.words, config)
+    steps.check_config(inputs, job.words, config)
     if job.is_finished():
         if options.only in (None, "start"):  # model sizes, checkpoint or license may have come since, or been replaced
             made = manifest.read(job.manifest)
@@ -89,14 +88,14 @@ def start(options: argparse.Namespace) -> Job | None:
         for pattern in folders.get(job.kind, [f"hdf5/bins/{edge}" for edge in job.edges]):
             for target in outputdir.glob(pattern):
                 check_target(target)
-        needs = needs_of(inputs.sizes, config, options.jobs, options.part[1], options.sequences)
-        check_needs(_with_later(needs, options), outputdir, *_OUTPUTS)
+        needs = steps.needs_of(inputs.sizes, config, options.jobs, options.part[1], options.sequences)
+        steps.check_needs(_with_later(needs, options), outputdir, *_OUTPUTS)
         job.words.check_case(config.do_lower_case)
         job.manifest.unlink(missing_ok=True)
     return job
 
 
-def _with_later(needs: Needs, options: argparse.Namespace) -> Needs:
+def _with_later(needs: steps.Needs, options: argparse.Namespace) -> steps.Needs:
     """The needs, and the disk for the shards of the phases that follow: half of what one's work takes, each."""
     return dataclasses.replace(needs, disk=needs.disk + options.phases_after * (needs.disk - needs.download) / 2)
 

@@ -13,16 +13,14 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert.data.format import verify_records
 from bert.data.records import SUFFIXES, DataError, Metadata
 from bert.data.shards import INDEX, is_index_of, write_index
 from input_preprocessing.dataset import data_card, steps
-from input_preprocessing.dataset.inputs import check_config, check_needs, find_inputs, needs_of
-from input_preprocessing.dataset.steps import Job, download_folder
+from input_preprocessing.dataset.steps import Job, check_config, check_needs, download_folder, find_inputs, needs_of
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.folder import contents_of
@@ -35,22 +33,21 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(SamplingConfig))
 _OPTIONS = (*_FIELDS, "shards", "max_sequences_per_row", "edges", "num_eval_samples", "sequences")
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with a file of a prepared folder."""
+class Fault(NamedTuple):
+    """A defect of a file in a prepared folder."""
 
     file: str  # its path in the folder
-    problem: str  # in a few words, for people
-    stray: bool = False  # of no data set here; else it is to be made again
+    problem: str  # for people
+    stray: bool = False  # belongs to no data set here; other faulty files are made again
 
 
 def examine(folder: Path, made: Manifest, others: Iterable[Manifest] = (), *, jobs: int) -> list[Fault]:
-    """Every fault of a data set's files, by the files' names.
+    """All faults of a data set's files, sorted by file name.
 
     Args:
         folder: of the data set.
         made: its manifest.
-        others: manifests of data sets in the same folder, whose files are no strays.
+        others: manifests of the other data sets in the folder.
         jobs: worker processes.
     """
     faults = examine_files(folder, made, list(made.files), jobs=jobs)
@@ -92,7 +89,7 @@ def examine_files(folder: Path, made: Manifest, names: Sequence[str], *, jobs: i
 
 
 def _examine(task: tuple[Path, str]) -> str | Metadata | None:
-    """What is wrong with a file; else the metadata of a record file, None of any other."""
+    """The problem with a file; without one, the metadata of a record file, None for any other."""
     path, digest = task
     if not path.is_file():
         return "is missing"
@@ -150,11 +147,9 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
         files = [file for file in wrong if file in made.files]
         job = _job(folder, made, options, files) if files else None  # which checks what it is made of before any change
         for name in (fault.file for fault in faults if fault.stray):
-            target = first = folder / SET_ASIDE / name
-            number = 1
-            while target.exists():
-                number += 1
-                target = first.with_name(f"{first.name}.{number}")
+            first = folder / SET_ASIDE / name
+            places = (first, *(first.with_name(f"{first.name}.{number}") for number in range(2, 10_000)))
+            target = next(place for place in places if not place.exists())
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(folder / name, target)
             print(f"{folder / name} was moved to {target}", file=sys.stderr)
@@ -162,10 +157,11 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
         if job:
             _make_again(job, made, files)
             if left := examine_files(folder, made, files, jobs=options.jobs):
-                raise DataError(
-                    f"{folder / left[0].file} {left[0].problem}, and cannot be made as it was: what it is made of is "
-                    "missing or has changed, or this is another version; prepare again without --repair"
+                told = (
+                    "cannot be made as it was: what it is made of is missing or has changed, or this is another version"
                 )
+                where = f"{folder / left[0].file} {left[0].problem}"
+                raise DataError(f"{where}, and {told}; prepare again without --repair")
         for parent in {Path(name).parent for name in wrong if Path(name).name == INDEX}:
             write_index(folder / parent, sorted(folder / name for name in made.records if Path(name).parent == parent))
         if data_card.NAME in wrong:
@@ -178,10 +174,8 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
     files_told = f"{total} file{'s' * (total != 1)}"
     line = f"{files_told} mended, all are as prepared" if total else "nothing is wrong, every file is as prepared"
     print(f"{options.outputdir}: {line}", file=sys.stderr)
-    faults_found = {name: [dataclasses.asdict(fault) for fault in faults] for name, faults in found.items()}
-    return {
-        "folder": str(options.outputdir), "found": faults_found, "made_again": made_again, "set_aside": set_aside,
-    }  # fmt: skip
+    faults_found = {name: [fault._asdict() for fault in faults] for name, faults in found.items()}
+    return {"folder": str(options.outputdir), "found": faults_found, "made_again": made_again, "set_aside": set_aside}
 
 
 def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[str]) -> Job:
@@ -190,9 +184,8 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
     Raises:
         DataError: something is not, an option contradicts the manifest, or the disk is too small.
     """
-    recipe = {"do_lower_case": True, **made.recipe}  # as before there was a choice
-    edges, kind = recipe.get("edges"), recipe["kind"]
-    recorded = {name: recipe.get(name) for name in _OPTIONS} | {"edges": tuple(edges) if edges else None}  # type: ignore[arg-type]
+    edges, kind = made.option("edges"), made.option("kind")
+    recorded = {name: made.option(name) for name in _OPTIONS} | {"edges": tuple(edges) if edges else None}
     for name, default in options.defaults.items():
         if getattr(options, name) not in (default, recorded[name]):
             flag = f"--{name.replace('_', '-')}"
@@ -201,7 +194,7 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
     own = argparse.Namespace(
         **{
             **vars(options), **recorded, "outputdir": folder, "downloaddir": download_folder(options),
-            "packed_data": kind == "packed", "binned_data": kind == "binned", "phases": recipe.get("folder") or None,
+            "packed_data": kind == "packed", "binned_data": kind == "binned", "phases": made.option("folder") or None,
         }
     )  # fmt: skip
     inputs = find_inputs(download_folder(options), folder / "phase1", options.vocab_file)
@@ -210,11 +203,10 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
     if job.words.md5 != made.recipe["vocab_md5"]:
         raise DataError(f"{inputs.vocab} is another vocabulary (md5 {job.words.md5}){again}")
     check_config(inputs, job.words, job.config)
-    for path in inputs.others:
-        if any(name.startswith("phase1/") for name in wrong) and (
-            made.files.get(f"phase1/{path.name}") != md5_of(path)
-        ):
-            raise DataError(f"{path} is another configuration{again}")
+    if any(name.startswith("phase1/") for name in wrong):
+        for path in inputs.others:
+            if made.files.get(f"phase1/{path.name}") != md5_of(path):
+                raise DataError(f"{path} is another configuration{again}")
     training = any(name in made.records for name in wrong)
     evaluation = any(name in made.evaluation for name in wrong)
     texts = [*(inputs.texts if training else ()), *([inputs.eval_text] if training or evaluation else [])]
@@ -229,7 +221,7 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
 
 
 def defaults_of(parser: argparse.ArgumentParser) -> dict[str, object]:
-    """The defaults of the options that a manifest records, by which one that was given is known."""
+    """Defaults of the options that a manifest records; an option with another value was given by the user."""
     return {name: parser.get_default(name) for name in _OPTIONS}
 
 

@@ -1,26 +1,224 @@
-"""A preparation and the steps that make its files, each of which keeps what is there already."""
+"""A preparation: what it starts from and needs, and the steps that make its files and keep what is there already."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
+import json
+import os
+import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert.data.format import open_records, write_records
+from bert.data.format import atomic_file, open_records, write_records
 from bert.data.records import DataError
-from input_preprocessing.dataset.inputs import Inputs, fill_phase1
-from input_preprocessing.instances.make import compile_first, write_instances
+from input_preprocessing.checkpoints.convert import convert
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
+from input_preprocessing.instances.sampling import compile_first, write_instances
 from input_preprocessing.records import shards
-from input_preprocessing.records.deal import num_shards
+from input_preprocessing.records.shards import SEQUENCES_PER_GROUP, num_shards
 from input_preprocessing.stage import manifest
+from input_preprocessing.stage.benchmark import NUM_PARTS
+from input_preprocessing.stage.cli import human_bytes, human_time
 from input_preprocessing.stage.folder import contents_of
+from input_preprocessing.stage.manifest import md5_of, write_text
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.reading import read_text
+from input_preprocessing.stage.reading import Stamp, changed, check_is_text, read_text, stamp_of
 from input_preprocessing.text.vocabulary import Vocabulary
+
+# Measured with the benchmark's options; for the estimates only.
+_RECORD_BYTES_PER_TEXT_BYTE = 0.9  # for each time the text is duplicated
+_TEXT_BYTES_PER_SECOND = 2.5e6  # all steps, one process, dupe_factor 10
+_PROCESS_BYTES = 200e6
+_BYTES_PER_TEXT_BYTE = 15  # of the text file under work, to make its instances
+_GROUP_BYTES = SEQUENCES_PER_GROUP * 700  # records of a group, which a packing worker holds twice
+
+# The benchmark's public files: 13.2 GB of text in 501 files, its archive, the TensorFlow checkpoint and the converted.
+PUBLIC_TEXT_BYTES = 13_200_000_000
+_LARGEST_PUBLIC_TEXT = 32_851_144
+CHECKPOINT = "model.ckpt-28252"
+_OTHER_DOWNLOADS_BYTES = 5_500_000_000 + 4_035_000_000 + 1_350_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The files of a download folder."""
+
+    texts: tuple[Path, ...]
+    eval_text: Path
+    vocab: Path
+    others: tuple[Path, ...]  # copied to phase1 as they are
+    stamps: tuple[Stamp, ...]  # of the texts and the evaluation text, when they were found
+
+    @property
+    def all_texts(self) -> list[Path]:
+        """Every text file, the evaluation text last."""
+        return [*self.texts, self.eval_text]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each of these."""
+        return [path.stat().st_size for path in self.all_texts]
+
+    def check_unchanged(self) -> None:
+        """Raises DataError where a text is not as it was when it was found, as while it is still being copied."""
+        for path, stamp in zip(self.all_texts, self.stamps, strict=True):
+            if not path.is_file() or stamp_of(os.stat(path)) != stamp:
+                raise changed(path)
+
+
+def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs:
+    """The input files.
+
+    Args:
+        download: folder that holds results4/.
+        phase1: folder where vocab.txt and bert_config.json are looked for if `download` lacks them.
+        vocab_file: a vocabulary to use instead.
+
+    Raises:
+        DataError: one is missing, or part files of several sets are mixed.
+    """
+    folder = download / "results4"
+    texts = sorted(path for path in folder.glob("part-*-of-*") if path.is_file())
+    if not texts:
+        command = f"python -m input_preprocessing corpus --outputdir {download.parent} --input FILE"
+        told = f"no text {folder}/part-XXXXX-of-XXXXX; download the data, or make it of your own text with"
+        raise DataError(f"{told} {command}")
+    names = {path.name for path in texts}
+    totals = sorted({name.rpartition("-of-")[2] for name in names})
+    if len(totals) > 1:
+        raise DataError(f"{folder} is mixed: it has parts of {' and of '.join(totals)}; move those of one set away")
+    count = int(totals[0]) if totals[0].isdecimal() else len(names)
+    wanted = {f"part-{i:05d}-of-{count:05d}" for i in range(count)}
+    if missing := sorted(wanted - names):
+        raise DataError(f"{folder} is incomplete: {len(missing)} of {count} parts are missing, see {missing[0]}")
+    if odd := sorted(names - wanted):
+        raise DataError(f"{folder}: {odd[0]} is not part of this set of {count}; move it away")
+    places = [download, folder, phase1]  # phase1 last: it may hold what an earlier run copied there
+
+    def find(name: str, folders: list[Path]) -> Path | None:
+        return next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+    eval_text = find("eval.txt", [folder, download])
+    if eval_text is None:
+        told = f"no evaluation text {folder}/eval.txt; download it or see python -m input_preprocessing corpus"
+        raise DataError(told)
+    texts.append(eval_text)
+    for path in texts:
+        with open(path, "rb") as file:
+            check_is_text(path, file.read(8))
+    stamps = tuple(stamp_of(os.stat(path)) for path in texts)
+    if empty := [path for path, (size, *_) in zip(texts, stamps, strict=True) if not size]:
+        raise DataError(f"{empty[0]} is empty; copy it again")
+    vocab = vocab_file or find("vocab.txt", places)
+    if vocab is None:
+        raise DataError(f"no vocab.txt in {download} or {phase1}; put it there or give --vocab-file")
+    others = tuple(filter(None, [find("bert_config.json", places)]))
+    return Inputs(texts=tuple(texts[:-1]), eval_text=eval_text, vocab=vocab, others=others, stamps=stamps)
+
+
+def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> None:
+    """Checks that the model of bert_config.json takes these tokens and lengths.
+
+    Raises:
+        DataError: it does not.
+    """
+    for path in inputs.others:
+        try:
+            model = json.loads(path.read_text())
+            vocab_size, positions = int(model["vocab_size"]), int(model["max_position_embeddings"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is no BERT configuration ({error}); replace it") from error
+        if vocab_size < len(words):
+            raise DataError(f"{path} has vocab_size {vocab_size}, {inputs.vocab} has {len(words)} tokens; use a pair")
+        if positions < config.max_seq_length:
+            reason = f"{positions} max_position_embeddings, fewer than --max-seq-length {config.max_seq_length}"
+            raise DataError(f"{path} has {reason}; lower the one or replace the other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """Estimated cost of a preparation, in bytes and seconds.
+
+    disk: on top of the input files that are there, the download's among them.
+    """
+
+    text_bytes: int
+    num_files: int
+    disk: float
+    download: float = 0.0
+    memory: float
+    seconds: float
+    workers: int
+
+
+def needs_of(
+    sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1, sequences: int | None = None
+) -> Needs:
+    """Needs for text files of these sizes, in bytes; with so many sequences at most."""
+    total, workers = sum(sizes), min(jobs, -(-len(sizes) // nodes))
+    if sequences is not None:  # those files alone that hold so many, one more a process, and the evaluation text
+        sequence_bytes = 2 * config.max_seq_length + 4 * config.max_predictions_per_seq + 19  # at most
+        bytes_of_text = sequences * sequence_bytes / config.dupe_factor / _RECORD_BYTES_PER_TEXT_BYTE
+        total = min(total, int(bytes_of_text) + workers * max(sizes) + sizes[-1])
+    records = total * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE
+    worker = _PROCESS_BYTES + max(_BYTES_PER_TEXT_BYTE * max(sizes), 2 * min(records, _GROUP_BYTES))
+    seconds = 10 + total * config.dupe_factor / 10 / _TEXT_BYTES_PER_SECOND / (workers * nodes)
+    return Needs(
+        text_bytes=total, num_files=len(sizes), disk=2 * records + 10_000_000, memory=workers * worker,
+        seconds=seconds, workers=workers,
+    )  # fmt: skip
+
+
+def public_needs(config: SamplingConfig, jobs: int, sequences: int | None = None) -> Needs:
+    """Needs for the benchmark's own text before it is downloaded; the time is without the download's."""
+    sizes = [_LARGEST_PUBLIC_TEXT, *[(PUBLIC_TEXT_BYTES - _LARGEST_PUBLIC_TEXT) // NUM_PARTS] * NUM_PARTS]
+    needs = needs_of(sizes, config, jobs, sequences=sequences)
+    download = float(PUBLIC_TEXT_BYTES + _OTHER_DOWNLOADS_BYTES)
+    return dataclasses.replace(needs, disk=needs.disk + download, download=download)
+
+
+def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
+    """Tells what the run will take; stops where the disk is too small.
+
+    Args:
+        needs: of the run.
+        outputdir: where it writes.
+        folders: names in `outputdir` whose files are the run's, made earlier.
+
+    Raises:
+        DataError: the disk is too small.
+    """
+    files = (path for folder in folders for path in (outputdir / folder).rglob("*"))
+    present = sum(path.stat().st_size for path in files if path.is_file())
+    free = shutil.disk_usage(outputdir).free
+    fetched = f", after a download of {human_bytes(needs.download)}" if needs.download else ""
+    text, disk, memory = human_bytes(needs.text_bytes), human_bytes(needs.disk), human_bytes(needs.memory)
+    takes = f"about {disk} of disk ({human_bytes(free)} free), {memory} of memory and {human_time(needs.seconds)}"
+    told = f"{text} of text in {needs.num_files} files: {takes} with {needs.workers} jobs{fetched}"
+    print(told, file=sys.stderr)
+    if free + present < needs.disk:
+        lacking = f"{outputdir} has {human_bytes(free)} free, about {human_bytes(needs.disk - present)} are needed"
+        raise DataError(f"{lacking}; make room or choose another --outputdir")
+    available = available_memory()
+    if available and available < needs.memory:
+        fewer = max(1, int(needs.workers * available / needs.memory))
+        lacking = f"{human_bytes(available)} of memory are free, {memory} may be needed"
+        print(f"warning: {lacking}; --jobs {fewer} needs less", file=sys.stderr)
+
+
+def available_memory() -> int | None:
+    """Bytes that can be had without swapping; None where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+
 
 UNPACKED_FOLDER = "training"  # of unpacked shards of --phases, however many they are: configs name it
 
@@ -87,11 +285,10 @@ class Job:
         }  # fmt: skip
 
     def is_finished(self) -> bool:
-        """Whether an earlier run made all this of this text, and the files are still there."""
+        """True if an earlier run made these files from this text with this recipe, and they are still there."""
         try:
             made = manifest.read(self.manifest)
-            recipe = {"do_lower_case": True, **made.recipe}  # as before there was a choice
-            if any(recipe.get(name) != value for name, value in self.recipe().items()):
+            if any(made.option(name) != value for name, value in self.recipe().items()):
                 return False
             for path in (self.outputdir / name for name in made.files):
                 if path.suffix == ".hdf5":
@@ -108,9 +305,48 @@ class Job:
         return contents_of(texts, "check text", self.options.jobs) == made.texts
 
     def fill_phase1(self) -> list[Path]:
-        """Vocabulary, model sizes and the checkpoint converted; the files."""
-        folder, download = self.outputdir / "phase1", download_folder(self.options)
-        return fill_phase1(folder, self.inputs, download, self.words.md5, self.config.do_lower_case)
+        """Makes vocabulary, model sizes and first checkpoint where missing, or there of other inputs; the files.
+
+        What was made of what is known by content: `model.ckpt-28252.json` beside the converted checkpoint has both md5.
+
+        Raises:
+            DataError: the vocabulary has changed since, or the checkpoint cannot be converted.
+        """
+        phase1, download = self.outputdir / "phase1", download_folder(self.options)
+        phase1.mkdir(exist_ok=True)
+        targets = []
+        for source in (self.inputs.vocab, *self.inputs.others):
+            target = phase1 / ("vocab.txt" if source == self.inputs.vocab else source.name)
+            targets.append(target)
+            if target.is_file() and md5_of(target) == md5_of(source):
+                continue
+            if target.is_file():
+                print(f"{target} is replaced by {source}, which differs", file=sys.stderr)
+            with atomic_file(target) as partial:
+                shutil.copyfile(source, partial)
+        if md5_of(targets[0]) != self.words.md5:
+            raise changed(self.inputs.vocab)
+        cased, text = phase1 / "tokenizer_config.json", json.dumps({"do_lower_case": False}) + "\n"
+        if self.config.do_lower_case:
+            cased.unlink(missing_ok=True)
+        else:  # exports and fine-tuning know a cased vocabulary by it
+            targets.append(cased)
+            if not cased.is_file() or cased.read_text(encoding="utf-8") != text:
+                write_text(cased, text)
+        converted = phase1 / f"{CHECKPOINT}.pt"
+        prefixes = [folder / CHECKPOINT for folder in (download, download / "tf1_ckpt", download / "tf2_ckpt")]
+        if prefix := next((path for path in prefixes if Path(f"{path}.index").is_file()), None):
+            note, config = converted.with_suffix(".json"), next(iter(self.inputs.others), None)
+            made_of = [Path(f"{prefix}.index"), *sorted(prefix.parent.glob(f"{prefix.name}.data-*"))]
+            digests = [md5_of(path) for path in [*made_of, *([config] if config else [])]]
+            source_md5, noted = hashlib.md5(" ".join(digests).encode()).hexdigest(), None
+            with suppress(OSError, ValueError):
+                noted = json.loads(note.read_text())
+            if not converted.is_file() or noted != {"source": source_md5, "target": md5_of(converted)}:
+                print(f"converting {prefix} to {converted}", file=sys.stderr)
+                convert(prefix, converted, "mlperf", bert_config=config)
+                write_text(note, json.dumps({"source": source_md5, "target": md5_of(converted)}) + "\n")
+        return [*targets, converted] if converted.is_file() else targets
 
 
 def _make_instances(task: Task) -> Made:
@@ -219,17 +455,13 @@ def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path,
         sources = [path for path in sources if path.exists()]
     if missing := [path for path in sources if not path.is_file()]:
         raise DataError(f"{missing[0]} is missing; run --only instances for every part first")
-    options, seed, jobs = job.options, job.config.random_seed, job.options.jobs
+    options, target = job.options, job.outputdir / "hdf5" / "bins"
+    given = {"seed": job.config.random_seed, "jobs": options.jobs, "part": part}
     if job.kind == "binned":
-        target = job.outputdir / "hdf5" / "bins"
-        return target, shards.bin_records(
-            job.instances, target, edges=job.edges, shards=options.shards, seed=seed, jobs=jobs, part=part
-        )
-    count = num_shards(sum(open_records(path)[0].num_sequences for path in sources), options.shards)
+        return target, shards.bin_records(job.instances, target, edges=job.edges, shards=options.shards, **given)
+    given["shards"] = num_shards(sum(open_records(path)[0].num_sequences for path in sources), options.shards)
     if job.kind == "unpacked":
-        target = job.outputdir / "hdf5" / (UNPACKED_FOLDER if options.phases else f"training-{count}")
-        return target, shards.shuffle_records(job.instances, target, shards=count, seed=seed, jobs=jobs, part=part)
+        target = target.with_name(UNPACKED_FOLDER if options.phases else f"training-{given['shards']}")
+        return target, shards.shuffle_records(job.instances, target, **given)
     target, most = job.outputdir / "packed_data", options.max_sequences_per_row
-    return target, shards.pack_records(
-        job.instances, target, shards=count, seed=seed, max_sequences_per_row=most, jobs=jobs, part=part
-    )
+    return target, shards.pack_records(job.instances, target, max_sequences_per_row=most, **given)

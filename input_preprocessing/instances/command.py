@@ -29,7 +29,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     sys.modules.setdefault("scipy", None)  # type: ignore[arg-type]
     # Here, not above: the compiler takes longer to import than --help and a mistake need.
     from bert.data.format import write_records
-    from input_preprocessing.instances.make import instances_of
+    from input_preprocessing.instances.sampling import instances_of
     from input_preprocessing.tensorflow_files.tfrecord import Widths, write_tfrecord
     from input_preprocessing.text import vocabulary
 

@@ -7,44 +7,60 @@ tokens (whole segments of one document each, then cut at both ends): only its en
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 
-from bert.data.compiled import compiled
-from bert.data.records import Records
-from input_preprocessing.instances.mersenne import (
-    ENOUGH,
-    INDEX,
-    initial_state,
-    next_below,
-    next_bits,
-    next_float,
-    refill,
-    shuffle,
-    shuffle_with,
-)
-from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.text.tokenization import TokenizedText
+from bert.data.compiled import compiled, is_kept
+from bert.data.format import write_records
+from bert.data.records import Metadata, Records
+from input_preprocessing.instances import mersenne
+from input_preprocessing.instances.options import SamplingConfig, sampling_digest
+from input_preprocessing.stage.reading import read_text
+from input_preprocessing.text.tokenization import TokenizedText, tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
 
 _HALF, _FOUR_FIFTHS = 1 << 52, int(0.8 * 2**53)  # random() < 0.8 says of its bits that they are below that: both exact
 
 
+def instances_of(source: Path, words: Vocabulary, config: SamplingConfig) -> tuple[Records, Metadata]:
+    """The instances of a text file and what they were made of. Raises DataError where it cannot be read."""
+    data, md5 = read_text(source, "--input-file")
+    text = tokenize(data, words, config.do_lower_case)
+    del data
+    return make_instances(text, words, config), Metadata(
+        max_seq_length=config.max_seq_length, vocab_md5=words.md5, random_seed=config.random_seed,
+        dupe_factor=config.dupe_factor, source=((source.name, md5), ("sampling", sampling_digest(config))),
+    )  # fmt: skip
+
+
+def write_instances(source: Path, target: Path, words: Vocabulary, config: SamplingConfig) -> tuple[int, Metadata]:
+    """Writes the instances of a text file; their number, and the metadata written."""
+    records, metadata = instances_of(source, words, config)
+    return records.num_sequences, write_records(target, records, metadata)
+
+
+def compile_first(words: Vocabulary, config: SamplingConfig) -> None:
+    """Compiles the instance maker once on the first run of a version, before all workers do so side by side."""
+    if not is_kept(sample):
+        print("compiling; this is done on the first run only, and can take half a minute", file=sys.stderr)
+        make_instances(tokenize(b"A text, a caf\xc3\xa9.\n\nAnother.\n", words), words, config)
+
+
 def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: SamplingConfig) -> Records:
     """All instances of one text file, in the reference's order; none where the text has no token."""
-    lengths = np.arange(config.max_seq_length + 1)
-    num_predictions = np.array(
-        [min(config.max_predictions_per_seq, max(1, round(int(n) * config.masked_lm_prob))) for n in lengths],
-        dtype=np.int64,
-    )
+    most, share = config.max_predictions_per_seq, config.masked_lm_prob
+    num_predictions = np.array([min(most, max(1, round(n * share))) for n in range(config.max_seq_length + 1)])
     special = np.array([vocabulary.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")], dtype=text.tokens.dtype)
     room = np.empty(0, dtype=np.int32 if text.tokens.itemsize == 2 else np.int64)  # of a position and an id
-    state = initial_state(config.random_seed)
+    state = mersenne.initial_state(config.random_seed)
     pairs, masked_offsets, masked = sample(
         state, text.tokens, text.segment_offsets, text.document_offsets, special, len(vocabulary), room,
         config.max_seq_length, config.short_seq_prob, config.dupe_factor, num_predictions,
     )  # fmt: skip
     order = np.arange(len(pairs))
-    shuffle(state, order)
+    mersenne.shuffle(state, order)
     chosen = pairs[order]
     lengths_a = chosen[:, 1] - chosen[:, 0]
     lengths = lengths_a + chosen[:, 3] - chosen[:, 2] + 3
@@ -55,14 +71,10 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
     labels = np.empty(new_masked_offsets[-1], dtype=text.tokens.dtype)
     _write_sequences(text.tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels)
     return Records(
-        input_ids=input_ids,
-        sequence_offsets=sequence_offsets,
-        segment_b_start=(lengths_a + 2).astype(np.int16),
-        masked_lm_positions=positions,
-        masked_lm_ids=labels,
-        masked_lm_offsets=new_masked_offsets,
+        input_ids=input_ids, sequence_offsets=sequence_offsets, segment_b_start=(lengths_a + 2).astype(np.int16),
+        masked_lm_positions=positions, masked_lm_ids=labels, masked_lm_offsets=new_masked_offsets,
         next_sentence_labels=chosen[:, 4].astype(np.int8),
-    )
+    )  # fmt: skip
 
 
 @compiled
@@ -93,11 +105,11 @@ def _truncate(state, pair, max_num_tokens):  # type: ignore[no-untyped-def]
     """Cuts the longer run, at its front or its end, until both fit."""
     length_a = pair[1] - pair[0]
     length_b = pair[3] - pair[2]
-    at = np.int64(state[INDEX])
+    at = np.int64(state[mersenne.INDEX])
     while length_a + length_b > max_num_tokens:
-        if at > ENOUGH:
-            at = refill(state, at)
-        bits, at = next_bits(state, at)
+        if at > mersenne.ENOUGH:
+            at = mersenne.refill(state, at)
+        bits, at = mersenne.next_bits(state, at)
         front = np.int64(bits < _HALF)  # a number, not a branch that cannot be foreseen
         longer_a = np.int64(length_a > length_b)
         side = 2 - 2 * longer_a
@@ -105,7 +117,7 @@ def _truncate(state, pair, max_num_tokens):  # type: ignore[no-untyped-def]
         pair[side + 1] -= 1 - front
         length_a -= longer_a
         length_b -= 1 - longer_a
-    state[INDEX] = np.uint32(at)
+    state[mersenne.INDEX] = np.uint32(at)
 
 
 @compiled
@@ -120,26 +132,26 @@ def _mask(state, tokens, pair, mask, vocabulary_size, count, candidates, partner
         candidates[i] = i + 1
     for i in range(length_a, num_candidates):
         candidates[i] = i + 2
-    shuffle_with(state, candidates[:num_candidates], partners)
+    mersenne.shuffle_with(state, candidates[:num_candidates], partners)
     replaced[: num_candidates + 2] = -1
-    at = np.int64(state[INDEX])
+    at = np.int64(state[mersenne.INDEX])
     for i in range(min(count, num_candidates)):
         position = candidates[i]
         new = mask
-        if at > ENOUGH:  # four numbers are the most that are drawn here
-            at = refill(state, at)
-        bits, at = next_bits(state, at)
+        if at > mersenne.ENOUGH:  # four numbers are the most that are drawn here
+            at = mersenne.refill(state, at)
+        bits, at = mersenne.next_bits(state, at)
         if bits >= _FOUR_FIFTHS:
-            bits, at = next_bits(state, at)
+            bits, at = mersenne.next_bits(state, at)
             if bits < _HALF:
                 source = pair[0] + position - 1 if position <= length_a else pair[2] + position - length_a - 2
                 new = np.int64(tokens[source])
             else:
-                state[INDEX] = np.uint32(at)
-                new = next_below(state, vocabulary_size)
-                at = np.int64(state[INDEX])
+                state[mersenne.INDEX] = np.uint32(at)
+                new = mersenne.next_below(state, vocabulary_size)
+                at = np.int64(state[mersenne.INDEX])
         replaced[position] = (new << 16) | position
-    state[INDEX] = np.uint32(at)
+    state[mersenne.INDEX] = np.uint32(at)
     for i in range(1, num_candidates + 2):
         masked[end] = replaced[i]
         end += np.int64(replaced[i] >= 0)
@@ -151,12 +163,12 @@ def _random_run(state, segment_offsets, document_offsets, order, document_index,
     """Fills pair[2:4] with whole segments of another document (ten tries), from a random one on, up to the target."""
     other = 0
     for _ in range(10):
-        other = next_below(state, order.size)
+        other = mersenne.next_below(state, order.size)
         if other != document_index:
             break
     first = document_offsets[order[other]]
     last = document_offsets[order[other] + 1]
-    segment = first + next_below(state, last - first)
+    segment = first + mersenne.next_below(state, last - first)
     pair[2] = segment_offsets[segment]
     while segment < last:
         segment += 1
@@ -185,10 +197,10 @@ def _next_pair(  # type: ignore[no-untyped-def]
     chunk = end - start
     middle = start + 1
     if chunk >= 2:
-        middle = start + 1 + next_below(state, chunk - 1)
+        middle = start + 1 + mersenne.next_below(state, chunk - 1)
     pair[0] = segment_offsets[start]
     pair[1] = segment_offsets[middle]
-    if chunk == 1 or next_float(state) < 0.5:
+    if chunk == 1 or mersenne.next_float(state) < 0.5:
         pair[4] = 1
         target_b = target - (pair[1] - pair[0])
         _random_run(state, segment_offsets, document_offsets, order, document_index, target_b, pair)
@@ -209,7 +221,7 @@ def sample(  # type: ignore[no-untyped-def]
     room: an empty array of the type of the masks.
     """
     order = np.arange(document_offsets.size - 1)
-    shuffle(state, order)
+    mersenne.shuffle(state, order)
     max_num_tokens = max_seq_length - 3
     pairs = np.empty((max(16, dupe_factor * tokens.size // max_num_tokens), 5), dtype=np.int64)
     masked_offsets = np.zeros(pairs.shape[0] + 1, dtype=np.int64)
@@ -223,8 +235,8 @@ def sample(  # type: ignore[no-untyped-def]
     for _ in range(dupe_factor):
         for document_index in range(order.size):
             target = max_num_tokens
-            if next_float(state) < short_seq_prob:
-                target = 2 + next_below(state, max_num_tokens - 1)
+            if mersenne.next_float(state) < short_seq_prob:
+                target = 2 + mersenne.next_below(state, max_num_tokens - 1)
             start = document_offsets[order[document_index]]
             last = document_offsets[order[document_index] + 1]
             while start < last:

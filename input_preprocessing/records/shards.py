@@ -1,21 +1,254 @@
-"""The stages that make training files of instances, shuffled, packed or binned, and the evaluation set."""
+"""The stages that make training files of instances, shuffled, packed or binned, and the evaluation set.
+
+Sequences go from many record files to groups of shards. The shuffle and the packing both work group by group, so that a
+worker holds about a million sequences and no more. Each sequence goes to a random group. The sequences of each source
+file must already be in random order, as `instances` leaves them: then a group takes one contiguous run of each file,
+and a random order within the group makes the whole a uniformly random permutation. All random numbers are CPython's
+Mersenne Twister, the same for any version and jobs.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import hashlib
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
+from bert.data.compiled import compiled
 from bert.data.digests import add_multiset_digests
 from bert.data.format import open_records, write_records
 from bert.data.packing import pack
-from bert.data.records import DataError, Records
-from bert.data.shards import INDEX
-from input_preprocessing.records.deal import Integers, check_target, make_shards, plan_deal, random_order
+from bert.data.records import DataError, Metadata, Records, concatenate
+from bert.data.shards import INDEX, write_index
+from input_preprocessing.instances.mersenne import initial_state, next_below, shuffle
 from input_preprocessing.stage.cli import add_jobs, check_not_source, positive
+from input_preprocessing.stage.parallel import run_tasks
+
+SEQUENCES_PER_GROUP = 1_000_000  # at most; 0.7 GB at the mean length of Wikipedia
+SEQUENCES_PER_SHARD = 500  # fewer make no shard of their own, unless the user says how many shards
+SEQUENCES_OF_SMALLEST_SHARD = 16
+MOST_SHARDS = 4320
+_SOURCE = " files of instances"  # what shards are made of, after their number
+
+Integers = npt.NDArray[np.int64]
+Arrange = Callable[[Records, int], tuple[Integers, "Integers | None"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardPlan:
+    """Assignment of source sequences to groups, and of groups to shards."""
+
+    sources: tuple[Path, ...]
+    target: Path  # folder of the shards
+    num_shards: int
+    metadata: Metadata  # of the shards, digests apart
+    shard_offsets: tuple[int, ...]  # (groups + 1,): group g makes shards [o[g], o[g + 1])
+    run_offsets: Integers  # (files, groups + 1): group g takes sequences [o[f, g], o[f, g + 1]) of file f
+    lengths: tuple[int, int] | None = None  # sequences of more than [0] and at most [1] tokens only, counted among them
+
+    def shard_path(self, shard: int) -> Path:
+        return self.target / f"part_{shard:05d}_of_{self.num_shards:05d}.hdf5"
+
+
+def plan_shards(
+    sources: list[Path], target: Path, *, stage: str, shards: int | None, seed: int,
+    group_size: int = SEQUENCES_PER_GROUP, lengths: tuple[int, int] | None = None,
+) -> tuple[ShardPlan, str]:  # fmt: skip
+    """The shards to make of `sources`, and the multiset digest of all their sequences.
+
+    Args:
+        sources: record files, of the same vocabulary and options.
+        target: folder to write to.
+        stage: what is done and with which options; part of what is recorded as the shards' source.
+        shards: number of shards; None: as many as the sequences are worth, at most 4,320.
+        seed: of the assignment and all that follows.
+        group_size: most sequences of a group, about.
+        lengths: take the sequences of more than [0] and at most [1] tokens only; None: all.
+
+    Raises:
+        DataError: no sources, no sequences, or files that do not belong together.
+    """
+    opened = [open_records(path) for path in sources]
+    sizes = []
+    for records, _ in opened:
+        sizes.append(len(_chosen(records, lengths)) if lengths else records.num_sequences)
+        if lengths:
+            records.release()
+    if not sum(sizes):
+        what = f"sequences of {lengths[0] + 1} to {lengths[1]} tokens" if lengths else "sequences to work on"
+        raise DataError(f"no {what} in {sources[0].parent if sources else 'the source folder'}")
+    first = opened[0][1]
+    for path, (_, metadata) in zip(sources, opened, strict=True):
+        for name in ("vocab_md5", "max_seq_length"):
+            if getattr(metadata, name) != getattr(first, name):
+                raise DataError(f"{path} and {sources[0]} differ in {name}; prepare both with the same options")
+    shards = num_shards(sum(sizes), shards)
+    groups = min(shards, -(-sum(sizes) // group_size))
+    shard_offsets = tuple(shards * g // groups for g in range(groups + 1))
+    contents = hashlib.md5("".join(metadata.content_digest for _, metadata in opened).encode()).hexdigest()
+    recipe = hashlib.md5(f"{stage} shards={shards} seed={seed} group_size={group_size}".encode()).hexdigest()
+    origin = ((f"{len(sources)}{_SOURCE}", contents), (stage, recipe))
+    # Every sequence draws a shard; the shard's group takes it.
+    state, group_of_shard = initial_state(seed), np.repeat(np.arange(groups), np.diff(shard_offsets))
+    counts = np.zeros((len(sizes), groups + 1), dtype=np.int64)
+    for row, size in zip(counts, sizes, strict=True):
+        _draw_groups(state, size, group_of_shard, row[1:])
+    return ShardPlan(
+        sources=tuple(sources), target=target, num_shards=shards, shard_offsets=shard_offsets, lengths=lengths,
+        metadata=dataclasses.replace(first, source=origin, content_digest="", multiset_digest=""),
+        run_offsets=np.cumsum(counts, axis=1),
+    ), add_multiset_digests([metadata.multiset_digest for _, metadata in opened])  # fmt: skip
+
+
+def _chosen(records: Records, lengths: tuple[int, int]) -> Integers:
+    """Indices of the sequences of more than lengths[0] and at most lengths[1] tokens."""
+    sizes = records.sequence_lengths
+    return np.flatnonzero((sizes > lengths[0]) & (sizes <= lengths[1]))
+
+
+def num_shards(num_sequences: int, wanted: int | None) -> int:
+    """The number of shards wanted, or as many as the sequences are worth.
+
+    Raises:
+        DataError: more are wanted than there could be rows for.
+    """
+    if wanted is None:
+        return min(MOST_SHARDS, max(1, num_sequences // SEQUENCES_PER_SHARD))
+    if wanted > 1 and wanted * SEQUENCES_OF_SMALLEST_SHARD > num_sequences:
+        most = max(1, num_sequences // SEQUENCES_OF_SMALLEST_SHARD)
+        raise DataError(f"{num_sequences:,} sequences are too few for {wanted} shards; use --shards {most} or fewer")
+    return wanted
+
+
+@compiled
+def _draw_groups(state, size, group_of_shard, counts):  # type: ignore[no-untyped-def]
+    for _ in range(size):
+        counts[group_of_shard[next_below(state, group_of_shard.size)]] += 1
+
+
+def random_order(count: int, seed: int, group: int, use: int) -> Integers:
+    """A random permutation of range(count), for one use of the numbers in one group."""
+    order = np.arange(count)
+    shuffle(initial_state((seed << 64) + (group << 8) + use), order)
+    return order
+
+
+@functools.lru_cache(maxsize=1)
+def _open_all(sources: tuple[Path, ...], contents: str) -> list[Records]:
+    """The source files, opened once a process; `contents` tells them from earlier ones of the same names."""
+    return [open_records(path)[0] for path in sources]
+
+
+def _views(records: Records, start: int, end: int) -> Records:
+    """Sequences [start, end)."""
+    tokens = slice(int(records.sequence_offsets[start]), int(records.sequence_offsets[end]))
+    masked = slice(int(records.masked_lm_offsets[start]), int(records.masked_lm_offsets[end]))
+    return Records(
+        input_ids=records.input_ids[tokens],
+        sequence_offsets=records.sequence_offsets[start : end + 1] - tokens.start,
+        segment_b_start=records.segment_b_start[start:end],
+        masked_lm_positions=records.masked_lm_positions[masked], masked_lm_ids=records.masked_lm_ids[masked],
+        masked_lm_offsets=records.masked_lm_offsets[start : end + 1] - masked.start,
+        next_sentence_labels=records.next_sentence_labels[start:end],
+    )  # fmt: skip
+
+
+def _make_group(task: tuple[ShardPlan, int, Arrange]) -> list[str]:
+    """Writes the shards of a group that are not there yet; multiset digests of all its shards."""
+    plan, group, arrange = task
+    shards = range(plan.shard_offsets[group], plan.shard_offsets[group + 1])
+    found: list[str | None] = [None] * len(shards)
+    for i, shard in enumerate(shards):  # made before from the same sources with the same options
+        with suppress(DataError):
+            metadata = open_records(plan.shard_path(shard))[1]
+            found[i] = metadata.multiset_digest if metadata.source == plan.metadata.source else None
+    if all(found):
+        return [digest for digest in found if digest]
+    sources = _open_all(plan.sources, plan.metadata.source[0][1])
+    runs = zip(sources, plan.run_offsets[:, group], plan.run_offsets[:, group + 1], strict=True)
+    if plan.lengths is None:
+        parts = [_views(records, int(start), int(end)) for records, start, end in runs]
+    else:
+        parts = [records.select(_chosen(records, plan.lengths)[start:end]) for records, start, end in runs]
+    records = concatenate(parts, lambda number: sources[number].release())  # else a worker would come to hold all
+    order, row_offsets = arrange(records, group)
+    num_rows = len(order) if row_offsets is None else len(row_offsets) - 1
+    for i, shard in enumerate(shards):
+        if found[i] is None:
+            rows = slice(num_rows * i // len(shards), num_rows * (i + 1) // len(shards) + 1)
+            offsets = np.arange(num_rows + 1)[rows] if row_offsets is None else row_offsets[rows]
+            chosen = records.select(order[offsets[0] : offsets[-1]])
+            if row_offsets is not None:
+                chosen = chosen.with_rows(offsets - offsets[0])
+            found[i] = write_records(plan.shard_path(shard), chosen, plan.metadata).multiset_digest
+    return [digest for digest in found if digest]
+
+
+def check_target(target: Path, sources: Sequence[Path] = ()) -> None:
+    """Checks that shards may be written to the folder, and the shards there be replaced.
+
+    Raises:
+        DataError: it is the sources' own, or holds shards that were not made here, such as NVIDIA's.
+    """
+    if target.resolve() in {path.resolve().parent for path in sources}:
+        raise DataError(f"{target} holds the source; give another folder for the shards")
+    for path in sorted(target.glob("part_*.hdf5")):
+        try:
+            source = open_records(path)[1].source
+        except DataError:  # damaged: made again, or removed
+            continue
+        if len(source) != 2 or not source[0][0].endswith(_SOURCE):
+            raise DataError(f"{path} was not made by this preparation; move it away, or give another folder")
+
+
+def make_shards(
+    plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int, multiset: str | None, part: tuple[int, int] = (0, 1)
+) -> str:
+    """Writes all shards and returns the multiset digest of their sequences.
+
+    Shards of an earlier, interrupted run are kept; others made by this preparation are removed from the target folder.
+    Leaves an index beside them.
+
+    Args:
+        plan: what goes where.
+        arrange: arrange(records, group) gives the order of a group's sequences, and its rows when packed.
+        label: of the progress line.
+        jobs: worker processes.
+        multiset: digest that the sequences of all shards must have; None: not checked here.
+        part: (i, n) makes every n-th group from the i-th on only, without the last check and the tidying.
+
+    Raises:
+        DataError: a shard cannot be written, the target holds others' files or the source, or the shards are not
+            exactly the source's sequences.
+    """
+    check_target(plan.target, plan.sources)
+    plan.target.mkdir(parents=True, exist_ok=True)
+    (plan.target / INDEX).unlink(missing_ok=True)
+    groups = range(part[0], len(plan.shard_offsets) - 1, part[1])
+    tasks = [(plan, group, arrange) for group in groups]
+    weights = [float(plan.shard_offsets[group + 1] - plan.shard_offsets[group]) for group in groups]
+    digests = run_tasks(label, _make_group, tasks, jobs=jobs, weights=weights)
+    made = add_multiset_digests([digest for group in digests for digest in group])
+    if part[1] > 1:
+        return made
+    if multiset is not None and made != multiset:
+        raise DataError(f"{plan.target} does not hold exactly the sequences of its source; remove it and run again")
+    wanted = {plan.shard_path(shard) for shard in range(plan.num_shards)}
+    for path in plan.target.iterdir():
+        if path not in wanted and path.name.lstrip(".").startswith("part_"):
+            path.unlink()
+    write_index(plan.target, sorted(wanted))
+    return made
+
 
 NUM_EVAL_SAMPLES = 10_000
 
@@ -32,38 +265,28 @@ def source_files(folder: Path) -> list[Path]:
     return files
 
 
-class _Permute:
+def _shuffled(seed: int, records: Records, group: int) -> tuple[Integers, None]:
     """A random order of a group's sequences."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def __call__(self, records: Records, group: int) -> tuple[Integers, None]:
-        return random_order(records.num_sequences, self.seed, group, use=0), None
+    return random_order(records.num_sequences, seed, group, use=0), None
 
 
-class _Pack:
+def _packed(seed: int, max_tokens: int, max_sequences: int, records: Records, group: int) -> tuple[Integers, Integers]:
     """Rows of a group's sequences in random order, each made of random sequences of the lengths it wants."""
-
-    def __init__(self, seed: int, max_tokens: int, max_sequences: int) -> None:
-        self.seed, self.max_tokens, self.max_sequences = seed, max_tokens, max_sequences
-
-    def __call__(self, records: Records, group: int) -> tuple[Integers, Integers]:
-        mixed = random_order(records.num_sequences, self.seed, group, use=0)
-        order, row_offsets = pack(records.sequence_lengths[mixed], self.max_tokens, self.max_sequences)
-        rows = random_order(len(row_offsets) - 1, self.seed, group, use=1)
-        sizes = np.diff(row_offsets)[rows]
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        where = np.repeat(row_offsets[rows] - offsets[:-1], sizes) + np.arange(offsets[-1])
-        return mixed[order[where]], offsets
+    mixed = random_order(records.num_sequences, seed, group, use=0)
+    order, row_offsets = pack(records.sequence_lengths[mixed], max_tokens, max_sequences)
+    rows = random_order(len(row_offsets) - 1, seed, group, use=1)
+    sizes = np.diff(row_offsets)[rows]
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    where = np.repeat(row_offsets[rows] - offsets[:-1], sizes) + np.arange(offsets[-1])
+    return mixed[order[where]], offsets
 
 
 def shuffle_records(
     source: Path, target: Path, *, shards: int | None, seed: int, jobs: int, part: tuple[int, int] = (0, 1)
 ) -> str:
     """Writes the sequences of the files in `source`, shuffled, as shards to `target`; returns their multiset digest."""
-    deal, multiset = plan_deal(source_files(source), target, stage="shuffle", shards=shards, seed=seed)
-    return make_shards(deal, _Permute(seed), label="shuffle", jobs=jobs, multiset=multiset, part=part)
+    plan, multiset = plan_shards(source_files(source), target, stage="shuffle", shards=shards, seed=seed)
+    return make_shards(plan, partial(_shuffled, seed), label="shuffle", jobs=jobs, multiset=multiset, part=part)
 
 
 def pack_records(
@@ -72,9 +295,9 @@ def pack_records(
 ) -> str:  # fmt: skip
     """Writes the sequences of the files in `source`, packed, as shards to `target`; returns their multiset digest."""
     stage = f"pack {max_sequences_per_row}"
-    deal, multiset = plan_deal(source_files(source), target, stage=stage, shards=shards, seed=seed)
-    arrange = _Pack(seed, deal.metadata.max_seq_length, max_sequences_per_row)
-    return make_shards(deal, arrange, label="pack", jobs=jobs, multiset=multiset, part=part)
+    plan, multiset = plan_shards(source_files(source), target, stage=stage, shards=shards, seed=seed)
+    arrange = partial(_packed, seed, plan.metadata.max_seq_length, max_sequences_per_row)
+    return make_shards(plan, arrange, label="pack", jobs=jobs, multiset=multiset, part=part)
 
 
 def edges_for(max_seq_length: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -114,9 +337,9 @@ def bin_records(
     digests, multiset = [], ""
     for low, high in zip((0, *edges), edges, strict=False):
         stage, folder = f"bin {low} {high}", target / str(high)
-        deal, multiset = plan_deal(files, folder, stage=stage, shards=shards, seed=seed, lengths=(low, high))
-        label = f"bin {low + 1}-{high}"
-        digests.append(make_shards(deal, _Permute(seed), label=label, jobs=jobs, multiset=None, part=part))
+        plan, multiset = plan_shards(files, folder, stage=stage, shards=shards, seed=seed, lengths=(low, high))
+        arrange, label = partial(_shuffled, seed), f"bin {low + 1}-{high}"
+        digests.append(make_shards(plan, arrange, label=label, jobs=jobs, multiset=None, part=part))
     made = add_multiset_digests(digests)
     if part[1] > 1:
         return made
@@ -165,25 +388,26 @@ def add_edges(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--edges", type=parse_edges, help=told)
 
 
-def _shard_options(parser: argparse.ArgumentParser) -> tuple[Path, dict[str, object]]:
-    """Target, and the arguments that all the stages that make shards share."""
+def _run(parser: argparse.ArgumentParser, make: Callable[..., str]) -> Path:
+    """Calls `make` with the options that the stages share and those of `parser`; the folder of the shards."""
     parser.add_argument("--source", type=Path, required=True, help="folder of record files, as `instances` makes them")
     parser.add_argument("--target", type=Path, required=True, help="folder for part_XXXXX_of_XXXXX.hdf5")
-    parser.add_argument(
-        "--shards", type=positive, help="number of shards (default: one per 500 sequences, at most 4320)"
-    )
-    parser.add_argument("--random-seed", type=int, default=12345, help="(default %(default)s)")
+    told = "number of shards (default: one per 500 sequences, at most 4320)"
+    parser.add_argument("--shards", type=positive, help=told)
+    parser.add_argument("--random-seed", type=int, default=12345, dest="seed", help="(default %(default)s)")
     add_jobs(parser)
     options = vars(parser.parse_args())
-    options["seed"] = options.pop("random_seed")
-    return options["target"], options
+    make(**options)
+    return options["target"]
+
+
+def _count(target: Path) -> None:
+    print(f"{target}: {len(source_files(target))} shards", file=sys.stderr)
 
 
 def shuffle_main(parser: argparse.ArgumentParser) -> None:
     """Shuffles the sequences of a folder of record files into shards, over all of them, seeded, in bounded memory."""
-    target, options = _shard_options(parser)
-    shuffle_records(**options)  # type: ignore[arg-type]
-    print(f"{target}: {len(source_files(target))} shards", file=sys.stderr)
+    _count(_run(parser, shuffle_records))
 
 
 def pack_main(parser: argparse.ArgumentParser) -> None:
@@ -192,9 +416,7 @@ def pack_main(parser: argparse.ArgumentParser) -> None:
     Each row holds at most --max-sequences-per-row sequences and as many tokens as the longest sequence allowed.
     """
     parser.add_argument("--max-sequences-per-row", type=positive, default=3, help="(default %(default)s)")
-    target, options = _shard_options(parser)
-    pack_records(**options)  # type: ignore[arg-type]
-    print(f"{target}: {len(source_files(target))} shards", file=sys.stderr)
+    _count(_run(parser, pack_records))
 
 
 def bins_main(parser: argparse.ArgumentParser) -> None:
@@ -206,8 +428,7 @@ def bins_main(parser: argparse.ArgumentParser) -> None:
     rank.
     """
     add_edges(parser)
-    target, options = _shard_options(parser)
-    bin_records(**options)  # type: ignore[arg-type]
+    target = _run(parser, bin_records)
     bins = sorted((int(folder.name), folder) for folder in target.iterdir() if folder.name.isdigit())
     counts = ", ".join(f"{edge}: {len(source_files(folder))}" for edge, folder in bins)
     print(f"{target}: shards of each bin {counts}", file=sys.stderr)

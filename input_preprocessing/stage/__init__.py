@@ -1,1 +1,1 @@
-"""What every stage shares: command line, worker processes, output folders, manifest."""
+"""Shared by all stages: command line, worker processes, output folders, manifest."""

@@ -1,4 +1,4 @@
-"""What the stages' command lines share: one-line errors, option types, number formatting."""
+"""Shared by the stages' command lines: one-line errors, option types, number formatting."""
 
 from __future__ import annotations
 

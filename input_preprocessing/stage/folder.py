@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.manifest import md5_of
+from input_preprocessing.stage.manifest import md5_of, write_text
 from input_preprocessing.stage.parallel import run_tasks
 
 NAME = "stage.json"
@@ -36,15 +35,13 @@ class StageFolder:
         present = [path for pattern in patterns for path in folder.glob(pattern)]
         if made.get("stage") != stage and present:
             raise DataError(f"{present[0]} was not made by {stage}; move it away, or give another --target")
-        self.finished, stale = False, present
-        if made.get("recipe") == self.recipe:
-            changed = _changed(folder, made)
-            self.finished = changed == []
-            stale = [folder / name for name in changed or []]
-        else:
+        changed = _changed(folder, made) if made.get("recipe") == self.recipe else None
+        self.finished = changed == []
+        if made.get("recipe") != self.recipe:
             self._write(None, None)  # what is half removed belongs to no recipe
-        for path in stale:
-            path.unlink(missing_ok=True)
+            changed = [path.name for path in present]
+        for name in changed or []:
+            (folder / name).unlink(missing_ok=True)
         if not self.finished:
             self._write(self.recipe, None)
 
@@ -58,9 +55,8 @@ class StageFolder:
         self.finished = True
 
     def _write(self, recipe: dict[str, Any] | None, files: dict[str, int] | None) -> None:
-        with atomic_file(self.folder / NAME) as partial:
-            text = json.dumps({"stage": self.stage, "recipe": recipe, "files": files}, indent=1)
-            partial.write_text(text + "\n", encoding="utf-8")
+        text = json.dumps({"stage": self.stage, "recipe": recipe, "files": files}, indent=1)
+        write_text(self.folder / NAME, text + "\n")
 
 
 def finished_recipe(folder: Path) -> dict[str, Any] | None:
@@ -70,7 +66,7 @@ def finished_recipe(folder: Path) -> dict[str, Any] | None:
 
 
 def contents_of(paths: Sequence[Path], label: str, jobs: int, base: Path | None = None) -> dict[str, str]:
-    """What source files hold, for a recipe: md5 by name, or by path from `base`, with a line of progress.
+    """md5 of source files for a recipe, by name or by path relative to `base`; shows progress.
 
     Raises:
         DataError: one cannot be read.

@@ -8,6 +8,7 @@ import json
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -40,6 +41,10 @@ class Manifest:
     def evaluation(self) -> list[str]:
         return [name for name in self.files if name.startswith("eval/")]
 
+    def option(self, name: str) -> Any:
+        """An option of the recipe; one of before there was a choice of case was lower-cased."""
+        return {"do_lower_case": True, **self.recipe}.get(name)
+
 
 def digest_of(path: Path) -> str:
     """Content digest that a record file carries, md5 of any other."""
@@ -48,17 +53,18 @@ def digest_of(path: Path) -> str:
     return md5_of(path)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, whole or not at all."""
+    with atomic_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 def md5_of(path: Path) -> str:
-    """md5 of a file's contents. Raises DataError where it cannot be read."""
     return hash_of(path, "md5")
 
 
 def hash_of(path: Path, kind: str) -> str:
-    """Digest of a file's contents by one of hashlib's algorithms.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """Digest of a file's contents by one of hashlib's algorithms. Raises DataError where it cannot be read."""
     digest = hashlib.new(kind)
     try:
         with open(path, "rb") as file:
@@ -79,8 +85,7 @@ def versions() -> dict[str, str]:
 
 def write(path: Path, manifest: Manifest) -> None:
     """Writes the file, whole or not at all."""
-    with atomic_file(path) as partial:
-        partial.write_text(json.dumps(dataclasses.asdict(manifest), indent=1) + "\n")
+    write_text(path, json.dumps(dataclasses.asdict(manifest), indent=1) + "\n")
 
 
 def read(path: Path) -> Manifest:
@@ -93,8 +98,8 @@ def read(path: Path) -> Manifest:
         manifest = Manifest(**json.loads(path.read_text()))
         if not isinstance(manifest.files, dict) or not isinstance(manifest.recipe, dict):
             raise TypeError("files and recipe are not tables")
+        return manifest
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, TypeError) as error:
         raise DataError(f"{path} is damaged or of another version ({error}); prepare the data again") from error
-    return manifest

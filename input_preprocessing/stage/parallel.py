@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -30,7 +29,6 @@ class Progress:
     def __init__(self, label: str, total: float, stream: TextIO | None = None) -> None:
         self.label, self.total, self.stream = label, total, stream or sys.stderr
         self.done = 0.0
-        self.seen = 0.0  # done, by what can be seen of tasks that have not ended
         self.started = time.monotonic()
         self.live = self.stream.isatty()
         self.interval = 0.2 if self.live else 10.0
@@ -45,13 +43,13 @@ class Progress:
     def refresh(self) -> None:
         """Shows the line when it is due."""
         now = time.monotonic()
-        if now >= self.next_line and not interrupt.received():
+        if now >= self.next_line:
             self.next_line = now + self.interval
             self._show(now)
 
     def close(self) -> None:
         """Shows the last line, if any was shown before."""
-        if self.shown and not interrupt.received():
+        if self.shown:
             if self.live or not self.complete:
                 self._show(time.monotonic())
             if self.live:
@@ -59,7 +57,7 @@ class Progress:
             self.stream.flush()
 
     def _show(self, now: float) -> None:
-        share = max(self.done, self.seen) / self.total if self.total else 1.0
+        share = self.done / self.total if self.total else 1.0
         elapsed = now - self.started
         left = f"{human_time(elapsed / share * (1 - share))} left" if 0 < share < 1 else ""
         line = f"{self.label:<24} {share:4.0%}  {human_time(elapsed)}  {left}"
@@ -69,34 +67,16 @@ class Progress:
 
 
 def run_tasks(
-    label: str,
-    function: Callable[[Task], Result],
-    tasks: Sequence[Task],
-    *,
-    jobs: int,
+    label: str, function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs: int,
     weights: Iterable[float] | None = None,
-    done: Callable[[], float] | None = None,
-) -> list[Result]:
+) -> list[Result]:  # fmt: skip
     """Results of function(task), in the order of the tasks; `weights` tell how long each takes relative to the others.
-
-    `done` tells how much of their sum is done where that can be seen from outside, as by the files that are there: long
-    tasks move the progress line before they end.
 
     Raises:
         DataError: a worker was killed. What `function` raises is raised here, once the tasks under way have ended.
     """
     costs = list(weights) if weights is not None else [1.0] * len(tasks)
     progress = Progress(label, sum(costs))
-    ended = threading.Event()
-
-    def watch(done: Callable[[], float]) -> None:
-        while not ended.wait(progress.interval / 2):
-            progress.seen = min(done(), 0.99 * progress.total)
-            progress.refresh()
-
-    watcher = threading.Thread(target=watch, args=(done,), daemon=True)
-    if done:
-        watcher.start()
     try:
         if jobs > 1 and len(tasks) > 1:
             return _run_pool(function, tasks, costs, jobs, progress)
@@ -109,9 +89,6 @@ def run_tasks(
         reason = f"{label}: a worker was killed, perhaps for memory; run again with fewer --jobs (now {jobs})"
         raise DataError(reason) from error
     finally:
-        ended.set()
-        if done:
-            watcher.join()
         progress.close()
 
 
@@ -151,9 +128,6 @@ def _run_pool(
                     results[futures[future]] = future.result()
                     progress.advance(costs[futures[future]])
                 progress.refresh()
-        except KeyboardInterrupt:
-            interrupt.kill_workers()
-            raise
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -20,7 +20,7 @@ Stamp = tuple[int, int, int]  # bytes, time of change, number of the file
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """What tells that a file was written to or replaced during a run; between runs only its content tells that."""
+    """Detects that a file was written to or replaced during a run; between runs, contents are compared instead."""
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cramjam
 import numpy as np
@@ -27,8 +26,7 @@ _STRING = 7
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """Where a tensor lies."""
 
     dtype: int
@@ -134,15 +132,12 @@ class Bundle:
 
 
 def _parse_entry(data: bytes) -> Entry:
-    values: dict[int, Any] = {}
-    shape: list[int] = []
-    for number, value in fields(data):
-        if number == 2 and isinstance(value, bytes):
-            sizes = [dict(fields(dim)).get(1, 0) for n, dim in fields(value) if n == 2 and isinstance(dim, bytes)]
-            shape = [size for size in sizes if isinstance(size, int)]
-        values[number] = value
-    get = values.get
-    return Entry(get(1, 0), tuple(shape), get(3, 0), get(4, 0), get(5, 0), get(6, 0), 7 in values)
+    values: dict[int, Any] = dict(fields(data))
+    dimensions = [dim for n, dim in fields(values.get(2, b"")) if n == 2 and isinstance(dim, bytes)]
+    sizes = (dict(fields(dim)).get(1, 0) for dim in dimensions)
+    shape = tuple(size for size in sizes if isinstance(size, int))
+    dtype, shard, offset, size, crc = (values.get(n, 0) for n in (1, 3, 4, 5, 6))
+    return Entry(dtype, shape, shard, offset, size, crc, 7 in values)
 
 
 def _read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -1,4 +1,4 @@
-"""What TensorFlow's files are made of: masked CRC-32C checksums and the protobuf wire format."""
+"""Building blocks of TensorFlow's files: masked CRC-32C checksums and the protobuf wire format."""
 
 from __future__ import annotations
 

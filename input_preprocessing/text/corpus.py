@@ -14,22 +14,208 @@ English prose that needs no download.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import html
+import importlib
 import json
+import re
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import BertWordPieceTokenizer
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import add_lower_case, human_bytes, positive
-from input_preprocessing.stage.manifest import md5_of
+from input_preprocessing.stage.manifest import md5_of, write_text
+from input_preprocessing.stage.reading import read_text
 from input_preprocessing.text import vocabulary
-from input_preprocessing.text.sources import LAYOUTS, Document, read_pool
 from input_preprocessing.text.tokenization import normalise
+
+LAYOUTS = {"sentences": "one sentence per line", "prose": "prose, cut into sentences"}  # by name, for people
+MOST_SENTENCES = 200  # of a prose document
+FEWEST_DOCUMENTS = 4
+PYDOC = "pydoc"
+_DETECTED_ON = 2_000_000  # characters
+_PARQUET = b"PAR1"
+_EXTRACTED = re.compile(r"<doc [^>]*>\n(.*?)\n?</doc>", re.DOTALL)
+_NO_TEXT = re.compile(r"\.|README|LICENSE|.*\.(json|md5|gitattributes)$", re.IGNORECASE)
+_END = re.compile(r"""(?<=[.!?])["')\]”’]*\s+(?=["'(\[“‘]*[A-Z0-9])""")
+_RULE = re.compile(r"(?m)^[^\w\s](?:[^\w\n]*[^\w\s])?[^\S\n]*(?:\n|\Z)")  # a line under a heading or between parts
+_TERMINATED = re.compile(r"""[.!?:;]["')\]”’]*$""")
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Rev|Gen|Col|Capt|Lt|Hon|vs|e\.g|i\.e|cf|Fig|No|Vol|pp?|ch|sec|ed|al|approx)"
+    r"|\b[A-Z])\.$"
+)
+
+Document = list[str]
+
+
+class Pool(NamedTuple):
+    """Documents of all inputs."""
+
+    documents: list[Document]
+    kinds: tuple[str, ...]  # what the files were read as, for people
+    md5: str  # of the text
+
+
+def read_pool(inputs: Sequence[str], layout: str, text_key: str) -> Pool:
+    """The documents of files and folders (and of 'pydoc'), in the order given.
+
+    Args:
+        inputs: names; of a folder all files below it are read, by name.
+        layout: of plain text and of records: a key of LAYOUTS, or 'auto'.
+        text_key: field of JSON Lines and column of Parquet that holds the text.
+
+    Raises:
+        DataError: unreadable, of another encoding, without the key, or too few documents.
+    """
+    documents: list[Document] = []
+    kinds: dict[str, None] = {}
+    digests = []
+    for name in inputs:
+        files = [Path(name)]
+        if name != PYDOC and files[0].is_dir():
+            files = sorted(file for file in files[0].rglob("*") if file.is_file() and not _NO_TEXT.match(file.name))
+            if not files:
+                raise DataError(f"{name} has no files of text; check --input")
+        for path in files:
+            if name == PYDOC:
+                found, kind = pydoc_documents(), LAYOUTS["prose"]
+                md5 = hashlib.md5(repr(found).encode()).hexdigest()
+            else:
+                found, kind, md5 = _read(path, layout, text_key)
+            documents += found
+            kinds[kind] = None
+            digests.append(md5)
+    if len(documents) < FEWEST_DOCUMENTS:
+        count = f"{len(documents)} document{'s' * (len(documents) != 1)}"
+        gap = "a blank line" if LAYOUTS["sentences"] in kinds else "two blank lines"
+        told = f"{' '.join(inputs)} has {count} (read as {', '.join(kinds)}), at least {FEWEST_DOCUMENTS} are needed"
+        raise DataError(f"{told}; put {gap} between documents, or give more text")
+    md5 = digests[0] if len(digests) == 1 else hashlib.md5(" ".join(digests).encode()).hexdigest()
+    return Pool(documents, tuple(kinds), md5)
+
+
+def pydoc_documents() -> list[Document]:
+    """Documents of Python's own language reference, a topic each."""
+    from pydoc_data.topics import topics
+
+    return [document for name in sorted(topics) for document in documents_of(topics[name], "prose")]
+
+
+def detect_layout(text: str) -> str:
+    """'sentences' when most lines end a sentence and few hold several; else 'prose'."""
+    lines = [line.strip() for line in text[:2_000_000].splitlines() if line.strip()]
+    if not lines:
+        return "sentences"
+    ended = sum(bool(_TERMINATED.search(line)) for line in lines)
+    several = sum(len(split_sentences(line)) > 1 for line in lines)
+    return "sentences" if ended >= 0.6 * len(lines) and several <= 0.3 * len(lines) else "prose"
+
+
+def split_sentences(paragraph: str) -> list[str]:
+    """Sentences of a paragraph: cut after . ! ? before a capital or digit, but not after abbreviations and initials."""
+    sentences = []
+    start = 0
+    for end in _END.finditer(paragraph):
+        if not _ABBREVIATION.search(paragraph, start, end.start()):
+            sentences.append(paragraph[start : end.end()].strip())
+            start = end.end()
+    return [sentence for sentence in [*sentences, paragraph[start:].strip()] if sentence]
+
+
+def documents_of(text: str, layout: str) -> list[Document]:
+    """The documents of a text in the layout given, without empty ones."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    documents: list[Document] = [[]]
+    if layout == "sentences":
+        for line in text.split("\n"):
+            if line.strip():
+                documents[-1].append(line.strip())
+            elif documents[-1]:
+                documents.append([])
+    else:
+        for part in re.split(r"\f|\n[^\S\n]*\n[^\S\n]*\n", _RULE.sub("", text)):
+            documents.append([])
+            for paragraph in re.split(r"\n[^\S\n]*\n", part):
+                documents[-1] += split_sentences(" ".join(paragraph.split()))
+                if len(documents[-1]) >= MOST_SENTENCES:
+                    documents.append([])
+    return [document for document in documents if document]
+
+
+def _read(path: Path, layout: str, text_key: str) -> tuple[list[Document], str, str]:
+    """Documents of a file, what it was read as, and its md5."""
+    start = b""
+    with suppress(OSError):  # reading it says why
+        if path.is_file():  # what is read of a pipe is gone
+            with open(path, "rb") as file:
+                start = file.read(len(_PARQUET))
+    if start == _PARQUET:
+        return _of_records(_parquet(path, text_key), layout), "Parquet", md5_of(path)
+    data, md5 = read_text(path, "--input")
+    text = data.decode("utf-8", "ignore")
+    if text.startswith("<doc "):
+        bodies = (html.unescape(match[1]).partition("\n")[2] for match in _EXTRACTED.finditer(text))  # less the title
+        return _of_records(bodies, "prose"), "WikiExtractor's documents", md5
+    if text.startswith("{"):
+        return _of_records(_json_lines(path, text, text_key), layout), "JSON Lines", md5
+    found = detect_layout(text) if layout == "auto" else layout
+    return documents_of(text, found), LAYOUTS[found], md5
+
+
+def _of_records(texts: Iterable[str], layout: str) -> list[Document]:
+    """A document of each text that has a sentence."""
+    held = list(texts)
+    if layout == "auto":
+        start, length = [], 0
+        for text in held:
+            start.append(text)
+            length += len(text)
+            if length > _DETECTED_ON:
+                break
+        layout = detect_layout("\n".join(start))
+    documents = ([line for part in documents_of(text, layout) for line in part] for text in held)
+    return [document for document in documents if document]
+
+
+def _json_lines(path: Path, text: str, key: str) -> Iterator[str]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}: line {number} is not JSON ({error}); give JSON Lines, a record a line") from error
+        if not isinstance(record, dict) or not isinstance(record.get(key), str):
+            fields = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+            raise DataError(f"{path}: line {number} has no text {key!r} (it has {fields}); give --text-key")
+        yield record[key]
+
+
+def _parquet(path: Path, key: str) -> Iterator[str]:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise DataError(f"reading {path} needs pyarrow; run: python -m pip install pyarrow") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            if key not in columns:
+                raise DataError(f"{path} has no column {key!r} (it has {', '.join(columns)}); give --text-key")
+            for batch in file.iter_batches(columns=[key]):
+                yield from (value for value in batch.column(0).to_pylist() if isinstance(value, str))
+    except (OSError, ValueError) as error:  # pyarrow's errors are both
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); copy it again") from error
+
 
 SHARD_BYTES = 250_000
 MOST_SHARDS = 500
@@ -40,10 +226,9 @@ TEXT_OPTIONS: dict[str, object] = {
 NOTE = "corpus.json"  # in the download folder: what was made of which text, with the md5 of each file
 
 
-def write_text(path: Path, documents: list[Document]) -> None:
+def write_documents(path: Path, documents: list[Document]) -> None:
     """One sentence a line, a blank line after each document."""
-    with atomic_file(path) as partial:
-        partial.write_text("".join("\n".join(document) + "\n\n" for document in documents), encoding="utf-8")
+    write_text(path, "".join("\n".join(document) + "\n\n" for document in documents))
 
 
 def train_vocabulary(paths: list[Path], size: int, target: Path, lower_case: bool = True) -> None:
@@ -61,8 +246,7 @@ def train_vocabulary(paths: list[Path], size: int, target: Path, lower_case: boo
         lines, vocab_size=size, min_frequency=2, limit_alphabet=len(common), special_tokens=named, show_progress=False
     )
     words = tokenizer.get_vocab()
-    with atomic_file(target) as partial:
-        partial.write_text("".join(f"{word}\n" for word in sorted(words, key=words.__getitem__)), encoding="utf-8")
+    write_text(target, "".join(f"{word}\n" for word in sorted(words, key=words.__getitem__)))
 
 
 def bert_config(vocab_size: int, layers: int, hidden_size: int, max_seq_length: int) -> dict[str, object]:
@@ -89,8 +273,8 @@ def _write(options: argparse.Namespace, documents: list[Document], download: Pat
         old.unlink()
     shards = [text / f"part-{i:05d}-of-{count:05d}" for i in range(count)]
     for i, path in enumerate(shards):
-        write_text(path, train[i::count])
-    write_text(text / "eval.txt", held_out)
+        write_documents(path, train[i::count])
+    write_documents(text / "eval.txt", held_out)
     if options.vocab_file:
         with atomic_file(download / "vocab.txt") as partial:
             shutil.copyfile(options.vocab_file, partial)
@@ -98,8 +282,7 @@ def _write(options: argparse.Namespace, documents: list[Document], download: Pat
         train_vocabulary(shards, options.vocab_size, download / "vocab.txt", options.do_lower_case)
     words = vocabulary.load(download / "vocab.txt")
     config = bert_config(len(words), options.layers, options.hidden_size, options.max_seq_length)
-    with atomic_file(download / "bert_config.json") as partial:
-        partial.write_text(json.dumps(config, indent=2) + "\n")
+    write_text(download / "bert_config.json", json.dumps(config, indent=2) + "\n")
     made = f"{len(train)} documents ({human_bytes(sum(path.stat().st_size for path in shards))}) in {count} files"
     return f"{made}, {len(held_out)} for evaluation, {len(words)} tokens in the vocabulary"
 
@@ -109,11 +292,6 @@ def _files(download: Path) -> dict[str, str]:
     paths = [*(download / "results4").glob("part-*"), download / "results4" / "eval.txt"]
     paths += [download / name for name in ("vocab.txt", "bert_config.json")]
     return {str(path.relative_to(download)): md5_of(path) for path in sorted(paths) if path.is_file()}
-
-
-def _note(path: Path, recipe: dict[str, object], files: dict[str, str]) -> None:
-    with atomic_file(path) as partial:
-        partial.write_text(json.dumps({"recipe": recipe, "files": files}, indent=1) + "\n")
 
 
 def make(options: argparse.Namespace, download: Path) -> None:
@@ -144,14 +322,14 @@ def make(options: argparse.Namespace, download: Path) -> None:
         others = f"{download}/results4 has a text that was not made by this command"
         raise DataError(f"{others}; move it, or give another folder")
     download.mkdir(parents=True, exist_ok=True)
-    _note(note, recipe, {})  # no files as long as it is not finished
+    write_text(note, json.dumps({"recipe": recipe, "files": {}}, indent=1) + "\n")  # as long as it is not finished
     summary = _write(options, pool.documents, download)
-    _note(note, recipe, _files(download))
+    write_text(note, json.dumps({"recipe": recipe, "files": _files(download)}, indent=1) + "\n")
     print(f"{' '.join(options.input)}: read as {', '.join(pool.kinds)}; {summary}", file=sys.stderr)
 
 
 def add_text_options(parser: argparse._ActionsContainer) -> None:
-    """What is made of a text, and how it is read; the defaults are those of TEXT_OPTIONS."""
+    """Options for reading a text and for the corpus made of it, with the defaults of TEXT_OPTIONS."""
     parser.add_argument("--text-key", help="of JSON Lines and Parquet (default %(default)s)")
     parser.add_argument("--layout", choices=("auto", *LAYOUTS), help="of plain text (default %(default)s)")
     parser.add_argument("--vocab-size", type=positive, help="of the trained vocabulary (default %(default)s)")

@@ -58,7 +58,7 @@ class TokenizedText:
 
 
 def _was_assigned(code: int) -> bool:
-    """Whether Unicode 11.0 knew the code point."""
+    """True if the code point is assigned in Unicode 11.0."""
     return bisect_right(_BOUNDS, code) % 2 == 0
 
 
@@ -68,7 +68,7 @@ def unicode_category(code: int) -> str:
 
 
 def _needs_shield(code: int) -> bool:
-    """Whether lower() or normalize() now treat the code point, or its neighbours, in another way."""
+    """True if lower() or normalize() treat the code point or its neighbours differently in newer Unicode."""
     char = chr(code)
     if _was_assigned(code):
         return code in _NOT_IGNORED
@@ -208,14 +208,12 @@ def tokenize(data: bytes, vocabulary: Vocabulary, lower_case: bool = True) -> To
     segment_offsets = np.zeros(num_lines + 1, dtype=np.int64)
     document_offsets = np.zeros(num_lines + 1, dtype=np.int64)
     trie, unknown = vocabulary.trie, vocabulary.ids["[UNK]"]
-    counts = _tokenize(
+    num_tokens, num_segments, num_documents = _tokenize(
         text, _BYTE_CLASS, _LOWER if lower_case else _AS_IS, trie.entries, trie.ids, unknown, tokens,
         segment_offsets, document_offsets,
     )  # fmt: skip
-    num_tokens, num_segments, num_documents = counts
-    return TokenizedText(
-        tokens[:num_tokens].copy(), segment_offsets[: num_segments + 1], document_offsets[: num_documents + 1]
-    )
+    segment_offsets, document_offsets = segment_offsets[: num_segments + 1], document_offsets[: num_documents + 1]
+    return TokenizedText(tokens[:num_tokens].copy(), segment_offsets, document_offsets)
 
 
 _BYTE_CLASS = np.full(256, _LETTER, dtype=np.uint8)

@@ -1,1 +1,1 @@
-"""Whether a prepared data set is what it should be."""
+"""Verification of prepared data sets."""

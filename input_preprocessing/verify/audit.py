@@ -1,4 +1,4 @@
-"""What one record file holds, sequence by sequence: are tokens, masks and labels as the instance maker leaves them?"""
+"""Audit of one record file, sequence by sequence: are tokens, masks and labels as the instance maker leaves them?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.format import verify_records
-from bert.data.records import Metadata, Records
+from bert.data.records import Metadata
 from input_preprocessing.text.vocabulary import Vocabulary
 
 Hashes = npt.NDArray[np.uint64]
@@ -33,7 +33,7 @@ _FAULTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the sequences are held against."""
+    """Rules that every sequence must obey."""
 
     special: tuple[int, ...]  # ids of [CLS], [SEP], [MASK] and, where there is one, [PAD]
     vocab_size: int
@@ -57,7 +57,8 @@ class Audit:
     most_per_row: int
     fault: str  # of the first sequence that is not sound
     hashes: Hashes  # of each sequence with TELLING_MASKS
-    seen: int  # those whose original text is among the hashes given
+    originals: Hashes  # of their original texts, masks undone; empty if `known` hashes were given
+    seen: int  # sequences whose original text is among these
 
 
 def rules_of(words: Vocabulary, recipe: dict[str, object] | None) -> Rules:
@@ -94,25 +95,17 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
         np.array(rules.special), rules.vocab_size, num_masked, counts, hashes, originals,
     )  # fmt: skip
     telling = np.diff(records.masked_lm_offsets) >= TELLING_MASKS
-    seen = 0 if known is None else int(np.isin(originals[telling], known).sum())
+    originals = originals[telling]
+    seen = 0 if known is None else int(np.isin(originals, known).sum())
     return Audit(
         path=path, metadata=metadata, sequences=records.num_sequences, rows=records.num_rows,
         empty_rows=records.num_empty_rows, capacity=records.num_rows * metadata.max_seq_length,
         tokens=len(records.input_ids), masked=len(records.masked_lm_ids), replaced=(int(counts[0]), int(counts[1])),
         random_next=int(np.count_nonzero(records.next_sentence_labels)),
         most_per_row=1 if records.row_offsets is None else int(np.diff(records.row_offsets).max(initial=0)),
-        fault=f"sequence {where} {_FAULTS[fault]}" if fault else "", hashes=hashes[telling], seen=seen,
+        fault=f"sequence {where} {_FAULTS[fault]}" if fault else "", hashes=hashes[telling],
+        originals=originals if known is None else originals[:0], seen=seen,
     )  # fmt: skip
-
-
-def original_hashes(records: Records) -> Hashes:
-    """Hashes of the texts, masks undone, of the sequences with TELLING_MASKS; sorted."""
-    ids = np.array(records.input_ids)
-    counts = np.diff(records.masked_lm_offsets)
-    ids[np.repeat(records.sequence_offsets[:-1], counts) + records.masked_lm_positions] = records.masked_lm_ids
-    hashes = np.zeros(records.num_sequences, dtype=np.uint64)
-    _hash_rows(ids, records.sequence_offsets, hashes)
-    return np.unique(hashes[counts >= TELLING_MASKS])
 
 
 @compiled
@@ -122,15 +115,6 @@ def _mix(state, value):  # type: ignore[no-untyped-def]
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
-
-
-@compiled
-def _hash_rows(ids, offsets, hashes):  # type: ignore[no-untyped-def]
-    for i in range(hashes.size):
-        state = np.uint64(offsets[i + 1] - offsets[i])
-        for j in range(offsets[i], offsets[i + 1]):
-            state = _mix(state, ids[j])
-        hashes[i] = state
 
 
 @compiled
@@ -176,12 +160,10 @@ def _check(  # type: ignore[no-untyped-def]
         if first_fault == 0:
             length = end - start
             wanted = num_masked[length] if length < num_masked.size else -1
-            fault = _fault_of(
+            first_fault = _fault_of(
                 ids, start, end, b_starts[i], positions, labels, at, last, special, vocab_size, wanted
             )  # fmt: skip
-            if fault:
-                first_fault = fault
-                where = i
+            where = i
         state = np.uint64(end - start)
         original = state
         for j in range(start, end):

@@ -13,8 +13,8 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from bert.data.digests import add_multiset_digests
 from bert.data.format import open_records
 from bert.data.records import DataError, Records
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records.import_records import NOT_RECORDS, input_ids_digest
+from input_preprocessing.records.foreign import NOT_RECORDS, input_ids_digest
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.benchmark import NUM_PARTS, TEXT_MD5
@@ -30,26 +30,28 @@ from input_preprocessing.stage.cli import add_jobs
 from input_preprocessing.stage.manifest import Manifest
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary
-from input_preprocessing.verify.audit import TELLING_MASKS, Audit, Hashes, Rules, audit, original_hashes, rules_of
+from input_preprocessing.verify.audit import TELLING_MASKS, Audit, Hashes, Rules, audit, rules_of
 
 # Digest of input_ids of the benchmark's 10,000 evaluation samples, as NVIDIA's eval_varlength.chk has it.
 PUBLISHED_EVALUATION = "611d8bae26646145e1c33338a27ba124"
 
 _SIGMAS = 6.0  # of a share of the masks; beyond it by chance once in 500 million data sets
 _MOST_SEEN = 0.01  # of the evaluation samples in the training data; articles that are copies of another exist
-_FEW_SEEN = (
-    10  # training sequences; below, a share of few samples tells nothing: one text twice makes several sequences
-)
+_FEW_SEEN = 10  # training sequences: one text that is there twice makes several, of few samples a large share
 _USUAL_RANDOM_NEXT = (0.3, 0.8)
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One line of the table; a check that is neither true nor false is worth a note."""
 
     name: str
     holds: bool | None
     detail: str
+
+
+def _check(name: str, text: str, problem: str | None = None) -> Check:
+    """A check that holds unless there is a problem to tell."""
+    return Check(name, not problem, problem or text)
 
 
 def verify(folder: Path, *, jobs: int, vocab_file: Path | None = None) -> dict[str, list[Check]]:
@@ -58,17 +60,14 @@ def verify(folder: Path, *, jobs: int, vocab_file: Path | None = None) -> dict[s
     Raises:
         DataError: there is none, or nothing to verify it with.
     """
-    prepared = sorted(folder.glob("prepared-*.json"))
-    if prepared:
-        names = [path.stem.removeprefix("prepared-") for path in prepared]
-        return {name: _verify_prepared(folder, path, jobs) for name, path in zip(names, prepared, strict=True)}
+    if prepared := sorted(folder.glob("prepared-*.json")):
+        return {path.stem.removeprefix("prepared-"): _verify_prepared(folder, path, jobs) for path in prepared}
     files = sorted(path for path in folder.glob("[!.]*") if path.is_file() and path.suffix not in NOT_RECORDS)
     if not files:
         raise DataError(f"{folder} holds neither prepared-*.json nor record files; give the folder of a data set")
     if vocab_file is None:
         raise DataError(f"{folder} has no prepared-*.json; say with --vocab-file what its records were made with")
-    rules = rules_of(vocabulary.load(vocab_file), None)
-    audits, errors = _audit_all(files, rules, None, "read records", jobs)
+    audits, errors = _audit_all(files, rules_of(vocabulary.load(vocab_file), None), None, "read records", jobs)
     unknown = Check("complete", None, "not known: no prepared-*.json tells what should be here")
     return {folder.name: [unknown, _check_reading(audits, errors), *_content_checks(audits)]}
 
@@ -83,145 +82,134 @@ def _audit_task(task: tuple[Path, Rules, Hashes | None]) -> Audit | str:
 def _audit_all(
     files: Sequence[Path], rules: Rules, known: Hashes | None, label: str, jobs: int
 ) -> tuple[list[Audit], list[str]]:
-    """What the readable files hold, and why the others are not."""
-    tasks = [(path, rules, known) for path in files]
-    weights = [path.stat().st_size for path in files]
+    """Audits of the readable files, and the errors of the others."""
+    tasks, weights = [(path, rules, known) for path in files], [path.stat().st_size for path in files]
     results = run_tasks(label, _audit_task, tasks, jobs=jobs, weights=weights)
-    found = [result for result in results if isinstance(result, Audit)]
-    return found, [result for result in results if isinstance(result, str)]
+    return [each for each in results if isinstance(each, Audit)], [each for each in results if isinstance(each, str)]
 
 
 def _check_reading(audits: Sequence[Audit], errors: Sequence[str], made: dict[Path, str] | None = None) -> Check:
     """Is every file sound, and the one that was made?"""
-    total = len(audits) + len(errors)
-    if errors:
-        return Check("contents", False, f"{len(errors)} of {total} record files are not sound; {errors[0]}")
+    total, problem = len(audits) + len(errors), ""
     other = [audit.path for audit in audits if made and made[audit.path] != audit.metadata.content_digest]
-    if other:
-        return Check("contents", False, f"{len(other)} of {total} files are not the ones prepared: {other[0]}")
-    how = "as prepared, by their digests" if made else "in range"
+    if errors:
+        problem = f"{len(errors)} of {total} record files are not sound; {errors[0]}"
+    elif other:
+        problem = f"{len(other)} of {total} files are not the ones prepared: {other[0]}"
     empty = sum(audit.empty_rows for audit in audits)
     note = f"; {empty:,} rows hold no sequence, and are skipped in training" if empty else ""
-    return Check("contents", True, f"every sequence of {total:,} record files is {how}{note}")
+    how = "as prepared, by their digests" if made else "in range"
+    return _check("contents", f"every sequence of {total:,} record files is {how}{note}", problem)
 
 
 def _content_checks(audits: list[Audit]) -> list[Check]:
     """Labels, masks, next sentences and repeats, of any records."""
     masked, tokens, sequences = (sum(getattr(audit, n) for audit in audits) for n in ("masked", "tokens", "sequences"))
     # Does every sequence have its special tokens, masks and labels where they belong?
+    faulty = [f"{audit.path}: {audit.fault}" for audit in audits if audit.fault]
     share = masked / tokens if tokens else 0
-    labels = Check("labels", True, f"[CLS], [SEP], masks and labels of every sequence in place; {share:.2%} masked")
-    if faulty := [audit for audit in audits if audit.fault]:
-        labels = Check("labels", False, f"{faulty[0].path}: {faulty[0].fault} ({len(faulty)} such files)")
+    text = f"[CLS], [SEP], masks and labels of every sequence in place; {share:.2%} masked"
+    labels = _check("labels", text, f"{faulty[0]} ({len(faulty)} such files)" if faulty else None)
     # Did 80% of the masked tokens become [MASK], 10% stay, 10% become random ones, but for chance?
     masks = Check("masks", None, "nothing is masked")
     if masked:
         shares = [sum(audit.replaced[i] for audit in audits) / masked for i in range(2)]
-        masks = Check("masks", True, f"{shares[0]:.2%} [MASK], {shares[1]:.2%} kept, {1 - sum(shares):.2%} random")
         # A random token is the one kept, or [MASK], once in a vocabulary: within the tolerance of 1 in 1,000.
-        for share, wanted in zip(shares, (0.8, 0.1), strict=True):
-            if abs(share - wanted) > 0.001 + _SIGMAS * (wanted * (1 - wanted) / masked) ** 0.5:
-                masks = dataclasses.replace(masks, holds=False, detail=f"{masks.detail}; expected 80%, 10%, 10%")
-                break
+        spread = (0.001 + _SIGMAS * (wanted * (1 - wanted) / masked) ** 0.5 for wanted in (0.8, 0.1))
+        unusual = any(np.abs(np.subtract(shares, (0.8, 0.1))) > [*spread])
+        text = f"{shares[0]:.2%} [MASK], {shares[1]:.2%} kept, {1 - sum(shares):.2%} random"
+        masks = _check("masks", text, f"{text}; expected 80%, 10%, 10%" if unusual else None)
     # Is about every second segment B a random one?
     share = sum(audit.random_next for audit in audits) / sequences if sequences else 0
     usual = _USUAL_RANDOM_NEXT[0] <= share <= _USUAL_RANDOM_NEXT[1]
     note = "" if usual else "; unusual: are there documents of several sentences, with blank lines between them?"
-    next_sentences = Check("next sentences", True if usual else None, f"{share:.2%} random{note}")
+    next_sentences = Check("next sentences", usual or None, f"{share:.2%} random{note}")
     # Is there no long sequence twice? That happens where a text file, or a shard, is there twice. Takes 8 bytes a
     # sequence: they are counted in 16 parts, so that sorting takes little more.
     told, count = sum(len(audit.hashes) for audit in audits), 0
     for part in range(16):
-        hashes = np.concatenate(
-            [np.zeros(0, np.uint64), *(audit.hashes[audit.hashes >> np.uint64(60) == part] for audit in audits)]
-        )
+        parts = [audit.hashes[audit.hashes >> np.uint64(60) == part] for audit in audits]
+        hashes = np.concatenate([np.zeros(0, np.uint64), *parts])
         count += len(hashes) - len(np.unique(hashes))
-    what = f"sequences with {TELLING_MASKS} masked tokens or more"
-    repeats = Check("repeats", True, f"none among {told:,} {what}")
-    if count:
-        twice = f"{count:,} of {told:,} {what} are there twice: is a text file a copy?"
-        repeats = Check("repeats", False, twice)
-    return [labels, masks, next_sentences, repeats]
+    what = f"{told:,} sequences with {TELLING_MASKS} masked tokens or more"
+    problem = f"{count:,} of {what} are there twice: is a text file a copy?" if count else ""
+    return [labels, masks, next_sentences, _check("repeats", f"none among {what}", problem)]
 
 
 def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     made = manifest.read(path)
     words = vocabulary.load(folder / "phase1" / "vocab.txt")
     rules = rules_of(words, made.recipe)
-    eval_files = [folder / name for name in made.files if name.startswith("eval/") and (folder / name).is_file()]
-    eval_audits, eval_errors = _audit_all(eval_files, rules, None, "read evaluation set", 1)
-    known = original_hashes(open_records(eval_audits[0].path)[0]) if eval_audits else None
-    files = [folder / name for name in made.records if (folder / name).is_file()]
-    audits, errors = _audit_all(files, rules, known, "read training records", jobs)
-    both = [*eval_audits, *audits]
-    return [
-        *_file_checks(folder, made),
-        _check_reading(both, [*eval_errors, *errors], {folder / name: digest for name, digest in made.files.items()}),
-        *_count_checks(both, audits, made, words.md5),
-        *_content_checks(audits),
-        _check_evaluation(eval_audits, made),
-        check_held_out(audits, known),
-    ]
+    present = {path for name in made.files if (path := folder / name).is_file()}
+    evaluation = [folder / name for name in made.evaluation if folder / name in present]
+    training = [folder / name for name in made.records if folder / name in present]
+    eval_audits, eval_errors = _audit_all(evaluation, rules, None, "read evaluation set", 1)
+    known = np.unique(eval_audits[0].originals) if eval_audits else None
+    audits, errors = _audit_all(training, rules, known, "read training records", jobs)
+    both, digests = [*eval_audits, *audits], {folder / name: digest for name, digest in made.files.items()}
 
-
-def _file_checks(folder: Path, made: Manifest) -> list[Check]:
     # Are all files there, and no others that a trainer would read?
-    files = Check("files", True, f"all {len(made.files):,} that were prepared, no others")
-    wanted = {folder / name for name in made.files}
-    parents = {path.parent for path in wanted if path.suffix == ".hdf5"}
-    strays = sorted(path for parent in parents for path in parent.glob("*.hdf5") if path not in wanted)
-    if missing := [name for name in made.files if not (folder / name).is_file()]:
-        files = Check("files", False, f"{len(missing)} of {len(made.files)} are missing: {missing[0]}")
-    elif strays:
-        files = Check("files", False, f"{len(strays)} more than were prepared: {strays[0].relative_to(folder)}")
+    parents, problem = {path.parent for path in digests if path.suffix == ".hdf5"}, ""
+    if missing := [name for name in made.files if folder / name not in present]:
+        problem = f"{len(missing)} of {len(made.files)} are missing: {missing[0]}"
+    elif strays := sorted(path for parent in parents for path in parent.glob("*.hdf5") if path not in digests):
+        problem = f"{len(strays)} more than were prepared: {strays[0].relative_to(folder)}"
+    files = _check("files", f"all {len(made.files):,} that were prepared, no others", problem)
+
     # Vocabulary, model sizes and checkpoint, by their md5.
-    names = [name for name in made.files if not name.endswith(".hdf5") and (folder / name).is_file()]
-    models = Check("model files", True, f"{', '.join(names)} as prepared")
-    if changed := [name for name in names if manifest.md5_of(folder / name) != made.files[name]]:
-        models = Check("model files", False, f"{', '.join(changed)} changed since it was prepared")
+    names = [name for name in made.files if not name.endswith(".hdf5") and folder / name in present]
+    changed = [name for name in names if manifest.md5_of(folder / name) != made.files[name]]
+    problem = f"{', '.join(changed)} changed since it was prepared" if changed else ""
+    models = _check("model files", f"{', '.join(names)} as prepared", problem)
+
     # Is the text the benchmark's?
     count, right = len(made.texts) - 1, [name for name, md5 in TEXT_MD5.items() if made.texts.get(name) == md5]
     if limit := made.recipe.get("sequences"):
         text = Check("text", None, f"{count} training files, of which at most {limit} sequences were made")
     elif len(right) == len(TEXT_MD5) and count == NUM_PARTS:
-        known = f"{len(right)} of {len(right)} known md5"
-        text = Check("text", True, f"the benchmark's: {NUM_PARTS} parts, {known}")
+        text = Check("text", True, f"the benchmark's: {NUM_PARTS} parts, {len(right)} of {len(right)} known md5")
     elif right:
         wrong = next(name for name in TEXT_MD5 if name not in right)
         text = Check("text", False, f"partly the benchmark's: {wrong} is missing or has another md5")
     else:
         text = Check("text", None, f"not the benchmark's: {count} training files of another corpus")
-    return [files, models, text]
 
-
-def _count_checks(both: Sequence[Audit], audits: Sequence[Audit], made: Manifest, vocab_md5: str) -> list[Check]:
-    """Options of training and evaluation files; counts, coverage and rows of the training files."""
     # Are all files made with the manifest's options and the vocabulary beside them?
     wanted = {name: made.recipe[name] for name in ("max_seq_length", "random_seed", "dupe_factor")}
-    wanted["vocab_md5"] = vocab_md5
-    options = Check("options", True, ", ".join(f"{name} {value}" for name, value in wanted.items()))
-    for each in reversed(both):  # the first that differs is told
-        for name, value in reversed(wanted.items()):
-            if (found := getattr(each.metadata, name)) != value:
-                options = Check("options", False, f"{each.path} was made with {name} {found}, not {value}")
+    wanted["vocab_md5"] = words.md5
+    different = (
+        f"{each.path} was made with {name} {found}, not {value}"
+        for each in both
+        for name, value in wanted.items()
+        if (found := getattr(each.metadata, name)) != value
+    )
+    options = _check("options", ", ".join(f"{name} {value}" for name, value in wanted.items()), next(different, None))
+
     # Are there as many sequences, rows and tokens as were prepared?
-    counts = Check("counts", True, f"{made.sequences:,} sequences in {made.rows:,} rows, {made.tokens:,} tokens")
-    for name in ("tokens", "rows", "sequences"):
-        if (total := sum(getattr(audit, name) for audit in audits)) != getattr(made, name):
-            counts = Check("counts", False, f"{total:,} {name}, {getattr(made, name):,} were prepared")
+    totals = {name: sum(getattr(audit, name) for audit in audits) for name in ("sequences", "rows", "tokens")}
+    lacking = (
+        f"{total:,} {name}, {getattr(made, name):,} were prepared"
+        for name, total in totals.items()
+        if total != getattr(made, name)
+    )
+    told = f"{made.sequences:,} sequences in {made.rows:,} rows, {made.tokens:,} tokens"
+    counts = _check("counts", told, next(lacking, None))
+
     # Are the shards' sequences exactly the training instances, each as often as the instance maker made it?
     digest = add_multiset_digests([audit.metadata.multiset_digest for audit in audits])
-    once = Check("coverage", True, f"every training instance exactly once (multiset digest {digest[:16]}...)")
-    if digest != made.multiset_digest:
-        once = Check("coverage", False, "the shards are not a permutation of the training instances")
+    problem = "" if digest == made.multiset_digest else "the shards are not a permutation of the training instances"
+    once = _check("coverage", f"every training instance exactly once (multiset digest {digest[:16]}...)", problem)
+
     # Does no row hold more sequences than allowed? Tokens of a row are checked on reading.
     most, allowed = max((audit.most_per_row for audit in audits), default=0), made.recipe["max_sequences_per_row"]
     capacity = sum(audit.capacity for audit in audits)
-    share = sum(audit.tokens for audit in audits) / capacity if capacity else 0
-    rows = Check("rows", True, f"at most {most} sequence{'s' * (most > 1)} in a row, {share:.2%} of token slots filled")
-    if most > int(str(allowed)):
-        rows = Check("rows", False, f"a row holds {most} sequences, at most {allowed} were asked for")
-    return [options, counts, once, rows]
+    told = f"{totals['tokens'] / capacity if capacity else 0:.2%} of token slots filled"
+    problem = f"a row holds {most} sequences, at most {allowed} were asked for" if most > int(str(allowed)) else ""
+    rows = _check("rows", f"at most {most} sequence{'s' * (most > 1)} in a row, {told}", problem)
+    return [
+        files, models, text, _check_reading(both, [*eval_errors, *errors], digests), options, counts, once, rows,
+        *_content_checks(audits), _check_evaluation(eval_audits, made), check_held_out(audits, known),
+    ]  # fmt: skip
 
 
 def _check_evaluation(audits: Sequence[Audit], made: Manifest) -> Check:
@@ -235,8 +223,7 @@ def _check_evaluation(audits: Sequence[Audit], made: Manifest) -> Check:
         return Check("evaluation", False, f"{audit.sequences:,} samples, {made.eval_samples:,} were prepared")
     text = f"{audit.sequences:,} samples, {audit.masked:,} masked tokens"
     wanted = {"num_eval_samples": NUM_EVAL_SAMPLES, **dataclasses.asdict(SamplingConfig())}
-    recipe = {"do_lower_case": True, **made.recipe}  # as before there was a choice
-    same_options = all(recipe.get(name) == value for name, value in wanted.items())
+    same_options = all(made.option(name) == value for name, value in wanted.items())
     if not same_options or made.texts.get("eval.txt") != TEXT_MD5["eval.txt"]:
         return Check("evaluation", True, text)
     digest = published_digest(open_records(audit.path)[0])
@@ -247,9 +234,7 @@ def _check_evaluation(audits: Sequence[Audit], made: Manifest) -> Check:
 
 def published_digest(records: Records) -> str:
     """Digest of input_ids as the published lists have it."""
-    offsets = records.sequence_offsets
-    rows = (records.input_ids[offsets[i] : offsets[i + 1]].tolist() for i in range(records.num_sequences))
-    return input_ids_digest(rows)
+    return input_ids_digest(ids.tolist() for ids in np.split(records.input_ids, records.sequence_offsets[1:-1]))
 
 
 def check_held_out(audits: Sequence[Audit], known: Hashes | None) -> Check:
@@ -258,15 +243,13 @@ def check_held_out(audits: Sequence[Audit], known: Hashes | None) -> Check:
         return Check("held out", None, "no evaluation sample is long enough to tell")
     seen = sum(audit.seen for audit in audits)
     text = f"{seen:,} training sequences have the text of one of {len(known):,} evaluation samples"
-    if seen <= _MOST_SEEN * len(known):
-        return Check("held out", True, text)
-    return Check("held out", None if seen <= _FEW_SEEN else False, text)
+    return Check("held out", seen <= _MOST_SEEN * len(known) or (None if seen <= _FEW_SEEN else False), text)
 
 
 def failures(found: dict[str, list[Check]]) -> list[str]:
     """Checks that do not hold, as text."""
-    return [f"{name}: {check.name}: {check.detail}" for name, checks in found.items() for check in checks
-            if check.holds is False]  # fmt: skip
+    failed = ((name, check) for name, checks in found.items() for check in checks if check.holds is False)
+    return [f"{name}: {check.name}: {check.detail}" for name, check in failed]
 
 
 def verdict(folder: Path, found: dict[str, list[Check]]) -> str:
@@ -304,7 +287,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     options = parser.parse_args()
     found = verify(options.folder, jobs=options.jobs, vocab_file=options.vocab_file)
     if options.json:
-        checks = {name: [dataclasses.asdict(check) for check in checks] for name, checks in found.items()}
+        checks = {name: [check._asdict() for check in checks] for name, checks in found.items()}
         print(json.dumps({"valid": not failures(found), "checks": checks}))
     else:
         _print_table(found)

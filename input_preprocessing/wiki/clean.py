@@ -1,16 +1,25 @@
 """Turns the wikitext of articles into text: one sentence per line, a blank line after each article.
 
-Takes the folder that `extract` wrote, writes text-XXXXX.txt, a file for each of its files. What is kept of an article
-is told in `wikitext`. Articles of which nothing remains are left out. Finished files are kept when it is run again; the
-result does not depend on --jobs. Needs the libraries of requirements/wiki.txt.
+Takes the folder that `extract` wrote, writes text-XXXXX.txt, a file for each of its files. Kept: running text, with the
+labels of links and the text of formatting templates. Left out, as WikiExtractor does: tables, lists, headings,
+references, other templates, images, categories, mathematics, comments, sections such as "References", and articles of
+which nothing remains. Finished files are kept when it is run again; the result does not depend on --jobs.
+
+The mark-up is parsed by mwparserfromhell, sentences are found by nupunkt (the Punkt algorithm, as in the reference's
+preparation): both are optional dependencies, see requirements/wiki.txt.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
+import re
 import sys
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
@@ -18,10 +27,190 @@ from input_preprocessing.stage.cli import add_jobs, positive
 from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.wiki.extract import read_pages
-from input_preprocessing.wiki.wikitext import MODULES, require, sentences_of
+
+MODULES = ("mwparserfromhell", "nupunkt")
+
+_VERBATIM = str.maketrans("{}[]|<", "\ue000\ue001\ue002\ue003\ue004\ue005")  # what nowiki says is no mark-up
+_AS_WRITTEN = {new: old for old, new in _VERBATIM.items()}
+_LIST = "\x02"  # marks the line of a list item until lines are judged
+_DROPPED_NAMESPACES = {"file", "image", "category", "media", "portal", "template", "help", "module", "draft", "user"}
+_DROPPED_TAGS = {
+    "ref", "references", "gallery", "table", "math", "chem", "timeline", "score", "imagemap", "syntaxhighlight",
+    "source", "pre", "graph", "hiero", "mapframe", "maplink", "templatedata", "includeonly", "style", "script", "ce",
+}  # fmt: skip
+_DROPPED_SECTIONS = {
+    "see also", "references", "external links", "further reading", "notes", "footnotes", "sources", "bibliography",
+    "citations", "notes and references", "references and notes", "gallery", "works cited", "explanatory notes",
+}  # fmt: skip
+# Templates that stand for text: by their parameters (a number is one), the rest is as it is.
+_TEXT_TEMPLATES: dict[str, tuple[str | int, ...]] = {
+    "nowrap": (1,), "nobr": (1,), "nobreak": (1,), "small": (1,), "smaller": (1,), "big": (1,), "abbr": (1,),
+    "tooltip": (1,), "lang": (2,), "transl": (2,), "transliteration": (2,), "script": (2,), "sic": (1,),
+    "convert": (1, " ", 2), "cvt": (1, " ", 2), "val": (1,), "formatnum": (1,), "circa": ("c. ", 1), "c.": ("c. ", 1),
+    "as of": ("as of ", 1), "quote": (1,), "blockquote": (1,), "cquote": (1,), "'": ("'",), "'s": ("'s",),
+    "ndash": ("–",), "–": ("–",), "mdash": ("—",), "—": ("—",), "snd": (" – ",), "spnd": (" – ",),
+    "spaced ndash": (" – ",), "nbsp": (" ",), "space": (" ",), "!": ("|",), "=": ("=",),
+}  # fmt: skip
+_SPACES = re.compile(r"[\s\u00a0\u200b\ufeff]+")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200e\u200f\u2060\ufffd]")
+_MAGIC_WORD = re.compile(r"__[A-Z]+__")
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*")
+_QUOTES = re.compile(r"'{2,}")
+_REPAIRS = (  # what dropped templates and references leave behind
+    (re.compile(r"\(\s*(?:[;,:]\s*)+"), "("),
+    (re.compile(r"\s*[;,:]\s*(?=[;,:)])"), ""),
+    (re.compile(r"\(\s+"), "("),
+    (re.compile(r"\s+\)"), ")"),
+    (re.compile(r"\(\s*\)|\[\s*\]"), ""),
+    (re.compile(r"\s+(?=[,.;:!?](?:\s|$))"), ""),
+    (re.compile(r",\s*\."), "."),
+    (re.compile(r" {2,}"), " "),
+)
+_UNPARSED = ("{{", "}}", "{|", "|}", "[[", "]]", "<ref", "</")
+_TABLE_LINE = re.compile(r"^[|!]|^\{\|")
+_LIST_LINE = re.compile(r"^[*#:;]")
+_ENDED = re.compile(r"""[.!?…:;]["'”’)\]]*$""")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_FEWEST_WORDS = 4  # of a paragraph that does not end like a sentence
+
+
+def require(modules: Iterable[str] = MODULES) -> None:
+    """Stops where one of the libraries is missing.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            more = " (Python 3.11 or later)" if name == "nupunkt" else ""
+            raise DataError(
+                f"making text of a Wikipedia dump needs {name}{more}, which is not installed; "
+                "run: python -m pip install -r requirements/wiki.txt"
+            ) from error
+
+
+@lru_cache(maxsize=1)
+def _libraries() -> tuple[Callable[[str], Any], Any, Callable[[str], list[str]]]:
+    require()
+    parser = importlib.import_module("mwparserfromhell")
+    return parser.parse, parser.nodes, importlib.import_module("nupunkt").sent_tokenize
+
+
+def sentences_of(wikitext: str) -> list[str] | None:
+    """The sentences of an article; None for mark-up that cannot be parsed."""
+    parse, nodes, tokenize = _libraries()
+    try:
+        text = _Text(nodes).of(parse(wikitext))
+    except (RecursionError, ValueError, SystemError, AttributeError):
+        return None  # a parser's failure on hopeless mark-up must not end a run of six million articles
+    sentences = []
+    for paragraph in paragraphs_of(text):
+        found = (_SPACES.sub(" ", sentence).strip() for sentence in tokenize(paragraph))
+        sentences += [sentence for sentence in found if sentence]
+    return sentences
+
+
+def paragraphs_of(text: str) -> list[str]:
+    """Paragraphs of an article's text without mark-up: a line each, lists and what did not parse left out."""
+    kept = []
+    for raw in text.split("\n"):
+        line = _MAGIC_WORD.sub("", raw).strip()
+        if not line or _LIST in line or _LIST_LINE.match(line) or _TABLE_LINE.match(line):
+            continue
+        if any(mark in line for mark in _UNPARSED):
+            continue
+        line = _QUOTES.sub("", _CONTROLS.sub("", line))
+        line = _SPACES.sub(" ", line)
+        for pattern, replacement in _REPAIRS:
+            line = pattern.sub(replacement, line)
+        line = line.translate(_AS_WRITTEN).strip()
+        if _WORD.search(line) and (_ENDED.search(line) or len(line.split()) >= _FEWEST_WORDS):
+            kept.append(line)
+    return kept
+
+
+class _Text:
+    """Plain text of parsed mark-up."""
+
+    def __init__(self, nodes: Any) -> None:
+        self.by_type: dict[type, Callable[[Any], str]] = {
+            nodes.Text: lambda node: str(node.value),
+            nodes.HTMLEntity: self._entity,
+            nodes.Wikilink: self._link,
+            nodes.ExternalLink: self._external_link,
+            nodes.Tag: self._tag,
+            nodes.Template: self._template,
+            nodes.Comment: lambda _: "",
+            nodes.Argument: lambda node: self.of(node.default) if node.default is not None else "",
+        }
+        self.heading = nodes.Heading
+
+    def of(self, code: Any) -> str:
+        """Text of some wikicode; sections of _DROPPED_SECTIONS and headings are left out."""
+        parts: list[str] = []
+        dropped_level = 0
+        for node in code.nodes:
+            if isinstance(node, self.heading):
+                if not dropped_level or node.level <= dropped_level:
+                    title = self.of(node.title).strip().lower()
+                    dropped_level = node.level if title in _DROPPED_SECTIONS else 0
+                parts.append("\n")
+            elif not dropped_level:
+                parts.append(self.by_type[type(node)](node))
+        return "".join(parts)
+
+    def _entity(self, node: Any) -> str:
+        try:
+            return str(node.normalize())
+        except (ValueError, OverflowError, KeyError):
+            return ""
+
+    def _link(self, node: Any) -> str:
+        title = str(node.title).strip()
+        if not title.startswith(":") and ":" in title:
+            namespace = title.split(":", 1)[0].strip().lower()
+            if namespace in _DROPPED_NAMESPACES or (
+                node.text is None and re.fullmatch("[a-z]{2,3}(-[a-z]+)*", namespace)
+            ):
+                return ""
+        return self.of(node.text) if node.text is not None else title.lstrip(":")
+
+    def _external_link(self, node: Any) -> str:
+        return self.of(node.title) if node.brackets and node.title is not None else ""
+
+    def _tag(self, node: Any) -> str:
+        name = str(node.tag).strip().lower()
+        if name in _DROPPED_TAGS:
+            return ""
+        if name in ("li", "dt", "dd") and node.wiki_markup:
+            return _LIST
+        if name == "br":
+            return " "
+        if name == "nowiki":
+            return str(node.contents or "").translate(_VERBATIM)
+        inner = self.of(node.contents) if node.contents is not None else ""
+        if name in ("ul", "ol", "dl", "li"):
+            return "\n" + _LIST + inner.replace("\n", "\n" + _LIST) + "\n"
+        return f"\n{inner}\n" if name in ("p", "div", "blockquote", "poem", "center", "hr") else inner
+
+    def _template(self, node: Any) -> str:
+        name = str(node.name).strip().lower().replace("_", " ")
+        pieces = _TEXT_TEMPLATES.get(name)
+        if pieces is None:
+            return ""
+        text = ""
+        for piece in pieces:
+            if isinstance(piece, str):
+                text += piece
+            elif node.has(piece):
+                text += self.of(node.get(piece).value).strip()
+        return text
+
 
 PATTERN = "text-*.txt"
-_RULES = 2  # raise it with any change to what `wikitext` keeps
+_RULES = 2  # raise it with any change to what is kept
 
 
 def clean(source: Path, target: Path, *, jobs: int, min_sentences: int = 1) -> tuple[int, int]:

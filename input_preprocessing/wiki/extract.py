@@ -5,69 +5,71 @@ pages-XXXXX.jsonl.gz, a page a line ({"id", "title", "text"}), in the order of t
 is run again; the result does not depend on --jobs.
 """
 
+# A multistream dump is many bzip2 streams end to end (100 pages each in Wikimedia's), so that workers can each take a
+# range of its bytes. A page belongs to the range in which the stream begins that holds its first byte: every page comes
+# from exactly one range, also where streams do not end between pages.
+
 from __future__ import annotations
 
 import argparse
+import bz2
 import gzip
 import io
-import itertools
 import json
+import mmap
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.benchmark import DUMP_MD5
 from input_preprocessing.stage.cli import add_jobs, positive
 from input_preprocessing.stage.folder import StageFolder, contents_of
-from input_preprocessing.stage.parallel import Progress, run_tasks
-from input_preprocessing.wiki.dumps import Page, PageReader, is_multistream, parse_page
+from input_preprocessing.stage.parallel import run_tasks
 
 CHUNK_BYTES = 32_000_000  # of the dump a file: 555 files of English Wikipedia of 2020
-_GROWTH = 4  # bytes of XML a byte of the dump; tells how much a file of a single-stream dump gets
 PATTERN = "pages-*.jsonl.gz"
+_STREAM = re.compile(rb"BZh[1-9]1AY&SY")  # head of a stream and of its first block: ten bytes, on a byte boundary
+_READ = 1 << 18
+_OPEN, _CLOSE = b"<page>", b"</page>"
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """A file to write: the pages of a range of a dump's bytes."""
+class Page(NamedTuple):
+    """An article's wikitext."""
 
-    source: Path
-    begin: int
-    end: int
-    target: Path
+    number: int
+    title: str
+    text: str
 
 
 def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Writes the pages of the dumps to `target`; the number of files.
+    """Writes the pages of the dumps to `target`, a file for each `chunk_bytes` of a dump; the number of files.
 
     Raises:
         DataError: a dump is missing, damaged or holds no article.
     """
     dumps = sorted(sources, key=_natural)
     try:
-        sizes = [path.stat().st_size for path in dumps]
+        ranges = [(path, at, at + chunk_bytes) for path in dumps for at in range(0, path.stat().st_size, chunk_bytes)]
     except OSError as error:
         raise DataError(f"cannot read the dump {error.filename}: {error.strerror}; check --source") from error
     contents = contents_of(dumps, "check dumps", jobs)
     _check_known(contents)
-    recipe = {"dumps": contents, "chunk_bytes": chunk_bytes}
-    folder = StageFolder(target, "extract", [PATTERN], recipe)
+    folder = StageFolder(target, "extract", [PATTERN], {"dumps": contents, "chunk_bytes": chunk_bytes})
+    files = [target / f"pages-{number:05d}.jsonl.gz" for number in range(len(ranges))]
     if not folder.finished:
-        chunks: list[_Chunk] = []
-        for path, size in zip(dumps, sizes, strict=True):
-            if is_multistream(path):
-                chunks += [_Chunk(path, begin, min(begin + chunk_bytes, size), target / _name(len(chunks) + i))
-                           for i, begin in enumerate(range(0, size, chunk_bytes))]  # fmt: skip
-            else:
-                chunks += _extract_single_stream(path, size, target, len(chunks), chunk_bytes * _GROWTH)
-        costs = [float(chunk.end - chunk.begin) for chunk in chunks]
-        run_tasks("extract", _extract_chunk, chunks, jobs=jobs, weights=costs)
-        folder.finish([chunk.target.name for chunk in chunks])
-    files = sorted(target.glob(PATTERN))
+        for path in dumps:
+            with open(path, "rb") as file:
+                if not _STREAM.match(file.read(10)):
+                    usual = "enwiki-DATE-pages-articles-multistream.xml.bz2"
+                    raise DataError(f"{path} is not a bzip2 file; give a dump such as {usual}")
+        tasks = [(*each, file) for each, file in zip(ranges, files, strict=True)]
+        run_tasks("extract", _extract_range, tasks, jobs=jobs)
+        folder.finish([path.name for path in files])
     if not any(next(read_pages(path), None) for path in files):
         raise DataError(f"{dumps[0]} holds no article; give a dump of pages-articles")
     return len(files)
@@ -122,37 +124,86 @@ def write_pages(path: Path, pages: Iterable[Page | None]) -> None:
                 text.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def _extract_chunk(chunk: _Chunk) -> None:
-    if not chunk.target.is_file():
-        reader = PageReader(chunk.source, chunk.begin, chunk.end)
-        write_pages(chunk.target, (parse_page(xml, chunk.source) for xml in reader))
+def _extract_range(task: tuple[Path, int, int, Path]) -> None:
+    dump, begin, end, target = task
+    if not target.is_file():
+        write_pages(target, (parse_page(xml, dump) for xml in read_dump(dump, begin, end)))
 
 
-def _extract_single_stream(path: Path, size: int, target: Path, first: int, xml_bytes: int) -> list[_Chunk]:
-    """Writes the files of a dump of one stream, which only one process can read; files of so much XML each."""
-    progress = Progress(f"extract {path.name}"[:24], size)
-    reader = PageReader(path)
-    chunks: list[_Chunk] = []
-    held: list[bytes] = []
-    volume = 0
-    for xml in itertools.chain(reader, [None]):
-        if xml is not None:
-            held.append(xml)
-            volume += len(xml)
-        if volume >= xml_bytes or (xml is None and (held or not chunks)):
-            made = target / _name(first + len(chunks))
-            if not made.is_file():
-                write_pages(made, (parse_page(xml, path) for xml in held))
-            chunks.append(_Chunk(path, 0, 0, made))
-            held, volume = [], 0
-        progress.done = float(reader.position)
-        progress.refresh()
-    progress.close()
-    return chunks
+def read_dump(path: Path, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """The XML of the pages that belong to a range of the dump's bytes, of a dump of one stream all to its first.
+
+    Raises:
+        DataError: the dump is cut off or damaged.
+    """
+    start = begin
+    if end is not None:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            found = _STREAM.search(data, begin, min(len(data), end + 9))
+        if found is None:
+            return
+        start = found.start()
+    buffer = bytearray()
+    own: int | None = None  # bytes of the buffer that came from streams of this range; None: all so far
+    for stream, block in _blocks(path, start):
+        if own is None and end is not None and stream >= end:
+            own = len(buffer)
+        buffer += block
+        done = 0
+        while True:
+            page = buffer.find(_OPEN, done)
+            if own is not None and not 0 <= page < own:
+                return
+            close = buffer.find(_CLOSE, page) if page >= 0 else -1
+            if close < 0:
+                keep = page if page >= 0 else max(done, len(buffer) - len(_OPEN) + 1)
+                break
+            done = close + len(_CLOSE)
+            yield bytes(buffer[page:done])
+        del buffer[:keep]
+        own = None if own is None else own - keep
+    if buffer.find(_OPEN) >= 0:
+        raise DataError(f"{path} ends in the middle of a page; download it again")
 
 
-def _name(number: int) -> str:
-    return f"pages-{number:05d}.jsonl.gz"
+def _blocks(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
+    """(byte at which its stream begins, decompressed block), to the end of the file."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        decompressor = bz2.BZ2Decompressor()
+        data, stream, started = file.read(_READ), start, True
+        try:
+            while data:
+                if block := decompressor.decompress(data):
+                    yield stream, block
+                data, started = b"", True
+                if decompressor.eof:
+                    data = decompressor.unused_data
+                    stream, started = file.tell() - len(data), bool(data)
+                    decompressor = bz2.BZ2Decompressor()
+                data = data or file.read(_READ)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is damaged at about byte {stream} ({error}); download it again") from error
+        if started and not decompressor.eof:
+            raise DataError(f"{path} is cut off after {file.tell()} bytes; download it again")
+
+
+def parse_page(xml: bytes, path: Path) -> Page | None:
+    """The article; None for redirects and pages of other namespaces (talk, templates, ...).
+
+    Raises:
+        DataError: this is not a page.
+    """
+    try:
+        page = ElementTree.fromstring(xml)
+        number = int(page.findtext("id", ""))
+    except (ElementTree.ParseError, ValueError) as error:
+        shown = xml[:60].decode("utf-8", "replace").replace("\n", " ")
+        raise DataError(f"{path} holds a page that is no XML ({error}): {shown}...; download it again") from error
+    text = page.findtext("revision/text")
+    if page.findtext("ns", "0") != "0" or page.find("redirect") is not None or not text:
+        return None
+    return Page(number, page.findtext("title", ""), text)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

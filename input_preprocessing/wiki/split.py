@@ -18,8 +18,9 @@ import dataclasses
 import hashlib
 import json
 import random
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,17 +52,16 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Split:
-    """What `split` made."""
+    """Summary of a split; is_benchmarks: eval.txt is the benchmark's own."""
 
     shards: int
     training: int  # documents
     held_out: int
     eval_md5: str  # of eval.txt
-    is_benchmarks: bool  # eval.txt is the benchmark's own
+    is_benchmarks: bool
 
     @property
     def note(self) -> str:
-        """Whether the evaluation text is the benchmark's, for people."""
         if self.is_benchmarks:
             return "eval.txt is the benchmark's, byte for byte"
         return f"eval.txt (md5 {self.eval_md5}) is not the benchmark's ({TEXT_MD5['eval.txt']})"
@@ -86,20 +86,22 @@ def split(
         DataError: `source` is not finished, or has too few documents for so many shards.
     """
     texts = sorted(source.glob(SENTENCES)) if not (source / STAGE_FILE).is_file() else []
-    is_reference = bool(texts)
-    texts = texts or finished_files(source, "clean")
+    is_reference, texts = bool(texts), texts or finished_files(source, "clean")
     places = [(number, path, is_reference) for number, path in enumerate(texts)]
     documents = np.concatenate(run_tasks("split: documents", _documents, places, jobs=jobs))
-    num_eval = num_eval_documents
     if not is_reference:
         documents = documents[documents[:, 2] > documents[:, 1]]
-        num_eval = min(num_eval_documents, max(1, int(len(documents) * _MOST_FOR_EVALUATION)))
+        num_eval_documents = min(num_eval_documents, max(1, int(len(documents) * _MOST_FOR_EVALUATION)))
     sizes = documents[:, 2] - documents[:, 1] + len(_BLANK)
-    held_out = hold_out(documents[:, 0] if is_reference else files_of(sizes.tolist()), num_eval, seed)
+    held_out = hold_out(documents[:, 0] if is_reference else fill(sizes.tolist(), FILE_BYTES), num_eval_documents, seed)
     training = documents[~held_out]
     gathered = is_reference and shards is None
     if gathered:
-        part_of_text = parts_of(texts)
+        try:  # a part ends before WikiExtractor's files, which lie beside their sentences, exceed the bytes of a block
+            part_of_text = fill([path.with_suffix("").stat().st_size for path in texts], BLOCK_BYTES)
+        except OSError as error:
+            told = f"{error.filename} is missing, by whose size the parts are cut; or give --shards"
+            raise DataError(told) from error
         bounds = np.searchsorted(part_of_text[training[:, 0]], np.arange(1, part_of_text[-1] + 1))
         parts = np.split(training, bounds)
     else:
@@ -112,13 +114,12 @@ def split(
     names = [f"part-{number:05d}-of-{len(parts):05d}" for number in range(len(parts))]
     recipe = {
         "texts": contents_of(texts, "check text", jobs, base=source), "rule": SEED_STEP, "shards": len(parts),
-        "num_eval_documents": num_eval, "seed": seed, "origin": origin,
+        "num_eval_documents": num_eval_documents, "seed": seed, "origin": origin,
     }  # fmt: skip
     folder = StageFolder(target, "split", PATTERNS, recipe)
     if not folder.finished:
         tasks = [(texts, part, target / name, gathered) for part, name in zip(parts, names, strict=True)]
-        tasks.append((texts, documents[held_out], target / "eval.txt", False))
-        tasks.append((texts, documents[held_out], target / LIST, False))
+        tasks += [(texts, documents[held_out], target / name, False) for name in ("eval.txt", LIST)]
         costs = [float((part[:, 2] - part[:, 1]).sum()) for _, part, *_ in tasks]
         run_tasks("split", _write, tasks, jobs=jobs, weights=costs)
         folder.finish([*names, "eval.txt", LIST])
@@ -127,7 +128,7 @@ def split(
 
 
 def hold_out(files: Integers, wanted: int, seed: int) -> npt.NDArray[np.bool_]:
-    """Which documents are for evaluation.
+    """Boolean mask of the evaluation documents.
 
     File f of F holds out floor((f + 1) * wanted / F) - floor(f * wanted / F) of its documents, drawn one by one with a
     generator seeded seed + 13 * f: floor(random() * documents of the file), again where it was drawn before. A file
@@ -151,37 +152,16 @@ def hold_out(files: Integers, wanted: int, seed: int) -> npt.NDArray[np.bool_]:
     return held_out
 
 
-def files_of(sizes: Sequence[int]) -> Integers:
-    """The file, of at most FILE_BYTES, that each document would be in if they were written one after the other."""
-    files = np.zeros(len(sizes), dtype=np.int64)
+def fill(sizes: Iterable[int], most: int) -> Integers:
+    """The block of each item where they are put one after the other into blocks of at most so many bytes."""
+    blocks: list[int] = []
     number = filled = 0
-    for i, size in enumerate(sizes):
-        if filled and filled + size > FILE_BYTES:
+    for size in sizes:
+        if filled and filled + size > most:
             number, filled = number + 1, 0
-        files[i] = number
+        blocks.append(number)
         filled += size
-    return files
-
-
-def parts_of(texts: Sequence[Path], block_bytes: int = BLOCK_BYTES) -> Integers:
-    """The part that each sentence file goes to: a part ends before WikiExtractor's files exceed the bytes of a block.
-
-    Raises:
-        DataError: one of WikiExtractor's files, whose sizes decide, is not beside its sentences.
-    """
-    parts = np.zeros(len(texts), dtype=np.int64)
-    number = filled = 0
-    for i, path in enumerate(texts):
-        try:
-            size = path.with_suffix("").stat().st_size
-        except OSError as error:
-            raw = path.with_suffix("")
-            raise DataError(f"{raw} is missing, by whose size the parts are cut; or give --shards") from error
-        if filled and filled + size > block_bytes:
-            number, filled = number + 1, 0
-        parts[i] = number
-        filled += size
-    return parts
+    return np.array(blocks, dtype=np.int64)
 
 
 def cut(documents: Integers, count: int) -> list[Integers]:
@@ -204,13 +184,9 @@ def _documents(task: tuple[int, Path, bool]) -> Integers:
     if data and not data.endswith(b"\n" if is_reference else _BLANK):
         unit = "line" if is_reference else "document"
         raise DataError(f"{path} is cut short, it does not end with a {unit}; make it again")
-    bounds = []
-    begin, found = 0, data.find(_BLANK)
-    while found >= 0:
-        bounds.append((number, begin, found))
-        begin = found + len(_BLANK)
-        found = data.find(_BLANK, begin)
-    return np.array([*bounds, (number, begin, len(data))], dtype=np.int64)
+    ends = [*(match.start() for match in re.finditer(_BLANK, data)), len(data)]
+    begins = [0, *(end + len(_BLANK) for end in ends[:-1])]
+    return np.array([(number, *bounds) for bounds in zip(begins, ends, strict=True)], dtype=np.int64)
 
 
 def _write(task: tuple[list[Path], Integers, Path, bool]) -> None:

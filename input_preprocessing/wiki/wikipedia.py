@@ -8,10 +8,9 @@ from pathlib import Path
 
 from input_preprocessing.stage.folder import NAME as STAGE_FILE
 from input_preprocessing.stage.folder import contents_of, finished_recipe
-from input_preprocessing.wiki.clean import clean
+from input_preprocessing.wiki.clean import clean, require
 from input_preprocessing.wiki.extract import extract, find_dumps
 from input_preprocessing.wiki.split import split
-from input_preprocessing.wiki.wikitext import require
 
 WHAT_A_DUMP_LACKS = (
     "its articles were cleaned and cut into sentences by other programs, of 2020, so that a dump gives neither its "
@@ -20,7 +19,7 @@ WHAT_A_DUMP_LACKS = (
 
 
 def text_is_wanted(download: Path) -> bool:
-    """Whether DOWNLOADDIR/wiki has dumps, and there is no text yet, an unfinished one, or one made of other dumps."""
+    """True if DOWNLOADDIR/wiki has dumps whose text is missing, unfinished, or made from other dumps."""
     results = download / "results4"
     dumps = find_dumps(download / "wiki")
     if not dumps:

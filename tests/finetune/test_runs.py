@@ -13,7 +13,7 @@ import pytest
 from bert.core.env import variables
 from finetune.config import Config
 from finetune.glue import TASKS
-from finetune.squad.features import VERSIONS
+from finetune.squad import VERSIONS
 from finetune.train import run
 
 from ..forked import Command

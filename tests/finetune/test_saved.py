@@ -13,7 +13,7 @@ import pytest
 from finetune import saved
 from finetune.__main__ import main
 from finetune.demo import table
-from finetune.squad.answers import Rules
+from finetune.squad import Rules
 from finetune.train import run
 
 

@@ -67,7 +67,7 @@ def downloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with a small corpus of made-up text, ready to prepare."""
     folder = tmp_path_factory.mktemp("data")
     text = tmp_path_factory.mktemp("text") / "text"
-    corpus.write_text(text, made_up_documents(60))
+    corpus.write_documents(text, made_up_documents(60))
     options = ["--input", str(text), "--outputdir", str(folder), "--num-files", "3", "--vocab-size", "800"]
     subprocess.run([sys.executable, "-m", "input_preprocessing", "corpus", *options], check=True)
     return folder

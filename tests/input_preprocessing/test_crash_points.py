@@ -25,9 +25,9 @@ import pytest
 from bert.data.format import write_records
 from input_preprocessing.checkpoints import convert as convert_checkpoint
 from input_preprocessing.dataset import download, finetuning, prepare
-from input_preprocessing.instances import make as instances
+from input_preprocessing.instances import sampling as instances
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records import export_records, import_records, shards
+from input_preprocessing.records import foreign, shards
 from input_preprocessing.text import vocabulary
 
 from ..bert.data.samples import METADATA, make_records
@@ -125,13 +125,13 @@ def make_glue(folder: Path) -> None:
 @pytest.fixture(autouse=True)
 def small_download(monkeypatch: pytest.MonkeyPatch) -> None:
     """The public files as `make_mirror` has them."""
-    digest = hashlib.md5(b"x" * 9000).hexdigest()
+    digest = f"md5 {hashlib.md5(b'x' * 9000).hexdigest()}"
     files = (download.PublicFile("vocab.txt", digest, 9000, "", ""),
              download.PublicFile("results_text.tar.gz", "", 0, "", ""))  # fmt: skip
     for name, value in (("FILES", files), ("NUM_PARTS", 2), ("TEXT_MD5", {})):
         monkeypatch.setattr(download, name, value)
     sources = {
-        task: tuple(dataclasses.replace(file, sha256="") for file in files)
+        task: tuple(dataclasses.replace(file, digest="") for file in files)
         for task, files in finetuning.SOURCES.items()
     }
     monkeypatch.setattr(finetuning, "SOURCES", sources)
@@ -145,13 +145,13 @@ def run_instances(folder: Path) -> None:
 
 
 def run_import(folder: Path) -> None:
-    for source, target in import_records.plan_files(folder / "source", folder / "out"):
+    for source, target in foreign.plan_files(folder / "source", folder / "out"):
         target.parent.mkdir(exist_ok=True)
-        import_records.import_file((source, target, None))
+        foreign.import_file((source, target, None))
 
 
 def run_export(folder: Path, kind: str) -> None:
-    export_records.export_folder(
+    foreign.export_folder(
         folder / "source", folder / "out", kind=kind, unpack=False, max_predictions_per_seq=12, jobs=1
     )
 

@@ -13,12 +13,14 @@ expected. This is the only module of the package that reads the environment.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import operator
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,19 +55,17 @@ class Variable:
         if self.choices:
             return "one of " + ", ".join(self.choices)
         words = {int: "an integer", float: "a number", bool: "0 or 1", Path: "a path", str: "text"}[kind]
-        limits = [("at least", self.at_least), ("at most", self.at_most), ("above", self.above), ("below", self.below)]
-        return ", ".join([words, *(f"{word} {limit:g}" for word, limit in limits if limit is not None)])
+        return ", ".join([words, *(f"{name.replace('_', ' ')} {limit:g}" for name, _, limit in self._limits())])
 
     def allows(self, value: Any) -> bool:
         """Whether a value of the right type is one of the choices and within the limits."""
-        if self.choices and value not in self.choices:
-            return False
-        return (
-            (self.at_least is None or value >= self.at_least)
-            and (self.at_most is None or value <= self.at_most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
+        return (not self.choices or value in self.choices) and all(
+            is_within(value, limit) for _, is_within, limit in self._limits()
         )
+
+    def _limits(self) -> list[tuple[str, Callable[[Any, Any], bool], float]]:
+        limits = (("at_least", operator.ge), ("at_most", operator.le), ("above", operator.gt), ("below", operator.lt))
+        return [(name, test, getattr(self, name)) for name, test in limits if getattr(self, name) is not None]
 
 
 def env(name: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
@@ -128,14 +128,11 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
                 f"{variable.name} is not set: expected {variable.expectation(kind)}; source a config first"
             )
         return field.default
-    try:
+    with contextlib.suppress(KeyError, ValueError, OverflowError):
         value = _parse(text, kind)
-        allowed = variable.allows(value)
-    except (KeyError, ValueError, OverflowError):
-        allowed = False
-    if not allowed:
-        raise ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}")
-    return value
+        if variable.allows(value):
+            return value
+    raise ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}")
 
 
 def _parse(text: str, kind: type) -> Any:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,8 +44,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     resume.check_weights(config.checkpoint, world, resume.saved_checksum(saved))
     seed = world.broadcast_int(resume.pick_seed(config.seed, saved))
     hyperparameters = config.hyperparameters(seed)
-    log.submission()
-    log.hyperparameters(hyperparameters)
+    log.submission(hyperparameters)
     clock.lap("checkpoint")
     config = resolve_kernels(config, world)
     clock.lap("choice of kernels")
@@ -62,7 +60,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     clock.lap("checkpoint")
     take_step, evaluation_graph = prepare(config, model, step, world, clock)
 
-    sinks: list[MetricSink] = [LogStats(log)]
+    sinks: list[MetricSink] = [log.stats]
     if world.is_main:
         sinks += metric_sinks(config.observers, config.run, hyperparameters, done)
     world.barrier()
@@ -274,21 +272,6 @@ def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
     return [finisher(config, world)(batch)] * config.data.gradient_steps
 
 
-class LogStats:
-    """Writes each report to the MLPerf log."""
-
-    def __init__(self, log: MlperfLog) -> None:
-        self.log = log
-
-    def write(self, kind: str, values: Mapping[str, Any]) -> None:
-        """See MetricSink."""
-        if kind == "train":
-            losses = {name: value for name, value in values.items() if name.endswith("loss")}
-            self.log.stats(
-                values["samples"], {"throughput": values["sequences_per_second"], **losses, "lr": values["lr"]}
-            )
-
-
 @dataclass
 class Evaluation:
     """Evaluates, logs, and says whether the target is reached. The data set is opened at the first one."""
@@ -328,5 +311,5 @@ class Evaluation:
             names = ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy")
             figures = {name: getattr(result, name) for name in names} | {"seconds": seconds}
             for sink in self.sinks:
-                sink.write("evaluation", {"step": step, "samples": samples, **figures})
+                sink("evaluation", {"step": step, "samples": samples, **figures})
             return reached

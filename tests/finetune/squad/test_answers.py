@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from bert.data.tokens import WordPiece
-from finetune.squad import answers, features
-from finetune.squad.answers import Logits, Rules, f1, normalise, score
-from finetune.squad.features import Answer, Dataset, Limits, Question, make_features
+from finetune import squad
+from finetune.squad import Answer, Dataset, Limits, Logits, Question, Rules, f1, make_features, normalise, score
 
 from .. import made_up
 from . import oracle
@@ -61,7 +60,7 @@ def test_answers_equal_the_restatement(tokenizer, dataset, rules):
     logits = random_logits(found, seed=1, scale=1.5)
     for number, pair in enumerate(logits):
         pair.start[0] += number % 3 * 4  # some questions look unanswerable
-    predictions = answers.predict(found, logits, rules)
+    predictions = squad.predict(found, logits, rules)
     position, unanswered = 0, 0
     for question in dataset.questions:
         context = dataset.contexts[question.context]
@@ -71,7 +70,7 @@ def test_answers_equal_the_restatement(tokenizer, dataset, rules):
         (pieces,) = tokenizer([context])
 
         def text_of(a, b, context=context, pieces=pieces):
-            return features.collapse(context[pieces.begins[a] : pieces.ends[b]])
+            return squad.collapse(context[pieces.begins[a] : pieces.ends[b]])
 
         expected, n_best, odds = oracle.answers_of(
             windows, scores, text_of, n_best=rules.n_best, longest=rules.max_answer_length, version_2=rules.version_2,
@@ -96,7 +95,7 @@ def answered(tokenizer, context, **scores):
     start, end = np.zeros((2, found.lengths[0]), dtype=np.float32)
     for name, value in scores.items():
         (start if name.startswith("start") else end)[int(name.split("_")[1]) + found.offset(0)] = value
-    return answers.predict(found, [Logits(start, end)], Rules()).answers["a"]
+    return squad.predict(found, [Logits(start, end)], Rules()).answers["a"]
 
 
 def test_an_answer_is_the_text_of_the_context_as_it_was_written(tokenizer):
@@ -114,7 +113,7 @@ def test_a_context_without_tokens_has_an_empty_answer(tokenizer):
     dataset = Dataset(["\u0000"], [Question("a", "who", 0)])
     found, _ = make_features(dataset, tokenizer, Limits(), training=False)
     for version_2 in (False, True):
-        predictions = answers.predict(found, random_logits(found, 1), Rules(version_2=version_2))
+        predictions = squad.predict(found, random_logits(found, 1), Rules(version_2=version_2))
         assert predictions.answers == {"a": ""}
         assert [entry["probability"] for entry in predictions.n_best["a"]] == [1.0]
 
@@ -122,7 +121,7 @@ def test_a_context_without_tokens_has_an_empty_answer(tokenizer):
 def test_the_files_hold_what_the_official_script_reads(tokenizer, dataset, tmp_path):
     found, _ = make_features(dataset, tokenizer, LIMITS, training=False)
     for version_2 in (False, True):
-        predictions = answers.predict(found, random_logits(found, 2), Rules(version_2=version_2))
+        predictions = squad.predict(found, random_logits(found, 2), Rules(version_2=version_2))
         folder = tmp_path / str(version_2)
         predictions.write(folder)
         read = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()}

@@ -10,8 +10,8 @@ import pytest
 
 from bert.data.records import DataError
 from bert.data.tokens import WordPiece
-from finetune.squad import features
-from finetune.squad.features import Limits, has_most_context, make_features, windows
+from finetune import squad
+from finetune.squad import Limits, has_most_context, make_features, windows
 
 from .. import made_up
 from . import oracle
@@ -59,9 +59,9 @@ def dataset_of(items):
     for number, (context, text, answer) in enumerate(items):
         if isinstance(answer, str):
             answer = answer, context.index(answer)
-        answers = (features.Answer(*answer),) if answer else ()
-        questions.append(features.Question(f"q{number}", text, number, answers, impossible=not answers))
-    return features.Dataset(contexts, questions)
+        answers = (squad.Answer(*answer),) if answer else ()
+        questions.append(squad.Question(f"q{number}", text, number, answers, impossible=not answers))
+    return squad.Dataset(contexts, questions)
 
 
 def assert_equal_to_the_restatement(dataset, tokenizer, limits):
@@ -149,15 +149,15 @@ QUESTION = {"id": "a", "question": "Who?", "answers": [{"text": "cat", "answer_s
 
 
 def test_a_file_of_either_version_is_read(tmp_path):
-    dataset = features.read(file(tmp_path, [QUESTION, {**QUESTION, "id": "b"}]))
+    dataset = squad.read(file(tmp_path, [QUESTION, {**QUESTION, "id": "b"}]))
     assert dataset.contexts == ["The cat sat."]
     assert [question.id for question in dataset.questions] == ["a", "b"]
-    assert dataset.questions[1].answers == (features.Answer("cat", 4),)
+    assert dataset.questions[1].answers == (squad.Answer("cat", 4),)
     none = {"id": "b", "question": "Why?", "answers": [], "is_impossible": True}
-    second = features.read(file(tmp_path, [QUESTION, none], "v2.0"), "2.0").questions[1]
+    second = squad.read(file(tmp_path, [QUESTION, none], "v2.0"), "2.0").questions[1]
     assert (second.answers, second.impossible) == ((), True)
     bare = {"id": "c", "question": "When?"}
-    assert features.read(file(tmp_path, [bare], "mine"), needs_answers=False).questions[0].answers == ()
+    assert squad.read(file(tmp_path, [bare], "mine"), needs_answers=False).questions[0].answers == ()
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_file_of_either_version_is_read(tmp_path):
 )  # fmt: skip
 def test_a_wrong_file_is_one_line_that_names_the_place(tmp_path, questions, options, message):
     with pytest.raises(DataError, match=message) as error:
-        features.read(file(tmp_path, questions, **options))
+        squad.read(file(tmp_path, questions, **options))
     assert "\n" not in str(error.value)
 
 
@@ -187,9 +187,9 @@ def test_a_wrong_file_is_one_line_that_names_the_place(tmp_path, questions, opti
 def test_what_is_not_squad_is_one_line(tmp_path, text, message):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(DataError, match=message):
-        features.read(tmp_path / "x.json")
+        squad.read(tmp_path / "x.json")
     with pytest.raises(DataError, match="No such file"):
-        features.read(tmp_path / "none.json")
+        squad.read(tmp_path / "none.json")
 
 
 def test_a_vocabulary_without_special_tokens_is_an_error(tmp_path):
@@ -201,4 +201,4 @@ def test_a_vocabulary_without_special_tokens_is_an_error(tmp_path):
 
 
 def test_words_end_at_five_characters_only():
-    assert features.collapse("a \t b\u202fc\u00a0d\r\n\ne ") == "a b c\u00a0d e"
+    assert squad.collapse("a \t b\u202fc\u00a0d\r\n\ne ") == "a b c\u00a0d e"

@@ -139,7 +139,7 @@ def texts(tmp_path: Path) -> list[Path]:
     documents = made_up_documents(40)
     paths = [tmp_path / "a", tmp_path / "b"]
     for number, path in enumerate(paths):
-        corpus.write_text(path, documents[20 * number : 20 * number + 20])
+        corpus.write_documents(path, documents[20 * number : 20 * number + 20])
     return paths
 
 

@@ -81,7 +81,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def public(content: bytes = CONTENT, name: str = "a.bin") -> PublicFile:
-    return PublicFile(name, hashlib.md5(content).hexdigest(), len(content), "drive-id", "bert-input-files")
+    return PublicFile(name, f"md5 {hashlib.md5(content).hexdigest()}", len(content), "drive-id", "bert-input-files")
 
 
 @pytest.mark.parametrize("ignore_ranges", [False, True])
@@ -123,7 +123,7 @@ def test_wrong_bytes_are_refused_and_removed(server: Server, tmp_path: Path) -> 
     with pytest.raises(DataError, match="wrong bytes") as caught:
         download.fetch_file(public(), tmp_path, server.url)
     assert not list(tmp_path.iterdir())
-    for told in ("a.bin", "1.0 MB", public().md5, str(tmp_path / "a.bin")):
+    for told in ("a.bin", "1.0 MB", public().digest.split()[1], str(tmp_path / "a.bin")):
         assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -153,7 +153,8 @@ def test_mlcommons_storage_comes_first_and_drive_after(server: Server, tmp_path:
     assert download.fetch_file(public(), tmp_path, None).read_bytes() == CONTENT
     (tmp_path / "a.bin").unlink()
     server.files["metadata/bert-input-files.uri"] = f"{server.url}/store\n".encode()
-    server.files["metadata/bert-input-files.md5"] = f"{'0' * 32}  ./x\n{public().md5}  ./tf1 ckpt/a.bin\n".encode()
+    md5 = public().digest.removeprefix("md5 ")
+    server.files["metadata/bert-input-files.md5"] = f"{'0' * 32}  ./x\n{md5}  ./tf1 ckpt/a.bin\n".encode()
     server.files["store/tf1%20ckpt/a.bin"] = CONTENT
     del server.files["drive-drive-id"]
     assert download.fetch_file(public(), tmp_path, None).read_bytes() == CONTENT
@@ -170,10 +171,11 @@ def archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(download, "TEXT_MD5", known)
     texts["list.md5"] = f"{hashlib.md5(texts['part-00001-of-00003']).hexdigest()}  part-00001-of-00003\n".encode()
     make_archive(mirror / "results_text.tar.gz", texts)
-    files = [PublicFile("results_text.tar.gz", "", 0, "", "")]
+    files = []
     for name in ("vocab.txt", "bert_config.json"):
         (mirror / name).write_bytes(name.encode())
         files.append(public(name.encode(), name))
+    files.append(PublicFile("results_text.tar.gz", "", 0, "", ""))
     monkeypatch.setattr(download, "FILES", tuple(files))
     return mirror
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import re
 import zipfile
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def archive(task: str, **tables: str) -> bytes:
 def site(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:  # noqa: F811
     """Small files where the real ones would be."""
     squad = [
-        dataclasses.replace(file, md5=hashlib.md5(QUESTIONS).hexdigest(), url=f"{server.url}/{file.name}")
+        dataclasses.replace(file, digest=f"md5 {hashlib.md5(QUESTIONS).hexdigest()}", url=f"{server.url}/{file.name}")
         for file in finetuning.SQUAD
     ]
     monkeypatch.setattr(finetuning, "SQUAD", tuple(squad))
@@ -49,7 +50,7 @@ def publish(monkeypatch: pytest.MonkeyPatch, site: Server) -> None:
     """The sources of GLUE's tables are those that the site has now."""
     sources = {
         task: tuple(
-            dataclasses.replace(file, sha256=hashlib.sha256(site.files[file.name]).hexdigest())
+            dataclasses.replace(file, digest=f"sha256 {hashlib.sha256(site.files[file.name]).hexdigest()}")
             for file in finetuning.SOURCES[task]
         )
         for task in finetuning.TABLES
@@ -111,7 +112,7 @@ def test_archives_are_known_by_the_digests_that_others_recorded() -> None:
     for task, files in finetuning.SOURCES.items():
         assert finetuning.TABLES[task].keys() >= {"train.tsv"}
         for file in files:
-            assert len(file.sha256) == 64, file.name
+            assert re.fullmatch("sha256 [0-9a-f]{64}", file.digest), file.name
             assert file.size
 
 

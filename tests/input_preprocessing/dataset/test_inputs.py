@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bert.data.records import DataError
-from input_preprocessing.dataset import inputs, prepare
-from input_preprocessing.dataset.inputs import check_needs, needs_of, public_needs
+from input_preprocessing.dataset import prepare, steps
+from input_preprocessing.dataset.steps import check_needs, needs_of, public_needs
 from input_preprocessing.instances.options import SamplingConfig
 
 from ..conftest import prepare_options
@@ -31,7 +31,7 @@ def test_more_nodes_take_less_time_each() -> None:
 
 def free(monkeypatch: pytest.MonkeyPatch, disk: float, memory: float) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(int(disk), 0, int(disk)))
-    monkeypatch.setattr(inputs, "available_memory", lambda: int(memory))
+    monkeypatch.setattr(steps, "available_memory", lambda: int(memory))
 
 
 def test_files_made_earlier_count_as_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def options(folder: Path, *more: str) -> argparse.Namespace:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text"
-    corpus.write_text(path, made_up_documents(60))
+    corpus.write_documents(path, made_up_documents(60))
     return path
 
 

@@ -21,9 +21,9 @@ from bert.data.format import multiset_digest, open_records
 from bert.data.records import DataError
 from bert.data.shards import Entry, read_index
 from input_preprocessing.dataset import prepare, steps
-from input_preprocessing.dataset.inputs import needs_of
+from input_preprocessing.dataset.steps import needs_of
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records import deal, shards
+from input_preprocessing.records import shards
 from input_preprocessing.stage import manifest
 from input_preprocessing.verify.verdict import verify
 from input_preprocessing.wiki import wikipedia
@@ -127,8 +127,8 @@ def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path
         records, metadata = open_records(path)
         bert.data.format.write_records(source / path.name, records.with_rows(None), metadata)
     total = multiset_digest(all_records(packed / "packed_data"))
-    plan = deal.plan_deal
-    monkeypatch.setattr(shards, "plan_deal", lambda *a, **k: plan(*a, **k, group_size=100))
+    plan = shards.plan_shards
+    monkeypatch.setattr(shards, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100))
     shards.shuffle_records(source, tmp_path / "a", shards=7, seed=1, jobs=1)
     shards.pack_records(source, tmp_path / "b", shards=7, seed=1, max_sequences_per_row=2, jobs=1)
     shards.shuffle_records(source, tmp_path / "c", shards=7, seed=2, jobs=1)

@@ -13,7 +13,7 @@ import pytest
 
 from bert.data.format import open_records, verify_records
 from bert.data.records import DataError, Records
-from input_preprocessing.instances import make as instances
+from input_preprocessing.instances import sampling as instances
 from input_preprocessing.instances.mersenne import initial_state, next_below, next_float, shuffle
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.instances.sampling import make_instances

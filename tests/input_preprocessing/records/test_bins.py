@@ -10,7 +10,7 @@ import pytest
 from bert.data.digests import add_multiset_digests
 from bert.data.format import multiset_digest, write_records
 from bert.data.records import DataError
-from input_preprocessing.records import deal, shards
+from input_preprocessing.records import shards
 
 from ...bert.data.samples import METADATA, make_records
 from ..conftest import all_records
@@ -35,8 +35,8 @@ def make(source: Path, name: str, *, edges: tuple[int, ...] = EDGES, seed: int =
 
 
 def test_each_bin_holds_the_sequences_of_its_lengths(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = deal.plan_deal
-    monkeypatch.setattr(shards, "plan_deal", lambda *a, **k: plan(*a, **k, group_size=100))
+    plan = shards.plan_shards
+    monkeypatch.setattr(shards, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100))
     target = make(source, "bins")
     assert sorted(path.name for path in target.iterdir()) == ["16", "32", "48", "64"]
     for low, high in zip((0, *EDGES), EDGES, strict=False):

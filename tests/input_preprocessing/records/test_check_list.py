@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bert.data.records import DataError
-from input_preprocessing.records.import_records import Wanted, differences, read_list
+from input_preprocessing.records.foreign import Wanted, differences, read_list
 from input_preprocessing.stage.cli import run_stage
 
 from ...bert.data.samples import make_records, sequences_of, write_nvidia

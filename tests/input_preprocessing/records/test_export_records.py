@@ -14,9 +14,8 @@ import pytest
 
 from bert.data.format import multiset_digest, open_records, write_records
 from bert.data.records import IDS, DataError, Records
-from input_preprocessing.records import export_records, import_records
-from input_preprocessing.records.export_records import Exported, export_folder, folders_of
-from input_preprocessing.records.import_records import import_file
+from input_preprocessing.records import foreign
+from input_preprocessing.records.foreign import Exported, export_folder, folders_of, import_file
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.tensorflow_files.tfrecord import Widths, write_tfrecord
 from input_preprocessing.text.vocabulary import Vocabulary
@@ -53,7 +52,7 @@ def test_exported_and_imported_again_the_records_are_the_same(
 ) -> None:
     records = write_source(tmp_path / "source", rows)
     told = export(tmp_path / "source", tmp_path / "out", kind)
-    made = tmp_path / "out" / f"part_0{export_records.SUFFIXES[kind]}"
+    made = tmp_path / "out" / f"part_0{foreign.SUFFIXES[kind]}"
     import_file((made, tmp_path / "again.hdf5", None))
     found, metadata = open_records(tmp_path / "again.hdf5")
     before = open_records(tmp_path / "source" / "part_0.hdf5")[1]
@@ -81,9 +80,9 @@ def test_shards_for_nvidias_trainer_have_its_datasets_types_and_entries(tmp_path
 def test_unpacked_rows_are_the_same_sequences_one_by_one(tmp_path: Path, kind: str) -> None:
     records = write_source(tmp_path / "source", ROWS)
     told = export(tmp_path / "source", tmp_path / "out", kind, unpack=True)
-    made = tmp_path / "out" / f"part_0{export_records.SUFFIXES[kind]}"
+    made = tmp_path / "out" / f"part_0{foreign.SUFFIXES[kind]}"
     assert (told.rows, told.widths.sequences) == (13, 0)
-    assert_equal(import_records.read_foreign(made)[0], records.with_rows(None))
+    assert_equal(foreign.read_foreign(made)[0], records.with_rows(None))
     if kind == "tfrecord":
         write_tfrecord(tmp_path / "plain", make_records(13), Widths(192, 12))
         assert made.read_bytes() == (tmp_path / "plain").read_bytes()
@@ -133,7 +132,7 @@ def test_what_cannot_be_exported_is_told_in_a_line_and_leaves_no_file(tmp_path: 
         export(tmp_path / "source", tmp_path / "out", "tfrecord", unpack=True, masks=3)
     (tmp_path / "others").mkdir()
     write_nvidia(tmp_path / "others" / "part_0", records, "packed")
-    with pytest.raises(DataError, match="make records of it with import_records"):
+    with pytest.raises(DataError, match="run import_records on it"):
         export(tmp_path / "others", tmp_path / "out", "tfrecord")
     with pytest.raises(DataError, match="written over"):
         export(tmp_path / "source", tmp_path / "source", "nvidia")

@@ -34,7 +34,7 @@ def work():
     print("ready", flush=True)
     run_tasks("wait", wait, [FOLDER] * 3, jobs=2)
 """
-# Interrupted when a worker's process is there and has been told nothing yet, for longer than the main thread is given.
+# Interrupted when a worker's process is there and has been told nothing yet.
 HALF_STARTED = """
 import os, signal, time
 from multiprocessing import util
@@ -80,7 +80,7 @@ def start(folder: Path, body: str) -> subprocess.Popen[str]:
         "from input_preprocessing.stage import interrupt\n"
         "if __name__ == '__main__':\n    interrupt.install('stage')\n"
         + body.replace("{FOLDER}", str(folder)).replace("FOLDER", repr(str(folder)))
-        + "if __name__ == '__main__':\n    with interrupt.reported():\n        work()\n"
+        + "if __name__ == '__main__':\n    work()\n"
     )
     process = subprocess.Popen(
         [sys.executable, folder / "command.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -141,13 +141,6 @@ def test_a_worker_that_is_half_started_leaves_no_traceback(tmp_path: Path) -> No
     process = start(tmp_path, HALF_STARTED + WORKERS)
     assert without_progress(process.communicate(timeout=240)[1]) == LINE
     assert process.returncode == 130
-
-
-def test_a_main_thread_that_is_too_slow_to_stop_leaves_nothing_to_complain_of(tmp_path: Path) -> None:
-    process = start(tmp_path, "interrupt._GRACE_SECONDS = 0.0\n" + WORKERS)
-    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
-    process.send_signal(signal.SIGINT)
-    assert without_progress(process.communicate(timeout=240)[1]) == LINE
 
 
 def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path: Path) -> None:

@@ -90,46 +90,6 @@ def test_progress_tells_the_share_done_and_the_time_left(clock: list[float]) -> 
     ]
 
 
-def test_the_line_shows_what_is_seen_of_tasks_that_have_not_ended(clock: list[float]) -> None:
-    log = io.StringIO()
-    progress = Progress("pack", 4.0, log)
-    clock[0] += 60.0
-    progress.seen = 1.0
-    progress.refresh()
-    assert log.getvalue() == f"{'pack':<24}  25%  1:00  3:00 left\n"
-
-
-def write_some(folder: str) -> None:
-    for number in range(3):
-        (Path(folder) / f"{number}.part").touch()
-        wait_until((Path(folder) / f"{number}.seen").exists)
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_long_task_moves_the_line_by_what_can_be_seen_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
-) -> None:
-    shown: list[float] = []
-    monkeypatch.setattr(Progress, "refresh", lambda self: shown.append(max(self.done, self.seen)))
-    started = Progress.__init__
-
-    def quick(self: Progress, *arguments: object) -> None:
-        started(self, *arguments)  # type: ignore[arg-type]
-        self.interval = 0.02
-
-    def seen() -> float:
-        count = len(list(tmp_path.glob("*.part")))
-        for number in range(count):
-            (tmp_path / f"{number}.seen").touch()
-        return float(count)
-
-    monkeypatch.setattr(Progress, "__init__", quick)
-    run_tasks("x", write_some, [str(tmp_path)], jobs=jobs, weights=[3.0], done=seen)
-    assert {1.0, 2.0} <= set(shown)
-    assert shown == sorted(shown)
-    assert shown[-1] == 3.0, "what was seen is not counted twice"
-
-
 def test_a_quick_step_shows_no_progress(clock: list[float]) -> None:
     log = io.StringIO()
     progress = Progress("pack", 2.0, log)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bert.data.records import DataError, Records
-from input_preprocessing.instances import make as instances
+from input_preprocessing.instances import sampling as instances
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, write_tfrecord
 from input_preprocessing.tensorflow_files.wire import masked_crc

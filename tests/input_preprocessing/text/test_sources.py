@@ -12,7 +12,7 @@ import pytest
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import corpus
-from input_preprocessing.text.sources import read_pool
+from input_preprocessing.text.corpus import read_pool
 
 from ..conftest import made_up_documents
 
@@ -33,7 +33,7 @@ def extracted(path: Path, texts: list[str]) -> Path:
 
 
 def sentences(path: Path, documents: list[list[str]]) -> Path:
-    corpus.write_text(path, documents)
+    corpus.write_documents(path, documents)
     return path
 
 

@@ -13,7 +13,7 @@ from bert.data.format import multiset_digest, open_records
 from bert.data.records import DataError
 from bert.data.synthetic import synthetic_records
 from input_preprocessing.dataset import prepare
-from input_preprocessing.instances import make
+from input_preprocessing.instances import sampling
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
 from input_preprocessing.text import corpus, vocabulary
 from input_preprocessing.text.tokenization import tokenize
@@ -36,7 +36,7 @@ def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     documents = [[sentence.replace("a", "\u00e1") for sentence in document] for document in made_up_documents(24)]
-    corpus.write_text(tmp_path / "text", documents)
+    corpus.write_documents(tmp_path / "text", documents)
     line = ["--input", str(tmp_path / "text"), "--vocab-size", "500", "--packed-data"]
     for case, name in (("0", "cased"), ("1", "uncased")):
         prepare.prepare(prepare_options(tmp_path / name, *line, "--do-lower-case", case))
@@ -91,15 +91,15 @@ def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(tmp_path: 
     (data / "results4").mkdir(parents=True)
     documents = made_up_documents(20)
     text = data / "results4" / "part-00000-of-00001"
-    corpus.write_text(text, documents)
-    corpus.write_text(data / "results4" / "eval.txt", documents[:2])
+    corpus.write_documents(text, documents)
+    corpus.write_documents(data / "results4" / "eval.txt", documents[:2])
     corpus.train_vocabulary([text], 400, tmp_path / "small.txt")
     small = (tmp_path / "small.txt").read_text(encoding="utf-8").splitlines()
     tokens = [*small[:100], *(f"[unused{i}]" for i in range(FILLERS)), *small[100:]]
     (data / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
     words = vocabulary.load(data / "vocab.txt")
     config = SamplingConfig(max_seq_length=64, dupe_factor=2)
-    records, _ = make.instances_of(text, words, config)
+    records, _ = sampling.instances_of(text, words, config)
     assert records.input_ids.dtype == records.masked_lm_ids.dtype == np.int32
     assert records.input_ids.max() > FILLERS > 32_768
     expected = oracle.make_instances(text.read_bytes(), words.ids, max_seq_length=64, dupe_factor=2)

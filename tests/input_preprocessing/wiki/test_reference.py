@@ -48,7 +48,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split.parts_of, "__defaults__", (int(0.003 * (1 << 20)),))
+    monkeypatch.setattr(split, "BLOCK_BYTES", int(0.003 * (1 << 20)))
 
 
 def md5s(folder: Path) -> dict[str, str]:
@@ -107,7 +107,7 @@ def test_every_file_holds_out_its_share() -> None:
 
 def test_text_counts_as_files_of_a_mebibyte() -> None:
     half = split.FILE_BYTES // 2
-    assert split.files_of([half, half, 1, 3 * half, half, half, half]).tolist() == [0, 0, 1, 2, 3, 3, 4]
+    assert split.fill([half, half, 1, 3 * half, half, half, half], split.FILE_BYTES).tolist() == [0, 0, 1, 2, 3, 3, 4]
 
 
 def test_the_benchmarks_dump_is_known_by_its_md5(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,8 +25,7 @@ from input_preprocessing.dataset import prepare
 from input_preprocessing.stage.folder import StageFolder, contents_of
 from input_preprocessing.wiki import wikipedia
 from input_preprocessing.wiki.clean import clean
-from input_preprocessing.wiki.dumps import PageReader, parse_page
-from input_preprocessing.wiki.extract import extract, find_dumps, read_pages, write_pages
+from input_preprocessing.wiki.extract import extract, find_dumps, parse_page, read_dump, read_pages, write_pages
 from input_preprocessing.wiki.split import cut, split
 
 from ..conftest import prepare_options
@@ -94,9 +93,9 @@ def test_every_page_is_in_exactly_one_range(tmp_path_factory, cuts, step):
     path = tmp_path_factory.mktemp("dump") / "a.bz2"
     path.write_bytes(streams(data, [cut for cut in cuts if cut < len(data)]))
     size = path.stat().st_size
-    found = [xml for begin in range(0, size, step) for xml in PageReader(path, begin, begin + step)]
+    found = [xml for begin in range(0, size, step) for xml in read_dump(path, begin, begin + step)]
     assert [parse_page(xml, path).number for xml in found] == list(range(20))
-    assert list(PageReader(path)) == found
+    assert list(read_dump(path)) == found
 
 
 @pytest.mark.parametrize("chunk_bytes", [700, 10**7])

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from bert.data.records import DataError
-from input_preprocessing.wiki import wikitext
-from input_preprocessing.wiki.wikitext import paragraphs_of, require, sentences_of
+from input_preprocessing.wiki import clean
+from input_preprocessing.wiki.clean import paragraphs_of, require, sentences_of
 
 pytest.importorskip("mwparserfromhell")
 pytest.importorskip("nupunkt")
@@ -130,8 +130,8 @@ def test_a_parser_that_fails_costs_its_article_only(monkeypatch):
     def parse(_):
         raise RecursionError
 
-    _, nodes, tokenize = wikitext._libraries()
-    monkeypatch.setattr(wikitext, "_libraries", lambda: (parse, nodes, tokenize))
+    _, nodes, tokenize = clean._libraries()
+    monkeypatch.setattr(clean, "_libraries", lambda: (parse, nodes, tokenize))
     assert sentences_of("Text.") is None
 
 

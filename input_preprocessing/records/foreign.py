@@ -1,0 +1,376 @@
+"""Files of training instances that other trainers read or made, from records and back: TFRecord, NVIDIA's HDF5."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+
+from bert.data.digests import add_multiset_digests
+from bert.data.format import atomic_file, check_contents, open_records, verify_records, write_records
+from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype
+from input_preprocessing.stage import manifest
+from input_preprocessing.stage.cli import add_jobs, human_bytes, positive
+from input_preprocessing.stage.folder import StageFolder
+from input_preprocessing.stage.manifest import md5_of
+from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, widths_of, write_tfrecord
+from input_preprocessing.text import vocabulary
+from input_preprocessing.text.vocabulary import Vocabulary
+
+SUFFIXES = {"tfrecord": ".tfrecord", "nvidia": ".hdf5"}
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_SUFFIXES = (".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords")
+NOT_RECORDS = (".lst", ".json", ".txt", ".md5", ".chk")
+_MD5SUM = re.compile(r"(?P<md5>[0-9a-fA-F]{32})\s+\*?(?P<name>\S.*)")
+_PUBLISHED = re.compile(r"(?P<name>\S.*?)\s+(?P<md5>[0-9a-fA-F]{32})")
+
+
+def read_foreign(path: Path) -> tuple[Records, Metadata]:
+    """Sequences (and rows, where they are packed) of a TFRecord or HDF5 file.
+
+    Raises:
+        DataError: unreadable, damaged or of another kind.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(_HDF5_SIGNATURE))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; check --source") from error
+    if not start:
+        raise DataError(f"{path} is empty; copy it again")
+    return open_records(path) if start == _HDF5_SIGNATURE else read_tfrecord(path)
+
+
+def import_file(task: tuple[Path, Path, Vocabulary | None]) -> tuple[int, int, int]:
+    """Writes the record file of a foreign one, unless it is there; its sequences, rows, and rows of none left out.
+
+    Raises:
+        DataError: unreadable source, tokens that the vocabulary lacks, or unwritable target.
+    """
+    source, target, words = task
+    origin, vocab_md5 = ((source.name, md5_of(source)),), words.md5 if words else ""
+    try:
+        records, metadata = open_records(target)
+        if metadata.source == origin and metadata.vocab_md5 == vocab_md5:
+            return records.num_sequences, records.num_rows, 0
+    except DataError:
+        pass
+    records, metadata = read_foreign(source)
+    metadata = dataclasses.replace(metadata, source=origin, vocab_md5=vocab_md5)
+    check_contents(source, records, metadata)
+    largest = max(records.input_ids.max(initial=0), records.masked_lm_ids.max(initial=0))
+    if words and largest >= len(words):
+        raise DataError(f"{source} has token {largest}, the vocabulary has {len(words)}; give the one it was made with")
+    if words:  # every shard of a data set has ids of one type, whatever ids it happens to hold
+        ids = {name: getattr(records, name).astype(id_dtype(len(words))) for name in IDS}
+        records = dataclasses.replace(records, **ids)
+    empty = records.num_empty_rows
+    if records.row_offsets is not None:
+        records = records.with_rows(np.unique(records.row_offsets))
+    write_records(target, records, metadata)
+    return records.num_sequences, records.num_rows, empty
+
+
+def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[Path, Path]]:
+    """Each source file and the file to make of it in `target`, of the same name but for the suffix.
+
+    Raises:
+        DataError: there are none, or two would make the same.
+    """
+    files = [source]
+    if source.is_dir():
+        found = [path for path in source.iterdir() if path.is_file() and not path.name.startswith(".")]
+        files = sorted(path for path in found if path.suffix not in NOT_RECORDS)
+    if not files:
+        raise DataError(f"no files in {source}; check --source")
+    planned: dict[Path, Path] = {}
+    for path in files:
+        made = target / f"{path.stem if path.suffix in _SUFFIXES else path.name}{suffix}"
+        if made in planned:
+            raise DataError(f"{path} and {planned[made]} would both become {made}; move one of them")
+        if made.resolve() == path.resolve():
+            raise DataError(f"{made} would be written over; give another --target")
+        planned[made] = path
+    return [(path, made) for made, path in planned.items()]
+
+
+class Wanted(NamedTuple):
+    """Expected md5 (lower case) of a file's bytes, or of its input_ids."""
+
+    md5: str
+    of_input_ids: bool
+
+
+def read_list(path: Path) -> dict[str, Wanted]:
+    """The lines of a list, by file name.
+
+    Raises:
+        DataError: unreadable, empty, or a line that names no file or none md5, or a file twice.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise DataError(f"cannot read {path}: {reason}; check the list") from error
+    found: dict[str, Wanted] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        of_bytes = _MD5SUM.fullmatch(line.strip())
+        parts = of_bytes or _PUBLISHED.fullmatch(line.strip())
+        if parts is None:
+            raise DataError(f"{path}: line {number} is neither 'md5  name' nor 'name  md5'; check the list")
+        name, wanted = parts["name"].rpartition("/")[2], Wanted(parts["md5"].lower(), of_input_ids=not of_bytes)
+        if found.setdefault(name, wanted) != wanted:
+            raise DataError(f"{path}: line {number} gives {name} another md5 than a line before; check the list")
+    if not found:
+        raise DataError(f"{path} lists no files; check the list")
+    return found
+
+
+def input_ids_digest(rows: Iterable[Sequence[int]]) -> str:
+    """Digest of input_ids as NVIDIA's lists have it: md5 of the list of the md5 of each row, all as Python's text."""
+    digests = [hashlib.md5(str(list(row)).encode()).hexdigest() for row in rows]
+    return hashlib.md5(str(digests).encode()).hexdigest()
+
+
+def _compare(task: tuple[Path, Wanted]) -> str:
+    """The difference between a file and its list entry, one line; '' if they match."""
+    path, wanted = task
+    try:
+        if wanted.of_input_ids:
+            with h5py.File(path, "r") as file:
+                md5 = input_ids_digest(row.tolist() for row in file["input_ids"][:])
+        else:
+            md5 = md5_of(path)
+    except DataError as error:
+        return str(error)
+    except (OSError, KeyError):
+        return f"{path} has no input_ids to compare (not HDF5, or damaged); copy it again"
+    what = "md5 of input_ids" if wanted.of_input_ids else "md5"
+    return "" if md5 == wanted.md5 else f"{path} has {what} {md5}, the list {wanted.md5}; copy it again"
+
+
+def differences(files: Sequence[Path], listed: dict[str, Wanted], *, whole: bool, jobs: int) -> list[str]:
+    """Every file that is not as listed, one line each; with `whole` those listed that are not there too."""
+    here = [path for path in files if path.name in listed]
+    weights = [path.stat().st_size for path in here]
+    told = run_tasks("check", _compare, [(path, listed[path.name]) for path in here], jobs=jobs, weights=weights)
+    told += [f"{path} is not on the list; move it away" for path in files if path.name not in listed]
+    names = {path.name for path in files}
+    missing = [f"{name} is missing; copy it" for name in listed if name not in names] if whole else []
+    return [*filter(None, told), *missing]
+
+
+def import_main(parser: argparse.ArgumentParser) -> None:
+    """Turns files of training instances that others made into record files, one for one, checked.
+
+    Takes the reference's TFRecord files (checksums verified) and NVIDIA's HDF5 shards: fixed-length,
+    variable-length and packed, whose rows are kept. The kind is known by the file's contents. Finished files are
+    kept on a second run.
+
+    With --check-list the files are compared with a list first. A line is `md5  name`, as md5sum writes it, of the
+    file's bytes; or `name  md5`, as in the lists that NVIDIA publishes (4320_shards_varlength.chk and others), of
+    input_ids alone, whatever else the file holds. Blank lines and lines that begin with # are skipped; of a name with
+    folders the last part counts.
+    """
+    parser.add_argument("--source", type=Path, required=True, help="file, or folder of files")
+    parser.add_argument("--target", type=Path, required=True, help="folder for the record files")
+    vocab = "vocab.txt they were made with: tokens are checked, and its md5 is recorded"
+    parser.add_argument("--vocab-file", type=Path, help=vocab)
+    listed = "lines 'md5  name' as md5sum writes them, or 'name  md5' of input_ids as NVIDIA publishes"
+    told = f"import nothing unless the files are those listed: {listed}"
+    parser.add_argument("--check-list", type=Path, help=told)
+    parser.add_argument("--json", action="store_true", help="print counts and the digest of the sequences as JSON")
+    add_jobs(parser)
+    options = parser.parse_args()
+    words = vocabulary.load(options.vocab_file) if options.vocab_file else None
+    files = plan_files(options.source, options.target)
+    if options.check_list:
+        whole, paths = options.source.is_dir(), [path for path, _ in files]
+        wrong = differences(paths, read_list(options.check_list), whole=whole, jobs=options.jobs)
+        for line in wrong:
+            print(f"import_records: {line}", file=sys.stderr)
+        if wrong:
+            told = f"{options.source} is not as {options.check_list} lists it: {len(wrong)} differences, told above"
+            raise DataError(f"{told}; nothing was imported")
+        print(f"{options.source}: {len(files)} files as {options.check_list} lists them", file=sys.stderr)
+    options.target.mkdir(parents=True, exist_ok=True)
+    weights = [path.stat().st_size if path.exists() else 0 for path, _ in files]
+    tasks = [(path, made, words) for path, made in files]
+    counts = run_tasks("import", import_file, tasks, jobs=options.jobs, weights=weights)
+    sequences, rows, empty = (sum(count[i] for count in counts) for i in range(3))
+    if options.json:
+        digest = add_multiset_digests([open_records(made)[1].multiset_digest for _, made in files])
+        total = {"files": len(files), "sequences": sequences, "rows": rows, "empty_rows": empty}
+        print(json.dumps({**total, "multiset_digest": digest}))
+    size = human_bytes(sum(made.stat().st_size for _, made in files))
+    note = f"; {empty:,} rows of no sequence left out" if empty else ""
+    told = f"{options.target}: {sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}{note}"
+    print(told, file=sys.stderr)
+
+
+class Exported(NamedTuple):
+    """Summary of one exported folder; widths: sizes of a TFRecord Example's features, all 0 for NVIDIA's layout."""
+
+    target: str
+    files: int
+    sequences: int
+    rows: int
+    multiset_digest: str
+    widths: Widths
+
+
+def folders_of(source: Path, target: Path) -> list[tuple[Path, Path]]:
+    """Where records are read and what they become is written: of a prepared folder, each folder of records in it.
+
+    Raises:
+        DataError: the prepared folder's manifest is damaged.
+    """
+    manifests = sorted(source.glob("prepared-*.json")) if source.is_dir() else []
+    names = {name for path in manifests for name in manifest.read(path).files if name.endswith(".hdf5")}
+    parents = sorted({Path(name).parent for name in names})
+    return [(source / parent, target / parent) for parent in parents] or [(source, target)]
+
+
+def export_folder(
+    source: Path, target: Path, *, kind: str, unpack: bool, max_predictions_per_seq: int, jobs: int
+) -> Exported:
+    """Writes a file of the kind for each record file of `source`, in `target`.
+
+    Raises:
+        DataError: a source that is not sound or is no record file, too many masks, or an unwritable target.
+    """
+    files = plan_files(source, target, SUFFIXES[kind])
+    found = [(path, *open_records(path)) for path, _ in files]
+    all_widths, are_packed, num_rows = [], set(), 0
+    for path, records, metadata in found:
+        if not metadata.content_digest:
+            raise DataError(f"{path} is not one of our record files; run import_records on it first")
+        packed = records.row_offsets is not None and not unpack
+        held = widths_of(records) if packed else Widths(0, max_predictions_per_seq)
+        all_widths.append(held._replace(tokens=metadata.max_seq_length))
+        are_packed.add(packed)
+        num_rows += records.num_rows if packed else records.num_sequences
+    if len(are_packed) > 1:
+        raise DataError(f"{source} holds packed and unpacked records; give one folder of either")
+    widths = Widths(0, 0) if kind == "nvidia" else Widths(*map(max, zip(*all_widths, strict=True)))
+    digests = {path.name: metadata.content_digest for path, _, metadata in found}
+    recipe = {"format": kind, "unpack": unpack, "widths": widths, "source": digests}
+    folder = StageFolder(target, "export_records", [f"*{SUFFIXES[kind]}"], recipe)
+    if not folder.finished:
+        tasks = [(path, made, unpack, widths) for path, made in files if not made.exists()]
+        run_tasks("export", _export_file, tasks, jobs=jobs, weights=[path.stat().st_size for path, *_ in tasks])
+        folder.finish([made.name for _, made in files])
+    return Exported(
+        target=str(target), files=len(files), sequences=sum(records.num_sequences for _, records, _ in found),
+        rows=num_rows, multiset_digest=add_multiset_digests([metadata.multiset_digest for *_, metadata in found]),
+        widths=widths,
+    )  # fmt: skip
+
+
+def _export_file(task: tuple[Path, Path, bool, Widths]) -> None:
+    source, target, unpack, widths = task
+    records, metadata = verify_records(source)
+    if unpack:
+        records = records.with_rows(None)
+    if widths.tokens:
+        write_tfrecord(target, records, widths)
+    else:
+        write_nvidia_shard(target, records, metadata.max_seq_length)
+
+
+def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> None:
+    """Writes a shard as bert.data.nvidia_format reads it, whole or not at all: packed rows, or single sequences.
+
+    Every dataset has one entry a row, of variable length: input_ids, segment_ids, masked_lm_positions (from the row's
+    first token), masked_lm_ids, next_sentence_labels, and for packed rows packed_input_len and packed_masked_lm_len,
+    the tokens and masked tokens of each sequence. Sequences that are not packed have next_sentence_labels as plain
+    numbers. The ids are int16, as NVIDIA's, but int32 of a vocabulary above 32,768. Holds the file in memory.
+
+    Raises:
+        DataError: a masked token that the layout cannot tell from padding, or the file cannot be written.
+    """
+    rows = records.row_offsets
+    if rows is None and len(zeros := np.flatnonzero(records.masked_lm_positions == 0)):
+        sequence = int(np.searchsorted(records.masked_lm_offsets, zeros[0], "right")) - 1
+        raise DataError(f"{path}: sequence {sequence} has its first token masked, which NVIDIA's layout takes for none")
+    sequences = np.arange(records.num_sequences + 1) if rows is None else rows
+    lengths, counts = records.sequence_lengths, np.diff(records.masked_lm_offsets)
+    tokens, masked = records.sequence_offsets[sequences], records.masked_lm_offsets[sequences]
+    in_sequence = np.arange(len(records.input_ids)) - np.repeat(records.sequence_offsets[:-1], lengths)
+    segments = (in_sequence >= np.repeat(records.segment_b_start, lengths)).astype(np.int8)
+    in_row = records.sequence_offsets[:-1] - np.repeat(tokens[:-1], np.diff(sequences))  # first token of a sequence
+    positions = (records.masked_lm_positions + np.repeat(in_row, counts)).astype(np.int16)
+    columns: dict[str, tuple[Array, Array]] = {  # values, and the offsets of each entry
+        "input_ids": (records.input_ids, tokens),
+        "segment_ids": (segments, tokens),
+        "masked_lm_positions": (positions, masked),
+        "masked_lm_ids": (records.masked_lm_ids, masked),
+    }
+    if rows is not None:
+        columns["packed_input_len"] = lengths.astype(np.int16), rows
+        columns["packed_masked_lm_len"] = counts.astype(np.int16), rows
+        columns["next_sentence_labels"] = records.next_sentence_labels, rows
+    # In memory, not on the disk: HDF5 ends badly on a full one.
+    with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
+        file.attrs["max_seq_length"] = max_seq_length
+        for name, (values, offsets) in columns.items():
+            values, ends = np.asarray(values), offsets.tolist()
+            entries = np.empty(len(ends) - 1, dtype=object)
+            for i in range(len(entries)):
+                entries[i] = values[ends[i] : ends[i + 1]]
+            file.create_dataset(name, data=entries, dtype=h5py.vlen_dtype(values.dtype))
+        if rows is None:
+            file["next_sentence_labels"] = records.next_sentence_labels
+        file.flush()
+        image = file.id.get_file_image()
+    with atomic_file(path) as partial:
+        partial.write_bytes(image)
+
+
+def export_main(parser: argparse.ArgumentParser) -> None:
+    """Turns record files into files for other trainers, one for one: TFRecord, or NVIDIA's HDF5 layout.
+
+    --source is a record file, a folder of them, or what prepare_data.sh was given as --outputdir, of which every
+    data set and the evaluation set are exported under their folders' names. Packed rows stay rows: with tfrecord as
+    the reference's features of all sequences of a row end to end, with packed_input_len and packed_masked_lm_len
+    beside them; with nvidia as its packed shards. --unpack writes their sequences one by one, as the reference's
+    TFRecord files and NVIDIA's variable-length shards have them. import_records makes the same records of either
+    again. Every digest is checked on reading; finished files are kept on a second run.
+    """
+    parser.add_argument("--source", type=Path, required=True, help="record file, folder of them, or prepared folder")
+    parser.add_argument("--target", type=Path, required=True, help="folder for the files")
+    parser.add_argument("--format", choices=tuple(SUFFIXES), required=True)
+    parser.add_argument("--unpack", action="store_true", help="write the sequences of packed rows one by one")
+    room = "masked tokens that a TFRecord Example of one sequence has room for (default %(default)s)"
+    parser.add_argument("--max-predictions-per-seq", type=positive, default=76, help=room)
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    add_jobs(parser)
+    options = parser.parse_args()
+    done = []
+    for source, target in folders_of(options.source, options.target):
+        exported = export_folder(
+            source, target, kind=options.format, unpack=options.unpack,
+            max_predictions_per_seq=options.max_predictions_per_seq, jobs=options.jobs,
+        )  # fmt: skip
+        tokens, masks, packed = exported.widths
+        rows = f" in {exported.rows:,} rows" if packed or exported.rows != exported.sequences else ""
+        size = human_bytes(sum(path.stat().st_size for path in target.iterdir() if path.suffix in SUFFIXES.values()))
+        widths = f"; an Example has {tokens} tokens, {masks} masked" if tokens else ""
+        widths += f", {packed} sequences" if packed else ""
+        told = f"{target}: {exported.sequences:,} sequences{rows}, {exported.files} files, {size}{widths}"
+        print(told, file=sys.stderr)
+        done.append({**exported._asdict(), "widths": exported.widths._asdict()})
+    if options.json:
+        print(json.dumps({"format": options.format, "folders": done}))
