@@ -118,6 +118,18 @@ def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT
     return config_class(**values)
 
 
+def values(config: Any) -> dict[str, Any]:
+    """The value of every variable of a Config and its nested Configs, by the variable's name; paths as text."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found |= values(value)
+        elif "env" in field.metadata:
+            found[field.metadata["env"].name] = str(value) if isinstance(value, Path) else value
+    return found
+
+
 def announce(name: str, value: str) -> None:
     """Sets a variable of this process that a library insists on reading, unless it is set."""
     os.environ.setdefault(name, value)
