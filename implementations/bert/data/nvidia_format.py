@@ -13,7 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from .records import IDS, Array, DataError, Metadata, Records, id_dtype
+from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype, offsets_of
 
 _COMMON = {"input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels"}
 _PACKED = _COMMON | {"packed_input_len", "packed_masked_lm_len"}
@@ -30,7 +30,7 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
         found = ", ".join(sorted(names)[:8]) or "nothing"
         raise DataError(f"{path} holds no training records (found {found}); prepare the data or check the path")
     flat, lengths, masked, rows = _packed(path, file) if names >= _PACKED else _unpacked(path, file)
-    sequence_offsets = _offsets(lengths)
+    sequence_offsets = offsets_of(lengths)
     largest = max(int(flat[name].max(initial=0)) for name in IDS)
     ids = {name: flat[name].astype(id_dtype(largest + 1)) for name in IDS}
     if not (
@@ -46,7 +46,7 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
         sequence_offsets=sequence_offsets,
         segment_b_start=starts.astype(np.int16),
         masked_lm_positions=flat["masked_lm_positions"],
-        masked_lm_offsets=_offsets(masked),
+        masked_lm_offsets=offsets_of(masked),
         next_sentence_labels=flat["next_sentence_labels"],
         **ids,
     )
@@ -54,12 +54,6 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
     longest = int(file.attrs.get("max_seq_length", 512))
     width = longest if file["input_ids"].ndim == 1 else file["input_ids"].shape[1]
     return records.with_rows(rows), Metadata(max_seq_length=width, vocab_md5="", random_seed=-1, dupe_factor=0)
-
-
-def _offsets(lengths: Array) -> Array:
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
 
 
 def _numbers(path: Path, file: h5py.File, name: str, dtype: Any) -> tuple[Array, Array]:
@@ -86,8 +80,8 @@ def _packed(path: Path, file: h5py.File) -> Flat:
     masked, _ = _numbers(path, file, "packed_masked_lm_len", np.int64)
     input_ids, row_tokens = _numbers(path, file, "input_ids", np.int32)
     positions, _ = _numbers(path, file, "masked_lm_positions", np.int64)
-    rows = _offsets(per_row)
-    starts = _offsets(lengths)
+    rows = offsets_of(per_row)
+    starts = offsets_of(lengths)
     if len(masked) != len(lengths) or not np.array_equal(np.diff(starts[rows]), row_tokens):
         raise DataError(f"{path} is inconsistent: packed_input_len does not add up to input_ids; prepare it again")
     in_row = starts[:-1] - np.repeat(starts[rows[:-1]], per_row)  # first token of each sequence within its row
