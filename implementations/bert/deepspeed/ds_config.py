@@ -122,7 +122,7 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _is(kind: type, value: Any) -> bool:
+def _is(kind: Any, value: Any) -> bool:
     if kind is Stage:
         return type(value) is int and 0 <= value <= 3
     if kind in (int, float):  # 1e5 is an integer
