@@ -28,7 +28,7 @@ from bert.training.graph import ready
 from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import Progress, metric_sinks
 from bert.training.schedule import learning_rate
-from bert.training.step import Step, build_step
+from bert.training.step import Step, build_step, check_finite
 from bert.training.stop import Ending, Stop, TrainingError
 from finetune import config as settings
 from finetune import models, saved, tasks
@@ -122,6 +122,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
             _say(world, said)
             return figures
         figures |= trained
+        check_finite(run.step, world, ending.step)
         masters = run.step.state_dict()["optimizer"].get("masters", {})
         if world.is_main:
             models.save(config.folder(), run.model, masters, config.vocabulary, task.description())
@@ -227,6 +228,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     )  # fmt: skip
 
     def save(steps: int, batches: int, samples: int) -> None:
+        check_finite(step, world, steps)
         state = step.state_dict()
         if world.is_main:
             state |= {"step": steps, "batches": batches, "samples": samples, "run": identity}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bert.core.env import variables
+from bert.training.loop import StepCounter
 from finetune.config import Config
 from finetune.glue import TASKS
 from finetune.squad import VERSIONS
@@ -73,6 +74,15 @@ def test_training_alone_saves_the_model_and_predicts_nothing(squad_environment, 
     assert run(squad_environment | {"MODE": "train", "EPOCHS": "0.1", "RUN_DIR": str(tmp_path)}) == 0
     assert (tmp_path / "model_0" / "model.safetensors").is_file()
     assert not predictions(tmp_path)
+
+
+@pytest.mark.parametrize("every", ["0", "1"], ids=["the model", "a checkpoint"])
+def test_what_is_not_finite_is_not_saved(squad_environment, tmp_path, monkeypatch, capsys, every):
+    monkeypatch.setattr(StepCounter, "begin", lambda steps: setattr(steps, "done", steps.done + 1) or float("nan"))
+    saves = {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": every}
+    assert run(squad_environment | saves | {"MODE": "train", "EPOCHS": "0.04", "RUN_DIR": str(tmp_path)}) == 1
+    assert "not finite at step 1, and are not saved" in capsys.readouterr().err.splitlines()[-1]
+    assert not [*tmp_path.glob("model_0/*"), *tmp_path.glob("c/*")]
 
 
 def test_a_run_that_is_killed_resumes_to_the_same_predictions(learnt, squad_environment, tmp_path):

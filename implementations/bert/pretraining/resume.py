@@ -26,7 +26,7 @@ from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import resolved
 from bert.optim.rule import is_decayed
 from bert.pretraining.config import Config
-from bert.training.step import Step, Trainer
+from bert.training.step import Step, Trainer, check_finite
 
 _ROWS = ("WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS")  # may change where their product, a step's rows, does not
 
@@ -159,8 +159,12 @@ class Saver:
         self.writer = Writer(config.checkpoint)
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
-        """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective."""
+        """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective.
+
+        Raises TrainingError for a state that is not finite.
+        """
         config, world = self.config.checkpoint, self.world
+        check_finite(self.trained, world, step)
         facts: dict[str, Any] = {"step": step, "batches": batches, "samples": samples, "ended": ended}
         facts |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5}
         facts |= {"dealt": self.shard_order, "bert_config": dataclasses.asdict(self.config.model)}
