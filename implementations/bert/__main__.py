@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from bert.core import variables
 from bert.core.env import ConfigError
-from bert.core.process import hard_exit
+from bert.core.process import run_and_exit
 
 # PyTorch takes seconds to import: what needs no run answers before that.
 COMMANDS = {  # module, and what it does
@@ -88,4 +88,4 @@ def _command(name: str, arguments: list[str], environ: Mapping[str, str]) -> int
 
 
 if __name__ == "__main__":
-    hard_exit(main(sys.argv[1:], os.environ))
+    run_and_exit(lambda: main(sys.argv[1:], os.environ))

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from bert.core import variables
 from bert.core.env import ConfigError
-from bert.core.process import hard_exit
+from bert.core.process import run_and_exit
 
 # PyTorch takes seconds to import: --help answers before that.
 COMMANDS = {
@@ -66,4 +66,4 @@ def _command(name: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    hard_exit(main(sys.argv[1:], os.environ))
+    run_and_exit(lambda: main(sys.argv[1:], os.environ))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bert.checkpoint.save import load_newest, save_checkpoint
-from bert.checkpoint.weights import Loaded
+from bert.checkpoint.weights import Loaded, checksum_of
 from bert.core import rundir, variables
 from bert.core.dist import HangError, World, pick_device
 from bert.core.env import ConfigError, from_env
@@ -59,6 +59,8 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     except (ConfigError, DataError) as error:
         return rundir.fail(run_config, "finetune", str(error), BAD_INPUT)
     except (TrainingError, HangError) as error:
+        if isinstance(error, HangError):
+            rundir.write_collectives(run_config)
         return rundir.fail(run_config, "finetune", str(error), CRASHED)
     except Exception as error:
         traceback.print_exc()
@@ -152,6 +154,12 @@ def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.
     loaded = load_weights(config, model)
     if any(loaded):
         _say(world, f"weights: {loaded}")
+    if world.joined:
+        facts = rundir.shared_facts(config) | {"BERT_CONFIG": config.model, "rates": learning_rates(environ, 1)}
+        for name, part in (("training data", task.train), ("test data", task.test)):
+            facts[name] = "none" if part is None else part.digest()
+        facts["weights"] = f"{checksum_of(dict(model.named_parameters())):08x}"
+        world.agree(facts, "give all ranks the same settings, code, DATA and INIT_CHECKPOINT")
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
     model.to(world.device)

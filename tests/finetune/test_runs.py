@@ -119,6 +119,18 @@ def test_several_ranks_learn_and_predict_the_same(learnt, squad_environment, tmp
         np.testing.assert_allclose(best[0]["start_logit"], best[1]["start_logit"], atol=0.05)
 
 
+def test_a_rank_alone_with_other_settings_or_data_is_named_before_the_first_step(squad_environment, tmp_path):
+    name = "train-v1.1.json"
+    (tmp_path / name).write_text((Path(squad_environment["DATA"]) / name).read_text().replace("?", "!", 1))
+    environment, port = squad_environment | {"MODE": "train", "RUN_DIR": str(tmp_path / "run")}, free_ports()
+    odd = {"DATA": str(tmp_path), "LR": "0.5"}
+    ranks = [start(environment | (odd if rank else {}), rank, 2, port) for rank in (0, 1)]
+    finished = [rank.finish() for rank in ranks]
+    assert [one.returncode for one in finished] == [2, 2]
+    said = finished[0].stderr.splitlines()[-1]
+    assert re.search(r"ranks differ: rank 1 on \S+ has rates=.*0.5.*rank 1 on \S+ has training data='", said), said
+
+
 def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
     for name in ("train", "dev"):
         content = json.loads((Path(squad_environment["DATA"]) / f"{name}-v1.1.json").read_text())
@@ -207,6 +219,6 @@ def test_wrong_settings_stop_with_one_line(squad_environment, tmp_path, settings
 
 
 def test_the_names_of_the_variables_are_those_of_the_tasks():
-    choices = {variable.name: variable.choices for _, variable, _, _ in variables(Config)}
+    choices = {variable.name: variable.choices for _, variable, _ in variables(Config)}
     assert choices["TASK"] == ("squad", *TASKS)
     assert choices["SQUAD_VERSION"] == VERSIONS == ("1.1", "2.0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 
@@ -16,6 +17,20 @@ def hard_exit(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def run_and_exit(main: Callable[[], int]) -> NoReturn:
+    """``hard_exit`` with the status of ``main``. A reader of its output, such as head, may have seen enough."""
+    try:
+        try:
+            status = main()
+        except SystemExit as ended:  # argparse's: 0 of --help, 2 of a wrong word
+            status = int(ended.code or 0)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    hard_exit(status)
 
 
 def root_cause(error: BaseException) -> BaseException:

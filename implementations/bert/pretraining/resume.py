@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 from bert.checkpoint import sharded, weights
 from bert.checkpoint.save import Config as CheckpointConfig
 from bert.checkpoint.save import Writer, load_newest, saved_checkpoints, step_path
+from bert.core import rundir
 from bert.core.dist import World
 from bert.core.env import ConfigError
 from bert.core.files import damage
@@ -120,24 +120,18 @@ def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, row_count
         )
 
 
-def check_weights(config: CheckpointConfig, world: World, checksum: int) -> None:
-    """Raises ConfigError, on every rank, where a rank begins with other weights than most. A collective.
+def check_ranks(config: Config, world: World, saved: dict[str, Any] | None) -> None:
+    """Raises ConfigError where a rank has other settings, code or checkpoint than most. A collective."""
+    facts = rundir.shared_facts(config) | {"BERT_CONFIG": config.model, "the newest checkpoint": saved_checksum(saved)}
+    facts["CHECKPOINT_DIR"] = "unset" if config.checkpoint.directory is None else "set"
+    if config.zero.is_deepspeed:
+        facts["DEEPSPEED_CONFIG"] = config.zero.json()
+    world.agree(facts, "give all ranks the same settings, code and CHECKPOINT_DIR")
 
-    checksum: of this rank's weights.
-    """
-    mine = torch.tensor([checksum], dtype=torch.int64, device=world.device)
-    everyones = mine.repeat(world.size)
-    if work := world.all_gather(everyones, mine):
-        work.wait()
-    checksums = everyones.tolist()
-    (most, _), *others = Counter(checksums).most_common()
-    if others:
-        odd = [f"rank {rank} ({value:08x})" for rank, value in enumerate(checksums) if value != most]
-        path = config.directory if config.resume else config.init_checkpoint
-        raise ConfigError(
-            f"weights differ between ranks: {', '.join(odd)} against {most:08x} of the others: is {path} the same "
-            "on every node?"
-        )
+
+def check_weights(config: CheckpointConfig, world: World, checksum: int) -> None:
+    """Raises ConfigError where a rank begins with other weights than most. checksum: of this rank's. A collective."""
+    world.agree({"weights": f"{checksum:08x}"}, f"is INIT_CHECKPOINT={config.init_checkpoint} the same on every node?")
 
 
 def saved_checksum(saved: dict[str, Any] | None) -> int:
