@@ -35,7 +35,7 @@ def test_certify_says_by_what_it_is_started_and_where_its_results_are_shown():
 
 @pytest.mark.parametrize(
     "words",
-    ["bert --variables", "bert --help", "finetune --help", "review league --published", "input_preprocessing -h"],
+    ["bert --variables", "bert --help", "finetune --help", "review --help", "input_preprocessing -h"],
 )
 def test_a_reader_that_has_seen_enough_is_no_error(words):
     read, written = os.pipe()
