@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from bert.core import variables
 from bert.core.env import ConfigError
-from bert.core.process import run_and_exit
+from bert.core.process import refuse, run_and_exit
 
 # PyTorch takes seconds to import: --help answers before that.
 COMMANDS = {
@@ -46,8 +46,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
 
         variables.check_read(given, Config, schedule.Config)
     except ConfigError as error:
-        print(f"finetune: error: {error}", file=sys.stderr)
-        return 2
+        return refuse("finetune", error, environ)
     return run({**environ, **given}, options.check)
 
 

@@ -46,6 +46,14 @@ def test_a_reader_that_has_seen_enough_is_no_error(words):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_rank_with_a_wrong_option_tells_its_launcher(program, tmp_path, capsys):
+    assert PROGRAMS[program](["--lrr", "1"], {"RUN_DIR": str(tmp_path), "TRIAL": "3"}) == 2
+    said = (tmp_path / "error_3.txt").read_text()
+    assert said.startswith("--lrr: did you mean --lr")
+    assert capsys.readouterr().err == f"{program}: error: {said}"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_a_help_of_its_own(command, capsys):
     with pytest.raises(SystemExit) as caught:

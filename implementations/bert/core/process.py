@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NoReturn
+
+from bert.core.env import ConfigError, from_env
 
 
 def hard_exit(status: int) -> NoReturn:
@@ -31,6 +34,17 @@ def run_and_exit(main: Callable[[], int]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     hard_exit(status)
+
+
+def refuse(program: str, error: ConfigError, environ: Mapping[str, str]) -> int:
+    """Says in one line what is wrong in a command line, in RUN_DIR for the launcher too; returns the exit status."""
+    if environ.get("RUN_DIR"):
+        from bert.core import rundir  # with PyTorch, which takes seconds
+
+        with suppress(ConfigError):  # of TRIAL
+            return rundir.fail(from_env(rundir.Config, environ), program, str(error), 2)
+    print(f"{program}: error: {error}", file=sys.stderr)
+    return 2
 
 
 def root_cause(error: BaseException) -> BaseException:
