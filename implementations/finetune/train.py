@@ -28,7 +28,7 @@ from bert.training.graph import ready
 from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import Progress, metric_sinks
 from bert.training.schedule import learning_rate
-from bert.training.step import Step, build_step
+from bert.training.step import Step, build_step, check_finite
 from bert.training.stop import Ending, Stop, TrainingError
 from finetune import config as settings
 from finetune import models, saved, tasks
@@ -59,6 +59,8 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     except (ConfigError, DataError) as error:
         return rundir.fail(run_config, "finetune", str(error), BAD_INPUT)
     except (TrainingError, HangError) as error:
+        if isinstance(error, HangError):
+            rundir.write_collectives(run_config)
         return rundir.fail(run_config, "finetune", str(error), CRASHED)
     except Exception as error:
         traceback.print_exc()
@@ -124,6 +126,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
             _say(world, said)
             return figures
         figures |= trained
+        check_finite(run.step, world, ending.step)
         masters = run.step.state_dict()["optimizer"].get("masters", {})
         if world.is_main:
             models.save(config.folder(), run.model, masters, config.vocabulary, task.description())
@@ -154,6 +157,12 @@ def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.
     if any(loaded):
         _say(world, f"weights: {loaded}")
     identity = identity_of(config, environ, task, model, loaded)
+    if world.joined:
+        facts = rundir.shared_facts(config) | {"BERT_CONFIG": config.model, "rates": learning_rates(environ, 1)}
+        for name, part in (("training data", task.train), ("test data", task.test)):
+            facts[name] = "none" if part is None else part.digest()
+        facts["weights"] = f"{checksum_of(dict(model.named_parameters())):08x}"
+        world.agree(facts, "give all ranks the same settings, code, DATA and INIT_CHECKPOINT")
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
     model.to(world.device)
@@ -259,6 +268,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     )  # fmt: skip
 
     def save(steps: int, batches: int, samples: int) -> None:
+        check_finite(step, world, steps)
         state = step.state_dict()
         if world.is_main:
             state |= {"step": steps, "batches": batches, "samples": samples, "run": identity, "rounding": rounding}
