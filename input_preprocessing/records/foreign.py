@@ -24,7 +24,13 @@ from input_preprocessing.stage.cli import add_jobs, human_bytes, positive
 from input_preprocessing.stage.folder import StageFolder
 from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, widths_of, write_tfrecord
+from input_preprocessing.tensorflow_files.tfrecord import (
+    Widths,
+    read_tfrecord,
+    tell_compiling,
+    widths_of,
+    write_tfrecord,
+)
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.vocabulary import Vocabulary
 
@@ -273,6 +279,8 @@ def export_folder(
     folder = StageFolder(target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source")
     if not folder.finished:
         tasks = [(path, made, unpack, widths) for path, made in files if not made.exists()]
+        if kind == "tfrecord":
+            tell_compiling()
         run_tasks("export", _export_file, tasks, jobs=jobs, weights=[path.stat().st_size for path, *_ in tasks])
         folder.finish([made.name for _, made in files])
     return Exported(

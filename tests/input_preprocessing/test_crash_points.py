@@ -135,7 +135,8 @@ def small_download(monkeypatch: pytest.MonkeyPatch) -> None:
         for task, files in finetuning.SOURCES.items()
     }
     monkeypatch.setattr(finetuning, "SOURCES", sources)
-    tables = {"CoLA": {"train.tsv": 200, "dev.tsv": 300}, "MRPC": {"train.tsv": 226, "dev.tsv": 76}}
+    tables = {"CoLA": {"train.tsv": {"1": 200}, "dev.tsv": {"1": 300}}}
+    tables["MRPC"] = {"train.tsv": {"1": 225}, "dev.tsv": {"1": 75}}
     monkeypatch.setattr(finetuning, "TABLES", tables)
 
 

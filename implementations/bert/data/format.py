@@ -100,6 +100,8 @@ def write_records(path: str | os.PathLike[str], records: Records, metadata: Meta
     metadata = _with_digests(records, metadata)
     attributes = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(metadata)}
     attributes["source"] = json.dumps(metadata.source)
+    if not -(2**63) <= metadata.random_seed < 2**63:  # more than a number of HDF5 holds; Python's generator takes it
+        attributes["random_seed"] = str(metadata.random_seed)
     layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
