@@ -25,6 +25,8 @@ runner::prepare() {
   export MASTER_ADDR
 }
 
+container::exists() { [[ -e $1 ]] || ssh::run "${hosts[0]}" test -e "$1"; }
+
 runner::everywhere() { ssh::everywhere "$@"; }
 
 runner::python() {
