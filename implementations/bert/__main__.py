@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from bert.core import variables
 from bert.core.env import ConfigError
+from bert.core.files import NoSpaceError
 from bert.core.process import refuse, run_and_exit
 
 # PyTorch takes seconds to import: what needs no run answers before that.
@@ -78,7 +79,7 @@ def _command(name: str, arguments: list[str], environ: Mapping[str, str]) -> int
     )
     try:
         status: int = command(parser, arguments, environ)
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, NoSpaceError) as error:
         print(f"bert {name}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

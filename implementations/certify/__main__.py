@@ -10,7 +10,6 @@ import dataclasses
 import datetime
 import os
 import platform
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,8 +135,7 @@ def main(environ: Mapping[str, str]) -> int:
         rundir.write_collectives(run)
         return rundir.fail(run, "certify", str(error), 1)
     except Exception as error:
-        traceback.print_exc()
-        return rundir.fail(run, "certify", f"{type(error).__name__}: {error}"[:2000], 1)
+        return rundir.crash(run, "certify", error)
     return 0
 
 

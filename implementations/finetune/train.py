@@ -7,7 +7,6 @@ import json
 import math
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -63,8 +62,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
             rundir.write_collectives(run_config)
         return rundir.fail(run_config, "finetune", str(error), CRASHED)
     except Exception as error:
-        traceback.print_exc()
-        return rundir.fail(run_config, "finetune", f"{type(error).__name__}: {error}"[:2000], CRASHED)
+        return rundir.crash(run_config, "finetune", error)
 
 
 def report(config: Config, environ: Mapping[str, str]) -> str:

@@ -62,7 +62,7 @@ def save_checkpoint(config: Config, step: int, state: dict[str, Any]) -> Path:
     assert config.directory is not None
     config.directory.mkdir(parents=True, exist_ok=True)
     path = config.directory / f"step_{step:010d}.pt"
-    with whole_file(path) as partial, open(partial, "wb") as file:
+    with whole_file(path, sharded.num_bytes(state)) as partial, open(partial, "wb") as file:
         torch.save(state, file)
     sharded.prune(config.directory, config.keep)
     return path

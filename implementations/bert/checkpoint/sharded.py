@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,11 @@ class Part:
         hidden, path = directory / f".step_{step:010d}.{self.token:016x}", directory / f"step_{step:010d}"
         hidden.mkdir(parents=True, exist_ok=True)
         try:
-            with whole_file(hidden / _file_name(self.rank)) as partial:
+            with whole_file(hidden / _file_name(self.rank), num_bytes(state["shard"])) as partial:
                 torch.save(state["shard"], partial)
         except Exception as error:
-            (hidden / f"failed_{self.rank:05d}").write_text(str(error), encoding="utf-8")
+            with suppress(OSError):  # where the disk is full the file is there, and empty
+                (hidden / f"failed_{self.rank:05d}").write_text(str(error), encoding="utf-8")
             raise
         if self.rank:
             return path
@@ -60,7 +62,8 @@ class Part:
             missing = set(range(self.num_ranks))
             while missing := {rank for rank in missing if not (hidden / _file_name(rank)).is_file()}:
                 for failed in hidden.glob("failed_*"):
-                    raise ShardError(f"rank {int(failed.name[7:])}: {failed.read_text(encoding='utf-8')}")
+                    said = failed.read_text(encoding="utf-8") or "it could not write its part, nor why"
+                    raise ShardError(f"rank {int(failed.name[7:])}: {said}")
                 if self.abandoned.is_set():
                     raise ShardError(f"the run ended before rank {min(missing)} had written its part")
                 time.sleep(POLL_SECONDS)
@@ -84,6 +87,18 @@ def prune(directory: Path, keep: int) -> None:
             shutil.rmtree(path, ignore_errors=path.name.startswith("."))
         else:
             path.unlink(missing_ok=True)
+
+
+def num_bytes(state: Any) -> int:
+    """Of all tensors in nested dicts, each counted once."""
+    values, storages = [state], {}
+    while values:
+        value = values.pop()
+        if isinstance(value, Mapping):
+            values += value.values()
+        elif isinstance(value, Tensor):
+            storages[value.data_ptr()] = value.nbytes
+    return sum(storages.values())
 
 
 def _file_name(rank: int) -> str:

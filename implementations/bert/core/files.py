@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import shutil
@@ -12,11 +13,28 @@ from pathlib import Path
 unfinished: set[Path] = set()  # being written by this process, for who ends it in the middle
 
 
+class NoSpaceError(OSError):
+    """A disk is full, or a quota. The message is for the user."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether it says that a disk is full, or a quota."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or isinstance(error, NoSpaceError)
+
+
+def no_space(folder: Path, what: str = "") -> NoSpaceError:
+    """The error that says so; what: that was to be written."""
+    free = shutil.disk_usage(folder).free / 1e6 if folder.is_dir() else 0.0
+    return NoSpaceError(f"No space left in {folder}: {what or 'a file'}, {free:,.1f} MB are free: make room there")
+
+
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
     """A hidden path beside ``path`` to write to; on success it is synced and renamed to ``path``, on failure removed.
 
-    Raises OSError where that cannot be done.
+    Raises OSError where that cannot be done: NoSpaceError on a full disk, whatever error a library makes of it.
+    num_bytes: how large it will be, where that is known before.
     """
     partial = path.with_name(f".{path.name}.partial")
     unfinished.add(partial)
@@ -24,13 +42,27 @@ def whole_file(path: Path) -> Iterator[Path]:
         yield partial
         sync(partial)
         os.replace(partial, path)
-    except BaseException:
+    except BaseException as error:
+        written = partial.stat().st_size if partial.is_file() else 0
+        full = is_full(error) or (isinstance(error, Exception) and has_no_room(partial))
         with suppress(OSError):
             partial.unlink(missing_ok=True)  # on a full disk the next attempt needs its room
+        if full:
+            needs = f"needs {num_bytes / 1e6:,.1f} MB" if num_bytes else f"is larger than {written / 1e6:,.1f} MB"
+            raise no_space(path.parent, f"{path.name} {needs}") from error
         raise
     finally:
         unfinished.discard(partial)
     sync(path.parent)
+
+
+def has_no_room(partial: Path) -> bool:
+    """Whether a file, which is made where there is none, cannot become longer."""
+    try:
+        with partial.open("ab", buffering=0) as file:
+            return file.write(bytes(1 << 16)) < 1 << 16
+    except OSError as error:
+        return is_full(error)
 
 
 def write_text(path: Path, text: str) -> None:

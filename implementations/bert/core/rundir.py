@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from bert.core.env import env, settings
-from bert.core.files import write_text
+from bert.core.files import NoSpaceError, is_full, no_space, write_text
 
 _PACKAGES = ("triton", "numpy", "h5py", "mlperf-logging")  # besides torch, whose metadata lack the build (+cu130)
 
@@ -99,6 +100,15 @@ def fail(config: Config, program: str, reason: str, status: int) -> int:
     write_error(config, reason)
     print(f"{program}: error: {reason}", file=sys.stderr, flush=True)
     return status
+
+
+def crash(config: Config, program: str, error: Exception) -> int:
+    """``fail`` for an error that nobody has foreseen, after its traceback; a full disk is a line. Within an except."""
+    if is_full(error):
+        words = error if isinstance(error, NoSpaceError) else no_space(config.run_dir or Path())
+        return fail(config, program, str(words), 1)
+    traceback.print_exc()
+    return fail(config, program, f"{type(error).__name__}: {error}"[:2000], 1)
 
 
 def environment() -> dict[str, Any]:

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from bert.checkpoint.sharded import ShardedTensors, prune
+from bert.checkpoint.sharded import ShardedTensors, num_bytes, prune
 from bert.core.env import ConfigError
-from bert.core.files import damage, name_folder, sync, whole_file
+from bert.core.files import damage, has_no_room, is_full, name_folder, no_space, sync, whole_file
 from bert.deepspeed.partitions import MASTERS, STEPS
 from bert.deepspeed.step import DeepSpeedStep, load
 from bert.training.stop import TrainingError
@@ -61,6 +61,9 @@ def save(trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: d
             prune(directory, keep)
         world.barrier()
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
+        if is_full(error) or has_no_room(directory / partial / INDEX):  # PyTorch's words do not say so
+            megabytes = num_bytes(dict(enumerate(trained.state_tensors()))) / 1e6
+            error = no_space(directory, f"{name} needs {megabytes:,.1f} MB of each rank")
         reason = " ".join(str(error).split())[:500]
         raise TrainingError(
             f"the checkpoint of step {step} cannot be written to {directory}: {reason}; RESUME=1 continues from the "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import traceback
 from collections.abc import Mapping
 
 from bert.core import rundir, variables
@@ -49,8 +48,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
             rundir.write_collectives(run_config)
         return rundir.fail(run_config, "bert", str(error), CRASHED)
     except Exception as error:
-        traceback.print_exc()
-        return rundir.fail(run_config, "bert", f"{type(error).__name__}: {error}"[:2000], CRASHED)
+        return rundir.crash(run_config, "bert", error)
 
 
 def _check_gpu(config: Config) -> None:

@@ -151,7 +151,7 @@ def save_last(saver: resume.Saver, ending: Ending, needed: bool) -> None:
     if not saver.finish() and needed:
         raise TrainingError(
             f"{'stopped at' if ending.stopped else 'the last is'} step {ending.step}, and its checkpoint cannot be "
-            "written, see above: RESUME=1 continues from the one before"
+            f"written ({saver.writer.error or 'another rank says why'}): RESUME=1 continues from the one before"
         )
 
 

@@ -29,6 +29,12 @@ class Config:
     cache_cleared: bool = env("CACHE_CLEARED", False, doc="1: the launcher dropped the page caches before this run")
 
 
+def _raise(record: logging.LogRecord) -> None:
+    error = sys.exc_info()[1]
+    assert error is not None
+    raise error
+
+
 class MlperfLog:
     """Writes MLLOG lines to a file, or without one to stdout; does nothing on ranks other than 0.
 
@@ -45,6 +51,7 @@ class MlperfLog:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 handler = logging.FileHandler(path, mode="w", encoding="utf-8")
+                setattr(handler, "handleError", _raise)  # noqa: B010 (else a full disk loses lines, and the run goes on)
             logger.addHandler(handler)
             log = mllog.MLLogger(logger, root_dir=str(Path(__file__).resolve().parents[2]))
             self._event, self._start, self._end = log.event, log.start, log.end

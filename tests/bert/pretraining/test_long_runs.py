@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -160,6 +161,16 @@ def test_a_run_survives_a_full_disk_but_does_not_claim_that_its_last_weights_are
     assert same(newest(tmp_path / "c"), newest(tmp_path / "whole")), "a full disk has lost nothing"
 
 
+@pytest.mark.parametrize("room", [4096, 20480], ids=["description", "log"])
+def test_a_full_disk_of_results_ends_the_run_with_that_reason(endless, run_bert, tmp_path, room):
+    small = tmp_path / "small"
+    with small_disk(small, room):
+        finished = run_bert(endless | {"RUN_DIR": str(small)})
+        assert finished.returncode == 1
+        assert f"bert: error: No space left in {small}: " in finished.stderr.splitlines()[-1]
+        assert "Traceback" not in finished.stderr
+
+
 def test_a_file_system_that_fills_up_keeps_the_last_good_checkpoint_and_the_run_continues(endless, run_bert, tmp_path):
     """On a disk with room for two checkpoints and a half: the third and the fourth do not fit."""
     often = endless | {"CHECKPOINT_EVERY_STEPS": "2", "CHECKPOINT_KEEP": "99"}
@@ -172,7 +183,10 @@ def test_a_file_system_that_fills_up_keeps_the_last_good_checkpoint_and_the_run_
         warnings = [line for line in finished.stderr.splitlines() if "warning" in line]
         said = f"bert: warning: the checkpoint of step {{}} cannot be written to {small}: "
         assert [line.startswith(said.format(step)) for line, step in zip(warnings, (6, 8), strict=True)] == [True, True]
-        assert "the last is step 8, and its checkpoint cannot be written" in finished.stderr.splitlines()[-1]
+        full = rf"No space left in {small}: step_0+8.pt needs {size / 1e6:,.1f} MB, \d.\d MB are free: make room there"
+        assert re.search(full, warnings[-1])
+        last = finished.stderr.splitlines()[-1]
+        assert re.search(rf"the last is step 8, and its checkpoint cannot be written \({full}\)", last)
         assert finished.returncode == 1
         assert sorted(path.name for path in small.iterdir()) == ["step_0000000002.pt", "step_0000000004.pt"]
         assert same(newest(small), torch.load(tmp_path / "whole" / "step_0000000004.pt", weights_only=True))
