@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bert.core.env import env
+from bert.core.env import ConfigError, env
 from bert.core.files import write_text
 
 _PACKAGES = ("triton", "numpy", "h5py", "mlperf-logging")  # besides torch, whose metadata lack the build (+cu130)
@@ -54,6 +54,13 @@ def difference(known: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
     """The first in which two runs differ, of what both tell, in words; empty where they are the same."""
     odd = (name for name in mine if name in known and known[name] != mine[name])
     return next((f"of a run with {name} {known[name]}, this one has {mine[name]}" for name in odd), "")
+
+
+def check_same(result: Path, known: Mapping[str, Any] | None, mine: Mapping[str, Any]) -> None:
+    """Raises ConfigError where the trial whose ``result`` is there was another than this one. known: what it told."""
+    said = "does not say of which settings and data it is"
+    if known is None or (said := difference(known, mine) and f"is {difference(known, mine)}"):
+        raise ConfigError(f"{result} {said}: use the same settings and data, or another RUN_NAME")
 
 
 def write_error(config: Config, reason: str) -> None:
