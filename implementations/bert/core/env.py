@@ -14,6 +14,7 @@ expected. This is the only module of the package that reads the environment.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import os
 import types
@@ -55,6 +56,12 @@ class Variable:
         words = {int: "an integer", float: "a number", bool: "0 or 1", Path: "a path", str: "text"}[kind]
         limits = [("at least", self.at_least), ("at most", self.at_most), ("above", self.above), ("below", self.below)]
         return ", ".join([words, *(f"{word} {limit:g}" for word, limit in limits if limit is not None)])
+
+    def meant(self, text: str) -> str:
+        """The choice that is most like a text, whatever its case and punctuation; none: empty."""
+        plain = {"".join(filter(str.isalnum, choice)).lower(): choice for choice in self.choices}
+        near = difflib.get_close_matches("".join(filter(str.isalnum, text)).lower(), plain, n=1)
+        return plain[near[0]] if near else ""
 
     def allows(self, value: Any) -> bool:
         """Whether a value of the right type is one of the choices and within the limits."""
@@ -136,9 +143,8 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
     text = environ.get(variable.name, "").strip()
     if not text:
         if field.default is dataclasses.MISSING:
-            raise ConfigError(
-                f"{variable.name} is not set: expected {variable.expectation(kind)}; source a config first"
-            )
+            cure = f"export {variable.name}=..., or source a config that has it"
+            raise ConfigError(f"{variable.name} is not set: expected {variable.expectation(kind)}; {cure}")
         return field.default
     try:
         value = _parse(text, kind)
@@ -146,7 +152,9 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
     except (KeyError, ValueError, OverflowError):
         allowed = False
     if not allowed:
-        raise ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}")
+        meant = variable.meant(text)
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}{hint}")
     return value
 
 
