@@ -30,10 +30,16 @@ case ${1:-} in
   squad) export TASK=squad ;;
   glue) ;;
   -h | --help | help) usage 0 ;;
-  *) usage 2 >&2 ;;
+  '') usage 2 >&2 ;;
+  [Ss][Qq]*) log::die "$1: did you mean squad?" ;;
+  *) log::die "$1: expected squad or glue first, then NAME=VALUE; one's own table is glue TASK=TSV" ;;
 esac
 for setting in "${@:2}"; do
   [[ $setting != --@(docker|ssh|slurm) ]] || log::die "$setting goes first: ./run_finetuning.sh $setting $1 ..."
+  if [[ $setting =~ ^[A-Za-z][A-Za-z0-9_]*= && ! $setting =~ ^[A-Z][A-Z0-9_]*= ]]; then
+    name=${setting%%=*}
+    log::die "$setting: expected NAME=VALUE; did you mean ${name^^}=${setting#*=}?"
+  fi
   [[ $setting =~ ^[A-Z][A-Z0-9_]*= ]] || log::die "$setting: expected NAME=VALUE"
   export "${setting?}"
 done

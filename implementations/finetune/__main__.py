@@ -8,6 +8,7 @@ Exit status: 0 done, 1 the run crashed, 2 bad input.
 from __future__ import annotations
 
 import argparse
+import difflib
 import inspect
 import os
 import sys
@@ -40,6 +41,10 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--check", action="store_true", help="validate settings, data and weights, print, and stop")
     options, words = parser.parse_known_args(arguments)
     try:
+        if words[:1] == ["--variables"]:
+            raise ConfigError("--variables: python -m bert --variables lists them, those of fine-tuning too")
+        if words and not words[0].startswith("-") and not difflib.get_close_matches(words[0], COMMANDS):
+            raise ConfigError(f"{words[0]}: no such command: training needs none, only settings (--task squad ...)")
         given = variables.from_options(words, [*COMMANDS, "--check", "--help"])
         from bert.training import schedule
         from finetune.train import Config, run

@@ -26,7 +26,7 @@ def predict(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     parser.add_argument("--question", help="SQuAD: the question")
     parser.add_argument("--context", help="SQuAD: the text that holds the answer")
     parser.add_argument("--text", action="append", help="GLUE: the text; twice for a pair")
-    parser.add_argument("--n-best", type=int, default=3, help="answers to show (default %(default)s)")
+    parser.add_argument("--n-best", type=natural, default=3, help="answers to show (default %(default)s)")
     options = parser.parse_args(arguments)
     model = saved.load(options.folder, options.device)
     if model.facts["task"] == "squad":
@@ -47,9 +47,9 @@ def predict(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 def benchmark(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     """Latency of batches of made-up tokens in milliseconds, and sequences a second: a line of JSON a batch size."""
     _add_model(parser)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32], help="(default 1 8 32)")
-    parser.add_argument("--length", type=int, default=0, help="tokens of a sequence; 0: as in training")
-    parser.add_argument("--batches", type=int, default=50, help="timed per batch size (default %(default)s)")
+    parser.add_argument("--batch-sizes", type=natural, nargs="+", default=[1, 8, 32], help="(default 1 8 32)")
+    parser.add_argument("--length", type=natural, help="tokens of a sequence; unset: as in training")
+    parser.add_argument("--batches", type=natural, default=50, help="timed per batch size (default %(default)s)")
     options = parser.parse_args(arguments)
     model = saved.load(options.folder, options.device)
     shape = model.model.config
@@ -88,6 +88,13 @@ def seeds(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         values = [row[name] for row in rows if name in row]
         shown = [*values, statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0]
         print(f"{name:<{width}}  " + "  ".join(f"{value:>10.4f}" for value in shown))
+
+
+def natural(text: str) -> int:
+    """An option's whole number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, at least 1")
+    return int(text)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

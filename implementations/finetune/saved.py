@@ -11,7 +11,8 @@ import torch
 import torch.distributed as distributed
 
 from bert import kernels
-from bert.core.dist import World
+from bert.checkpoint import huggingface
+from bert.core.dist import World, why_no_gpu
 from bert.core.env import ConfigError
 from bert.data.batch import Batch
 from bert.data.tokens import WordPiece
@@ -86,12 +87,15 @@ def load(folder: Path, device: str = "auto") -> Saved:
         folder = folder / "model_0"
     if not (folder / "task.json").is_file():
         raise ConfigError(f"{folder}: no fine-tuned model (task.json): name the folder of a run, or its model_N")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device cuda: no GPU is seen ({why_no_gpu()}): fix the driver, or leave --device out")
     facts = json.loads((folder / "task.json").read_text(encoding="utf-8"))
     place = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
     numerics = precision.Config().resolve(place)
     bound = kernels.select(kernels.Config(attention="auto" if numerics.is_low else "sdpa_loop"), place)
     shape, labels = BertConfig.from_json(folder / "config.json"), facts.get("labels", [])
     model = SpanPrediction(shape, bound) if facts["task"] == "squad" else Classification(shape, bound, len(labels))
+    huggingface.check_vocabulary(folder / "vocab.txt", shape)
     lacking, _ = models.load(model, folder / "model.safetensors")
     if lacking:
         raise ConfigError(f"{folder}: model.safetensors lacks {', '.join(lacking)}")

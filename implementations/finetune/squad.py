@@ -6,8 +6,9 @@ words that its characters lie in, then narrowed to the tokens that spell it. A w
 question without one, have it at [CLS].
 
 Predicted as there too: of a window the n best starts are paired with the n best ends; a span lies in the context,
-starts at a token that has most context in this window, and is short. SQuAD 2.0: the scores at [CLS] stand for "no
-answer", the smallest over the windows, and win over the best span by a margin.
+starts at a token that has most context in this window, and is short. Spans of all windows compete, each text once.
+SQuAD 2.0: the scores at [CLS] stand for "no answer", the smallest over the windows, and win over the best span by a
+margin.
 """
 
 from __future__ import annotations
@@ -135,8 +136,7 @@ class Features:
     window_length: Integers
     starts: Integers
     ends: Integers
-    cls: int
-    sep: int
+    tokenizer: WordPiece
 
     def __len__(self) -> int:
         return len(self.question)
@@ -160,7 +160,8 @@ class Features:
         query = self.queries[self.question[window]]
         begin = self.window_start[window]
         text = self.context_of(window).ids[begin : begin + self.window_length[window]]
-        return np.concatenate([[self.cls], query, [self.sep], text, [self.sep]]).astype(np.int32), len(query) + 2
+        cls, sep = self.tokenizer.cls, self.tokenizer.sep
+        return np.concatenate([[cls], query, [sep], text, [sep]]).astype(np.int32), len(query) + 2
 
 
 def make_features(dataset: Dataset, tokenizer: WordPiece, limits: Limits, training: bool) -> tuple[Features, list[str]]:
@@ -189,7 +190,7 @@ def make_features(dataset: Dataset, tokenizer: WordPiece, limits: Limits, traini
                 start, end = (token - begin + len(query) + 2 for token in span)
             rows.append((number, begin, length, start, end))
     numbers, begins, lengths, starts, ends = np.array(rows, dtype=np.int32).reshape(-1, 5).T
-    found = (dataset, contexts, queries, numbers, begins, lengths, starts, ends, tokenizer.cls, tokenizer.sep)
+    found = (dataset, contexts, queries, numbers, begins, lengths, starts, ends, tokenizer)
     return Features(*found), left_out
 
 
@@ -225,6 +226,8 @@ def answer_tokens(
     if not (0 <= answer.start <= last_character < len(text)):
         return None
     first, last = words[answer.start], words[last_character]
+    if first < 0 and last == words[-1]:
+        first = last  # ahead of the first word the published code counts from the end, as Python's lists do
     begin, stop = np.searchsorted(words, [first, last + 1])
     if first < 0 or " ".join(answer.text.split()) not in collapse(text[begin:stop]):
         return None
@@ -311,18 +314,17 @@ def predict(features: Features, logits: Iterable[Logits], rules: Rules) -> Predi
         number = features.question[position]
         stop = int(np.searchsorted(features.question, number, side="right"))
         rows = range(position, stop)
-        spans = [(int(features.window_start[row]), int(features.window_length[row])) for row in rows]
-        best_window = has_most_context(spans, len(features.context_of(position).ids))
-        candidates: list[Candidate] = []
+        bounds = [(int(features.window_start[row]), int(features.window_length[row])) for row in rows]
+        best_window = has_most_context(bounds, len(features.context_of(position).ids))
+        spans: list[Spans] = []
         null = Candidate("", float("inf"), 0.0)
         for row, mine in zip(rows, best_window, strict=True):
             of_window = next(scores)
-            candidates += _candidates(features, row, of_window, mine, rules)
+            spans.append(_spans(features, row, of_window, mine, rules))
             null = min(null, Candidate("", float(of_window.start[0]), float(of_window.end[0])), key=lambda c: c.score)
         position = stop
 
-        best = sorted([*candidates, null] if rules.version_2 else candidates, key=lambda c: -c.score)[: rules.n_best]
-        best = best or [Candidate("", 0.0, 0.0)]
+        best = _best(features, spans, rows, null if rules.version_2 else None, rules.n_best)
         shares = np.exp(np.array([c.score for c in best]) - best[0].score)
         shares /= shares.sum()
         question, answer = questions[number].id, best[0].text
@@ -332,18 +334,26 @@ def predict(features: Features, logits: Iterable[Logits], rules: Rules) -> Predi
         ]
         if rules.version_2:
             span = next((candidate for candidate in best if candidate.text), None)
-            odds = null.score - span.score if span is not None else 1e9  # JSON has no infinity
+            # JSON has no infinity.
+            odds = null.score - span.start_logit - span.end_logit if span is not None else 1e9
             answer = span.text if span is not None and odds <= rules.null_threshold else ""
             found.null_odds[question] = odds
         found.answers[question] = answer
     return found
 
 
-def _candidates(features: Features, row: int, logits: Logits, mine: np.ndarray, rules: Rules) -> list[Candidate]:
-    """The spans of a window, best first, each text once. mine: its tokens that have most context in this window."""
+class Spans(NamedTuple):
+    """Spans that a window proposes: first and last token of the context, and their scores; each (n,)."""
+
+    first: np.ndarray
+    last: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+
+
+def _spans(features: Features, row: int, logits: Logits, mine: np.ndarray, rules: Rules) -> Spans:
+    """By their start, the largest score first, and then by their end. mine: tokens with most context in this window."""
     begin, length, offset = features.window_start[row], features.window_length[row], features.offset(row)
-    text = features.dataset.contexts[features.dataset.questions[features.question[row]].context]
-    pieces = features.context_of(row)
     # Places of the largest scores among the tokens of the window, largest first, the first among equals.
     starts, ends = (np.argsort(-values, kind="stable")[: rules.n_best] - offset for values in logits)
     starts = starts[(starts >= 0) & (starts < length)]
@@ -352,16 +362,58 @@ def _candidates(features: Features, row: int, logits: Logits, mine: np.ndarray, 
     first, last = (grid.ravel() for grid in np.meshgrid(starts, ends, indexing="ij"))
     sound = (first <= last) & (last - first < rules.max_answer_length)
     first, last = first[sound], last[sound]
-    scores = logits.start[first + offset].astype(np.float64) + logits.end[last + offset]
+    start, end = logits.start[first + offset].astype(np.float64), logits.end[last + offset].astype(np.float64)
+    return Spans(first + begin, last + begin, start, end)
+
+
+def _best(
+    features: Features, spans: Sequence[Spans], rows: Sequence[int], null: Candidate | None, n_best: int
+) -> list[Candidate]:
+    """The best texts of a question, each once. null: "no answer", always among them; None: there is one (1.1)."""
+    first, last, start, end = (np.concatenate(arrays) for arrays in zip(*spans, strict=True))
+    scores = np.append(start + end, [] if null is None else null.score)
+    text = ContextText(features, rows[0])
     found: dict[str, Candidate] = {}
-    for i in np.argsort(-scores, kind="stable"):
-        answer = collapse(text[pieces.begins[begin + first[i]] : pieces.ends[begin + last[i]]])
-        if answer not in found:
-            start, end = logits.start[first[i] + offset], logits.end[last[i] + offset]
-            found[answer] = Candidate(answer, float(start), float(end))
-            if len(found) == rules.n_best:
-                break
-    return list(found.values())
+    for i in np.argsort(-scores, kind="stable").tolist():
+        if len(found) == n_best:
+            break
+        candidate = null
+        if i < len(first):
+            answer = text.answer(int(first[i]), int(last[i]))
+            candidate = Candidate(answer, float(start[i]), float(end[i]))
+        assert candidate is not None
+        found.setdefault(candidate.text, candidate)
+    if null is not None:
+        found.setdefault("", null)
+    return list(found.values()) or [Candidate("empty", 0.0, 0.0)]  # the published code's word
+
+
+class ContextText:
+    """Answers as the context of a window has them."""
+
+    def __init__(self, features: Features, row: int) -> None:
+        self.text = features.dataset.contexts[features.dataset.questions[features.question[row]].context]
+        self.pieces, self.tokenizer = features.context_of(row), features.tokenizer
+        self.words = word_numbers(self.text)
+
+    def answer(self, first: int, last: int) -> str:
+        """The part of their words that the tokens first to last spell, or all of it where characters do not correspond.
+
+        As the published code finds it (get_final_text): by the characters that are no spaces, before and after
+        normalisation, where these are equally many.
+        """
+        numbers = self.words[self.pieces.begins[[first, last]]]
+        begin, stop = np.searchsorted(self.words, [numbers[0], numbers[1] + 1])
+        whole = collapse(self.text[begin:stop])
+        names = (self.tokenizer.names[i] for i in self.pieces.ids[first : last + 1].tolist())
+        spelt = " ".join(" ".join(names).replace(" ##", "").replace("##", "").split())
+        normal = " ".join(self.tokenizer.words(whole))
+        places = [i for i, character in enumerate(whole) if character != " "]
+        rank = {i: n for n, i in enumerate(i for i, character in enumerate(normal) if character != " ")}
+        at = normal.find(spelt)
+        if at < 0 or len(places) != len(rank) or not {at, at + len(spelt) - 1} <= rank.keys():
+            return whole
+        return whole[places[rank[at]] : places[rank[at + len(spelt) - 1]] + 1]
 
 
 def normalise(text: str) -> str:

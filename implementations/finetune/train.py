@@ -200,15 +200,8 @@ def identity_of(
 
 def check_finished(config: Config, identity: Mapping[str, Any]) -> None:
     """Raises ConfigError where this trial is done in RUN_DIR, and was another."""
-    path = config.folder() / "figures.json" if config.run.run_dir is not None else None
-    if path is None or not path.is_file():
-        return
-    cure = "use the same settings and data, or another RUN_NAME"
-    known = json.loads(path.read_text(encoding="utf-8")).get("settings")
-    if known is None:
-        raise ConfigError(f"{path} does not say of which settings and data it is: {cure}")
-    if said := rundir.difference(known, identity):
-        raise ConfigError(f"{path} is {said}: {cure}")
+    if config.run.run_dir is not None and (path := config.folder() / "figures.json").is_file():
+        rundir.check_same(path, json.loads(path.read_text(encoding="utf-8")).get("settings"), identity)
 
 
 def num_steps(config: Config, num_samples: int) -> int:

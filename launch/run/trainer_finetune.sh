@@ -23,6 +23,9 @@ trainer::complete() { [[ -s $2/model_$1/figures.json ]]; }
 
 trainer::verify() { :; }
 
-trainer::show() { runner::python -m finetune seeds "$RUN_DIR"; }
+trainer::show() {
+  if ! compgen -G "$RUN_DIR/model_*/figures.json" >/dev/null; then return 0; fi # the last line says why there is none
+  runner::python -m finetune seeds "$RUN_DIR"
+}
 
 trainer::success() { echo "all $NEXP trials are complete"; }

@@ -18,6 +18,7 @@ child::run "$PYTHON" -m finetune.demo "$FOLDER"
 printf '\n== 2/2  training for two epochs, then the test\n' >&2
 export LOGDIR=$FOLDER/results RUN_NAME=${RUN_NAME:-reviews_$(date +%Y%m%d-%H%M%S)}
 child::run ./run_finetuning.sh glue TASK=TSV "DATA=$FOLDER/data" "INIT_CHECKPOINT=$FOLDER/weights/model.safetensors" \
+  "CHECKPOINT_DIR=$LOGDIR/$RUN_NAME/checkpoints" CHECKPOINT_EVERY_STEPS=50 RESUME=1 \
   "BATCHSIZE=${BATCHSIZE:-32}" "LR=${LR:-5e-5}" "EPOCHS=${EPOCHS:-2}" "LOG_EVERY_STEPS=${LOG_EVERY_STEPS:-50}"
 cat >&2 <<NEXT
 

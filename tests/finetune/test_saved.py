@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,11 +89,41 @@ def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
         (["predict", "{learnt}", "--question", "Who?", "--context", " "], "--context is empty"),
         (["predict", "/nonexistent", "--text", "a"], "no fine-tuned model"),
         (["seeds", "/nonexistent"], "no model_N/figures.json"),
+        (["train"], "train: no such command: training needs none, only settings"),
+        (["predikt", "x"], "predikt: did you mean predict?"),
+        (["--variables"], "python -m bert --variables lists them"),
+        (["--task", "sst2"], "did you mean SST-2?"),
+        (["--task", "TSV", "--mode", "predict", "--data", "/"], "did you mean prediction?"),
+        (["--task", "TSV", "--data", "/", "--squad-version", "2"], "did you mean 2.0?"),
+        (
+            ["--task", "TSV", "--data", "/"],
+            "BATCHSIZE is not set: expected an integer, at least 1; export BATCHSIZE=...",
+        ),
+        (["predict", "{reviews}", "--text", "a", "--device", "cuda"], "--device cuda: no GPU is seen"),
+        (["predict", "{reviews}", "--n-best", "0"], "--n-best: 0: expected a whole number, at least 1"),
+        (["benchmark", "{reviews}", "--batch-sizes", "0"], "--batch-sizes: 0: expected a whole number"),
+        (["benchmark", "{reviews}", "--length", "-4"], "--length: -4: expected a whole number"),
     ],
 )
-def test_wrong_requests_are_one_line(arguments, message, learnt, reviews, capsys):
-    assert main([argument.format(learnt=learnt, reviews=reviews) for argument in arguments], {}) == 2
+def test_wrong_requests_are_one_line(arguments, message, learnt, reviews, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    try:
+        status = main([argument.format(learnt=learnt, reviews=reviews) for argument in arguments], {})
+    except SystemExit as error:  # of argparse
+        status = error.code
+    assert status == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_seeds_of_different_settings_have_no_mean(reviews, tmp_path, capsys):
+    for number, rate in enumerate((1e-3, 2e-3)):
+        (tmp_path / f"model_{number}").mkdir()
+        figures = json.loads((reviews / f"model_{number}" / "figures.json").read_text())
+        figures["settings"]["LR"] = rate
+        (tmp_path / f"model_{number}" / "figures.json").write_text(json.dumps(figures))
+    assert main(["seeds", str(tmp_path)], {}) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"model_0/figures.json is of a run with LR 0.001, .*model_1/figures.json has 0.002: no mean", said)
 
 
 def test_the_demos_sentences_are_split_by_their_hash_and_labelled_by_their_sign():

@@ -48,6 +48,10 @@ def read_state_dict(path: Path) -> Mapping[str, Tensor]:
     try:
         loaded = _read(path)
     except Exception as error:  # each format has its own errors for a damaged file
+        if path.suffix in (".txt", ".json", ".tsv") and not path.name.endswith(".index.json"):
+            raise ConfigError(
+                f"INIT_CHECKPOINT={path}: no weights: give the .pt or .safetensors, or its folder"
+            ) from None
         raise ConfigError(f"INIT_CHECKPOINT={path}: not a readable checkpoint ({damage(error)})") from None
     for key in ("model", "state_dict"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):

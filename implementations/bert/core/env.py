@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import math
 import operator
 import os
@@ -57,6 +58,12 @@ class Variable:
         words = {int: "an integer", float: "a number", bool: "0 or 1", Path: "a path", str: "text"}[kind]
         return ", ".join([words, *(f"{name.replace('_', ' ')} {limit:g}" for name, _, limit in self._limits())])
 
+    def meant(self, text: str) -> str:
+        """The choice that is most like a text, whatever its case and punctuation; none: empty."""
+        plain = {"".join(filter(str.isalnum, choice)).lower(): choice for choice in self.choices}
+        near = difflib.get_close_matches("".join(filter(str.isalnum, text)).lower(), plain, n=1)
+        return plain[near[0]] if near else ""
+
     def allows(self, value: Any) -> bool:
         """Whether a value of the right type is one of the choices and within the limits."""
         return (not self.choices or value in self.choices) and all(
@@ -87,20 +94,6 @@ def variables(config_class: type) -> Iterator[tuple[dataclasses.Field[Any], Vari
             yield field, field.metadata["env"], _plain_type(kind)
 
 
-def settings(config: Any) -> dict[str, Any]:
-    """The values of a Config and its nested ones by variable; without paths, which may move."""
-    found: dict[str, Any] = {}
-    paths = {variable.name for _, variable, kind in variables(type(config)) if kind is Path}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        variable: Variable | None = field.metadata.get("env")
-        if dataclasses.is_dataclass(value):
-            found |= settings(value)
-        elif variable is not None and variable.name not in paths:
-            found[variable.name] = value
-    return found
-
-
 def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT:
     """Builds a Config and its nested Configs from ``environ``.
 
@@ -129,6 +122,12 @@ def values(config: Any) -> dict[str, Any]:
     return found
 
 
+def settings(config: Any) -> dict[str, Any]:
+    """``values`` without paths, which may move."""
+    paths = {variable.name for _, variable, kind in variables(type(config)) if kind is Path}
+    return {name: value for name, value in values(config).items() if name not in paths}
+
+
 def announce(name: str, value: str) -> None:
     """Sets a variable of this process that a library insists on reading, unless it is set."""
     os.environ.setdefault(name, value)
@@ -149,15 +148,15 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
     text = environ.get(variable.name, "").strip()
     if not text:
         if field.default is dataclasses.MISSING:
-            raise ConfigError(
-                f"{variable.name} is not set: expected {variable.expectation(kind)}; source a config first"
-            )
+            cure = f"export {variable.name}=..., or source a config that has it"
+            raise ConfigError(f"{variable.name} is not set: expected {variable.expectation(kind)}; {cure}")
         return field.default
     with contextlib.suppress(KeyError, ValueError, OverflowError):
         value = _parse(text, kind)
         if variable.allows(value):
             return value
-    raise ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}")
+    hint = f"; did you mean {meant}?" if (meant := variable.meant(text)) else ""
+    raise ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}{hint}")
 
 
 def _parse(text: str, kind: type) -> Any:

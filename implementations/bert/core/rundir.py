@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bert.core.env import env, settings
+from bert.core.env import ConfigError, env, settings
 from bert.core.files import NoSpaceError, is_full, no_space, write_text
 
 _PACKAGES = ("triton", "numpy", "h5py", "mlperf-logging")  # besides torch, whose metadata lack the build (+cu130)
@@ -71,6 +71,13 @@ def shared_facts(tree: Any) -> dict[str, Any]:
     for path in sorted(path for package in ("bert", "certify", "finetune") for path in (root / package).rglob("*.py")):
         code.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return facts | {"code": code.hexdigest(), "torch": torch.__version__}
+
+
+def check_same(result: Path, known: Mapping[str, Any] | None, mine: Mapping[str, Any]) -> None:
+    """Raises ConfigError where the trial whose ``result`` is there was another than this one. known: what it told."""
+    said = "does not say of which settings and data it is"
+    if known is None or (said := difference(known, mine) and f"is {difference(known, mine)}"):
+        raise ConfigError(f"{result} {said}: use the same settings and data, or another RUN_NAME")
 
 
 def write_error(config: Config, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +51,16 @@ class WordPiece:
         )
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The token of each id."""
+        return {number: token for token, number in self.ids.items()}
+
+    def words(self, text: str) -> list[str]:
+        """The words of a text and its punctuation marks, normalised, before they become pieces."""
+        normalised = self._tokenizer.normalizer.normalize_str(text)
+        return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(normalised)]
 
     def __call__(self, texts: Sequence[str]) -> list[Pieces]:
         """Tokens of every text, without [CLS] and [SEP]."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+from pathlib import Path
 from typing import Any
 
 from bert.checkpoint.weights import Checksum, check_finite, chunks_of
+from bert.core import rundir
 from bert.core.dist import World, pick_device
+from bert.core.env import values
 from bert.data.loader import make_batching, open_masks, open_source
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
-from bert.data.shards import Shards
+from bert.data.shards import INDEX, Shards
 from bert.deepspeed import ds_config
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
@@ -21,9 +25,52 @@ from bert.pretraining.config import Config
 from bert.training import schedule
 from bert.training.evaluate import Evaluator
 
+# What may differ between trials of one RUN_NAME: where things lie (their content counts), ranks, what is shown or kept.
+FREE = {
+    *("RUN_DIR", "TRIAL", "RANK", "LOCAL_RANK", "EMULATE_RANK", "DIST_TIMEOUT", "OMP_NUM_THREADS", "CACHE_CLEARED"),
+    *("LOG_EVERY_STEPS", "METRICS", "CAPTURE", "CAPTURE_STEPS", "PROFILE_STEPS", "STEPS_THIS_RUN", "RESUME"),
+    *("CHECKPOINT_DIR", "CHECKPOINT_EVERY_STEPS", "CHECKPOINT_KEEP", "CHECKPOINT_SHARDS", "DEEPSPEED_CHECKPOINTS"),
+    *("INIT_CHECKPOINT", "CHECKPOINTDIR_PHASE1", "DATADIR_PHASE2", "DATADIR_PHASE2_PACKED", "EVALDIR"),
+    "DEEPSPEED_CONFIG",
+}
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What all trials of one RUN_NAME share, for config.json: settings by name, the model, and what the files hold."""
+    told = {name: value for name, value in values(config).items() if name not in FREE}
+    if config.seed is not None:  # the launcher counts on from the first trial's
+        told["SEED"] = config.seed - config.run.trial
+    told["BERT_CONFIG"] = config.model.identity
+    path = config.checkpoint.init_checkpoint
+    told["bytes of the starting weights"] = path.stat().st_size if path is not None else None
+    if not config.data.synthetic:
+        told["training data"] = contents(config.data.source[0])
+    if config.evaluates and config.evaluate.evaldir is not None:
+        told["evaluation data"] = contents(config.evaluate.evaldir)
+    return told
+
+
+def contents(place: Path) -> str:
+    """A digest of names and sizes of record files, and of their folder's index, which has the digest of each."""
+    paths = [path for path in (sorted(place.rglob("*.hdf5")) if place.is_dir() else [place]) if path.is_file()]
+    found = hashlib.sha256(str([(path.name, path.stat().st_size) for path in paths]).encode())
+    for folder in sorted({path.parent for path in paths}):
+        found.update((folder / INDEX).read_bytes() if (folder / INDEX).is_file() else b"")
+    return found.hexdigest()[:16]
+
+
+def check_finished(config: Config) -> None:
+    """Raises ConfigError where this trial is done in RUN_DIR, and was another."""
+    folder = config.run.run_dir
+    if folder is not None and (result := folder / f"result_{config.run.trial}.txt").is_file():
+        settings = folder / "config.json"
+        known = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        rundir.check_same(result, known.get("identity"), identity(config))
+
 
 def report(config: Config) -> str:
     """The settings and what follows from them. Raises ConfigError or DataError for what would stop the run."""
+    check_finished(config)
     device, path, ranks = pick_device(config.dist), config.checkpoint.init_checkpoint, config.dist.world_size
     alone = dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0)
     with uninitialized():

@@ -66,7 +66,7 @@ def _train(config: Config) -> int:
     log.init_start()
     if is_main:
         model = dataclasses.asdict(config.model) | {"gelu_form": config.model.gelu_form}
-        rundir.write_description(config.run, config, {"model": model})
+        rundir.write_description(config.run, config, {"model": model, "identity": check.identity(config)})
     with World(config.dist) as world:
         clock.lap("process group")
         world.warm_up()

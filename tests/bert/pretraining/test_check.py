@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 
 def test_the_check_says_what_would_run(prepared, run_bert):
     done = run_bert(prepared | {"WORLD_SIZE": "2", "EVAL_ITER_SAMPLES": "24"}, arguments=("--check",))
@@ -23,3 +25,21 @@ def test_the_check_builds_the_batches_of_the_run(prepared, run_bert):
     done = run_bert(unpacked, arguments=("--check",))
     assert done.returncode == 2
     assert "BATCHING=online packs records that are not packed, and these are" in done.stderr
+
+
+def test_a_trial_that_is_done_counts_only_for_its_own_settings_and_data(prepared, run_bert, tmp_path):
+    environment = prepared | {"RUN_DIR": str(tmp_path / "run"), "SEED": "5", "MAX_STEPS": "1"}
+    done = run_bert(environment)
+    assert (tmp_path / "run" / "result_0.txt").is_file(), done.stderr
+    shutil.copytree(prepared["DATADIR_PHASE2_PACKED"], tmp_path / "data")
+    same = environment | {"DATADIR_PHASE2_PACKED": str(tmp_path / "data"), "LOG_EVERY_STEPS": "3"}
+    assert run_bert(same, arguments=("--check",)).returncode == 0
+    (tmp_path / "data" / "index.json").unlink(missing_ok=True)
+    first = min((tmp_path / "data").glob("*.hdf5"))
+    first.rename(first.with_name("other.hdf5"))
+    for name, value in {"LR": "0.06", "SEED": "6", "OPT_LAMB_BETA_1": "0.8", "training data": ""}.items():
+        done = run_bert((same if name == "training data" else environment) | {name: value}, arguments=("--check",))
+        said = done.stderr.splitlines()[-1]
+        assert done.returncode == 2
+        assert f"result_0.txt is of a run with {name} " in said, said
+        assert said.endswith("use the same settings and data, or another RUN_NAME")

@@ -30,20 +30,27 @@ def words_of(context):
     return words, number
 
 
-def windows_of(context, question, answer, vocab, *, length=384, query_length=64, stride=128):
-    """None where the answer is not found, else windows as dicts. answer: (text, start) or None."""
-    words, number = words_of(context)
-    pieces, first_piece = [], []
+def pieces_of_words(words, vocab):
+    """Pieces of all words, the first piece of each word, the number of each piece's word."""
+    pieces, first_piece, word_of = [], [], []
     for word in words:
         first_piece.append(len(pieces))
         pieces += pieces_of(word, vocab)
+        word_of += [len(first_piece) - 1] * (len(pieces) - len(word_of))
+    return pieces, first_piece, word_of
+
+
+def windows_of(context, question, answer, vocab, *, length=384, query_length=64, stride=128):
+    """None where the answer is not found, else windows as dicts. answer: (text, start) or None."""
+    words, number = words_of(context)
+    pieces, first_piece, _ = pieces_of_words(words, vocab)
     span = None
     if answer is not None:
         text, start = answer
         if start + len(text) > len(context):
             return None
         first, last = number[start], number[start + len(text) - 1]
-        if first < 0 or " ".join(text.split()) not in " ".join(words[first : last + 1]):
+        if " ".join(text.split()) not in " ".join(words[first : last + 1]):
             return None
         begin = first_piece[first]
         end = first_piece[last + 1] - 1 if last + 1 < len(words) else len(pieces) - 1
@@ -75,37 +82,64 @@ def windows_of(context, question, answer, vocab, *, length=384, query_length=64,
     return found
 
 
+def answer_of(context, pieces, word_of, first, last):
+    """The answer of pieces first to last of a context: their characters in its words, or else the words themselves.
+
+    pieces: the tokens of the whole context; word_of: of each the number of its word.
+    """
+    words, _ = words_of(context)
+    whole = " ".join(words[word_of[first] : word_of[last] + 1])
+    wanted = " ".join(pieces[first : last + 1]).replace(" ##", "").replace("##", "").split()
+    wanted = " ".join(wanted)
+    normal = " ".join(basic_tokens(whole))
+    at = normal.find(wanted)
+    if at == -1 or len(whole.replace(" ", "")) != len(normal.replace(" ", "")):
+        return whole
+    ahead, held = len(normal[:at].replace(" ", "")), len(wanted.replace(" ", ""))
+    if not held:
+        return whole
+    found, seen = "", 0
+    for character in whole:
+        if character != " ":
+            seen += 1
+        if ahead < seen <= ahead + held and (found or character != " "):
+            found += character
+    return found.rstrip(" ")
+
+
 def answers_of(windows, logits, text_of, *, n_best=20, longest=30, version_2=False, threshold=0.0):
     """(answer, [(text, probability, start, end)], odds) of one question.
 
-    text_of(a, b): the words of the context that pieces a to b are of; logits: (starts, ends) of each window.
+    text_of(a, b): the answer of the context's pieces a to b; logits: (starts, ends) of each window.
     """
     everything, null = [], None
     for window, (starts, ends) in zip(windows, logits, strict=True):
         top = [sorted(range(len(x)), key=lambda i: -x[i])[:n_best] for x in (starts, ends)]
-        spans = []
         for a in top[0]:
             for b in top[1]:
                 offset, size = window["offset"], len(window["most"])
                 if offset <= a <= b < offset + size and b - a + 1 <= longest and window["most"][a - offset]:
-                    spans.append((a, b))
-        spans.sort(key=lambda span: -(starts[span[0]] + ends[span[1]]))
-        texts = []
-        for a, b in spans:
-            text = text_of(window["begin"] + a - window["offset"], window["begin"] + b - window["offset"])
-            if text not in texts and len(texts) < n_best:
-                texts.append(text)
-                everything.append((text, starts[a], ends[b]))
-        if null is None or starts[0] + ends[0] < null[1] + null[2]:
-            null = ("", starts[0], ends[0])
+                    shift = window["begin"] - offset
+                    everything.append((a + shift, b + shift, starts[a], ends[b]))
+        if null is None or starts[0] + ends[0] < null[2] + null[3]:
+            null = (None, None, starts[0], ends[0])
     if version_2:
         everything.append(null)
-    everything.sort(key=lambda entry: -(entry[1] + entry[2]))
-    kept = everything[:n_best] or [("", 0.0, 0.0)]
+    everything.sort(key=lambda entry: entry[2] + entry[3], reverse=True)
+    kept = []
+    for a, b, start, end in everything:
+        if len(kept) == n_best:
+            break
+        text = "" if a is None else text_of(a, b)
+        if a is None or text not in [entry[0] for entry in kept]:
+            kept.append((text, start, end))
+    if version_2 and "" not in [entry[0] for entry in kept]:
+        kept.append(("", null[2], null[3]))
+    kept = kept or [("empty", 0.0, 0.0)]
     total = sum(math.exp(a + b) for _, a, b in kept)
     n_bests = [(text, math.exp(a + b) / total, a, b) for text, a, b in kept]
     if not version_2:
         return kept[0][0], n_bests, None
     best = next(entry for entry in kept if entry[0])
-    odds = null[1] + null[2] - best[1] - best[2]
+    odds = null[2] + null[3] - best[1] - best[2]
     return "" if odds > threshold else best[0], n_bests, odds

@@ -49,6 +49,7 @@ TRAPS = {
     "white space ahead": ("  The cat sat.", "The"),
     "an answer that starts with a space": ("The cat sat.", (" cat", 3)),
     "an answer that starts ahead of the first word": (" The cat", (" The", 0)),
+    "an answer that starts ahead of the only word": (" cat", (" cat", 0)),
 }
 
 
