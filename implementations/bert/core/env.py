@@ -88,6 +88,20 @@ def variables(config_class: type) -> Iterator[tuple[dataclasses.Field[Any], Vari
             yield field, field.metadata["env"], plain, optional
 
 
+def settings(config: Any) -> dict[str, Any]:
+    """The values of a Config and its nested ones by variable; without paths, which may move."""
+    found: dict[str, Any] = {}
+    paths = {variable.name for _, variable, kind, _ in variables(type(config)) if kind is Path}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        variable: Variable | None = field.metadata.get("env")
+        if dataclasses.is_dataclass(value):
+            found |= settings(value)
+        elif variable is not None and variable.name not in paths:
+            found[variable.name] = value
+    return found
+
+
 def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT:
     """Builds a Config and its nested Configs from ``environ``.
 
@@ -102,6 +116,18 @@ def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT
         elif "env" in field.metadata:
             values[field.name] = _read(field, kind, environ)
     return config_class(**values)
+
+
+def values(config: Any) -> dict[str, Any]:
+    """The value of every variable of a Config and its nested Configs, by the variable's name; paths as text."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found |= values(value)
+        elif "env" in field.metadata:
+            found[field.metadata["env"].name] = str(value) if isinstance(value, Path) else value
+    return found
 
 
 def announce(name: str, value: str) -> None:

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -47,6 +48,12 @@ def add_to_environment(config: Config, facts: dict[str, Any]) -> None:
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     config.run_dir.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(known | facts, indent=2) + "\n")
+
+
+def difference(known: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
+    """The first in which two runs differ, of what both tell, in words; empty where they are the same."""
+    odd = (name for name in mine if name in known and known[name] != mine[name])
+    return next((f"of a run with {name} {known[name]}, this one has {mine[name]}" for name in odd), "")
 
 
 def write_error(config: Config, reason: str) -> None:

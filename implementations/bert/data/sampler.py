@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -102,6 +102,10 @@ class RowSource(Protocol):
 
     def row_counts(self) -> np.ndarray:
         """Rows of every file, int64."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """What ranks compare: each file by name, with its rows and the digest of its content."""
         ...
 
     def __getitem__(self, number: int) -> Records:

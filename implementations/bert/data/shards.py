@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -154,6 +155,15 @@ class Shards:
                 self._entries[path] = indices[path.parent].get(path.name) or Entry(count_rows(path))
             _ = self[0]
         return np.array([self._entries[path].rows for path in self.paths], dtype=np.int64)
+
+    def identity(self) -> dict[str, Any]:
+        """What ranks compare: each file by name, with its rows and the digest of its content, or else its size."""
+        self.row_counts()
+        found: dict[str, Any] = {"vocabulary": self.vocab_md5}
+        for path, entry in self._entries.items():
+            name = f"{path.parent.name}/{path.name}" if path.parent.name.isdigit() else path.name  # a bin's, or not
+            found[name] = (entry.rows, entry.content_digest or path.stat().st_size)
+        return found
 
     def __getitem__(self, number: int) -> Records:
         """The records of one file. Raises DataError for a file that cannot be used in this run."""

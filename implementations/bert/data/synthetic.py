@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from bert.data.packing import pack
@@ -72,6 +74,10 @@ class SyntheticShards:
     def row_counts(self) -> np.ndarray:
         """Rows of every file, int64."""
         return np.array([records.num_rows for records in self._files], dtype=np.int64)
+
+    def identity(self) -> dict[str, Any]:
+        """Nothing: it follows from the settings."""
+        return {}
 
     def __getitem__(self, number: int) -> Records:
         """The records of one file."""

@@ -57,6 +57,8 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         shapes = {name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in model.named_parameters()}
         step.optimizer.load_state_dict(resume.warm_start(path, config.optim.optimizer, shapes))
     done, done_batches, done_samples = resume.restore(config, step, seed, saved)
+    if saved is not None or path is not None:
+        resume.check_finite(step, world, path if saved is None else config.checkpoint.directory)
     clock.lap("checkpoint")
     take_step, evaluation_graph = prepare(config, model, step, world, clock)
 
@@ -78,7 +80,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     source = open_source(settings, vocab_size)
     row_counts = source.row_counts()
     num_rows, rows_per_step = int(row_counts.sum()), settings.rows_per_step * world.size
-    resume.check_data(config.checkpoint, saved, row_counts, source.vocab_md5)
+    resume.check_data(config.checkpoint, saved, source)
     shard_order = resume.shard_order(config, saved)
     sampler = Sampler(row_counts, settings.rows_per_step, seed, world.rank, world.size, shard_order)
     masks = open_masks(settings, source, config.phase1, vocab_size, seed)

@@ -60,6 +60,9 @@ class Trainer(Protocol):
     def gathered(self) -> contextlib.AbstractContextManager[Any]:
         """The model with current weights on every rank, for evaluation. A collective."""
 
+    def state_tensors(self) -> list[Tensor]:
+        """Every tensor of this rank that a step changes."""
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, by part. A collective."""
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bert.core.env import ConfigError, from_env
+from bert.deepspeed import ds_config
 from bert.deepspeed.settings import merged
 from bert.deepspeed.step import check_fp16
 from bert.pretraining.config import Config
@@ -147,6 +148,14 @@ def test_a_large_models_checkpoints_are_deepspeeds_own_shards(environ, monkeypat
     monkeypatch.setattr("bert.deepspeed.settings.load", lambda: DEEPSPEED)
     shards = {"CHECKPOINT_SHARDS": "0", "DEEPSPEED_CHECKPOINTS": "1", "CHECKPOINT_DIR": str(tmp_path)}
     assert run(environ({"zero_optimization": {"stage": 2}}, WORLD_SIZE="1", **shards), check_only=True) == 0
+
+
+@pytest.mark.deepspeed
+def test_what_only_deepspeed_heeds_and_changes_no_arithmetic_stays_and_is_told(environ, capsys):
+    own = {"timers": {"throughput": {"enabled": True, "synchronized": False}}, "disable_python_gc": True}
+    assert run(environ({"zero_optimization": {"stage": 1}} | own, WORLD_SIZE="1"), check_only=True) == 0
+    assert "DeepSpeed, which alone heeds disable_python_gc, timers" in capsys.readouterr().out
+    assert ds_config.deepspeed_only(own) == ["disable_python_gc", "timers"]
 
 
 @pytest.mark.deepspeed
