@@ -13,7 +13,8 @@ from bert.checkpoint import huggingface
 from bert.commands import weights as trained
 from bert.core.dist import World
 from bert.core.env import ConfigError, from_env
-from bert.data.batch import PretrainingBatch
+from bert.data.batch import PretrainingBatch, make_batch
+from bert.data.records import Records
 from bert.data.tokens import WordPiece
 from bert.kernels.cross_entropy import IGNORE
 
@@ -55,26 +56,23 @@ def fill_mask(parser: argparse.ArgumentParser, arguments: list[str], environ: Ma
 def batch_of(text: str, tokenizer: WordPiece, longest: int) -> PretrainingBatch:
     """A batch of one sequence, [CLS] text [SEP]. Raises ConfigError for a text without [MASK], or one too long."""
     parts = [pieces.ids.tolist() for pieces in tokenizer(text.split(MASK))]
-    ids = [tokenizer.cls]
-    for number, part in enumerate(parts):
-        ids += [*([tokenizer.mask] if number else []), *part]
+    ids = [tokenizer.cls, *parts[0]]
+    for part in parts[1:]:
+        ids += [tokenizer.mask, *part]
     ids.append(tokenizer.sep)
     positions = np.flatnonzero(np.array(ids) == tokenizer.mask)
     if not len(positions):
         raise ConfigError(f"{text!r}: no {MASK} in it: write {MASK} where a word is to be found")
     if len(ids) > longest:
         raise ConfigError(f"the text has {len(ids)} tokens, and the model takes {longest}: give a shorter one")
-    num_tokens, num_masked = len(ids), len(positions)
-    return PretrainingBatch(
-        input_ids=torch.tensor(ids, dtype=torch.int32),
-        segment_ids=torch.zeros(num_tokens, dtype=torch.int32),
-        position_ids=torch.arange(num_tokens, dtype=torch.int32),
-        cu_seqlens=torch.tensor([0, num_tokens], dtype=torch.int32),
-        masked_positions=torch.from_numpy(positions.astype(np.int32)),
-        masked_labels=torch.full((num_masked,), IGNORE),
-        next_sentence_labels=torch.full((1,), IGNORE),
-        max_seqlen=num_tokens,
-        num_tokens=num_tokens,
-        num_sequences=1,
-        num_masked=num_masked,
+    none = np.full(len(positions) + 1, IGNORE)  # labels of masked words and of the sequence
+    ends = {"sequence_offsets": len(ids), "masked_lm_offsets": len(positions)}
+    records = Records(
+        input_ids=np.array(ids, np.int32),
+        segment_b_start=np.array([len(ids)], np.int16),
+        masked_lm_positions=positions.astype(np.int16),
+        masked_lm_ids=none[1:].astype(np.int32),
+        next_sentence_labels=none[:1].astype(np.int8),
+        **{name: np.array([0, end], np.int64) for name, end in ends.items()},
     )
+    return make_batch(records, np.arange(1), len(ids))

@@ -22,13 +22,31 @@ except ImportError as error:  # absent, or for another NumPy
 Function = Callable[..., Any]
 
 
-def compiled(function: Function) -> Function:
-    """The function as machine code, kept on disk between runs where there is a place to write to.
+def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
+    """Compiles a function at once for these argument types, or for each of several tuples of them, and no others.
 
-    It is kept in NUMBA_CACHE_DIR, where that is set, else beside the source; where that cannot be written, each process
-    compiles again.
+    Machine code is cached in NUMBA_CACHE_DIR or beside the source; where that is not writable, each process compiles.
     """
-    return _compile(function, None)
+    signature = None if not arguments else list(arguments) if isinstance(arguments[0], tuple) else arguments
+
+    def compile_function(function: Function) -> Function:
+        if numba is None:
+            return function
+        machine_code: Function
+        users_folder = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = _cache_folder(function, users_folder)
+        try:
+            machine_code = numba.njit(signature, cache=True, nogil=True)(function)
+        except RuntimeError:  # no folder to cache in
+            machine_code = numba.njit(signature, nogil=True)(function)
+        finally:
+            numba.config.CACHE_DIR = users_folder
+        return machine_code
+
+    return compile_function
+
+
+compiled = compiled_for()  # when first called, for the types it is called with
 
 
 def is_first(function: Function) -> bool:
@@ -36,13 +54,6 @@ def is_first(function: Function) -> bool:
     if first := not is_kept(function):
         print("compiling; this is done on the first run only, and can take a minute", file=sys.stderr)
     return first
-
-
-def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
-    """As ``compiled``, at once and for these argument types only, or each of several tuples of them: no later call
-    waits for the compiler."""
-    signature = list(arguments) if isinstance(arguments[0], tuple) else arguments
-    return lambda function: _compile(function, signature)
 
 
 def is_kept(function: Function) -> bool:
@@ -63,21 +74,6 @@ def array(dtype: str, ndim: int = 1, readonly: bool = False) -> Any:
 def scalar(dtype: str) -> Any:
     """Type of a number."""
     return dtype if numba is None else getattr(numba.types, dtype)
-
-
-def _compile(function: Function, signature: Any) -> Function:
-    if numba is None:
-        return function
-    machine_code: Function
-    users_folder = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = _cache_folder(function, users_folder)
-    try:
-        machine_code = numba.njit(signature, cache=True, nogil=True)(function)
-    except RuntimeError:  # no folder to cache in
-        machine_code = numba.njit(signature, nogil=True)(function)
-    finally:
-        numba.config.CACHE_DIR = users_folder
-    return machine_code
 
 
 def _cache_folder(function: Function, users_folder: str) -> str:

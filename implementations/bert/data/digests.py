@@ -66,20 +66,13 @@ def add_multiset_digests(digests: Sequence[str]) -> str:
 
 
 @compiled
-def _is_wide(ids):  # type: ignore[no-untyped-def]
-    """Whether an id is beyond 16 bits."""
-    return ids.itemsize > 2 and ids.size > 0 and (ids.min() < -(2**15) or ids.max() >= 2**15)
-
-
-@compiled
 def _put_ids(message, size, ids, wide):  # type: ignore[no-untyped-def]
-    """Appends the ids to the message; its new size."""
-    if not wide:
-        message[size : size + ids.size] = ids.astype(np.int16)
-        return size + ids.size
-    end = size + 2 * ids.size
-    message[size:end:2] = ids.astype(np.int16)  # the low half
-    message[size + 1 : end : 2] = (ids >> 16).astype(np.int16)
+    """Appends ids of 16 bits, or of 32, low half first, to the message; its new size."""
+    step = 2 if wide else 1
+    end = size + step * ids.size
+    message[size:end:step] = ids.astype(np.int16)
+    if wide:
+        message[size + 1 : end : 2] = (ids >> 16).astype(np.int16)
     return end
 
 
@@ -88,11 +81,12 @@ def _lay_out(heads, input_ids, positions, labels, offsets, masked_offsets, messa
     """Lays what is hashed of each sequence end to end in `message`; `ends`: their ends in bytes, from 0 on."""
     size = 0
     for i in range(heads.shape[0]):
-        ids = input_ids[offsets[i] : offsets[i + 1]]
-        first, last = masked_offsets[i], masked_offsets[i + 1]
-        wide = _is_wide(ids) or _is_wide(labels[first:last])
+        first, last, wide = masked_offsets[i], masked_offsets[i + 1], False
+        sequence, answers = input_ids[offsets[i] : offsets[i + 1]], labels[first:last]
+        for ids in (sequence, answers):
+            wide |= ids.itemsize > 2 and ids.size > 0 and (ids.min() < -(2**15) or ids.max() >= 2**15)
         message[size : size + _HEAD] = heads[i]
-        size = _put_ids(message, size + _HEAD, ids, wide)
+        size = _put_ids(message, size + _HEAD, sequence, wide)
         message[size : size + last - first] = positions[first:last]
-        size = _put_ids(message, size + last - first, labels[first:last], wide)
+        size = _put_ids(message, size + last - first, answers, wide)
         ends[i + 1] = 2 * size

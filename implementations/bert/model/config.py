@@ -58,18 +58,16 @@ class BertConfig:
     layer_norm_large_model: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
+        rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 1.0)
+        for name, below in {**rates, "initializer_range": math.inf, "layer_norm_eps": math.inf}.items():
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 <= value < below:
+                expected = "probability of at least 0, below 1" if below == 1 else "number of at least 0"
+                raise ConfigError(f"{name}={value!r}: expected a {expected}")
         for name in _COUNTS:
             value, low = getattr(self, name), 2 if name == "type_vocab_size" else 1
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            if type(value) is not int or value < low:
                 raise ConfigError(f"{name}={value!r}: expected an integer of at least {low}")
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value < 1:
-                raise ConfigError(f"{name}={value!r}: expected a probability of at least 0, below 1")
-        for name in ("initializer_range", "layer_norm_eps"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise ConfigError(f"{name}={value!r}: expected a number of at least 0")
         if not isinstance(self.layer_norm_large_model, bool):
             raise ConfigError(f"layer_norm_large_model={self.layer_norm_large_model!r}: expected true or false")
         width, heads = self.hidden_size, self.num_attention_heads
@@ -127,12 +125,11 @@ class BertConfig:
         for key, only in _ONLY.items():
             if values.get(key, only) not in (only, None):
                 raise ConfigError(f"BERT_CONFIG={path}: {key}={values[key]!r}: only {only!r} is this model")
-        unknown = sorted(values.keys() - cls.__dataclass_fields__.keys() - _HARMLESS - _ONLY.keys())
-        if unknown:
-            keys = ", ".join(unknown)
-            raise ConfigError(f"BERT_CONFIG={path}: unknown key {keys}, which may change the model: remove it if not")
-        missing = [key for key in ("vocab_size", "hidden_size", "num_hidden_layers") if key not in values]
-        if missing:
+        if unknown := ", ".join(sorted(values.keys() - cls.__dataclass_fields__.keys() - _HARMLESS - _ONLY.keys())):
+            raise ConfigError(
+                f"BERT_CONFIG={path}: unknown key {unknown}, which may change the model: remove it if not"
+            )
+        if missing := [key for key in ("vocab_size", "hidden_size", "num_hidden_layers") if key not in values]:
             raise ConfigError(f"BERT_CONFIG={path}: {', '.join(missing)} missing: is this a bert_config.json?")
         settings = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
         foreign = "model_type" in values or values.get("layer_norm_large_model") is True
