@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,8 @@ def print_text(results: Sequence[Result], out: Console | None = None) -> None:
         for label, line, style in summary(result):
             say(out, labelled(label, line, style))
         if not has_reasons:
-            failing = [(text(run.path.name), first_reason(run.findings)) for run in result.runs if not run.compliant]
+            runs = [] if pretrains(result) else [run for run in result.runs if not run.compliant]
+            failing = [(text(run.path.name), first_reason(run.findings)) for run in runs]
             failing += [(text(path.name), reason) for path, reason in result.unreadable.items()]
             failing += [(f"failed_{number}.txt", text(reason)) for number, reason in result.crashes.items()]
             for file, reason in failing:
@@ -101,6 +103,8 @@ def _cells(result: Result, with_reasons: bool) -> tuple[list[Column], list[list[
         verdict = (
             Text("ok", "green") if run.compliant else Text(cells["compliance"] if with_reasons else "fails", "red")
         )
+        if pretrains(result) and run.converged:
+            verdict = Text("no target", "dim")
         dropped = result.dropped.get(run.path)
         if dropped in ("best", "worst"):
             verdict.append(f", {dropped}", "italic")
@@ -112,8 +116,20 @@ def _cells(result: Result, with_reasons: bool) -> tuple[list[Column], list[list[
     return shown, [[record.get(one.heading, "") for one in shown] for record in records]
 
 
+def pretrains(result: Result) -> bool:
+    """Whether config.json beside the logs says that the runs had no target: there for their weights, no results."""
+    try:
+        settings = json.loads((result.folder / "config.json").read_text(encoding="utf-8"))
+        evaluate = settings["evaluate"]
+        return not (evaluate["target"] and (evaluate["every_samples"] or evaluate["initial"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def summary(result: Result) -> list[tuple[str, str, str]]:
     """The lines beneath the table: (label, text, style)."""
+    if pretrains(result):
+        return [("pretraining", "to the last step: without a target there is no score", "")]
     lines, reasons = [], obstacles(result)
     official = result.score is not None and not reasons
     if result.score is not None:

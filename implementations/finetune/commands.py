@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from bert.core.env import ConfigError
+from bert.core.rundir import difference
 from finetune import saved
 from finetune.batches import Samples
-from finetune.glue import encode
+from finetune.glue import encode, probabilities
 from finetune.squad import Rules
 
 WARM_UP_BATCHES = 3
@@ -39,8 +40,7 @@ def predict(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         raise ConfigError(f"{options.folder} classifies texts: give --text, twice for a pair")
     sequences = encode([tuple(options.text)], model.tokenizer, model.facts["max_seq_length"])
     (scores,) = model.scores(Samples(sequences, {"labels": np.zeros(1)}))
-    shares = np.exp(scores - scores.max(), dtype=np.float64)
-    for share, name in sorted(zip(shares / shares.sum(), model.facts["labels"], strict=True), reverse=True):
+    for share, name in sorted(zip(probabilities(scores), model.facts["labels"], strict=True), reverse=True):
         print(f"{share:.4f}  {name}")
 
 
@@ -77,6 +77,10 @@ def seeds(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
     if not paths:
         raise ConfigError(f"{folder}: no model_N/figures.json: name the folder of a run")
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    told = [{name: value for name, value in row.get("settings", {}).items() if name != "SEED"} for row in rows]
+    for path, other in zip(paths[1:], told[1:], strict=True):
+        if said := difference(told[0], other):
+            raise ConfigError(f"{paths[0]} is {said.replace('this one', str(path))}: no mean of different runs")
     names = [name for name, value in rows[0].items() if isinstance(value, float)]
     width = max(len(name) for name in names)
     print(f"{'seed':<{width}}  " + "  ".join(f"{row['seed']:>10}" for row in rows) + f"  {'mean':>10}  {'std':>10}")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from bert.checkpoint import huggingface
 from bert.checkpoint.save import Config as CheckpointConfig
+from bert.checkpoint.save import saved_checkpoints
 from bert.core import rundir
 from bert.core.env import ConfigError, env, from_env
 from bert.model.config import BertConfig
@@ -16,6 +22,28 @@ from bert.training.config import Hardware
 
 # What fine-tuning sets where you do not.
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}
+
+# What may differ between a run and the one that it continues. Of what lies somewhere the content counts, not the place.
+PLACES = ("DATA", "VOCAB_FILE", "RUN_DIR", "CHECKPOINT_DIR", "TRIAL", "SEEDS", "RANK", "LOCAL_RANK", "EMULATE_RANK")
+SHOWN_OR_KEPT = (
+    "METRICS",
+    "LOG_EVERY_STEPS",
+    "RESUME",
+    "CHECKPOINT_EVERY_STEPS",
+    "CHECKPOINT_KEEP",
+    "CHECKPOINT_SHARDS",
+    "DIST_TIMEOUT",
+)
+ROUNDING = (
+    "DEVICE",
+    "BACKEND",
+    "OMP_NUM_THREADS",
+    "CUDA_GRAPH",
+    "RECOMPUTE_LAYERS",
+    "SHARD_OPTIMIZER",
+    "SHARD_GRADIENTS",
+)
+PREDICTION = ("MODE", "EVAL_BATCHSIZE", "N_BEST_SIZE", "MAX_ANSWER_LENGTH", "NULL_SCORE_DIFF_THRESHOLD")  # not training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +58,7 @@ class Config(Hardware):
     squad_version: str = env("SQUAD_VERSION", "1.1", choices=("1.1", "2.0"), doc="2.0: questions may have no answer")
     epochs: float = env("EPOCHS", 2.0, above=0, doc="fine-tuning: passes over the training data")
     vocab_file: Path | None = env("VOCAB_FILE", None, doc="vocab.txt; unset: the one beside BERT_CONFIG")
-    lower_case: bool = env("DO_LOWER_CASE", True, doc="0 for a cased vocabulary")
+    do_lower_case: bool | None = env("DO_LOWER_CASE", None, doc="0 for a cased vocabulary; unset: as the model's is")
     max_query_length: int = env("MAX_QUERY_LENGTH", 64, at_least=1, doc="SQuAD: tokens of a question at most")
     doc_stride: int = env("DOC_STRIDE", 128, at_least=1, doc="SQuAD: tokens from one window of a context to the next")
     n_best: int = env("N_BEST_SIZE", 20, at_least=1, doc="SQuAD: answers to choose from")
@@ -63,8 +91,15 @@ class Config(Hardware):
             raise ConfigError(f"MAX_SEQ_LENGTH={self.length} exceeds {most}")
         if not self.vocabulary.is_file():
             raise ConfigError(f"VOCAB_FILE={self.vocabulary}: no such file")
+        huggingface.check_vocabulary(self.vocabulary, self.model, self._vocab_md5)
         if not self.data.is_dir():
-            raise ConfigError(f"DATA={self.data}: no such folder")
+            what = f"a file: give its folder, {self.data.parent}" if self.data.is_file() else "no such folder"
+            raise ConfigError(f"DATA={self.data}: {what}")
+        task = self.described.get("task", self.task)
+        if task != self.task and not self.trains:
+            raise ConfigError(
+                f"INIT_CHECKPOINT={self.checkpoint.init_checkpoint} was fine-tuned for {task}: TASK={task}"
+            )
 
     @property
     def uses_graph(self) -> bool:
@@ -77,8 +112,20 @@ class Config(Hardware):
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence at most: 384 for SQuAD, 128 for the others, unless MAX_SEQ_LENGTH says."""
-        return self.max_seq_length or (384 if self.task == "squad" else 128)
+        """Tokens of a sequence at most: MAX_SEQ_LENGTH, else as fine-tuned, else 384 for SQuAD, 128 for others."""
+        usual = min(384 if self.task == "squad" else 128, self.model.max_position_embeddings)
+        return self.max_seq_length or int((not self.trains and self.described.get("max_seq_length")) or usual)
+
+    @cached_property
+    def lower_case(self) -> bool:
+        """DO_LOWER_CASE, or as the tokenizer beside the vocabulary or its words have it."""
+        return huggingface.lower_case(self.vocabulary) if self.do_lower_case is None else self.do_lower_case
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """task.json of the fine-tuned model that the run starts from; empty where it starts from another."""
+        path = self.weights_folder / "task.json"
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
     @property
     def weights_folder(self) -> Path:
@@ -106,6 +153,12 @@ class Config(Hardware):
         return self.vocab_file or self.bert_config_path.parent / "vocab.txt"
 
     @property
+    def _vocab_md5(self) -> str:
+        """Of the vocabulary that the weights were trained with, where they say: in it, or beside them."""
+        beside = self.weights_folder / "vocab.txt"
+        return hashlib.md5(beside.read_bytes()).hexdigest() if beside.is_file() else ""
+
+    @property
     def trial_seed(self) -> int:
         """The seed of this trial. Raises ConfigError for SEEDS that are no numbers, or fewer than trials."""
         if not self.seeds:
@@ -131,12 +184,18 @@ class Config(Hardware):
 def read(environ: Mapping[str, str]) -> Config:
     """The checked settings in ``environ``. Raises ConfigError."""
     config = from_env(Config, with_defaults(environ))
+    if (folder := config.checkpoint.init_checkpoint) is not None and (folder / "model_0" / "task.json").is_file():
+        return read({**environ, "INIT_CHECKPOINT": str(folder / "model_0")})  # of a run, as predict takes it
     if environ.get("MAX_STEPS"):
         raise ConfigError("MAX_STEPS is set: EPOCHS says how long fine-tuning takes; unset MAX_STEPS")
     if environ.get("ENGINE", "own") not in ("", "own"):
         raise ConfigError("ENGINE is set: fine-tuning has an engine of its own; unset ENGINE")
     config.check()
-    return config
+    base = config.checkpoint.directory
+    if base is None or saved_checkpoints(base):  # of a version that had no folder for each seed
+        return config
+    own = dataclasses.replace(config.checkpoint, directory=base / f"seed_{config.trial_seed}")
+    return dataclasses.replace(config, checkpoint=own)
 
 
 def with_defaults(environ: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from bert.checkpoint import huggingface
 from bert.checkpoint.weights import Loaded, copy_weights, read_state_dict
+from bert.core.env import ConfigError
 from bert.core.files import write_text
 from bert.data.batch import Batch
 from bert.kernels import Kernels
@@ -134,7 +135,7 @@ def initialise(model: FineTuned, seed: int) -> None:
 def load(model: FineTuned, path: Path) -> Loaded:
     """Copies weights of a pretrained or fine-tuned BERT; heads may be missing, and others be left over.
 
-    Raises ConfigError for a checkpoint that cannot be read, without the whole encoder, or of other shapes.
+    Raises ConfigError for a checkpoint that cannot be read, without the whole encoder, of other shapes or not finite.
     """
     tensors = read_state_dict(path)
     parameters = dict(model.named_parameters())
@@ -142,6 +143,9 @@ def load(model: FineTuned, path: Path) -> Loaded:
     needed = [name for name in lacking if name.startswith("bert.") and not name.startswith("bert.pooler.")]
     problems = [f"{name} is missing" for name in needed]
     copy_weights(parameters, tensors, model.config.vocab_size, problems, path)
+    odd = [name for name in parameters if name in tensors and not parameters[name].isfinite().all()]
+    if odd:
+        raise ConfigError(f"INIT_CHECKPOINT={path}: {', '.join(odd[:3])} is not finite: start from other weights")
     positions = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
     return Loaded(lacking, sorted(name for name in tensors if name not in parameters and name not in positions))
 

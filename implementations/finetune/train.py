@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from bert.checkpoint.save import load_newest, save_checkpoint
-from bert.checkpoint.weights import Loaded
+from bert.checkpoint.weights import Loaded, checksum_of
 from bert.core import rundir, variables
 from bert.core.dist import HangError, World, pick_device
-from bert.core.env import ConfigError, from_env
+from bert.core.env import ConfigError, from_env, values
 from bert.core.files import write_text
 from bert.data.records import DataError
 from bert.data.tokens import WordPiece
@@ -28,7 +28,7 @@ from bert.training.graph import ready
 from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import Progress, metric_sinks
 from bert.training.schedule import learning_rate
-from bert.training.step import Step, build_step
+from bert.training.step import Step, build_step, check_finite
 from bert.training.stop import Ending, Stop, TrainingError
 from finetune import config as settings
 from finetune import models, saved, tasks
@@ -59,6 +59,8 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     except (ConfigError, DataError) as error:
         return rundir.fail(run_config, "finetune", str(error), BAD_INPUT)
     except (TrainingError, HangError) as error:
+        if isinstance(error, HangError):
+            rundir.write_collectives(run_config)
         return rundir.fail(run_config, "finetune", str(error), CRASHED)
     except Exception as error:
         traceback.print_exc()
@@ -71,6 +73,7 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
     task = tasks.build(config, WordPiece(config.vocabulary, config.lower_case))
     model = task.model(config.model, select(config.kernels, device))
     loaded = load_weights(config, model)
+    check_finished(config, identity_of(config, environ, task, model, loaded))
     alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
     num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
     batch = f"{config.batch_size} x {config.gradient_steps} accumulated x {config.dist.world_size} ranks"
@@ -102,6 +105,7 @@ class Run(NamedTuple):
     task: tasks.Squad | tasks.Glue
     model: FineTuned
     step: Step
+    identity: dict[str, Any]  # what must not change between this run and one that continues it
 
 
 def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[str, Any]:
@@ -122,6 +126,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
             _say(world, said)
             return figures
         figures |= trained
+        check_finite(run.step, world, ending.step)
         masters = run.step.state_dict()["optimizer"].get("masters", {})
         if world.is_main:
             models.save(config.folder(), run.model, masters, config.vocabulary, task.description())
@@ -135,7 +140,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         figures |= {"e2e_inference_time": seconds, "inference_sequences_per_second": speed, **metrics}
     if world.is_main:
         config.folder().mkdir(parents=True, exist_ok=True)
-        write_text(config.folder() / "figures.json", json.dumps(figures, indent=2) + "\n")
+        write_text(config.folder() / "figures.json", json.dumps(figures | {"settings": run.identity}, indent=2) + "\n")
         shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in figures.items()}
         _say(world, ", ".join(f"{name} {value}" for name, value in shown.items()))
     world.barrier()
@@ -151,13 +156,20 @@ def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.
     loaded = load_weights(config, model)
     if any(loaded):
         _say(world, f"weights: {loaded}")
+    identity = identity_of(config, environ, task, model, loaded)
+    if world.joined:
+        facts = rundir.shared_facts(config) | {"BERT_CONFIG": config.model, "rates": learning_rates(environ, 1)}
+        for name, part in (("training data", task.train), ("test data", task.test)):
+            facts[name] = "none" if part is None else part.digest()
+        facts["weights"] = f"{checksum_of(dict(model.named_parameters())):08x}"
+        world.agree(facts, "give all ranks the same settings, code, DATA and INIT_CHECKPOINT")
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
     model.to(world.device)
     fused = "lamb" in choice.names(world.device)
     accumulate = config.gradient_steps > 1
     step = build_step(model, config.numerics, config.optim, world, accumulate=accumulate, fused_update=fused)
-    return Run(config, environ, world, task, model, step)
+    return Run(config, environ, world, task, model, step, identity)
 
 
 def load_weights(config: Config, model: FineTuned) -> Loaded:
@@ -170,6 +182,35 @@ def load_weights(config: Config, model: FineTuned) -> Loaded:
         lacking = f"INIT_CHECKPOINT={path} lacks {', '.join(loaded.new)}"
         raise ConfigError(f"{lacking}: it was not fine-tuned for this task; MODE=train-eval trains it")
     return loaded
+
+
+def identity_of(
+    config: Config, environ: Mapping[str, str], task: tasks.Squad | tasks.Glue, model: FineTuned, loaded: Loaded
+) -> dict[str, Any]:
+    """What must not change where a trial is continued or counted as done: settings, data and first weights by name."""
+    told = values(config)
+    if task.train is not None:
+        told |= {"training sequences": len(task.train.lengths)}
+        told |= values(learning_rates(environ, num_steps(config, len(task.train.lengths))))
+    read = {name: tensor for name, tensor in model.named_parameters() if name not in loaded.new}
+    told |= {"SEED": config.trial_seed, "MAX_SEQ_LENGTH": config.length, "DO_LOWER_CASE": config.lower_case}
+    told |= {"BERT_CONFIG": config.model.identity, "INIT_CHECKPOINT": f"{checksum_of(read):08x}", **task.digests}
+    told |= {"vocabulary": tasks.digest(config.vocabulary)}
+    free = {*settings.PLACES, *settings.SHOWN_OR_KEPT, *settings.ROUNDING}
+    return {name: value for name, value in told.items() if name not in free}
+
+
+def check_finished(config: Config, identity: Mapping[str, Any]) -> None:
+    """Raises ConfigError where this trial is done in RUN_DIR, and was another."""
+    path = config.folder() / "figures.json" if config.run.run_dir is not None else None
+    if path is None or not path.is_file():
+        return
+    cure = "use the same settings and data, or another RUN_NAME"
+    known = json.loads(path.read_text(encoding="utf-8")).get("settings")
+    if known is None:
+        raise ConfigError(f"{path} does not say of which settings and data it is: {cure}")
+    if said := rundir.difference(known, identity):
+        raise ConfigError(f"{path} is {said}: {cure}")
 
 
 def num_steps(config: Config, num_samples: int) -> int:
@@ -198,21 +239,21 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     config, world, step = run.config, run.world, run.step
     num_samples, seed = len(samples.lengths), config.trial_seed
     last = num_steps(config, num_samples)
-    identity = {  # what must not change between a run and its resumption
-        "TASK": config.task, "SEED": seed, "EPOCHS": config.epochs, "WORLD_SIZE": config.dist.world_size,
-        "BATCHSIZE": config.batch_size, "GRADIENT_STEPS": config.gradient_steps, "MAX_SEQ_LENGTH": config.length,
-        "OPTIMIZER": config.optim.optimizer, "PRECISION": config.precision.precision,
-        "training sequences": num_samples,
-    }  # fmt: skip
+    identity = {name: value for name, value in run.identity.items() if name not in (*settings.PREDICTION, "test data")}
+    rounding = {name: value for name, value in values(config).items() if name in settings.ROUNDING}
     done = batches = trained = 0
+    before = 0.0  # seconds of training
     if (found := load_newest(config.checkpoint)) is not None:
-        for name, value in identity.items():
-            if (known := found["run"].get(name)) != value:
-                where = f"RESUME=1: the checkpoint in {config.checkpoint.directory}"
-                told = f"is of a run with {name} {known}, this one has {value}"
-                raise ConfigError(f"{where} {told}: use the same settings, or another CHECKPOINT_DIR")
+        where = f"RESUME=1: the checkpoint in {config.checkpoint.directory}"
+        if said := rundir.difference(found["run"], identity):
+            raise ConfigError(f"{where} is {said}: use the same settings and data, or another CHECKPOINT_DIR")
+        if unsaid := [name for name in identity if name not in found["run"]]:
+            _say(world, f"{where} is of an earlier version: not compared are {', '.join(unsaid)}")
+        if said := rundir.difference(found.get("rounding", {}), rounding):
+            _say(world, f"{where} is {said}: from here on the sums are rounded otherwise")
         step.load_state_dict(found)
         done, batches, trained = (int(found[name]) for name in ("step", "batches", "samples"))
+        before = float(found.get("seconds", 0.0))
     order = order_of(config, num_samples)
     room = room_of(config, samples, order, last)
     if room is not None:
@@ -227,9 +268,11 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     )  # fmt: skip
 
     def save(steps: int, batches: int, samples: int) -> None:
+        check_finite(step, world, steps)
         state = step.state_dict()
         if world.is_main:
-            state |= {"step": steps, "batches": batches, "samples": samples, "run": identity}
+            state |= {"step": steps, "batches": batches, "samples": samples, "run": identity, "rounding": rounding}
+            state |= {"seconds": before + time.monotonic() - begin}
             save_checkpoint(config.checkpoint, steps, state)
         world.barrier()
 
@@ -245,11 +288,11 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
             evaluate=lambda steps, samples: False, save=save,
         )  # fmt: skip
         ending = train(parts)
-    seconds = time.monotonic() - begin
+    seconds = before + time.monotonic() - begin
     if ending.stopped:
         save(ending.step, ending.batches, ending.samples)
     progress.summary(ending)
-    speed = (ending.samples - trained) / seconds if seconds else 0.0
+    speed = (ending.samples - (0 if before else trained)) / seconds if seconds else 0.0
     return ending, {"steps": last, "e2e_train_time": seconds, "training_sequences_per_second": speed}
 
 

@@ -34,6 +34,7 @@ trial::main() {
   preflight::record
   node_state::lock_clocks
   nccl_test::run
+  trial::check_finished
   local trial status
   for ((trial = 0; trial < NEXP; trial++)); do
     status=0
@@ -45,6 +46,19 @@ trial::main() {
   rehearsal::judge
   trial::conclude
 }
+
+# A trial that is done counts where it is of these settings and data, which its trainer says: it knows its folder.
+trial::check_finished() {
+  local -x TRIAL
+  for ((TRIAL = 0; TRIAL < NEXP; TRIAL++)); do
+    trainer::complete "$TRIAL" "$RUN_DIR" || continue
+    if (trial::export_seed && runner::python -m "${RANK_MODULE:-bert}" --check) >"$RUN_DIR/.check" 2>&1; then continue; fi
+    log::die "$(sed -n 's/.*error: //p' "$RUN_DIR/.check" | tail -n 1)"
+  done
+}
+
+# Each trial has a seed of its own.
+trial::export_seed() { if [[ -n ${SEED:-} ]]; then export SEED=$((SEED + TRIAL)); fi; }
 
 # One trial: returns 0 (target reached), 3 (not reached), 2 (bad input) or 1 (crashed).
 trial::run() {

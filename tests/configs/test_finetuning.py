@@ -33,8 +33,8 @@ def test_a_config_is_its_recipe_and_starts(name, tmp_path, repository):
     assert exported["RANK_MODULE"] == "finetune"
     assert exported["DGXSYSTEM"] == name
     Path(exported["DATA"]).mkdir()
-    for file in ("vocab.txt", "x.pt"):
-        (tmp_path / file).touch()
+    (tmp_path / "x.pt").touch()
+    (tmp_path / "vocab.txt").write_text("\n".join(map(str, range(30522))))
     shape = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
     shape |= {"vocab_size": 30522, "max_position_embeddings": 512}
     (tmp_path / "bert_config.json").write_text(json.dumps(shape))

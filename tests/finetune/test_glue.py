@@ -52,12 +52,13 @@ def test_mnli_has_its_label_last_however_many_columns_there_are(tmp_path, extra)
 
 def test_a_table_of_ones_own_has_its_label_last_with_or_without_a_header(tmp_path):
     for header in ("", "review\tLabel\n"):
-        table = read(tmp_path, header + "good\tpos\nbad\tneg\nso so\tneutral\n", "TSV")
-        assert table.texts == [("good",), ("bad",), ("so so",)]
+        table = read(tmp_path, header + 2 * "good\tpos\nbad\tneg\nso so\tneutral\n", "TSV")
+        assert table.texts[:3] == [("good",), ("bad",), ("so so",)]
         assert table.names == ("neg", "neutral", "pos")
-        assert table.labels.tolist() == [2, 0, 1]
-    assert read(tmp_path, "\ufeffgood\tx\nbad\ty\n", "TSV").texts[0] == ("good",)  # Excel's mark at the start
-    assert read(tmp_path, "a\tb\tyes\nc\td\tno\n", "TSV").texts == [("a", "b"), ("c", "d")]
+        assert table.labels.tolist() == [2, 0, 1] * 2
+    assert read(tmp_path, "\ufeffgood\tx\nbad\ty\n" + "so\tx\n", "TSV").texts[0] == ("good",)  # Excel's mark
+    assert read(tmp_path, "a\tb\tyes\nc\td\tno\n" + "e\tf\tyes", "TSV").texts[:2] == [("a", "b"), ("c", "d")]
+    assert read(tmp_path, "a\tlabel\nb\tx\nc\tlabel\n", "TSV").names == ("label", "x")  # a class of that name
     assert read(tmp_path, "good\tpos\n", "TSV", ("neg", "pos")).labels.tolist() == [1]
 
 
@@ -74,6 +75,19 @@ def test_a_table_of_ones_own_has_its_label_last_with_or_without_a_header(tmp_pat
         ("TSV", "a\tx\nb\tc\ty\n", r"table.tsv:2: 3 columns, expected 2"),
         ("TSV", "a\tx\nb\tx\n", "every label is 'x'"),
         ("TSV", b"caf\xe9\tx\n", "not UTF-8"),
+        (
+            "TSV",
+            "text\tsentiment\n" + "good\tpos\nbad\tneg\n" * 2,
+            r"table.tsv:1: is it a header\? 'sentiment' is the label",
+        ),
+        ("TSV", "good\tx\nbad\t\n" * 2, r"table.tsv:2: label '', expected one of"),
+        (
+            "TSV",
+            "\n".join(f"pos\ttext {i} of many" for i in range(18)),
+            r"18 different labels in 18 lines .*\.\.\.\): the label is",
+        ),
+        ("TSV", "sentence\tlabel\n", "holds no example"),
+        ("SST-2", "fine\t1\nbad\t0\n", r"table.tsv:1: an example, and this task's files begin with a header"),
     ],
 )
 def test_a_wrong_table_is_one_line_that_names_the_place(tmp_path, task, text, message):

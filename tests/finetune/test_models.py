@@ -122,6 +122,9 @@ def test_what_is_saved_gives_hugging_faces_classes_the_same_scores_and_loads_aga
             assert other.config.id2label == {0: "a", 1: "b", 2: "c"}
             theirs = theirs.logits[0]
         np.testing.assert_allclose(mine, theirs.detach().numpy(), atol=1e-5)
+    assert len({path.stat().st_mode for path in (tmp_path / "model").iterdir()}) == 1, (
+        "others may read all of it or none"
+    )
     shape = BertConfig.from_json(tmp_path / "model" / "config.json")
     again = model_of(kind, shape)
     with torch.no_grad():
@@ -162,6 +165,14 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path):
     torch.save(state, tmp_path / "x.pt")
     message = r"LayerNorm.bias is \(3,\), expected \(24,\); bert.encoder.layer.1.output.dense.bias is missing"
     with pytest.raises(ConfigError, match=message):
+        models.load(model_of("squad"), tmp_path / "x.pt")
+
+
+def test_weights_that_are_not_finite_are_one_line(tmp_path):
+    state = {name: p.detach().clone() for name, p in model_of("squad").named_parameters()}
+    state["qa_outputs.bias"][1] = float("nan")
+    torch.save(state, tmp_path / "x.pt")
+    with pytest.raises(ConfigError, match=r"x.pt: qa_outputs.bias is not finite"):
         models.load(model_of("squad"), tmp_path / "x.pt")
 
 

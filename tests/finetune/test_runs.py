@@ -9,8 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from bert.core.env import variables
+from bert.core.env import ConfigError, variables
+from bert.training.loop import StepCounter
+from finetune import config
 from finetune.config import Config
 from finetune.glue import TASKS
 from finetune.squad import VERSIONS
@@ -75,22 +78,85 @@ def test_training_alone_saves_the_model_and_predicts_nothing(squad_environment, 
     assert not predictions(tmp_path)
 
 
+@pytest.mark.parametrize("every", ["0", "1"], ids=["the model", "a checkpoint"])
+def test_what_is_not_finite_is_not_saved(squad_environment, tmp_path, monkeypatch, capsys, every):
+    monkeypatch.setattr(StepCounter, "begin", lambda steps: setattr(steps, "done", steps.done + 1) or float("nan"))
+    saves = {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": every}
+    assert run(squad_environment | saves | {"MODE": "train", "EPOCHS": "0.04", "RUN_DIR": str(tmp_path)}) == 1
+    assert "not finite at step 1, and are not saved" in capsys.readouterr().err.splitlines()[-1]
+    assert not [*tmp_path.glob("model_0/*"), *tmp_path.glob("c/*")]
+
+
 def test_a_run_that_is_killed_resumes_to_the_same_predictions(learnt, squad_environment, tmp_path):
     environment = squad_environment | {
         "RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "20",
         "RESUME": "1",
     }  # fmt: skip
-    process = start(environment | {"STANDS_AT": str(tmp_path / "c" / "step_*.pt")})
-    wait_until(lambda: not process.running() or list((tmp_path / "c").glob("step_*.pt")))
+    process = start(environment | {"STANDS_AT": str(tmp_path / "c" / "seed_3" / "step_*.pt")})
+    wait_until(lambda: not process.running() or list((tmp_path / "c").glob("seed_3/step_*.pt")))
     assert process.running(), process.finish()
     process.kill()
     assert not (tmp_path / "run" / "model_0").exists()
     done = start(environment).finish()
     assert done.returncode == 0, done.stderr
     assert predictions(tmp_path / "run") == predictions(learnt)
-    assert run(environment | {"EPOCHS": "9"}) == 2
-    reason = (tmp_path / "run" / "error_0.txt").read_text()
-    assert "is of a run with EPOCHS 8.0, this one has 9.0" in reason
+    for name, value in others(squad_environment, tmp_path).items():
+        (tmp_path / "run" / "error_0.txt").unlink(missing_ok=True)
+        assert run(environment | {name: value}) == 2
+        reason = (tmp_path / "run" / "error_0.txt").read_text()
+        said = {"EPOCHS": "EPOCHS 8.0, this one has 9.0", "DATA": "training data", "LR": "LR 0.003, this one has 0.004"}
+        assert f"is of a run with {said.get(name, name)}" in reason
+
+
+def others(environment, folder):
+    """Settings that make another run, by name; the data have other text of the same count."""
+    (folder / "data").mkdir()
+    for file in Path(environment["DATA"]).glob("*.json"):
+        (folder / "data" / file.name).write_text(file.read_text().replace("There is a cat", "There is a dog"))
+    (folder / "data" / "vocab.txt").write_bytes(Path(environment["DATA"], "vocab.txt").read_bytes())
+    weights = torch.load(environment["INIT_CHECKPOINT"])
+    weights["bert.embeddings.LayerNorm.bias"] = torch.ones(32)
+    torch.save(weights, folder / "data" / "weights.pt")
+    (folder / "data" / "config.json").write_bytes(Path(environment["DATA"], "config.json").read_bytes())
+    return {"EPOCHS": "9", "LR": "4e-3", "WARMUP_PROPORTION": "0.2", "DO_LOWER_CASE": "0", "OPT_ADAM_BETA_1": "0.8",
+            "DATA": str(folder / "data"), "INIT_CHECKPOINT": str(folder / "data" / "weights.pt")}  # fmt: skip
+
+
+def test_a_trial_that_is_done_counts_only_for_its_own_settings_and_data(learnt, squad_environment, tmp_path, capsys):
+    environment = squad_environment | {"RUN_DIR": str(learnt)}
+    same = {"LOG_EVERY_STEPS": "9", "CHECKPOINT_DIR": str(tmp_path), "SEEDS": "3,4", "CUDA_GRAPH": "0"}
+    assert run(environment | same, check_only=True) == 0
+    figures = learnt / "model_0" / "figures.json"
+    other = {"SEEDS": "5", "BATCHSIZE": "11", "N_BEST_SIZE": "9"}
+    for name, value in (others(squad_environment, tmp_path) | other).items():
+        capsys.readouterr()
+        assert run(environment | {name: value}, check_only=True) == 2
+        (learnt / "error_0.txt").unlink()
+        name = {"SEEDS": "SEED", "DATA": "training data"}.get(name, name)
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.startswith(f"finetune: error: {figures} is of a run with {name} "), said
+        assert said.endswith("use the same settings and data, or another RUN_NAME")
+
+
+def test_every_seed_has_a_folder_of_checkpoints(squad_environment, tmp_path):
+    environment = squad_environment | {"SEEDS": "4,7", "CHECKPOINT_DIR": str(tmp_path / "c"), "RESUME": "1"}
+    environment |= {"MODE": "train", "EPOCHS": "0.2", "CHECKPOINT_EVERY_STEPS": "2", "CHECKPOINT_KEEP": "1"}
+    for trial in ("0", "1"):
+        assert run(environment | {"RUN_DIR": str(tmp_path), "TRIAL": trial}) == 0
+    assert [str(path.relative_to(tmp_path / "c").parent) for path in sorted((tmp_path / "c").rglob("*.pt"))] == [
+        "seed_4", "seed_7",
+    ]  # fmt: skip
+
+
+def test_a_resumed_run_reports_the_time_of_all_its_parts(squad_environment, tmp_path):
+    environment = squad_environment | {"MODE": "train", "EPOCHS": "0.4", "RESUME": "1", "RUN_DIR": str(tmp_path)}
+    environment |= {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "8"}
+    for _ in range(2):  # the second time from step 8 on
+        assert run(environment) == 0
+    figures = json.loads((tmp_path / "model_0" / "figures.json").read_text())
+    (saved,) = (tmp_path / "c" / "seed_3").glob("step_*.pt")
+    assert figures["e2e_train_time"] > torch.load(saved)["seconds"] > 0
+    assert figures["training_sequences_per_second"] == pytest.approx(120 / figures["e2e_train_time"])
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -107,6 +173,18 @@ def test_several_ranks_learn_and_predict_the_same(learnt, squad_environment, tmp
         best = [answers[question][0] for answers in (mine, theirs)]
         assert best[0]["text"] == best[1]["text"]
         np.testing.assert_allclose(best[0]["start_logit"], best[1]["start_logit"], atol=0.05)
+
+
+def test_a_rank_alone_with_other_settings_or_data_is_named_before_the_first_step(squad_environment, tmp_path):
+    name = "train-v1.1.json"
+    (tmp_path / name).write_text((Path(squad_environment["DATA"]) / name).read_text().replace("?", "!", 1))
+    environment, port = squad_environment | {"MODE": "train", "RUN_DIR": str(tmp_path / "run")}, free_ports()
+    odd = {"DATA": str(tmp_path), "LR": "0.5"}
+    ranks = [start(environment | (odd if rank else {}), rank, 2, port) for rank in (0, 1)]
+    finished = [rank.finish() for rank in ranks]
+    assert [one.returncode for one in finished] == [2, 2]
+    said = finished[0].stderr.splitlines()[-1]
+    assert re.search(r"ranks differ: rank 1 on \S+ has rates=.*0.5.*rank 1 on \S+ has training data='", said), said
 
 
 def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
@@ -147,11 +225,26 @@ def test_a_table_of_ones_own_is_learnt_and_its_labels_are_kept(squad_environment
     folder = tmp_path / "run" / "model_1"
     figures = json.loads((folder / "figures.json").read_text())
     assert (figures["accuracy"], figures["seed"]) == (1.0, 6)
-    assert (folder / "predictions.tsv").read_text() == "index\tprediction\n0\tplace\n1\tcolour\n"
+    rows = [line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()]
+    assert [row[:2] for row in rows] == [["index", "prediction"], ["0", "place"], ["1", "colour"]]
+    assert rows[0][2:] == ["colour", "place"]
+    assert all(float(row[2]) + float(row[3]) == pytest.approx(1, abs=2e-6) for row in rows[1:])
     assert json.loads((folder / "task.json").read_text())["labels"] == ["colour", "place"]
     (tmp_path / "dev.tsv").write_text("blue\tcolour\n")  # one label only: the others are the model's
     model = {"MODE": "eval", "INIT_CHECKPOINT": str(folder), "RUN_DIR": str(tmp_path / "again")}
     assert run(environment | model) == 0
+    (tmp_path / "run" / "model_1").rename(tmp_path / "run" / "model_0")
+    for table in ("the cat was north\nthe old queen was red\n", "sentence\tlabel\na cat was north\tplace\nred\tcolour"):
+        (tmp_path / "dev.tsv").write_text(table)
+        model = {"MODE": "prediction", "INIT_CHECKPOINT": str(tmp_path / "run"), "RUN_DIR": str(tmp_path / "again")}
+        assert run(environment | model) == 0
+        rows = [
+            line.split("\t") for line in (tmp_path / "again" / "model_1" / "predictions.tsv").read_text().splitlines()
+        ]
+        assert [row[1] for row in rows] == ["prediction", "place", "colour"]
+        assert "accuracy" not in json.loads((tmp_path / "again" / "model_1" / "figures.json").read_text())
+    (tmp_path / "dev.tsv").write_text("the cat was\tnorth\nthe old\tqueen was red\n")
+    assert run(environment | model) == 2
 
 
 @pytest.mark.parametrize(
@@ -181,6 +274,10 @@ def test_what_bert_trains_with_trains_here_too(squad_environment, tmp_path, sett
         ({"SEEDS": "1", "TRIAL": "1"}, "1 seeds, and this is trial 1"),
         ({"MAX_SEQ_LENGTH": "64"}, "exceeds max_position_embeddings 48"),
         ({"DATA": "/no/such/data"}, "no such folder"),
+        ({"DATA": "{data}/vocab.txt"}, "vocab.txt: a file: give its folder, /"),
+        ({"VOCAB_FILE": "{data}/long.txt"}, r"long.txt has \d+ words, and the model \d+: give its own"),
+        ({"VOCAB_FILE": "{data}/short.txt"}, r"short.txt has \d+ words, and the model \d+: give its own"),
+        ({"VOCAB_FILE": "{data}/swapped.txt"}, "swapped.txt has md5 .* and the model was trained with"),
         ({"CUDA_GRAPH": "1"}, "CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU"),
         ({"SQUAD_VERSION": "2.0"}, "train-v2.0.json: No such file"),
         ({"MODE": "eval", "TASK": "TSV"}, "holds no example|No such file"),
@@ -189,6 +286,16 @@ def test_what_bert_trains_with_trains_here_too(squad_environment, tmp_path, sett
     ],
 )
 def test_wrong_settings_stop_with_one_line(squad_environment, tmp_path, settings, message, capsys):
+    data = Path(squad_environment["DATA"])
+    words = (data / "vocab.txt").read_text().split("\n")
+    changed = {
+        "long": [*words, "more"] * 2,
+        "short": words[: len(words) // 2],
+        "swapped": [*words[:-2], *words[:-3:-1]],
+    }
+    for name, other in changed.items():
+        (tmp_path / f"{name}.txt").write_text("\n".join(other))
+    settings = {name: value.format(data=tmp_path if "VOCAB" in name else data) for name, value in settings.items()}
     assert run({**squad_environment, "RUN_DIR": str(tmp_path), **settings}) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert re.search(message, last), last
@@ -196,7 +303,22 @@ def test_wrong_settings_stop_with_one_line(squad_environment, tmp_path, settings
     assert last == f"finetune: error: {reason}"
 
 
+def test_casing_and_length_are_the_models(squad_environment, tmp_path):
+    data = Path(squad_environment["DATA"])
+    for name in ("vocab.txt", "weights.pt", "config.json"):
+        (tmp_path / name).write_bytes((data / name).read_bytes())
+    environment = squad_environment | {"INIT_CHECKPOINT": str(tmp_path / "weights.pt"), "MAX_SEQ_LENGTH": ""}
+    assert (config.read(environment).lower_case, config.read(environment).length) == (True, 48)  # its positions
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    (tmp_path / "task.json").write_text('{"task": "squad", "max_seq_length": 40}')
+    assert not config.read(environment).lower_case
+    assert config.read(environment | {"DO_LOWER_CASE": "1"}).lower_case
+    assert [config.read(environment | {"MODE": mode}).length for mode in ("train", "eval")] == [48, 40]
+    with pytest.raises(ConfigError, match="was fine-tuned for squad: TASK=squad"):
+        config.read(environment | {"MODE": "eval", "TASK": "MRPC"})
+
+
 def test_the_names_of_the_variables_are_those_of_the_tasks():
-    choices = {variable.name: variable.choices for _, variable, _, _ in variables(Config)}
+    choices = {variable.name: variable.choices for _, variable, _ in variables(Config)}
     assert choices["TASK"] == ("squad", *TASKS)
     assert choices["SQUAD_VERSION"] == VERSIONS == ("1.1", "2.0")

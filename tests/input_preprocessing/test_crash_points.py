@@ -147,7 +147,7 @@ def run_instances(folder: Path) -> None:
 def run_import(folder: Path) -> None:
     for source, target in foreign.plan_files(folder / "source", folder / "out"):
         target.parent.mkdir(exist_ok=True)
-        foreign.import_file((source, target, None))
+        foreign.import_file(None, (source, target))
 
 
 def run_export(folder: Path, kind: str) -> None:

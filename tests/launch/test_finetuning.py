@@ -50,6 +50,9 @@ def test_every_seed_is_a_trial_and_runs_once(site):
     assert not list(site.run_dir.glob("compliance_*")), "compliance is of timed pretraining"
     assert finetune(site, *words).returncode == 0
     assert len(site.ranks()) == 4, "a seed that has its figures is not trained again"
+    done = finetune(site, *words, FINISHED="another:1", SEED="3")
+    assert (done.returncode, last_line(done.stderr)) == (2, "run: error: trial 1 is of a run with SEED 4")
+    assert len(site.ranks()) == 4
 
 
 def test_a_seed_that_fails_gives_its_reason_last_and_is_the_one_that_continues(site):

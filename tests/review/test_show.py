@@ -44,6 +44,17 @@ def test_a_failing_run_shows_its_reason_at_every_width(width, submission, writer
     assert "; the highest is 0.7" in shown
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("target", "every"), [(0, 5000), (0.72, 0)])
+def test_a_run_without_a_target_is_held_to_no_rule_of_results(width, target, every, submission, writer):
+    evaluate = {"target": target, "every_samples": every, "initial": False}
+    writer(target=0.7).write(submission / "result_3.txt")
+    (submission / "config.json").write_text(json.dumps({"evaluate": evaluate}))
+    shown = rendered(submission, width)
+    assert "  pretraining to the last step: without a target there is no score" in " ".join(shown.splitlines())
+    assert not re.search("eval_accuracy|unofficial|of 10 runs|fails", shown)
+
+
 @pytest.mark.parametrize("width", range(75, 160, 7))
 def test_no_row_of_a_table_is_folded_or_wider_than_the_terminal(width, submission):
     lines = rendered(submission, width).splitlines()

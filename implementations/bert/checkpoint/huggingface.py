@@ -46,16 +46,19 @@ def lower_case(vocab_file: Path) -> bool:
 
 def _words(vocab_file: Path) -> list[str]:
     try:
-        return vocab_file.read_text(encoding="utf-8").splitlines()
+        return vocab_file.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # U+2028 is a word of some
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"{vocab_file}: cannot read the vocabulary ({reason}): give the model's vocab.txt") from None
 
 
 def check_vocabulary(vocab_file: Path, config: BertConfig, md5: str = "") -> None:
-    """Raises ConfigError for a vocabulary that is not the model's: too large, or not of the md5 where that is known."""
+    """Raises ConfigError for a vocabulary that is not the model's: of another size, or md5 where that is known.
+
+    A model may have rows beyond its words, up to a multiple of 128, which fill up tiles of a GPU's matrix units.
+    """
     number = len(_words(vocab_file))
-    if number > config.vocab_size:
+    if config.vocab_size not in {-(-number // multiple) * multiple for multiple in (1, 2, 4, 8, 16, 32, 64, 128)}:
         raise ConfigError(f"{vocab_file} has {number} words, and the model {config.vocab_size}: give its own vocab.txt")
     found = hashlib.md5(vocab_file.read_bytes()).hexdigest()
     if md5 and found != md5:
@@ -86,7 +89,10 @@ def write(
     for name in kept.keys() & {WORDS, BIAS}:
         kept[name] = kept[name][: config.vocab_size].clone()
     with whole_file(folder / "model.safetensors") as partial:
+        partial.touch()
+        mode = partial.stat().st_mode
         safetensors.torch.save_file(kept, partial, metadata={"format": "pt"})
+        partial.chmod(mode)  # as any other file: safetensors writes for its user alone
     if vocab_file.resolve() != (folder / "vocab.txt").resolve():
         with whole_file(folder / "vocab.txt") as partial:
             shutil.copyfile(vocab_file, partial)

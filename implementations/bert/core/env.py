@@ -76,22 +76,21 @@ def env(name: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
     return dataclasses.field(default=default, metadata={"env": Variable(name=name, **limits)})
 
 
-def variables(config_class: type) -> Iterator[tuple[dataclasses.Field[Any], Variable, type, bool]]:
-    """Yields (field, variable, plain type, optional?) for every variable a Config class and its nested Configs read."""
+def variables(config_class: type) -> Iterator[tuple[dataclasses.Field[Any], Variable, type]]:
+    """Yields (field, variable, plain type) for every variable a Config class and its nested Configs read."""
     hints = typing.get_type_hints(config_class)
     for field in dataclasses.fields(config_class):
         kind = hints[field.name]
         if dataclasses.is_dataclass(kind):
             yield from variables(typing.cast(type, kind))
         elif "env" in field.metadata:
-            plain, optional = _plain_type(kind)
-            yield field, field.metadata["env"], plain, optional
+            yield field, field.metadata["env"], _plain_type(kind)
 
 
 def settings(config: Any) -> dict[str, Any]:
     """The values of a Config and its nested ones by variable; without paths, which may move."""
     found: dict[str, Any] = {}
-    paths = {variable.name for _, variable, kind, _ in variables(type(config)) if kind is Path}
+    paths = {variable.name for _, variable, kind in variables(type(config)) if kind is Path}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         variable: Variable | None = field.metadata.get("env")
@@ -118,23 +117,35 @@ def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT
     return config_class(**values)
 
 
+def values(config: Any) -> dict[str, Any]:
+    """The value of every variable of a Config and its nested Configs, by the variable's name; paths as text."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found |= values(value)
+        elif "env" in field.metadata:
+            found[field.metadata["env"].name] = str(value) if isinstance(value, Path) else value
+    return found
+
+
 def announce(name: str, value: str) -> None:
     """Sets a variable of this process that a library insists on reading, unless it is set."""
     os.environ.setdefault(name, value)
 
 
-def _plain_type(hint: Any) -> tuple[type, bool]:
-    """Splits ``int | None`` into (int, True) and ``int`` into (int, False)."""
+def _plain_type(hint: Any) -> type:
+    """int of ``int | None``, and of ``int``."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         inner = [part for part in typing.get_args(hint) if part is not type(None)]
         assert len(inner) == 1, f"unsupported field type {hint}"
-        return inner[0], True
-    return hint, False
+        return typing.cast(type, inner[0])
+    return typing.cast(type, hint)
 
 
 def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) -> Any:
     variable: Variable = field.metadata["env"]
-    kind, _ = _plain_type(hint)
+    kind = _plain_type(hint)
     text = environ.get(variable.name, "").strip()
     if not text:
         if field.default is dataclasses.MISSING:

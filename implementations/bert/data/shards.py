@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import resource
 import sys
 from collections import OrderedDict
@@ -123,14 +122,9 @@ def read_index(folder: Path) -> dict[str, Entry]:
 def count_rows(path: Path) -> int:
     """Rows of a file, without reading more of it than that takes. Raises DataError for what is not a record file."""
     try:
-        file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
-        try:
-            if file.links.exists(b"input_ids"):  # else no records; of this format, or of NVIDIA's three
-                packed = file.links.exists(b"row_offsets")
-                dataset = h5py.h5d.open(file, b"row_offsets" if packed else b"next_sentence_labels")
-                return int(dataset.shape[0]) - packed
-        finally:
-            file.close()
+        with h5py.File(path, "r") as file:
+            if "input_ids" in file:  # else no records, of this format or of NVIDIA's three
+                return len(file["row_offsets"]) - 1 if "row_offsets" in file else len(file["next_sentence_labels"])
     except (OSError, KeyError):
         pass
     return open_records(path)[0].num_rows  # an error in one line

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 from bert.checkpoint import sharded, weights
 from bert.checkpoint.save import Config as CheckpointConfig
 from bert.checkpoint.save import Writer, load_newest, saved_checkpoints, step_path
+from bert.core import rundir
 from bert.core.dist import World
 from bert.core.env import ConfigError, settings
 from bert.core.files import damage
@@ -28,7 +28,7 @@ from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import resolved
 from bert.optim.rules import is_decayed
 from bert.pretraining.config import Config
-from bert.training.step import Step, Trainer
+from bert.training.step import Step, Trainer, check_finite, is_finite
 
 _ROWS = ("WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS")  # may change where their product, a step's rows, does not
 # What a run that resumes may change; all other variables must stay (``run_identity``). How the work is divided and
@@ -167,36 +167,29 @@ def data_digest(data: RowSource) -> str:
     return hashlib.md5(json.dumps(data.identity()).encode()).hexdigest()
 
 
-def check_finite(trained: Trainer, world: World, path: Path | None) -> None:
+def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
     """Raises ConfigError, on every rank, where the weights or moments that were read are not finite. A collective."""
     if isinstance(trained, Step):
         trained.optimizer.gather()
-    finite = all(tensor.isfinite().all() for tensor in trained.state_tensors() if tensor.is_floating_point())
-    if world.any(not finite):
+    if not is_finite(trained, world):
         raise ConfigError(
             f"{path} holds weights or moments that are NaN or infinite (--check names the first): start from others, "
             "or remove the newest checkpoint to resume from the one before"
         )
 
 
-def check_weights(config: CheckpointConfig, world: World, checksum: int) -> None:
-    """Raises ConfigError, on every rank, where a rank begins with other weights than most. A collective.
+def check_ranks(config: Config, world: World, saved: dict[str, Any] | None) -> None:
+    """Raises ConfigError where a rank has other settings, code or checkpoint than most. A collective."""
+    facts = rundir.shared_facts(config) | {"BERT_CONFIG": config.model, "the newest checkpoint": saved_checksum(saved)}
+    facts["CHECKPOINT_DIR"] = "unset" if config.checkpoint.directory is None else "set"
+    if config.zero.is_deepspeed:
+        facts["DEEPSPEED_CONFIG"] = config.zero.json()
+    world.agree(facts, "give all ranks the same settings, code and CHECKPOINT_DIR")
 
-    checksum: of this rank's weights.
-    """
-    mine = torch.tensor([checksum], dtype=torch.int64, device=world.device)
-    everyones = mine.repeat(world.size)
-    if work := world.all_gather(everyones, mine):
-        work.wait()
-    checksums = everyones.tolist()
-    (most, _), *others = Counter(checksums).most_common()
-    if others:
-        odd = [f"rank {rank} ({value:08x})" for rank, value in enumerate(checksums) if value != most]
-        path = config.directory if config.resume else config.init_checkpoint
-        raise ConfigError(
-            f"weights differ between ranks: {', '.join(odd)} against {most:08x} of the others: is {path} the same "
-            "on every node?"
-        )
+
+def check_weights(config: CheckpointConfig, world: World, checksum: int) -> None:
+    """Raises ConfigError where a rank begins with other weights than most. checksum: of this rank's. A collective."""
+    world.agree({"weights": f"{checksum:08x}"}, f"is INIT_CHECKPOINT={config.init_checkpoint} the same on every node?")
 
 
 def saved_checksum(saved: dict[str, Any] | None) -> int:
@@ -218,8 +211,12 @@ class Saver:
         self.writer = Writer(config.checkpoint)
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
-        """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective."""
+        """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective.
+
+        Raises TrainingError for a state that is not finite.
+        """
         config, world = self.config.checkpoint, self.world
+        check_finite(self.trained, world, step)
         facts: dict[str, Any] = {"step": step, "batches": batches, "samples": samples, "ended": ended}
         facts |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5}
         facts |= {"data_digest": data_digest(self.data), "computed": _computed(self.config)}

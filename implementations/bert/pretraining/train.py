@@ -42,7 +42,7 @@ from bert.training.stop import LAST_STEP, Ending, Stop, TrainingError
 def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) -> Ending:
     """Runs to the end and says why it ended. A collective: every rank calls it with the same settings."""
     saved = resume.newest(config.checkpoint)
-    resume.check_weights(config.checkpoint, world, resume.saved_checksum(saved))
+    resume.check_ranks(config, world, saved)
     seed = world.broadcast_int(resume.pick_seed(config.seed, saved))
     hyperparameters = config.hyperparameters(seed)
     known: dict[str, Any] = {}
@@ -62,7 +62,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         step.optimizer.load_state_dict(resume.warm_start(path, config.optim.optimizer, shapes))
     done, done_batches, done_samples = resume.restore(config, step, seed, saved)
     if saved is not None or path is not None:
-        resume.check_finite(step, world, path if saved is None else config.checkpoint.directory)
+        resume.check_restored(step, world, path if saved is None else config.checkpoint.directory)
     clock.lap("checkpoint")
     take_step, evaluation_graph = prepare(config, model, step, world, clock)
 
@@ -82,6 +82,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
 
     settings, vocab_size = config.data, model.config.vocab_size
     source = open_source(settings, vocab_size)
+    world.agree(source.identity(), "are the training data the same on every node?")
     row_counts = source.row_counts()
     num_rows, rows_per_step = int(row_counts.sum()), settings.rows_per_step * world.size
     resume.check_data(config.checkpoint, saved, source)

@@ -93,7 +93,7 @@ def test_null_is_no_section_either(environ, capsys, key):
     ("where", "values"),
     [
         (("gradient_clipping",), ["1.0", -1, None, True]),
-        (("optimizer", "params", "lr"), ["1e-3", float("nan"), 0]),
+        (("optimizer", "params", "lr"), ["1e-3", float("nan"), -1]),
         (("optimizer", "params", "betas"), [[0.9], 0.9, [0.9, "0.99"]]),
         (("optimizer", "params", "weight_decay"), ["0.1", float("inf")]),
         (("optimizer", "params", "bias_correction"), ["yes"]),
@@ -224,6 +224,7 @@ def test_the_same_said_twice_is_no_contradiction(environ):
             "64 is not train_micro_batch_size_per_gpu 4 x gradient_accumulation_steps 3 x 8 ranks",
         ),
         ({"train_batch_size": "64"}, 'train_batch_size is "64": expected an integer, at least 1'),
+        ({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0}}}, "LR='0'"),
         ({"train_batch_size": 64.5}, "train_batch_size is 64.5: expected an integer, at least 1"),
         ({"sparse_attention": {"mode": "fixed"}}, "sparse_attention: unsupported key: fix or remove it"),
         ({"optimizer": {"type": "OneBitAdam"}}, "expected Adam, AdamW or Lamb"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,15 @@ from bert.checkpoint.weights import read_state_dict
 from bert.core import env
 from bert.core.env import ConfigError, from_env
 from bert.data.format import open_records, write_records
+from bert.data.loader import open_source
 from bert.data.shards import Shards, write_index
+from bert.deepspeed.settings import merged
 from bert.pretraining import check, resume
 from bert.pretraining.config import Config
+from bert.pretraining.train import build
+from bert.training.stop import TrainingError
+
+from ..ranks import run_ranks
 
 REPLICATED = {"SHARD_OPTIMIZER": "0"}
 SHARDED = {"SHARD_OPTIMIZER": "1", "SHARD_GRADIENTS": "1"}
@@ -189,6 +196,67 @@ def test_weights_that_are_not_finite_are_refused_at_the_start_and_in_the_check(p
     for changed in (config, from_env(Config, prepared | {"INIT_CHECKPOINT": str(path)})):
         with pytest.raises(ConfigError, match=r"cls.predictions.bias holds NaN or infinity"):
             check.report(changed)
+
+
+def _save_what_is_not_finite(world, environment, folder, bad):
+    """A good checkpoint; then the last rank alone has a number that is not finite."""
+    stage = {"DEEPSPEED_CONFIG": str(folder / f"ds_{world.rank}.json")}
+    if "ENGINE" in environment:
+        Path(stage["DEEPSPEED_CONFIG"]).write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+        environment = environment | stage
+    directory = folder / str(world.size)
+    ranks = {"CHECKPOINT_DIR": str(directory), "WORLD_SIZE": str(world.size), "RANK": str(world.rank)}
+    config = from_env(Config, merged(environment | ranks | {"CHECKPOINT_KEEP": "1"}))
+    _, step = build(config, world, 7)
+    saver = resume.Saver(config, step, world, 7, open_source(config.data, 211), (1, 1))
+    saver.save(1, 1, 1)
+    assert saver.finish()
+    good = sorted(path.name for path in directory.iterdir())
+    if world.rank == world.size - 1:
+        max(step.state_tensors(), key=torch.Tensor.numel).view(-1)[3] = bad
+    with pytest.raises(TrainingError, match="not finite at step 2, and are not saved"):
+        saver.save(2, 2, 2)
+    assert sorted(path.name for path in directory.iterdir()) == good
+    assert good
+
+
+DEEPSPEED = {"ENGINE": "deepspeed", "DEEPSPEED_CHECKPOINTS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "bad"),
+    [
+        pytest.param(REPLICATED, math.nan, id="replicated"),
+        pytest.param(SHARDED, math.inf, id="sharded"),
+        pytest.param(IN_SHARDS, -math.inf, id="in shards"),
+        pytest.param(DEEPSPEED, math.nan, id="DeepSpeed", marks=pytest.mark.deepspeed),
+    ],
+)
+def test_no_engine_saves_what_is_not_finite_on_a_rank_and_all_ranks_say_so(prepared, tmp_path, engine, bad):
+    for ranks in (2, 4):  # not in the same processes: DeepSpeed keeps its first group
+        run_ranks(_save_what_is_not_finite, ranks, arguments=(prepared | engine, tmp_path, bad))
+
+
+# The gradients of step 8 are no numbers; nothing else is due there.
+NAN_AT_8 = """
+from bert.training.loop import StepCounter
+begun = StepCounter.begin
+StepCounter.begin = lambda steps: begun(steps) * (float("nan") if steps.batches == 8 else 1)
+"""
+
+
+def test_a_run_whose_weights_break_between_reports_ends_at_the_checkpoint_and_keeps_the_good_ones(
+    prepared, run_bert, repository, tmp_path
+):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(NAN_AT_8)
+    settings = {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "3", "LOG_EVERY_STEPS": "10"}
+    settings |= {"MAX_STEPS": "30", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}
+    settings |= {"PYTHONPATH": f"{repository / 'implementations'}:{tmp_path / 'site'}"}
+    finished = run_bert(prepared | settings, ranks=2)
+    assert finished.returncode == 1
+    assert "bert: error: weights or moments are not finite at step 9" in finished.stderr.splitlines()[-1]
+    assert [path.stem[-1] for path in saved_checkpoints(tmp_path / "c")] == ["3", "6"]
 
 
 @pytest.mark.slow

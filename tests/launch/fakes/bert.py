@@ -34,6 +34,11 @@ def check() -> int:
     if os.environ.get("CHECK") == "bad":
         print("bert: error: LR='fast': expected a number", file=sys.stderr)
         return 2
+    if os.environ["RUN_DIR"] and os.environ.get("FINISHED") == f"another:{os.environ['TRIAL']}":
+        print(
+            f"bert: error: trial {os.environ['TRIAL']} is of a run with SEED {os.environ.get('SEED')}", file=sys.stderr
+        )
+        return 2
     print("global batch  768 sequences, lr", os.environ.get("LR"))
     return 0
 
