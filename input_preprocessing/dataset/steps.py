@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from bert.data.digests import digest_of_tensors
 from bert.data.format import atomic_file, open_records, write_records
 from bert.data.records import DataError
-from input_preprocessing.checkpoints.convert import convert
+from input_preprocessing.checkpoints.convert import convert, read_pytorch
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
 from input_preprocessing.instances.sampling import compile_first, write_instances
 from input_preprocessing.records import shards
@@ -308,7 +309,8 @@ class Job:
     def fill_phase1(self) -> list[Path]:
         """Makes vocabulary, model sizes and first checkpoint where missing, or there of other inputs; the files.
 
-        What was made of what is known by content: `model.ckpt-28252.json` beside the converted checkpoint has both md5.
+        What was made of what is known by content: `model.ckpt-28252.json` beside the converted checkpoint has both md5
+        and the digest of its tensors, by which the closed division knows them.
 
         Raises:
             DataError: the vocabulary has changed since, or the checkpoint cannot be converted.
@@ -343,10 +345,12 @@ class Job:
             source_md5, noted = hashlib.md5(" ".join(digests).encode()).hexdigest(), None
             with suppress(OSError, ValueError):
                 noted = json.loads(note.read_text())
-            if not converted.is_file() or noted != {"source": source_md5, "target": md5_of(converted)}:
+            made = {"source": source_md5, "target": md5_of(converted) if converted.is_file() else ""}
+            if not isinstance(noted, dict) or noted != made | {"tensors": noted.get("tensors", "")}:
                 print(f"converting {prefix} to {converted}", file=sys.stderr)
                 convert(prefix, converted, "mlperf", bert_config=config)
-                write_text(note, json.dumps({"source": source_md5, "target": md5_of(converted)}) + "\n")
+                made |= {"target": md5_of(converted), "tensors": digest_of_tensors(read_pytorch(converted).items())}
+                write_text(note, json.dumps(made) + "\n")
         return [*targets, converted] if converted.is_file() else targets
 
 

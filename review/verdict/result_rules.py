@@ -26,6 +26,8 @@ def check_runs(result: Result) -> list[Finding]:
         rule = "all runs of a result have the same hyper-parameters"
         hint = "run again with one configuration, or submit the runs as two results"
         found += [*_check_alike(result, OPTIMIZATION, rule, hint), *_check_seeds(result), *_check_reference(result)]
+        rule = "all runs of a result start from the same weights and have the same data"
+        found += _check_alike(result, ["starting_point"], rule, "run again with the same files")
     return found
 
 

@@ -39,7 +39,7 @@ def check_run(run: Run, division: str | None = None) -> list[Finding]:
     found = [*_check_clock(run), *_check_submission(run)]
     if (division or run.log.value("submission_division")) == "closed":
         found += [*_check_fixed_values(run), *_check_evaluations(run), *_check_interval(run), *_check_target(run)]
-        found += [*_check_trained(run)]
+        found += [*_check_trained(run), *_check_starting_point(run)]
     return found
 
 
@@ -218,6 +218,16 @@ def _check_target(run: Run) -> Iterator[Finding]:
         message = f"reached the target{at}, in line {reached.line}, but the run continues"
         rule = "a run ends at the first evaluation that reaches the target; the RCP test takes the samples of the last"
         yield run.finding(WARNING, message, rule, "stop at the target", run.evaluations[-1])
+
+
+def _check_starting_point(run: Run) -> Iterator[Finding]:
+    """What our own trainer says of weights and data; other logs do not have it."""
+    event = run.log.first("starting_point")
+    unproved = event.value.get("unproved") if event is not None and isinstance(event.value, dict) else None
+    if unproved:
+        rule = "closed BERT starts from model.ckpt-28252 and trains on the benchmark's text"
+        hint = "prepare weights and data with prepare_data.sh, or know whence they are"
+        yield run.finding(WARNING, f"does not prove {text(unproved)}", rule, hint, event)
 
 
 def _check_trained(run: Run) -> Iterator[Finding]:

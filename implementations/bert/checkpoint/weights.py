@@ -18,6 +18,7 @@ from bert.checkpoint.save import is_ours, read_checkpoint
 from bert.checkpoint.sharded import ShardedTensors
 from bert.core.env import ConfigError
 from bert.core.files import damage
+from bert.data.digests import digest_of_tensors
 from bert.model.bert import BertForPreTraining
 from bert.model.init import Chunk, first_weights
 
@@ -69,6 +70,12 @@ def _read(path: Path) -> Any:
         files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
         return {name: tensor for file in files for name, tensor in _read(path.parent / file).items()}
     return safetensors.torch.load_file(path) if path.suffix == ".safetensors" else read_checkpoint(path, mmap=True)
+
+
+def identity(path: Path) -> str:
+    """Digest of a file's weights, whatever its format and padding. Reads all of them; raises as read_state_dict."""
+    kept = ((name, t) for name, t in read_state_dict(path).items() if name not in (*_TIED, *_NO_WEIGHTS))
+    return digest_of_tensors((name, tensor.float().numpy()) for name, tensor in kept)
 
 
 class Loaded(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,16 @@ def sum_of_hashes(
 def add_multiset_digests(digests: Sequence[str]) -> str:
     """Multiset digest of the union of the files that have these."""
     return f"{sum(int(digest, 16) for digest in digests) % (1 << 128):032x}"
+
+
+def digest_of_tensors(tensors: Iterable[tuple[str, Array]]) -> str:
+    """Digest of weights by name, in any order; zeros at the end of a tensor, which are padding, do not count."""
+    total = 0
+    for name, tensor in tensors:
+        numbers = np.ascontiguousarray(tensor, "<f4").tobytes().rstrip(b"\0")
+        found = hashlib.blake2b(name.encode() + b"\n" + numbers, digest_size=HASH_BYTES)
+        total += int.from_bytes(found.digest(), "little")
+    return f"{total % (1 << 128):032x}"
 
 
 @compiled

@@ -20,7 +20,7 @@ from bert.deepspeed import ds_config
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
 from bert.model.init import uninitialized
-from bert.pretraining import memory, resume
+from bert.pretraining import closed_division, memory, resume
 from bert.pretraining.config import Config
 from bert.training import schedule
 from bert.training.evaluate import Evaluator
@@ -109,6 +109,9 @@ def report(config: Config) -> str:
     if config.zero.is_deepspeed:
         own = ", ".join(ds_config.deepspeed_only(config.zero.json()))
         said["engine"] = f"DeepSpeed{f', which alone heeds {own}' if own else ''}"
+    if config.mlperf.division == "closed" and path is not None:
+        first = closed_division.starting_weights(path)
+        weights += f": {first['weights']}, {'not proved' if first['unproved'] else 'proved'} to be model.ckpt-28252"
     on_cpu = World(dataclasses.replace(alone, device="cpu"))
     said |= {"memory": memory.describe(config), "data": _data(config, on_cpu, saved), "weights": weights}
     width = max(map(len, said))
@@ -130,11 +133,14 @@ def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
     resume.check_data(config.checkpoint, saved, shards)
     if int(first.input_ids.max()) >= size:
         raise DataError(f"{variable}={folder}: token ids past vocab_size {size} of bert_config.json")
+    closed = config.mlperf.division == "closed"
+    unproved = closed and closed_division.data_sets(config, shards)["unproved"]
     make_batching(shards, Sampler(row_counts, data.rows_per_step, 0, 0, config.dist.world_size), data)
     vocab = config.phase1 / "vocab.txt" if config.phase1 else None
     if vocab is not None and vocab.is_file() and hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:
         raise DataError(f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again")
     found = f"{len(shards)} files in {folder}"
+    found += "; not proved to be the benchmark's" if unproved else ""
     if masks := open_masks(data, shards, config.phase1, size, seed=0):
         mask, words = masks.tokens.mask, masks.tokens.size
         found += f"; MASKING=dynamic: other masks every epoch, token {mask} of {words:,} is [MASK]"

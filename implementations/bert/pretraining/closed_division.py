@@ -8,12 +8,23 @@ warm-up, betas, epsilon, weight decay, number formats, and on which side of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from bert.checkpoint import weights
+from bert.core import rundir
 from bert.core.dist import pick_device
 from bert.core.env import ConfigError
+from bert.data.format import open_records
+from bert.data.sampler import RowSource
+from bert.data.shards import list_shards
 from bert.model.config import BertConfig
+from bert.pretraining import resume
 from bert.pretraining.config import Config
 
 # Of bert_config.json; initializer_range is left out, since every weight comes from the checkpoint.
@@ -50,6 +61,19 @@ RULES = {
     "RESUME": "a run is timed from its start, and the log of a resumed one leaves out the time trained before",
 }
 
+# By which the benchmark's files are known (MLCommons' retired_benchmarks/bert/dataset.md): model.ckpt-28252.index,
+# its data and bert_config.json, as prepare_data.sh notes them beside the checkpoint that it has converted.
+_FILES = "f97de3ae180eb8d479555c939d50d048 50797acd537880bfb5a7ade80d976129 7f59165e21b7d566db610ff6756c926b"
+SOURCE_MD5 = hashlib.md5(_FILES.encode()).hexdigest()
+VOCAB_MD5 = "64800d5d8528ce344256daf115d4965e"
+TEXT_MD5 = {"eval.txt": "2a220f790517261547b1b45ed3ada07a", "part-00000-of-00500": "a64a7c31eff5cd38ae6d94f7a6229dab"}
+NUM_TEXTS = 501  # 500 parts and eval.txt
+# How the benchmark's data are made (reference, README), in the words of prepared-*.json.
+RECIPE = {
+    "max_seq_length": 512, "max_predictions_per_seq": 76, "masked_lm_prob": 0.15, "short_seq_prob": 0.1,
+    "random_seed": 12345, "dupe_factor": 10, "do_lower_case": True, "sequences": None, "num_eval_samples": 10_000,
+}  # fmt: skip
+
 
 def rule_interval(global_batch_size: int) -> int:
     """Training samples between evaluations: floor(0.05 (230.23 GBS + 3,000,000) / 25,000) 25,000 (training rules)."""
@@ -59,7 +83,7 @@ def rule_interval(global_batch_size: int) -> int:
 def violations(config: Config) -> Iterator[str]:
     """What of a run's settings and model the rules do not allow: NAME=VALUE and the rule, each."""
     data, evaluate, schedule, optim = config.data, config.evaluate, config.schedule, config.optim
-    weights, batch = config.checkpoint.init_checkpoint, config.global_batch_size
+    path, batch = config.checkpoint.init_checkpoint, config.global_batch_size
     intervals = rule_interval(batch), -(-rule_interval(batch) // batch) * batch  # or that rounded up to whole steps
     packing_factor = 2 if data.packed or data.batching == "online" else 1
     kept: dict[str, tuple[Any, bool]] = {
@@ -81,7 +105,7 @@ def violations(config: Config) -> Iterator[str]:
         "MASKING": (data.masking, data.masking == "static"),
         "SYNTH_DATA": (int(data.synthetic), not data.synthetic),
         "PACKING_FACTOR": (data.packing_factor, data.packing_factor == packing_factor),
-        "INIT_CHECKPOINT": ("" if weights is None else weights, weights is not None),
+        "INIT_CHECKPOINT": ("" if path is None else path, path is not None),
         "INIT_OPTIMIZER": (int(config.checkpoint.init_optimizer), not config.checkpoint.init_optimizer),
         "RESUME": (int(config.checkpoint.resume), not config.checkpoint.resume),
     }
@@ -96,6 +120,83 @@ def violations(config: Config) -> Iterator[str]:
             f"hidden_act={config.model.hidden_act} in {config.bert_config_path} (GELU is the tanh form: reference, "
             "modeling.py)"
         )
+
+
+def starting_weights(path: Path) -> dict[str, Any]:
+    """The identity of the first weights, and whether it is proved that they are the published ones.
+
+    Raises ConfigError where they are not those that were converted.
+    """
+    found, note = weights.identity(path), path.with_suffix(".json")
+    try:
+        noted = json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        noted = {}
+    noted = noted if isinstance(noted, dict) else {}
+    if noted.get("tensors", found) != found:
+        raise ConfigError(f"INIT_CHECKPOINT={path}: not the weights that {note} tells of: convert them again")
+    proved = "tensors" in noted and noted.get("source") == SOURCE_MD5
+    return {"weights": found, "unproved": [] if proved else ["weights"]}
+
+
+def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
+    """The identity of training and evaluation data, and what is not proved of it, by the manifest of prepare_data.sh.
+
+    Raises ConfigError naming all that is not as the benchmark's data are made, or not as it was prepared.
+    """
+    (folder, variable), evaldir = config.data.source, config.evaluate.evaldir
+    assert evaldir is not None
+    evaluation = [open_records(path)[1].content_digest for path in list_shards(evaldir, "EVALDIR")]
+    files = {Path(name).name: entry[1] for name, entry in source.identity().items() if name != "vocabulary"}
+    wrong = []
+    if source.vocab_md5 and source.vocab_md5 != VOCAB_MD5:
+        wrong.append(f"a vocabulary with md5 {source.vocab_md5}, not the benchmark's {VOCAB_MD5}")
+    made: dict[str, Any] = {}
+    for path in [found for above in folder.resolve().parents[:2] for found in sorted(above.glob("prepared-*.json"))]:
+        with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
+            read = json.loads(path.read_text(encoding="utf-8"))
+            prepared = {Path(name).name: digest for name, digest in read["files"].items() if name.endswith(".hdf5")}
+            if files.keys() <= prepared.keys():
+                made = read | {"digests": prepared}
+    if made:
+        recipe = {"do_lower_case": True, "sequences": None} | made["recipe"]
+        differ = [name for name, value in RECIPE.items() if recipe.get(name) != value]
+        wrong += [f"{name} {recipe.get(name)}, not {RECIPE[name]}" for name in differ]
+        texts = made["texts"]
+        wrong += [
+            f"another text: {name} has md5 {texts.get(name)}"
+            for name, md5 in TEXT_MD5.items()
+            if texts.get(name) != md5
+        ]
+        if len(texts) != NUM_TEXTS:
+            wrong.append(f"{len(texts)} texts, not {NUM_TEXTS}")
+        known = {name: digest for name, digest in made["digests"].items() if not name.startswith("part_eval")}
+        if files != known:
+            wrong.append(f"other record files than the {len(known)} that were prepared")
+        if evaluation != [made["digests"].get("part_eval_10k.hdf5")]:
+            wrong.append(f"EVALDIR={evaldir} is not the evaluation set that was prepared with it")
+    if wrong:
+        raise ConfigError(
+            f"the closed division does not allow {variable}={folder}: {'; '.join(wrong)}. Prepare the data again with "
+            "the defaults of prepare_data.sh, or set SUBMISSION_DIVISION=open"
+        )
+    facts: dict[str, Any] = {"training_data": resume.data_digest(source), "evaluation_data": " ".join(evaluation)}
+    return facts | {"unproved": [] if made else list(facts)}
+
+
+def starting_point(config: Config, source: RowSource, first: Mapping[str, Any]) -> dict[str, Any]:
+    """What a closed run starts from, for its log and environment; what of it is not proved is said on stderr.
+
+    first: what starting_weights() gave. Raises ConfigError as data_sets() does.
+    """
+    sets = data_sets(config, source)
+    facts: dict[str, Any] = {**first, **sets, "unproved": [*first["unproved"], *sets["unproved"]]}
+    if facts["unproved"]:
+        names = ", ".join(name.replace("_", " ") for name in facts["unproved"])
+        said = f"{names} not proved to be the benchmark's: no files of prepare_data.sh beside them tell"
+        print(f"bert: warning: {said}", file=sys.stderr, flush=True)
+    rundir.add_to_environment(config.run, {"starting_point": facts})
+    return facts
 
 
 def check(config: Config, starts: bool) -> None:

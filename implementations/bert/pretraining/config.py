@@ -183,7 +183,6 @@ class Config(ModelFiles, Hardware):
             "d_batch_size": self.data.batch_size,
             "gradient_accumulation_steps": self.data.gradient_steps,
             "max_sequence_length": self.data.max_seq_length,
-            "max_predictions_per_seq": int(self.data.max_seq_length * 0.15),
             "opt_base_learning_rate": self.schedule.lr,
             "opt_learning_rate_training_steps": self.schedule.length,
             "opt_learning_rate_warmup_steps": warmup_steps,

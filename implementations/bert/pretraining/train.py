@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels import compile_once, select
 from bert.model.bert import BertForPreTraining
 from bert.model.init import Chunk, first_weights, initialize, uninitialized, use_placeholders
-from bert.pretraining import resume
+from bert.pretraining import closed_division, resume
 from bert.pretraining.config import Config
 from bert.training import evaluate
 from bert.training.debug import CapturedStep, ProfiledStep, unprofiled
@@ -44,6 +45,10 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     resume.check_ranks(config, world, saved)
     seed = world.broadcast_int(resume.pick_seed(config.seed, saved))
     hyperparameters = config.hyperparameters(seed)
+    known: dict[str, Any] = {}
+    path = config.checkpoint.init_checkpoint
+    if (closed := config.mlperf.division == "closed") and world.is_main and path is not None:
+        known = closed_division.starting_weights(path)
     log.submission(hyperparameters)
     clock.lap("checkpoint")
     config = resolve_kernels(config, world)
@@ -51,7 +56,6 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
 
     model, step = build(config, world, seed, clock)
     log.weights(name for name, _ in model.named_parameters())
-    path = config.checkpoint.init_checkpoint
     if saved is None and config.checkpoint.init_optimizer and path is not None:
         # ds_shape: of the gathered parameter, where ZeRO-3 has left this rank a part of it.
         shapes = {name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in model.named_parameters()}
@@ -82,6 +86,9 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     row_counts = source.row_counts()
     num_rows, rows_per_step = int(row_counts.sum()), settings.rows_per_step * world.size
     resume.check_data(config.checkpoint, saved, source)
+    if closed and world.is_main:
+        known = closed_division.starting_point(config, source, known)
+    log.data(int(np.diff(source[len(row_counts) - 1].masked_lm_offsets).max(initial=0)), known)
     shard_order = resume.shard_order(config, saved)
     sampler = Sampler(row_counts, settings.rows_per_step, seed, world.rank, world.size, shard_order)
     masks = open_masks(settings, source, config.phase1, vocab_size, seed)

@@ -86,6 +86,12 @@ class MlperfLog:
         self._start(constants.EPOCH_START, None, {"epoch_num": 0})
         self._start(constants.BLOCK_START, None, {"first_epoch_num": 1, "epoch_count": 1})
 
+    def data(self, max_predictions: int, starting_point: Mapping[str, Any]) -> None:
+        """Logs what is known once the data is open: the most masked tokens of a sequence, what the run starts from."""
+        self._event("max_predictions_per_seq", max_predictions)
+        if starting_point:
+            self._event("starting_point", starting_point)
+
     def eval_start(self, samples: int) -> None:
         """Starts an evaluation after ``samples`` trained samples."""
         self._start(constants.EVAL_START, samples, {"epoch_num": samples})

@@ -6,8 +6,12 @@ import json
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from bert.checkpoint import weights
 from bert.core.env import ConfigError, from_env
+from bert.data.format import open_records
+from bert.data.shards import Shards, list_shards, write_index
 from bert.pretraining import closed_division
 from bert.pretraining.config import Config
 
@@ -181,3 +185,95 @@ def test_the_command_stops_before_it_reads_data_or_weights(closed, tmp_path, cap
     assert main(arguments, environ) == 2
     assert "bert: error: the closed division does not allow EVAL_ITER_SAMPLES=1 (" in capfd.readouterr().err
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["error_0.txt"]
+
+
+def test_weights_are_known_by_the_note_of_their_conversion_whatever_their_names_and_padding(tmp_path):
+    torch.manual_seed(0)
+    words, bias = torch.randn(6, 4), torch.randn(4)
+    state = {"bert.embeddings.word_embeddings.weight": words, "bert.pooler.dense.bias": bias}
+    torch.save(state, tmp_path / "plain.pt")
+    padded = {"bert.pooler.dense_act.bias": bias, "bert.embeddings.word_embeddings.weight": F.pad(words, (0, 0, 0, 2))}
+    torch.save({"model": padded}, tmp_path / "w.pt")
+    found = closed_division.starting_weights(tmp_path / "w.pt")
+    assert found == {"weights": weights.identity(tmp_path / "plain.pt"), "unproved": ["weights"]}
+    note = tmp_path / "w.json"
+    note.write_text(json.dumps({"source": closed_division.SOURCE_MD5, "target": "", "tensors": found["weights"]}))
+    assert closed_division.starting_weights(tmp_path / "w.pt")["unproved"] == []
+    note.write_text(json.dumps({"source": "0" * 32, "tensors": found["weights"]}))
+    assert closed_division.starting_weights(tmp_path / "w.pt")["unproved"] == ["weights"], "of another checkpoint"
+    torch.save(padded | {"bert.pooler.dense_act.bias": bias + 1e-3}, tmp_path / "w.pt")
+    with pytest.raises(ConfigError, match=r"w.pt: not the weights that .*w.json tells of: convert them again"):
+        closed_division.starting_weights(tmp_path / "w.pt")
+    (tmp_path / "w.pt").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"w.pt: not a readable checkpoint"):
+        closed_division.starting_weights(tmp_path / "w.pt")
+
+
+@pytest.fixture
+def manifest(prepared, tmp_path):
+    """manifest(**changes) writes the prepared-packed.json that the benchmark's data would have, so changed."""
+    of = {path: open_records(path)[1].content_digest for path in tmp_path.glob("*/*.hdf5")}
+    files = {str(path.relative_to(tmp_path)): digest for path, digest in of.items()}
+    texts = {f"part-{i:05d}-of-00500": "0" * 32 for i in range(500)} | closed_division.TEXT_MD5
+    write_index(tmp_path / "packed", sorted((tmp_path / "packed").glob("*.hdf5")))
+
+    def write(**changes):
+        right = {"files": files, "texts": texts, "recipe": closed_division.RECIPE}
+        (tmp_path / "prepared-packed.json").write_text(
+            json.dumps({name: value | changes.get(name, {}) for name, value in right.items()})
+        )
+
+    return write
+
+
+def _sets(prepared):
+    config = from_env(Config, prepared)
+    return closed_division.data_sets(config, Shards(list_shards(*config.data.source), 48))
+
+
+@pytest.fixture
+def of_the_benchmark(prepared, monkeypatch):
+    monkeypatch.setattr(closed_division, "VOCAB_MD5", "0" * 32)
+
+
+def test_data_are_known_by_what_prepare_data_left_beside_them(prepared, manifest, of_the_benchmark, capfd):
+    unknown = _sets(prepared)
+    assert unknown["unproved"] == ["training_data", "evaluation_data"]
+    manifest()
+    known = _sets(prepared)
+    assert known == unknown | {"unproved": []}
+    config = from_env(Config, prepared)
+    source, first = Shards(list_shards(*config.data.source), 48), {"weights": "ab", "unproved": ["weights"]}
+    facts = closed_division.starting_point(config, source, first)
+    assert facts == known | {"weights": "ab", "unproved": ["weights"]}
+    assert capfd.readouterr().err.startswith("bert: warning: weights not proved to be the benchmark's")
+    assert json.loads((config.run.run_dir / "environment.json").read_text())["starting_point"] == facts
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"recipe": {"dupe_factor": 5}}, "dupe_factor 5, not 10"),
+        ({"recipe": {"masked_lm_prob": 0.2}}, "masked_lm_prob 0.2, not 0.15"),
+        ({"recipe": {"sequences": 1000}}, "sequences 1000, not None"),
+        ({"recipe": {"do_lower_case": False}}, "do_lower_case False, not True"),
+        ({"texts": {"eval.txt": "1" * 32}}, "another text: eval.txt has md5 1111"),
+        ({"texts": {"mine.txt": "1" * 32}}, "502 texts, not 501"),
+        ({"files": {"packed/part_00001_of_00003.hdf5": "1" * 32}}, "other record files than the 3 that were prepared"),
+        ({"files": {"packed/part_00003_of_00003.hdf5": "1" * 32}}, "other record files than the 4 that were prepared"),
+        (
+            {"files": {"eval/part_eval_10k.hdf5": "1" * 32}},
+            "EVALDIR=.* is not the evaluation set that was prepared",
+        ),
+    ],
+)
+def test_data_that_are_made_otherwise_are_refused(prepared, manifest, of_the_benchmark, changes, said):
+    manifest(**changes)
+    with pytest.raises(ConfigError, match=rf"does not allow DATADIR_PHASE2_PACKED=.*: {said}.*Prepare the data again"):
+        _sets(prepared)
+
+
+def test_another_vocabulary_is_refused(prepared, manifest):
+    manifest()
+    with pytest.raises(ConfigError, match=r"a vocabulary with md5 0{32}, not the benchmark's 64800d5d8528ce344256daf1"):
+        _sets(prepared)

@@ -7,12 +7,14 @@ import re
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from bert.checkpoint import save
 from bert.checkpoint.save import Config, Writer
 from bert.core.env import ConfigError, from_env
+from bert.data.format import open_records
 from bert.pretraining.config import Config as RunConfig
 
 from ...disks import enlarge, small_disk
@@ -34,6 +36,9 @@ def test_a_run_without_a_target_succeeds_at_its_last_step(endless, run_bert):
     events = [json.loads(line[9:]) for line in (folder / "result_0.txt").read_text().splitlines()]
     (stop,) = [event for event in events if event["key"] == "run_stop"]
     assert stop["metadata"]["status"] == "success"
+    (most,) = [event["value"] for event in events if event["key"] == "max_predictions_per_seq"]
+    shards = Path(endless["DATADIR_PHASE2_PACKED"]).glob("*.hdf5")
+    assert most == max(np.diff(open_records(path)[0].masked_lm_offsets).max() for path in sorted(shards)[-1:])
     assert not [event for event in events if event["key"].startswith("eval_a")]
     assert not (folder / "error_0.txt").exists()
     assert json.loads((folder / "metrics_0.jsonl").read_text().splitlines()[-1])["step"] == 8

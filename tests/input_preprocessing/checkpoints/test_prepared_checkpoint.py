@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bert.checkpoint import weights
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
 from input_preprocessing.verify import verdict as verify
@@ -43,6 +44,8 @@ def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(fresh: Path, c
         write_bert(fresh / "download" / place / "model.ckpt-28252", config, seed=number)
         prepare.prepare(options_of(fresh))
         seen.append(torch.load(converted, weights_only=True)["model"]["bert.pooler.dense_act.weight"].sum().item())
+        noted = json.loads(converted.with_suffix(".json").read_text())
+        assert noted["tensors"] == weights.identity(converted), "as the closed division knows them"
         stamp = converted.stat().st_mtime_ns
         assert not failures(verify.verify(fresh, jobs=1))
         prepare.prepare(options_of(fresh))

@@ -63,6 +63,16 @@ DOUBTFUL = [
         both(system(accelerators_per_node="80"), ranks(8)),
         ("warning", "dgx.json", "accelerators_per_node", "80 accelerators in all, 8 ranks"),
     ),
+    (
+        "weights of unknown origin",
+        log_also("starting_point", {"weights": "ab", "unproved": ["weights"]}),
+        ("warning", "result_1.txt", "starting_point", "does not prove"),
+    ),
+    (
+        "other weights in one run",
+        both(log_also("starting_point", {"weights": "ab"}), put("starting_point", 1, value={"weights": "cd"})),
+        ("error", "result_1.txt", "starting_point", "of most runs"),
+    ),
     ("caches late", move("cache_clear", "run_start"), ("error", "result_0.txt", "cache_clear", "after run_start")),
     ("two on a line", glue, ("warning", "result_6.txt", "eval_start", "the last of several")),
     (
