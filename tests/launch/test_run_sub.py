@@ -50,7 +50,8 @@ def ended(
 def signal_the_ranks_shell(script: int) -> None:
     """Ends the parent of the ranks' processes, if it can be, and gives the script the time to notice."""
     children = subprocess.run(["pgrep", "-P", str(script)], capture_output=True, text=True, check=True)
-    os.kill(int(children.stdout), signal_module.SIGTERM)
+    for child in children.stdout.split():  # the other one watches over the ranks
+        os.kill(int(child), signal_module.SIGTERM)
     time.sleep(0.5)
 
 
