@@ -17,5 +17,5 @@ pyxis::reason() {
       grep 'error: .*pyxis: ' <<<"$1" | grep -m 1 -v 'child [0-9]* failed'
   ) || reason=$(answers::why "$1")
   reason=${reason##*pyxis:}
-  echo "${reason#"${reason%%[![:space:]]*}"}"
+  answers::named "$1" "${reason#"${reason%%[![:space:]]*}"}"
 }

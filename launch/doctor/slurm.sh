@@ -11,7 +11,7 @@ doctor::slurm() {
     return
   fi
   if ! said=$(timeout 20 sinfo --noheader --format='%R|%a|%D|%G' 2>&1); then
-    doctor::row fail slurm "sinfo: ${said##*: }" 'systemctl status slurmctld munge'
+    doctor::row fail slurm "sinfo: ${said##*: }" 'SLURM_CONF, or /etc/slurm/slurm.conf: the right cluster? There: systemctl status slurmctld munge'
     return
   fi
   doctor::row pass slurm "$(sinfo --version), $(wc -l <<<"$said") partitions"

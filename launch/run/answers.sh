@@ -26,10 +26,16 @@ answers::complete() { (($(grep -c '^answer ' <<<"$1") >= DGXNNODES)); }
 
 # Why not, in a line: missing nodes, if not all are, and the complaint.
 answers::why() {
-  local reason missing=''
-  reason=$(answers::reason "$1")
+  answers::named "$1" "$(answers::reason "$1")"
+}
+
+# A reason (the second argument) after the names of the nodes that did not answer; where none did, of those that srun names.
+answers::named() {
+  local reason=$2 missing=''
   if grep -q '^answer ' <<<"$1" && declare -F runner::nodes >/dev/null; then
     missing=$(runner::nodes | grep -vxF -f <(sed -n 's/^answer //p' <<<"$1") | paste -sd' ') || missing=''
+  elif ((DGXNNODES > 1)); then
+    missing=$(sed -nE 's/^srun: error: ([^ :]+): tasks? .*/\1/p' <<<"$1" | sort -u | paste -sd' ')
   fi
   if [[ $missing && $reason != *"${missing%% *}"* ]]; then reason="$missing: $reason"; fi
   echo "$reason"

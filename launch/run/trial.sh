@@ -23,13 +23,13 @@ trial::main() {
   trial::traps
   node_state::check
   runner::prepare
+  node_state::lock_clocks # first: a GPU may refuse
   power::check
   preflight::check
   preflight::outputs
   variables::make_run_dir
   log::info "results go to $RUN_DIR"
   preflight::record
-  node_state::lock_clocks
   nccl_test::run
   trial::check_finished
   local trial status

@@ -114,6 +114,13 @@ slurm::time_is_short() {
   trial::interrupted USR1 143
 }
 
+# The nodes of this job that Slurm has lost, in parentheses; nothing if it knows of none.
+slurm::lost_nodes() {
+  local -r states=$(timeout --signal=KILL 5 sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --format='%N %T' 2>/dev/null)
+  local -r nodes=$(awk '$2 ~ /[*]$|^down/ { print $1 }' <<<"$states" | sort -u | paste -sd' ')
+  if [[ $nodes ]]; then echo " ($nodes: down, or no answer)"; fi
+}
+
 # Why, in words. Argument: the signal that this script got.
 slurm::why() {
   local -r job=$(slurm::job)
@@ -122,12 +129,12 @@ slurm::why() {
   if [[ $1 == USR1 || $state == TIMEOUT || $reason == TimeLimit ]]; then
     echo "the job reached its time limit${limit:+ of $limit}"
   elif ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0})) || [[ $state == REQUEUE* || $state == PENDING ]]; then
-    echo 'the job was requeued'
+    echo "the job was requeued$(slurm::lost_nodes)"
   else
     case $state in
       CANCELLED) echo 'the job was cancelled' ;;
       PREEMPTED) echo 'the job was preempted' ;;
-      NODE_FAIL) echo 'a node of the job failed' ;;
+      NODE_FAIL) echo "a node of the job failed$(slurm::lost_nodes)" ;;
       COMPLETING) echo 'the job was cancelled or ended by Slurm' ;;
       '') echo "interrupted by SIG$1 (Slurm's controller did not say why)" ;;
       *) echo "interrupted by SIG$1" ;;

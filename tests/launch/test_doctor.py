@@ -142,6 +142,13 @@ def test_a_site_in_order_passes(site):
     assert done.stdout.endswith(" 0 failed, 0 warnings\n")
 
 
+def test_a_misspelt_name_is_a_row_of_the_whole_table(site):
+    found = rows(doctor(site, BATCHSZIE="3").stdout)
+    assert found["variables"][:2] == ("fail", found["variables"][1])
+    assert "BATCHSZIE: did you mean BATCHSIZE?" in found["variables"][1]
+    assert {"slurm", "GPUs", "EVALDIR"} <= set(found)
+
+
 @pytest.mark.parametrize(
     ("broken", "check", "finding", "cure"),
     [

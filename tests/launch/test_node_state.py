@@ -76,6 +76,7 @@ def test_clocks_that_were_not_set_on_every_gpu_end_the_run_whatever_nvidia_smi_r
     assert done.returncode == 2
     assert f"GPU_CLOCKS=1410: not set on every node: {os.uname().nodename}: {reason}" in last_line(done.stderr)
     assert clock_calls(gpus)[-1] == "--reset-gpu-clocks", "not left locked on half of them"
+    assert "checking the configuration" not in done.stderr, "which takes a minute"
     assert not gpus.ranks()
 
 

@@ -50,7 +50,8 @@ def ended(
 def signal_the_ranks_shell(script: int) -> None:
     """Ends the parent of the ranks' processes, if it can be, and gives the script the time to notice."""
     children = subprocess.run(["pgrep", "-P", str(script)], capture_output=True, text=True, check=True)
-    os.kill(int(children.stdout), signal_module.SIGTERM)
+    for child in children.stdout.split():  # the other one watches over the ranks
+        os.kill(int(child), signal_module.SIGTERM)
     time.sleep(0.5)
 
 
@@ -247,6 +248,30 @@ def test_why_an_image_cannot_be_used_stands_on_the_last_line(pyxis, said, reason
     pyxis.stand_in("srun", fails + srun())
     done = pyxis.run("./run.sub")
     assert last_line(done.stderr).endswith(f"could not be made on every node: {reason}")
+
+
+def test_a_requeued_job_names_the_node_that_was_lost(slurm):
+    slurm.stand_in("sinfo", "echo node0 allocated; echo node1 'allocated*'; echo node2 down")
+    job = "echo 'JobId=7 JobState=COMPLETING Reason=None Requeue=1 Restarts=1'"
+    errors = ended(slurm, "TERM", job=job, trial="hang")
+    assert last_line(errors).startswith("run: error: the job was requeued (node1 node2: down, or no answer); ")
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("answer dgx1\nslurmstepd: error: pyxis:     [ERROR] No space left on device", "dgx2: [ERROR] No space"),
+        (
+            "slurmstepd: error: pyxis: [ERROR] no\nsrun: error: dgx2: task 1: Exited with exit code 1",
+            "dgx2: [ERROR] no",
+        ),
+    ],
+)
+def test_what_pyxis_complains_of_keeps_the_name_of_its_node(repository, said, reason):
+    parts = "source launch/run/answers.sh; source launch/container/pyxis_errors.sh"
+    line = f'{parts}; runner::nodes() {{ printf "%s\\n" dgx1 dgx2; }}; DGXNNODES=2; pyxis::reason "$1"'
+    done = subprocess.run(["bash", "-c", line, "-", said], cwd=repository, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(reason)
 
 
 @pytest.mark.parametrize(
