@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
+import shutil
 import stat
 import sys
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from bert.data.records import DataError
 
 MOST_UNDECODABLE = 0.001  # of a text's bytes; above, it is of another encoding or no text
+CHUNK = 1 << 20  # of what is not read at once
 _SIGNATURES = {
     b"\x1f\x8b": "gzip", b"BZh91AY&": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\3\4": "zip",
     b"\x89HDF\r\n\x1a\n": "HDF5", b"PAR1": "Parquet", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
@@ -50,6 +56,21 @@ def read_whole(path: Path, option: str) -> bytes:
     return data
 
 
+def open_text(path: Path, option: str) -> tuple[BinaryIO, str]:
+    """A text file and the md5 of its contents, checked as by `read_text` but not held; a pipe is copied to TMPDIR."""
+    try:
+        file: BinaryIO = open(path, "rb")  # noqa: SIM115 (the caller's)
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            with file as pipe:
+                shutil.copyfileobj(pipe, file := tempfile.TemporaryFile())  # noqa: SIM115
+            file.seek(0)
+        md5 = _check(path, iter(lambda: file.read(CHUNK), b""))
+        file.seek(0)
+    except OSError as error:
+        raise DataError(f"cannot read the text {path}: {error.strerror}; check {option}") from error
+    return file, md5
+
+
 def read_text(path: Path, option: str) -> tuple[bytes, str]:
     """The contents of a text file and their md5; bytes that are left out of it are told on stderr.
 
@@ -57,17 +78,29 @@ def read_text(path: Path, option: str) -> tuple[bytes, str]:
         DataError: it cannot be read, changed meanwhile, or more than MOST_UNDECODABLE of it is not UTF-8.
     """
     data = read_whole(path, option)
-    check_is_text(path, data)
-    wrong = undecodable_bytes(data)
-    share = f"{path}: {wrong:,} of {len(data):,} bytes are not UTF-8"
-    if wrong > MOST_UNDECODABLE * len(data):
+    return data, _check(path, (data[at : at + CHUNK] for at in range(0, len(data), CHUNK)))
+
+
+def _check(path: Path, chunks: Iterable[bytes]) -> str:
+    """md5 of a text's bytes. What is left out of it is told or, where that is too much, refused."""
+    digest, decoder = hashlib.md5(), codecs.getincrementaldecoder("utf-8")("ignore")
+    size = kept = zeros = 0
+    for chunk in chunks:
+        if not size:
+            check_is_text(path, chunk)
+        digest.update(chunk)
+        size += len(chunk)
+        kept += len(decoder.decode(chunk).encode())
+        zeros += chunk.count(0)
+    share = f"{path}: {size - kept:,} of {size:,} bytes are not UTF-8"
+    if size - kept > MOST_UNDECODABLE * size:
         raise DataError(f"{share}; convert it first, for example with iconv -f LATIN1 -t UTF-8, or copy it again")
-    if wrong:
+    if size > kept:
         print(f"warning: {share} and are left out", file=sys.stderr)
-    if zeros := data.count(0):  # which the reference leaves out as well
-        note = "; is it UTF-16?" if zeros > MOST_UNDECODABLE * len(data) else ""
-        print(f"warning: {path}: {zeros:,} of {len(data):,} bytes are NUL and are left out{note}", file=sys.stderr)
-    return data, hashlib.md5(data).hexdigest()
+    if zeros:  # which the reference leaves out as well
+        note = "; is it UTF-16?" if zeros > MOST_UNDECODABLE * size else ""
+        print(f"warning: {path}: {zeros:,} of {size:,} bytes are NUL and are left out{note}", file=sys.stderr)
+    return digest.hexdigest()
 
 
 def check_is_text(path: Path, start: bytes) -> None:
@@ -75,12 +108,3 @@ def check_is_text(path: Path, start: bytes) -> None:
     kind = next((kind for signature, kind in _SIGNATURES.items() if start.startswith(signature)), None)
     if kind:
         raise DataError(f"{path} is not text but {kind}; unpack or convert it to UTF-8, or copy the text again")
-
-
-def undecodable_bytes(data: bytes) -> int:
-    """How many bytes are no part of UTF-8 text: what a decoder drops."""
-    try:
-        data.decode("utf-8")
-        return 0
-    except UnicodeDecodeError:
-        return len(data) - len(data.decode("utf-8", "ignore").encode("utf-8"))

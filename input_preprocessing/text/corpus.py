@@ -6,9 +6,9 @@ trained on the shards, unless one is given) and bert_config.json of a small BERT
 
 Inputs are files, and folders with all text below them, read as one pool: plain text (UTF-8), JSON Lines and Parquet
 (--text-key names the field), WikiExtractor's <doc> files; the contents tell which. Plain text may have one sentence per
-line and a blank line between documents, or be prose; which of the two is detected and printed, --layout decides. All
-documents are held in memory. `--input pydoc` is the language reference that comes with Python (PSF licence): real
-English prose that needs no download.
+line and a blank line between documents, or be prose; which of the two is detected and printed, --layout decides. A
+text of any size takes the same memory, and its size of disk beside OUTPUTDIR until it is written. `--input pydoc` is
+the language reference that comes with Python (PSF licence): real English prose that needs no download.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ import hashlib
 import html
 import importlib
 import json
+import os
 import re
 import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from tokenizers import BertWordPieceTokenizer
 
@@ -33,7 +36,7 @@ from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import add_lower_case, human_bytes, positive
 from input_preprocessing.stage.manifest import md5_of, write_text
-from input_preprocessing.stage.reading import read_text
+from input_preprocessing.stage.reading import CHUNK, changed, open_text, stamp_of
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.tokenization import normalise
 
@@ -42,11 +45,12 @@ MOST_SENTENCES = 200  # of a prose document
 FEWEST_DOCUMENTS = 4
 PYDOC = "pydoc"
 _DETECTED_ON = 2_000_000  # characters
+_MOST_OPEN = 200  # files
 _PARQUET = b"PAR1"
 _EXTRACTED = re.compile(r"<doc [^>]*>\n(.*?)\n?</doc>", re.DOTALL)
 _NO_TEXT = re.compile(r"\.|README|LICENSE|.*\.(json|md5|gitattributes)$", re.IGNORECASE)
 _END = re.compile(r"""(?<=[.!?])["')\]”’]*\s+(?=["'(\[“‘]*[A-Z0-9])""")
-_RULE = re.compile(r"(?m)^[^\w\s](?:[^\w\n]*[^\w\s])?[^\S\n]*(?:\n|\Z)")  # a line under a heading or between parts
+_RULE = re.compile(r"[^\w\s](?:\W*[^\w\s])?\s*")  # a line under a heading or between parts
 _TERMINATED = re.compile(r"""[.!?:;]["')\]”’]*$""")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Rev|Gen|Col|Capt|Lt|Hon|vs|e\.g|i\.e|cf|Fig|No|Vol|pp?|ch|sec|ed|al|approx)"
@@ -59,23 +63,32 @@ Document = list[str]
 class Pool(NamedTuple):
     """Documents of all inputs."""
 
-    documents: list[Document]
+    spool: TextIO  # a nameless file of them: a sentence a line, a blank line after each document
     kinds: tuple[str, ...]  # what the files were read as, for people
     md5: str  # of the text
 
+    @property
+    def documents(self) -> Iterator[Document]:
+        """From the first on; one such pass at a time."""
+        self.spool.seek(0)
+        return documents_of(self.spool, "sentences")
 
-def read_pool(inputs: Sequence[str], layout: str, text_key: str) -> Pool:
+
+def read_pool(inputs: Sequence[str], layout: str, text_key: str, folder: Path | None = None) -> Pool:
     """The documents of files and folders (and of 'pydoc'), in the order given.
 
     Args:
         inputs: names; of a folder all files below it are read, by name.
         layout: of plain text and of records: a key of LAYOUTS, or 'auto'.
         text_key: field of JSON Lines and column of Parquet that holds the text.
+        folder: whose disk holds the documents meanwhile; None: TMPDIR.
 
     Raises:
         DataError: unreadable, of another encoding, without the key, or too few documents.
     """
-    documents: list[Document] = []
+    # Nameless: gone with this process, however that ends.
+    spool = tempfile.TemporaryFile("w+", encoding="utf-8", errors="ignore", newline="\n", dir=folder)  # noqa: SIM115
+    count = 0
     kinds: dict[str, None] = {}
     digests = []
     for name in inputs:
@@ -86,32 +99,34 @@ def read_pool(inputs: Sequence[str], layout: str, text_key: str) -> Pool:
                 raise DataError(f"{name} has no files of text; check --input")
         for path in files:
             if name == PYDOC:
-                found, kind = pydoc_documents(), LAYOUTS["prose"]
-                md5 = hashlib.md5(repr(found).encode()).hexdigest()
+                documents: Iterable[Document] = pydoc_documents()
+                kind, md5 = LAYOUTS["prose"], hashlib.md5(repr(documents).encode()).hexdigest()
             else:
-                found, kind, md5 = _read(path, layout, text_key)
-            documents += found
+                documents, kind, md5 = _read(path, layout, text_key)
+            for document in documents:
+                spool.write(_written(document))
+                count += 1
             kinds[kind] = None
             digests.append(md5)
-    if len(documents) < FEWEST_DOCUMENTS:
-        count = f"{len(documents)} document{'s' * (len(documents) != 1)}"
+    if count < FEWEST_DOCUMENTS:
         gap = "a blank line" if LAYOUTS["sentences"] in kinds else "two blank lines"
-        told = f"{' '.join(inputs)} has {count} (read as {', '.join(kinds)}), at least {FEWEST_DOCUMENTS} are needed"
+        has = f"{' '.join(inputs)} has {count} document{'s' * (count != 1)} (read as {', '.join(kinds)})"
+        told = f"{has}, at least {FEWEST_DOCUMENTS} are needed"
         raise DataError(f"{told}; put {gap} between documents, or give more text")
     md5 = digests[0] if len(digests) == 1 else hashlib.md5(" ".join(digests).encode()).hexdigest()
-    return Pool(documents, tuple(kinds), md5)
+    return Pool(spool, tuple(kinds), md5)
 
 
 def pydoc_documents() -> list[Document]:
     """Documents of Python's own language reference, a topic each."""
     from pydoc_data.topics import topics
 
-    return [document for name in sorted(topics) for document in documents_of(topics[name], "prose")]
+    return [document for name in sorted(topics) for document in documents_of(topics[name].split("\n"), "prose")]
 
 
 def detect_layout(text: str) -> str:
     """'sentences' when most lines end a sentence and few hold several; else 'prose'."""
-    lines = [line.strip() for line in text[:2_000_000].splitlines() if line.strip()]
+    lines = [line.strip() for line in text[:_DETECTED_ON].splitlines() if line.strip()]
     if not lines:
         return "sentences"
     ended = sum(bool(_TERMINATED.search(line)) for line in lines)
@@ -130,63 +145,100 @@ def split_sentences(paragraph: str) -> list[str]:
     return [sentence for sentence in [*sentences, paragraph[start:].strip()] if sentence]
 
 
-def documents_of(text: str, layout: str) -> list[Document]:
-    """The documents of a text in the layout given, without empty ones."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    documents: list[Document] = [[]]
+def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
+    """The documents of a text's lines in the layout given, without empty ones."""
+    document: Document = []
     if layout == "sentences":
-        for line in text.split("\n"):
+        for line in lines:
             if line.strip():
-                documents[-1].append(line.strip())
-            elif documents[-1]:
-                documents.append([])
+                document.append(line.strip())
+            elif document:
+                yield document
+                document = []
     else:
-        for part in re.split(r"\f|\n[^\S\n]*\n[^\S\n]*\n", _RULE.sub("", text)):
-            documents.append([])
-            for paragraph in re.split(r"\n[^\S\n]*\n", part):
-                documents[-1] += split_sentences(" ".join(paragraph.split()))
-                if len(documents[-1]) >= MOST_SENTENCES:
-                    documents.append([])
-    return [document for document in documents if document]
+        paragraph: list[str] = []
+        blank = 0  # lines in a row; two end a document, as a form feed does, one a paragraph
+        for line in chain(lines, "\f"):
+            if _RULE.fullmatch(line):
+                continue
+            for number, piece in enumerate(line.split("\f")):
+                blank = 0 if piece.strip() else blank + 1
+                if number or blank:
+                    document += split_sentences(" ".join(" ".join(paragraph).split()))
+                    paragraph = []
+                if document and (number or blank > 1 or len(document) >= MOST_SENTENCES):
+                    yield document
+                    document = []
+                paragraph.append(piece)
+    if document:
+        yield document
 
 
-def _read(path: Path, layout: str, text_key: str) -> tuple[list[Document], str, str]:
-    """Documents of a file, what it was read as, and its md5."""
-    start = b""
+def _written(document: Document) -> str:
+    """One sentence a line, a blank line after the document."""
+    return "\n".join(document) + "\n\n"
+
+
+def _read(path: Path, layout: str, text_key: str) -> tuple[Iterator[Document], str, str]:
+    """Documents of a file, what it is read as, and its md5."""
     with suppress(OSError):  # reading it says why
         if path.is_file():  # what is read of a pipe is gone
-            with open(path, "rb") as file:
-                start = file.read(len(_PARQUET))
-    if start == _PARQUET:
-        return _of_records(_parquet(path, text_key), layout), "Parquet", md5_of(path)
-    data, md5 = read_text(path, "--input")
-    text = data.decode("utf-8", "ignore")
-    if text.startswith("<doc "):
-        bodies = (html.unescape(match[1]).partition("\n")[2] for match in _EXTRACTED.finditer(text))  # less the title
-        return _of_records(bodies, "prose"), "WikiExtractor's documents", md5
-    if text.startswith("{"):
-        return _of_records(_json_lines(path, text, text_key), layout), "JSON Lines", md5
-    found = detect_layout(text) if layout == "auto" else layout
-    return documents_of(text, found), LAYOUTS[found], md5
+            with open(path, "rb") as start:
+                if start.read(len(_PARQUET)) == _PARQUET:
+                    return _of_records(_parquet(path, text_key), layout), "Parquet", md5_of(path)
+    file, md5 = open_text(path, "--input")
+    stamp = stamp_of(os.fstat(file.fileno()))
+
+    def text(newline: str | None = "") -> TextIO:
+        file.seek(0)
+        return open(os.dup(file.fileno()), encoding="utf-8", errors="ignore", newline=newline)
+
+    def unchanged(documents: Iterable[Document]) -> Iterator[Document]:
+        with file:
+            yield from documents
+            if stamp_of(os.fstat(file.fileno())) != stamp:
+                raise changed(path)
+
+    with text() as lines:
+        start_of_text = lines.read(_DETECTED_ON)
+    if start_of_text.startswith("<doc "):
+        return unchanged(_of_records(_extracted(text()), "prose")), "WikiExtractor's documents", md5
+    if start_of_text.startswith("{"):
+        return unchanged(_of_records(_json_lines(path, text("\n"), text_key), layout)), "JSON Lines", md5
+    found = detect_layout(start_of_text) if layout == "auto" else layout
+    return unchanged(documents_of(text(None), found)), LAYOUTS[found], md5
 
 
-def _of_records(texts: Iterable[str], layout: str) -> list[Document]:
+def _of_records(texts: Iterable[str], layout: str) -> Iterator[Document]:
     """A document of each text that has a sentence."""
-    held = list(texts)
+    texts, start, length = iter(texts), [], 0
     if layout == "auto":
-        start, length = [], 0
-        for text in held:
+        for text in texts:
             start.append(text)
             length += len(text)
             if length > _DETECTED_ON:
                 break
         layout = detect_layout("\n".join(start))
-    documents = ([line for part in documents_of(text, layout) for line in part] for text in held)
-    return [document for document in documents if document]
+    for text in chain(start, texts):
+        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        if document := [line for part in documents_of(lines, layout) for line in part]:
+            yield document
 
 
-def _json_lines(path: Path, text: str, key: str) -> Iterator[str]:
-    for number, line in enumerate(text.split("\n"), 1):
+def _extracted(text: TextIO) -> Iterator[str]:
+    """The articles of WikiExtractor's file, less their titles."""
+    rest = ""
+    while chunk := text.read(CHUNK):
+        rest += chunk
+        end = 0
+        for match in _EXTRACTED.finditer(rest):
+            yield html.unescape(match[1]).partition("\n")[2]
+            end = match.end()
+        rest = rest[end:]
+
+
+def _json_lines(path: Path, lines: Iterable[str], key: str) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
@@ -226,24 +278,27 @@ TEXT_OPTIONS: dict[str, object] = {
 NOTE = "corpus.json"  # in the download folder: what was made of which text, with the md5 of each file
 
 
-def write_documents(path: Path, documents: list[Document]) -> None:
-    """One sentence a line, a blank line after each document."""
-    write_text(path, "".join("\n".join(document) + "\n\n" for document in documents))
-
-
 def train_vocabulary(paths: list[Path], size: int, target: Path, lower_case: bool = True) -> None:
     """Trains a WordPiece vocabulary of at most `size` tokens, uncased or cased.
 
     Which of two equally frequent pairs is merged first hangs on the order in which the trainer meets the characters,
     which is random; naming them all beforehand makes the vocabulary the same every time.
     """
-    lines = [line for path in paths for line in normalise(path.read_text("utf-8"), lower_case).split("\n")]
-    characters = Counter("".join(lines).replace(" ", ""))
+
+    def lines() -> Iterator[str]:
+        for path in paths:
+            with open(path, encoding="utf-8") as file:
+                while block := file.readlines(1 << 20):
+                    yield from normalise("".join(block), lower_case).split("\n")
+
+    characters: Counter[str] = Counter()
+    for line in lines():
+        characters.update(line.replace(" ", ""))
     common = sorted(character for character, _ in characters.most_common(size // 8))
     named = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *common, *(f"##{character}" for character in common)]
     tokenizer = BertWordPieceTokenizer(lowercase=lower_case, strip_accents=lower_case)
     tokenizer.train_from_iterator(
-        lines, vocab_size=size, min_frequency=2, limit_alphabet=len(common), special_tokens=named, show_progress=False
+        lines(), vocab_size=size, min_frequency=2, limit_alphabet=len(common), special_tokens=named, show_progress=False
     )
     words = tokenizer.get_vocab()
     write_text(target, "".join(f"{word}\n" for word in sorted(words, key=words.__getitem__)))
@@ -259,22 +314,36 @@ def bert_config(vocab_size: int, layers: int, hidden_size: int, max_seq_length: 
     }  # fmt: skip
 
 
-def _write(options: argparse.Namespace, documents: list[Document], download: Path) -> str:
+def _write(options: argparse.Namespace, pool: Pool, download: Path) -> str:
     """Writes all files; tells what they hold."""
     step = max(2, round(1 / options.eval_share))  # every n-th document is for evaluation
-    held_out = documents[step // 2 :: step]
-    train = [document for i, document in enumerate(documents) if i % step != step // 2]
+    size, numbers = 0, [0, 0]  # of documents: to train on, held out
+    for i, document in enumerate(pool.documents):
+        is_held_out = i % step == step // 2
+        numbers[is_held_out] += 1
+        size += 0 if is_held_out else sum(len(sentence) + 1 for sentence in document)
     # The documents in turn to part files, which all get about the same number; two documents each at least.
-    size = sum(len(sentence) + 1 for document in train for sentence in document)
-    count = min(options.num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1), len(train) // 2) or 1
+    count = min(options.num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1), numbers[0] // 2) or 1
     text = download / "results4"
     text.mkdir(parents=True, exist_ok=True)
     for old in text.glob("part-*"):
         old.unlink()
     shards = [text / f"part-{i:05d}-of-{count:05d}" for i in range(count)]
-    for i, path in enumerate(shards):
-        write_documents(path, train[i::count])
-    write_documents(text / "eval.txt", held_out)
+    targets = dict(enumerate([*shards, text / "eval.txt"]))
+    while targets:  # as many as may be open at once
+        with ExitStack() as stack:
+            files = {}
+            for number in list(targets)[:_MOST_OPEN]:
+                partial = stack.enter_context(atomic_file(targets.pop(number)))
+                files[number] = stack.enter_context(open(partial, "w", encoding="utf-8"))
+            trained = 0
+            for i, document in enumerate(pool.documents):
+                if i % step == step // 2:
+                    number = count
+                else:
+                    number, trained = trained % count, trained + 1
+                if number in files:
+                    files[number].write(_written(document))
     if options.vocab_file:
         with atomic_file(download / "vocab.txt") as partial:
             shutil.copyfile(options.vocab_file, partial)
@@ -283,8 +352,8 @@ def _write(options: argparse.Namespace, documents: list[Document], download: Pat
     words = vocabulary.load(download / "vocab.txt")
     config = bert_config(len(words), options.layers, options.hidden_size, options.max_seq_length)
     write_text(download / "bert_config.json", json.dumps(config, indent=2) + "\n")
-    made = f"{len(train)} documents ({human_bytes(sum(path.stat().st_size for path in shards))}) in {count} files"
-    return f"{made}, {len(held_out)} for evaluation, {len(words)} tokens in the vocabulary"
+    made = f"{numbers[0]} documents ({human_bytes(sum(path.stat().st_size for path in shards))}) in {count} files"
+    return f"{made}, {numbers[1]} for evaluation, {len(words)} tokens in the vocabulary"
 
 
 def _files(download: Path) -> dict[str, str]:
@@ -307,7 +376,8 @@ def make(options: argparse.Namespace, download: Path) -> None:
     if options.hidden_size % 64:
         raise DataError(f"--hidden-size {options.hidden_size} is not a multiple of 64 (the width of an attention head)")
     vocab_md5 = vocabulary.load(options.vocab_file).md5 if options.vocab_file else ""
-    pool = read_pool(options.input, options.layout, options.text_key)
+    disk = next(folder for folder in (download, *download.absolute().parents) if folder.is_dir())
+    pool = read_pool(options.input, options.layout, options.text_key, disk)
     named = {name: getattr(options, name) for name in (*TEXT_OPTIONS, "max_seq_length")}
     recipe = {"text": pool.md5, "vocab_file": vocab_md5, **named}
     if not options.do_lower_case:
@@ -323,7 +393,7 @@ def make(options: argparse.Namespace, download: Path) -> None:
         raise DataError(f"{others}; move it, or give another folder")
     download.mkdir(parents=True, exist_ok=True)
     write_text(note, json.dumps({"recipe": recipe, "files": {}}, indent=1) + "\n")  # as long as it is not finished
-    summary = _write(options, pool.documents, download)
+    summary = _write(options, pool, download)
     write_text(note, json.dumps({"recipe": recipe, "files": _files(download)}, indent=1) + "\n")
     print(f"{' '.join(options.input)}: read as {', '.join(pool.kinds)}; {summary}", file=sys.stderr)
 

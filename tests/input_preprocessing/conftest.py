@@ -15,7 +15,6 @@ import pytest
 from bert.data.format import verify_records
 from bert.data.records import Records, concatenate
 from input_preprocessing.dataset import prepare
-from input_preprocessing.text import corpus
 
 
 def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:
@@ -38,6 +37,11 @@ def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:
             sentences.append(" ".join(picked).capitalize() + generator.choice([".", ".", ".", "?", "!"]))
         documents.append(sentences)
     return documents
+
+
+def write_documents(path: Path, documents: list[list[str]]) -> None:
+    """One sentence a line, a blank line after each document."""
+    path.write_text("".join("\n".join(document) + "\n\n" for document in documents), encoding="utf-8")
 
 
 def prepare_options(folder: Path, *more: str) -> argparse.Namespace:
@@ -67,7 +71,7 @@ def downloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with a small corpus of made-up text, ready to prepare."""
     folder = tmp_path_factory.mktemp("data")
     text = tmp_path_factory.mktemp("text") / "text"
-    corpus.write_documents(text, made_up_documents(60))
+    write_documents(text, made_up_documents(60))
     options = ["--input", str(text), "--outputdir", str(folder), "--num-files", "3", "--vocab-size", "800"]
     subprocess.run([sys.executable, "-m", "input_preprocessing", "corpus", *options], check=True)
     return folder

@@ -13,10 +13,9 @@ from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
 from input_preprocessing.stage import reading
 from input_preprocessing.stage.cli import run_stage
-from input_preprocessing.text import corpus
 from input_preprocessing.verify.verdict import failures, verify
 
-from ..conftest import made_up_documents, prepare_options, prepared_digests
+from ..conftest import made_up_documents, prepare_options, prepared_digests, write_documents
 
 
 def run(folder: Path) -> None:
@@ -139,7 +138,7 @@ def texts(tmp_path: Path) -> list[Path]:
     documents = made_up_documents(40)
     paths = [tmp_path / "a", tmp_path / "b"]
     for number, path in enumerate(paths):
-        corpus.write_documents(path, documents[20 * number : 20 * number + 20])
+        write_documents(path, documents[20 * number : 20 * number + 20])
     return paths
 
 

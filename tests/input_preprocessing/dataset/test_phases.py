@@ -17,7 +17,7 @@ from bert.pretraining.config import Config
 from input_preprocessing.dataset import prepare
 from input_preprocessing.text import corpus
 
-from ..conftest import all_records, made_up_documents, prepare_options, prepared_digests
+from ..conftest import all_records, made_up_documents, prepare_options, prepared_digests, write_documents
 
 
 def options(folder: Path, *more: str) -> argparse.Namespace:
@@ -28,7 +28,7 @@ def options(folder: Path, *more: str) -> argparse.Namespace:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text"
-    corpus.write_documents(path, made_up_documents(60))
+    write_documents(path, made_up_documents(60))
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bert.data.records import DataError
-from input_preprocessing.stage.reading import read_text, read_whole, undecodable_bytes
+from input_preprocessing.stage import reading
+from input_preprocessing.stage.reading import open_text, read_text, read_whole
 
 GOOD = ("The cat – an old one – sat.\n" * 200).encode()
 
@@ -25,8 +27,20 @@ GOOD = ("The cat – an old one – sat.\n" * 200).encode()
         (b"a\0b\0", 0),
     ],
 )
-def test_bytes_that_are_no_text_are_counted(data: bytes, expected: int) -> None:
-    assert undecodable_bytes(data) == expected
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_bytes_that_are_no_text_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], data: bytes, expected: int,
+    chunk: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(reading, "MOST_UNDECODABLE", 1.0)
+    monkeypatch.setattr(reading, "CHUNK", chunk)
+    (tmp_path / "text").write_bytes(data)
+    file, md5 = open_text(tmp_path / "text", "--input")
+    told = capsys.readouterr().err
+    assert (f": {expected} of {len(data):,} bytes are not UTF-8" in told) is bool(expected)
+    assert (file.read(), md5) == (data, hashlib.md5(data).hexdigest())
+    assert read_text(tmp_path / "text", "--input") == (data, md5)
+    assert capsys.readouterr().err == told
 
 
 def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from bert.data.records import DataError
+from input_preprocessing.stage import reading
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import corpus
 from input_preprocessing.text.corpus import read_pool
 
-from ..conftest import made_up_documents
+from ..conftest import made_up_documents, write_documents
 
 DOCUMENTS = made_up_documents(12)
 TEXTS = [" ".join(document) for document in DOCUMENTS]
@@ -33,7 +36,7 @@ def extracted(path: Path, texts: list[str]) -> Path:
 
 
 def sentences(path: Path, documents: list[list[str]]) -> Path:
-    corpus.write_documents(path, documents)
+    write_documents(path, documents)
     return path
 
 
@@ -44,16 +47,16 @@ def parquet(path: Path, texts: list[str], key: str = "text") -> Path:
     return path
 
 
-def words_of(documents: list[list[str]]) -> list[str]:
+def words_of(documents: Iterable[list[str]]) -> list[str]:
     """The words of each document, however it was cut into sentences."""
     return [" ".join(document) for document in documents]
 
 
 @pytest.mark.parametrize("make", [json_lines, extracted, parquet])
 def test_a_record_is_a_document_cut_into_sentences(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
-    pool = read_pool([str(make(tmp_path / "x", TEXTS))], "auto", "text")
-    assert words_of(pool.documents) == TEXTS
-    assert sum(map(len, pool.documents)) > len(TEXTS), "sentences were found"
+    documents = list(read_pool([str(make(tmp_path / "x", TEXTS))], "auto", "text").documents)
+    assert words_of(documents) == TEXTS
+    assert sum(map(len, documents)) > len(TEXTS), "sentences were found"
 
 
 @pytest.mark.parametrize("make", [json_lines, parquet])
@@ -87,12 +90,67 @@ def test_a_pipe_is_read_from_its_first_byte(tmp_path: Path) -> None:
     os.close(writer)
     pool = read_pool([f"/dev/fd/{reader}"], "sentences", "text")
     os.close(reader)
-    assert pool.documents == DOCUMENTS
+    assert list(pool.documents) == list(pool.documents) == DOCUMENTS
 
 
 def test_mark_up_that_wikiextractor_escapes_is_text_again(tmp_path: Path) -> None:
     pool = read_pool([str(extracted(tmp_path / "x", ["One &lt; two &amp; three."] * 4))], "auto", "text")
-    assert pool.documents[0] == ["One < two & three."]
+    assert next(pool.documents) == ["One < two & three."]
+
+
+@pytest.mark.parametrize("make", [json_lines, extracted, sentences])
+def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path, monkeypatch, make) -> None:  # type: ignore[no-untyped-def]
+    for module, name in ((corpus, "_DETECTED_ON"), (corpus, "CHUNK"), (reading, "CHUNK")):
+        monkeypatch.setattr(module, name, 50_000)
+    document = [f"A {'cat' * 200} sat."] * 50
+    make(tmp_path / "x", [document if make is sentences else " ".join(document)] * 150)
+    tracemalloc.start()
+    count = sum(1 for _ in read_pool([str(tmp_path / "x")], "auto", "text").documents)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 150
+    assert peak < (tmp_path / "x").stat().st_size / 4
+
+
+def test_prose_is_cut_into_documents_and_paragraphs(tmp_path: Path) -> None:
+    text = "---\nOne. Two\r\nthree.\n \nFour. ---\n* * *\nFive.\n\n\t\nSix.\fSeven.\n\f\n\nEight.\n\n\n\n\nNine."
+    (tmp_path / "x").write_bytes(text.encode())
+    documents = list(read_pool([str(tmp_path / "x")], "prose", "text").documents)
+    assert documents == [["One.", "Two three.", "Four. --- Five."], ["Six."], ["Seven."], ["Eight."], ["Nine."]]
+    (tmp_path / "x").write_text("\n\n".join(f"Sentence {i}." for i in range(4 * corpus.MOST_SENTENCES + 1)))
+    sizes = [len(document) for document in read_pool([str(tmp_path / "x")], "prose", "text").documents]
+    assert sizes == [corpus.MOST_SENTENCES] * 4 + [1]
+
+
+@pytest.mark.parametrize("most_open", [2, 200])
+def test_documents_go_to_the_files_in_turn_but_each_nth_which_is_for_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_open: int
+) -> None:
+    monkeypatch.setattr(corpus, "_MOST_OPEN", most_open)
+    documents = made_up_documents(50)
+    line = ["corpus", "--input", str(sentences(tmp_path / "x", documents)), "--outputdir", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", [*line, "--num-files", "5", "--eval-share", "0.1", "--vocab-size", "200"])
+    run_stage("corpus")
+    train = [document for i, document in enumerate(documents) if i % 10 != 5]
+    parts = {f"part-{i:05d}-of-00005": train[i::5] for i in range(5)}
+    for name, expected in {"eval.txt": documents[5::10], **parts}.items():
+        sentences(tmp_path / "expected", expected)
+        assert (tmp_path / "out/download/results4" / name).read_bytes() == (tmp_path / "expected").read_bytes(), name
+    assert not list(tmp_path.glob("tmp*")), "what is held meanwhile leaves nothing"
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sentences(tmp_path / "x", DOCUMENTS)
+    detect = corpus.detect_layout
+
+    def meanwhile(text: str) -> str:
+        with open(path, "a") as file:
+            file.write("More.\n")
+        return detect(text)
+
+    monkeypatch.setattr(corpus, "detect_layout", meanwhile)
+    with pytest.raises(DataError, match="changed while it was read"):
+        read_pool([str(path)], "auto", "text")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from input_preprocessing.text.tokenization import tokenize
 from input_preprocessing.verify.verdict import verify
 
 from ...bert.data.samples import make_records
-from ..conftest import all_records, made_up_documents, prepare_options
+from ..conftest import all_records, made_up_documents, prepare_options, write_documents
 from ..instances import oracle
 
 
@@ -36,7 +36,7 @@ def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     documents = [[sentence.replace("a", "\u00e1") for sentence in document] for document in made_up_documents(24)]
-    corpus.write_documents(tmp_path / "text", documents)
+    write_documents(tmp_path / "text", documents)
     line = ["--input", str(tmp_path / "text"), "--vocab-size", "500", "--packed-data"]
     for case, name in (("0", "cased"), ("1", "uncased")):
         prepare.prepare(prepare_options(tmp_path / name, *line, "--do-lower-case", case))
@@ -91,8 +91,8 @@ def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(tmp_path: 
     (data / "results4").mkdir(parents=True)
     documents = made_up_documents(20)
     text = data / "results4" / "part-00000-of-00001"
-    corpus.write_documents(text, documents)
-    corpus.write_documents(data / "results4" / "eval.txt", documents[:2])
+    write_documents(text, documents)
+    write_documents(data / "results4" / "eval.txt", documents[:2])
     corpus.train_vocabulary([text], 400, tmp_path / "small.txt")
     small = (tmp_path / "small.txt").read_text(encoding="utf-8").splitlines()
     tokens = [*small[:100], *(f"[unused{i}]" for i in range(FILLERS)), *small[100:]]
