@@ -23,7 +23,7 @@ from bert.model.bert import BertForPreTraining
 from bert.training import evaluate as evaluation
 from bert.training.evaluate import Evaluator
 
-# What the reference measured of its initial checkpoint on its 10,000 evaluation sequences, and what counts as the same.
+# The reference's accuracy of its initial checkpoint on its 10,000 evaluation sequences, and the tolerance.
 INITIAL, TOLERANCE, SEQUENCES = 0.34085, 0.0005, 10_000
 VOCAB_MD5 = "64800d5d8528ce344256daf115d4965e"  # the benchmark's vocab.txt
 POLL_SECONDS = 1.0
@@ -49,7 +49,7 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
     parser.add_argument("--watch", action="store_true", help="follow a run that is still training")
     parser.add_argument("--samples", type=int, help="sequences to evaluate on (default: NUM_EVAL_EXAMPLES, or all)")
     parser.add_argument("--json", action="store_true", help="a JSON object for each checkpoint")
-    parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, where nothing else tells it")
+    parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise")
     options = parser.parse_args(arguments)
     config = from_env(Config, environ)
     given = environ.get("NUM_EVAL_EXAMPLES", "").strip()
@@ -102,7 +102,7 @@ class CheckpointEvaluator:
         self._evaluator: Evaluator | None = None
 
     def __call__(self, path: Path) -> tuple[Trained, dict[str, Any]]:
-        """What is known of the weights, and the figures of them. Raises ConfigError or DataError."""
+        """The description of the weights, and their figures. Raises ConfigError or DataError."""
         source = trained.describe(path, self.bert_config)
         if self._model is None or self._model.config != source.shape:
             self._model = self.config.model(source.shape, self.world)

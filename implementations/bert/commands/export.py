@@ -26,7 +26,7 @@ def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mappi
     parser.add_argument("path", type=Path, help="a run's folder, a checkpoint, or a folder of them")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="folder to write")
     parser.add_argument("--vocab", type=Path, help="the model's vocab.txt (default: found by the run's settings)")
-    parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, where nothing else tells it")
+    parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise")
     options = parser.parse_args(arguments)
     folder = options.output
     try:

@@ -31,7 +31,7 @@ def fill_mask(parser: argparse.ArgumentParser, arguments: list[str], environ: Ma
     parser.add_argument("text", nargs="+", help=f"with {MASK} for each word to be found")
     parser.add_argument("--top", type=int, default=5, help="words to show for each (default %(default)s)")
     parser.add_argument("--vocab", type=Path, help="the model's vocab.txt (default: the one beside it)")
-    parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, where nothing else tells it")
+    parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise")
     options = parser.parse_args(arguments)
     settings = from_env(trained.Source, environ)
     source = trained.describe(trained.newest(options.path), options.bert_config)

@@ -24,7 +24,7 @@ from bert.training.config import Hardware
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Hardware):
-    """Where a command computes; the trainer's variables (DEVICE, PRECISION, ...) say."""
+    """Hardware settings of a command, by the trainer's variables (DEVICE, PRECISION, ...)."""
 
     def model(self, shape: BertConfig, world: World) -> BertForPreTraining:
         """A model for inference on this device, its weights still to be loaded."""
@@ -81,7 +81,7 @@ def newest(path: Path) -> Path:
 def describe(path: Path, bert_config: Path | None = None) -> Trained:
     """What is known of a file of weights: by itself, or by ``bert_config`` or the description beside it.
 
-    Raises ConfigError for a file that cannot be read, and where nothing tells the model's shape.
+    Raises ConfigError for a file that cannot be read, and where no model config is found.
     """
     said: Mapping[str, Any] = {}
     if is_ours(path):
@@ -98,7 +98,7 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
     elif beside is not None:
         shape = BertConfig.from_json(beside)
     else:
-        raise ConfigError(f"{path}: nothing says of which model it is: give its bert_config.json by --bert-config")
+        raise ConfigError(f"{path}: no model config found: give its bert_config.json by --bert-config")
     return Trained(
         path=path, shape=shape, steps=said.get("step"), samples=said.get("samples"), ended=said.get("ended", False),
         vocab_md5=said.get("vocab_md5", ""),

@@ -35,7 +35,7 @@ class Capacity:
 
 
 def padded(fills: str, padding: int) -> Any:
-    """A tensor field of a batch: which size of the Capacity its first dimension fills, and what fills it up."""
+    """A tensor field of a batch: the size in Capacity that its first dimension is padded to, and the padding value."""
     return dataclasses.field(metadata={"fills": fills, "padding": padding})
 
 
@@ -102,7 +102,7 @@ class PretrainingCapacity(Capacity):
 
     @classmethod
     def of(cls, tokens: int, sequences: int) -> PretrainingCapacity:
-        """Room for what the benchmark's data mask in so many tokens: 15%, rounded by up to a half a sequence."""
+        """Capacity for the benchmark's data, which mask 15% of the tokens, rounded by up to a half per sequence."""
         return cls(tokens=tokens, sequences=sequences, masked=int(MASKED_SHARE * tokens + 0.5 * sequences))
 
 

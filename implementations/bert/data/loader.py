@@ -28,7 +28,7 @@ from bert.data.sampler import (
 from bert.data.shards import Shards, list_bins, list_shards
 from bert.data.synthetic import SyntheticShards
 
-_STEPS_AT_ONCE = 4  # to wake a thread can take as long as to prepare a step
+_STEPS_AT_ONCE = 4  # waking a thread can take as long as preparing a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,17 +119,17 @@ def make_batching(source: RowSource, sampler: Sampler, config: Config) -> RowBat
 def open_masks(
     config: Config, source: RowSource, phase1: Path | None, vocab_size: int, seed: int
 ) -> DynamicMasks | None:
-    """What draws the masks of MASKING=dynamic; None: they are the records'.
+    """Draws the masks with MASKING=dynamic; None: those of the records are used.
 
     phase1: the folder of vocab.txt. Raises DataError where that is missing, or of other data.
     """
     if config.masking == "static":
         return None
-    tokens = MaskTokens.made_up(vocab_size)
+    tokens = MaskTokens.synthetic(vocab_size)
     if not config.synthetic:
         if phase1 is None:
             raise ConfigError("MASKING=dynamic needs the vocabulary: set CHECKPOINTDIR_PHASE1, where vocab.txt is")
-        _ = source[0]  # of which vocabulary it is
+        _ = source[0]  # sets vocab_md5
         tokens = MaskTokens.read(phase1 / "vocab.txt", source.vocab_md5)
     if tokens.size > vocab_size:
         raise DataError(
@@ -191,7 +191,7 @@ class TrainingData:
 
     def _make(self, chosen: Chosen) -> PretrainingBatch:
         numbers, places = [int(chosen.files[0])], [np.arange(len(chosen.files))]
-        if (chosen.files != numbers[0]).any():  # seldom
+        if (chosen.files != numbers[0]).any():  # rare: the rows of a micro-batch cross a file's end
             numbers = np.unique(chosen.files).tolist()
             places = [np.flatnonzero(chosen.files == number) for number in numbers]
         sources = [self.source[number] for number in numbers]

@@ -22,9 +22,9 @@ from bert.data.batch import MASKED_SHARE, PretrainingBatch
 from bert.data.records import DataError
 from bert.data.sampler import Chosen
 
-_TO_MASK, _TO_RANDOM = 0.8, 0.9  # of the draw that says what becomes of a chosen token
-_DRAWS = 3  # of a position: is it chosen, what becomes of it, which token at random
-_DEVIATIONS = 6  # of the number of masks: more are as good as never drawn
+_TO_MASK, _TO_RANDOM = 0.8, 0.9  # bounds of the draw that decides what replaces a chosen token
+_DRAWS = 3  # per position: whether it is chosen, what replaces it, which random token
+_DEVIATIONS = 6  # standard deviations of headroom: more masks practically never occur
 _GAMMA, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 Words = npt.NDArray[np.uint64]
@@ -32,7 +32,7 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class MaskTokens:
-    """What a vocabulary says of masking: ids of its special tokens, and the number of its tokens."""
+    """Ids of a vocabulary's special tokens, and its size."""
 
     cls: int
     sep: int
@@ -41,10 +41,10 @@ class MaskTokens:
 
     @classmethod
     def read(cls, path: Path, vocab_md5: str) -> MaskTokens:
-        """Of a vocab.txt, which must be that of the records (md5; '': not known).
+        """Reads a vocab.txt. vocab_md5: of the records' vocabulary, '' if unknown.
 
         Raises:
-            DataError: it is not, or cannot be read.
+            DataError: another vocabulary than the records', or unreadable.
         """
         try:
             data = path.read_bytes()
@@ -63,13 +63,13 @@ class MaskTokens:
         return cls(ids["[CLS]"], ids["[SEP]"], ids["[MASK]"], len(lines))
 
     @classmethod
-    def made_up(cls, vocab_size: int) -> MaskTokens:
-        """For made-up records, all of whose tokens are alike."""
+    def synthetic(cls, vocab_size: int) -> MaskTokens:
+        """For synthetic records, whose tokens mean nothing."""
         return cls(-1, -1, vocab_size - 1, vocab_size)
 
 
 def margin(tokens: int) -> int:
-    """Masked tokens beyond the mean that there must be room for among so many tokens."""
+    """Headroom for masked tokens above their mean number, in a batch of so many tokens."""
     return math.ceil(_DEVIATIONS * math.sqrt(MASKED_SHARE * (1 - MASKED_SHARE) * tokens))
 
 
@@ -77,7 +77,7 @@ class DynamicMasks:
     """Draws the masks of batches."""
 
     def __init__(self, tokens: MaskTokens, seed: int, capacity: int) -> None:
-        """capacity: masked tokens of a batch at most; the last ones beyond it, were there ever any, are not masked."""
+        """capacity: most masked tokens of a batch; any beyond it stay unmasked."""
         self.tokens, self.seed, self.capacity = tokens, seed, capacity
 
     def __call__(self, batch: PretrainingBatch, chosen: Chosen) -> PretrainingBatch:

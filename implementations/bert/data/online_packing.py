@@ -16,7 +16,7 @@ import numpy as np
 from bert.data.compiled import array, compiled_for, scalar
 from bert.data.records import DataError
 
-# A place is a line of `places`: a sequence that waits or has gone, by the order of coming. LENGTH 0: gone, or none yet.
+# A line of `places` is a sequence, waiting or packed, in order of arrival. LENGTH 0: packed, or unused.
 _FILE, _SEQUENCE, _LENGTH, _NEXT = range(4)  # NEXT: place of the next sequence of the length
 _HEAD, _TAIL, _COUNT = range(3)  # of the queue of a length, by length
 _OLDEST, _END, _WAITING, _TAKEN = range(4)  # state: places from the oldest to the end; sequences taken from the stream

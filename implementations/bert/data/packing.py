@@ -28,7 +28,7 @@ def pack(
 
     Args:
         lengths: tokens of each sequence, (N,), from 1 to max_tokens.
-        max_tokens, max_sequences: most of a row.
+        max_tokens, max_sequences: limits of a row.
         program: solve the linear program, which needs scipy; otherwise best fit packs everything, into about 1% more
             rows of many sequences, and as few rows of some hundreds.
 
@@ -159,11 +159,11 @@ def _price(
 
 
 class _Stock:
-    """Lengths at hand, with how often; finds the longest that fits at once."""
+    """Multiset of lengths, as counts and as a bit set, which gives the longest that fits at once."""
 
     def __init__(self, counts: Iterable[int]) -> None:
         self.counts = [int(count) for count in counts]
-        self.at_hand = sum(1 << length for length, count in enumerate(self.counts) if count) | 1  # a bit a length
+        self.at_hand = sum(1 << length for length, count in enumerate(self.counts) if count) | 1  # bit 0: none fits
 
     def longest(self, space: int) -> int:
         """The longest length at hand of at most `space`, 0 = none."""

@@ -79,7 +79,7 @@ class Records:
         return dataclasses.replace(self, row_offsets=rows)
 
     def release(self) -> None:
-        """Lets go of the memory of a mapped file that was read; what is read again comes from the file again."""
+        """Drops the pages of mapped files from memory; later reads load them from the files again."""
         for field in dataclasses.fields(self):
             memory = getattr(getattr(self, field.name), "base", None)
             if isinstance(memory, mmap.mmap):
@@ -88,7 +88,7 @@ class Records:
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """What made the records, and the digests that prove them; the digests are filled in on writing."""
+    """Provenance of the records, and their digests, which are filled in on writing."""
 
     max_seq_length: int
     vocab_md5: str
@@ -145,7 +145,7 @@ def _places(offsets: Array, indices: Array) -> tuple[Array, Array]:
 
 
 def concatenate(parts: Sequence[Records], copied: Callable[[int], None] = lambda part: None) -> Records:
-    """All sequences (and rows, where every part is packed) one after the other. Tells which part has been copied."""
+    """All sequences (and rows, where every part is packed) one after the other. Calls ``copied(i)`` after part i."""
     packed = bool(parts) and all(part.row_offsets is not None for part in parts)
     names = [name for name in DTYPES if name != "row_offsets" or packed]
     flat = [name for name in names if not name.endswith("_offsets")]

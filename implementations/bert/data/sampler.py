@@ -19,7 +19,7 @@ import numpy as np
 from bert.data.online_packing import OnlinePacker
 from bert.data.records import DataError, Records, offsets_of, ragged_indices
 
-_ROWS_AT_ONCE = 4096  # of an online packing that is replayed up to the step of a resumed run
+_ROWS_AT_ONCE = 4096  # rows per call when online packing is replayed up to the step of a resumed run
 FileRows = list[tuple[int, np.ndarray]]  # (file, rows in it), in order
 
 
@@ -54,7 +54,7 @@ class Sampler:
         )
 
     def epoch(self, step: int) -> int:
-        """Times through the data before that of optimizer step ``step``."""
+        """Epoch of optimizer step ``step``, from 0."""
         return (step - 1) // self.steps_per_epoch
 
     def rows(self, step: int, rank: int | None = None) -> FileRows:
@@ -95,7 +95,7 @@ class Sampler:
 
 
 class RowSource(Protocol):
-    """Files of rows: real ones, or made up."""
+    """Record files, real or synthetic."""
 
     vocab_md5: str
     bins: list[np.ndarray]  # the files of each bin of lengths, the shortest first; all of them where there are no bins

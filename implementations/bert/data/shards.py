@@ -1,7 +1,7 @@
-"""A folder of record files as one long list of rows, and its index: how many each has, before any is opened.
+"""A folder of record files as one list of rows, and its index: the rows of each file, without opening it.
 
-``index.json`` lies beside the files. It is a short cut and never trusted: what it says of a file is compared when that
-file is opened, and a file it does not know is opened at once.
+``index.json`` lies beside the files. It is a shortcut, never trusted: an entry is compared with its file when that is
+opened, and a file without an entry is opened at once.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def list_bins(folder: Path, variable: str) -> list[list[Path]]:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a file before it is opened; without a digest, only its rows are."""
+    """Index entry of a file; without a digest, only its rows are known."""
 
     rows: int
     content_digest: str = ""
@@ -93,7 +93,7 @@ def write_index(folder: Path, paths: Sequence[Path]) -> None:
 
 
 def is_index_of(folder: Path, paths: Sequence[Path]) -> bool:
-    """Whether the folder's index is the one of these files. Raises DataError where one cannot be read."""
+    """Whether the folder's index matches these files. Raises DataError where one cannot be read."""
     try:
         return (folder / INDEX).read_bytes() == _index_of(paths).encode()
     except OSError:
@@ -185,7 +185,7 @@ class Shards:
         self.vocab_md5 = self.vocab_md5 or metadata.vocab_md5
         expected = self._entries.get(path, Entry(records.num_rows))
         if expected.rows != records.num_rows or expected.content_digest not in ("", metadata.content_digest):
-            raise DataError(f"{path} is not the file that {path.parent / INDEX} tells of; prepare the data again")
+            raise DataError(f"{path} is not the file that {path.parent / INDEX} describes; prepare the data again")
         if not metadata.content_digest and path not in self._told:  # packed by others
             self._told.add(path)
             empty, total = records.num_empty_rows, records.num_rows

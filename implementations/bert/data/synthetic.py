@@ -1,4 +1,4 @@
-"""Made-up sequences for trying a machine out before its data is there."""
+"""Synthetic sequences, to try a machine before its data is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text to WordPiece tokens that know which characters they are of."""
+"""WordPiece tokenization that keeps the characters of each token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ds_config JSON says, in this trainer's variables; for its own engine, and to find what contradicts them.
+"""A ds_config JSON in terms of this trainer's variables: for its own engine, and to find contradictions.
 
 DeepSpeed validates zero_optimization itself (``validate``). Here is checked what has a variable, what would change the
 arithmetic, and what DeepSpeed would ignore in silence.
@@ -16,7 +16,7 @@ from bert.core.env import ConfigError
 
 
 class Meaning(NamedTuple):
-    """An entry of the JSON and the variable that says the same. explicit: it stands there; else it is a default."""
+    """An entry of the JSON and the equivalent variable. explicit: present in the JSON, not a default."""
 
     key: str
     name: str
@@ -104,15 +104,15 @@ FREE = ("zero_optimization.", "checkpoint.")  # sections that DeepSpeed checks i
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The JSON without what is "auto", which its users mean as unset. Raises ConfigError for a file that is none."""
+    """The JSON without "auto" entries, which mean unset. Raises ConfigError for an unreadable file."""
 
-    def settled(value: Any) -> Any:
+    def without_auto(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: settled(item) for key, item in value.items() if item != "auto"}
+            return {key: without_auto(item) for key, item in value.items() if item != "auto"}
         return value
 
     try:
-        found = settled(json.loads(path.read_text(encoding="utf-8")))
+        found = without_auto(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"DEEPSPEED_CONFIG={path}: {error.strerror}: give DeepSpeed's JSON") from None
     except ValueError as error:
@@ -145,7 +145,7 @@ def flat(found: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
-    """What the JSON says for so many ranks. Raises ConfigError, naming the entry, for what has no meaning here."""
+    """The JSON as variables, for so many ranks. Raises ConfigError naming the entry that is not supported."""
     entries = _checked(found)
     said = [*_batch(entries, world_size)]
     precision = next((name for name in ("bf16", "fp16") if f"{name}.enabled" in entries), "")
@@ -253,7 +253,7 @@ def _optimizer(entries: dict[str, Any]) -> Iterator[Meaning]:
 
 
 def _text(value: float) -> str:
-    """The number as our variables have it, no digit lost."""
+    """The number in a variable's notation, without loss of digits."""
     return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
 
 
@@ -266,7 +266,7 @@ def deepspeed_only(found: dict[str, Any]) -> list[str]:
 
 
 def offloads(zero: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """offload_optimizer, offload_param: what zero_optimization says of each, where it offloads anything."""
+    """Settings of offload_optimizer and offload_param, of those that offload anything."""
     found = {}
     for key, older in (("offload_optimizer", "cpu_offload"), ("offload_param", "cpu_offload_param")):
         said = ({"device": "cpu"} if zero.get(older) else {}) | (zero.get(key) or {})

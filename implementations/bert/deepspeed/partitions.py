@@ -38,7 +38,7 @@ class ZeroRule(torch.optim.Optimizer):
         self.rules: dict[int, Piecewise] = {}  # by the identity of the flat buffer
 
     def bind(self, names: list[str], partitions: Sequence[Partition]) -> None:
-        """Says what lies in the partitions. ``names``: of all parameters, which the segments number."""
+        """Registers the partitions. ``names``: of all parameters, which the segments number."""
         for flat, segments in partitions:
             masters = flat.detach()
             shard = Shard(
@@ -76,12 +76,12 @@ class ZeroRule(torch.optim.Optimizer):
         return [rule.shard for rule in self.rules.values()]
 
     def parts(self) -> list[str]:
-        """What is saved of every parameter: the masters and the rule's states, by name."""
+        """Names of the saved parts of every parameter: the masters and the rule's states."""
         return [MASTERS, *(name for name in self.shards()[0].states if name != STEPS)]
 
 
 def partitions_of(optimizer: Any, parameters: Sequence[nn.Parameter], rank: int) -> list[Partition]:
-    """What ZeRO's ``optimizer`` (stage 1, 2 or 3) has put where on this rank, of parameters in the model's order.
+    """Partitions of ZeRO's ``optimizer`` (stage 1, 2 or 3) on this rank; parameters in the model's order.
 
     In stage 3 every parameter is cut evenly over the ranks, the last part filled up with zeros; sub-groups hold the
     parts.
@@ -105,9 +105,9 @@ def partitions_of(optimizer: Any, parameters: Sequence[nn.Parameter], rank: int)
 
 
 class ZeroState:
-    """What ``zero``, DeepSpeed's optimizer around ``update``, holds on this rank; shapes: of all parameters.
+    """State of ``zero``, DeepSpeed's optimizer around ``update``, on this rank; shapes: of all parameters.
 
-    Its state is gathered for our checkpoints, and goes back into the partitions.
+    It is gathered for our checkpoints, and loaded back into the partitions.
     """
 
     def __init__(self, zero: Any, update: ZeroRule, shapes: Mapping[str, torch.Size], world: World) -> None:
@@ -115,7 +115,7 @@ class ZeroState:
         self.names = list(shapes)
 
     def set_loss_scale(self, scale: Tensor) -> None:
-        """What losses are multiplied by from now on, in fp16."""
+        """Sets the factor of fp16 losses."""
         self.zero.loss_scaler.cur_scale = float(scale)
 
     def flats(self, part: str) -> list[tuple[Tensor, list[Segment]]]:
@@ -181,7 +181,7 @@ class ZeroState:
         self.gather_persistent()
 
     def gather_persistent(self) -> None:
-        """Stage 3 keeps small parameters whole; it expects so of every step, also of one that did not come to its end.
+        """Gathers the small parameters that stage 3 keeps whole, as it expects after every step, a skipped one too.
 
         A collective.
         """

@@ -1,4 +1,4 @@
-"""ENGINE and DEEPSPEED_CONFIG: what DeepSpeed is given, of its users' JSON and of our variables."""
+"""ENGINE and DEEPSPEED_CONFIG: DeepSpeed's configuration, from the user's JSON and our variables."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Any
 import torch
 
 from bert import optim
-from bert.core.env import ConfigError, env
+from bert.core.env import BOOLEANS, ConfigError, env
 from bert.deepspeed import ds_config
 from bert.deepspeed.step import check_fp16, load
 from bert.kernels.precision import Precision
 
-INSTEAD = {"WARMUP_STEPS": "WARMUP_PROPORTION"}  # the variable that says the same in another unit
+INSTEAD = {"WARMUP_STEPS": "WARMUP_PROPORTION"}  # the same setting in another unit
 NEVER = 1 << 62  # steps between DeepSpeed's own progress lines
 WRITE_ELSEWHERE = {"use_node_local_storage", "writer"}  # entries by which files lie on several nodes, or come later
-WORDS = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class Config:
         return self.engine == "deepspeed"
 
     def json(self) -> dict[str, Any]:
-        """What the file says. Raises ConfigError for one that is not there or is none."""
+        """The parsed file. Raises ConfigError where it is missing or cannot be parsed."""
         if self.path is None:
             raise ConfigError("ENGINE=deepspeed and DEEPSPEED_CONFIG is not set: give DeepSpeed's JSON")
         return ds_config.read(self.path)
@@ -53,7 +52,7 @@ class Config:
     def check(
         self, optimizer: optim.Config, precision: Precision, device: torch.device, others: Mapping[str, bool]
     ) -> None:
-        """Raises ConfigError for what DeepSpeed cannot do, and where it is absent. others: setting -> is it made?"""
+        """Raises ConfigError for what DeepSpeed cannot do, and where it is absent. others: setting -> is it set?"""
         if not self.is_deepspeed:
             if self.checkpoints or self.path is not None:
                 name = "DEEPSPEED_CHECKPOINTS=1" if self.checkpoints else f"DEEPSPEED_CONFIG={self.path}"
@@ -111,9 +110,8 @@ def merged(environ: Mapping[str, str]) -> Mapping[str, str]:
     """
 
     def number(text: str) -> float | str:
-        text = WORDS.get(text.lower(), text)
         try:
-            return float(text)
+            return BOOLEANS[text.lower()] if text.lower() in BOOLEANS else float(text)
         except ValueError:
             return text
 

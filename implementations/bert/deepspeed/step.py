@@ -28,7 +28,7 @@ from bert.training.step import StepResult
 
 
 def load(asked_by: str = "ENGINE=deepspeed") -> Any:
-    """The package. Raises ConfigError, with what asks for it, where it is not installed."""
+    """Imports DeepSpeed. Raises ConfigError, naming ``asked_by``, where it is not installed."""
     if not torch.cuda.is_available():
         announce("DS_ACCELERATOR", "cpu")  # else it warns that it has chosen so
     try:
@@ -74,13 +74,13 @@ def check_fp16(deepspeed: Any, device: torch.device) -> None:
 @torch.no_grad()
 def place(
     named: Mapping[str, nn.Parameter],
-    pieces: Iterable[Chunk],
+    chunks: Iterable[Chunk],
     device: torch.device,
     then: Callable[[nn.Parameter], None] | None,
 ) -> None:
-    """Gives each parameter its numbers, on the device, and hands it on. The pieces of each come one after the other."""
+    """Fills each parameter on the device, then calls ``then`` on it. The chunks of a parameter are consecutive."""
     placed = set()
-    for name, some in itertools.groupby(pieces, key=lambda piece: piece.name):
+    for name, some in itertools.groupby(chunks, key=lambda chunk: chunk.name):
         parameter = named[name]
         whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
         for _, start, values in some:
@@ -92,8 +92,8 @@ def place(
     assert placed == named.keys()
 
 
-def _divider(deepspeed: Any, settings: dict[str, Any]) -> Callable[[nn.Parameter], None]:
-    """What leaves a rank its part of a parameter, as stage 3 of these settings would: a collective each time."""
+def _partitioner(deepspeed: Any, settings: dict[str, Any]) -> Callable[[nn.Parameter], None]:
+    """Partitions a parameter over the ranks as stage 3 of these settings does; each call is a collective."""
     init = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=settings)
     return lambda parameter: init._convert_to_zero_parameters([parameter])
 
@@ -113,9 +113,9 @@ class DeepSpeedStep:
     ) -> None:
         """A collective.
 
-        ``model`` has shapes and the dtype of ``precision``, and placeholders for numbers (bert.model.init): weights
-        brings them, a parameter after the other, of which in stage 3 one alone is whole at a time. masters brings them
-        once more, for fp32 masters. settings: DeepSpeed's, complete.
+        ``model`` has placeholders (bert.model.init) in the dtype of ``precision``; weights fills one parameter after
+        the other, and in stage 3 only one at a time is whole. masters yields the same weights again, for fp32 masters.
+        settings: DeepSpeed's, complete.
         """
         deepspeed = load()
         _choose_device(deepspeed, world)
@@ -133,7 +133,7 @@ class DeepSpeedStep:
             self.spare = copy.deepcopy(model, dict(empty))
         shapes = {name: parameter.shape for name, parameter in named.items()}
         update = ZeroRule(named.values(), optimizer.rule, world)
-        place(named, weights, world.device, _divider(deepspeed, settings) if stage == 3 else None)
+        place(named, weights, world.device, _partitioner(deepspeed, settings) if stage == 3 else None)
         self.engine, zero, _, _ = deepspeed.initialize(
             model=model, optimizer=update, config=settings, dist_init_required=False
         )

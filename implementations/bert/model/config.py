@@ -10,7 +10,7 @@ from typing import Any
 
 from bert.core.env import ConfigError, env
 
-# By Google's words, whose "gelu" is the tanh form (google-research/bert, modeling.py). Hugging Face's "gelu" is erf's.
+# Google's "gelu" is the tanh form (google-research/bert, modeling.py), Hugging Face's the erf form.
 _TANH = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_tanh")
 GELU_APPROXIMATIONS = dict.fromkeys(_TANH, "tanh") | {"gelu_erf": "none"}
 _HUGGING_FACE_ERF = ("gelu", "gelu_python")

@@ -1,4 +1,4 @@
-"""First weights: drawn at random, in parameter chunks, so that no rank holds a large model whole."""
+"""Initial weights: drawn at random, in parameter chunks, so that no rank holds a large model whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations computed twice instead of kept (Chen et al. 2016, arXiv 1604.06174): a segment of layers keeps its input,
+"""Activation recomputation (Chen et al. 2016, arXiv 1604.06174): a segment of layers keeps its input,
 and the backward pass runs it again before it goes through it.
 
 The second time must be the first one bit for bit. The fused kernels number their dropout by its place in the forward

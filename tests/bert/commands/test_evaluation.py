@@ -171,7 +171,7 @@ def test_bad_input_is_one_line(save, prepared, capsys, tmp_path):
         ((tmp_path / "none",), {}, "no such file or folder: name a checkpoint"),
         ((tmp_path / "packed",), {}, "no step_* and no model.safetensors in it"),
         ((damaged,), {}, "not a readable checkpoint"),
-        ((bare,), {}, "nothing says of which model it is: give its bert_config.json by --bert-config"),
+        ((bare,), {}, "no model config found: give its bert_config.json by --bert-config"),
         ((save(1),), {"EVALDIR": ""}, "EVALDIR is not set: give the folder"),
         ((save(1),), {"EVALDIR": str(tmp_path / "nowhere")}, "no such folder; prepare the data first"),
         ((save(1), "--samples", 99), {}, "20 sequences, and NUM_EVAL_EXAMPLES is 99"),

@@ -109,7 +109,7 @@ def _start_of_stage_3(world, config, folder):
     weights = list(first_weights(model, 0))
     use_placeholders(model, bf16.dtype, world.device)
     with Peak() as peak:
-        zero_step.place(dict(model.named_parameters()), weights, world.device, zero_step._divider(deepspeed, given))
+        zero_step.place(dict(model.named_parameters()), weights, world.device, zero_step._partitioner(deepspeed, given))
     assert sum(sizes) <= peak.now < 1.1 * sum(sizes), "its half, in two bytes a number"
     assert peak.most < sum(sizes) + 3 * 2 * max(sizes) < 1.6 * sum(sizes)
 
