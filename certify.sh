@@ -6,7 +6,7 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in run/log run/variables node/binding run/port run/certify; do
+for part in run/trial node/binding run/local run/certify; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -16,13 +16,8 @@ certify::defaults
 export DGXNNODES=1
 RUN_NAME=${RUN_NAME:-certify_$(uname -n)_$(date +%Y%m%d-%H%M%S)}
 variables::load
+trial::traps
 certify::prepare
 log::info "certifying $DGXNGPU ranks of $(uname -n), about $CERTIFY_SECONDS s a stage, the first for each rank: $RUN_DIR"
-OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(binding::threads "$DGXNGPU")}
-export OMP_NUM_THREADS GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
-export PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
-if ! "$PYTHON" -m torch.distributed.run --nnodes 1 --nproc-per-node "$DGXNGPU" --master-addr 127.0.0.1 \
-  --master-port "$(port::free)" --no-python "$REPO_DIR/launch/run/rank.sh" >"$RUN_DIR/output.txt" 2>&1; then
-  certify::failed
-fi
-exec "$PYTHON" -m review certify "$RUN_DIR"
+certify::run
+runner::python -m review certify "$RUN_DIR"

@@ -9,8 +9,10 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-# shellcheck source=launch/run/log.sh
-source "$REPO_DIR/launch/run/log.sh"
+for part in run/log run/variables slurm/submit; do
+  # shellcheck source=/dev/null
+  source "$REPO_DIR/launch/$part.sh"
+done
 
 usage() {
   sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
@@ -21,7 +23,7 @@ declare -a start=("$REPO_DIR/run_local.sh")
 case ${1:-} in
   --docker) start=("$REPO_DIR/run_with_docker.sh") ;;
   --ssh) start=("$REPO_DIR/run_multinode.sh") ;;
-  --slurm) start=(sbatch) ;;
+  --slurm) start=(submit::job) ;;
 esac
 if [[ ${1:-} == --docker || ${1:-} == --ssh || ${1:-} == --slurm ]]; then shift; fi
 case ${1:-} in
@@ -42,8 +44,6 @@ for setting in "${@:2}"; do
   export "${setting?}"
 done
 export RANK_MODULE=finetune
-if [[ ${start[0]} == sbatch ]]; then
-  command -v sbatch >/dev/null || log::die '--slurm: there is no sbatch here'
-  start+=(-N "${DGXNNODES:-1}" "$REPO_DIR/run.sub")
-fi
-exec "${start[@]}"
+if [[ ${start[0]} != submit::job ]]; then exec "${start[@]}"; fi
+variables::check_names
+submit::job -N "${DGXNNODES:-1}" "$REPO_DIR/run.sub"

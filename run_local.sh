@@ -6,7 +6,7 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in run/trial node/binding; do
+for part in run/trial node/binding run/local; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -22,20 +22,6 @@ runner::prepare() {
 local_python::has_torch() {
   "$1" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null
 }
-
-runner::everywhere() { "$@"; }
-
-runner::python() { PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH} "$PYTHON" "$@"; }
-
-runner::trial() {
-  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(binding::threads "$DGXNGPU")}
-  # On one machine gloo needs no host name; a wrong one in /etc/hosts would hang it.
-  GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} exec "$PYTHON" -m torch.distributed.run \
-    --nnodes 1 --nproc-per-node "$DGXNGPU" --master-addr 127.0.0.1 --master-port "$(port::free)" \
-    --no-python "$REPO_DIR/launch/run/rank.sh"
-}
-
-runner::cleanup() { node_state::undo; }
 
 if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]] && ! local_python::has_torch python; then
   export PYTHON=$REPO_DIR/.venv/bin/python

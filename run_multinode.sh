@@ -25,6 +25,8 @@ runner::prepare() {
   export MASTER_ADDR
 }
 
+container::exists() { [[ -e $1 ]] || ssh::run "${hosts[0]}" test -e "$1"; }
+
 runner::everywhere() { ssh::everywhere "$@"; }
 
 runner::python() {
@@ -43,7 +45,7 @@ runner::trial() {
 # The ranks of one machine, by its number.
 # shellcheck disable=SC2034 # for ssh::together
 runner::ranks() {
-  command=("${container[@]}" "$PYTHON" -m torch.distributed.run --nnodes "$DGXNNODES" --node-rank "$1"
+  command=("${container[@]}" "$PYTHON" "$REPO_DIR/launch/run/torchrun.py" --nnodes "$DGXNNODES" --node-rank "$1"
     --nproc-per-node "$DGXNGPU" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"
     --no-python "$REPO_DIR/launch/run/rank.sh")
 }

@@ -7,8 +7,10 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-# shellcheck source=launch/run/log.sh
-source "$REPO_DIR/launch/run/log.sh"
+for part in run/log run/child run/variables slurm/submit; do
+  # shellcheck source=/dev/null
+  source "$REPO_DIR/launch/$part.sh"
+done
 
 pretraining::usage() { log::die "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm]"; }
 
@@ -23,6 +25,7 @@ if [[ ! -r $CONFIG_FILE && ${1%.sh} =~ ^(.+)_([1-9][0-9]*)x([1-9][0-9]*)$ ]]; th
 fi
 readonly CONFIG_FILE
 [[ -r $CONFIG_FILE ]] || log::die "$1: no such config: ls configs/pretrain_*"
+variables::check_names
 LOGDIR=${LOGDIR:-results}
 mkdir -p -- "$LOGDIR/$RUN_NAME"
 FOLDER=$(cd -- "$LOGDIR/$RUN_NAME" && pwd -P)
@@ -30,50 +33,39 @@ readonly FOLDER
 
 # Exports the settings of a phase: those of the config, and where it starts from and writes to.
 pretraining::settings() {
-  export PHASE=$1
+  export PHASE=$1 CONTINUED_BY="the same ./run_pretraining.sh with RUN_NAME=$RUN_NAME continues"
   # shellcheck source=configs/pretrain_large_H100.sh
   source "$CONFIG_FILE"
   export LOGDIR=$FOLDER RUN_NAME=phase$1 NEXP=1 RESUME=1 CHECKPOINT_DIR=$FOLDER/phase$1/checkpoints
   if (($1 == 2)); then export INIT_CHECKPOINT=$FOLDER/phase1/checkpoints INIT_OPTIMIZER=1; fi
 }
 
-declare child='' ended=''
+pretraining::start() { pretraining::settings "$1" && exec "$REPO_DIR/run_local.sh"; }
 
 # Runs a phase here, to its end. One that is complete already says so and trains nothing.
 pretraining::run() {
   local status=0
   log::info "phase $1 of $CONFIG_FILE"
-  (pretraining::settings "$1" && exec "$REPO_DIR/run_local.sh") &
-  child=$!
-  if [[ $ended ]]; then pretraining::end; fi # a signal came before there was a phase to end
-  wait "$child" || status=$?
-  while kill -0 "$child" 2>/dev/null; do wait "$child" || status=$?; done
+  child::run pretraining::start "$1" || status=$?
   ((status == 0)) && return
   log::error "phase $1 is not complete: the same command continues it"
   exit "$status"
-}
-
-# On a signal: ends the phase that runs, or is about to.
-pretraining::end() {
-  ended=1
-  if [[ $child ]]; then kill -TERM "$child" 2>/dev/null || true; fi
 }
 
 # Submits a phase; prints the number of its job. Further arguments are sbatch's.
 pretraining::submit() (
   pretraining::settings "$1"
   cd -- "$REPO_DIR"
-  sbatch --parsable --kill-on-invalid-dep=yes -N "${DGXNNODES:-1}" "${@:2}" run.sub
+  submit::job --parsable --kill-on-invalid-dep=yes -N "${DGXNNODES:-1}" "${@:2}" run.sub
 )
 
 if [[ $SLURM ]]; then
-  command -v sbatch >/dev/null || log::die '--slurm: there is no sbatch here'
   first=$(pretraining::submit 1)
-  second=$(pretraining::submit 2 --dependency="afterok:${first%%;*}")
+  second=$(pretraining::submit 2 --dependency="afterok:${first%%;*}") || { scancel "${first%%;*}" && exit 2; }
   log::info "phase 1 is job ${first%%;*}, phase 2 job ${second%%;*} after it; results go to $FOLDER"
   exit
 fi
-trap pretraining::end TERM INT HUP
+trap child::end TERM INT HUP QUIT
 pretraining::run 1
 pretraining::run 2
 log::info "both phases are complete: $FOLDER/phase2/checkpoints"

@@ -30,7 +30,7 @@ runner::trial() {
   # On one machine gloo needs no host name; a wrong one in /etc/hosts would hang it.
   export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
   container::arguments
-  exec "${container[@]}" "$PYTHON" -m torch.distributed.run \
+  exec "${container[@]}" "$PYTHON" "$REPO_DIR/launch/run/torchrun.py" \
     --nnodes 1 --nproc-per-node "$DGXNGPU" --master-addr 127.0.0.1 --master-port "$(port::free)" \
     --no-python "$REPO_DIR/launch/run/rank.sh"
 }

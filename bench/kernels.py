@@ -57,7 +57,7 @@ from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD, Target, product
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.optim.rule import is_decayed
+from bert.optim.rules import is_decayed
 
 ROWS, LENGTH, HIDDEN, FEED_FORWARD, HEADS, HEAD_SIZE, DROPOUT = 48, 512, 1024, 4096, 16, 64, 0.1
 TOKENS, MASKED, VOCABULARY = ROWS * LENGTH, 4_096, 30_528

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 
 from input_preprocessing import STAGES
@@ -37,4 +38,8 @@ if __name__ == "__main__":
     assert __spec__ is not None
     if (stage := __spec__.name.split(".")[1]) in STAGES:  # started as input_preprocessing.STAGE
         sys.argv.insert(1, stage)
-    main()
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

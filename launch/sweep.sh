@@ -9,7 +9,7 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 readonly REPO_DIR
-for part in run/log run/variables; do
+for part in run/log run/child run/variables slurm/submit; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -58,11 +58,12 @@ sweep::combine() {
   done
 }
 
+# shellcheck disable=SC2329 # child::run calls it
 # One run, in a subshell of its own. Arguments: config, settings.
 sweep::start() {
   local -r config=$1
   local -a settings
-  local setting name
+  local setting name job
   read -ra settings <<<"$2"
   for setting in "${settings[@]}"; do
     name=${setting%%=*}
@@ -77,21 +78,24 @@ sweep::start() {
   if ((dry)); then
     echo "$RUN_NAME"
   elif ((local_runs)); then
-    "$REPO_DIR/run_local.sh"
+    exec "$REPO_DIR/run_local.sh"
   else
-    echo "$RUN_NAME: job $(cd -- "$REPO_DIR" && sbatch --parsable -N "${DGXNNODES:-1}" --job-name="$RUN_NAME" run.sub)"
+    job=$(cd -- "$REPO_DIR" && submit::job --parsable -N "${DGXNNODES:-1}" --job-name="$RUN_NAME" run.sub) || exit
+    echo "$RUN_NAME: job $job"
   fi
 }
 
 sweep::arguments "$@"
 sweep::combine
 variables::check_names
+trap child::end TERM INT HUP QUIT
 export LOGDIR=${LOGDIR:-results}/sweep_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}
 status=0
 for config in "${configs[@]}"; do
   for combination in "${combinations[@]}"; do
-    (sweep::start "$config" "$combination") || status=1
+    child::run sweep::start "$config" "$combination" || status=$?
+    if [[ $child_ended ]]; then exit "$status"; fi
   done
 done
 log::info "sweep of $((${#configs[@]} * ${#combinations[@]})) runs: $LOGDIR"
-exit "$status"
+exit "$((status != 0))"

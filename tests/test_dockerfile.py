@@ -41,7 +41,7 @@ def test_the_image_sets_no_variable_of_the_trainer_or_the_launcher(repository):
     words = {word for line in lines if line.startswith(("ENV", "ARG")) for word in re.findall(r"\w+(?==)", line)}
     scripts = [*repository.glob("run*.s*"), *(repository / "launch").rglob("*.sh"), repository / "env.sh"]
     read = {name for path in scripts for name in re.findall(r"\$\{?([A-Z][A-Z0-9_]+)", path.read_text())}
-    assert not words & (read | {variable.name for _, variable, _, _ in env.variables(Config)})
+    assert not words & (read | {variable.name for _, variable, _ in env.variables(Config)})
     assert not any("tensorflow" in line.lower() for line in lines)
 
 

@@ -70,7 +70,7 @@ def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
 
 
 def test_every_variable_of_the_launcher_is_listed_or_is_the_trainers(scripts, table):
-    trainer = {variable.name for kind in (Config, FineTuning) for _, variable, _, _ in env.variables(kind)}
+    trainer = {variable.name for kind in (Config, FineTuning) for _, variable, _ in env.variables(kind)}
     missing = set(read_from_environment(scripts)) - set(table) - trainer - NOT_FOR_USERS
     assert not missing, f"launch/variables.txt says nothing of {sorted(missing)}"
 
@@ -91,7 +91,7 @@ def test_the_defaults_of_the_list_are_those_of_the_scripts(scripts, table):
 def test_every_setting_of_the_trainer_is_listed_once():
     listed = [entry.name for entries in variables.groups().values() for entry in entries]
     assert len(listed) == len(set(listed))
-    missing = {variable.name for _, variable, _, _ in env.variables(Config)} - set(listed)
+    missing = {variable.name for _, variable, _ in env.variables(Config)} - set(listed)
     assert not missing, f"add {sorted(missing)} to a group of launch/variables.txt, then run: make variables"
 
 
@@ -121,7 +121,8 @@ def test_every_message_in_the_list_is_one_that_a_script_says(repository, scripts
     messages = re.findall(r"^\| `(.*?)` \|", text.partition("## Messages")[2].partition("## Variables")[0], re.M)
     sources = "\n".join(scripts.values())
     sources += "".join(
-        (repository / f"implementations/bert/pretraining/{name}.py").read_text() for name in ("run", "closed_division")
+        (repository / f"implementations/bert/{name}.py").read_text()
+        for name in ("pretraining/run", "pretraining/closed_division", "core/dist", "core/files")
     )
     assert len(messages) > 10
     for message in messages:

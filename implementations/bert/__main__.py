@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from bert.core import variables
 from bert.core.env import ConfigError
-from bert.core.process import hard_exit
+from bert.core.process import refuse, run_and_exit
 
 # PyTorch takes seconds to import: what needs no run answers before that.
 COMMANDS = {  # module, and what it does
@@ -62,8 +62,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
 
         variables.check_read(given, Config)
     except ConfigError as error:
-        print(f"bert: error: {error}", file=sys.stderr)
-        return 2
+        return refuse("bert", error, environ)
     return run(environ, options.check)
 
 
@@ -88,4 +87,4 @@ def _command(name: str, arguments: list[str], environ: Mapping[str, str]) -> int
 
 
 if __name__ == "__main__":
-    hard_exit(main(sys.argv[1:], os.environ))
+    run_and_exit(lambda: main(sys.argv[1:], os.environ))

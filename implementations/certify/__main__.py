@@ -5,6 +5,7 @@ Exit status: 0; 1 it crashed; 2 bad input.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime
 import os
@@ -19,8 +20,9 @@ import torch
 import torch.distributed as distributed
 
 from bert.core import rundir
+from bert.core.dist import HangError
 from bert.core.env import ConfigError, env, from_env
-from bert.core.process import hard_exit
+from bert.core.process import run_and_exit
 from bert.pretraining.config import Config as TrainerConfig
 from certify import burn_in, schema
 from certify.burn_in import BurnIn
@@ -130,6 +132,9 @@ def main(environ: Mapping[str, str]) -> int:
         certify(Load(load, trainer, meeting), run.run_dir)
     except ConfigError as error:
         return rundir.fail(run, "certify", str(error), 2)
+    except HangError as error:
+        rundir.write_collectives(run)
+        return rundir.fail(run, "certify", str(error), 1)
     except Exception as error:
         traceback.print_exc()
         return rundir.fail(run, "certify", f"{type(error).__name__}: {error}"[:2000], 1)
@@ -137,4 +142,9 @@ def main(environ: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    hard_exit(main(os.environ))
+    words = argparse.ArgumentParser(
+        prog="python -m certify",
+        description="One rank of an acceptance test, as ./certify.sh starts it, settings by environment variables.",
+        epilog="of the results: python -m review certify | baseline | watch, each with --help; docs/certify.md",
+    )
+    run_and_exit(lambda: main(os.environ) if words.parse_args() else 2)

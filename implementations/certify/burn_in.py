@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from bert.core import rundir
-from bert.core.env import Variable, variables
+from bert.core.env import settings
 from bert.core.files import write_text
 from bert.kernels import precision
 from bert.pretraining.config import Config as TrainerConfig
@@ -53,20 +53,6 @@ def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
     found |= environment["packages"] | {name: environment[name] for name in ("cuda", "cudnn", "nccl", "python")}
     found["driver"] = DRIVER.read_text(encoding="utf-8").splitlines()[0] if DRIVER.is_file() else None
     found["commit"] = (environment["git_commit"] or "unknown").removesuffix("-dirty")
-    return found
-
-
-def settings(group: Any) -> dict[str, Any]:
-    """The values of a Config and its nested ones by variable; without paths, which may move."""
-    found: dict[str, Any] = {}
-    paths = {variable.name for _, variable, kind, _ in variables(type(group)) if kind is Path}
-    for field in dataclasses.fields(group):
-        value = getattr(group, field.name)
-        variable: Variable | None = field.metadata.get("env")
-        if dataclasses.is_dataclass(value):
-            found |= settings(value)
-        elif variable is not None and variable.name not in paths:
-            found[variable.name] = value
     return found
 
 

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 
 from bert.commands import allreduce
+from bert.core import rundir
 from bert.core.dist import World
-from bert.core.env import ConfigError, env
+from bert.core.env import ConfigError, env, settings
 from bert.data.loader import Config as DataConfig
 from bert.data.loader import TrainingData, open_source
 from bert.data.sampler import Sampler
@@ -102,10 +103,13 @@ class Load:
         # By itself each rank does what rank 0 would, so that all do the same.
         self.alone = World(dataclasses.replace(trainer.dist, rank=0, world_size=1))
         with meeting.world(range(meeting.size)) as everyone:
+            facts = rundir.shared_facts(trainer) | settings(config) | {"BERT_CONFIG": trainer.model}
+            everyone.agree(facts, "give all ranks the same settings and code")
+            self.source = open_source(trainer.data, trainer.model.vocab_size)
+            everyone.agree(self.source.identity(), "are the training data the same on every node?")
             self.trainer = train.resolve_kernels(trainer, everyone)
             meeting.barrier()  # whoever leaves the group while another one still joins it breaks it
         self.device = self.alone.device
-        self.source = open_source(trainer.data, trainer.model.vocab_size)
         self.sequences: dict[int, int] = {}  # of each step; the same for all ranks, stages and rounds
         self.rows: list[np.ndarray] = []
         self.probes: list[tuple[Any, ...]] = []  # of PROBE
@@ -232,7 +236,7 @@ class Load:
         world = trainee.world
         num_bytes = max(LEAST_BYTES, 2 * sum(parameter.numel() for parameter in trainee.model.parameters()))
         for _ in range(REDUCTIONS if world.size > 1 else 0):
-            seconds = allreduce.measure(num_bytes, world.rank, world.size, self.device)
+            seconds = allreduce.measure(num_bytes, world)
             self._probe(f"reduce_{stage}", number, seconds, num_bytes, partner)
 
     def _probe(self, name: str, number: int, seconds: float, amount: float, partner: int = NOBODY) -> None:

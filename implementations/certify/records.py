@@ -127,9 +127,8 @@ class Records:
         """Seconds of each all-reduce of every pair of nodes that met, by their numbers: those of its quickest rank."""
         found: dict[tuple[int, int], dict[int, list[float]]] = {}
         for _, rank, node, partner, seconds in self._measured("reduce_pairs"):
-            if partner >= 0:
-                pair = min(node, partner), max(node, partner)
-                found.setdefault(pair, {}).setdefault(rank, []).append(seconds)
+            pair = min(node, partner), max(node, partner)
+            found.setdefault(pair, {}).setdefault(rank, []).append(seconds)
         return {
             pair: [min(times) for times in zip(*ranks.values(), strict=True)] for pair, ranks in sorted(found.items())
         }

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from bert.core import variables
 from bert.core.env import ConfigError
-from bert.core.process import hard_exit
+from bert.core.process import refuse, run_and_exit
 
 # PyTorch takes seconds to import: --help answers before that.
 COMMANDS = {
@@ -51,8 +51,7 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
 
         variables.check_read(given, Config, schedule.Config)
     except ConfigError as error:
-        print(f"finetune: error: {error}", file=sys.stderr)
-        return 2
+        return refuse("finetune", error, environ)
     return run({**environ, **given}, options.check)
 
 
@@ -71,4 +70,4 @@ def _command(name: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    hard_exit(main(sys.argv[1:], os.environ))
+    run_and_exit(lambda: main(sys.argv[1:], os.environ))

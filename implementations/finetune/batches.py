@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -47,6 +49,12 @@ class Samples:
     def lengths(self) -> Integers:
         """Tokens of each sequence."""
         return np.array([len(ids) for ids, _ in self.sequences], dtype=np.int32)
+
+    def digest(self) -> str:
+        """A checksum (32 bits) of the sequences and labels, which ranks compare."""
+        segments = np.array([begin for _, begin in self.sequences], dtype=np.int32)
+        arrays = [self.lengths, segments, *(ids for ids, _ in self.sequences), *self.labels.values()]
+        return f"{functools.reduce(lambda value, array: zlib.crc32(np.asarray(array).tobytes(), value), arrays, 0):08x}"
 
     def batch(self, chosen: np.ndarray) -> SpanBatch | LabelledBatch:
         """The batch of the sequences of these numbers."""

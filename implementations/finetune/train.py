@@ -16,9 +16,9 @@ import torch
 
 from bert.checkpoint.save import load_newest, save_checkpoint
 from bert.checkpoint.weights import Loaded, checksum_of
-from bert.core import rundir, variables
+from bert.core import env, rundir, variables
 from bert.core.dist import HangError, World, pick_device
-from bert.core.env import ConfigError, from_env, values
+from bert.core.env import ConfigError, from_env
 from bert.core.files import write_text
 from bert.data.records import DataError
 from bert.data.tokens import WordPiece
@@ -28,7 +28,7 @@ from bert.training.graph import ready
 from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import Progress, metric_sinks
 from bert.training.schedule import learning_rate
-from bert.training.step import Step, build_step
+from bert.training.step import Step, build_step, check_finite
 from bert.training.stop import Ending, Stop, TrainingError
 from finetune import config as settings
 from finetune import models, saved, tasks
@@ -59,6 +59,8 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     except (ConfigError, DataError) as error:
         return rundir.fail(run_config, "finetune", str(error), BAD_INPUT)
     except (TrainingError, HangError) as error:
+        if isinstance(error, HangError):
+            rundir.write_collectives(run_config)
         return rundir.fail(run_config, "finetune", str(error), CRASHED)
     except Exception as error:
         traceback.print_exc()
@@ -124,6 +126,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
             _say(world, said)
             return figures
         figures |= trained
+        check_finite(run.step, world, ending.step)
         masters = run.step.state_dict()["optimizer"].get("masters", {})
         if world.is_main:
             models.save(config.folder(), run.model, masters, config.vocabulary, task.description())
@@ -154,6 +157,12 @@ def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.
     if any(loaded):
         _say(world, f"weights: {loaded}")
     identity = identity_of(config, environ, task, model, loaded)
+    if world.joined:
+        facts = rundir.shared_facts(config) | {"BERT_CONFIG": config.model, "rates": learning_rates(environ, 1)}
+        for name, part in (("training data", task.train), ("test data", task.test)):
+            facts[name] = "none" if part is None else part.digest()
+        facts["weights"] = f"{checksum_of(dict(model.named_parameters())):08x}"
+        world.agree(facts, "give all ranks the same settings, code, DATA and INIT_CHECKPOINT")
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
     model.to(world.device)
@@ -179,10 +188,10 @@ def identity_of(
     config: Config, environ: Mapping[str, str], task: tasks.Squad | tasks.Glue, model: FineTuned, loaded: Loaded
 ) -> dict[str, Any]:
     """What must not change where a trial is continued or counted as done: settings, data and first weights by name."""
-    told = values(config)
+    told = env.settings(config)
     if task.train is not None:
         told |= {"training sequences": len(task.train.lengths)}
-        told |= values(learning_rates(environ, num_steps(config, len(task.train.lengths))))
+        told |= env.settings(learning_rates(environ, num_steps(config, len(task.train.lengths))))
     read = {name: tensor for name, tensor in model.named_parameters() if name not in loaded.new}
     told |= {"SEED": config.trial_seed, "MAX_SEQ_LENGTH": config.length, "DO_LOWER_CASE": config.lower_case}
     told |= {"BERT_CONFIG": config.model.identity, "INIT_CHECKPOINT": f"{checksum_of(read):08x}", **task.digests}
@@ -224,7 +233,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     num_samples, seed = len(samples.lengths), config.trial_seed
     last = num_steps(config, num_samples)
     identity = {name: value for name, value in run.identity.items() if name not in (*settings.PREDICTION, "test data")}
-    rounding = {name: value for name, value in values(config).items() if name in settings.ROUNDING}
+    rounding = {name: value for name, value in env.settings(config).items() if name in settings.ROUNDING}
     done = batches = trained = 0
     before = 0.0  # seconds of training
     if (found := load_newest(config.checkpoint)) is not None:
@@ -252,6 +261,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     )  # fmt: skip
 
     def save(steps: int, batches: int, samples: int) -> None:
+        check_finite(step, world, steps)
         state = step.state_dict()
         if world.is_main:
             state |= {"step": steps, "batches": batches, "samples": samples, "run": identity, "rounding": rounding}

@@ -1,8 +1,9 @@
 """Fetches SQuAD or tasks of GLUE for run_finetuning.sh, resuming what was begun, and checks them.
 
 Each task becomes a folder OUTPUTDIR/NAME for DATA: SQuAD's four files are known by their md5, GLUE's archives by their
-sha256, the tables in them by their numbers of examples. --skip-download checks what was put there by hand. MRPC is
-made, as GLUE makes it, of Microsoft's pairs and GLUE's list of those that are for development.
+sha256, the tables in them by how many examples have which label, which does not tell a changed sentence.
+--skip-download checks what was put there by hand. MRPC is made, as GLUE makes it, of Microsoft's pairs and GLUE's list
+of those that are for development.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import argparse
 import sys
 import zipfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bert.data.format import atomic_file
@@ -44,13 +47,17 @@ SOURCES: dict[str, tuple[PublicFile, ...]] = {
     "CoLA": (_file("CoLA.zip", _GLUE, 376971, "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),),
     "MNLI": (_file("MNLI.zip", _GLUE, 312783507, "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),),
 }  # fmt: skip
-# Lines of each table: its examples, as both count them, and a header, which CoLA has not.
-TABLES: dict[str, dict[str, int]] = {
-    "MRPC": {"train.tsv": 3_668 + 1, "dev.tsv": 408 + 1},
-    "SST-2": {"train.tsv": 67_349 + 1, "dev.tsv": 872 + 1},
-    "CoLA": {"train.tsv": 8_551, "dev.tsv": 1_043},
-    "MNLI": {"train.tsv": 392_702 + 1, "dev_matched.tsv": 9_815 + 1},
+# Examples of each label in each table, as both count them; nobody recorded digests of the tables.
+TABLES: dict[str, dict[str, dict[str, int]]] = {
+    "MRPC": {"train.tsv": {"0": 1_194, "1": 2_474}, "dev.tsv": {"0": 129, "1": 279}},
+    "SST-2": {"train.tsv": {"0": 29_780, "1": 37_569}, "dev.tsv": {"0": 428, "1": 444}},
+    "CoLA": {"train.tsv": {"0": 2_528, "1": 6_023}, "dev.tsv": {"0": 322, "1": 721}},
+    "MNLI": {
+        "train.tsv": {"contradiction": 130_903, "entailment": 130_899, "neutral": 130_900},
+        "dev_matched.tsv": {"contradiction": 3_213, "entailment": 3_479, "neutral": 3_123},
+    },
 }
+_LABEL = {"MRPC": 0, "SST-2": 1, "CoLA": 1, "MNLI": -1}  # its column
 
 
 def fetch(task: str, folder: Path, mirror: str | None) -> None:
@@ -96,9 +103,17 @@ def check(task: str, folder: Path) -> None:
     for name, file in published.items():
         if file.digest_of(folder / name) != file.digest:
             raise DataError(f"{folder / name} is not the published file ({file.digest}); remove it")
-    for name, lines in TABLES.get(task, {}).items():
-        if (found := len(_lines(folder / name))) != lines:
-            raise DataError(f"{folder / name} has {found:,} lines, GLUE's has {lines:,}: remove it and run again")
+    for name, wanted in TABLES.get(task, {}).items():
+        rows = [line.split("\t") for line in _lines(folder / name)][task != "CoLA" :]  # which has no header
+        found = Counter(row[_LABEL[task]].strip() if len(row) > 1 else "" for row in rows)
+        if found != wanted:
+            told = f"has {_told(found, wanted)}, GLUE's has {_told(wanted, wanted)}"
+            raise DataError(f"{folder / name} {told}: remove it and run again")
+
+
+def _told(counts: Mapping[str, int], labels: Iterable[str]) -> str:
+    each = ", ".join(f"{counts.get(label, 0):,} of label {label}" for label in labels)
+    return f"{sum(counts.values()):,} examples ({each})"
 
 
 def _lines(path: Path) -> list[str]:

@@ -91,7 +91,9 @@ def start(options: argparse.Namespace) -> Job | None:
         needs = steps.needs_of(inputs.sizes, config, options.jobs, options.part[1], options.sequences)
         steps.check_needs(_with_later(needs, options), outputdir, *_OUTPUTS)
         job.words.check_case(config.do_lower_case)
-        job.manifest.unlink(missing_ok=True)
+        if job.manifest.exists():
+            print(f"{job.manifest} is of other inputs or options: its files are made again", file=sys.stderr)
+            job.manifest.unlink()
     return job
 
 

@@ -51,6 +51,8 @@ def examine(folder: Path, made: Manifest, others: Iterable[Manifest] = (), *, jo
         jobs: worker processes.
     """
     faults = examine_files(folder, made, list(made.files), jobs=jobs)
+    places = [*made.files, *(str(parent / INDEX) for parent in _by_folder(made.records))]
+    faults += [Fault(name, "is a folder", stray=True) for name in places if (folder / name).is_dir()]
     known = {folder / name for each in (made, *others) for name in each.files}
     # Strays: what a trainer would read beside the record files, and what a run that was killed left there.
     for parent in {path.parent for path in known if path.suffix == ".hdf5" and path.parent.is_dir()}:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bert.data.format import atomic_file, open_records, write_records
@@ -222,7 +223,7 @@ def available_memory() -> int | None:
 
 UNPACKED_FOLDER = "training"  # of unpacked shards of --phases, however many they are: configs name it
 
-Task = tuple[Path, Path, Vocabulary, SamplingConfig]  # a text, the file of its instances, and what they are made with
+Task = tuple[Path, Path]  # a text, and the file of its instances
 Made = tuple[int, str]  # sequences of a text, and its md5
 
 
@@ -322,8 +323,8 @@ class Job:
                 continue
             if target.is_file():
                 print(f"{target} is replaced by {source}, which differs", file=sys.stderr)
-            with atomic_file(target) as partial:
-                shutil.copyfile(source, partial)
+            with atomic_file(target) as unfinished:
+                shutil.copyfile(source, unfinished)
         if md5_of(targets[0]) != self.words.md5:
             raise changed(self.inputs.vocab)
         cased, text = phase1 / "tokenizer_config.json", json.dumps({"do_lower_case": False}) + "\n"
@@ -349,9 +350,9 @@ class Job:
         return [*targets, converted] if converted.is_file() else targets
 
 
-def _make_instances(task: Task) -> Made:
+def _make_instances(words: Vocabulary, config: SamplingConfig, task: Task) -> Made:
     """Writes the instances of a text unless they are there already."""
-    source, target, words, config = task
+    source, target = task
     try:
         found, metadata = open_records(target)
     except DataError:
@@ -364,18 +365,19 @@ def _make_instances(task: Task) -> Made:
     return count, metadata.source[0][1]
 
 
-def _make(tasks: Sequence[Task], jobs: int) -> dict[str, Made]:
+def _make(job: Job, tasks: Sequence[Task], jobs: int) -> dict[str, Made]:
     """The instances of these texts, by the texts' names."""
-    weights = [text.stat().st_size for text, *_ in tasks]
-    made = run_tasks("instances", _make_instances, tasks, jobs=jobs, weights=weights)
-    return {text.name: found for (text, *_), found in zip(tasks, made, strict=True)}
+    weights = [text.stat().st_size for text, _ in tasks]
+    make = partial(_make_instances, job.words, job.config)
+    made = run_tasks("instances", make, tasks, jobs=jobs, weights=weights)
+    return {text.name: found for (text, _), found in zip(tasks, made, strict=True)}
 
 
 def make_evaluation_instances(job: Job) -> None:
     """Instances of the evaluation text alone."""
     job.eval_instances.parent.mkdir(parents=True, exist_ok=True)
     compile_first(job.words, job.config)
-    _make([(job.inputs.eval_text, job.eval_instances, job.words, job.config)], 1)
+    _make(job, [(job.inputs.eval_text, job.eval_instances)], 1)
 
 
 def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
@@ -398,28 +400,27 @@ def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, st
         folder.mkdir(parents=True, exist_ok=True)
     for stale in set(job.instances.glob("*.hdf5")) - set(targets):
         stale.unlink(missing_ok=True)
-    texts = zip(job.inputs.all_texts[part[0] :: part[1]], targets[part[0] :: part[1]], strict=True)
-    tasks = [(text, target, job.words, job.config) for text, target in texts]
+    tasks = list(zip(job.inputs.all_texts, targets, strict=True))[part[0] :: part[1]]
     compile_first(job.words, job.config)
-    made = _make_enough(tasks, job.limit, job.options.jobs) if job.limit else _make(tasks, job.options.jobs)
+    made = _make_enough(job, tasks, job.limit) if job.limit else _make(job, tasks, job.options.jobs)
     total = sum(count for name, (count, _) in made.items() if name != job.inputs.eval_text.name)
     if not total and part[1] == 1:
         raise DataError(f"the text in {job.inputs.texts[0].parent} holds no words; check the part files")
     return {name: md5 for name, (_, md5) in made.items()}
 
 
-def _make_enough(tasks: Sequence[Task], wanted: int, jobs: int) -> dict[str, Made]:
+def _make_enough(job: Job, tasks: Sequence[Task], wanted: int) -> dict[str, Made]:
     """The instances of the evaluation text, the last, and of the first texts that hold so many; the last one is cut.
 
     A round makes those of a text a process; what it made too many is removed, so that --jobs changes nothing.
     """
     *rest, evaluation = tasks
-    used = _make([evaluation], jobs)
-    total = 0
+    used = _make(job, [evaluation], 1)
+    total, jobs = 0, job.options.jobs
     while rest and total < wanted:
         batch, rest = rest[:jobs], rest[jobs:]
-        made = _make(batch, jobs)
-        for text, target, *_ in batch:
+        made = _make(job, batch, jobs)
+        for text, target in batch:
             count, md5 = made[text.name]
             kept = min(count, wanted - total)
             if count and not kept:

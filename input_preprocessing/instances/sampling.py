@@ -7,12 +7,11 @@ tokens (whole segments of one document each, then cut at both ends): only its en
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 
-from bert.data.compiled import compiled, is_kept
+from bert.data.compiled import compiled, is_first
 from bert.data.format import write_records
 from bert.data.records import Metadata, Records
 from input_preprocessing.instances import mersenne
@@ -43,8 +42,7 @@ def write_instances(source: Path, target: Path, words: Vocabulary, config: Sampl
 
 def compile_first(words: Vocabulary, config: SamplingConfig) -> None:
     """Compiles the instance maker once on the first run of a version, before all workers do so side by side."""
-    if not is_kept(sample):
-        print("compiling; this is done on the first run only, and can take half a minute", file=sys.stderr)
+    if is_first(sample):
         make_instances(tokenize(b"A text, a caf\xc3\xa9.\n\nAnother.\n", words), words, config)
 
 

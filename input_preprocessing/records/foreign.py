@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,13 @@ from input_preprocessing.stage.cli import add_jobs, human_bytes, positive
 from input_preprocessing.stage.folder import StageFolder
 from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, widths_of, write_tfrecord
+from input_preprocessing.tensorflow_files.tfrecord import (
+    Widths,
+    read_tfrecord,
+    tell_compiling,
+    widths_of,
+    write_tfrecord,
+)
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.vocabulary import Vocabulary
 
@@ -51,20 +58,23 @@ def read_foreign(path: Path) -> tuple[Records, Metadata]:
     return open_records(path) if start == _HDF5_SIGNATURE else read_tfrecord(path)
 
 
-def import_file(task: tuple[Path, Path, Vocabulary | None]) -> tuple[int, int, int]:
+def import_file(words: Vocabulary | None, task: tuple[Path, Path]) -> tuple[int, int, int]:
     """Writes the record file of a foreign one, unless it is there; its sequences, rows, and rows of none left out.
 
     Raises:
         DataError: unreadable source, tokens that the vocabulary lacks, or unwritable target.
     """
-    source, target, words = task
+    source, target = task
     origin, vocab_md5 = ((source.name, md5_of(source)),), words.md5 if words else ""
     try:
         records, metadata = open_records(target)
+    except DataError:  # there is none, or it is damaged
+        pass
+    else:
         if metadata.source == origin and metadata.vocab_md5 == vocab_md5:
             return records.num_sequences, records.num_rows, 0
-    except DataError:
-        pass
+        if [name for name, _ in metadata.source] != [source.name]:
+            raise DataError(f"{target} was not made by import_records of {source.name}; give another --target")
     records, metadata = read_foreign(source)
     metadata = dataclasses.replace(metadata, source=origin, vocab_md5=vocab_md5)
     check_contents(source, records, metadata)
@@ -207,8 +217,7 @@ def import_main(parser: argparse.ArgumentParser) -> None:
         print(f"{options.source}: {len(files)} files as {options.check_list} lists them", file=sys.stderr)
     options.target.mkdir(parents=True, exist_ok=True)
     weights = [path.stat().st_size if path.exists() else 0 for path, _ in files]
-    tasks = [(path, made, words) for path, made in files]
-    counts = run_tasks("import", import_file, tasks, jobs=options.jobs, weights=weights)
+    counts = run_tasks("import", partial(import_file, words), files, jobs=options.jobs, weights=weights)
     sequences, rows, empty = (sum(count[i] for count in counts) for i in range(3))
     if options.json:
         digest = add_multiset_digests([open_records(made)[1].multiset_digest for _, made in files])
@@ -267,9 +276,11 @@ def export_folder(
     widths = Widths(0, 0) if kind == "nvidia" else Widths(*map(max, zip(*all_widths, strict=True)))
     digests = {path.name: metadata.content_digest for path, _, metadata in found}
     recipe = {"format": kind, "unpack": unpack, "widths": widths, "source": digests}
-    folder = StageFolder(target, "export_records", [f"*{SUFFIXES[kind]}"], recipe)
+    folder = StageFolder(target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source")
     if not folder.finished:
         tasks = [(path, made, unpack, widths) for path, made in files if not made.exists()]
+        if kind == "tfrecord":
+            tell_compiling()
         run_tasks("export", _export_file, tasks, jobs=jobs, weights=[path.stat().st_size for path, *_ in tasks])
         folder.finish([made.name for _, made in files])
     return Exported(
@@ -335,8 +346,8 @@ def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> Non
             file["next_sentence_labels"] = records.next_sentence_labels
         file.flush()
         image = file.id.get_file_image()
-    with atomic_file(path) as partial:
-        partial.write_bytes(image)
+    with atomic_file(path) as unfinished:
+        unfinished.write_bytes(image)
 
 
 def export_main(parser: argparse.ArgumentParser) -> None:

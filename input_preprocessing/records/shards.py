@@ -94,7 +94,7 @@ def plan_shards(
     shards = num_shards(sum(sizes), shards)
     groups = min(shards, -(-sum(sizes) // group_size))
     shard_offsets = tuple(shards * g // groups for g in range(groups + 1))
-    contents = hashlib.md5("".join(metadata.content_digest for _, metadata in opened).encode()).hexdigest()
+    contents = _contents([metadata for _, metadata in opened])
     recipe = hashlib.md5(f"{stage} shards={shards} seed={seed} group_size={group_size}".encode()).hexdigest()
     origin = ((f"{len(sources)}{_SOURCE}", contents), (stage, recipe))
     # Every sequence draws a shard; the shard's group takes it.
@@ -107,6 +107,11 @@ def plan_shards(
         metadata=dataclasses.replace(first, source=origin, content_digest="", multiset_digest=""),
         run_offsets=np.cumsum(counts, axis=1),
     ), add_multiset_digests([metadata.multiset_digest for _, metadata in opened])  # fmt: skip
+
+
+def _contents(sources: Sequence[Metadata]) -> str:
+    """Digest of what the sources hold, by which shards tell what they are made of."""
+    return hashlib.md5("".join(metadata.content_digest for metadata in sources).encode()).hexdigest()
 
 
 def _chosen(records: Records, lengths: tuple[int, int]) -> Integers:
@@ -162,9 +167,8 @@ def _views(records: Records, start: int, end: int) -> Records:
     )  # fmt: skip
 
 
-def _make_group(task: tuple[ShardPlan, int, Arrange]) -> list[str]:
+def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
     """Writes the shards of a group that are not there yet; multiset digests of all its shards."""
-    plan, group, arrange = task
     shards = range(plan.shard_offsets[group], plan.shard_offsets[group + 1])
     found: list[str | None] = [None] * len(shards)
     for i, shard in enumerate(shards):  # made before from the same sources with the same options
@@ -193,11 +197,12 @@ def _make_group(task: tuple[ShardPlan, int, Arrange]) -> list[str]:
     return [digest for digest in found if digest]
 
 
-def check_target(target: Path, sources: Sequence[Path] = ()) -> None:
+def check_target(target: Path, sources: Sequence[Path] = (), contents: str = "") -> None:
     """Checks that shards may be written to the folder, and the shards there be replaced.
 
     Raises:
-        DataError: it is the sources' own, or holds shards that were not made here, such as NVIDIA's.
+        DataError: it is the sources' own, or holds shards that were not made here, such as NVIDIA's; with `contents`,
+            also such as were made of other sources than those of this digest.
     """
     if target.resolve() in {path.resolve().parent for path in sources}:
         raise DataError(f"{target} holds the source; give another folder for the shards")
@@ -208,6 +213,8 @@ def check_target(target: Path, sources: Sequence[Path] = ()) -> None:
             continue
         if len(source) != 2 or not source[0][0].endswith(_SOURCE):
             raise DataError(f"{path} was not made by this preparation; move it away, or give another folder")
+        if contents and source[0][1] != contents:
+            raise DataError(f"{path} was made of another source; move it away, or give another folder")
 
 
 def make_shards(
@@ -234,9 +241,8 @@ def make_shards(
     plan.target.mkdir(parents=True, exist_ok=True)
     (plan.target / INDEX).unlink(missing_ok=True)
     groups = range(part[0], len(plan.shard_offsets) - 1, part[1])
-    tasks = [(plan, group, arrange) for group in groups]
     weights = [float(plan.shard_offsets[group + 1] - plan.shard_offsets[group]) for group in groups]
-    digests = run_tasks(label, _make_group, tasks, jobs=jobs, weights=weights)
+    digests = run_tasks(label, partial(_make_group, plan, arrange), groups, jobs=jobs, weights=weights)
     made = add_multiset_digests([digest for group in digests for digest in group])
     if part[1] > 1:
         return made
@@ -397,8 +403,12 @@ def _run(parser: argparse.ArgumentParser, make: Callable[..., str]) -> Path:
     parser.add_argument("--random-seed", type=int, default=12345, dest="seed", help="(default %(default)s)")
     add_jobs(parser)
     options = vars(parser.parse_args())
+    files, target = source_files(options["source"]), options["target"]
+    contents = _contents([open_records(path)[1] for path in files])
+    for folder in (target, *target.glob("[0-9]*")):  # the bins' among them
+        check_target(folder, files, contents)
     make(**options)
-    return options["target"]
+    return target
 
 
 def _count(target: Path) -> None:

@@ -7,6 +7,7 @@ sizes. Files made to another recipe are removed before any new one is written.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,15 @@ _WORTH_WORKERS = 1e9  # bytes to read in about the time that workers take to sta
 class StageFolder:
     """A folder to which one stage writes files of some name patterns."""
 
-    def __init__(self, folder: Path, stage: str, patterns: Sequence[str], recipe: dict[str, Any]) -> None:
-        """Prepares the folder: keeps finished files of the same recipe, removes this stage's others.
+    def __init__(
+        self, folder: Path, stage: str, patterns: Sequence[str], recipe: dict[str, Any], *, source: str = ""
+    ) -> None:
+        """Prepares the folder: keeps finished files of the same recipe, removes this stage's others and says so.
+
+        source: the entry of the recipe that tells what the files are made of, where those of another one have to stay.
 
         Raises:
-            DataError: there are files of these names that this stage did not make.
+            DataError: there are files of these names that this stage did not make, or made of another source.
         """
         self.folder, self.stage = folder, stage
         self.patterns, self.recipe = patterns, json.loads(json.dumps(recipe))
@@ -35,11 +40,15 @@ class StageFolder:
         present = [path for pattern in patterns for path in folder.glob(pattern)]
         if made.get("stage") != stage and present:
             raise DataError(f"{present[0]} was not made by {stage}; move it away, or give another --target")
+        if source and made.get("recipe") and made["recipe"].get(source) != self.recipe[source]:
+            raise DataError(f"{folder} holds what {stage} made of another source; remove it, or give another --target")
         changed = _changed(folder, made) if made.get("recipe") == self.recipe else None
         self.finished = changed == []
         if made.get("recipe") != self.recipe:
             self._write(None, None)  # what is half removed belongs to no recipe
             changed = [path.name for path in present]
+            if changed:
+                print(f"{folder}: {len(changed)} files of another source or options are made again", file=sys.stderr)
         for name in changed or []:
             (folder / name).unlink(missing_ok=True)
         if not self.finished:

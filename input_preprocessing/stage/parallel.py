@@ -9,9 +9,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from typing import TextIO, TypeVar
+from contextlib import suppress
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TextIO, TypeVar
 
 from bert.data.records import DataError
 from input_preprocessing.stage import interrupt
@@ -72,8 +74,11 @@ def run_tasks(
 ) -> list[Result]:  # fmt: skip
     """Results of function(task), in the order of the tasks; `weights` tell how long each takes relative to the others.
 
+    A worker is given the function once: what all tasks share is bound to it, as by functools.partial.
+
     Raises:
-        DataError: a worker was killed. What `function` raises is raised here, once the tasks under way have ended.
+        DataError: a worker was killed. Its own and OSError of `function` are raised here, once the tasks under way have
+            ended.
     """
     costs = list(weights) if weights is not None else [1.0] * len(tasks)
     progress = Progress(label, sum(costs))
@@ -85,50 +90,98 @@ def run_tasks(
             results.append(function(task))
             progress.advance(cost)
         return results
-    except BrokenProcessPool as error:
-        reason = f"{label}: a worker was killed, perhaps for memory; run again with fewer --jobs (now {jobs})"
-        raise DataError(reason) from error
     finally:
         progress.close()
 
 
-def _bind_to_parent(parent: int) -> None:
-    """Makes a worker end with the process that started it, were that by kill -9, and at once on Ctrl-C.
+def _work(pipe: Connection, parent: int) -> None:
+    """A worker: says that it is there, gets the function, then tasks, one by one.
 
-    Else it would keep writing beside the next run, and then wait for tasks for ever. Linux only.
+    It ends with the process that started it, were that by kill -9 in the middle of a task (Linux only): else it would
+    keep writing beside the next run. Ctrl-C is for that process, which may ignore it, as one in the background does.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupt.install(None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupt.SIGNALS)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before
             os._exit(1)
+    with suppress(EOFError, ConnectionError):
+        pipe.send(None)
+        function = pipe.recv()
+        while True:
+            task = pipe.recv()
+            try:
+                result = function(task)
+            except (DataError, OSError) as error:  # any other ends the worker, with its traceback
+                result = error
+            pipe.send(result)
+
+
+def _start_workers(count: int) -> dict[Connection, BaseProcess]:
+    """Workers, by the pipe to each.
+
+    A worker that is killed closes its pipe, in the middle of a message too. The queues that an executor's workers share
+    stay open then, and it waits for ever.
+    """
+    context = multiprocessing.get_context("spawn")
+    workers: dict[Connection, BaseProcess] = {}
+    resource_tracker.ensure_running()  # starting it, as the first worker would, lets signals through
+    # Signals wait, in the workers too: these inherit that until they can end without a traceback.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupt.SIGNALS)
+    try:
+        with interrupt.held():
+            for _ in range(count):
+                ours, theirs = context.Pipe()
+                workers[ours] = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
+                workers[ours].start()
+                theirs.close()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return workers
 
 
 def _run_pool(
     function: Callable[[Task], Result], tasks: Sequence[Task], costs: list[float], jobs: int, progress: Progress
 ) -> list[Result]:
-    context = multiprocessing.get_context("spawn")
-    workers = min(jobs, len(tasks))
-    with ProcessPoolExecutor(workers, context, initializer=_bind_to_parent, initargs=(os.getpid(),)) as pool:
-        try:
-            order = sorted(range(len(tasks)), key=lambda i: -costs[i])  # the long ones first
-            # Signals wait, in the workers too: these inherit that until they can end without a traceback.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupt.SIGNALS)
-            try:
-                with interrupt.held():
-                    futures = {pool.submit(function, tasks[i]): i for i in order}
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            results: dict[int, Result] = {}
-            waiting = set(futures)
-            while waiting:
-                finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    results[futures[future]] = future.result()
-                    progress.advance(costs[futures[future]])
-                progress.refresh()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+    left = sorted(range(len(tasks)), key=lambda i: costs[i])  # the long ones first: taken from the end
+    results: dict[int, Result] = {}
+    failure: Exception | None = None
+    workers = _start_workers(min(jobs, len(tasks)))
+    awaited: dict[Any, int | None] = dict.fromkeys(workers)  # the task of each; None: it starts
+    pipe: Any
+    try:
+        while awaited:
+            for pipe in wait(list(awaited), timeout=0.2):
+                result, i = pipe.recv(), awaited.pop(pipe)
+                if i is None:
+                    pipe.send(function)
+                elif isinstance(result, Exception):
+                    failure = failure or result
+                else:
+                    results[i] = result
+                    progress.advance(costs[i])
+                if left and not failure:
+                    awaited[pipe] = i = left.pop()
+                    pipe.send(tasks[i])
+            progress.refresh()
+    except (EOFError, OSError) as error:
+        workers[pipe].join(10)
+        if (status := workers[pipe].exitcode) is None:
             raise
+        raise DataError(f"{progress.label}: {_end_of(status, jobs)}") from error
+    finally:
+        interrupt.end(workers.values())
+    if failure:
+        raise failure
     return [results[i] for i in range(len(tasks))]
+
+
+def _end_of(status: int, jobs: int) -> str:
+    """How a worker ended, in words; status: as multiprocessing has it, or the shell."""
+    number = -status if status < 0 else status - 128
+    if number == signal.SIGKILL:
+        return f"a worker was killed, perhaps for memory; run again with fewer --jobs (now {jobs})"
+    how = f"was ended by {signal.Signals(number).name}" if number > 0 else f"failed with status {status}, see above"
+    return f"a worker {how}; run again"

@@ -51,7 +51,7 @@ def read_whole(path: Path, option: str) -> bytes:
 
 
 def read_text(path: Path, option: str) -> tuple[bytes, str]:
-    """The contents of a text file and their md5; bytes that are not UTF-8 are told on stderr.
+    """The contents of a text file and their md5; bytes that are left out of it are told on stderr.
 
     Raises:
         DataError: it cannot be read, changed meanwhile, or more than MOST_UNDECODABLE of it is not UTF-8.
@@ -64,6 +64,9 @@ def read_text(path: Path, option: str) -> tuple[bytes, str]:
         raise DataError(f"{share}; convert it first, for example with iconv -f LATIN1 -t UTF-8, or copy it again")
     if wrong:
         print(f"warning: {share} and are left out", file=sys.stderr)
+    if zeros := data.count(0):  # which the reference leaves out as well
+        note = "; is it UTF-16?" if zeros > MOST_UNDECODABLE * len(data) else ""
+        print(f"warning: {path}: {zeros:,} of {len(data):,} bytes are NUL and are left out{note}", file=sys.stderr)
     return data, hashlib.md5(data).hexdigest()
 
 
@@ -75,10 +78,9 @@ def check_is_text(path: Path, start: bytes) -> None:
 
 
 def undecodable_bytes(data: bytes) -> int:
-    """How many bytes are no part of UTF-8 text: what a decoder drops, and zeros, of which UTF-16 is full."""
+    """How many bytes are no part of UTF-8 text: what a decoder drops."""
     try:
         data.decode("utf-8")
-        dropped = 0
+        return 0
     except UnicodeDecodeError:
-        dropped = len(data) - len(data.decode("utf-8", "ignore").encode("utf-8"))
-    return dropped + data.count(0)
+        return len(data) - len(data.decode("utf-8", "ignore").encode("utf-8"))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.compiled import compiled
+from bert.data.compiled import compiled, is_first
 from bert.data.format import atomic_file
 from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype
 from input_preprocessing.tensorflow_files.wire import fields, masked_crc
@@ -97,6 +97,11 @@ def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
                 data, size = buffer[start:end].tobytes(), (end - start).to_bytes(8, "little")
                 pieces += [size, masked_crc(size), data, masked_crc(data)]
             file.write(b"".join(pieces))
+
+
+def tell_compiling() -> None:
+    """Says what the first file waits for, where its writer has to be compiled."""
+    is_first(_encode)
 
 
 @compiled

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,14 +68,15 @@ def verify(folder: Path, *, jobs: int, vocab_file: Path | None = None) -> dict[s
         raise DataError(f"{folder} holds neither prepared-*.json nor record files; give the folder of a data set")
     if vocab_file is None:
         raise DataError(f"{folder} has no prepared-*.json; say with --vocab-file what its records were made with")
-    audits, errors = _audit_all(files, rules_of(vocabulary.load(vocab_file), None), None, "read records", jobs)
+    rules, none = rules_of(vocabulary.load(vocab_file), None), np.zeros(0, np.uint64)  # none: no originals are kept
+    audits, errors = _audit_all(files, rules, none, "read records", jobs)
     unknown = Check("complete", None, "not known: no prepared-*.json tells what should be here")
     return {folder.name: [unknown, _check_reading(audits, errors), *_content_checks(audits)]}
 
 
-def _audit_task(task: tuple[Path, Rules, Hashes | None]) -> Audit | str:
+def _audit_task(rules: Rules, known: Hashes | None, path: Path) -> Audit | str:
     try:
-        return audit(*task)
+        return audit(path, rules, known)
     except DataError as error:
         return str(error)
 
@@ -83,8 +85,8 @@ def _audit_all(
     files: Sequence[Path], rules: Rules, known: Hashes | None, label: str, jobs: int
 ) -> tuple[list[Audit], list[str]]:
     """Audits of the readable files, and the errors of the others."""
-    tasks, weights = [(path, rules, known) for path in files], [path.stat().st_size for path in files]
-    results = run_tasks(label, _audit_task, tasks, jobs=jobs, weights=weights)
+    weights = [path.stat().st_size for path in files]
+    results = run_tasks(label, partial(_audit_task, rules, known), files, jobs=jobs, weights=weights)
     return [each for each in results if isinstance(each, Audit)], [each for each in results if isinstance(each, str)]
 
 

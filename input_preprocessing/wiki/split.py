@@ -22,6 +22,7 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -118,10 +119,10 @@ def split(
     }  # fmt: skip
     folder = StageFolder(target, "split", PATTERNS, recipe)
     if not folder.finished:
-        tasks = [(texts, part, target / name, gathered) for part, name in zip(parts, names, strict=True)]
-        tasks += [(texts, documents[held_out], target / name, False) for name in ("eval.txt", LIST)]
-        costs = [float((part[:, 2] - part[:, 1]).sum()) for _, part, *_ in tasks]
-        run_tasks("split", _write, tasks, jobs=jobs, weights=costs)
+        tasks = [(part, target / name, gathered) for part, name in zip(parts, names, strict=True)]
+        tasks += [(documents[held_out], target / name, False) for name in ("eval.txt", LIST)]
+        costs = [float((part[:, 2] - part[:, 1]).sum()) for part, *_ in tasks]
+        run_tasks("split", partial(_write, texts), tasks, jobs=jobs, weights=costs)
         folder.finish([*names, "eval.txt", LIST])
     md5 = md5_of(target / "eval.txt")
     return Split(len(parts), len(training), int(held_out.sum()), md5, md5 == TEXT_MD5["eval.txt"])
@@ -189,15 +190,15 @@ def _documents(task: tuple[int, Path, bool]) -> Integers:
     return np.array([(number, *bounds) for bounds in zip(begins, ends, strict=True)], dtype=np.int64)
 
 
-def _write(task: tuple[list[Path], Integers, Path, bool]) -> None:
+def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
     """Writes documents to a file, or the md5 of each, unless it is there already.
 
     The reference, where it gathers files, drops the last of two line's ends of each of them.
     """
-    texts, documents, target, gathered = task
+    documents, target, gathered = task
     if target.is_file():
         return
-    with atomic_file(target) as partial, open(partial, "wb") as output:
+    with atomic_file(target) as unfinished, open(unfinished, "wb") as output:
         for number in np.unique(documents[:, 0]).tolist():
             found = []
             with open(texts[number], "rb") as file:

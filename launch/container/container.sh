@@ -8,11 +8,12 @@
 #                         folders and exported variables change between commands
 #   container::remove     removes what create made and nothing else; may run twice or before create; never fails
 # Paths are the same inside and outside, so no variable is translated: container::mounts gives the list.
-# shellcheck disable=SC2034 # container and mounts are for the runtime's file and the run script
+# shellcheck disable=SC2034,SC2154 # container and mounts are for the runtime's file and the run script; variables_outputs is of variables.sh
 
 declare -a container=() mounts=()
 # Variables whose paths a command reads; fine-tuning adds its own.
-declare -a container_inputs=(DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT)
+declare -a container_inputs=(DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT
+  DEEPSPEED_CONFIG REHEARSAL_BAND)
 
 # Sources the runtime. Argument: the runtime taken when CONT is set and CONTAINER_RUNTIME is not.
 container::load() {
@@ -37,7 +38,7 @@ container::remove() { :; }
 container::paths() {
   local name
   variables::default KERNEL_CACHE "${LOGDIR%/}/.kernels"
-  for name in "${container_inputs[@]}" CHECKPOINT_DIR LOGDIR KERNEL_CACHE; do
+  for name in "${container_inputs[@]}" LOGDIR "${variables_outputs[@]}"; do
     if [[ -n ${!name:-} ]]; then
       export "$name=$(realpath -ms -- "${!name}")"
       container::mountable "$name" "${!name}"
@@ -50,25 +51,39 @@ container::mountable() {
   [[ $2 != *[[:space:],:]* ]] || log::die "$1=$2: a path that is mounted in a container has no space, comma or colon"
 }
 
+# Is a path there on the nodes? run_multinode.sh, which may run on none of them, asks one.
+container::exists() { [[ -e $1 ]]; }
+
 # Sets the array mounts, an entry SOURCE:TARGET:ro or SOURCE:TARGET:rw for each file, folder or device that a command may need
 # and that exists: the repository, data, weights, results and InfiniBand devices at their own paths, and CONTAINER_MOUNTS.
 container::mounts() {
   local name entry path
+  local -a writable=()
+  for name in LOGDIR "${variables_outputs[@]}"; do
+    container::add writable "${!name:-}" rw
+  done
   mounts=("$REPO_DIR:$REPO_DIR:ro")
   for name in "${container_inputs[@]}"; do
     path=${!name:-}
-    # Beside the weights that fine-tuning starts from are their config.json and vocabulary.
-    if [[ $name == INIT_CHECKPOINT && -f $path && ${RANK_MODULE:-} == finetune ]]; then path=$(dirname -- "$path"); fi
-    # A path that is named twice is mounted once: docker refuses the second.
-    if [[ $path && -e $path && " ${mounts[*]} " != *" $path:$path:ro "* ]]; then mounts+=("$path:$path:ro"); fi
+    # Beside the weights or the config that fine-tuning starts from is the vocabulary, beside an index what it lists.
+    if [[ $path == *.index.json || ($name =~ ^(INIT_CHECKPOINT|BERT_CONFIG)$ && ${RANK_MODULE:-} == finetune) ]] &&
+      ! container::exists "$path/."; then path=$(dirname -- "$path"); fi
+    container::add mounts "$path" ro
   done
-  for name in LOGDIR CHECKPOINT_DIR KERNEL_CACHE; do
-    if [[ $name == KERNEL_CACHE && ${!name:-} == "${LOGDIR:-}"/* ]]; then continue; fi
-    if [[ -n ${!name:-} && -d ${!name} ]]; then mounts+=("${!name}:${!name}:rw"); fi
-  done
+  mounts+=("${writable[@]}")
   local -r extra=${CONTAINER_MOUNTS:-}
   for entry in ${extra//,/ }; do container::mount "$entry"; done
   if [[ -d /dev/infiniband ]]; then mounts+=(/dev/infiniband:/dev/infiniband:rw); fi
+}
+
+# Adds a path that is there to an array, unless a writable folder has it or it is in the array: docker refuses it twice.
+container::add() {
+  local -n list=$1
+  local entry
+  for entry in "${writable[@]}" "${list[@]}"; do
+    if [[ $2/ == "${entry%%:*}"/* && ($entry == *:rw || $entry == "$2:$2:ro") ]]; then return; fi
+  done
+  if [[ $2 ]] && container::exists "$2"; then list+=("$2:$2:$3"); fi
 }
 
 # Adds an entry of CONTAINER_MOUNTS, as pyxis writes them: SOURCE[:TARGET][:ro|:rw].

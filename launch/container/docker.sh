@@ -49,6 +49,7 @@ container::arguments() {
   container::mounts
   for mount in "${mounts[@]}"; do
     case $mount in
+      /dev/shm*) container+=(--volume "$mount") ;;   # a folder
       /dev/*) container+=(--device "${mount%:*}") ;; # SOURCE:TARGET
       *) container+=(--volume "$mount") ;;
     esac

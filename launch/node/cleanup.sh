@@ -4,12 +4,12 @@
 #              they were changed and are not undone yet
 #   guard      the same as soon as its input or the job ends: after scancel, a requeue or the time limit no step could be
 #              started to do it
-#   leftovers  before a run: containers and staged data that jobs of this user left because the node lost its power, or
+#   leftovers  before a run, with a line for each: containers and staged data that jobs of this user left because the node lost its power, or
 #              because Slurm's KillWait cut the removal short; only of jobs that Slurm no longer knows, and of earlier starts
 #              of this one
 set -uo pipefail
 FOLDER=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
-readonly FOLDER
+readonly FOLDER NODE=${SLURMD_NODENAME:-$(uname -n)}
 # pyxis hands enroot none of these, so that a user's ENROOT_DATA_PATH names another folder than the one of the containers.
 unset ENROOT_LIBRARY_PATH ENROOT_SYSCONF_PATH ENROOT_RUNTIME_PATH ENROOT_CACHE_PATH ENROOT_DATA_PATH ENROOT_TEMP_PATH
 
@@ -57,11 +57,24 @@ cleanup::of_dead_jobs() {
   done
 }
 
+# Removes what is named on stdin by a command; where a limit of time ends this, it says so.
+cleanup::sweep() {
+  local name
+  trap 'echo "run: $NODE: $name was not removed in time: the next job goes on" >&2; exit 1' TERM
+  while IFS= read -r name; do
+    echo "run: $NODE: removing $name, left by a job that is over" >&2
+    "$@" "$name" </dev/null >/dev/null
+  done
+}
+
 cleanup::leftovers() {
-  cleanup::containers | cleanup::of_dead_jobs | cleanup::remove
+  local late=''
+  trap late=1 TERM
+  cleanup::containers | cleanup::of_dead_jobs | cleanup::sweep enroot remove --force --
+  if [[ $late ]]; then exit 1; fi
   if [[ ${STAGE_DIR:-} ]]; then
     find "$STAGE_DIR" -mindepth 1 -maxdepth 1 -type d -user "$(id -u)" -name 'bert_*' 2>/dev/null |
-      cleanup::of_dead_jobs | xargs -r -d '\n' rm -rf --
+      cleanup::of_dead_jobs | cleanup::sweep rm -rf --
   fi
   exit 0
 }

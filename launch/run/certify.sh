@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Shared by certify.sh and certify.sub: the load without a config, its start and failure.
-# shellcheck disable=SC2154 # RUN_DIR is of variables.sh
+# shellcheck disable=SC2034,SC2154 # RUN_DIR is of variables.sh, CONTINUED_BY is for ending.sh
 
 # Defaults without a config: BERT-large on every GPU of a node, or a small model on two CPU ranks.
 certify::defaults() {
@@ -27,6 +27,7 @@ certify::prepare() {
     export BERT_CONFIG=$RUN_DIR/bert_config.json
     certify::model "$CERTIFY_SIZE" "$((CERTIFY_SIZE / 64))" >"$BERT_CONFIG"
   fi
+  CONTINUED_BY=$(if [[ ${DURATION:-} ]]; then echo "RUN_NAME=$RUN_NAME continues the burn-in"; else echo 'nothing was judged'; fi)
   rm -f -- "$RUN_DIR/error_0.txt" "$RUN_DIR/output.txt" "$RUN_DIR/status"
   # An interrupted burn-in continues.
   if [[ ! ${DURATION:-} || ! -f $RUN_DIR/burn_in.json ]]; then
@@ -40,6 +41,10 @@ certify::model() {
     "\"num_hidden_layers\": $(($1 == 1024 ? 24 : 4)), \"intermediate_size\": $((4 * $1))}"
 }
 
-certify::failed() {
+# The load on all ranks.
+certify::run() {
+  local status=0
+  trial::ranks "$RUN_DIR" "$RUN_DIR/output.txt" 0 >/dev/null || status=$?
+  if ((status == 0)) && [[ ! -s $RUN_DIR/status ]]; then return; fi
   log::die "the load did not run: $(head -n 1 -- "$RUN_DIR/error_0.txt" 2>/dev/null || tail -n 1 -- "$RUN_DIR/output.txt")"
 }

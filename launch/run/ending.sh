@@ -17,11 +17,21 @@ trial::conclude() {
   log::info "$(trainer::success): $RUN_DIR"
 }
 
+# Whatever ends this script is told in its last line, and what runner::prepare made is removed.
+trial::traps() {
+  local signal
+  trap 'runner::cleanup >/dev/null 2>&1 || true' EXIT
+  for signal in HUP INT QUIT TERM; do
+    # shellcheck disable=SC2064 # the signal of now
+    trap "trial::interrupted $signal $((128 + $(kill -l "$signal")))" "$signal"
+  done
+}
+
 trial::interrupted() {
   local -r signal=$1 status=$2
   local reason="interrupted by SIG$signal"
   deadline=$((SECONDS + patience))
-  trap '' INT TERM HUP USR1
+  trap '' INT TERM HUP QUIT USR1
   trial::ask_group "$signal"
   if declare -F runner::why >/dev/null; then reason=$(runner::why "$signal"); fi
   trial::end_group "$deadline"
@@ -30,7 +40,7 @@ trial::interrupted() {
     reasons[current]=$reason
     trial::collect "$current" "$status" || true
   fi
-  log::error "$reason${RUN_NAME:+; RUN_NAME=$RUN_NAME continues with the missing trials}"
+  log::error "$reason${RUN_NAME:+; ${CONTINUED_BY-RUN_NAME=$RUN_NAME continues with the missing trials}}"
   exit "$status"
 }
 

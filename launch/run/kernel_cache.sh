@@ -1,15 +1,6 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2154 # answers_said is of answers.sh
 # KERNEL_CACHE: where compilers keep their output between trials and jobs. No home folder outlives a container: without it
 # each trial in docker would compile every kernel. A compiler's own variable, if exported by the user, wins.
-
-# On the nodes, before the first trial. In the container of a rank it may be a folder of the node, which must be there then;
-# within LOGDIR, which all nodes see or which each has for itself, ranks make it.
-kernel_cache::make() {
-  if [[ ! ${KERNEL_CACHE:-} || $KERNEL_CACHE == "${LOGDIR%/}"/* ]]; then return; fi
-  answers::everywhere mkdir -p -- "$KERNEL_CACHE" ||
-    log::die "KERNEL_CACHE=$KERNEL_CACHE: not a folder on every node: $(answers::why "$answers_said")"
-}
 
 # In a rank: sets the compilers' variables. A folder that cannot be written costs time, never the run.
 kernel_cache::export() {

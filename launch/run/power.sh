@@ -23,6 +23,7 @@ power::start() {
     runner::everywhere "$REPO_DIR/launch/node/power_sampler.sh" "$power_folder" >/dev/null 2>"$power_folder/errors"
   } &
   power_job=$!
+  child::bind "$power_job"
   set +m
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checked and recorded once, before the first trial. Sourced by trial.sh.
-# shellcheck disable=SC2154 # answers_said and RUN_DIR are of answers.sh and variables.sh
+# shellcheck disable=SC2154 # answers_said, RUN_DIR and variables_outputs are of answers.sh and variables.sh
 
 # The trainer's own check, shown as it comes. The reason of a failure is its last complaint; one without output did not run,
 # whatever its exit status.
@@ -10,6 +10,20 @@ preflight::check() {
   if RUN_DIR='' answers::shown runner::python -m "${RANK_MODULE:-bert}" --check && grep -q '^global batch ' <<<"$answers_said"; then return 0; fi
   reason=$(grep 'error: ' <<<"$answers_said" | grep -v '^srun: ' | tail -n 1 | sed 's/.*error: //') || reason=''
   log::die "this configuration cannot run: ${reason:-$(answers::reason "$answers_said")}"
+}
+
+# The folders that ranks write to, on every node: what is first made in a container ends with it. Those within LOGDIR, which
+# all nodes see or which each has for itself, ranks make.
+preflight::outputs() {
+  local name
+  for name in "${variables_outputs[@]}"; do
+    if [[ ! ${!name:-} ]]; then continue; fi
+    export "$name=$(realpath -ms -- "${!name}")"
+    if [[ ${!name} == "$(realpath -ms -- "$LOGDIR")"/* ]]; then continue; fi
+    # shellcheck disable=SC2016 # of the inner shell
+    answers::everywhere bash -c 'mkdir -p -- "$1" && { [[ $2 != CHECKPOINT_DIR ]] || { probe=$(mktemp -d -p "$1") && rmdir -- "$probe"; }; }' \
+      - "${!name}" "$name" || log::die "$name=${!name}: not a folder on every node: $(answers::why "$answers_said")"
+  done
 }
 
 # RUN_DIR/topology.txt: the hardware of each node in turn. Failing to record it stops nothing.

@@ -2,6 +2,8 @@
 # One rank under a launcher (torchrun, srun): run_and_time.sh, and how it ended.
 # RUN_DIR/status is the exit status of the first rank that failed, RUN_DIR/error_N.txt its reason in one line.
 set -uo pipefail
+# shellcheck source=launch/run/child.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/child.sh"
 readonly NUMBER=${RANK:-${SLURM_PROCID:-0}} NOT_REACHED=3
 
 report() {
@@ -59,6 +61,8 @@ status=0 ended=0 trainer=''
 trap 'ended=1; [[ ! $trainer ]] || kill -TERM "$trainer" 2>/dev/null' TERM INT HUP USR1
 "$(dirname -- "${BASH_SOURCE[0]}")/../../run_and_time.sh" 3>&- &
 trainer=$!
+# torchrun has put this rank into a session of its own: what kills torchrun does not reach it.
+child::bind "$trainer" "$PPID"
 if ((ended)); then kill -TERM "$trainer" 2>/dev/null; fi # the signal came before there was a trainer to pass it on to
 wait "$trainer" || status=$?
 while ((ended)) && kill -0 "$trainer" 2>/dev/null; do wait "$trainer"; done

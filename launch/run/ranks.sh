@@ -22,6 +22,7 @@ trial::ranks() {
   } &
   group=$!
   unset before
+  child::bind "$group" "$$" runner::cleanup
   if ((limit)); then
     (exec >/dev/null 2>&1 && sleep "$limit" && kill -TERM -- "-$group") &
     watch=$!

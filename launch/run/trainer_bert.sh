@@ -13,8 +13,9 @@ trainer::defaults() { :; }
 trainer::complete() { [[ -s $2/result_$1.txt ]]; }
 
 trainer::verify() {
-  if [[ $CHECK_COMPLIANCE == 1 ]] && ! runner::python -m mlperf_logging.compliance_checker --usage training \
-    --ruleset "$MLPERF_RULESET" --log_output /dev/null "$RUN_DIR/result_$1.txt" >"$RUN_DIR/compliance_$1.out" 2>&1; then
+  # In a subshell: what a trap says in a function belongs to where that is redirected.
+  if [[ $CHECK_COMPLIANCE == 1 ]] && ! (runner::python -m mlperf_logging.compliance_checker --usage training \
+    --ruleset "$MLPERF_RULESET" --log_output /dev/null "$RUN_DIR/result_$1.txt") >"$RUN_DIR/compliance_$1.out" 2>&1; then
     failures+=("trial $1: compliance check failed, see $RUN_DIR/compliance_$1.out")
   fi
 }

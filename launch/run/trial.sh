@@ -9,7 +9,7 @@
 # All ranks run launch/run/rank.sh: the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or before the first trial
 # with NCCL_TEST=1 a test in its place.
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
-for part in run/log run/variables run/answers run/port run/patience run/ending run/ranks run/kernel_cache run/preflight \
+for part in run/log run/variables run/answers run/port run/patience run/ending run/child run/ranks run/preflight \
   run/nccl_test run/power run/rehearsal node/state; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
@@ -20,17 +20,14 @@ source "$REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh"
 
 trial::main() {
   rehearsal::settings
-  trap 'runner::cleanup >/dev/null 2>&1 || true' EXIT
-  trap 'trial::interrupted INT 130' INT
-  trap 'trial::interrupted TERM 143' TERM
-  trap 'trial::interrupted HUP 129' HUP
+  trial::traps
   node_state::check
   runner::prepare
   power::check
   preflight::check
+  preflight::outputs
   variables::make_run_dir
   log::info "results go to $RUN_DIR"
-  kernel_cache::make
   preflight::record
   node_state::lock_clocks
   nccl_test::run

@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
 # The launcher's own variables: defaults, checks, and the folder of this run. Sourced by the run scripts.
 # The trainer's variables have their defaults in Python (python -m bert --variables).
+# shellcheck disable=SC2034 # variables_outputs is of preflight.sh and container.sh, too
+
+# Folders that ranks write to, besides LOGDIR; the last ones are compilers', if the user exports them.
+declare -a variables_outputs=(CHECKPOINT_DIR KERNEL_CACHE TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR CUDA_CACHE_PATH NUMBA_CACHE_DIR)
 
 variables::default() {
   local -r name=$1 value=$2

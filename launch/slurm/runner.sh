@@ -4,7 +4,7 @@
 # Sourced by run.sub and certify.sub, after job.sh.
 # shellcheck disable=SC2034,SC2154 # the state is shared with job.sh, container.sh, ending.sh and variables.sh
 declare -a srun=() container=()
-readonly GUARD_PATIENCE=300 # seconds: containers and staged data are large
+readonly SWEEP_PATIENCE=60 GUARD_PATIENCE=300 # seconds: containers and staged data are large
 
 runner::prepare() {
   trap slurm::time_is_short USR1 # two minutes before the time limit, see --signal in run.sub
@@ -14,10 +14,23 @@ runner::prepare() {
   slurm::srun_command
   RUN_NAME=${RUN_NAME:-$(slurm::run_name)}
   MASTER_ADDR=$(slurm::master_address)
-  runner::everywhere "$REPO_DIR/launch/node/cleanup.sh" leftovers >/dev/null 2>&1 || true
+  runner::sweep
   node_guard::start
   node_state::stage
   container::create
+}
+
+# Removes what dead jobs left on the nodes, a line for each. As a job of its own, so that a signal to this script is met at
+# once and its last line is shown; with a limit, as a large container takes minutes: the next job goes on with it.
+runner::sweep() {
+  set -m
+  {
+    runner::everywhere timeout -k 5 "$SWEEP_PATIENCE" "$REPO_DIR/launch/node/cleanup.sh" leftovers 2>&1 | { grep --line-buffered '^run: ' >&2 || true; }
+  } &
+  group=$! # trial::interrupted ends it
+  set +m
+  patience::wait "$group" "$((SWEEP_PATIENCE + 30))" || log::warn 'what dead jobs left on the nodes could not be removed'
+  group=''
 }
 
 runner::nodes() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }

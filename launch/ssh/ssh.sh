@@ -69,7 +69,7 @@ ssh::check_results() {
   LOGDIR=$(cd -- "$LOGDIR" && pwd -P)
   export LOGDIR
   probe=$(mktemp -- "$LOGDIR/.probe.XXXXXX") || log::die "LOGDIR=$LOGDIR: cannot write there; choose another folder"
-  ssh::run "${hosts[0]}" test -w "$probe" 2>/dev/null || status=$?
+  (ssh::run "${hosts[0]}" test -w "$probe") 2>/dev/null || status=$? # a trap's last line is not for there
   rm -f -- "$probe"
   rmdir --ignore-fail-on-non-empty -- "$LOGDIR"
   ((status == 0)) || log::die "LOGDIR=$LOGDIR is not the same folder on ${hosts[0]}:" \

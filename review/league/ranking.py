@@ -1,4 +1,4 @@
-"""Who is faster, and how well does a system scale: ranks, efficiencies, and where one's own results stand."""
+"""Ranks, scaling efficiencies, and the standing of the user's own results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BY: dict[str, tuple[str, Callable[[Entry], float | None], int]] = {  # name: lab
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Which results take part; an empty field lets all in."""
+    """Which published results to rank; an empty field accepts all."""
 
     rounds: tuple[str, ...] = ()
     division: str = ""
@@ -28,7 +28,7 @@ class Filter:
     count: int | None = None
 
     def takes(self, entry: Entry) -> bool:
-        """Whether a published result takes part."""
+        """Whether a published result is ranked."""
         return (
             (not self.rounds or entry.round in self.rounds)
             and (not self.division or entry.division == self.division)
@@ -39,7 +39,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class League:
-    """One's own results and published ones. ``by``: a name of BY."""
+    """The user's own results and published ones. ``by``: a name of BY."""
 
     own: tuple[Entry, ...]
     others: tuple[Entry, ...]
@@ -61,11 +61,11 @@ class League:
         return sorted([*self.own, *self.others], key=order)
 
     def is_own(self, entry: Entry) -> bool:
-        """Whether it is one of one's own."""
+        """Whether it is the user's own."""
         return any(entry is one for one in self.own)
 
     def rank(self, entry: Entry, among: Sequence[Entry] | None = None) -> int | None:
-        """Its place, from 1; equal values share one. None where it has no value."""
+        """Rank from 1, shared by equal values; None without a value."""
         _, value, sign = BY[self.by]
         own = value(entry)
         if own is None:

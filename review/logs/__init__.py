@@ -1,1 +1,1 @@
-"""What a run leaves behind, its log and its folder, and how anything is printed."""
+"""Logs and folders of runs, and the output of commands."""

@@ -1,1 +1,1 @@
-"""What the logs amount to: runs, their score, their power, where a live one stands."""
+"""Runs, their score and energy, and the progress of a live one."""

@@ -13,7 +13,7 @@ from review.rulebook.compliance import DEFAULT_RULESET, check_compliance
 from review.rulebook.rcp import NO_BATCH_SIZE, Reading, read_rcp
 
 TARGET_ACCURACY = 0.720
-OPTIMIZATION = (  # what decides how a run converges
+OPTIMIZATION = (  # the settings that convergence depends on
     "global_batch_size",
     "gradient_accumulation_steps",
     "opt_base_learning_rate",
@@ -216,12 +216,12 @@ class Run:
 
     @property
     def first_accuracy(self) -> float | None:
-        """Of the first evaluation."""
+        """Accuracy at the first evaluation."""
         return self.evaluations[0].accuracy if self.evaluations else None
 
     @property
     def final_accuracy(self) -> float | None:
-        """Of the last evaluation."""
+        """Accuracy at the last evaluation."""
         return self.evaluations[-1].accuracy if self.evaluations else None
 
     @functools.cached_property

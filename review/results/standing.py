@@ -1,4 +1,4 @@
-"""Where a run stands: how far it is, when it will reach the target, and whether the RCP test will believe it.
+"""Progress of a live run: time to the target and the projected margin of the RCP test.
 
 Samples to the target are projected from two sources, weighted by the inverse of their variances. One is the RCP mean.
 The other is the accuracy of the last two evaluations: it rises on a curve of one shape over the share of the samples

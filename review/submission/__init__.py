@@ -1,1 +1,1 @@
-"""What is handed in: the system description and the package."""
+"""The submission: system description and package."""

@@ -1,4 +1,4 @@
-"""The archive encrypted for whom it is handed to: by age or gpg, whichever the recipient's key is of.
+"""Encrypts the archive for its recipients, by age or gpg, whichever their keys belong to.
 
 A passphrase never stands on a command line, where every user of the machine could read it: it comes from a file.
 """
@@ -19,7 +19,7 @@ _TIMEOUT = 600  # seconds for one archive
 
 @dataclass(frozen=True, kw_only=True)
 class Encryption:
-    """For whom: keys of age (age1..., ssh-...) or of gpg (address, fingerprint), or a file with a passphrase."""
+    """Recipients: keys of age (age1..., ssh-...) or of gpg (address, fingerprint), or a file with a passphrase."""
 
     recipients: tuple[str, ...] = ()
     passphrase_file: Path | None = None
@@ -40,7 +40,7 @@ class Encryption:
         if any(key.startswith(_AGE_KEYS) for key in self.recipients) and self.tool != "age":
             raise ReviewError("--encrypt-for: keys of age and of gpg in one archive: name those of one of them")
         if shutil.which(self.tool) is None:
-            raise ReviewError(f"{self.tool} is not installed, which the archive is to be encrypted with")
+            raise ReviewError(f"{self.tool} is not installed, which is needed to encrypt the archive")
         if self.passphrase_file is not None:
             try:
                 lines = self.passphrase_file.read_text(encoding="utf-8").splitlines()
@@ -77,4 +77,4 @@ def _run(command: list[str], failure: str) -> None:
         raise ReviewError(f"{failure}: {error}") from None
     if ran.returncode:
         said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise ReviewError(f"{failure}: {text(said[-1]) if said else 'it gives no reason'}")
+        raise ReviewError(f"{failure}: {text(said[-1]) if said else 'no reason given'}")

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ..waiting import free_ports
 
 VOCABULARY = 211  # prime, so that the padding to a multiple of 8 is exercised
 LENGTH = 48
+NOTHING: Mapping[str, str] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -130,12 +131,18 @@ def prepared(tmp_path: Path, make_records: Callable[..., Records]) -> dict[str, 
 
 @pytest.fixture
 def run_bert(repository: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """run(environment, ranks=1, arguments=()) -> the finished ``python -m bert`` (of rank 0)."""
+    """run(environment, ranks=1, arguments=(), odd={}) -> the finished ``python -m bert`` (of rank 0).
 
-    def run(environment: dict[str, str], ranks: int = 1, arguments: tuple[str, ...] = ()) -> Any:
+    odd: what rank 1 has in its environment besides.
+    """
+
+    def run(
+        environment: dict[str, str], ranks: int = 1, arguments: tuple[str, ...] = (), odd: Mapping[str, str] = NOTHING
+    ) -> Any:
         base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "GLOO_SOCKET_IFNAME": "lo"}
         base |= environment | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports())}
-        started = [Command("bert", base | {"RANK": str(rank)}, arguments) for rank in range(ranks)]
+        own = [{"RANK": str(rank)} | (odd if rank == 1 else {}) for rank in range(ranks)]
+        started = [Command("bert", base | one, arguments) for one in own]
         try:
             return started[0].finish()
         finally:

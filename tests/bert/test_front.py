@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -20,6 +23,35 @@ def test_help_lists_every_command_with_a_line(capsys):
         said = capsys.readouterr().out
         for name in names:
             assert re.search(rf"^  {name} +\w.{{20,}}$", said, re.M), name
+
+
+def test_certify_says_by_what_it_is_started_and_where_its_results_are_shown():
+    said = subprocess.run(
+        [sys.executable, "-m", "certify", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "./certify.sh" in said
+    assert "python -m review certify" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["bert --variables", "bert --help", "finetune --help", "review --help", "input_preprocessing -h"],
+)
+def test_a_reader_that_has_seen_enough_is_no_error(words):
+    read, written = os.pipe()
+    os.close(read)
+    with os.fdopen(written, "wb") as output:
+        line = [sys.executable, "-m", *words.split()]
+        done = subprocess.run(line, stdout=output, stderr=subprocess.PIPE, text=True, check=False, timeout=240)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_rank_with_a_wrong_option_tells_its_launcher(program, tmp_path, capsys):
+    assert PROGRAMS[program](["--lrr", "1"], {"RUN_DIR": str(tmp_path), "TRIAL": "3"}) == 2
+    said = (tmp_path / "error_3.txt").read_text()
+    assert said.startswith("--lrr: did you mean --lr")
+    assert capsys.readouterr().err == f"{program}: error: {said}"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

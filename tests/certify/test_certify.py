@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,20 +27,38 @@ from certify.meeting import Meeting, pairings
 from certify.telemetry import Cpus, Sampler
 from certify.verdict import certify
 
+from ..waiting import wait_until
+
 MODEL = {"vocab_size": 211, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
 MODEL |= {"intermediate_size": 40, "max_position_embeddings": 48}
 SETTINGS = {"MAX_SEQ_LENGTH": "48", "BATCHSIZE": "2", "CERTIFY_SECONDS": "0.1", "DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
 SETTINGS["CERTIFY_ROUNDS"] = "3"
 
 
-def run(repository: Path, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def start(repository: Path, folder: Path, **env: str) -> subprocess.Popen[str]:
     (folder / "model.json").write_text(json.dumps(MODEL))
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     environ = kept | SETTINGS | {"LOGDIR": str(folder / "results"), "BERT_CONFIG": str(folder / "model.json")}
     environ |= {"PYTHON": sys.executable, "RUN_NAME": "test", "BINDING": "none"} | env
-    return subprocess.run(
-        [repository / "certify.sh"], env=environ, capture_output=True, text=True, check=False, timeout=300
+    return subprocess.Popen(
+        [repository / "certify.sh"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+def run(repository: Path, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    process = start(repository, folder, **env)
+    out, errors = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+
+
+def processes_with(folder: Path) -> list[Path]:
+    """Those that have a folder in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in (process / "environ").read_bytes():
+                found.append(process)
+    return found
 
 
 def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path):
@@ -56,6 +76,18 @@ def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path):
         chosen = alone & (record["steps.step"] == step)
         assert len(np.unique(record["steps.checksum"][chosen])) == 1, "the same seed repeats bit for bit"
         assert len(np.unique(record["steps.rank"][chosen])) == 2, "the same work for all"
+
+
+def test_a_signal_ends_all_ranks_and_says_so(repository, tmp_path):
+    process = start(repository, tmp_path, CERTIFY_SECONDS="300")
+    ranks = tmp_path / "results" / "test" / "config.json"
+    wait_until(ranks.exists)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 143
+    assert errors.splitlines()[-1] == "run: error: interrupted by SIGTERM; nothing was judged"
+    assert "Traceback" not in (tmp_path / "results" / "test" / "output.txt").read_text()
+    wait_until(lambda: not processes_with(tmp_path), 60)
 
 
 @pytest.fixture
@@ -185,6 +217,9 @@ def test_a_burn_in_repeats_bit_for_bit_and_continues_where_it_ended(alone):
     found = certify(folder)
     assert found.state == "fail"
     assert f"first in step 2 of repeat {len(written) + 1}" in found.reasons()[0]
+    # Whatever its own time allows, a repeat has as many steps as the first.
+    alone(DURATION=f"{more[-1]['elapsed'] + 0.1}s", CERTIFY_SECONDS="20")
+    assert not lines(folder)[-1]["different"]
 
 
 @pytest.fixture

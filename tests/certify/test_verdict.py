@@ -199,6 +199,12 @@ def test_of_a_load_that_never_repeats_nothing_is_said_of_corruption():
     assert any("do not repeat bit for bit" in note for note in found.notes)
 
 
+def test_of_two_ranks_that_differ_neither_is_called_corrupt():
+    records = make(1, 2)
+    records.steps["checksum"][records.steps["rank"] == 1] += 1
+    assert judge(records).corrupt == []
+
+
 def test_weights_that_differ_between_ranks_by_design_are_compared_round_by_round():
     records = make(4, 2)  # as a sharded optimizer's: each rank has its own part of the weights in a step
     together = records.steps["stage"] == 4
@@ -255,6 +261,17 @@ def test_a_node_without_a_file_is_one_line(tmp_path, capsys):
     (tmp_path / "certify_node1.npz").unlink()
     assert main(["certify", str(tmp_path)]) == 2
     assert "nothing of node1: the test did not end there" in capsys.readouterr().err
+
+
+def test_a_node_whose_file_lacks_a_rank_is_one_line(tmp_path, capsys):
+    records = make(3, 2)
+    write(tmp_path, records)
+    records.places.pop(3)
+    (tmp_path / "fewer").mkdir()
+    write(tmp_path / "fewer", records)
+    (tmp_path / "fewer/certify_node1.npz").replace(tmp_path / "certify_node1.npz")
+    assert main(["certify", str(tmp_path)]) == 2
+    assert "nothing of some ranks: the test did not end there" in capsys.readouterr().err
 
 
 def test_a_folder_without_records_is_one_line(tmp_path, capsys):

@@ -128,7 +128,7 @@ def test_a_config_of_a_large_model_is_the_published_recipe(path, load, tmp_path)
 def test_every_exported_name_is_read(repository, exported):
     scripts = [*repository.glob("run*.s*"), *(repository / "launch").rglob("*.sh"), CONFIGS / "common.sh"]
     read = {name for path in scripts for name in re.findall(r"\$\{?[!#]?([A-Z][A-Z0-9_]+)", path.read_text())}
-    read |= {variable.name for _, variable, _, _ in env.variables(Config)} | READ_ELSEWHERE
+    read |= {variable.name for _, variable, _ in env.variables(Config)} | READ_ELSEWHERE
     for config, values in exported.items():
         unread = set(values) - read
         assert not unread, f"{config} exports {unread}, which nobody reads"

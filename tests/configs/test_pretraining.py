@@ -70,7 +70,7 @@ def test_a_gpu_takes_at_once_what_fits_its_memory_and_its_share(exported):
 def test_every_exported_name_is_read(exported, repository):
     from bert.pretraining.config import Config
 
-    known = {variable.name for _, variable, _, _ in variables(Config)}
+    known = {variable.name for _, variable, _ in variables(Config)}
     listed = (repository / "launch" / "variables.txt").read_text()
     known |= set(re.findall(r"^([A-Z][A-Z0-9_]+)", listed, flags=re.MULTILINE))
     known |= {

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bert.core.env import ConfigError, variables
+from bert.training.loop import StepCounter
 from finetune import config
 from finetune.config import Config
 from finetune.glue import TASKS
@@ -75,6 +76,15 @@ def test_training_alone_saves_the_model_and_predicts_nothing(squad_environment, 
     assert run(squad_environment | {"MODE": "train", "EPOCHS": "0.1", "RUN_DIR": str(tmp_path)}) == 0
     assert (tmp_path / "model_0" / "model.safetensors").is_file()
     assert not predictions(tmp_path)
+
+
+@pytest.mark.parametrize("every", ["0", "1"], ids=["the model", "a checkpoint"])
+def test_what_is_not_finite_is_not_saved(squad_environment, tmp_path, monkeypatch, capsys, every):
+    monkeypatch.setattr(StepCounter, "begin", lambda steps: setattr(steps, "done", steps.done + 1) or float("nan"))
+    saves = {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": every}
+    assert run(squad_environment | saves | {"MODE": "train", "EPOCHS": "0.04", "RUN_DIR": str(tmp_path)}) == 1
+    assert "not finite at step 1, and are not saved" in capsys.readouterr().err.splitlines()[-1]
+    assert not [*tmp_path.glob("model_0/*"), *tmp_path.glob("c/*")]
 
 
 def test_a_run_that_is_killed_resumes_to_the_same_predictions(learnt, squad_environment, tmp_path):
@@ -163,6 +173,18 @@ def test_several_ranks_learn_and_predict_the_same(learnt, squad_environment, tmp
         best = [answers[question][0] for answers in (mine, theirs)]
         assert best[0]["text"] == best[1]["text"]
         np.testing.assert_allclose(best[0]["start_logit"], best[1]["start_logit"], atol=0.05)
+
+
+def test_a_rank_alone_with_other_settings_or_data_is_named_before_the_first_step(squad_environment, tmp_path):
+    name = "train-v1.1.json"
+    (tmp_path / name).write_text((Path(squad_environment["DATA"]) / name).read_text().replace("?", "!", 1))
+    environment, port = squad_environment | {"MODE": "train", "RUN_DIR": str(tmp_path / "run")}, free_ports()
+    odd = {"DATA": str(tmp_path), "LR": "0.5"}
+    ranks = [start(environment | (odd if rank else {}), rank, 2, port) for rank in (0, 1)]
+    finished = [rank.finish() for rank in ranks]
+    assert [one.returncode for one in finished] == [2, 2]
+    said = finished[0].stderr.splitlines()[-1]
+    assert re.search(r"ranks differ: rank 1 on \S+ has rates=.*0.5.*rank 1 on \S+ has training data='", said), said
 
 
 def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
@@ -298,6 +320,6 @@ def test_casing_and_length_are_the_models(squad_environment, tmp_path):
 
 
 def test_the_names_of_the_variables_are_those_of_the_tasks():
-    choices = {variable.name: variable.choices for _, variable, _, _ in variables(Config)}
+    choices = {variable.name: variable.choices for _, variable, _ in variables(Config)}
     assert choices["TASK"] == ("squad", *TASKS)
     assert choices["SQUAD_VERSION"] == VERSIONS == ("1.1", "2.0")

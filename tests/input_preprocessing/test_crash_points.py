@@ -135,7 +135,8 @@ def small_download(monkeypatch: pytest.MonkeyPatch) -> None:
         for task, files in finetuning.SOURCES.items()
     }
     monkeypatch.setattr(finetuning, "SOURCES", sources)
-    tables = {"CoLA": {"train.tsv": 200, "dev.tsv": 300}, "MRPC": {"train.tsv": 226, "dev.tsv": 76}}
+    tables = {"CoLA": {"train.tsv": {"1": 200}, "dev.tsv": {"1": 300}}}
+    tables["MRPC"] = {"train.tsv": {"1": 225}, "dev.tsv": {"1": 75}}
     monkeypatch.setattr(finetuning, "TABLES", tables)
 
 
@@ -147,7 +148,7 @@ def run_instances(folder: Path) -> None:
 def run_import(folder: Path) -> None:
     for source, target in foreign.plan_files(folder / "source", folder / "out"):
         target.parent.mkdir(exist_ok=True)
-        foreign.import_file((source, target, None))
+        foreign.import_file(None, (source, target))
 
 
 def run_export(folder: Path, kind: str) -> None:

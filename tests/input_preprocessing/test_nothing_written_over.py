@@ -12,6 +12,7 @@ import pytest
 from bert.data.format import write_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
+from input_preprocessing.records.foreign import import_file
 from input_preprocessing.stage.cli import run_stage
 
 from ..bert.data.samples import METADATA, make_records, write_nvidia
@@ -64,6 +65,32 @@ def test_shards_of_others_are_neither_replaced_nor_removed(tmp_path: Path, stage
     with pytest.raises(SystemExit, match=r"part_00001_of_04320\.hdf5 was not made by this preparation"):
         make(stage, source, target)
     assert contents_of(folder) == before
+
+
+@pytest.mark.parametrize("stage", ["pack", "shuffle", "bins"])
+def test_shards_of_another_source_are_neither_replaced_nor_removed(tmp_path: Path, stage: str) -> None:
+    for number, name in enumerate(("source", "other")):
+        (tmp_path / name).mkdir()
+        write_records(tmp_path / name / "part-0.hdf5", make_records(100, seed=number), METADATA)
+    target = tmp_path / "target"
+    make(stage, tmp_path / "source", target)
+    before = contents_of(target)
+    make(stage, tmp_path / "source", target)
+    with pytest.raises(SystemExit, match="was made of another source; move it away, or give another folder"):
+        make(stage, tmp_path / "other", target)
+    assert contents_of(target) == before
+
+
+def test_shards_are_not_written_over_by_an_import(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    write_records(tmp_path / "source" / "part-0.hdf5", make_records(100), METADATA)
+    make("pack", tmp_path / "source", tmp_path / "target")
+    shard = tmp_path / "target" / "part_00000_of_00002.hdf5"
+    write_nvidia(tmp_path / shard.name, make_records(20), "variable")
+    before = contents_of(tmp_path / "target")
+    with pytest.raises(DataError, match=rf"{shard.name} was not made by import_records"):
+        import_file(None, (tmp_path / shard.name, shard))
+    assert contents_of(tmp_path / "target") == before
 
 
 @pytest.mark.parametrize("kind", ["--packed-data", "--binned-data", "--shards=2"])

@@ -43,7 +43,7 @@ def test_trials_run_in_the_image_with_gpus_data_and_results(apptainer):
     assert calls[0]["command"] == ["true"], "tried before anything is written"
     calls = calls[1:]
     assert {call["image"] for call in calls} == {apptainer.env["CONT"]}
-    trial = next(call["options"] for call in calls if "torch.distributed.run" in call["command"])
+    trial = next(call["options"] for call in calls if "torchrun.py" in " ".join(call["command"]))
     folder = apptainer.root.parent
     assert f"{folder / 'data/packed_data'}:{folder / 'data/packed_data'}:ro" in trial["--bind"]
     assert f"{folder / 'results'}:{folder / 'results'}:rw" in trial["--bind"]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import signal
 
 import pytest
+
+from ..waiting import wait_until
+from .test_trial import processes
 
 # Stands in for the preparation: `python -m input_preprocessing...`, and what demo.sh asks Python about.
 PYTHON = """
@@ -32,6 +36,30 @@ def demo(checkout):
         return checkout.run("launch/tools/demo.sh", config="/dev/null", after=after, PYTHON=python, **env)
 
     return run
+
+
+@pytest.mark.parametrize("script", ["demo.sh", "pretrain_demo.sh", "finetune_demo.sh"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_a_demo_has_started_ends_with_it(demo, checkout, script, number):
+    folder = checkout.root.parent
+    held = f'touch "{folder}/there"; exec -a "{folder}/held" sleep 900'
+    python = PYTHON.replace("exit 0", held).replace("*input_preprocessing*", "*input_preprocessing* | *finetune.demo*")
+    checkout.stand_in("demo_python", python)
+    (checkout.root / "input_preprocessing" / "prepare_data.sh").write_text(f"#!/usr/bin/env bash\n{held}\n")
+    settings = {"PYTHON": str(folder / "bin" / "demo_python"), "DEMO_DIR": str(folder / "demo")}
+    process = checkout.popen(f"launch/tools/{script}", config="/dev/null", **settings)
+    wait_until((folder / "there").exists)
+    process.send_signal(number)
+    assert process.wait(240) in (143, -signal.SIGKILL)
+    wait_until(lambda: not processes(folder / "held"), 60)
+
+
+@pytest.mark.parametrize("script", ["demo.sh", "pretrain_demo.sh", "finetune_demo.sh"])
+def test_a_misspelt_name_stops_a_demo_before_it_prepares_anything(demo, checkout, script):
+    settings = {"PYTHON": str(checkout.root.parent / "bin" / "demo_python"), "BATCHSZIE": "3"}
+    done = checkout.run(f"launch/tools/{script}", config="/dev/null", **settings)
+    assert (done.returncode, "BATCHSZIE: did you mean BATCHSIZE?" in done.stderr) == (2, True)
+    assert not [call for call in checkout.calls("demo_python") if "input_preprocessing" in call or "finetune" in call]
 
 
 def test_it_ends_with_the_next_commands(demo, checkout):

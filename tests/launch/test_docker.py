@@ -126,6 +126,45 @@ def test_compiled_kernels_may_lie_on_a_disk_of_the_node_and_one_compilers_elsewh
     assert caches_of(docker.ranks()[0]) == expected
 
 
+def test_every_path_that_ranks_write_is_made_and_mounted_before_the_first_trial(docker):
+    """Made by a rank, it would end with the rank's container."""
+    folder, names = docker.root.parent, ("CHECKPOINT_DIR", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR")
+    outputs = {name: str(folder / "new" / name) for name in names}
+    inside = {"INIT_CHECKPOINT": outputs["CHECKPOINT_DIR"], "EVALDIR": str(folder / "results")}
+    done = docker.run(DOCKER, **outputs, **inside, LOOK_FOR=":".join(outputs.values()), CONTAINER_MOUNTS="/dev/shm")
+    assert done.returncode == 0, done.stderr
+    volumes = runs(docker)[-1]["options"]["--volume"]
+    assert {*(f"{path}:{path}:rw" for path in outputs.values()), "/dev/shm:/dev/shm:rw"} <= set(volumes)
+    targets = [volume.split(":")[1] for volume in volumes]
+    assert len(targets) == len(set(targets)), "docker refuses a path that is mounted twice"
+    assert docker.ranks()[0]["SEES"] == list(outputs.values())
+
+
+def test_every_path_that_ranks_read_is_mounted(docker):
+    folder = docker.root.parent
+    for name in ("ds.json", "band.json", "model/bert_config.json", "weights/model.safetensors.index.json"):
+        (folder / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "in" / name).touch()
+    given = {"DEEPSPEED_CONFIG": "ds.json", "REHEARSAL_BAND": "band.json", "BERT_CONFIG": "model/bert_config.json"}
+    given["INIT_CHECKPOINT"] = "weights/model.safetensors.index.json"
+    for more, config in (({}, "model/bert_config.json"), ({"RANK_MODULE": "finetune", "TASK": "MRPC"}, "model")):
+        docker.run(DOCKER, **{name: str(folder / "in" / path) for name, path in given.items()}, **more)
+        mounted = [f"{folder / 'in' / path}" for path in ("ds.json", "band.json", config, "weights")]
+        assert {f"{path}:{path}:ro" for path in mounted} <= set(runs(docker)[-1]["options"]["--volume"])
+
+
+@pytest.mark.parametrize("make", ["touch", "mkdir -m 555"])
+def test_checkpoints_that_cannot_be_written_stop_the_run_before_it_starts(docker, make):
+    folder = docker.root.parent / "blocked"
+    if make != "touch" and os.geteuid() == 0:
+        docker.stand_in("mktemp", 'echo "mktemp: failed to create directory: Permission denied" >&2; exit 1')
+    done = docker.run(DOCKER, after=f"{make} {folder}", CHECKPOINT_DIR=str(folder))
+    assert done.returncode == 2
+    assert f"CHECKPOINT_DIR={folder}: not a folder on every node: mk" in last_line(done.stderr)
+    assert not docker.ranks()
+    assert not docker.logdir.exists()
+
+
 def test_variables_are_handed_over_by_name_without_those_of_the_login_or_the_image(docker):
     done = docker.run(
         DOCKER, after="export NCCL_DEBUG=INFO OF_THE_IMAGE=host MY_API_KEY=hidden SSH_AGENT_PID=1 PYTHONHOME="

@@ -23,8 +23,8 @@ def test_a_folder_that_no_node_can_make_is_refused(checkout):
 
 
 def test_a_folder_that_a_rank_cannot_write_costs_time_and_not_the_run(checkout):
-    script = checkout.root / "launch" / "run" / "kernel_cache.sh"
-    script.write_text(script.read_text() + "kernel_cache::make() { :; }\n")  # of a node whose folder went away
+    script = checkout.root / "launch" / "run" / "preflight.sh"
+    script.write_text(script.read_text() + "preflight::outputs() { :; }\n")  # of a node whose folder went away
     done = checkout.run(SCRIPT, KERNEL_CACHE="/proc/no such folder")
     assert done.returncode == 0, done.stderr
     output = (checkout.run_dir / "output_0.txt").read_text()

@@ -68,6 +68,30 @@ def test_a_guard_of_a_job_that_hangs_is_left(pyxis):
         os.kill(int(number), signal.SIGKILL)
 
 
+@pytest.mark.parametrize("signalled", [False, True])
+def test_a_sweep_of_leftovers_that_takes_long_is_told_and_left_and_a_signal_meanwhile_too(pyxis, signalled):
+    if not signalled:
+        shorten(pyxis, "slurm/runner.sh", "SWEEP_PATIENCE=60", "SWEEP_PATIENCE=1")
+    there = pyxis.root.parent / "there"
+    hangs = f'if [[ "$*" == *99_0 ]]; then touch "{there}"; {HANGS}; fi'
+    pyxis.stand_in("enroot", f"case $1 in list) echo pyxis_bert_99_0 ;; remove) {hangs} ;; esac")
+    pyxis.stand_in("squeue", "echo 7")
+    process = pyxis.popen("./run.sub")
+    wait_until(there.exists)
+    if signalled:
+        process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=240)
+    told = [line for line in errors.splitlines() if "pyxis_bert_99_0" in line]
+    if signalled:
+        assert process.returncode == 143
+        assert errors.splitlines()[-1].startswith("run: error: interrupted by SIGTERM"), errors
+    else:
+        assert process.returncode == 0, errors
+        assert "removing pyxis_bert_99_0, left by a job that is over" in told[0]
+        assert "pyxis_bert_99_0 was not removed in time: the next job goes on" in told[1]
+    subprocess.run(["pkill", "-KILL", "-f", str(pyxis.root.parent)], check=False)
+
+
 def test_a_reading_that_hangs_does_not_keep_the_last_line_until_slurm_kills_an_interrupted_run(checkout):
     shorten(checkout, "run/ending.sh", "patience=20", "patience=1")
     checkout.stand_in("ipmitool", f'if [[ -e "{checkout.logdir}/ended" ]]; then {HANGS}; fi\n{IPMI}')

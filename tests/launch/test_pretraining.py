@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from ..bert.states import newest, same
+from ..waiting import wait_until
+from .test_trial import processes
 
 CONFIG = "configs/pretrain_large_H100"
 COMMAND = f"./run_pretraining.sh {CONFIG}"
@@ -41,6 +43,17 @@ def test_a_phase_that_fails_ends_the_command_and_says_how_to_continue(checkout):
     assert {rank["PHASE"] for rank in checkout.ranks()} == {"1"}
 
 
+def test_a_chain_that_is_killed_outright_takes_its_phase_with_it_and_an_interrupted_one_says_how_to_continue(checkout):
+    process = checkout.popen(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="hang")
+    phase = checkout.logdir / "pretrain_large_H100" / "phase1"
+    wait_until((phase / "running_0" / "result_0.txt").exists)
+    process.kill()
+    _, errors = process.communicate(timeout=240)
+    continued = "the same ./run_pretraining.sh with RUN_NAME=pretrain_large_H100 continues"
+    assert errors.splitlines()[-1] == f"run: error: interrupted by SIGTERM; {continued}"
+    wait_until(lambda: not processes(checkout.root), 60)
+
+
 def test_a_signal_before_there_is_a_phase_to_end_is_not_lost(checkout):
     """It comes as the script says which phase it begins."""
     with open(checkout.root / "launch" / "run" / "log.sh", "a") as log:
@@ -48,6 +61,32 @@ def test_a_signal_before_there_is_a_phase_to_end_is_not_lost(checkout):
     finished = checkout.run(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="hang")
     assert finished.returncode == 143
     assert finished.stderr.splitlines()[-1] == "run: error: phase 1 is not complete: the same command continues it"
+
+
+NO_CLUSTER = """echo 'sbatch: error: fetch_config: DNS SRV lookup failed' >&2
+echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1"""
+QUEUES = (f"{COMMAND} --slurm", "./run_finetuning.sh --slurm squad", f"launch/sweep.sh {CONFIG}.sh")
+
+
+@pytest.mark.parametrize("command", QUEUES)
+@pytest.mark.parametrize("cause", ["misspelt", "no cluster"])
+def test_a_command_that_queues_jobs_stops_in_one_line_where_none_can_run(checkout, command, cause):
+    checkout.stand_in("sbatch", NO_CLUSTER)
+    wrong = {"BATCHSZIE": "3"} if cause == "misspelt" else {}
+    finished = checkout.run(command, config="/dev/null", **wrong)
+    assert finished.returncode
+    said = [line for line in finished.stderr.splitlines() if not line.startswith(("config: ", "run: sweep of"))]
+    expected = "BATCHSZIE: did you mean BATCHSIZE?" if wrong else "--slurm: no job was submitted: Could not establish"
+    assert len(said) == 1
+    assert said[0].startswith(f"run: error: {expected}")
+    assert bool(checkout.calls("sbatch")) != bool(wrong), "nothing is queued that would fail"
+
+
+def test_a_second_phase_that_cannot_be_submitted_takes_the_first_back(checkout):
+    checkout.stand_in("sbatch", f"if [[ $PHASE == 1 ]]; then echo 41; exit; fi; {NO_CLUSTER}")
+    checkout.stand_in("scancel", "")
+    assert checkout.run(f"{COMMAND} --slurm", config="/dev/null").returncode == 2
+    assert checkout.calls("scancel") == ["'41'"]
 
 
 @pytest.mark.parametrize(

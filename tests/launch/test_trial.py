@@ -169,6 +169,21 @@ def test_a_signal_ends_every_rank_and_says_how_to_continue(checkout, number, sta
     wait_until(lambda: not processes(checkout.root), 60)  # far shorter than those of a rank would live
 
 
+@pytest.mark.parametrize(("victim", "outcome"), [("script", "hang"), ("script", "saves"), ("torchrun.py", "deaf")])
+def test_what_is_killed_outright_takes_the_ranks_with_it(checkout, victim, outcome):
+    process = checkout.popen(LOCAL, after="export RUN_NAME=killed", TRIAL_0=outcome)
+    wait_until((checkout.logdir / "killed" / "running_0" / "result_0.txt").exists)
+    if victim == "script":
+        process.kill()
+    else:
+        subprocess.run(["pkill", "-KILL", "-f", f"^[^ ]*bash {checkout.root.parent}/bin/python .*{victim}"], check=True)
+    process.communicate(timeout=240)
+    wait_until(lambda: not processes(checkout.root), 60)
+    assert (checkout.logdir / "killed" / "running_0" / "saved").exists() == (outcome == "saves"), (
+        "asked before it is killed"
+    )
+
+
 def test_each_trial_has_a_seed_of_its_own(checkout):
     checkout.run(LOCAL, after="export NEXP=2 SEED=5")
     assert [rank["SEED"] for rank in checkout.ranks() if rank["RANK"] == "0"] == ["5", "6"]

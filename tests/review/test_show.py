@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from review.__main__ import main
-from review.league.borrowed import describe, same_hyperparameters
+from review.league.entries import describe_same, same_hyperparameters
 from review.results.score import load_results
 from review.show import print_text
 
@@ -42,6 +42,17 @@ def test_a_failing_run_shows_its_reason_at_every_width(width, submission, writer
     shown = rendered(submission, width)
     assert shown.count("no eval_accuracy satisfies the target") == 1
     assert "; the highest is 0.7" in shown
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("target", "every"), [(0, 5000), (0.72, 0)])
+def test_a_run_without_a_target_is_held_to_no_rule_of_results(width, target, every, submission, writer):
+    evaluate = {"target": target, "every_samples": every, "initial": False}
+    writer(target=0.7).write(submission / "result_3.txt")
+    (submission / "config.json").write_text(json.dumps({"evaluate": evaluate}))
+    shown = rendered(submission, width)
+    assert "  pretraining to the last step: without a target there is no score" in " ".join(shown.splitlines())
+    assert not re.search("eval_accuracy|unofficial|of 10 runs|fails", shown)
 
 
 @pytest.mark.parametrize("width", range(75, 160, 7))
@@ -96,7 +107,7 @@ def test_the_published_result_with_the_same_hyperparameters_is_named(submission,
     for index, path in enumerate(sorted(submission.glob("result_*.txt"))):
         writer(seed=index).change("opt_base_learning_rate", value=0.000425).write(path)
     (result,) = load_results(submission)
-    assert describe(result) is None
+    assert describe_same(result) is None
     for index, path in enumerate(sorted(submission.glob("result_*.txt"))):
         writer(seed=index).write(path)
     (result,) = load_results(submission)

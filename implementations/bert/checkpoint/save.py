@@ -49,8 +49,12 @@ class Config:
         if self.init_optimizer and self.init_checkpoint is None:
             raise ConfigError("INIT_OPTIMIZER=1 needs INIT_CHECKPOINT")
         if self.init_checkpoint is not None and not self.init_checkpoint.is_file():
-            what = "no step_* and no model.safetensors in it" if self.init_checkpoint.is_dir() else "no such file"
-            raise ConfigError(f"INIT_CHECKPOINT={self.init_checkpoint}: {what}")
+            path = self.init_checkpoint
+            what = "no step_* and no model.safetensors in it" if path.is_dir() else "no such file"
+            if not path.exists() and not path.is_absolute() and not path.suffix and len(path.parts) < 3:
+                fetch = f"hf download {path} --local-dir {path.name}"
+                what += f" or folder; a model of the Hub is not fetched: {fetch}, then INIT_CHECKPOINT={path.name}"
+            raise ConfigError(f"INIT_CHECKPOINT={path}: {what}")
 
 
 def save_checkpoint(config: Config, step: int, state: dict[str, Any]) -> Path:
@@ -60,8 +64,7 @@ def save_checkpoint(config: Config, step: int, state: dict[str, Any]) -> Path:
     path = config.directory / f"step_{step:010d}.pt"
     with whole_file(path) as partial, open(partial, "wb") as file:
         torch.save(state, file)
-    for old in sorted(config.directory.glob("step_*.pt"))[: -config.keep]:
-        old.unlink()
+    sharded.prune(config.directory, config.keep)
     return path
 
 

@@ -70,11 +70,20 @@ class Part:
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
-        for old in sorted(directory.glob(f"step_*/{INDEX}"))[:-keep]:
-            shutil.rmtree(old.parent)
-        for left_over in directory.glob(".step_*.*"):  # of a run that was killed
-            shutil.rmtree(left_over, ignore_errors=True)
+        prune(directory, keep)
         return path
+
+
+def prune(directory: Path, keep: int) -> None:
+    """Removes all complete checkpoints but the newest ``keep`` of all kinds, and what killed runs have left over."""
+    kinds = [directory.glob(pattern) for pattern in ("step_*.pt", f"step_*/{INDEX}", "deepspeed_*/bert.pt")]
+    found = [path if path.parent == directory else path.parent for kind in kinds for path in kind]
+    old = sorted(found, key=lambda path: path.stem.rpartition("_")[2])[:-keep]
+    for path in [*old, *directory.glob(".step_*.*"), *directory.glob(".deepspeed_*.*")]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=path.name.startswith("."))
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _file_name(rank: int) -> str:

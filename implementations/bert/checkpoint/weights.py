@@ -159,6 +159,16 @@ def copy_weights(
             target.zero_()
             target = target[: len(source)]
         target.copy_(source)
+    check_finite(((name, parameters[name]) for name in parameters.keys() & tensors.keys()), path)
+
+
+def check_finite(tensors: Iterable[tuple[str, Tensor]], path: Path | None) -> None:
+    """Raises ConfigError naming one that holds NaN or infinity."""
+    for name, tensor in tensors:
+        if not tensor.isfinite().all():
+            raise ConfigError(
+                f"{path}: {name} holds NaN or infinity: start from other weights, or from an earlier checkpoint"
+            )
 
 
 def _raise_misfits(

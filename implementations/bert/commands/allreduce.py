@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import os
 import platform
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as distributed
 
 from bert.core import dist, rundir
+from bert.core.dist import World
 from bert.core.env import ConfigError, env, from_env
 from bert.core.process import hard_exit
 from bert.kernels import Config as KernelsConfig
@@ -96,81 +98,66 @@ def roll_call(store: distributed.Store, rank: int, world_size: int, seconds: flo
         time.sleep(0.05)
 
 
-def measure(num_bytes: int, rank: int, world_size: int, device: torch.device) -> float:
+def measure(num_bytes: int, world: World) -> float:
     """Seconds of one all-reduce of ``num_bytes``, after one whose sums were verified.
 
     Raises AllReduceError for a wrong sum.
     """
-    total = pattern(num_bytes // 4 // PERIOD * PERIOD, rank, device)
-    distributed.all_reduce(total)
-    wrong = wrong_elements(total, world_size)
+    total = world.sum(pattern(num_bytes // 4 // PERIOD * PERIOD, world.rank, world.device))
+    wrong = wrong_elements(total, world.size)
     if len(wrong):
         first = int(wrong[0])
         raise AllReduceError(
-            f"rank {rank} on {platform.node()}: {len(wrong)} of {len(total)} sums of an all-reduce are wrong, "
-            f"element {first} is {total[first]:g} instead of {expected(world_size, device)[first % PERIOD]:g}"
+            f"rank {world.rank} on {platform.node()}: {len(wrong)} of {len(total)} sums of an all-reduce are wrong, "
+            f"element {first} is {total[first]:g} instead of {expected(world.size, world.device)[first % PERIOD]:g}"
         )
     total.zero_()
-    _wait(device)
+    world.barrier()
     start = time.perf_counter()
     for _ in range(TIMED):
-        distributed.all_reduce(total)
-    _wait(device)
+        world.sum(total)
+    world.barrier()
     return (time.perf_counter() - start) / TIMED
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    distributed.barrier()
-
-
-def _connect(config: Config, device: torch.device) -> None:
+def connect(config: Config) -> World:
     """Roll call, then the process group on the same store."""
-    timeout = datetime.timedelta(seconds=config.timeout_seconds)
-    rank, size = config.dist.rank, config.dist.world_size
-    listens = rank == 0 and not config.agent_store
+    rank, size, seconds = config.dist.rank, config.dist.world_size, config.timeout_seconds
     try:
         store: distributed.Store = distributed.TCPStore(
-            config.master_addr, config.master_port, size, listens, timeout=timeout, wait_for_workers=False
-        )
+            config.master_addr, config.master_port, size, rank == 0 and not config.agent_store,
+            timeout=datetime.timedelta(seconds=seconds), wait_for_workers=False,
+        )  # fmt: skip
     except (RuntimeError, ValueError) as error:
         raise AllReduceError(
             f"rank {rank} on {platform.node()} does not reach rank 0 at {config.master_addr}:{config.master_port}: "
             f"{str(error).splitlines()[0]}"
         ) from None
     store = distributed.PrefixStore("allreduce", store)
-    roll_call(store, rank, size, config.timeout_seconds)
-    backend = config.dist.backend
-    if backend == "auto":
-        backend = "nccl" if device.type == "cuda" else "gloo"
-    distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    roll_call(store, rank, size, seconds)
+    return World(dataclasses.replace(config.dist, timeout_seconds=seconds), store)
 
 
 def run(config: Config) -> None:
     """The whole test on this rank. Raises AllReduceError."""
-    rank, size = config.dist.rank, config.dist.world_size
-    device = dist.pick_device(config.dist)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    _connect(config, device)
-    sizes = (*GPU_SIZES, gradient_bytes(config)) if device.type == "cuda" else CPU_SIZES
-    bandwidth = 0.0
-    for num_bytes in sizes:
-        seconds = measure(num_bytes, rank, size, device)
-        bandwidth = bus_bandwidth(num_bytes, seconds, size)
-        if rank == 0:
-            print(
-                f"all-reduce of {size} ranks ({distributed.get_backend()}): {num_bytes / MIB:4.0f} MiB in "
-                f"{seconds * 1e3:9.3f} ms, bus bandwidth {bandwidth:8.2f} GB/s, all sums right",
-                flush=True,
+    with connect(config) as world:
+        sizes = (*GPU_SIZES, gradient_bytes(config)) if world.device.type == "cuda" else CPU_SIZES
+        bandwidth = 0.0
+        for num_bytes in sizes:
+            seconds = measure(num_bytes, world)
+            bandwidth = bus_bandwidth(num_bytes, seconds, world.size)
+            if world.is_main:
+                backend = distributed.get_backend() if world.joined else "alone"
+                print(
+                    f"all-reduce of {world.size} ranks ({backend}): {num_bytes / MIB:4.0f} MiB in "
+                    f"{seconds * 1e3:9.3f} ms, bus bandwidth {bandwidth:8.2f} GB/s, all sums right",
+                    flush=True,
+                )
+        if bandwidth < config.min_bandwidth:
+            raise AllReduceError(
+                f"the bus bandwidth of all-reduce is {bandwidth:.2f} GB/s, "
+                f"below NCCL_TEST_MIN_GBPS={config.min_bandwidth:g}"
             )
-    if bandwidth < config.min_bandwidth:
-        raise AllReduceError(
-            f"the bus bandwidth of all-reduce is {bandwidth:.2f} GB/s, "
-            f"below NCCL_TEST_MIN_GBPS={config.min_bandwidth:g}"
-        )
-    distributed.destroy_process_group()
 
 
 def main(environ: Mapping[str, str]) -> int:
@@ -198,10 +185,8 @@ def main(environ: Mapping[str, str]) -> int:
         said += f" hangs in an all-reduce after {config.timeout_seconds} s; NCCL_DEBUG=INFO shows the interfaces in use"
     elif not failure:
         return 0
-    elif isinstance(failure[0], AllReduceError):
-        said = str(failure[0])
     else:
-        said += f": {type(failure[0]).__name__}: {failure[0]}"
+        said = str(failure[0]) if isinstance(failure[0], AllReduceError) else f"{said}: {failure[0]!r}"
     return rundir.fail(run_config, PROGRAM, said, 1)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,17 +56,32 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
     samples = options.samples or (config.evaluate.num_examples if given else None)
     if samples is not None and samples < 1:
         raise ConfigError(f"--samples {samples}: expected at least 1")
-    evaluator = CheckpointEvaluator(config, samples, options.bert_config)
-    table = Table(options.json, len(options.paths) > 1)
+    evaluator, paths = CheckpointEvaluator(config, samples, options.bert_config), options.paths
     if options.watch:
-        if len(options.paths) > 1:
+        if len(paths) > 1:
             raise ConfigError("--watch follows one run: give one PATH")
         target = config.evaluate.target if environ.get("TARGET_MLM_ACCURACY", "").strip() else 0.0
-        watch(options.paths[0], evaluator, table, target)
-        return 0
-    for place in options.paths:
-        for path in trained.find(place) or [trained.newest(place)]:
-            table.add(evaluator(path)[1])
+        results = watch(paths[0], evaluator, target)
+    else:
+        found = (path for place in paths for path in trained.find(place) or [trained.newest(place)])
+        results = (evaluator(path)[1] for path in found)
+    for number, figures in enumerate(results):
+        if options.json:
+            print(json.dumps(figures), flush=True)
+            continue
+        if number == 0:
+            titles = ("accuracy", "mlm loss", "nsp loss", "nsp accuracy", "sequences/s")
+            print(f"{'checkpoint':<18}  {'steps':>9}  " + "  ".join(f"{title:>12}" for title in titles))
+        path, steps = Path(figures["checkpoint"]), figures["steps"]
+        cells = "  ".join(f"{figures[column]:>12.5f}" for column in _COLUMNS)
+        print(
+            f"{path.name if len(paths) == 1 else path!s:<18}  {'-' if steps is None else f'{steps:,}':>9}  {cells}  "
+            f"{figures['sequences_per_second']:>12.1f}",
+            flush=True,
+        )
+        if "initial_checkpoint" in figures:
+            verdict = "met" if figures["initial_checkpoint"] else "not met: these are not the benchmark's weights"
+            print(f"{INITIAL} +- {TOLERANCE} is expected of the benchmark's initial checkpoint: {verdict}", flush=True)
     return 0
 
 
@@ -111,36 +126,10 @@ class CheckpointEvaluator:
         return source, figures
 
 
-class Table:
-    """Prints a line a checkpoint, as text or as JSON."""
+def watch(path: Path, evaluator: CheckpointEvaluator, target: float) -> Iterator[dict[str, Any]]:
+    """Figures of checkpoints as they appear, newest first, until one is the last of its run or reaches the target.
 
-    def __init__(self, as_json: bool, whole_paths: bool) -> None:
-        """whole_paths: checkpoints of several runs have the same names."""
-        self.as_json, self.whole_paths, self.width = as_json, whole_paths, 0
-
-    def add(self, figures: Mapping[str, Any]) -> None:
-        """Prints one checkpoint's line, and the heading before the first."""
-        if self.as_json:
-            print(json.dumps(figures), flush=True)
-            return
-        path = figures["checkpoint"]
-        name = path if self.whole_paths else Path(path).name
-        if not self.width:
-            self.width = max(len(name), 10)
-            titles = ("accuracy", "mlm loss", "nsp loss", "nsp accuracy", "sequences/s")
-            print(f"{'checkpoint':<{self.width}}  {'steps':>9}  " + "  ".join(f"{title:>12}" for title in titles))
-        steps = "-" if figures["steps"] is None else f"{figures['steps']:,}"
-        cells = "  ".join(f"{figures[column]:>12.5f}" for column in _COLUMNS)
-        print(f"{name:<{self.width}}  {steps:>9}  {cells}  {figures['sequences_per_second']:>12.1f}", flush=True)
-        if "initial_checkpoint" in figures:
-            verdict = "met" if figures["initial_checkpoint"] else "not met: these are not the benchmark's weights"
-            print(f"{INITIAL} +- {TOLERANCE} is expected of the benchmark's initial checkpoint: {verdict}", flush=True)
-
-
-def watch(path: Path, evaluator: CheckpointEvaluator, table: Table, target: float) -> None:
-    """Evaluates checkpoints as they appear, the newest first, until one is the last of its run or reaches the target.
-
-    A checkpoint that its run removes before its turn is left out.
+    A checkpoint that its run removes before its turn is skipped.
     """
     seen: set[Path] = set()
     while True:
@@ -155,7 +144,7 @@ def watch(path: Path, evaluator: CheckpointEvaluator, table: Table, target: floa
             if waiting[-1].exists():
                 raise
             continue
-        table.add(figures)
+        yield figures
         if source.ended or 0 < target <= figures["accuracy"]:
             word = "the run is over" if source.ended else f"the target {target} is reached"
             print(f"{word}: {source.path}", file=sys.stderr)

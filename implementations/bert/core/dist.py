@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
+import platform
+import threading
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from bert.core.env import ConfigError, env
+from bert.core.env import ConfigError, announce, env
 
 # PyTorch 2.13 gave them new names.
 _REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
@@ -18,10 +24,11 @@ _ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all
 
 
 POLL_SECONDS = 1e-4
+PATIENCE = 10.0  # seconds that a rank whose collective failed waits for the others to say the same
 
 
 class HangError(RuntimeError):
-    """A collective timed out. The message is for the user."""
+    """A collective timed out, or lost a peer. The message is for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,17 +109,54 @@ class World:
         if self.joined:
             backend = config.backend if config.backend != "auto" else ("nccl" if use_cuda else "gloo")
             timeout = datetime.timedelta(seconds=config.timeout_seconds)
+            announce("TORCH_FR_BUFFER_SIZE", "2000")  # PyTorch's flight recorder notes the collectives
             distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
+            self.store = distributed.distributed_c10d._get_default_store()
+            self.store.set(f"node/{self.rank}", platform.node())
 
     def __enter__(self) -> World:
         return self
 
-    def __exit__(self, exception_type: object, *_: object) -> None:
-        # After an error the peers may be gone: a clean shutdown would wait for them.
-        if self.joined and exception_type is None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        """Raises HangError, which names who did not come, for an error of a collective."""
+        if self.joined and error is None:
             if distributed.group.WORLD is not None:
                 _left.append(distributed.group.WORLD)
             distributed.destroy_process_group()
+        elif self.joined and (isinstance(error, (HangError, distributed.DistError)) or "/gloo/" in str(error)):
+            # The peers may be gone: a clean shutdown would wait for them. And where the store's node hangs, its answer
+            # never comes: a thread asks.
+            absent = ["rank 0, or the node with the store of the ranks"]
+            asking = threading.Thread(target=lambda: absent.insert(0, self._absent()), daemon=True)
+            asking.start()
+            asking.join(2 * PATIENCE)
+            reason = str(error).splitlines()[0].rpartition("] ")[2]
+            raise HangError(
+                f"{absent[0]} did not come to a collective, DIST_TIMEOUT={self.timeout_seconds} s ({reason}): ended, "
+                "stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow"
+            ) from error
+
+    def _absent(self) -> str:
+        """Tells the others that this rank waits in vain, and waits for them to say so: who does not, with nodes."""
+        self.store.set(f"waits/{self.rank}", "")
+        # Rank 0, which may hold the store, is the last to give up.
+        deadline, everyone = time.monotonic() + PATIENCE / (2 if self.rank else 1), [*range(self.size)]
+        while not self._wait(everyone) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        absent, unknown = [], [everyone]
+        while unknown:  # by halves: most have come
+            ranks = unknown.pop()
+            half = len(ranks) // 2
+            if not self._wait(ranks):
+                absent += [] if half else ranks
+                unknown += [ranks[half:], ranks[:half]] if half else []
+        named = [f"rank {rank} on {self.store.get(f'node/{rank}').decode()}" for rank in absent[:8]]
+        named += [f"{len(absent) - 8} more"] if absent[8:] else []
+        return ", ".join(named) or "each rank waits: the others"
+
+    def _wait(self, ranks: list[int]) -> bool:
+        """Whether all of these have told that they wait in vain."""
+        return bool(self.store.check([f"waits/{rank}" for rank in ranks]))
 
     @property
     def is_main(self) -> bool:
@@ -189,6 +233,32 @@ class World:
         tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
         distributed.broadcast(tensor, 0)
         return int(tensor.item())
+
+    def agree(self, facts: Mapping[str, Any], cure: str) -> None:
+        """Raises ConfigError, on every rank, that names ranks and nodes with another fact than most, and which.
+
+        A collective: of one digest, and of the facts only where it differs. cure: ends the message.
+        """
+        said = {name: repr(value) for name, value in facts.items()}
+        digest = hashlib.blake2b(repr(sorted(said.items())).encode(), digest_size=7).digest()
+        mine = torch.tensor([int.from_bytes(digest, "little")], dtype=torch.int64, device=self.device)
+        everyones = mine.repeat(self.size)
+        if work := self.all_gather(everyones, mine):
+            work.wait()
+        if bool((everyones == mine).all()):
+            return
+        told: list[Any] = [None] * self.size
+        distributed.all_gather_object(told, (platform.node(), said))
+        odd = []
+        for name in dict.fromkeys(name for _, facts_of in told for name in facts_of):
+            values = [facts_of.get(name, "nothing") for _, facts_of in told]
+            (usual, _), *others = Counter(values).most_common()
+            for rank, value in enumerate(values if others else ()):
+                if value != usual:
+                    rest = f"{value:.80}, and rank {values.index(usual)} {usual:.80}"
+                    odd.append(f"rank {rank} on {told[rank][0]} has {name}={rest}")
+        more = f"; and {len(odd) - 3} more" if len(odd) > 3 else ""
+        raise ConfigError(f"ranks differ: {'; '.join(odd[:3])}{more}: {cure}")
 
     def any(self, flag: bool) -> bool:
         """True on every process when it is true on one."""

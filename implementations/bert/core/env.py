@@ -13,13 +13,15 @@ expected. This is the only module of the package that reads the environment.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
+import operator
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,8 +56,7 @@ class Variable:
         if self.choices:
             return "one of " + ", ".join(self.choices)
         words = {int: "an integer", float: "a number", bool: "0 or 1", Path: "a path", str: "text"}[kind]
-        limits = [("at least", self.at_least), ("at most", self.at_most), ("above", self.above), ("below", self.below)]
-        return ", ".join([words, *(f"{word} {limit:g}" for word, limit in limits if limit is not None)])
+        return ", ".join([words, *(f"{name.replace('_', ' ')} {limit:g}" for name, _, limit in self._limits())])
 
     def meant(self, text: str) -> str:
         """The choice that is most like a text, whatever its case and punctuation; none: empty."""
@@ -65,14 +66,13 @@ class Variable:
 
     def allows(self, value: Any) -> bool:
         """Whether a value of the right type is one of the choices and within the limits."""
-        if self.choices and value not in self.choices:
-            return False
-        return (
-            (self.at_least is None or value >= self.at_least)
-            and (self.at_most is None or value <= self.at_most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
+        return (not self.choices or value in self.choices) and all(
+            is_within(value, limit) for _, is_within, limit in self._limits()
         )
+
+    def _limits(self) -> list[tuple[str, Callable[[Any, Any], bool], float]]:
+        limits = (("at_least", operator.ge), ("at_most", operator.le), ("above", operator.gt), ("below", operator.lt))
+        return [(name, test, getattr(self, name)) for name, test in limits if getattr(self, name) is not None]
 
 
 def env(name: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
@@ -83,16 +83,29 @@ def env(name: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
     return dataclasses.field(default=default, metadata={"env": Variable(name=name, **limits)})
 
 
-def variables(config_class: type) -> Iterator[tuple[dataclasses.Field[Any], Variable, type, bool]]:
-    """Yields (field, variable, plain type, optional?) for every variable a Config class and its nested Configs read."""
+def variables(config_class: type) -> Iterator[tuple[dataclasses.Field[Any], Variable, type]]:
+    """Yields (field, variable, plain type) for every variable a Config class and its nested Configs read."""
     hints = typing.get_type_hints(config_class)
     for field in dataclasses.fields(config_class):
         kind = hints[field.name]
         if dataclasses.is_dataclass(kind):
             yield from variables(typing.cast(type, kind))
         elif "env" in field.metadata:
-            plain, optional = _plain_type(kind)
-            yield field, field.metadata["env"], plain, optional
+            yield field, field.metadata["env"], _plain_type(kind)
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """The values of a Config and its nested ones by variable; without paths, which may move."""
+    found: dict[str, Any] = {}
+    paths = {variable.name for _, variable, kind in variables(type(config)) if kind is Path}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        variable: Variable | None = field.metadata.get("env")
+        if dataclasses.is_dataclass(value):
+            found |= settings(value)
+        elif variable is not None and variable.name not in paths:
+            found[variable.name] = value
+    return found
 
 
 def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT:
@@ -111,51 +124,36 @@ def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT
     return config_class(**values)
 
 
-def values(config: Any) -> dict[str, Any]:
-    """The value of every variable of a Config and its nested Configs, by the variable's name; paths as text."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            found |= values(value)
-        elif "env" in field.metadata:
-            found[field.metadata["env"].name] = str(value) if isinstance(value, Path) else value
-    return found
-
-
 def announce(name: str, value: str) -> None:
     """Sets a variable of this process that a library insists on reading, unless it is set."""
     os.environ.setdefault(name, value)
 
 
-def _plain_type(hint: Any) -> tuple[type, bool]:
-    """Splits ``int | None`` into (int, True) and ``int`` into (int, False)."""
+def _plain_type(hint: Any) -> type:
+    """int of ``int | None``, and of ``int``."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         inner = [part for part in typing.get_args(hint) if part is not type(None)]
         assert len(inner) == 1, f"unsupported field type {hint}"
-        return inner[0], True
-    return hint, False
+        return typing.cast(type, inner[0])
+    return typing.cast(type, hint)
 
 
 def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) -> Any:
     variable: Variable = field.metadata["env"]
-    kind, _ = _plain_type(hint)
+    kind = _plain_type(hint)
     text = environ.get(variable.name, "").strip()
     if not text:
         if field.default is dataclasses.MISSING:
             cure = f"export {variable.name}=..., or source a config that has it"
             raise ConfigError(f"{variable.name} is not set: expected {variable.expectation(kind)}; {cure}")
         return field.default
-    try:
+    with contextlib.suppress(KeyError, ValueError, OverflowError):
         value = _parse(text, kind)
-        allowed = variable.allows(value)
-    except (KeyError, ValueError, OverflowError):
-        allowed = False
-    if not allowed:
-        meant = variable.meant(text)
-        hint = f"; did you mean {meant}?" if meant else ""
-        raise ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}{hint}")
-    return value
+        if variable.allows(value):
+            return value
+    meant = variable.meant(text)
+    hint = f"; did you mean {meant}?" if meant else ""
+    raise ConfigError(f"{variable.name}={text!r}: expected {variable.expectation(kind)}{hint}")
 
 
 def _parse(text: str, kind: type) -> Any:

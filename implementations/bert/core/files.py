@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+unfinished: set[Path] = set()  # being written by this process, for who ends it in the middle
+
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
@@ -17,6 +19,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     Raises OSError where that cannot be done.
     """
     partial = path.with_name(f".{path.name}.partial")
+    unfinished.add(partial)
     try:
         yield partial
         sync(partial)
@@ -25,6 +28,8 @@ def whole_file(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             partial.unlink(missing_ok=True)  # on a full disk the next attempt needs its room
         raise
+    finally:
+        unfinished.discard(partial)
     sync(path.parent)
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NoReturn
+
+from bert.core.env import ConfigError, from_env
 
 
 def hard_exit(status: int) -> NoReturn:
@@ -16,6 +20,31 @@ def hard_exit(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def run_and_exit(main: Callable[[], int]) -> NoReturn:
+    """``hard_exit`` with the status of ``main``. A reader of its output, such as head, may have seen enough."""
+    try:
+        try:
+            status = main()
+        except SystemExit as ended:  # argparse's: 0 of --help, 2 of a wrong word
+            status = int(ended.code or 0)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    hard_exit(status)
+
+
+def refuse(program: str, error: ConfigError, environ: Mapping[str, str]) -> int:
+    """Says in one line what is wrong in a command line, in RUN_DIR for the launcher too; returns the exit status."""
+    if environ.get("RUN_DIR"):
+        from bert.core import rundir  # with PyTorch, which takes seconds
+
+        with suppress(ConfigError):  # of TRIAL
+            return rundir.fail(from_env(rundir.Config, environ), program, str(error), 2)
+    print(f"{program}: error: {error}", file=sys.stderr)
+    return 2
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import platform
@@ -16,10 +18,12 @@ from typing import Any
 
 import torch
 
-from bert.core.env import ConfigError, env
+from bert.core.env import ConfigError, env, settings
 from bert.core.files import write_text
 
 _PACKAGES = ("triton", "numpy", "h5py", "mlperf-logging")  # besides torch, whose metadata lack the build (+cu130)
+
+_OWN = ("RANK", "LOCAL_RANK", "OMP_NUM_THREADS")  # may differ between the ranks of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,18 @@ def check_same(result: Path, known: Mapping[str, Any] | None, mine: Mapping[str,
         raise ConfigError(f"{result} {said}: use the same settings and data, or another RUN_NAME")
 
 
+def shared_facts(tree: Any) -> dict[str, Any]:
+    """What all ranks of a run must have alike, for World.agree: settings, PyTorch's version and our code.
+
+    What lies at a path is compared where it is read.
+    """
+    facts = {name: value for name, value in settings(tree).items() if name not in _OWN}
+    root, code = Path(__file__).resolve().parents[2], hashlib.blake2b(digest_size=8)
+    for path in sorted(path for package in ("bert", "certify", "finetune") for path in (root / package).rglob("*.py")):
+        code.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return facts | {"code": code.hexdigest(), "torch": torch.__version__}
+
+
 def write_error(config: Config, reason: str) -> None:
     """Leaves the reason of a failure for the launcher; the first one stands."""
     if config.run_dir is None:
@@ -73,6 +89,15 @@ def write_error(config: Config, reason: str) -> None:
             file.write(reason + "\n")
     except OSError:
         pass  # The reason is on stderr as well; a full disk must not hide it behind a second error.
+
+
+def write_collectives(config: Config) -> None:
+    """RUN_DIR/collectives_<TRIAL>_rank_<RANK>.json: what PyTorch's flight recorder knows of this rank's last ones."""
+    recorded = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+    if config.run_dir is not None and recorded is not None:
+        with contextlib.suppress(OSError):
+            name = f"collectives_{config.trial}_rank_{torch.distributed.get_rank()}.json"
+            (config.run_dir / name).write_bytes(recorded())
 
 
 def fail(config: Config, program: str, reason: str, status: int) -> int:

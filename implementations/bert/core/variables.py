@@ -181,7 +181,7 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
 
 def check_read(given: Iterable[str], *configs: type) -> None:
     """Raises ConfigError for a variable given as an option that none of a program's Configs reads."""
-    read = {variable.name for config in configs for _, variable, _, _ in variables(config)}
+    read = {variable.name for config in configs for _, variable, _ in variables(config)}
     for name in given:
         if name not in read:
             raise ConfigError(f"--{name.lower().replace('_', '-')}: {name} is not read here: leave it out")

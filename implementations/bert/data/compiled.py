@@ -31,6 +31,13 @@ def compiled(function: Function) -> Function:
     return _compile(function, None)
 
 
+def is_first(function: Function) -> bool:
+    """Whether the function has to be compiled, not read from disk; says so, for who would wait without a word."""
+    if first := not is_kept(function):
+        print("compiling; this is done on the first run only, and can take a minute", file=sys.stderr)
+    return first
+
+
 def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
     """As ``compiled``, at once and for these argument types only, or each of several tuples of them: no later call
     waits for the compiler."""

@@ -100,6 +100,8 @@ def write_records(path: str | os.PathLike[str], records: Records, metadata: Meta
     metadata = _with_digests(records, metadata)
     attributes = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(metadata)}
     attributes["source"] = json.dumps(metadata.source)
+    if not -(2**63) <= metadata.random_seed < 2**63:  # more than a number of HDF5 holds; Python's generator takes it
+        attributes["random_seed"] = str(metadata.random_seed)
     layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -125,25 +127,21 @@ def check_structure(path: str | os.PathLike[str], records: Records, metadata: Me
     Raises:
         DataError: they do not.
     """
-    num_sequences = records.num_sequences
-    ends = [
-        ("sequence_offsets", records.sequence_offsets, num_sequences, len(records.input_ids)),
-        ("masked_lm_offsets", records.masked_lm_offsets, num_sequences, len(records.masked_lm_ids)),
-    ]
-    if records.row_offsets is not None:
-        ends.append(("row_offsets", records.row_offsets, len(records.row_offsets) - 1, num_sequences))
-    problem = None
-    for name, offsets, count, end in ends:
-        if len(offsets) < 1 or len(offsets) != count + 1:
-            problem = f"{name} has {len(offsets)} entries, expected {count + 1}"
-        elif offsets[0] != 0 or offsets[-1] != end:
-            problem = f"{name} runs from {offsets[0]} to {offsets[-1]}, expected 0 to {end}"
-    if len(records.segment_b_start) != num_sequences:
-        problem = f"segment_b_start has {len(records.segment_b_start)} entries, expected {num_sequences}"
-    if len(records.masked_lm_positions) != len(records.masked_lm_ids):
-        problem = f"it has {len(records.masked_lm_positions)} masked positions, {len(records.masked_lm_ids)} masked ids"
-    if metadata.max_seq_length < 1:
-        problem = f"max_seq_length is {metadata.max_seq_length}"
+    count, num_masked = records.num_sequences, len(records.masked_lm_ids)
+    ends = {"sequence_offsets": len(records.input_ids), "masked_lm_offsets": num_masked, "row_offsets": count}
+    sizes = {
+        "sequence_offsets": count + 1, "masked_lm_offsets": count + 1, "row_offsets": records.num_rows + 1,
+        "segment_b_start": count, "masked_lm_positions": num_masked,
+    }  # fmt: skip
+    problem = f"max_seq_length is {metadata.max_seq_length}" if metadata.max_seq_length < 1 else ""
+    for name, size in sizes.items():
+        array = getattr(records, name)
+        if array is None:
+            continue
+        if len(array) != size or size < (name in ends):
+            problem = f"{name} has {len(array)} entries, expected {size}"
+        elif name in ends and (array[0] != 0 or array[-1] != ends[name]):
+            problem = f"{name} runs from {array[0]} to {array[-1]}, expected 0 to {ends[name]}"
     if problem:
         raise DataError(f"{path} is inconsistent: {problem}; prepare it again")
 

@@ -18,10 +18,7 @@ from bert.data.batch import PretrainingBatch, PretrainingCapacity, gather_batch
 from bert.data.masking import DynamicMasks, MaskTokens, margin
 from bert.data.records import DataError
 from bert.data.sampler import (
-    Batching,
-    BinBatching,
     Chosen,
-    ExchangeBatching,
     OnlineBatching,
     RowBatching,
     RowSource,
@@ -46,27 +43,17 @@ class Config:
     gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, doc="micro-batches accumulated into one step")
     packing_factor: int = env("PACKING_FACTOR", 1, at_least=1, doc="sequences a row counts for: 2 for packed Wikipedia")
     max_seq_length: int = env("MAX_SEQ_LENGTH", 512, at_least=8, doc="tokens of a row at most")
-    batching: str = env(
-        "BATCHING",
-        "rows",
-        choices=("rows", "online", "bins"),
-        doc="rows as they are, packed in training, or by bins",
-    )
+    batching: str = env("BATCHING", "rows", choices=("rows", "online", "bins"),
+                        doc="rows as they are, packed in training, or by bins")  # fmt: skip
     max_sequences_per_row: int = env("MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most")
     online_buffer: int = env("ONLINE_BUFFER", 512, at_least=16, doc="sequences to choose from with BATCHING=online")
     bin_counts: str = env("BIN_COUNTS", "", doc="sequences of each bin in a micro-batch, as 6:3:2:5; unset: by share")
-    exchange_group: int = env(
-        "EXCHANGE_GROUP", 1, at_least=1, doc="ranks that balance sequence lengths among themselves; 1: off"
-    )
-    masking: str = env(
-        "MASKING",
-        "static",
-        choices=("static", "dynamic"),
-        doc="masks of the records, or new per epoch (open division)",
-    )
-    loader: str = env(
-        "DATA_LOADER", "thread", choices=("thread", "dali"), doc="what brings batches to the GPU: thread or NVIDIA DALI"
-    )
+    exchange_group: int = env("EXCHANGE_GROUP", 1, at_least=1,
+                              doc="ranks that balance sequence lengths among themselves; 1: off")  # fmt: skip
+    masking: str = env("MASKING", "static", choices=("static", "dynamic"),
+                       doc="masks of the records, or new per epoch (open division)")  # fmt: skip
+    loader: str = env("DATA_LOADER", "thread", choices=("thread", "dali"),
+                      doc="what brings batches to the GPU: thread or NVIDIA DALI")  # fmt: skip
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that contradict each other."""
@@ -113,25 +100,20 @@ def open_source(config: Config, vocab_size: int) -> RowSource:
     return Shards([path for files in bins for path in files], config.max_seq_length, [len(files) for files in bins])
 
 
-def make_batching(source: RowSource, sampler: Sampler, config: Config) -> Batching:
+def make_batching(source: RowSource, sampler: Sampler, config: Config) -> RowBatching | OnlineBatching:
     """The micro-batches of each step. Raises DataError or ConfigError where the settings do not fit the data."""
+    group, is_packed = config.exchange_group, source[0].row_offsets is not None
     if config.batching == "online":
-        if source[0].row_offsets is not None:
+        if is_packed:
             raise DataError("BATCHING=online packs records that are not packed, and these are: use BATCHING=rows")
         limits = config.max_seq_length, config.max_sequences_per_row, config.online_buffer
         return OnlineBatching(source, sampler, config.batch_size, *limits)
-    batching: Batching = RowBatching(source, sampler, config.batch_size)
-    if config.batching == "bins":
-        batching = BinBatching(source, sampler, bin_counts(source, config.bin_counts, config.batch_size))
-    if config.exchange_group == 1:
-        return batching
-    if sampler.world_size % config.exchange_group:
-        raise ConfigError(
-            f"EXCHANGE_GROUP={config.exchange_group}: expected a divisor of the {sampler.world_size} ranks"
-        )
-    if source[0].row_offsets is not None:
-        raise DataError("EXCHANGE_GROUP deals records that are not packed, and these are: use EXCHANGE_GROUP=1")
-    return ExchangeBatching(batching, source, sampler.rank, config.exchange_group)
+    if sampler.world_size % group:
+        raise ConfigError(f"EXCHANGE_GROUP={group}: expected a divisor of the {sampler.world_size} ranks")
+    if is_packed and group > 1:
+        raise DataError("EXCHANGE_GROUP needs records that are not packed, and these are: use EXCHANGE_GROUP=1")
+    counts = bin_counts(source, config.bin_counts, config.batch_size) if config.batching == "bins" else []
+    return RowBatching(source, sampler, config.batch_size, counts, group)
 
 
 def open_masks(

@@ -53,14 +53,14 @@ class MaskTokens:
             raise DataError(f"MASKING=dynamic needs the vocabulary {path}: {reason}") from None
         if vocab_md5 and hashlib.md5(data).hexdigest() != vocab_md5:
             raise DataError(f"MASKING=dynamic: the training data were made with another vocabulary than {path}")
-        lines = data.decode("utf-8", "ignore").split("\n")
+        lines = data.decode("utf-8", "ignore").removesuffix("\n").split("\n")
         ids: dict[str, int] = {}
-        for line in lines if lines[-1] else lines[:-1]:
-            ids.setdefault(line.strip(), len(ids))
+        for number, line in enumerate(lines):  # as WordPiece numbers them, also where a word is there twice
+            ids.setdefault(line.strip(), number)
         missing = [token for token in ("[CLS]", "[SEP]", "[MASK]") if token not in ids]
         if missing:
             raise DataError(f"{path}: no {', '.join(missing)}: is this a vocab.txt of BERT?")
-        return cls(ids["[CLS]"], ids["[SEP]"], ids["[MASK]"], len(ids))
+        return cls(ids["[CLS]"], ids["[SEP]"], ids["[MASK]"], len(lines))
 
     @classmethod
     def made_up(cls, vocab_size: int) -> MaskTokens:

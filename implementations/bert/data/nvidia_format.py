@@ -13,57 +13,76 @@ from typing import Any
 import h5py
 import numpy as np
 
-from .records import IDS, Array, DataError, Metadata, Records, id_dtype
+from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype, offsets_of
 
-_COMMON = {"input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels"}
-_PACKED = _COMMON | {"packed_input_len", "packed_masked_lm_len"}
+_COLUMNS: dict[str, Any] = {
+    "input_ids": np.int32, "segment_ids": np.int8, "masked_lm_positions": np.int16, "masked_lm_ids": np.int32,
+    "next_sentence_labels": np.int8,
+}  # fmt: skip
+_PACKED = {"packed_input_len": np.int64, "packed_masked_lm_len": np.int64, "masked_lm_positions": np.int64}  # in a row
 
 
 def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
-    """Records of an open file of one of the three schemas; whole in memory.
+    """Records of an open file of one of the three schemas, read into memory.
 
     Raises:
         DataError: another schema, or lengths that do not add up.
     """
     names = set(file)
-    if not names >= _COMMON:
+    if not names >= _COLUMNS.keys():
         found = ", ".join(sorted(names)[:8]) or "nothing"
         raise DataError(f"{path} holds no training records (found {found}); prepare the data or check the path")
-    flat, lengths, masked, rows = _packed(path, file) if names >= _PACKED else _unpacked(path, file)
-    sequence_offsets = _offsets(lengths)
-    largest = max(int(flat[name].max(initial=0)) for name in IDS)
-    ids = {name: flat[name].astype(id_dtype(largest + 1)) for name in IDS}
+    columns = _COLUMNS | (_PACKED if names >= _PACKED.keys() else {})
+    numbers = {name: _numbers(path, file, name, dtype) for name, dtype in columns.items()}
+    flat, entries = ({name: pair[i] for name, pair in numbers.items()} for i in (0, 1))
+    positions, width, rows = flat["masked_lm_positions"], 512, None
+    if "packed_input_len" in flat:
+        lengths, masked, per_row = flat["packed_input_len"], flat["packed_masked_lm_len"], entries["packed_input_len"]
+        rows, starts = offsets_of(per_row), offsets_of(lengths)
+        if len(masked) != len(lengths) or not np.array_equal(np.diff(starts[rows]), entries["input_ids"]):
+            raise DataError(f"{path} is inconsistent: packed_input_len does not add up to input_ids; prepare it again")
+        if masked.sum() != len(positions):
+            raise DataError(f"{path} is inconsistent: packed_masked_lm_len does not add up; copy or prepare it again")
+        in_row = starts[:-1] - np.repeat(starts[rows[:-1]], per_row)  # first token of each sequence within its row
+        flat["masked_lm_positions"] = (positions - np.repeat(in_row, masked)).astype(np.int16)
+    else:
+        is_masked, lengths, owner = positions != 0, entries["input_ids"], entries["masked_lm_positions"]
+        if flat["input_ids"].ndim == 2:
+            if "input_mask" not in file:
+                raise DataError(f"{path} has fixed-length input_ids but no input_mask; copy or prepare it again")
+            real, width = file["input_mask"][:] != 0, flat["input_ids"].shape[1]
+            flat |= {name: flat[name][real] for name in ("input_ids", "segment_ids")}
+            lengths, owner = real.sum(axis=1), np.full(len(positions), positions.shape[1])
+        masked = np.bincount(np.repeat(np.arange(len(owner)), owner)[is_masked.reshape(-1)], minlength=len(owner))
+        flat |= {name: flat[name][is_masked] for name in ("masked_lm_positions", "masked_lm_ids")}
+        flat["next_sentence_labels"] = flat["next_sentence_labels"].reshape(-1)
     if not (
-        len(flat["input_ids"]) == len(flat["segment_ids"]) == sequence_offsets[-1]
+        len(flat["input_ids"]) == len(flat["segment_ids"]) == lengths.sum()
         and len(flat["masked_lm_positions"]) == len(flat["masked_lm_ids"]) == masked.sum()
         and len(flat["next_sentence_labels"]) == len(lengths) == len(masked)
         and (lengths > 0).all()
     ):
         raise DataError(f"{path} is inconsistent: lengths of its datasets do not add up; copy or prepare it again")
-    in_a = flat["segment_ids"] == 0
-    starts = np.add.reduceat(in_a, sequence_offsets[:-1], dtype=np.int16) if len(lengths) else np.zeros(0, np.int16)
+    sequence_offsets, dtype = offsets_of(lengths), id_dtype(1 + max(int(flat[name].max(initial=0)) for name in IDS))
+    starts_of_b = np.zeros(len(lengths), np.int16)
+    if len(lengths):
+        np.add.reduceat(flat["segment_ids"] == 0, sequence_offsets[:-1], out=starts_of_b)
     records = Records(
+        input_ids=flat["input_ids"].astype(dtype),
         sequence_offsets=sequence_offsets,
-        segment_b_start=starts.astype(np.int16),
+        segment_b_start=starts_of_b,
         masked_lm_positions=flat["masked_lm_positions"],
-        masked_lm_offsets=_offsets(masked),
+        masked_lm_ids=flat["masked_lm_ids"].astype(dtype),
+        masked_lm_offsets=offsets_of(masked),
         next_sentence_labels=flat["next_sentence_labels"],
-        **ids,
     )
-    # Of variable-length shards only those that export_records wrote say how long a sequence may be.
-    longest = int(file.attrs.get("max_seq_length", 512))
-    width = longest if file["input_ids"].ndim == 1 else file["input_ids"].shape[1]
+    if file["input_ids"].ndim == 1:  # only shards that export_records wrote say how long a sequence may be
+        width = int(file.attrs.get("max_seq_length", width))
     return records.with_rows(rows), Metadata(max_seq_length=width, vocab_md5="", random_seed=-1, dupe_factor=0)
 
 
-def _offsets(lengths: Array) -> Array:
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
-
-
 def _numbers(path: Path, file: h5py.File, name: str, dtype: Any) -> tuple[Array, Array]:
-    """A dataset as `dtype`: a table as it is; of variable-length entries flat numbers, and the length of each.
+    """A dataset as `dtype`: a table unchanged; variable-length entries as flat numbers, with the length of each.
 
     Raises:
         DataError: a number does not fit.
@@ -76,52 +95,3 @@ def _numbers(path: Path, file: h5py.File, name: str, dtype: Any) -> tuple[Array,
         odd = values.max() if values.max() > limits.max else values.min()
         raise DataError(f"{path}: {name} has {odd}, and records hold {limits.min} to {limits.max}; prepare it again")
     return values.astype(dtype), lengths
-
-
-Flat = tuple[dict[str, Array], Array, Array, Array | None]  # numbers by name, tokens and masked of a sequence, rows
-
-
-def _packed(path: Path, file: h5py.File) -> Flat:
-    lengths, per_row = _numbers(path, file, "packed_input_len", np.int64)
-    masked, _ = _numbers(path, file, "packed_masked_lm_len", np.int64)
-    input_ids, row_tokens = _numbers(path, file, "input_ids", np.int32)
-    positions, _ = _numbers(path, file, "masked_lm_positions", np.int64)
-    rows = _offsets(per_row)
-    starts = _offsets(lengths)
-    if len(masked) != len(lengths) or not np.array_equal(np.diff(starts[rows]), row_tokens):
-        raise DataError(f"{path} is inconsistent: packed_input_len does not add up to input_ids; prepare it again")
-    in_row = starts[:-1] - np.repeat(starts[rows[:-1]], per_row)  # first token of each sequence within its row
-    if masked.sum() != len(positions):
-        raise DataError(f"{path} is inconsistent: packed_masked_lm_len does not add up; copy or prepare it again")
-    flat = {
-        "input_ids": input_ids,
-        "segment_ids": _numbers(path, file, "segment_ids", np.int8)[0],
-        "masked_lm_positions": (positions - np.repeat(in_row, masked)).astype(np.int16),
-        "masked_lm_ids": _numbers(path, file, "masked_lm_ids", np.int32)[0],
-        "next_sentence_labels": _numbers(path, file, "next_sentence_labels", np.int8)[0],
-    }
-    return flat, lengths, masked, rows
-
-
-def _unpacked(path: Path, file: h5py.File) -> Flat:
-    """Of fixed or variable length."""
-    positions, entries = _numbers(path, file, "masked_lm_positions", np.int16)
-    input_ids, lengths = _numbers(path, file, "input_ids", np.int32)
-    segment_ids, _ = _numbers(path, file, "segment_ids", np.int8)
-    masked = positions != 0
-    if input_ids.ndim == 2:
-        if "input_mask" not in file:
-            raise DataError(f"{path} has fixed-length input_ids but no input_mask; copy or prepare it again")
-        real = file["input_mask"][:] != 0
-        input_ids, segment_ids, lengths = input_ids[real], segment_ids[real], real.sum(axis=1)
-        num_masked = masked.sum(axis=1)
-    else:
-        num_masked = np.bincount(np.repeat(np.arange(len(entries)), entries)[masked], minlength=len(entries))
-    flat = {
-        "input_ids": input_ids,
-        "segment_ids": segment_ids,
-        "masked_lm_positions": positions[masked],
-        "masked_lm_ids": _numbers(path, file, "masked_lm_ids", np.int32)[0][masked],
-        "next_sentence_labels": _numbers(path, file, "next_sentence_labels", np.int8)[0].reshape(-1),
-    }
-    return flat, lengths, num_masked, None

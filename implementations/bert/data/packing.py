@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from .records import DataError
+from bert.data.records import DataError, offsets_of
 
 Integers = npt.NDArray[np.int64]
 _CLOSE_ENOUGH = 1e-5  # relative distance to the bound at which no more patterns are sought
@@ -54,7 +54,7 @@ def pack(
     row_of[by_length] = slots // max_sequences
     order = np.argsort(row_of, kind="stable")
     per_row = np.bincount(row_of, minlength=len(rows))
-    return order, np.concatenate([[0], np.cumsum(per_row[per_row > 0])])
+    return order, offsets_of(per_row[per_row > 0])
 
 
 def plan(
@@ -163,25 +163,22 @@ class _Stock:
 
     def __init__(self, counts: Iterable[int]) -> None:
         self.counts = [int(count) for count in counts]
-        self.at_most: list[int] = []  # the longest length at hand that is no longer, 0 = none; taking does not lower it
-        for length, count in enumerate(self.counts):
-            self.at_most.append(length if count else self.at_most[-1] if length else 0)
+        self.at_hand = sum(1 << length for length, count in enumerate(self.counts) if count) | 1  # a bit a length
 
     def longest(self, space: int) -> int:
         """The longest length at hand of at most `space`, 0 = none."""
-        length = self.at_most[max(space, 0)]
-        while length and not self.counts[length]:
-            length = self.at_most[length - 1]
-        return length
+        return (self.at_hand & ((2 << max(space, 0)) - 1)).bit_length() - 1
 
-    def update(self, lengths: Iterable[int]) -> None:
-        """Brings `longest` up to date after these were taken."""
-        for length in lengths:
-            if not self.counts[length]:
-                shorter, at = self.at_most[length - 1], length
-                while at < len(self.at_most) and self.at_most[at] == length:
-                    self.at_most[at] = shorter
-                    at += 1
+    def take(self, length: int) -> None:
+        """Takes one of the length out of stock."""
+        self.counts[length] -= 1
+        if not self.counts[length]:
+            self.at_hand ^= 1 << length
+
+    def put_back(self, length: int) -> None:
+        """Undoes ``take``."""
+        self.counts[length] += 1
+        self.at_hand |= 1 << length
 
     def fullest(self, space: int, slots: int, most_each: int) -> list[int]:
         """At most `slots` lengths, none over `most_each`, that fill `space` best; they stay in stock.
@@ -195,9 +192,9 @@ class _Stock:
             for _ in range(_TRIES):
                 if length * slots <= most or most == space:
                     break
-                self.counts[length] -= 1
+                self.take(length)
                 chosen = [length, *self.fullest(space - length, slots - 1, length)]
-                self.counts[length] += 1
+                self.put_back(length)
                 if sum(chosen) > most:
                     best, most = chosen, sum(chosen)
                 length = self.longest(length - 1)
@@ -209,10 +206,9 @@ def _best_fit(remaining: Integers, max_tokens: int, max_sequences: int) -> Integ
     stock = _Stock(remaining)
     rows = []
     while longest := stock.longest(max_tokens):
-        stock.counts[longest] -= 1
+        stock.take(longest)
         row = [longest, *stock.fullest(max_tokens - longest, max_sequences - 1, longest)]
         for length in row[1:]:
-            stock.counts[length] -= 1
-        stock.update(row)
+            stock.take(length)
         rows.append(row + [0] * (max_sequences - len(row)))
     return np.array(rows, dtype=np.int64).reshape(-1, max_sequences)

@@ -126,13 +126,22 @@ def dtypes_of(parts: Sequence[Records]) -> dict[str, Any]:
     return {**DTYPES, **dict.fromkeys(IDS, np.int32)} if wide else DTYPES
 
 
+def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Where each of the ragged rows of these lengths begins, and the end of the last: int64 (rows + 1,)."""
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def ragged_indices(starts: Array, lengths: Array) -> Array:
+    """Indices [start, start + length) of every ragged row, one row after the other."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+
+
 def _places(offsets: Array, indices: Array) -> tuple[Array, Array]:
     """Where the numbers of the ragged rows `indices` are, and the offsets of these rows alone."""
     starts = offsets[indices]
     lengths = offsets[indices + 1] - starts
-    new_offsets = np.zeros(len(indices) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=new_offsets[1:])
-    return np.arange(new_offsets[-1], dtype=np.int64) + np.repeat(starts - new_offsets[:-1], lengths), new_offsets
+    return ragged_indices(starts, lengths), offsets_of(lengths)
 
 
 def concatenate(parts: Sequence[Records], copied: Callable[[int], None] = lambda part: None) -> Records:
@@ -143,8 +152,8 @@ def concatenate(parts: Sequence[Records], copied: Callable[[int], None] = lambda
     dtypes = dtypes_of(parts)
     joined = {name: np.empty(sum(len(getattr(part, name)) for part in parts), dtypes[name]) for name in flat}
     for name in set(names) - set(flat):
-        sizes = [np.zeros(1, np.int64), *(np.diff(getattr(part, name)) for part in parts)]
-        joined[name] = np.cumsum(np.concatenate(sizes))
+        lengths = [np.diff(getattr(part, name)) for part in parts]
+        joined[name] = offsets_of(np.concatenate(lengths) if lengths else [])
     ends = dict.fromkeys(flat, 0)
     for number, part in enumerate(parts):
         for name in flat:

@@ -9,15 +9,15 @@ NVIDIA's of v3.0.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from bert.data.online_packing import OnlinePacker
-from bert.data.records import DataError, Records
+from bert.data.records import DataError, Records, offsets_of, ragged_indices
 
 _ROWS_AT_ONCE = 4096  # of an online packing that is replayed up to the step of a resumed run
 FileRows = list[tuple[int, np.ndarray]]  # (file, rows in it), in order
@@ -91,9 +91,7 @@ class Sampler:
 
     def _file_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.row_counts))
-        starts = np.zeros(len(order) + 1, dtype=np.int64)
-        np.cumsum(self.row_counts[order], out=starts[1:])
-        return order, starts
+        return order, offsets_of(self.row_counts[order])
 
 
 class RowSource(Protocol):
@@ -104,6 +102,10 @@ class RowSource(Protocol):
 
     def row_counts(self) -> np.ndarray:
         """Rows of every file, int64."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """What ranks compare: each file by name, with its rows and the digest of its content."""
         ...
 
     def __getitem__(self, number: int) -> Records:
@@ -119,30 +121,74 @@ class Chosen:
     sequences: np.ndarray
     epochs: np.ndarray
 
+    @classmethod
+    def joined(cls, parts: Sequence[Chosen]) -> Chosen:
+        """The sequences of all parts, one part after the other."""
+        arrays = zip(*((part.files, part.sequences, part.epochs) for part in parts), strict=True)
+        return cls(*map(np.concatenate, arrays))
 
-class Batching(Protocol):
-    """``step(n)`` gives the micro-batches of step n (1 is the first)."""
+    def take(self, where: slice | np.ndarray) -> Chosen:
+        """The sequences at these places."""
+        return Chosen(self.files[where], self.sequences[where], self.epochs[where])
 
-    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
-        """Micro-batches of a rank: this one unless named."""
-        ...
+    def cut(self, ends: np.ndarray) -> list[Chosen]:
+        """Micro-batches [ends[i], ends[i + 1])."""
+        return [self.take(slice(*bounds)) for bounds in itertools.pairwise(ends.tolist())]
 
 
 class RowBatching:
-    """BATCHING=rows: rows as they lie in the files, packed or a sequence each."""
+    """BATCHING=rows and BATCHING=bins; ``step(n)`` gives this rank's micro-batches of step n (1 is the first).
 
-    def __init__(self, source: RowSource, sampler: Sampler, batch_size: int) -> None:
-        """batch_size: rows of a micro-batch."""
-        self.source, self.sampler, self.batch_size = source, sampler, batch_size
+    rows: a micro-batch is the next rows, packed or a sequence each. bins: a fixed number from each bin of lengths; each
+    bin is shuffled on its own, and an epoch ends with the bin that runs out first.
 
-    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
-        found = self.sampler.rows(step, rank)
-        files = np.repeat([file for file, _ in found], [len(rows) for _, rows in found])
-        expanded = [row_sequences(self.source[file], rows) for file, rows in found]
-        sequences, counts = (np.concatenate(parts) for parts in zip(*expanded, strict=True))
-        ends = np.concatenate([[0], np.cumsum(counts)])[:: self.batch_size]
-        epochs = np.full(len(sequences), self.sampler.epoch(step))
-        return _cut(Chosen(np.repeat(files, counts), sequences, epochs), ends)
+    EXCHANGE_GROUP: the sequences of all micro-batches of a group of ranks are sorted, longest first, and dealt like
+    cards, every second round backwards, so that every micro-batch gets as many sequences and nearly as many tokens.
+    """
+
+    def __init__(self, source: RowSource, sampler: Sampler, batch_size: int, counts: Sequence[int] = (),
+                 group: int = 1) -> None:  # fmt: skip
+        """counts: of the batch_size rows of a micro-batch, those from each bin; empty: from all files as one.
+
+        Ranks k * group to (k + 1) * group - 1 exchange sequences.
+        """
+        self.source, self.rank, self.group = source, sampler.rank, group
+        self.bins = [] if counts else [(np.arange(len(sampler.row_counts)), sampler, batch_size)]
+        for number, (files, count) in enumerate(zip(source.bins if counts else (), counts, strict=True)):
+            if count:
+                seed = int(np.random.SeedSequence([sampler.seed, number]).generate_state(1)[0])
+                rows = count * (sampler.rows_per_step // batch_size)
+                part = Sampler(sampler.row_counts[files], rows, seed, sampler.rank, sampler.world_size)
+                self.bins.append((files, part, count))
+        shortest = min(part.steps_per_epoch for _, part, _ in self.bins)
+        for _, part, _ in self.bins:
+            part.steps_per_epoch = shortest
+
+    def step(self, step: int) -> list[Chosen]:
+        first = self.rank - self.rank % self.group
+        dealt = [chosen for rank in range(first, first + self.group) for chosen in self._of_rank(step, rank)]
+        if self.group == 1:
+            return dealt
+        deck = Chosen.joined(dealt)
+        lengths = np.empty(len(deck.files), dtype=np.int64)
+        for file in np.unique(deck.files).tolist():
+            where = deck.files == file
+            lengths[where] = _lengths_of(self.source[file], deck.sequences[where])
+        cards = np.argsort(-lengths, kind="stable").reshape(-1, len(dealt))
+        cards[1::2] = cards[1::2, ::-1]
+        return [deck.take(hand) for hand in cards[:, self.rank - first :: self.group].T]
+
+    def _of_rank(self, step: int, rank: int) -> list[Chosen]:
+        """Micro-batches of a rank of the group, before the exchange."""
+        epoch, bins = self.bins[0][1].epoch(step), []
+        for files_of_bin, part, count in self.bins:
+            found = [(int(files_of_bin[file]), rows) for file, rows in part.rows(step, rank)]
+            expanded = [row_sequences(self.source[file], rows) for file, rows in found]
+            sequences, per_row = (np.concatenate(parts) for parts in zip(*expanded, strict=True))
+            files = np.repeat([file for file, _ in found], [len(numbers) for numbers, _ in expanded])
+            chosen = Chosen(files, sequences, np.full(len(files), epoch))
+            bins.append(chosen.cut(offsets_of(per_row)[::count]))
+        return [Chosen.joined(parts) for parts in zip(*bins, strict=True)]
 
 
 class OnlineBatching:
@@ -154,13 +200,12 @@ class OnlineBatching:
         self.source, self.sampler, self.batch_size = source, sampler, batch_size
         self.limits = max_tokens, max_sequences, min(buffer_size, sampler.rows_per_rank)
         self._num_files = len(sampler.row_counts)
-        self._next_step = 0  # of which there is no packer yet
+        self._next_step = 0  # no packer yet
 
-    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
-        """For this rank only; out of turn, the packing is replayed from the first step."""
-        assert rank in (None, self.sampler.rank)
+    def step(self, step: int) -> list[Chosen]:
+        """This rank's micro-batches of step ``step``; out of turn, the packing is replayed from the first step."""
         if step != self._next_step:
-            # The packer knows a file of an epoch by one number.
+            # The packer identifies a file of an epoch by one number.
             stream = ((epoch * self._num_files + file, rows) for epoch, file, rows in self.sampler.stream())
             self._packer = OnlinePacker(stream, self._lengths, *self.limits)
             skipped = (step - 1) * self.sampler.rows_per_step
@@ -169,72 +214,10 @@ class OnlineBatching:
         self._next_step = step + 1
         labels, sequences, offsets = self._packer.rows(self.sampler.rows_per_step)
         epochs, files = np.divmod(labels, self._num_files)
-        return _cut(Chosen(files, sequences, epochs), offsets[:: self.batch_size])
+        return Chosen(files, sequences, epochs).cut(offsets[:: self.batch_size])
 
     def _lengths(self, label: int, sequences: np.ndarray) -> np.ndarray:
         return _lengths_of(self.source[label % self._num_files], sequences)
-
-
-class BinBatching:
-    """BATCHING=bins: every micro-batch takes a fixed number of sequences from each bin of lengths.
-
-    Each bin is shuffled on its own; an epoch ends with the bin that runs out first.
-    """
-
-    def __init__(self, source: RowSource, sampler: Sampler, counts: list[int]) -> None:
-        """counts: sequences of a micro-batch from each bin, the shortest first."""
-        self.source, self.counts = source, counts
-        row_counts, batch_size = source.row_counts(), sum(counts)
-        self.micro_batches = sampler.rows_per_step // batch_size
-        self.parts: list[tuple[np.ndarray, Sampler, int]] = []
-        for number, (files, count) in enumerate(zip(source.bins, counts, strict=True)):
-            if count:
-                seed = int(np.random.SeedSequence([sampler.seed, number]).generate_state(1)[0])
-                rows = count * self.micro_batches
-                part = Sampler(row_counts[files], rows, seed, sampler.rank, sampler.world_size)
-                self.parts.append((files, part, count))
-        shortest = min(part.steps_per_epoch for _, part, _ in self.parts)
-        for _, part, _ in self.parts:
-            part.steps_per_epoch = shortest
-
-    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
-        files: list[np.ndarray] = []
-        sequences: list[np.ndarray] = []
-        for files_of_bin, part, count in self.parts:  # (micro-batches, count) each
-            found = part.rows(step, rank)
-            repeated = np.repeat([files_of_bin[file] for file, _ in found], [len(rows) for _, rows in found])
-            files.append(repeated.reshape(-1, count))
-            sequences.append(np.concatenate([rows for _, rows in found]).reshape(-1, count))
-        epochs = np.full(sum(self.counts), self.parts[0][1].epoch(step))
-        return [Chosen(*pair, epochs) for pair in zip(np.hstack(files), np.hstack(sequences), strict=True)]
-
-
-class ExchangeBatching:
-    """EXCHANGE_GROUP: a group of ranks distributes the sequences of a step among its micro-batches by length.
-
-    All are sorted, longest first, and dealt like cards, every second round backwards, so that every rank and every
-    micro-batch gets the same number of sequences and nearly the same number of tokens.
-    """
-
-    def __init__(self, inner: Batching, source: RowSource, rank: int, group: int) -> None:
-        """Ranks k * group to (k + 1) * group - 1 are a group. Each micro-batch of ``inner`` has as many sequences."""
-        self.inner, self.source = inner, source
-        self.first, self.place, self.group = rank // group * group, rank % group, group
-
-    def step(self, step: int, rank: int | None = None) -> list[Chosen]:
-        """For this rank only."""
-        assert rank in (None, self.first + self.place)
-        micro_batches = [self.inner.step(step, self.first + mate) for mate in range(self.group)]
-        pool = [(chosen.files, chosen.sequences, chosen.epochs) for of_rank in micro_batches for chosen in of_rank]
-        files, sequences, epochs = (np.concatenate(parts) for parts in zip(*pool, strict=True))
-        lengths = np.empty(len(files), dtype=np.int64)
-        for file in np.unique(files).tolist():
-            where = files == file
-            lengths[where] = _lengths_of(self.source[file], sequences[where])
-        cells = np.argsort(-lengths, kind="stable").reshape(-1, len(pool))
-        cells[1::2] = cells[1::2, ::-1]
-        mine = cells[:, self.place :: self.group]
-        return [Chosen(files[cell], sequences[cell], epochs[cell]) for cell in mine.T]
 
 
 def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:
@@ -253,11 +236,10 @@ def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:
             )
         return counts
     exact = sizes * batch_size / sizes.sum()
-    counts_by_share = np.floor(exact).astype(np.int64)
-    short = batch_size - int(counts_by_share.sum())
-    counts_by_share[np.argsort(counts_by_share - exact, kind="stable")[:short]] += 1
-    found: list[int] = counts_by_share.tolist()
-    return found
+    by_share = np.floor(exact).astype(np.int64)
+    short = batch_size - int(by_share.sum())
+    by_share[np.argsort(by_share - exact, kind="stable")[:short]] += 1
+    return [int(count) for count in by_share]
 
 
 def row_sequences(records: Records, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -272,15 +254,9 @@ def row_sequences(records: Records, rows: np.ndarray) -> tuple[np.ndarray, np.nd
     if not counts.all():
         filled = np.flatnonzero(np.diff(records.row_offsets))
         return row_sequences(records, filled[np.searchsorted(filled, rows) % len(filled)])
-    return np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts), counts
+    return ragged_indices(begins, counts), counts
 
 
 def _lengths_of(records: Records, sequences: np.ndarray) -> np.ndarray:
-    lengths: np.ndarray = records.sequence_offsets[sequences + 1] - records.sequence_offsets[sequences]
-    return lengths
-
-
-def _cut(chosen: Chosen, ends: np.ndarray) -> list[Chosen]:
-    """Micro-batches [ends[i], ends[i + 1])."""
-    parts = itertools.pairwise(ends.tolist())
-    return [Chosen(chosen.files[a:b], chosen.sequences[a:b], chosen.epochs[a:b]) for a, b in parts]
+    found: np.ndarray = records.sequence_offsets[sequences + 1] - records.sequence_offsets[sequences]
+    return found

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import resource
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -122,14 +122,9 @@ def read_index(folder: Path) -> dict[str, Entry]:
 def count_rows(path: Path) -> int:
     """Rows of a file, without reading more of it than that takes. Raises DataError for what is not a record file."""
     try:
-        file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
-        try:
-            if file.links.exists(b"input_ids"):  # else no records; of this format, or of NVIDIA's three
-                packed = file.links.exists(b"row_offsets")
-                dataset = h5py.h5d.open(file, b"row_offsets" if packed else b"next_sentence_labels")
-                return int(dataset.shape[0]) - packed
-        finally:
-            file.close()
+        with h5py.File(path, "r") as file:
+            if "input_ids" in file:  # else no records, of this format or of NVIDIA's three
+                return len(file["row_offsets"]) - 1 if "row_offsets" in file else len(file["next_sentence_labels"])
     except (OSError, KeyError):
         pass
     return open_records(path)[0].num_rows  # an error in one line
@@ -160,6 +155,15 @@ class Shards:
                 self._entries[path] = indices[path.parent].get(path.name) or Entry(count_rows(path))
             _ = self[0]
         return np.array([self._entries[path].rows for path in self.paths], dtype=np.int64)
+
+    def identity(self) -> dict[str, Any]:
+        """What ranks compare: each file by name, with its rows and the digest of its content, or else its size."""
+        self.row_counts()
+        found: dict[str, Any] = {"vocabulary": self.vocab_md5}
+        for path, entry in self._entries.items():
+            name = f"{path.parent.name}/{path.name}" if path.parent.name.isdigit() else path.name  # a bin's, or not
+            found[name] = (entry.rows, entry.content_digest or path.stat().st_size)
+        return found
 
     def __getitem__(self, number: int) -> Records:
         """The records of one file. Raises DataError for a file that cannot be used in this run."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from bert.data.packing import pack
-from bert.data.records import Records, id_dtype
+from bert.data.records import Records, id_dtype, offsets_of, ragged_indices
 
 _NUM_ROWS, _NUM_BINS = 16_384, 4
 _FEW_ROWS = 512  # best fit packs them as well as the linear program does, and without scipy: benchmarks take no more
@@ -28,8 +30,7 @@ def random_rows(
     """The rows of a packing in random order, as prepared data have them: (order of sequences, row offsets)."""
     rows = generator.permutation(len(row_offsets) - 1)
     sizes = np.diff(row_offsets)[rows]
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    return order[np.repeat(row_offsets[rows] - offsets[:-1], sizes) + np.arange(offsets[-1])], offsets
+    return order[ragged_indices(row_offsets[rows], sizes)], offsets_of(sizes)
 
 
 def synthetic_records(num_rows: int, max_seq_length: int, vocab_size: int, packed: bool, seed: int) -> Records:
@@ -48,11 +49,11 @@ def synthetic_records(num_rows: int, max_seq_length: int, vocab_size: int, packe
     ]
     return Records(
         input_ids=generator.integers(0, vocab_size, int(lengths.sum())).astype(id_dtype(vocab_size)),
-        sequence_offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        sequence_offsets=offsets_of(lengths),
         segment_b_start=(lengths // 2).astype(np.int16),
         masked_lm_positions=np.concatenate(positions).astype(np.int16),
         masked_lm_ids=generator.integers(0, vocab_size, int(counts.sum())).astype(id_dtype(vocab_size)),
-        masked_lm_offsets=np.concatenate([[0], np.cumsum(counts)]),
+        masked_lm_offsets=offsets_of(counts),
         next_sentence_labels=generator.integers(0, 2, len(lengths)).astype(np.int8),
         row_offsets=row_offsets,
     )
@@ -73,6 +74,10 @@ class SyntheticShards:
     def row_counts(self) -> np.ndarray:
         """Rows of every file, int64."""
         return np.array([records.num_rows for records in self._files], dtype=np.int64)
+
+    def identity(self) -> dict[str, Any]:
+        """Nothing: it follows from the settings."""
+        return {}
 
     def __getitem__(self, number: int) -> Records:
         """The records of one file."""

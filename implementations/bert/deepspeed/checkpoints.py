@@ -15,7 +15,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from bert.checkpoint.sharded import ShardedTensors
+from bert.checkpoint.sharded import ShardedTensors, prune
 from bert.core.env import ConfigError
 from bert.core.files import damage, name_folder, sync, whole_file
 from bert.deepspeed.partitions import MASTERS, STEPS
@@ -58,8 +58,7 @@ def save(trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: d
             name_folder(directory / partial, directory / name)
             with whole_file(directory / "latest") as latest:
                 latest.write_text(name, encoding="utf-8")
-            for old in folders(directory)[:-keep]:
-                shutil.rmtree(old)
+            prune(directory, keep)
         world.barrier()
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
         reason = " ".join(str(error).split())[:500]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,65 +24,50 @@ class Meaning(NamedTuple):
     explicit: bool = True
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+class Stage(int):
+    """Kind of zero_optimization.stage in ENTRIES."""
 
 
-KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "section": ("an object, in braces", lambda value: isinstance(value, dict)),
-    "name": ("a name", lambda value: isinstance(value, str)),
-    "flag": ("true or false", lambda value: isinstance(value, bool)),
-    "count": ("an integer, at least 1", lambda value: _is_number(value) and value == int(value) >= 1),  # 1e5 is one
-    "power": ("an integer, 0 to 127", lambda value: _is_number(value) and value == int(value) <= 127),
-    "number": ("a number, at least 0", _is_number),
-    "rate": ("a number above 0", lambda value: _is_number(value) and value > 0),
-    "pair": ("two numbers, in brackets", lambda v: isinstance(v, list) and len(v) == 2 and all(map(_is_number, v))),
-    "stage": ("0, 1, 2 or 3", lambda value: type(value) is int and 0 <= value <= 3),
-}
-SECTIONS = {
+KINDS: dict[type, str] = {
+    dict: "an object, in braces", bool: "true or false", str: "a name", int: "an integer, at least 1",
+    float: "a number, at least 0", list: "two numbers, in brackets", Stage: "0, 1, 2 or 3",
+}  # fmt: skip
+SECTIONS = (
     *("bf16", "fp16", "optimizer", "optimizer.params", "scheduler", "scheduler.params", "activation_checkpointing"),
     *("checkpoint", "zero_optimization", "zero_optimization.offload_optimizer", "zero_optimization.offload_param"),
-}
-# Entries that mean something here: what they must be, and the variable that says just the same.
-ENTRIES = {
-    **dict.fromkeys(SECTIONS, ("section", "")),
-    "train_batch_size": ("count", ""),
-    "train_micro_batch_size_per_gpu": ("count", ""),
-    "gradient_accumulation_steps": ("count", ""),
-    "steps_per_print": ("count", "LOG_EVERY_STEPS"),
-    "gradient_clipping": ("number", "MAX_GRAD_NORM"),
-    "bf16.enabled": ("flag", ""),
-    "fp16.enabled": ("flag", ""),
-    "fp16.loss_scale": ("number", "LOSS_SCALE"),
-    "fp16.initial_scale_power": ("power", "INIT_LOSS_SCALE"),
-    "fp16.loss_scale_window": ("count", "LOSS_SCALE_GROWTH"),
-    "optimizer.type": ("name", ""),
-    "optimizer.params.lr": ("rate", "LR"),
-    "optimizer.params.betas": ("pair", ""),
-    "optimizer.params.eps": ("number", ""),
-    "optimizer.params.weight_decay": ("number", ""),
-    "optimizer.params.adam_w_mode": ("flag", ""),
-    "optimizer.params.bias_correction": ("flag", ""),
-    "optimizer.params.torch_adam": ("flag", ""),
-    "scheduler.type": ("name", ""),
-    "scheduler.params.total_num_steps": ("count", "LR_DECAY_STEPS"),
-    "scheduler.params.warmup_max_lr": ("rate", "LR"),
-    "scheduler.params.warmup_num_steps": ("count", "WARMUP_STEPS"),
-    "zero_optimization.stage": ("stage", ""),
-    "zero_optimization.cpu_offload": ("flag", ""),
-    "zero_optimization.cpu_offload_param": ("flag", ""),
-}
+)
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+ADAM_FLAGS = tuple(f"optimizer.params.{name}" for name in ("adam_w_mode", "bias_correction", "torch_adam"))
+FLAGS = ("bf16.enabled", "fp16.enabled", "zero_optimization.cpu_offload", "zero_optimization.cpu_offload_param")
+# Entries that mean something here: what they must be, and the variable that says the same.
+ENTRIES: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(SECTIONS, (dict, "")),
+    **dict.fromkeys(FLAGS + ADAM_FLAGS, (bool, "")),
+    **dict.fromkeys(BATCH, (int, "")),
+    **dict.fromkeys(("optimizer.type", "scheduler.type"), (str, "")),
+    **dict.fromkeys(("optimizer.params.eps", "optimizer.params.weight_decay"), (float, "")),
+    "optimizer.params.betas": (list, ""),
+    "zero_optimization.stage": (Stage, ""),
+    "steps_per_print": (int, "LOG_EVERY_STEPS"),
+    "gradient_clipping": (float, "MAX_GRAD_NORM"),
+    "fp16.loss_scale": (float, "LOSS_SCALE"),
+    "fp16.initial_scale_power": (int, "INIT_LOSS_SCALE"),
+    "fp16.loss_scale_window": (int, "LOSS_SCALE_GROWTH"),
+    "optimizer.params.lr": (float, "LR"),
+    "scheduler.params.total_num_steps": (int, "LR_DECAY_STEPS"),
+    "scheduler.params.warmup_max_lr": (float, "LR"),
+    "scheduler.params.warmup_num_steps": (int, "WARMUP_STEPS"),
+}
 ADAM = ("OPT_ADAM_BETA_1", "OPT_ADAM_BETA_2", "OPT_ADAM_EPSILON", "OPT_ADAM_WEIGHT_DECAY")
 LAMB = ("OPT_LAMB_BETA_1", "OPT_LAMB_BETA_2", "OPT_EPSILON", "WEIGHT_DECAY_RATE")
-DEFAULTS = {  # DeepSpeed's, which decide where fp16 is enabled or a scheduler is there
+DEFAULTS = {  # DeepSpeed's, with fp16 enabled or a scheduler given
     "fp16.initial_scale_power": 16,
     "fp16.loss_scale_window": 1000,
     "scheduler.params.warmup_max_lr": 0.001,
     "scheduler.params.warmup_num_steps": 1000,
 }
-# Entries that would change the arithmetic, or cut and carry what our rules run on as partitions.py does not know: by
-# the reason, which values do not. The first is the one to set.
+# Entries that would change the arithmetic, or partition in a way that partitions.py does not know: by reason, the
+# values that do not. The first is the one to set.
 FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "with PRECISION=bf16 masters and states are fp32": {
         "bf16.bf16_master_weights_and_grads": (False,), "bf16.bf16_optimizer_states": (False,),
@@ -107,15 +92,15 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
         "zero_optimization.offload_param.device": ("cpu", "none"),
     },
 }  # fmt: skip
-# What has no variable here: DeepSpeed's engine uses it, our own does without.
+# No variable here: only DeepSpeed's engine uses these.
 DEEPSPEED_ONLY = {
     *("wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler", "comms_logger"),
-    *("tensorboard", "wandb", "csv_monitor", "comet"),
+    *("tensorboard", "wandb", "csv_monitor", "comet", "timers", "disable_python_gc", "log_level"),
     *("communication_data_type", "data_types", "prescale_gradients", "gradient_predivide_factor", "aio"),
     *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
     *("bf16.immediate_grad_update", "bf16.check_grad_overflow"),
 }
-FREE = ("zero_optimization.", "checkpoint.")  # sections whose entries DeepSpeed knows better
+FREE = ("zero_optimization.", "checkpoint.")  # sections that DeepSpeed checks itself
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -137,33 +122,35 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
+def _is(kind: Any, value: Any) -> bool:
+    if kind is Stage:
+        return type(value) is int and 0 <= value <= 3
+    if kind in (int, float):  # 1e5 is an integer
+        is_number = type(value) in (int, float) and math.isfinite(value)
+        return is_number and (value >= 0 if kind is float else value == int(value) >= 1)
+    return isinstance(value, kind) and (kind is not list or (len(value) == 2 and all(_is(float, v) for v in value)))
+
+
 def flat(found: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """(key with dots, value) of the entries in all sections. Raises ConfigError for a value of another type."""
+    """(key with dots, value) of the entries in all sections. Raises ConfigError for a value of the wrong type."""
     for name, value in found.items():
         key = f"{within}{name}"
-        is_section = key in SECTIONS and not (value is None and "offload" in key)
-        if key in ENTRIES and (is_section or key not in SECTIONS):
-            expected, is_right = KINDS[ENTRIES[key][0]]
-            if not is_right(value):
-                said = json.dumps(value)
-                said = said if len(said) <= 60 else f"{said[:57]}..."
-                raise ConfigError(f"DEEPSPEED_CONFIG: {key} is {said}: expected {expected}")
-        if is_section:
+        kind, _ = ENTRIES.get(key, (object, ""))
+        if (value is None and "offload_" in key) or (kind is not dict and _is(kind, value)):
+            yield key, value
+        elif _is(kind, value):
             yield from flat(value, f"{key}.")
         else:
-            yield key, value
+            raise ConfigError(f"DEEPSPEED_CONFIG: {key} is {json.dumps(value):.60}: expected {KINDS[kind]}")
 
 
 def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
     """What the JSON says for so many ranks. Raises ConfigError, naming the entry, for what has no meaning here."""
     entries = _checked(found)
     said = [*_batch(entries, world_size)]
-    for precision in ("bf16", "fp16"):
-        if f"{precision}.enabled" in entries:
-            said.append(Meaning(f"{precision}.enabled", "PRECISION", precision))
-            break
-    else:
-        said.append(Meaning("neither bf16 nor fp16 is enabled", "PRECISION", "fp32", explicit=False))
+    precision = next((name for name in ("bf16", "fp16") if f"{name}.enabled" in entries), "")
+    key = f"{precision}.enabled" if precision else "neither bf16 nor fp16 is enabled"
+    said.append(Meaning(key, "PRECISION", precision or "fp32", explicit=bool(precision)))
     if "gradient_clipping" in entries:
         said.append(Meaning("gradient_clipping", "CLIP", "after", explicit=False))
     if "zero_optimization" in found:
@@ -175,26 +162,24 @@ def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
     if "scheduler" in found:  # poly with its default degree of 1
         said.append(Meaning("scheduler.type", "LR_SCHEDULE", "poly"))
     sections = {key.partition(".")[0] for key in entries}
-    for key, value in ({k: v for k, v in DEFAULTS.items() if k.partition(".")[0] in sections} | entries).items():
+    values = {key: value for key, value in DEFAULTS.items() if key.partition(".")[0] in sections} | entries
+    lr, max_lr = "optimizer.params.lr", "scheduler.params.warmup_max_lr"
+    if lr in values and max_lr in values:  # the scheduler's wins, even a default that nobody may have meant
+        if max_lr not in entries and values[lr] != values[max_lr]:
+            raise ConfigError(
+                f"DEEPSPEED_CONFIG: {lr} is {values[lr]}, and {max_lr}, which overrides it, is not set: DeepSpeed's "
+                f"default is {values[max_lr]}: set it"
+            )
+        del values[lr if max_lr in entries else max_lr]
+    for key, value in values.items():
         if key == "gradient_clipping":
             value = value or 1e30  # never reached: DeepSpeed does not clip
         elif key == "fp16.initial_scale_power":
+            if value > 127:
+                raise ConfigError(f"DEEPSPEED_CONFIG: {key} is {value}: expected an integer, at most 127")
             value = 2.0**value
-        elif key == "fp16.loss_scale" and not value:
-            continue
-        if key in ENTRIES and (name := ENTRIES[key][1]):
+        if (name := ENTRIES.get(key, (object, ""))[1]) and (value or key != "fp16.loss_scale"):
             said.append(Meaning(key, name, _text(value), explicit=key in entries))
-    rates = {meaning.key: meaning for meaning in said if meaning.name == "LR"}
-    if len(rates) < 2:
-        return said
-    # The scheduler's rate decides over the optimizer's, also where it is a default, which nobody may have meant.
-    optimizers, schedulers = rates["optimizer.params.lr"], rates["scheduler.params.warmup_max_lr"]
-    if not schedulers.explicit and optimizers.value != schedulers.value:
-        raise ConfigError(
-            f"DEEPSPEED_CONFIG: optimizer.params.lr is {optimizers.value}, and scheduler.params.warmup_max_lr, which "
-            f"decides, is not set: DeepSpeed's default is {schedulers.value}: set it"
-        )
-    said.remove(optimizers if schedulers.explicit else schedulers)
     return said
 
 
@@ -203,7 +188,7 @@ def _checked(found: dict[str, Any]) -> dict[str, Any]:
     entries = dict(flat(found))
     known = DEEPSPEED_ONLY.union(ENTRIES, *FIXED.values())
     if str(entries.get("optimizer.type")).lower() == "lamb":
-        known -= {f"optimizer.params.{name}" for name in ("adam_w_mode", "bias_correction", "torch_adam")}
+        known -= {*ADAM_FLAGS}
     free = ("activation_checkpointing.", *FREE)
     if strange := sorted(key for key in entries if key not in known and not key.startswith(free)):
         raise ConfigError(f"DEEPSPEED_CONFIG: {', '.join(strange)}: unsupported key: fix or remove it")
@@ -250,20 +235,21 @@ def _optimizer(entries: dict[str, Any]) -> Iterator[Meaning]:
     if kind.lower() in ("adam", "adamw"):
         # DeepSpeed's Adam is AdamW unless the JSON says otherwise.
         decoupled = kind.lower() == "adamw" or entries.get("optimizer.params.adam_w_mode", True)
-        rule, (beta_1, beta_2, eps, decay) = "adamw" if decoupled else "adam", ADAM
+        rule, names = "adamw" if decoupled else "adam", ADAM
         if not entries.get("optimizer.params.bias_correction", True):
             yield Meaning("optimizer.params.bias_correction", "OPT_ADAM_BIAS_CORRECTION", "0")
     elif kind.lower() == "lamb":
-        rule, (beta_1, beta_2, eps, decay) = "lamb", LAMB
+        rule, names = "lamb", LAMB
     else:
         raise ConfigError(
             f"DEEPSPEED_CONFIG: optimizer.type is {kind!r}: expected Adam, AdamW or Lamb; others by OPTIMIZER"
         )
     yield Meaning("optimizer.type", "OPTIMIZER", rule)
-    for key, names in (("betas", (beta_1, beta_2)), ("eps", (eps,)), ("weight_decay", (decay,))):
-        if (value := entries.get(f"optimizer.params.{key}")) is not None:
-            for name, number in zip(names, value if key == "betas" else [value], strict=True):
-                yield Meaning(f"optimizer.params.{key}", name, _text(number))
+    betas = entries.get("optimizer.params.betas", (None, None))
+    given = {name: entries.get(f"optimizer.params.{name}") for name in ("eps", "weight_decay")}
+    for key, name, value in zip(("betas", "betas", *given), names, (*betas, *given.values()), strict=True):
+        if value is not None:
+            yield Meaning(f"optimizer.params.{key}", name, _text(value))
 
 
 def _text(value: float) -> str:

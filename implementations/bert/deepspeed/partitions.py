@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bert.core.dist import World
 from bert.model.init import Chunk
 from bert.optim.flat import Piecewise, Segment, Shard, fill
-from bert.optim.rule import Pieces, Rule
+from bert.optim.rules import Pieces, Rule
 
 MASTERS = "masters"
 STEPS = "step"  # DeepSpeed's tools look for the step count under this name
@@ -64,9 +64,7 @@ class ZeroRule(torch.optim.Optimizer):
     def _update(self, rule: Piecewise, gradient: Tensor, lr: Tensor | float) -> None:
         rule.gradients = rule.shard.views(gradient)
         squares = self._sum(rule.measure()) if rule.needs_norms else None
-        sums = rule.prepare(1.0, None, squares)
-        rate = lr.to(gradient.device) if isinstance(lr, Tensor) else lr
-        rule.apply(None if sums is None else self._sum(sums), rate, None)
+        rule.step(lr.to(gradient.device) if isinstance(lr, Tensor) else lr, 1.0, None, squares, self._sum)
         rule.gradients = []
 
     def _sum(self, values: Tensor) -> Tensor:

@@ -183,6 +183,11 @@ class DeepSpeedStep:
         yield whole
         self.spare = whole.to("meta")
 
+    def state_tensors(self) -> list[Tensor]:
+        """Masters and moments of this rank, wherever they are; ZeRO casts the weights from them."""
+        update = self.optimizer.update
+        return [flat for part in update.parts() for flat, _ in self.optimizer.flats(part)]
+
     def state_dict(self) -> dict[str, Any]:
         """As bert.training.step.Step's. A collective."""
         return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}

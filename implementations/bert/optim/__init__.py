@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from bert.core.dist import World
 from bert.core.env import ConfigError, env
 from bert.kernels import lamb as lamb_kernel
-from bert.optim import acclip, adam, apex, lamb, lans, madgrad
-from bert.optim.flat import FlatLamb, FlatLans, FlatRule, Piecewise, Shard
+from bert.optim import apex, rules
+from bert.optim.flat import FlatLamb, FlatLans, Piecewise, Shard
 from bert.optim.gradients import Clipping
 from bert.optim.replicated import Replicated
-from bert.optim.rule import Pieces, Rule
+from bert.optim.rules import Pieces, Rule
 from bert.optim.sharded import Sharded
 
 Optimizer = Replicated | Sharded
@@ -54,11 +54,11 @@ class Config:
         choices=("fp32", "weights"),
         doc="precision in which accumulated gradients are sent to other ranks; weights: of the weights, half the bytes",
     )
-    lamb: lamb.Config = field(default_factory=lamb.Config)
-    adam: adam.Config = field(default_factory=adam.Config)
-    lans: lans.Config = field(default_factory=lans.Config)
-    acclip: acclip.Config = field(default_factory=acclip.Config)
-    madgrad: madgrad.Config = field(default_factory=madgrad.Config)
+    lamb: rules.LambConfig = field(default_factory=rules.LambConfig)
+    adam: rules.AdamConfig = field(default_factory=rules.AdamConfig)
+    lans: rules.LansConfig = field(default_factory=rules.LansConfig)
+    acclip: rules.ACClipConfig = field(default_factory=rules.ACClipConfig)
+    madgrad: rules.MadgradConfig = field(default_factory=rules.MadgradConfig)
 
     def check(self, device: torch.device) -> None:
         """Raises ConfigError for an optimizer that cannot train on ``device``, or settings that do not go together."""
@@ -109,7 +109,7 @@ class Config:
         """The update rule over the given pieces."""
         return RULES[self.optimizer](pieces, self)
 
-    def flat_rule(self, shard: Shard, fused: bool) -> FlatRule:
+    def flat_rule(self, shard: Shard, fused: bool) -> Piecewise | FlatLamb | FlatLans:
         """The update rule over a shard; ``fused``: by Triton kernels where there are some for it."""
         if not fused or not self.has_fused_update:
             return Piecewise(shard, self.rule)
@@ -136,13 +136,13 @@ class Config:
 
 
 RULES: dict[str, Callable[[Pieces, Config], Rule]] = {
-    "lamb": lambda pieces, config: lamb.LambRule(pieces, config.lamb),
+    "lamb": lambda pieces, config: rules.LambRule(pieces, config.lamb),
     "apex_lamb": lambda pieces, config: apex.ApexRule(pieces, config.lamb),
-    "lans": lambda pieces, config: lans.LansRule(pieces, config.lans),
-    "adamw": lambda pieces, config: adam.AdamRule(pieces, config.adam, decoupled=True),
-    "adam": lambda pieces, config: adam.AdamRule(pieces, config.adam, decoupled=False),
-    "acclip": lambda pieces, config: acclip.ACClipRule(pieces, config.acclip),
-    "madgrad": lambda pieces, config: madgrad.MadgradRule(pieces, config.madgrad),
+    "lans": lambda pieces, config: rules.LansRule(pieces, config.lans),
+    "adamw": lambda pieces, config: rules.AdamRule(pieces, config.adam, decoupled=True),
+    "adam": lambda pieces, config: rules.AdamRule(pieces, config.adam, decoupled=False),
+    "acclip": lambda pieces, config: rules.ACClipRule(pieces, config.acclip),
+    "madgrad": lambda pieces, config: rules.MadgradRule(pieces, config.madgrad),
 }
 
 

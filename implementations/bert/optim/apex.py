@@ -12,11 +12,9 @@ import types
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bert.core.env import ConfigError
-from bert.optim import lamb
-from bert.optim.rule import Pieces, Rule, Scalar, is_decayed
+from bert.optim.rules import LambConfig, Maybe, Pieces, Rule, Scalar, Tensors, Total, is_decayed
 
 NAME = "apex_lamb"
 
@@ -37,10 +35,9 @@ def load() -> Any:
 class ApexRule(Rule):
     """LambRule's update, by apex, over whole parameters."""
 
-    def __init__(self, pieces: Pieces, config: lamb.Config) -> None:
+    def __init__(self, pieces: Pieces, config: LambConfig) -> None:
         super().__init__(pieces, config.weight_decay)
         self.no_overflow = torch.zeros(1, dtype=torch.float32, device=pieces.device)
-        self.scale: Scalar = 1.0
         groups = []
         for decayed in (True, False):
             chosen = [m for name, m in zip(pieces.names, pieces.masters, strict=True) if is_decayed(name) is decayed]
@@ -55,20 +52,16 @@ class ApexRule(Rule):
         for master, first, second in zip(pieces.masters, *moments, strict=True):
             self.optimizer.state[master] = {"exp_avg": first, "exp_avg_sq": second}
 
-    def prepare(self, gradients: list[Tensor], scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> None:
-        """Hands over the gradients. apex takes its sums itself."""
-        self.scale = scale
+    def step(self, gradients: Tensors, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
+        """The whole update; it leaves its directions in the gradients. apex takes its sums itself."""
+        device = self.pieces.device
         for master, gradient in zip(self.pieces.masters, gradients, strict=True):
             master.grad = gradient.to(master.dtype)
-
-    def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
-        """The whole update; it leaves its directions in the gradients."""
         for group in self.optimizer.param_groups:
             group["lr"].copy_(torch.as_tensor(lr))
             group["step"].copy_(self.num_steps)
-        device = self.pieces.device
         overflow = self.no_overflow if keep is None else (~keep).float().reshape(1)
-        loss_scale = torch.as_tensor(self.scale, dtype=torch.float32, device=device).reshape(1).reciprocal()
+        loss_scale = torch.as_tensor(scale, dtype=torch.float32, device=device).reshape(1).reciprocal()
         # What apex asks of a torch.amp.GradScaler: whether a gradient overflowed, and the loss scale.
         scaler = types.SimpleNamespace(
             _check_inf_per_device=lambda optimizer: {device: overflow}, _get_scale_async=lambda: loss_scale

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from bert.kernels import lamb as lamb_kernel
 from bert.kernels import lans as lans_kernel
-from bert.optim import lamb, lans
-from bert.optim.rule import Pieces, Rule, Scalar, is_decayed, squared_norms
+from bert.optim.rules import LambConfig, LansConfig, Maybe, Pieces, Rule, Scalar, Total, is_decayed, squared_norms
 
 ALIGNMENT = 128  # elements: every parameter and every shard begins on a full cache line, in any precision
 
@@ -166,25 +165,20 @@ class ShardPieces(Pieces):
         return self.shard.views(self.shard.state(name, of_weights=of_weights))
 
 
-# The rules over a shard work in two halves: between them the sums are added up over the ranks.
-#
-# squared_norm(flat): of a flat buffer (0-d, fp32 at least).
-# measure(): squared norms of the shard's gradient: of each parameter where the rule needs them, else of all [1].
-# prepare(grad_scale, keep, squares): updates the states; returns sums [parameters, n], or None. squares: measure(),
-#     added up over the ranks, wanted where the rule needs norms.
-# apply(sums, lr, keep): updates masters and weights.
-
-
 class Piecewise:
-    """A rule on lists of tensors, applied to the segments; there may be none."""
+    """A rule on lists of tensors, applied to the segments; there may be none.
+
+    squared_norm(flat): of a flat buffer (0-d, fp32 at least). measure(): squared norms of the shard's gradient: of each
+    parameter where the rule needs them, else of all [1]. step(): as that of a rule; squares: measure(), added up over
+    the ranks; total: of sums [parameters, n].
+    """
 
     def __init__(self, shard: Shard, make_rule: Callable[[Pieces], Rule]) -> None:
         self.shard = shard
         self.gradients = shard.views(shard.gradient)
         self.device, self.num_parameters = shard.masters.device, len(shard.names)
         owners = [segment.parameter for segment in shard.segments]
-        names = [shard.names[owner] for owner in owners]
-        masters = shard.views(shard.masters)
+        names, masters = [shard.names[owner] for owner in owners], shard.views(shard.masters)
         self.rule = make_rule(ShardPieces(names=names, masters=masters, device=self.device, shard=shard))
         self.num_steps, self.needs_norms = self.rule.num_steps, self.rule.needs_norms
         self.owners = torch.tensor(owners, dtype=torch.int64, device=self.device)
@@ -199,32 +193,32 @@ class Piecewise:
         whole = torch.zeros(self.num_parameters, dtype=dtype, device=self.device)
         return whole.index_copy_(0, self.owners, squared_norms(self.gradients)) if self.gradients else whole
 
-    def prepare(self, grad_scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> Tensor | None:
+    def step(self, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
         num_sums, dtype = self.rule.num_sums, self.shard.masters.dtype
-        whole = torch.zeros(self.num_parameters, num_sums, dtype=dtype, device=self.device) if num_sums else None
-        if not self.gradients:
-            self.num_steps += 1 if keep is None else keep
-            return whole
-        mine = squares.index_select(0, self.owners) if self.needs_norms and squares is not None else None
-        sums = self.rule.prepare(self.gradients, grad_scale, keep, mine)
-        return whole if whole is None or sums is None else whole.index_copy_(0, self.owners, sums)
 
-    def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
+        def of_parameters(sums: Tensor) -> Tensor:
+            whole = torch.zeros(self.num_parameters, num_sums, dtype=dtype, device=self.device)
+            return total(whole.index_copy_(0, self.owners, sums)).index_select(0, self.owners)
+
         if self.gradients:
-            self.rule.apply(None if sums is None else sums.index_select(0, self.owners), lr, keep)
+            mine = squares.index_select(0, self.owners) if self.needs_norms and squares is not None else None
+            self.rule.step(self.gradients, lr, scale, keep, mine, of_parameters)
+        else:  # the collective of the others all the same
+            self.num_steps += 1 if keep is None else keep
+            if num_sums:
+                of_parameters(torch.zeros(0, num_sums, dtype=dtype, device=self.device))
         self.shard.weights.copy_(self.shard.masters)
 
 
-class _FlatMoments:
-    """Both moments of a shard, with what the kernels of a rule need besides."""
+class FlatRule:
+    """A rule by Triton kernels: both moments of a shard, with what the kernels need besides. Methods as Piecewise's."""
 
     needs_norms = False
 
-    def __init__(self, shard: Shard, config: lamb.Config | lans.Config, passes: lamb_kernel.Passes) -> None:
+    def __init__(self, shard: Shard, config: LambConfig | LansConfig, passes: lamb_kernel.Passes) -> None:
         self.shard, self.config, self.passes = shard, config, passes
-        self.first, self.second = shard.state("first_moments"), shard.state("second_moments")
         device = shard.masters.device
-        self.buffers = shard.gradient, shard.masters, self.first, self.second
+        self.buffers = shard.gradient, shard.masters, shard.state("first_moments"), shard.state("second_moments")
         self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
         self.scalars = torch.zeros(4, dtype=torch.float32, device=device)  # as kernels/lamb.py takes them
         # A span is a parameter's part with the zeros behind it, empty where there is none.
@@ -237,65 +231,48 @@ class _FlatMoments:
     def squared_norm(self, flat: Tensor) -> Tensor:
         return self.passes.squared_norm(flat)
 
-    def advance(self, grad_scale: Scalar, keep: Tensor | None) -> None:
-        """Counts the step and writes its scalars but the learning rate; a factor of nan skips the step (``keep``)."""
+    def begin(self, lr: Scalar, scale: Scalar, keep: Maybe) -> Tensor:
+        """Counts the step and writes its scalars; a factor of nan (``keep``) skips it. Returns ``scale`` in fp32."""
         self.num_steps += 1 if keep is None else keep
         steps = self.num_steps.clamp(min=1).double()
-        factor = torch.as_tensor(grad_scale, dtype=torch.float32, device=self.scalars.device)
+        rate, factor = (torch.as_tensor(x, dtype=torch.float32, device=self.scalars.device) for x in (lr, scale))
+        self.scalars[0] = rate
         self.scalars[1] = factor if keep is None else torch.where(keep, factor, float("nan"))
         self.scalars[2] = 1 / (1 - torch.pow(self.config.beta1, steps))
         self.scalars[3] = 1 / (1 - torch.pow(self.config.beta2, steps))
-
-    def set_rate(self, lr: Scalar) -> None:
-        """Writes the learning rate, the last of the scalars to be known."""
-        self.scalars[0] = torch.as_tensor(lr, dtype=torch.float32, device=self.scalars.device)
+        return factor
 
 
-class FlatLamb(_FlatMoments):
+class FlatLamb(FlatRule):
     """LAMB by the two passes of kernels/lamb.py."""
 
     def measure(self) -> Tensor:
         return self.passes.squared_norm(self.shard.gradient).reshape(1)
 
-    def prepare(self, grad_scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> Tensor:
-        self.advance(grad_scale, keep)
-        config = self.config
-        return self.passes.moments(self.layout, *self.buffers, self.scalars, config.beta1, config.beta2, config.eps)
-
-    def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
-        self.set_rate(lr)
-        _, *buffers = self.buffers
-        self.passes.update(self.layout, *buffers, self.shard.weights, sums, self.scalars, self.config.eps)
+    def step(self, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
+        self.begin(lr, scale, keep)
+        beta1, beta2, eps = self.config.beta1, self.config.beta2, self.config.eps
+        sums = total(self.passes.moments(self.layout, *self.buffers, self.scalars, beta1, beta2, eps))
+        self.passes.update(self.layout, *self.buffers[1:], self.shard.weights, sums, self.scalars, eps)
 
 
-class FlatLans(_FlatMoments):
+class FlatLans(FlatRule):
     """LANS by the three passes of kernels/lans.py."""
 
     needs_norms = True
 
-    def __init__(self, shard: Shard, config: lans.Config) -> None:
+    def __init__(self, shard: Shard, config: LansConfig) -> None:
         super().__init__(shard, config, lamb_kernel.fused)
         self.factors = torch.ones(len(shard.names), device=shard.masters.device)
 
     def measure(self) -> Tensor:
         return lans_kernel.squared_norms(self.layout, self.shard.gradient)
 
-    def prepare(self, grad_scale: Scalar, keep: Tensor | None, squares: Tensor | None) -> Tensor:
+    def step(self, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
         assert squares is not None
-        config = self.config
-        self.advance(grad_scale, keep)
-        scale = torch.as_tensor(grad_scale, dtype=torch.float32, device=self.factors.device)
-        norms = squares.sqrt() * scale
-        self.factors.copy_(torch.where(norms > 0, scale / (norms + config.eps), scale))
-        return lans_kernel.moments(
-            self.layout, self.factors, *self.buffers, self.scalars, config.beta1, config.beta2, config.eps
-        )
-
-    def apply(self, sums: Tensor | None, lr: Scalar, keep: Tensor | None) -> None:
-        assert sums is not None
-        self.set_rate(lr)
-        beta1, eps = self.config.beta1, self.config.eps
-        lans_kernel.update(self.layout, self.factors, *self.buffers, self.shard.weights, sums, self.scalars, beta1, eps)
-
-
-FlatRule = Piecewise | FlatLamb | FlatLans
+        factor, common = self.begin(lr, scale, keep), (self.layout, self.factors, *self.buffers)
+        beta1, beta2, eps = self.config.beta1, self.config.beta2, self.config.eps
+        norms = squares.sqrt() * factor
+        self.factors.copy_(torch.where(norms > 0, factor / (norms + eps), factor))
+        sums = total(lans_kernel.moments(*common, self.scalars, beta1, beta2, eps))
+        lans_kernel.update(*common, self.shard.weights, sums, self.scalars, beta1, eps)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bert.core.dist import World
 from bert.kernels.precision import LOW_PRECISION
 from bert.optim.gradients import Clipping, Gradients
-from bert.optim.rule import Pieces, Rule, Scalar, squared_norms
+from bert.optim.rules import Pieces, Rule, Scalar, squared_norms
 
 
 class Replicated:
@@ -53,8 +53,7 @@ class Replicated:
     def step(self, lr: Scalar, grad_scale: Scalar = 1.0, keep: Tensor | None = None) -> None:
         gradients: list[Tensor] = [p.grad for p in self.parameters]  # type: ignore[misc]
         squares = squared_norms(gradients) if self.rule.needs_norms else None
-        sums = self.rule.prepare(gradients, grad_scale, keep, squares)
-        self.rule.apply(sums, lr, keep)
+        self.rule.step(gradients, lr, grad_scale, keep, squares, lambda sums: sums)
         if self.low_precision:
             weights = [self.parameters[i].detach() for i in self.low_precision]
             torch._foreach_copy_(weights, [self.pieces.masters[i] for i in self.low_precision])

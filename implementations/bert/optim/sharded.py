@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from bert.checkpoint.sharded import ShardedTensors
 from bert.core.dist import World
 from bert.kernels import weight_gradient
-from bert.optim.flat import Bucket, FlatRule, Layout, Shard, fill
+from bert.optim.flat import Bucket, FlatLamb, FlatLans, Layout, Piecewise, Shard, fill
 from bert.optim.gradients import Clipping, Gradients
-from bert.optim.rule import Scalar, squared_norms
+from bert.optim.rules import Scalar, squared_norms
 
 BUCKET_BYTES = 64 << 20
 MOST_UNDER_WAY = 2  # reductions of buckets at once, each with a copy of the bucket
@@ -46,7 +46,7 @@ class Sharded:
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, nn.Parameter]],
-        make_rule: Callable[[Shard], FlatRule],
+        make_rule: Callable[[Shard], Piecewise | FlatLamb | FlatLans],
         world: World,
         *,
         stages: Sequence[nn.Module] = (),
@@ -130,9 +130,8 @@ class Sharded:
         """
         if self.rule.needs_norms and self.squares is None:
             self.measure()
-        sums = self.rule.prepare(grad_scale, keep, self.squares)
-        self.squares = None
-        self.rule.apply(None if sums is None else self.world.sum(sums), lr, keep)
+        squares, self.squares = self.squares, None
+        self.rule.step(lr, grad_scale, keep, squares, self.world.sum)
         self.weights.mark_stale()
 
     def mark_stale(self) -> None:

@@ -8,14 +8,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bert.checkpoint.weights import Checksum, check_vocabulary, chunks_of
+from bert.checkpoint.weights import Checksum, check_finite, chunks_of
 from bert.core import rundir
 from bert.core.dist import World, pick_device
-from bert.core.env import values
+from bert.core.env import settings
 from bert.data.loader import make_batching, open_masks, open_source
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.shards import INDEX, Shards
+from bert.deepspeed import ds_config
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
 from bert.model.init import uninitialized
@@ -36,7 +37,7 @@ FREE = {
 
 def identity(config: Config) -> dict[str, Any]:
     """What all trials of one RUN_NAME share, for config.json: settings by name, the model, and what the files hold."""
-    told = {name: value for name, value in values(config).items() if name not in FREE}
+    told = {name: value for name, value in settings(config).items() if name not in FREE}
     if config.seed is not None:  # the launcher counts on from the first trial's
         told["SEED"] = config.seed - config.run.trial
     told["BERT_CONFIG"] = config.model.identity
@@ -62,8 +63,8 @@ def check_finished(config: Config) -> None:
     """Raises ConfigError where this trial is done in RUN_DIR, and was another."""
     folder = config.run.run_dir
     if folder is not None and (result := folder / f"result_{config.run.trial}.txt").is_file():
-        settings = folder / "config.json"
-        known = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        path = folder / "config.json"
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         rundir.check_same(result, known.get("identity"), identity(config))
 
 
@@ -75,8 +76,15 @@ def report(config: Config) -> str:
     with uninitialized():
         model = BertForPreTraining(config.model, select(config.kernels, device))
     weights = "random"
-    if path is not None:
-        _, loaded = chunks_of(model, path, 0, config.may_have_new_heads, Checksum())
+    saved = resume.newest(config.checkpoint)
+    if saved is not None:
+        weights_of_run = ((name, saved["model"][name]) for name in saved["model"])
+        check_finite(weights_of_run, config.checkpoint.directory)
+        changed = resume.check_identity(config, resume.pick_seed(config.seed, saved), saved)
+        weights = f"step {saved['step']:,} of {config.checkpoint.directory}{f'; {changed}' if changed else ''}"
+    elif path is not None:
+        chunks, loaded = chunks_of(model, path, 0, config.may_have_new_heads, Checksum())
+        check_finite(((chunk.name, chunk.values) for chunk in chunks), path)
         weights = f"{path}{f': {loaded}' if any(loaded) else ''}"
         if config.checkpoint.init_optimizer:
             shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -98,13 +106,16 @@ def report(config: Config) -> str:
     }
     if config.mlperf.division == "closed":
         said["convergence"] = f"the reference's: python -m review rcp {batch}"
-    said |= {"memory": memory.describe(config), "data": _data(config, World(dataclasses.replace(alone, device="cpu")))}
-    said["weights"] = weights
+    if config.zero.is_deepspeed:
+        own = ", ".join(ds_config.deepspeed_only(config.zero.json()))
+        said["engine"] = f"DeepSpeed{f', which alone heeds {own}' if own else ''}"
+    on_cpu = World(dataclasses.replace(alone, device="cpu"))
+    said |= {"memory": memory.describe(config), "data": _data(config, on_cpu, saved), "weights": weights}
     width = max(map(len, said))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in said.items())
 
 
-def _data(config: Config, world: World) -> str:
+def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
     """What the data is, and that batches can be made of it."""
     data, size = config.data, config.model.vocab_size
     if data.synthetic:
@@ -115,10 +126,11 @@ def _data(config: Config, world: World) -> str:
     first = shards[0]
     if data.packed and first.row_offsets is None:
         raise DataError(f"{variable}={folder}: these records are not packed; set PACKED=0, or give the packed folder")
-    check_vocabulary(config.checkpoint.init_checkpoint, shards.vocab_md5)
+    row_counts = shards.row_counts()
+    resume.check_data(config.checkpoint, saved, shards)
     if int(first.input_ids.max()) >= size:
         raise DataError(f"{variable}={folder}: token ids past vocab_size {size} of bert_config.json")
-    make_batching(shards, Sampler(shards.row_counts(), data.rows_per_step, 0, 0, config.dist.world_size), data)
+    make_batching(shards, Sampler(row_counts, data.rows_per_step, 0, 0, config.dist.world_size), data)
     vocab = config.phase1 / "vocab.txt" if config.phase1 else None
     if vocab is not None and vocab.is_file() and hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:
         raise DataError(f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again")

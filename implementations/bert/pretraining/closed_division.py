@@ -20,12 +20,13 @@ from bert.pretraining.config import Config
 MODEL_FIELDS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("max_position_embeddings", "type_vocab_size", "hidden_dropout_prob", "attention_probs_dropout_prob"),
-    "layer_norm_eps",
+    *("layer_norm_eps", "layer_norm_large_model"),
 )
 # By the variable that each fixes; which values keep it: ``violations``.
 RULES = {
     "OPTIMIZER": "LAMB is the benchmark's only optimizer (training rules, optimizers)",
     "MAX_GRAD_NORM": "gradients are clipped to a norm of 1.0 (reference, optimization.py)",
+    "CLIP": "the whole gradient is clipped, before or after the all-reduce (reference, optimization.py)",
     "LAMB_RATIO": "LAMB scales by a trust ratio where weight decay applies, and nowhere else (reference, "
     "optimization.py)",
     "LR_SCHEDULE": "the learning rate warms up linearly, then decays polynomially: mlperf (reference, optimization.py)",
@@ -45,6 +46,7 @@ RULES = {
     "SYNTH_DATA": "the data set is Wikipedia's (training rules, benchmarks)",
     "PACKING_FACTOR": "the global batch is logged in sequences: 2 for a packed row of Wikipedia, 1 for an unpacked one",
     "INIT_CHECKPOINT": "training starts from model.ckpt-28252: give the converted checkpoint (training rules, weights)",
+    "INIT_OPTIMIZER": "LAMB's moments start from 0 (reference, optimization.py)",
     "RESUME": "a run is timed from its start, and the log of a resumed one leaves out the time trained before",
 }
 
@@ -63,6 +65,7 @@ def violations(config: Config) -> Iterator[str]:
     kept: dict[str, tuple[Any, bool]] = {
         "OPTIMIZER": (optim.optimizer, optim.is_lamb),
         "MAX_GRAD_NORM": (optim.max_grad_norm, optim.max_grad_norm == 1.0),
+        "CLIP": (optim.clip, optim.clip != "bucket"),
         "LAMB_RATIO": (optim.lamb.ratio, optim.lamb.ratio == "decayed"),
         "LR_SCHEDULE": (schedule.schedule, schedule.schedule == "mlperf"),
         "END_LR": (schedule.end_lr, schedule.end_lr == 0.0),
@@ -79,6 +82,7 @@ def violations(config: Config) -> Iterator[str]:
         "SYNTH_DATA": (int(data.synthetic), not data.synthetic),
         "PACKING_FACTOR": (data.packing_factor, data.packing_factor == packing_factor),
         "INIT_CHECKPOINT": ("" if weights is None else weights, weights is not None),
+        "INIT_OPTIMIZER": (int(config.checkpoint.init_optimizer), not config.checkpoint.init_optimizer),
         "RESUME": (int(config.checkpoint.resume), not config.checkpoint.resume),
     }
     yield from (f"{name}={kept[name][0]} ({rule})" for name, rule in RULES.items() if not kept[name][1])

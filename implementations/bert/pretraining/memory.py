@@ -95,11 +95,13 @@ def estimate(plan: Plan) -> dict[str, int]:
     """Bytes of one rank's device memory by part.
 
     weights, gradients, states (with the fp32 masters) are persistent; activations: the transient peak, of the backward
-    pass with the gradients that wait in it, or of the update; runtime: what the device's libraries take.
+    pass with the gradients that wait in it, or of the update; runtime: what the device's libraries take. Raises
+    ConfigError for an optimizer that there is not.
     """
     model = meta_model(plan.model)
     use_placeholders(model, plan.dtype, META)
     settings = plan.optimizer if not plan.optimizer.is_apex else replace(plan.optimizer, optimizer="lamb")
+    settings.check(torch.device(plan.device_type))
     low, b = plan.dtype != torch.float32, plan.dtype.itemsize
     masters = {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()} if low else None
     engine = optim.build(

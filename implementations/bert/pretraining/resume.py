@@ -3,32 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 import os
-from collections import Counter
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bert.checkpoint import sharded, weights
 from bert.checkpoint.save import Config as CheckpointConfig
 from bert.checkpoint.save import Writer, load_newest, saved_checkpoints, step_path
+from bert.core import rundir
 from bert.core.dist import World
-from bert.core.env import ConfigError
+from bert.core.env import ConfigError, settings
 from bert.core.files import damage
 from bert.data.sampler import RowSource
 from bert.deepspeed import checkpoints
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import resolved
-from bert.optim.rule import is_decayed
+from bert.optim.rules import is_decayed
 from bert.pretraining.config import Config
-from bert.training.step import Step, Trainer
+from bert.training.step import Step, Trainer, check_finite, is_finite
 
 _ROWS = ("WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS")  # may change where their product, a step's rows, does not
+# What a run that resumes may change; all other variables must stay (``run_identity``). How the work is divided and
+# computed: losses then differ by rounding, and by which numbers dropout drops.
+ROUNDING = {
+    *("DEVICE", "FUSED", "ATTENTION", "CUDA_GRAPH", "RECOMPUTE_LAYERS", "SHARD_OPTIMIZER", "SHARD_GRADIENTS"),
+    *("ENGINE", *_ROWS),
+}
+# What is told and kept, how long it goes on, and on what it is evaluated: the weights stay the same.
+FREE = {
+    *("DATA_LOADER", "NUM_EVAL_EXAMPLES", "EVAL_BATCHSIZE"),
+    *("EVAL_ITER_START_SAMPLES", "EVAL_ITER_SAMPLES", "EVAL_INITIAL", "TARGET_MLM_ACCURACY", "FP8_EVALUATION"),
+    *("MAX_STEPS", "MAX_SAMPLES_TERMINATION", "STEPS_THIS_RUN", "REHEARSAL", "REHEARSAL_SAMPLES"),
+    *("SUSTAINED_TRAINING_TIME", "WARMUP_RUN", "LOG_EVERY_STEPS", "METRICS", "CAPTURE", "CAPTURE_STEPS"),
+    *("PROFILE_STEPS", "INIT_OPTIMIZER", "CHECKPOINT_EVERY_STEPS"),
+    *("CHECKPOINT_SHARDS", "CHECKPOINT_KEEP", "DEEPSPEED_CHECKPOINTS"),
+}
+# Of this process, this machine and the log.
+_LOCAL = {
+    *("RESUME", "TRIAL", "RANK", "LOCAL_RANK", "BACKEND", "DIST_TIMEOUT", "EMULATE_RANK", "OMP_NUM_THREADS"),
+    *("SUBMISSION_DIVISION", "SUBMISSION_ORG", "SUBMISSION_PLATFORM", "SUBMISSION_STATUS"),
+    *("DGXSYSTEM", "DGXNNODES", "CACHE_CLEARED"),
+}
 
 
 def newest(config: CheckpointConfig) -> dict[str, Any] | None:
@@ -53,10 +76,20 @@ def restore(config: Config, step: Trainer, seed: int, saved: dict[str, Any] | No
     """Restores a checkpoint where there is one: (steps, batches, samples) done. Raises ConfigError where it differs."""
     if saved is None:
         return 0, 0, 0
-    # Earlier versions saved the word auto itself.
-    before = saved["run"] | {"PRECISION": resolved(saved["run"]["PRECISION"], config.device)}
+    changed = check_identity(config, seed, saved)
+    if changed and config.dist.rank == 0:
+        print(f"bert: RESUME=1 with {changed}", file=sys.stderr, flush=True)
+    step.load_state_dict(saved)
+    return int(saved["step"]), int(saved["batches"]), int(saved["samples"])
+
+
+def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
+    """Raises ConfigError where a run is not the one that was saved; in words, which of ROUNDING have changed."""
+    # Earlier versions saved fewer settings, and of PRECISION the word auto itself.
+    before = _kept(config) | saved["run"] | {"PRECISION": resolved(saved["run"]["PRECISION"], config.device)}
     mine = run_identity(config, seed)
     can_move = config.data.batching == "rows" and config.data.exchange_group == 1  # by step and rank alone
+    can_move &= config.optim.clip == "after"  # else each micro-batch of a rank is clipped by itself
     rows, rows_before = (math.prod(identity.get(name, 0) for name in _ROWS) for identity in (mine, before))
     for name, value in mine.items():
         if before.get(name) == value or (name in _ROWS and can_move and rows == rows_before):
@@ -68,8 +101,21 @@ def restore(config: Config, step: Trainer, seed: int, saved: dict[str, Any] | No
             f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run with {name} "
             f"{before.get(name)}, this one has {value}: {cure}, or use another CHECKPOINT_DIR"
         )
-    step.load_state_dict(saved)
-    return int(saved["step"]), int(saved["batches"]), int(saved["samples"])
+    now = _computed(config)
+    earlier = {**now, **saved.get("computed", {}), **{name: before[name] for name in _ROWS}}
+    changed = [f"{name} {earlier[name]} -> {value}" for name, value in now.items() if earlier[name] != value]
+    return f"{', '.join(changed)}: losses differ by rounding, and by what dropout draws" if changed else ""
+
+
+def _computed(config: Config) -> dict[str, Any]:
+    return {name: value for name, value in settings(config).items() if name in ROUNDING}
+
+
+def _kept(config: Config) -> dict[str, Any]:
+    """Variables that must stay and need no more than to be compared."""
+    resolved_elsewhere = {"SEED", "PRECISION", "FP8_RECIPE", "FP8_FAST_SUMS", "FP8_OUTPUT_PROJECTION", "MASKING"}
+    others = ROUNDING | FREE | _LOCAL | resolved_elsewhere | {"LR_DECAY_STEPS"}
+    return {name: value for name, value in settings(config).items() if name not in others}
 
 
 def shard_order(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]:
@@ -84,20 +130,12 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
     """What must not change between a run and its resumption, by the name of the variable."""
     data, precision = config.data, config.precision
     return {
+        **_kept(config),
         "SEED": seed,
         "WORLD_SIZE": config.dist.world_size,
         "BATCHSIZE": data.batch_size,
         "GRADIENT_STEPS": data.gradient_steps,
-        "PACKED": data.packed,
-        "MAX_SEQ_LENGTH": data.max_seq_length,
-        "BATCHING": data.batching,
-        "MAX_SEQUENCES_PER_ROW": data.max_sequences_per_row,
-        "ONLINE_BUFFER": data.online_buffer,
-        "BIN_COUNTS": data.bin_counts,
-        "EXCHANGE_GROUP": data.exchange_group,
         "MASKING": None if data.masking == "static" else data.masking,
-        "OPTIMIZER": config.optim.optimizer,
-        "CLIP": config.optim.clip,
         "PRECISION": resolved(precision.precision, config.device),
         "FP8_RECIPE": precision.fp8_recipe if precision.precision == "fp8" else None,
         # None where earlier versions, which had no such setting, did the same.
@@ -109,35 +147,49 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
     }
 
 
-def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, row_counts: np.ndarray, vocab_md5: str) -> None:
+def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, data: RowSource) -> None:
     """Raises ConfigError where the rows, or their vocabulary, are not those that the weights were trained on."""
-    weights.check_vocabulary(config.init_checkpoint, vocab_md5)
-    if saved is not None and saved["row_counts"] != row_counts.tolist():
+    weights.check_vocabulary(config.init_checkpoint, data.vocab_md5)
+    if saved is None:
+        return
+    row_counts, before = data.row_counts().tolist(), saved["row_counts"]
+    digest = data_digest(data)
+    if before != row_counts or saved.get("data_digest", digest) != digest:
         raise ConfigError(
             f"RESUME=1: the checkpoint in {config.directory} is of a run on other training data, "
-            f"{sum(saved['row_counts']):,} rows in {len(saved['row_counts'])} files, this one has "
-            f"{int(row_counts.sum()):,} in {len(row_counts)}: use the same data, or another CHECKPOINT_DIR"
+            f"{sum(before):,} rows in {len(before)} files, this one has {sum(row_counts):,} in {len(row_counts)}"
+            f"{' with other contents' if before == row_counts else ''}: use the same data, or another CHECKPOINT_DIR"
         )
+
+
+def data_digest(data: RowSource) -> str:
+    """Of all files, by what is known of their contents."""
+    return hashlib.md5(json.dumps(data.identity()).encode()).hexdigest()
+
+
+def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
+    """Raises ConfigError, on every rank, where the weights or moments that were read are not finite. A collective."""
+    if isinstance(trained, Step):
+        trained.optimizer.gather()
+    if not is_finite(trained, world):
+        raise ConfigError(
+            f"{path} holds weights or moments that are NaN or infinite (--check names the first): start from others, "
+            "or remove the newest checkpoint to resume from the one before"
+        )
+
+
+def check_ranks(config: Config, world: World, saved: dict[str, Any] | None) -> None:
+    """Raises ConfigError where a rank has other settings, code or checkpoint than most. A collective."""
+    facts = rundir.shared_facts(config) | {"BERT_CONFIG": config.model, "the newest checkpoint": saved_checksum(saved)}
+    facts["CHECKPOINT_DIR"] = "unset" if config.checkpoint.directory is None else "set"
+    if config.zero.is_deepspeed:
+        facts["DEEPSPEED_CONFIG"] = config.zero.json()
+    world.agree(facts, "give all ranks the same settings, code and CHECKPOINT_DIR")
 
 
 def check_weights(config: CheckpointConfig, world: World, checksum: int) -> None:
-    """Raises ConfigError, on every rank, where a rank begins with other weights than most. A collective.
-
-    checksum: of this rank's weights.
-    """
-    mine = torch.tensor([checksum], dtype=torch.int64, device=world.device)
-    everyones = mine.repeat(world.size)
-    if work := world.all_gather(everyones, mine):
-        work.wait()
-    checksums = everyones.tolist()
-    (most, _), *others = Counter(checksums).most_common()
-    if others:
-        odd = [f"rank {rank} ({value:08x})" for rank, value in enumerate(checksums) if value != most]
-        path = config.directory if config.resume else config.init_checkpoint
-        raise ConfigError(
-            f"weights differ between ranks: {', '.join(odd)} against {most:08x} of the others: is {path} the same "
-            "on every node?"
-        )
+    """Raises ConfigError where a rank begins with other weights than most. checksum: of this rank's. A collective."""
+    world.agree({"weights": f"{checksum:08x}"}, f"is INIT_CHECKPOINT={config.init_checkpoint} the same on every node?")
 
 
 def saved_checksum(saved: dict[str, Any] | None) -> int:
@@ -159,10 +211,15 @@ class Saver:
         self.writer = Writer(config.checkpoint)
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
-        """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective."""
+        """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective.
+
+        Raises TrainingError for a state that is not finite.
+        """
         config, world = self.config.checkpoint, self.world
+        check_finite(self.trained, world, step)
         facts: dict[str, Any] = {"step": step, "batches": batches, "samples": samples, "ended": ended}
         facts |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5}
+        facts |= {"data_digest": data_digest(self.data), "computed": _computed(self.config)}
         facts |= {"dealt": self.shard_order, "bert_config": dataclasses.asdict(self.config.model)}
         facts |= {"run": run_identity(self.config, self.seed)}
         if config.shards:

@@ -45,6 +45,8 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     except (ConfigError, DataError) as error:
         return rundir.fail(run_config, "bert", str(error), BAD_INPUT)
     except (TrainingError, HangError) as error:
+        if isinstance(error, HangError):
+            rundir.write_collectives(run_config)
         return rundir.fail(run_config, "bert", str(error), CRASHED)
     except Exception as error:
         traceback.print_exc()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,11 +41,10 @@ from bert.training.stop import LAST_STEP, Ending, Stop, TrainingError
 def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) -> Ending:
     """Runs to the end and says why it ended. A collective: every rank calls it with the same settings."""
     saved = resume.newest(config.checkpoint)
-    resume.check_weights(config.checkpoint, world, resume.saved_checksum(saved))
+    resume.check_ranks(config, world, saved)
     seed = world.broadcast_int(resume.pick_seed(config.seed, saved))
     hyperparameters = config.hyperparameters(seed)
-    log.submission()
-    log.hyperparameters(hyperparameters)
+    log.submission(hyperparameters)
     clock.lap("checkpoint")
     config = resolve_kernels(config, world)
     clock.lap("choice of kernels")
@@ -59,10 +57,12 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         shapes = {name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in model.named_parameters()}
         step.optimizer.load_state_dict(resume.warm_start(path, config.optim.optimizer, shapes))
     done, done_batches, done_samples = resume.restore(config, step, seed, saved)
+    if saved is not None or path is not None:
+        resume.check_restored(step, world, path if saved is None else config.checkpoint.directory)
     clock.lap("checkpoint")
     take_step, evaluation_graph = prepare(config, model, step, world, clock)
 
-    sinks: list[MetricSink] = [LogStats(log)]
+    sinks: list[MetricSink] = [log.stats]
     if world.is_main:
         sinks += metric_sinks(config.observers, config.run, hyperparameters, done)
     world.barrier()
@@ -78,9 +78,10 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
 
     settings, vocab_size = config.data, model.config.vocab_size
     source = open_source(settings, vocab_size)
+    world.agree(source.identity(), "are the training data the same on every node?")
     row_counts = source.row_counts()
     num_rows, rows_per_step = int(row_counts.sum()), settings.rows_per_step * world.size
-    resume.check_data(config.checkpoint, saved, row_counts, source.vocab_md5)
+    resume.check_data(config.checkpoint, saved, source)
     shard_order = resume.shard_order(config, saved)
     sampler = Sampler(row_counts, settings.rows_per_step, seed, world.rank, world.size, shard_order)
     masks = open_masks(settings, source, config.phase1, vocab_size, seed)
@@ -274,21 +275,6 @@ def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
     return [finisher(config, world)(batch)] * config.data.gradient_steps
 
 
-class LogStats:
-    """Writes each report to the MLPerf log."""
-
-    def __init__(self, log: MlperfLog) -> None:
-        self.log = log
-
-    def write(self, kind: str, values: Mapping[str, Any]) -> None:
-        """See MetricSink."""
-        if kind == "train":
-            losses = {name: value for name, value in values.items() if name.endswith("loss")}
-            self.log.stats(
-                values["samples"], {"throughput": values["sequences_per_second"], **losses, "lr": values["lr"]}
-            )
-
-
 @dataclass
 class Evaluation:
     """Evaluates, logs, and says whether the target is reached. The data set is opened at the first one."""
@@ -328,5 +314,5 @@ class Evaluation:
             names = ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy")
             figures = {name: getattr(result, name) for name in names} | {"seconds": seconds}
             for sink in self.sinks:
-                sink.write("evaluation", {"step": step, "samples": samples, **figures})
+                sink("evaluation", {"step": step, "samples": samples, **figures})
             return reached

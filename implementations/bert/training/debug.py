@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -124,43 +125,42 @@ def differences(one: Path, other: Path) -> Iterator[tuple[str, float, float]]:
     Infinite where one has not the tensor or another shape; what ``other`` alone has comes last. Raises DataError for
     a file that is damaged, or none of a capture.
     """
-    with _opened(one) as (a, names), _opened(other) as (b, others):
-        in_other, in_one = set(others), set(names)
-        for name in names:
-            mine = a.get_tensor(name).double()
-            theirs = b.get_tensor(name).double() if name in in_other else None
-            if theirs is not None and name.endswith(".gradient"):  # one that never came is 0
-                mine, theirs = (x if x.numel() else torch.zeros_like(y) for x, y in ((mine, theirs), (theirs, mine)))
-            if theirs is None or theirs.shape != mine.shape:
+
+    def largest(tensor: Tensor) -> float:
+        found = float(tensor.abs().max()) if tensor.numel() else 0.0
+        return float("inf") if math.isnan(found) else found
+
+    with _opened(one) as a, _opened(other) as b:
+        order = [name for file in (a, b) for name in json.loads(file.metadata()[ORDER])]
+        held = [(file, set(file.keys())) for file in (a, b)]
+        for name in dict.fromkeys(order):
+            pair = [file.get_tensor(name).double() for file, names in held if name in names]
+            if len(pair) == 2 and name.endswith(".gradient"):  # one that never came is 0
+                pair = [x if x.numel() else torch.zeros_like(y) for x, y in (pair, pair[::-1])]
+            if len(pair) < 2 or pair[0].shape != pair[1].shape:
                 yield name, float("inf"), float("inf")
                 continue
-            worst = (mine - theirs).abs().max().item() if mine.numel() else 0.0
-            worst = worst if worst == worst else float("inf")  # nan
-            largest = mine.abs().max().item() if mine.numel() else 0.0
-            yield name, worst, worst / largest if largest else worst
-        for name in others:
-            if name not in in_one:
-                yield name, float("inf"), float("inf")
+            worst, scale = largest(pair[0] - pair[1]), largest(pair[0])
+            yield name, worst, worst / scale if scale else worst
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, list[str]]]:
-    """A file of a capture, and the names of its tensors as the step computed them."""
+def _opened(path: Path) -> Iterator[Any]:
+    """A file of a capture, whose metadata has the names of its tensors as the step computed them."""
     try:
         file = safetensors.safe_open(path, framework="pt")
     except (OSError, safetensors.SafetensorError) as error:
         raise DataError(f"{path}: cannot be read ({error}): capture it again") from None
     with file:
         try:
-            order = json.loads((file.metadata() or {})[ORDER])
-            complete = sorted(order) == sorted(file.keys())
+            complete = sorted(json.loads((file.metadata() or {})[ORDER])) == sorted(file.keys())
         except (KeyError, TypeError, ValueError):
             complete = False
         if not complete:
             raise DataError(
                 f"{path}: a file of tensors, but none that CAPTURE wrote: name a capture_<TRIAL> or a file of it"
             )
-        yield file, list(order)
+        yield file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,10 +200,8 @@ class ProfiledStep:
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         self.count += 1
         if self.count == self.first:
-            activities = [ProfilerActivity.CPU]
-            if torch.cuda.is_available():
-                activities.append(ProfilerActivity.CUDA)
-            self.profile = profile(activities=activities)
+            on_gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            self.profile = profile(activities=[ProfilerActivity.CPU, *on_gpu])
             self.profile.start()
         result = self.take_step(batches, lr)
         if self.count == self.last:
@@ -228,10 +226,9 @@ def unprofiled(take_step: TrainingStep) -> TrainingStep:
         return take_step
     step = take_step
     if step.count < step.last:
-        said = f"PROFILE_STEPS={step.first},{step.last}: this process ended after its step {step.count}"
-        if step.profile is None:
-            print(f"{said}: no trace is written", file=sys.stderr, flush=True)
-        else:
+        outcome = "no trace is written" if step.profile is None else f"{step.path} ends there"
+        if step.profile is not None:
             step._export()
-            print(f"{said}: {step.path} ends there", file=sys.stderr, flush=True)
+        said = f"PROFILE_STEPS={step.first},{step.last}: this process ended after its step {step.count}"
+        print(f"{said}: {outcome}", file=sys.stderr, flush=True)
     return step.take_step

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -56,85 +56,68 @@ class Config:
                 raise ConfigError(f"METRICS={name} writes to RUN_DIR, which is not set: give the folder")
 
 
-class MetricSink(Protocol):
-    """Something that is given the figures of a run."""
-
-    def write(self, kind: str, values: Mapping[str, Any]) -> None:
-        """kind: "train" (a report), "evaluation" or "summary" (the last one, with "end", the reason of the end).
-
-        The first two have "step", and their figures are numbers.
-        """
+# A sink takes (kind, figures): "train" (a report), "evaluation" or "summary" (the last; "end" is why the run ended).
+# The first two have "step", and their figures are numbers.
+MetricSink = Callable[[str, Mapping[str, Any]], object]
 
 
-class MetricsFile:
+def metrics_file(path: Path, append: bool) -> MetricSink:
     """One JSON object a line, with its kind. A run that resumes appends, so that its file tells the whole story."""
-
-    def __init__(self, path: Path, append: bool) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = path.open("a" if append else "w", encoding="utf-8", buffering=1)
-
-    def write(self, kind: str, values: Mapping[str, Any]) -> None:
-        self.file.write(json.dumps({"kind": kind, **values}) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a" if append else "w", encoding="utf-8", buffering=1)
+    return lambda kind, values: file.write(json.dumps({"kind": kind, **values}) + "\n")
 
 
-class TensorBoard:
+def tensorboard(folder: Path, first_step: int) -> MetricSink:
     """Scalars train/loss, evaluation/accuracy and so on by step, in an event file."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, first_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else None)
 
-        self.writer = SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else None)
-
-    def write(self, kind: str, values: Mapping[str, Any]) -> None:
+    def write(kind: str, values: Mapping[str, Any]) -> None:
         if kind == "summary":
-            self.writer.add_text("summary", json.dumps(values), values["step"])
-            self.writer.close()
+            writer.add_text("summary", json.dumps(values), values["step"])
+            writer.close()
             return
         for name, value in values.items():
             if name != "step":
-                self.writer.add_scalar(f"{kind}/{name}", value, values["step"])
-        self.writer.flush()
+                writer.add_scalar(f"{kind}/{name}", value, values["step"])
+        writer.flush()
+
+    return write
 
 
-class WeightsAndBiases:
+def weights_and_biases(folder: Path, name: str, settings: Mapping[str, Any]) -> MetricSink:
     """The same names as in TensorBoard; WANDB_MODE, WANDB_PROJECT and the like are read by the package itself."""
+    import wandb
 
-    def __init__(self, folder: Path, name: str, settings: Mapping[str, Any]) -> None:
-        import wandb
+    folder.mkdir(parents=True, exist_ok=True)
+    run = wandb.init(dir=str(folder), name=name, config=dict(settings))
 
-        folder.mkdir(parents=True, exist_ok=True)
-        self.run = wandb.init(dir=str(folder), name=name, config=dict(settings))
-
-    def write(self, kind: str, values: Mapping[str, Any]) -> None:
+    def write(kind: str, values: Mapping[str, Any]) -> None:
         if kind == "summary":
-            self.run.summary.update(dict(values))
-            self.run.finish()
-            return
-        self.run.log({f"{kind}/{name}": value for name, value in values.items()}, step=values["step"])
+            run.summary.update(dict(values))
+            run.finish()
+        else:
+            run.log({f"{kind}/{name}": value for name, value in values.items()}, step=values["step"])
+
+    return write
 
 
-class GuardedSink:
+def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
     """A sink that may fail: the first error is a warning on stderr, and the run continues without it."""
+    kept: list[MetricSink] = []
 
-    def __init__(self, name: str, make: Callable[[], MetricSink]) -> None:
-        self.name = name
-        self.sink: MetricSink | None = None
-        with self._guarded():
-            self.sink = make()
-
-    def write(self, kind: str, values: Mapping[str, Any]) -> None:
-        if self.sink is not None:
-            with self._guarded():
-                self.sink.write(kind, values)
-
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def attempt(act: Callable[[], object]) -> None:
         try:
-            yield
+            act()
         except Exception as error:
-            self.sink = None
+            kept.clear()
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            print(f"bert: warning: {self.name} gets no more figures: {reason}", file=sys.stderr, flush=True)
+            print(f"bert: warning: {name} gets no more figures: {reason}", file=sys.stderr, flush=True)
+
+    attempt(lambda: kept.append(make()))
+    return lambda kind, values: attempt(lambda: [sink(kind, values) for sink in kept])
 
 
 def metric_sinks(
@@ -145,12 +128,12 @@ def metric_sinks(
     if folder is None:
         return []
     makers: dict[str, Callable[[], MetricSink]] = {
-        "tensorboard": lambda: TensorBoard(folder / f"tensorboard_{trial}", first_step),
-        "wandb": lambda: WeightsAndBiases(folder, f"{folder.resolve().name}_{trial}", settings),
+        "tensorboard": lambda: tensorboard(folder / f"tensorboard_{trial}", first_step),
+        "wandb": lambda: weights_and_biases(folder, f"{folder.resolve().name}_{trial}", settings),
     }
     path = folder / f"metrics_{trial}.jsonl"
-    chosen = [GuardedSink(path.name, lambda: MetricsFile(path, append=first_step > 0))]
-    return chosen + [GuardedSink(name, makers[name]) for name in config.names]
+    chosen = [guarded(path.name, lambda: metrics_file(path, append=first_step > 0))]
+    return chosen + [guarded(name, makers[name]) for name in config.names]
 
 
 class Progress:
@@ -253,7 +236,7 @@ class Progress:
         self.totals.zero_()
         self.overflows.zero_()
         for sink in self.sinks:
-            sink.write("train", values)
+            sink("train", values)
 
     def summary(self, ending: Ending) -> None:
         """Writes the figures of the whole run to the sinks.
@@ -277,7 +260,7 @@ class Progress:
             values["mean_loss"] = sum(steps * loss for steps, loss in self.recent) / num_steps
             values["mean_loss_steps"] = num_steps
         for sink in self.sinks:
-            sink.write("summary", values)
+            sink("summary", values)
 
 
 def clock(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,38 +36,35 @@ class MlperfLog:
     """
 
     def __init__(self, config: Config, is_main: bool, path: Path | None = None) -> None:
-        self.config, self.is_main = config, is_main
-        self._event: Callable[..., object]
-        self._start: Callable[..., object]
-        self._end: Callable[..., object]
-        if not is_main:
-            self._event = self._start = self._end = lambda *_: None
-            return
-        logger = logging.Logger("mlperf", logging.INFO)
-        if path is None:
-            logger.addHandler(logging.StreamHandler(sys.stdout))
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            logger.addHandler(logging.FileHandler(path, mode="w", encoding="utf-8"))
-        log = mllog.MLLogger(logger, root_dir=str(Path(__file__).resolve().parents[2]))
-        self._event, self._start, self._end = log.event, log.start, log.end
+        self.config = config
+        self._event: Callable[..., object] = lambda *_: None
+        self._start = self._end = self._event
+        if is_main:
+            logger = logging.Logger("mlperf", logging.INFO)
+            handler: logging.Handler = logging.StreamHandler(sys.stdout)
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                handler = logging.FileHandler(path, mode="w", encoding="utf-8")
+            logger.addHandler(handler)
+            log = mllog.MLLogger(logger, root_dir=str(Path(__file__).resolve().parents[2]))
+            self._event, self._start, self._end = log.event, log.start, log.end
 
     def init_start(self) -> None:
         """Logs whether the caches were cleared, and the start of initialisation."""
         self._event(constants.CACHE_CLEAR, self.config.cache_cleared)
         self._start(constants.INIT_START)
 
-    def submission(self) -> None:
-        """Logs who submits what."""
+    def submission(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Logs who submits what, and the run's settings by MLLOG key."""
         config = self.config
-        self._event(constants.SUBMISSION_BENCHMARK, constants.BERT)
-        self._event(constants.SUBMISSION_ORG, config.organization)
-        self._event(constants.SUBMISSION_DIVISION, config.division)
-        self._event(constants.SUBMISSION_STATUS, config.status)
-        self._event(constants.SUBMISSION_PLATFORM, config.platform or f"{config.num_nodes}x{config.system}")
-
-    def hyperparameters(self, values: dict[str, Any]) -> None:
-        for key, value in values.items():
+        values = {
+            constants.SUBMISSION_BENCHMARK: constants.BERT,
+            constants.SUBMISSION_ORG: config.organization,
+            constants.SUBMISSION_DIVISION: config.division,
+            constants.SUBMISSION_STATUS: config.status,
+            constants.SUBMISSION_PLATFORM: config.platform or f"{config.num_nodes}x{config.system}",
+        }
+        for key, value in (values | dict(hyperparameters)).items():
             self._event(key, value)
 
     def weights(self, tensor_names: Iterable[str]) -> None:
@@ -90,9 +87,12 @@ class MlperfLog:
         self._end(constants.EVAL_STOP, samples, {"epoch_num": samples})
         self._event(constants.EVAL_ACCURACY, accuracy, {"epoch_num": samples})
 
-    def stats(self, samples: int, values: dict[str, float]) -> None:
-        """Logs figures of the span since the last call, such as the throughput in samples a second."""
-        self._event("tracked_stats", values, {"epoch_num": samples})
+    def stats(self, kind: str, values: Mapping[str, Any]) -> None:
+        """A metric sink: logs losses, rate and throughput in samples a second of each report."""
+        if kind == "train":
+            losses = {name: value for name, value in values.items() if name.endswith("loss")}
+            figures = {"throughput": values["sequences_per_second"], **losses, "lr": values["lr"]}
+            self._event("tracked_stats", figures, {"epoch_num": values["samples"]})
 
     def run_stop(self, samples: int, eval_samples: int, success: bool) -> None:
         """Logs how many samples were trained and evaluated on, and stops the clock: the last line of a complete log."""

@@ -45,13 +45,13 @@ class Config:
             "CONSTANT_PROPORTION": self.constant_proportion != 0,
             "LR_DECAY_POWER": self.power != 1,
         }
-        if unused := {name for name, differs in changed.items() if differs} - RULES[self.schedule].uses:
+        if unused := {name for name, differs in changed.items() if differs} - RULES[self.schedule][1]:
             raise ConfigError(f"LR_SCHEDULE={self.schedule} does not use {', '.join(sorted(unused))}: leave it unset")
         if not self.warmup_steps and self.start_warmup_step:
             raise ConfigError(
                 "START_WARMUP_STEP is set and WARMUP_STEPS is not: set WARMUP_STEPS, or START_WARMUP_STEP=0"
             )
-        if RULES[self.schedule].by_share and self.warmup_share + self.constant_proportion > 1:
+        if RULES[self.schedule][0] is by_share and self.warmup_share + self.constant_proportion > 1:
             raise ConfigError(
                 f"CONSTANT_PROPORTION={self.constant_proportion:g} and a warm-up of {self.warmup_share:g} of the "
                 "steps: expected a sum of at most 1"
@@ -101,34 +101,24 @@ def mlperf(step: int, config: Config) -> float:
     return config.end_lr + (config.lr - config.end_lr) * remaining**config.power
 
 
-def dle(step: int, config: Config) -> float:
-    """NVIDIA DeepLearningExamples: with t = step / length, base * t / warmup, then base * sqrt(1 - t).
+def by_share(step: int, config: Config) -> float:
+    """dle, poly and linear: with t = step / length, base * t / warmup, then a decay that reaches 0 at t = 1.
 
-    The rate falls where warm-up ends, and the last step has 0.
+    dle (NVIDIA's DeepLearningExamples): base * sqrt(1 - t), which falls where warm-up ends. poly (Habana's BERT-1.5B
+    and 5B): a constant stretch, then a polynomial of LR_DECAY_POWER. linear (fine-tuning's): a line from the base.
     """
-    t, warmup = step / config.length, config.warmup_share
+    t, warmup, lr = step / config.length, config.warmup_share, config.lr
+    left = max(0.0, 1 - t)
     if t < warmup:
-        return config.lr * t / warmup
-    return config.lr * max(0.0, 1 - t) ** config.degree
-
-
-def poly(step: int, config: Config) -> float:
-    """Habana's BERT-1.5B and 5B: warm-up, a constant stretch, then a polynomial of LR_DECAY_POWER down to 0."""
-    t, warmup = step / config.length, config.warmup_share
-    if t < warmup:
-        return config.lr * t / warmup
+        return lr * t / warmup
+    if config.schedule == "dle":
+        return lr * left**config.degree
+    if config.schedule == "linear":
+        return lr * left / (1 - warmup) if warmup < 1 else lr * (t <= 1)
     if t < warmup + config.constant_proportion:
-        return config.lr
+        return lr
     decay = 1 - warmup - config.constant_proportion
-    return config.lr * (max(0.0, 1 - t) / decay) ** config.power if decay > 0 else 0.0
-
-
-def linear(step: int, config: Config) -> float:
-    """Fine-tuning's: a line up to the base, and a line down to 0 at the last step."""
-    t, warmup = step / config.length, config.warmup_share
-    if t < warmup:
-        return config.lr * t / warmup
-    return config.lr * max(0.0, 1 - t) / (1 - warmup) if warmup < 1 else config.lr * (t <= 1)
+    return lr * (left / decay) ** config.power if decay > 0 else 0.0
 
 
 def samsung(step: int, config: Config) -> float:
@@ -146,33 +136,25 @@ def samsung(step: int, config: Config) -> float:
     return config.end_lr + (config.lr - config.end_lr) * (1 - share)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A rule; which of the variables it uses that not every rule does; whether warm-up is a share of its length."""
-
-    rate: Callable[[int, Config], float]
-    uses: frozenset[str] = frozenset()
-    by_share: bool = False
-
-
-RULES = {
-    "mlperf": Rule(mlperf, frozenset({"END_LR", "START_WARMUP_STEP", "LR_DECAY_POWER"})),
-    "dle": Rule(dle, by_share=True),
-    "poly": Rule(poly, frozenset({"CONSTANT_PROPORTION", "LR_DECAY_POWER"}), by_share=True),
-    "linear": Rule(linear, by_share=True),
-    "samsung": Rule(samsung, frozenset({"END_LR", "START_WARMUP_STEP"})),
+# The function of each rule, and which of the variables it uses that not every rule does.
+RULES: dict[str, tuple[Callable[[int, Config], float], set[str]]] = {
+    "mlperf": (mlperf, {"END_LR", "START_WARMUP_STEP", "LR_DECAY_POWER"}),
+    "dle": (by_share, set()),
+    "poly": (by_share, {"CONSTANT_PROPORTION", "LR_DECAY_POWER"}),
+    "linear": (by_share, set()),
+    "samsung": (samsung, {"END_LR", "START_WARMUP_STEP"}),
 }
 
 
 def learning_rate(step: int, config: Config) -> float:
     """Learning rate of optimizer step ``step`` (1 is the first)."""
-    return RULES[config.schedule].rate(step, config)
+    return RULES[config.schedule][0](step, config)
 
 
 def describe(config: Config) -> str:
     """The rule, and its rate at the first step, at the end of the warm-up, in the middle and at the last step."""
     warmup, start = config.warmup
-    if RULES[config.schedule].by_share:
+    if RULES[config.schedule][0] is by_share:
         warmup = round(config.length * config.warmup_share)
     points = [("first", 1), ("warmed up", min(max(warmup + start, 1), config.max_steps)),
               ("middle", max(config.max_steps // 2, 1)), ("last", config.max_steps)]  # fmt: skip

@@ -22,6 +22,7 @@ from bert.optim import Config as OptimizerConfig
 from bert.optim import Optimizer
 from bert.optim.gradients import Clipping
 from bert.optim.sharded import Sharded
+from bert.training.stop import TrainingError
 
 
 class StepResult(NamedTuple):
@@ -59,6 +60,9 @@ class Trainer(Protocol):
 
     def gathered(self) -> contextlib.AbstractContextManager[Any]:
         """The model with current weights on every rank, for evaluation. A collective."""
+
+    def state_tensors(self) -> list[Tensor]:
+        """Every tensor of this rank that a step changes."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, by part. A collective."""
@@ -105,6 +109,22 @@ def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]
     torch.set_rng_state(random_state)
     if device_state is not None:
         torch.cuda.set_rng_state(device_state, device)
+
+
+def is_finite(trained: Trainer, world: World) -> bool:
+    """Whether no rank has inf or nan in its state. A collective, which waits for the device."""
+    tensors = [tensor for tensor in trained.state_tensors() if tensor.is_floating_point() and tensor.numel()]
+    extremes = torch.stack([torch.stack(tensor.aminmax()).to(world.device, torch.float64) for tensor in tensors])
+    return not world.any(not extremes.isfinite().all())  # aminmax keeps nan, and makes no copy
+
+
+def check_finite(trained: Trainer, world: World, step: int) -> None:
+    """Before a checkpoint: raises TrainingError, on all ranks, where a state is not finite after ``step``."""
+    if not is_finite(trained, world):
+        raise TrainingError(
+            f"weights or moments are not finite at step {step}, and are not saved: lower LR, or look at the data; "
+            "checkpoints of earlier steps are kept"
+        )
 
 
 class Step:

@@ -23,6 +23,29 @@ def test_only_the_newest_checkpoints_are_kept_and_a_damaged_one_is_named(tmp_pat
         load_newest(config)
 
 
+def test_checkpoints_of_all_kinds_count_together_and_what_killed_runs_left_over_goes(tmp_path):
+    for name in (
+        "step_0000000001",
+        "deepspeed_0000000002",
+        "step_0000000004",
+        ".step_0000000003.77",
+        ".deepspeed_9.partial",
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ("bert.pt" if "deepspeed" in name else "index.pt")).touch()
+    (tmp_path / ".step_0000000005.pt.partial").touch()
+    save_checkpoint(Config(directory=tmp_path, keep=2), 3, {"step": 3})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_0000000003.pt", "step_0000000004"]
+
+
+@pytest.mark.parametrize("path", ["bert-base-uncased", "google/bert_uncased"])
+def test_the_name_of_a_model_of_the_hub_is_told_how_to_have_the_folder(path):
+    name = path.rpartition("/")[2]
+    fetch = f"not fetched: hf download {path} --local-dir {name}, then INIT_CHECKPOINT={name}"
+    with pytest.raises(ConfigError, match=f"INIT_CHECKPOINT={path}: no such file or folder; .* {fetch}"):
+        Config(init_checkpoint=Path(path)).check()
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_failed_write_leaves_the_older_checkpoint(keep, tmp_path, monkeypatch):
     config = Config(directory=tmp_path, resume=True, keep=keep)

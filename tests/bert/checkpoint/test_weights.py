@@ -75,6 +75,14 @@ def test_old_layer_norm_names_are_understood():
     assert canonical_name("bert.encoder.layer.0.output.LayerNorm.beta") == "bert.encoder.layer.0.output.LayerNorm.bias"
 
 
+def test_weights_that_are_not_finite_are_refused(tiny, make_model, tmp_path):
+    state = dict(make_model(tiny, dtype=torch.float32).state_dict())
+    state["cls.predictions.bias"][2] = float("nan")
+    torch.save(state, tmp_path / "w.pt")
+    with pytest.raises(ConfigError, match=r"cls.predictions.bias holds NaN or infinity: start from other weights"):
+        load_weights(make_model(tiny, dtype=torch.float32), tmp_path / "w.pt")
+
+
 def test_every_unmatched_name_is_listed(tiny, make_model, tmp_path):
     model = make_model(tiny, dtype=torch.float32)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -15,6 +15,8 @@ import torch.distributed as distributed
 
 from bert.__main__ import main
 from bert.commands import allreduce
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.core.env import from_env
 
 from ...waiting import free_ports
@@ -48,16 +50,19 @@ def test_bandwidth_is_that_of_an_ideal_ring():
 
 
 def test_a_network_that_adds_wrong_is_an_error_that_names_the_rank(monkeypatch):
-    def broken(tensor: torch.Tensor) -> None:
+    def broken(tensor: torch.Tensor) -> torch.Tensor:
         tensor.copy_(allreduce.expected(2, CPU).repeat(len(tensor) // allreduce.PERIOD))
         tensor[70] = 5.5
+        return tensor
 
-    monkeypatch.setattr(distributed, "all_reduce", broken)
+    world = World(DistConfig(device="cpu"))
+    world.rank, world.size = 1, 2
+    monkeypatch.setattr(world, "sum", broken)
     right = allreduce.expected(2, CPU)[70 % allreduce.PERIOD]
     with pytest.raises(
         allreduce.AllReduceError, match=rf"rank 1 on .*: 1 of 992 sums .* 70 is 5.5 instead of {right:g}"
     ):
-        allreduce.measure(4000, 1, 2, CPU)
+        allreduce.measure(4000, world)
 
 
 def test_the_roll_call_names_the_ranks_that_did_not_arrive():
@@ -104,8 +109,10 @@ def test_ranks_that_add_right_pass_and_rank_0_prints_the_bandwidth(start, tmp_pa
 
 
 def test_bandwidth_below_the_sites_demand_fails(monkeypatch):
-    monkeypatch.setattr(allreduce, "_connect", lambda config, device: None)
-    monkeypatch.setattr(allreduce, "measure", lambda num_bytes, rank, size, device: num_bytes / 1e9)  # 1 GB/s
+    world = World(DistConfig(device="cpu"))
+    world.rank, world.size = 1, 2
+    monkeypatch.setattr(allreduce, "connect", lambda config: world)
+    monkeypatch.setattr(allreduce, "measure", lambda num_bytes, world: num_bytes / 1e9)  # 1 GB/s
     with pytest.raises(allreduce.AllReduceError, match=r"is 1.00 GB/s, below NCCL_TEST_MIN_GBPS=1.6$"):
         allreduce.run(from_env(allreduce.Config, SETTINGS | {"RANK": "1", "NCCL_TEST_MIN_GBPS": "1.6"}))
 

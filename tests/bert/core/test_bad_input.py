@@ -68,6 +68,10 @@ CASES = {
     "sequence too long": (lambda e: _model(e, max_position_embeddings=32), "max_position_embeddings 32"),
     "data longer than rows": (lambda e: e.update(MAX_SEQ_LENGTH="32"), "MAX_SEQ_LENGTH"),
     "checkpoint missing": (lambda e: e.update(INIT_CHECKPOINT="/no.pt"), "INIT_CHECKPOINT=/no.pt: no such file"),
+    "checkpoint by the name of a model of the Hub": (
+        lambda e: e.update(INIT_CHECKPOINT="bert-base-uncased"),
+        "hf download bert-base-uncased --local-dir bert-base-uncased, then INIT_CHECKPOINT=bert-base-uncased",
+    ),
     "checkpoint not weights": (lambda e: _pt(e, {"model": 3}), "expected a state dict"),
     "checkpoint of another model": (lambda e: _pt(e, {"x": torch.zeros(2)}), "x is not in this model"),
     "checkpoint with code": (lambda e: _pt(e, {"model": Path("/")}), "not a readable checkpoint"),

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from bert.core import dist
-from bert.core.dist import World
+import json
+import os
+import platform
+import signal
+from pathlib import Path
 
+import pytest
+
+from bert.core import dist, rundir
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import HangError, World
+from bert.core.process import hard_exit
+
+from ...forked import context
+from ...waiting import free_ports
 from ..ranks import run_ranks
 
 
@@ -12,6 +24,40 @@ def _look(world: World, before: list[int]) -> None:
     """What was left before this world."""
     before.append(world.size)
     assert [group.size() for group in dist._left] == before[:-1], "a group of which nothing is kept"
+
+
+def _stopped(rank: int, odd: int, port: int, folder: Path) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    dist.PATIENCE = 4.0
+    try:
+        with World(DistConfig(rank=rank, world_size=3, device="cpu", timeout_seconds=8)) as world:
+            world.barrier()
+            if rank == odd:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            world.barrier()
+    except HangError as error:
+        rundir.write_collectives(rundir.Config(run_dir=folder))
+        (folder / str(rank)).write_text(str(error))
+    hard_exit(1)
+
+
+@pytest.mark.parametrize("odd", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["a rank", "the one with the store"])
+def test_of_a_hang_the_others_say_who_did_not_come_where_and_after_how_long(odd, tmp_path):
+    ranks, port = [0, 1, 2], free_ports()
+    started = [context().Process(target=_stopped, args=(rank, odd, port, tmp_path)) for rank in ranks]
+    for process in started:
+        process.start()
+    others = [rank for rank in ranks if rank != odd]
+    for rank in others:
+        started[rank].join(200)
+    started[odd].kill()
+    for rank in others:
+        said = (tmp_path / str(rank)).read_text()
+        who = f"rank 1 on {platform.node()}" if odd else "rank 0, or the node with the store of the ranks"
+        assert said.startswith(f"{who} did not come to a collective, DIST_TIMEOUT=8 s ("), said
+        recorded = json.loads((tmp_path / f"collectives_0_rank_{rank}.json").read_text())["entries"]
+        assert [entry["profiling_name"] for entry in recorded][-2:] == ["gloo:barrier"] * 2
+    assert not (tmp_path / str(odd)).exists()
 
 
 def test_a_group_that_was_left_is_kept_so_that_no_model_is_the_last_to_let_go_of_it():

@@ -56,7 +56,7 @@ def test_any_text_gives_a_config_or_a_config_error(environ):
 
 
 def test_every_variable_is_documented_and_read_once():
-    names = [variable.name for _, variable, _, _ in variables(Config)]
+    names = [variable.name for _, variable, _ in variables(Config)]
     assert len(names) == len(set(names))
-    for _, variable, _, _ in variables(Config):
+    for _, variable, _ in variables(Config):
         assert variable.doc, variable.name

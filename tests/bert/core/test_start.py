@@ -7,9 +7,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +22,8 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import from_env
 from bert.core.start import PROCESS_STARTED, StartClock, process_started
+from bert.data.format import open_records, write_records
+from bert.data.shards import write_index
 from bert.pretraining import train
 from bert.pretraining.config import Config
 from bert.training import evaluate
@@ -28,13 +32,14 @@ from ..ranks import run_ranks
 
 # Rank 0 is slow to write run_start; each rank notes when it opens the data.
 SLOW_START = """
+import os
 import time
 from pathlib import Path
 from bert.pretraining import train
 from bert.training import mlperf
 written, opened = mlperf.MlperfLog.run_start, train.open_source
 def slow(log):
-    if log.is_main:
+    if os.environ["RANK"] == "0":
         time.sleep(1.5)
     written(log)
 def noted(config, vocab_size):
@@ -93,8 +98,54 @@ def test_no_rank_opens_the_data_before_run_start_is_written(prepared, run_bert, 
 def test_a_rank_with_other_weights_is_named_before_the_clock(prepared, run_bert, repository, tmp_path):
     finished = run_bert(_changed(prepared, ODD_WEIGHTS, repository, tmp_path), ranks=3)
     assert finished.returncode == 2
-    assert "weights differ between ranks: rank 2 (" in finished.stderr.splitlines()[-1]
+    assert re.search(r"ranks differ: rank 2 on \S+ has weights='.*, and rank 0 '", finished.stderr.splitlines()[-1])
     assert "run_start" not in Path(prepared["RUN_DIR"], "result_0.txt").read_text()
+
+
+def _odd_data(prepared, tmp_path):
+    """A folder of data like the others, of which one file has other tokens."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    paths = sorted(Path(prepared["DATADIR_PHASE2_PACKED"]).iterdir())
+    for path in paths:
+        (folder / path.name).write_bytes(path.read_bytes())
+    records, metadata = open_records(paths[1])
+    ids = np.array(records.input_ids)
+    ids[7] ^= 1
+    write_records(folder / paths[1].name, dataclasses.replace(records, input_ids=ids), metadata)
+    for made in (folder, paths[0].parent):
+        write_index(made, sorted(made.iterdir()))
+    told = rf"rank 1 on \S+ has {paths[1].name}=\(\d+, '\w+'\), and rank 0 \(\d+, '"
+    return {"DATADIR_PHASE2_PACKED": str(folder)}, told
+
+
+def _odd_code(prepared, tmp_path):
+    implementations = tmp_path / "implementations"
+    shutil.copytree(Path(train.__file__).parents[2], implementations)
+    with (implementations / "bert" / "optim" / "lamb.py").open("a") as file:
+        file.write("# another line\n")
+    return {"PYTHONPATH": str(implementations)}, r"rank 1 on \S+ has code='"
+
+
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        (
+            {"LR": "0.04", "OPT_LAMB_BETA_1": "0.8", "BATCHSIZE": "2", "CHECKPOINT_DIR": "here"},
+            r"rank 1 on \S+ has (LR=0.04, and rank 0 0.05|OPT_LAMB_BETA_1=0.8, and rank 0 0.9).*; and 1 more: give all",
+        ),
+        (_odd_data, ""),
+        (_odd_code, ""),
+    ],
+    ids=["settings", "tokens", "code"],
+)
+def test_a_rank_alone_with_other_settings_or_data_is_named_with_what_differs(prepared, run_bert, tmp_path, odd, told):
+    if callable(odd):
+        odd, told = odd(prepared, tmp_path)
+    finished = run_bert(prepared, ranks=3, odd=odd)
+    assert finished.returncode == 2
+    assert re.search(f"ranks differ: .*{told}", finished.stderr.splitlines()[-1]), finished.stderr
+    assert "step " not in finished.stderr, "before the first step"
 
 
 def test_a_checksum_knows_names_and_every_bit():

@@ -81,7 +81,7 @@ def test_the_declarations_read_from_the_source_are_those_of_the_config():
     """The table does not import PyTorch, so it reads the source: names, defaults and meanings must be the real ones."""
     read = variables.declared()
     for config in (Config, allreduce.Config):
-        for field, variable, _, _ in env.variables(config):
+        for field, variable, _ in env.variables(config):
             entry = variables.Entry(variable.name, variables.shown(field.default), variable.meaning)
             assert read[variable.name] == entry
 

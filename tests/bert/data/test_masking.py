@@ -188,7 +188,7 @@ def dynamic(prepared: dict[str, str]) -> dict[str, str]:
 def test_the_ids_are_the_vocabularys(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
     path.write_text("a\n[SEP]\nb\nb\n[MASK]\r\n[CLS]")
-    assert MaskTokens.read(path, "") == MaskTokens(cls=4, sep=1, mask=3, size=5)
+    assert MaskTokens.read(path, "") == MaskTokens(cls=5, sep=1, mask=4, size=6), "by line, as WordPiece"
     with pytest.raises(DataError, match="made with another vocabulary"):
         MaskTokens.read(path, "0" * 32)
     path.write_text("a\n[SEP]\n")

@@ -74,6 +74,14 @@ def test_a_run_in_stage_3_reports_and_evaluates_as_with_our_own_engine(environ, 
     assert json.loads((Path(other["RUN_DIR"]) / "trace_0.json").read_text())["traceEvents"]
 
 
+def test_a_rank_alone_with_another_json_is_named(environ, run_bert):
+    odd = environ(2)["DEEPSPEED_CONFIG"]
+    finished = run_bert(environ(3), ranks=2, odd={"DEEPSPEED_CONFIG": odd})
+    assert finished.returncode == 2
+    said = finished.stderr.splitlines()[-1]
+    assert re.search(r"ranks differ: rank 1 on \S+ has DEEPSPEED_CONFIG={.*'stage': 2", said), said
+
+
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_deepspeeds_checkpoints_resume_exactly_convert_to_ours_and_are_made_of_ours(environ, run_bert, tmp_path, stage):
     whole = environ(

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bert.core.env import ConfigError, from_env
+from bert.deepspeed import ds_config
 from bert.deepspeed.settings import merged
 from bert.deepspeed.step import check_fp16
 from bert.pretraining.config import Config
@@ -92,7 +93,7 @@ def test_null_is_no_section_either(environ, capsys, key):
     ("where", "values"),
     [
         (("gradient_clipping",), ["1.0", -1, None, True]),
-        (("optimizer", "params", "lr"), ["1e-3", float("nan"), 0]),
+        (("optimizer", "params", "lr"), ["1e-3", float("nan"), -1]),
         (("optimizer", "params", "betas"), [[0.9], 0.9, [0.9, "0.99"]]),
         (("optimizer", "params", "weight_decay"), ["0.1", float("inf")]),
         (("optimizer", "params", "bias_correction"), ["yes"]),
@@ -147,6 +148,14 @@ def test_a_large_models_checkpoints_are_deepspeeds_own_shards(environ, monkeypat
     monkeypatch.setattr("bert.deepspeed.settings.load", lambda: DEEPSPEED)
     shards = {"CHECKPOINT_SHARDS": "0", "DEEPSPEED_CHECKPOINTS": "1", "CHECKPOINT_DIR": str(tmp_path)}
     assert run(environ({"zero_optimization": {"stage": 2}}, WORLD_SIZE="1", **shards), check_only=True) == 0
+
+
+@pytest.mark.deepspeed
+def test_what_only_deepspeed_heeds_and_changes_no_arithmetic_stays_and_is_told(environ, capsys):
+    own = {"timers": {"throughput": {"enabled": True, "synchronized": False}}, "disable_python_gc": True}
+    assert run(environ({"zero_optimization": {"stage": 1}} | own, WORLD_SIZE="1"), check_only=True) == 0
+    assert "DeepSpeed, which alone heeds disable_python_gc, timers" in capsys.readouterr().out
+    assert ds_config.deepspeed_only(own) == ["disable_python_gc", "timers"]
 
 
 @pytest.mark.deepspeed
@@ -215,6 +224,7 @@ def test_the_same_said_twice_is_no_contradiction(environ):
             "64 is not train_micro_batch_size_per_gpu 4 x gradient_accumulation_steps 3 x 8 ranks",
         ),
         ({"train_batch_size": "64"}, 'train_batch_size is "64": expected an integer, at least 1'),
+        ({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0}}}, "LR='0'"),
         ({"train_batch_size": 64.5}, "train_batch_size is 64.5: expected an integer, at least 1"),
         ({"sparse_attention": {"mode": "fixed"}}, "sparse_attention: unsupported key: fix or remove it"),
         ({"optimizer": {"type": "OneBitAdam"}}, "expected Adam, AdamW or Lamb"),

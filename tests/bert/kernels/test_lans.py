@@ -7,11 +7,11 @@ import torch
 
 from bert import optim
 from bert.kernels import lamb
-from bert.optim import lans
+from bert.optim import rules
 from bert.optim.flat import FlatLans, Layout, Piecewise, Shard
 
 SIZES = {"a.weight": 97, "a.bias": 7, "b.weight": lamb.CHUNK + 131, "LayerNorm.weight": 64, "zero.weight": 5}
-CONFIG = lans.Config(beta1=0.6, beta2=0.85, weight_decay=0.1)
+CONFIG = rules.LansConfig(beta1=0.6, beta2=0.85, weight_decay=0.1)
 RATES = (0.02, 0.01, 0.015)
 SCALE = 0.5  # of the gradients: clipping and unscaling
 
@@ -55,9 +55,17 @@ def step(rules, number, keep=None):
         if keep is not None and not keep:
             rule.shard.gradient.fill_(float("inf"))
     squares = sum(rule.measure() for rule in rules)
-    sums = sum(rule.prepare(torch.tensor(SCALE, device=squares.device), keep, squares) for rule in rules)
+    lr, scale = RATES[number % len(RATES)], torch.tensor(SCALE, device=squares.device)
+    sums = []
+    for rule in rules:  # what every rank brings to the sum, then the step again with the sum of all
+        shard = rule.shard
+        state = shard.masters, shard.weights, *shard.states.values(), rule.num_steps
+        before = [tensor.clone() for tensor in state]
+        rule.step(lr, scale, keep, squares, lambda mine: sums.append(mine.clone()) or mine)
+        for tensor, old in zip(state, before, strict=True):
+            tensor.copy_(old)
     for rule in rules:
-        rule.apply(sums, RATES[number % len(RATES)], keep)
+        rule.step(lr, scale, keep, squares, lambda _: sum(sums))
 
 
 def whole(rules, buffer):
@@ -73,7 +81,7 @@ def whole(rules, buffer):
 def test_steps_of_any_number_of_shards_equal_the_rule_in_fp64(device, num_ranks):
     ours = [FlatLans(shard, CONFIG) for shard in shards(num_ranks, device)]
     [alone] = shards(1, torch.device("cpu"), torch.float64, torch.float64)
-    oracle = [Piecewise(alone, lambda pieces: lans.LansRule(pieces, CONFIG))]
+    oracle = [Piecewise(alone, lambda pieces: rules.LansRule(pieces, CONFIG))]
     for number in range(len(RATES)):
         step(ours, number)
         step(oracle, number)

@@ -23,7 +23,7 @@ double = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(double)
 
 SHAPES = {"a.weight": (7, 3), "a.bias": (5,), "LayerNorm.weight": (5,), "zero.weight": (4,)}
-SETTINGS = optim.lamb.Config(beta1=0.7, beta2=0.85, eps=1e-6, weight_decay=0.1)
+SETTINGS = optim.rules.LambConfig(beta1=0.7, beta2=0.85, eps=1e-6, weight_decay=0.1)
 
 
 def _optimizer(name, dtype):

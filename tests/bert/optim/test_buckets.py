@@ -13,7 +13,7 @@ from bert.core.dist import World
 from bert.core.env import ConfigError
 from bert.optim.flat import Piecewise
 from bert.optim.gradients import Clipping
-from bert.optim.lamb import Config, LambRule
+from bert.optim.rules import LambConfig, LambRule
 from bert.optim.sharded import Sharded
 
 from ..ranks import run_ranks
@@ -24,7 +24,7 @@ MAX_NORM = 0.3
 
 def _sharded(world, dtype, **settings):
     model = Chain(dtype)
-    rule = Config()
+    rule = LambConfig()
     optimizer = Sharded(
         model.named_parameters(), lambda shard: Piecewise(shard, lambda pieces: LambRule(pieces, rule)), world,
         stages=list(model.stages.values()), accumulate=True, bucket_bytes=BUCKET_BYTES, **settings,

@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from bert.optim.lamb import Config, LambRule
 from bert.optim.replicated import Replicated
-from bert.optim.rule import is_decayed
+from bert.optim.rules import LambConfig, LambRule, is_decayed
 
 
 def _lamb(named_parameters, masters=None, **settings):
-    return Replicated(named_parameters, lambda pieces: LambRule(pieces, Config(**settings)), masters)
+    return Replicated(named_parameters, lambda pieces: LambRule(pieces, LambConfig(**settings)), masters)
 
 
 def test_first_step_is_the_closed_form():

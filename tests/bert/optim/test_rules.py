@@ -11,7 +11,7 @@ from torch import nn
 from bert import optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.optim import RULES, acclip, adam, lamb, lans, madgrad
+from bert.optim import RULES, rules
 from bert.optim.flat import Piecewise
 from bert.optim.gradients import Clipping
 from bert.optim.replicated import Replicated
@@ -23,11 +23,11 @@ SHAPES = {"a.weight": (5, 67), "LayerNorm.weight": (130,), "a.bias": (1,), "b.we
 RATES = [0.02, 0.015, 0.01, 0.02, 0.005]
 OURS = [name for name in RULES if not name.startswith("apex")]
 CONFIG = {
-    "lamb": lamb.Config(beta1=0.6, beta2=0.85, weight_decay=0.1),
-    "lans": lans.Config(beta1=0.6, beta2=0.85, weight_decay=0.1),
-    "adam": adam.Config(beta1=0.6, beta2=0.85, weight_decay=0.1),
-    "acclip": acclip.Config(beta1=0.6, beta2=0.85, weight_decay=0.1, alpha=1.5),
-    "madgrad": madgrad.Config(weight_decay=0.1),
+    "lamb": rules.LambConfig(beta1=0.6, beta2=0.85, weight_decay=0.1),
+    "lans": rules.LansConfig(beta1=0.6, beta2=0.85, weight_decay=0.1),
+    "adam": rules.AdamConfig(beta1=0.6, beta2=0.85, weight_decay=0.1),
+    "acclip": rules.ACClipConfig(beta1=0.6, beta2=0.85, weight_decay=0.1, alpha=1.5),
+    "madgrad": rules.MadgradConfig(weight_decay=0.1),
 }
 
 
@@ -111,9 +111,9 @@ CASES = {
     "lans": (_config("lans"), _lans),
     "acclip": (_config("acclip"), _acclip),
     "madgrad": (_config("madgrad"), _madgrad),
-    "nvlamb": (_config("lamb", lamb=lamb.Config(beta1=0.6, beta2=0.85, weight_decay=0.1, ratio="all")), _nvlamb),
+    "nvlamb": (_config("lamb", lamb=rules.LambConfig(beta1=0.6, beta2=0.85, weight_decay=0.1, ratio="all")), _nvlamb),
     "adamw without bias correction": (
-        _config("adamw", adam=adam.Config(beta1=0.6, beta2=0.85, weight_decay=0.1, bias_correction=False)),
+        _config("adamw", adam=rules.AdamConfig(beta1=0.6, beta2=0.85, weight_decay=0.1, bias_correction=False)),
         _uncorrected_adamw,
     ),
 }
@@ -138,7 +138,7 @@ def test_rule_is_its_formula(case):
 def test_lans_first_step_on_a_scalar_is_the_closed_form():
     """On step 1 r = c = sign(g) / (1 + eps) + wd p for one element, whose gradient is normalised to its sign."""
     p = nn.Parameter(torch.tensor([3.0], dtype=torch.float64))
-    optimizer = Replicated([("w.weight", p)], lambda pieces: lans.LansRule(pieces, lans.Config(eps=1e-12)))
+    optimizer = Replicated([("w.weight", p)], lambda pieces: rules.LansRule(pieces, rules.LansConfig(eps=1e-12)))
     p.grad = torch.tensor([-7.0], dtype=torch.float64)
     optimizer.step(0.01)
     assert float(p.detach()) == pytest.approx(3.0 + 0.01 * 3.0, abs=1e-9)  # lr ||p|| against the gradient's sign

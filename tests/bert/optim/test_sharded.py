@@ -17,8 +17,8 @@ from bert.kernels import lamb as kernel
 from bert.kernels.precision import LossScaler, Precision
 from bert.optim.flat import ALIGNMENT, FlatLamb, Layout, Piecewise
 from bert.optim.gradients import Clipping
-from bert.optim.lamb import Config, LambRule
 from bert.optim.replicated import Replicated
+from bert.optim.rules import LambConfig, LambRule
 from bert.optim.sharded import Sharded
 
 from ..ranks import run_ranks
@@ -65,7 +65,7 @@ def _lrs(num_steps):
 
 def replicated(model: Chain) -> Replicated:
     """The same rule on whole parameters."""
-    return Replicated(model.named_parameters(), lambda pieces: LambRule(pieces, Config(weight_decay=0.1)))
+    return Replicated(model.named_parameters(), lambda pieces: LambRule(pieces, LambConfig(weight_decay=0.1)))
 
 
 def single_process(num_ranks: int, clip: str, num_steps: int, accumulate: int = 1) -> Replicated:
@@ -108,7 +108,7 @@ def train(world: World, model: Chain, optimizer: Sharded, clip: str, steps: rang
 
 def sharded(world: World, model: Chain, clip: str, accumulate: int = 1, fused_layout: bool = False) -> Sharded:
     """The optimizer over the model's stages."""
-    config = Config(weight_decay=0.1)
+    config = LambConfig(weight_decay=0.1)
 
     def make_rule(shard):
         if fused_layout:
@@ -197,7 +197,10 @@ def test_weights_in_low_precision_follow_fp32_masters_that_were_there_before_the
     world, model = World(DistConfig(device="cpu")), Chain(torch.bfloat16)
     exact = {name: torch.rand(p.shape) for name, p in model.named_parameters()}
     optimizer = Sharded(
-        model.named_parameters(), lambda shard: Piecewise(shard, lambda p: LambRule(p, Config())), world, masters=exact
+        model.named_parameters(),
+        lambda shard: Piecewise(shard, lambda p: LambRule(p, LambConfig())),
+        world,
+        masters=exact,
     )
     state = optimizer.state_dict()["masters"]
     for name, parameter in model.named_parameters():

@@ -55,6 +55,7 @@ def closed(tmp_path):
 # Everything that the audit found accepted, and what was refused one by one before.
 WRONG = {
     "clip norm": ({"MAX_GRAD_NORM": "2"}, "MAX_GRAD_NORM=2.0 (gradients are clipped to a norm of 1.0"),
+    "clipping by bucket": ({"CLIP": "bucket", "SHARD_OPTIMIZER": "1"}, "CLIP=bucket (the whole gradient is clipped"),
     "trust ratio": ({"LAMB_RATIO": "all"}, "LAMB_RATIO=all (LAMB scales by a trust ratio where weight decay applies"),
     "schedule": ({"LR_SCHEDULE": "poly"}, "LR_SCHEDULE=poly (the learning rate warms up linearly"),
     "end rate": ({"END_LR": "1e-5"}, "END_LR=1e-05 (the learning rate decays to 0"),
@@ -71,6 +72,7 @@ WRONG = {
     "masks": ({"MASKING": "dynamic"}, "MASKING=dynamic (masks are those of the prepared data"),
     "optimizer": ({"OPTIMIZER": "adamw"}, "OPTIMIZER=adamw (LAMB is the benchmark's only optimizer"),
     "resumed": ({"RESUME": "1", "CHECKPOINT_DIR": "/tmp"}, "RESUME=1 (a run is timed from its start"),
+    "moments": ({"INIT_OPTIMIZER": "1"}, "INIT_OPTIMIZER=1 (LAMB's moments start from 0"),
     "random weights": ({"INIT_CHECKPOINT": ""}, "INIT_CHECKPOINT= (training starts from model.ckpt-28252"),
     "made-up data": ({"SYNTH_DATA": "1"}, "SYNTH_DATA=1 (the data set is Wikipedia's"),
     "packed rows that count once": ({"PACKING_FACTOR": "1"}, "PACKING_FACTOR=1 (the global batch is logged in"),
@@ -85,6 +87,7 @@ WRONG_MODELS = {
     "feed-forward": ({"intermediate_size": 1024}, "intermediate_size=1024 in "),
     "vocabulary": ({"vocab_size": 2048}, "vocab_size=2048 in "),
     "epsilon": ({"layer_norm_eps": 1e-5}, "layer_norm_eps=1e-05 in "),
+    "Pre-LN": ({"layer_norm_large_model": True, "hidden_act": "gelu_new"}, "layer_norm_large_model=True in "),
     "positions": ({"max_position_embeddings": 1024}, "max_position_embeddings=1024 in "),
     "segments": ({"type_vocab_size": 3}, "type_vocab_size=3 in "),
     "erf": ({"hidden_act": "gelu_erf"}, "hidden_act=gelu_erf in "),

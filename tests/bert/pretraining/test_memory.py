@@ -210,6 +210,13 @@ def test_every_published_size_fits_where_its_configs_run(repository):
         assert whole["states"] * ranks == pytest.approx(3 * 2 * whole["weights"] * ranks / (ranks + 1), rel=0.01)
 
 
+def test_an_optimizer_that_there_is_not_is_refused_in_words(tiny):
+    optimizer = optim.Config(sharded=True, shard_gradients=True, clip="before")
+    batch = SimpleNamespace(num_tokens=8, num_masked=2)
+    with pytest.raises(ConfigError, match="SHARD_GRADIENTS=1 with CLIP=before"):
+        memory.estimate(_plan(batch, model=tiny, num_ranks=2, optimizer=optimizer))
+
+
 @pytest.fixture
 def environ(prepared, tmp_path):
     """environ(zero_optimization, **variables) of 8 ranks on two nodes."""

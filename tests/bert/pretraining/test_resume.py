@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from bert.checkpoint.save import saved_checkpoints
 from bert.checkpoint.weights import read_state_dict
+from bert.core import env
 from bert.core.env import ConfigError, from_env
-from bert.pretraining import resume
+from bert.data.format import open_records, write_records
+from bert.data.loader import open_source
+from bert.data.shards import Shards, write_index
+from bert.deepspeed.settings import merged
+from bert.pretraining import check, resume
 from bert.pretraining.config import Config
+from bert.pretraining.train import build
+from bert.training.stop import TrainingError
+
+from ..ranks import run_ranks
 
 REPLICATED = {"SHARD_OPTIMIZER": "0"}
 SHARDED = {"SHARD_OPTIMIZER": "1", "SHARD_GRADIENTS": "1"}
@@ -94,6 +106,157 @@ def test_shard_order_is_that_of_the_first_run_and_where_they_lie_in_rows_alone(p
         config = settings(**unpacked, **changed)
         with pytest.raises(ConfigError, match="is of a run with WORLD_SIZE 4, this one has 2: use the same settings"):
             resume.restore(config, Trained(), 7, saved(config))
+
+
+def _restore(config, run, **facts):
+    saved = {"run": run, "step": 4, "batches": 5, "samples": 6} | facts
+    return resume.restore(config, Trained(), 7, saved)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({"LR": "0.01"}, {"LR_SCHEDULE": "dle"}, {"WARMUP_STEPS": "2"}, {"OPT_LAMB_BETA_1": "0.5"}),
+        *({"PACKING_FACTOR": "1"}, {"MAX_GRAD_NORM": "2"}, {"WEIGHT_DECAY_RATE": "0.5"}, {"OPTIMIZER": "adamw"}),
+        *({"LAMB_RATIO": "all"}, {"LOSS_SCALE": "8"}, {"SYNTH_DATA": "1"}, {"MASKING": "dynamic"}, {"CLIP": "before"}),
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_a_run_that_resumes_must_keep_what_changes_the_arithmetic(prepared, changed):
+    before = resume.run_identity(from_env(Config, prepared), 7)
+    (name,) = changed
+    config = from_env(Config, prepared | changed)
+    with pytest.raises(ConfigError, match=rf"is of a run with {name} .*: use the same settings"):
+        _restore(config, before)
+    older = {key: kept for key, kept in before.items() if key != name}
+    if name not in ("OPTIMIZER", "CLIP", "MASKING"):
+        assert _restore(config, older) == (4, 5, 6), "a checkpoint of before the setting was kept"
+
+
+def test_every_variable_must_stay_or_is_listed_among_those_that_may_change(prepared):
+    config = from_env(Config, prepared)
+    listed = [resume.ROUNDING, resume.FREE, resume._LOCAL]
+    either = {"LR_DECAY_STEPS"}  # in the place of MAX_STEPS
+    kept = resume.run_identity(config, 7).keys() - {"MAX_STEPS", "BERT_CONFIG", *resume._ROWS} | either
+    assert sum(map(len, [kept, *listed])) == len(kept.union(*listed)), "in one of them"
+    assert kept.union(*listed) == env.settings(config).keys()
+
+
+def test_what_may_change_and_rounds_differently_is_said(prepared, capfd):
+    before = from_env(Config, prepared | {"GRADIENT_STEPS": "2"})
+    run, computed = resume.run_identity(before, 7), resume._computed(before)
+    assert _restore(before, run, computed=computed) == (4, 5, 6)
+    assert capfd.readouterr().err == ""
+    moved = {"WORLD_SIZE": "2", "FUSED": "none", "EVAL_BATCHSIZE": "3", "CHECKPOINT_KEEP": "9"}
+    assert _restore(from_env(Config, prepared | moved), run, computed=computed) == (4, 5, 6)
+    said = (
+        "WORLD_SIZE 1 -> 2, FUSED auto -> none, GRADIENT_STEPS 2 -> 1: losses differ by rounding, and by what dropout"
+    )
+    assert f"bert: RESUME=1 with {said}" in capfd.readouterr().err
+    clipped = from_env(Config, prepared | {"GRADIENT_STEPS": "2", "CLIP": "before"})
+    with pytest.raises(ConfigError, match="is of a run with WORLD_SIZE 1, this one has 2: use the same settings"):
+        _restore(from_env(Config, prepared | moved | {"CLIP": "before"}), resume.run_identity(clipped, 7))
+
+
+def test_other_data_of_the_same_size_is_refused_where_digests_tell(prepared):
+    config = from_env(Config, prepared | {"RESUME": "1", "CHECKPOINT_DIR": "/c"}).checkpoint
+    folder = Path(prepared["DATADIR_PHASE2_PACKED"])
+    data = Shards(sorted(folder.glob("*.hdf5")), 48)
+    write_index(folder, data.paths)
+    saved = {"row_counts": data.row_counts().tolist(), "data_digest": resume.data_digest(data)}
+    resume.check_data(config, saved, data)
+    records, metadata = open_records(data.paths[1])
+    tokens = np.array(records.input_ids)
+    tokens[5] += 1
+    write_records(data.paths[1], dataclasses.replace(records, input_ids=tokens), metadata)
+    write_index(folder, data.paths)
+    other = Shards(data.paths, 48)
+    with pytest.raises(ConfigError, match=r"this one has .* in 3 with other contents: use"):
+        resume.check_data(config, saved, other)
+    resume.check_data(config, {"row_counts": saved["row_counts"]}, other)
+
+
+def test_weights_that_are_not_finite_are_refused_at_the_start_and_in_the_check(prepared, train, tmp_path):
+    done = train("whole", 2, **SHARDED, STEPS_THIS_RUN="1")
+    assert done.returncode == 0, done.stderr
+    (path,) = saved_checkpoints(tmp_path / "whole")
+    state = torch.load(path, weights_only=True)
+    state["optimizer"]["masters"]["cls.predictions.bias"][3] = float("nan")
+    torch.save(state | {"model": state["optimizer"]["masters"]}, path)
+    for source in ({"RESUME": "1"}, {"INIT_CHECKPOINT": str(path)}):
+        refused = train("whole", 2, **SHARDED, **source)
+        assert refused.returncode == 2
+        assert "holds weights or moments that are NaN or infinite (--check names the first)" in refused.stderr
+    config = from_env(
+        Config,
+        prepared
+        | {"RESUME": "1", "CHECKPOINT_DIR": str(tmp_path / "whole")}
+        | {"MAX_STEPS": "6", "LR": "0.001", "GRADIENT_STEPS": "4"},
+    )
+    for changed in (config, from_env(Config, prepared | {"INIT_CHECKPOINT": str(path)})):
+        with pytest.raises(ConfigError, match=r"cls.predictions.bias holds NaN or infinity"):
+            check.report(changed)
+
+
+def _save_what_is_not_finite(world, environment, folder, bad):
+    """A good checkpoint; then the last rank alone has a number that is not finite."""
+    stage = {"DEEPSPEED_CONFIG": str(folder / f"ds_{world.rank}.json")}
+    if "ENGINE" in environment:
+        Path(stage["DEEPSPEED_CONFIG"]).write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+        environment = environment | stage
+    directory = folder / str(world.size)
+    ranks = {"CHECKPOINT_DIR": str(directory), "WORLD_SIZE": str(world.size), "RANK": str(world.rank)}
+    config = from_env(Config, merged(environment | ranks | {"CHECKPOINT_KEEP": "1"}))
+    _, step = build(config, world, 7)
+    saver = resume.Saver(config, step, world, 7, open_source(config.data, 211), (1, 1))
+    saver.save(1, 1, 1)
+    assert saver.finish()
+    good = sorted(path.name for path in directory.iterdir())
+    if world.rank == world.size - 1:
+        max(step.state_tensors(), key=torch.Tensor.numel).view(-1)[3] = bad
+    with pytest.raises(TrainingError, match="not finite at step 2, and are not saved"):
+        saver.save(2, 2, 2)
+    assert sorted(path.name for path in directory.iterdir()) == good
+    assert good
+
+
+DEEPSPEED = {"ENGINE": "deepspeed", "DEEPSPEED_CHECKPOINTS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "bad"),
+    [
+        pytest.param(REPLICATED, math.nan, id="replicated"),
+        pytest.param(SHARDED, math.inf, id="sharded"),
+        pytest.param(IN_SHARDS, -math.inf, id="in shards"),
+        pytest.param(DEEPSPEED, math.nan, id="DeepSpeed", marks=pytest.mark.deepspeed),
+    ],
+)
+def test_no_engine_saves_what_is_not_finite_on_a_rank_and_all_ranks_say_so(prepared, tmp_path, engine, bad):
+    for ranks in (2, 4):  # not in the same processes: DeepSpeed keeps its first group
+        run_ranks(_save_what_is_not_finite, ranks, arguments=(prepared | engine, tmp_path, bad))
+
+
+# The gradients of step 8 are no numbers; nothing else is due there.
+NAN_AT_8 = """
+from bert.training.loop import StepCounter
+begun = StepCounter.begin
+StepCounter.begin = lambda steps: begun(steps) * (float("nan") if steps.batches == 8 else 1)
+"""
+
+
+def test_a_run_whose_weights_break_between_reports_ends_at_the_checkpoint_and_keeps_the_good_ones(
+    prepared, run_bert, repository, tmp_path
+):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(NAN_AT_8)
+    settings = {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "3", "LOG_EVERY_STEPS": "10"}
+    settings |= {"MAX_STEPS": "30", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}
+    settings |= {"PYTHONPATH": f"{repository / 'implementations'}:{tmp_path / 'site'}"}
+    finished = run_bert(prepared | settings, ranks=2)
+    assert finished.returncode == 1
+    assert "bert: error: weights or moments are not finite at step 9" in finished.stderr.splitlines()[-1]
+    assert [path.stem[-1] for path in saved_checkpoints(tmp_path / "c")] == ["3", "6"]
 
 
 @pytest.mark.slow

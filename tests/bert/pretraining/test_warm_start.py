@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ def test_a_warm_start_is_a_continued_run_with_its_counters_reset(settings, prepa
     assert first.returncode == 0, first.stderr
     saved = newest(tmp_path / "one")
     reset = saved | {"step": 0, "batches": 0, "samples": 0, "optimizer": saved["optimizer"] | {"num_steps": 0}}
+    reset["run"] = saved["run"] | {"LR": 0.02}
     (tmp_path / "continued").mkdir()
     torch.save(reset, tmp_path / "continued" / "step_0000000000.pt")
     second = common | {"MAX_STEPS": "5", "LR": "0.02"}
@@ -115,6 +117,6 @@ def test_weights_of_another_vocabulary_are_refused_by_the_check_and_by_the_run(p
     with pytest.raises(ConfigError, match=message):
         check.report(config)
     with pytest.raises(ConfigError, match=message):
-        resume.check_data(config.checkpoint, None, np.array([37]), "0" * 32)
+        resume.check_data(config.checkpoint, None, SimpleNamespace(vocab_md5="0" * 32))
     torch.save({"model": tensors, "vocab_md5": "0" * 32}, path)
     assert "weights" in check.report(config)

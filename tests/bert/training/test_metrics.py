@@ -32,7 +32,7 @@ class _Seen:
     def __init__(self):
         self.told = []
 
-    def write(self, kind, values):
+    def __call__(self, kind, values):
         self.told.append((kind, dict(values)))
 
 
@@ -153,9 +153,9 @@ def _built(folder, names="", first_step=0):
 
 def _write(built):
     for sink in built:
-        sink.write("train", TRAIN)
-        sink.write("evaluation", {"step": 5, "samples": 40, "accuracy": 0.25})
-        sink.write("summary", SUMMARY)
+        sink("train", TRAIN)
+        sink("evaluation", {"step": 5, "samples": 40, "accuracy": 0.25})
+        sink("summary", SUMMARY)
 
 
 def _lines(path):
@@ -175,7 +175,7 @@ def test_metrics_file_has_an_object_a_line_and_a_resumed_run_appends(tmp_path):
 
 def test_each_line_is_in_the_file_as_soon_as_it_is_written(tmp_path):
     (sink,) = _built(tmp_path)
-    sink.write("train", TRAIN)
+    sink("train", TRAIN)
     assert len(_lines(tmp_path / "metrics_3.jsonl")) == 1
 
 
@@ -229,13 +229,12 @@ def test_weights_and_biases_writes_offline(tmp_path, monkeypatch):
 
 
 def test_a_failing_sink_warns_once_and_is_left_out(tmp_path, monkeypatch, capfd):
-    class Full:
-        def write(self, kind, values):
-            raise OSError(28, "No space left on device")
+    def full(kind, values):
+        raise OSError(28, "No space left on device")
 
-    guarded = metrics.GuardedSink("metrics_3.jsonl", Full)
+    guarded = metrics.guarded("metrics_3.jsonl", lambda: full)
     for _ in range(3):
-        guarded.write("train", TRAIN)
+        guarded("train", TRAIN)
     said = capfd.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith("bert: warning: metrics_3.jsonl gets no more figures: OSError: [Errno 28] No space left")

@@ -21,7 +21,7 @@ from bert.kernels.precision import Precision
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
-from bert.optim import lamb
+from bert.optim import rules
 from bert.training.schedule import Config as ScheduleConfig
 from bert.training.schedule import learning_rate
 from bert.training.step import build_step
@@ -61,7 +61,7 @@ def _train(world, folder):
     for sharded in (False, True):
         settings = optim.Config(
             sharded=sharded, clip="before", max_grad_norm=MAX_NORM,
-            lamb=lamb.Config(beta1=BETA_1, beta2=BETA_2, eps=EPSILON, weight_decay=DECAY),
+            lamb=rules.LambConfig(beta1=BETA_1, beta2=BETA_2, eps=EPSILON, weight_decay=DECAY),
         )  # fmt: skip
         step = build_step(
             _model(), Precision(dtype=torch.float32), settings, world, accumulate=True, fused_update=False

@@ -37,7 +37,8 @@ def site(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:  # noqa: F8
         for file in finetuning.SQUAD
     ]
     monkeypatch.setattr(finetuning, "SQUAD", tuple(squad))
-    monkeypatch.setattr(finetuning, "TABLES", {"MRPC": {"train.tsv": 5, "dev.tsv": 3}, "CoLA": {"train.tsv": 2}})
+    tables = {"MRPC": {"train.tsv": {"1": 4}, "dev.tsv": {"1": 2}}, "CoLA": {"train.tsv": {"0": 1, "1": 1}}}
+    monkeypatch.setattr(finetuning, "TABLES", tables)
     server.files = {file.name: QUESTIONS for file in squad}
     server.files["CoLA.zip"] = archive("CoLA", train="x\t1\t\tA cat .\nx\t0\t*\tCat a .\n", test="no label\n")
     server.files["msr_paraphrase_train.txt"] = "\r\n".join(PAIRS).encode()
@@ -90,8 +91,15 @@ def test_glue_is_unpacked_and_mrpc_is_made_of_its_pairs(site: Server, tmp_path: 
         ("MRPC", "mrpc_dev_ids.tsv", b"1\t2\n", False, "wrong bytes .sha256 "),
         ("MRPC", "mrpc_dev_ids.tsv", None, False, "cannot download mrpc_dev_ids.tsv .6.2 kB, sha256 .*404"),
         ("CoLA", "CoLA.zip", b"PK no archive", True, "cannot unpack"),
-        ("CoLA", "CoLA.zip", archive("CoLA", train="one line"), True, "has 1 lines, GLUE's has 2"),
-        ("MRPC", "mrpc_dev_ids.tsv", b"1\t2\n", True, "train.tsv has 6 lines, GLUE's has 5"),
+        ("CoLA", "CoLA.zip", archive("CoLA", train="one line"), True, r"has 1 examples \(0 of label 0, 0 of label 1\)"),
+        (
+            "CoLA",
+            "CoLA.zip",
+            archive("CoLA", train="x\t1\n" * 2),
+            True,
+            r"has 2 examples \(0 of label 0, 2 of label 1\), GLUE's has 2 examples \(1 of label 0, 1 of label 1\):",
+        ),
+        ("MRPC", "mrpc_dev_ids.tsv", b"1\t2\n", True, r"train.tsv has 5 examples .*, GLUE's has 4 examples"),
     ],
 )
 def test_other_files_than_the_published_ones_are_one_line(
@@ -106,6 +114,11 @@ def test_other_files_than_the_published_ones_are_one_line(
     with pytest.raises(DataError, match=message) as caught:
         finetuning.fetch(task, tmp_path, site.url)
     assert "\n" not in str(caught.value)
+
+
+def test_labels_are_counted_of_as_many_examples_as_glue_publishes() -> None:
+    sizes = {task: [sum(table.values()) for table in tables.values()] for task, tables in finetuning.TABLES.items()}
+    assert sizes == {"MRPC": [3668, 408], "SST-2": [67349, 872], "CoLA": [8551, 1043], "MNLI": [392702, 9815]}
 
 
 def test_archives_are_known_by_the_digests_that_others_recorded() -> None:

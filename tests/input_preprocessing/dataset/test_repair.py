@@ -130,6 +130,18 @@ def test_a_stray_file_is_moved_aside_and_none_is_lost(folder: Path, packed: Path
     assert len([path for path in (folder / "set_aside").rglob("*") if path.is_file()]) == 2 * len(strays)
 
 
+@pytest.mark.parametrize("name", [SHARD, EVALUATION, "phase1/vocab.txt", "packed_data/index.json"])
+def test_a_folder_in_a_files_place_is_moved_aside_and_the_file_made_again(
+    folder: Path, packed: Path, name: str
+) -> None:
+    (folder / name).unlink()
+    (folder / name / "mine").mkdir(parents=True)
+    report = mend(folder)
+    assert (report["set_aside"], report["made_again"]) == ({name: f"set_aside/{name}"}, [name])
+    assert (folder / "set_aside" / name / "mine").is_dir()
+    assert files_of(folder) == files_of(packed)
+
+
 def test_files_of_another_data_set_in_the_folder_are_no_strays(folder: Path) -> None:
     prepare.prepare(prepare_options(folder, "--shards", "4"))
     (folder / "hdf5/training-4/part_00000_of_00004.hdf5").unlink()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bert.data import compiled
 from bert.data.format import open_records, verify_records
 from bert.data.records import DataError, Records
 from input_preprocessing.instances import sampling as instances
@@ -18,6 +19,7 @@ from input_preprocessing.instances.mersenne import initial_state, next_below, ne
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.instances.sampling import make_instances
 from input_preprocessing.stage.cli import run_stage
+from input_preprocessing.tensorflow_files import tfrecord
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.tokenization import tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
@@ -183,6 +185,14 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.parametrize("seed", [-(2**63), -(2**63) - 1, 2**63, 18446744073709551627])
+def test_a_seed_of_any_size_is_recorded(words: Vocabulary, tmp_path: Path, seed: int) -> None:
+    (tmp_path / "text").write_text("the cat\nsat the\n\ncat sat\n")
+    config = SamplingConfig(random_seed=seed)
+    instances.write_instances(tmp_path / "text", tmp_path / "out.hdf5", words, config)
+    assert open_records(tmp_path / "out.hdf5")[1].random_seed == seed
+
+
 def test_the_command_writes_records(tmp_path: Path) -> None:
     vocab, text, out = tmp_path / "vocab.txt", tmp_path / "text", tmp_path / "out.hdf5"
     vocab.write_text("\n".join(WORDS), encoding="utf-8")
@@ -222,7 +232,8 @@ def test_the_first_run_says_that_it_compiles_and_compiles_once(
     made = []
     monkeypatch.setattr(instances, "make_instances", lambda *arguments: made.append(arguments))
     for kept in (False, True):
-        monkeypatch.setattr(instances, "is_kept", lambda function, kept=kept: kept)
+        monkeypatch.setattr(compiled, "is_kept", lambda function, kept=kept: kept)
         instances.compile_first(words, SamplingConfig())
-    assert capsys.readouterr().err.count("compiling") == 1
+        tfrecord.tell_compiling()
+    assert capsys.readouterr().err.count("compiling") == 2, "of the instances, and of TFRecord files"
     assert len(made) == 1

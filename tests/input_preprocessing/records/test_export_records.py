@@ -53,7 +53,7 @@ def test_exported_and_imported_again_the_records_are_the_same(
     records = write_source(tmp_path / "source", rows)
     told = export(tmp_path / "source", tmp_path / "out", kind)
     made = tmp_path / "out" / f"part_0{foreign.SUFFIXES[kind]}"
-    import_file((made, tmp_path / "again.hdf5", None))
+    import_file(None, (made, tmp_path / "again.hdf5"))
     found, metadata = open_records(tmp_path / "again.hdf5")
     before = open_records(tmp_path / "source" / "part_0.hdf5")[1]
     assert_equal(found, records)
@@ -95,7 +95,7 @@ def test_ids_of_a_large_vocabulary_keep_their_type_though_all_are_small(tmp_path
     digest = write_records(tmp_path / "source" / "a.hdf5", wide, METADATA).content_digest
     export(tmp_path / "source", tmp_path / "out", "nvidia")
     words = Vocabulary(tuple(map(str, range(40_000))), "ef" * 16)
-    import_file((tmp_path / "out" / "a.hdf5", tmp_path / "again.hdf5", words))
+    import_file(words, (tmp_path / "out" / "a.hdf5", tmp_path / "again.hdf5"))
     assert open_records(tmp_path / "again.hdf5")[1].content_digest == digest
 
 
@@ -124,6 +124,19 @@ def test_finished_files_are_kept_and_other_options_write_them_again(tmp_path: Pa
     assert (out / "part_0.tfrecord").stat().st_mtime_ns == times["part_0.tfrecord"]
     export(tmp_path / "source", out, "tfrecord", unpack=True)
     assert (out / "part_0.tfrecord").read_bytes() != made["part_0.tfrecord"]
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "nvidia"])
+def test_an_export_of_another_source_is_not_replaced(tmp_path: Path, kind: str) -> None:
+    write_source(tmp_path / "source", ROWS)
+    export(tmp_path / "source", tmp_path / "out", kind)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    (tmp_path / "other").mkdir()
+    write_records(tmp_path / "other" / "part_1.hdf5", make_records(5, 1), METADATA)
+    for other in ("tfrecord", "nvidia"):
+        with pytest.raises(DataError, match="out holds what export_records made of another source; remove it, or give"):
+            export(tmp_path / "other", tmp_path / "out", other)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
 def test_what_cannot_be_exported_is_told_in_a_line_and_leaves_no_file(tmp_path: Path) -> None:

@@ -34,23 +34,23 @@ def test_a_foreign_file_becomes_records_of_the_same_sequences(tmp_path: Path, ki
         write_tfrecord(tmp_path / "a", records, Widths(64, 20))
     else:
         write_nvidia(tmp_path / "a", records, kind)
-    assert import_file((tmp_path / "a", tmp_path / "b.hdf5", WORDS)) == (13, 6 if kind == "packed" else 13, 0)
+    assert import_file(WORDS, (tmp_path / "a", tmp_path / "b.hdf5")) == (13, 6 if kind == "packed" else 13, 0)
     found, metadata = verify_records(tmp_path / "b.hdf5")
     assert_equal(found, records)
     assert metadata.vocab_md5 == WORDS.md5
     before = (tmp_path / "b.hdf5").stat().st_mtime_ns
-    import_file((tmp_path / "a", tmp_path / "b.hdf5", WORDS))
+    import_file(WORDS, (tmp_path / "a", tmp_path / "b.hdf5"))
     assert (tmp_path / "b.hdf5").stat().st_mtime_ns == before, "finished work is kept"
 
 
 def test_a_changed_source_or_vocabulary_is_imported_again(tmp_path: Path) -> None:
     write_tfrecord(tmp_path / "a", make_records(3), Widths(64, 20))
-    import_file((tmp_path / "a", tmp_path / "b.hdf5", None))
+    import_file(None, (tmp_path / "a", tmp_path / "b.hdf5"))
     other = make_records(4, seed=1)
     write_tfrecord(tmp_path / "a", other, Widths(64, 20))
-    assert import_file((tmp_path / "a", tmp_path / "b.hdf5", None)) == (4, 4, 0)
+    assert import_file(None, (tmp_path / "a", tmp_path / "b.hdf5")) == (4, 4, 0)
     assert open_records(tmp_path / "b.hdf5")[1].multiset_digest == multiset_digest(other)
-    import_file((tmp_path / "a", tmp_path / "b.hdf5", WORDS))
+    import_file(WORDS, (tmp_path / "a", tmp_path / "b.hdf5"))
     assert open_records(tmp_path / "b.hdf5")[1].vocab_md5 == WORDS.md5
 
 
@@ -98,7 +98,7 @@ def test_bad_sources_are_told_in_one_line_and_leave_nothing(tmp_path: Path) -> N
         ("nothing", None, "cannot read"),
     ):
         with pytest.raises(DataError, match=message):
-            import_file((tmp_path / source, tmp_path / "out.hdf5", words))
+            import_file(words, (tmp_path / source, tmp_path / "out.hdf5"))
     assert not list(tmp_path.glob("*out*"))
     done = command("--source", tmp_path / "text", "--target", tmp_path / "made", "--jobs", 1)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)

@@ -25,14 +25,18 @@ def work():
     endless(np.zeros(2, np.int64))
 """
 WORKERS = """
+import os, pathlib, time
+from bert.core.files import whole_file
 from input_preprocessing.stage.parallel import run_tasks
 def wait(folder):
-    import os, pathlib, threading
-    (pathlib.Path(folder) / str(os.getpid())).touch()
-    threading.Event().wait()
+    with whole_file(pathlib.Path(folder, f"out_{os.getpid()}")) as partial:
+        partial.touch()
+        pathlib.Path(folder, str(os.getpid())).touch()
+        while not pathlib.Path(folder, "go").exists():
+            time.sleep(0.02)
 def work():
     print("ready", flush=True)
-    run_tasks("wait", wait, [FOLDER] * 3, jobs=2)
+    run_tasks("wait", wait, [FOLDER] * 3, jobs=JOBS)
 """
 # Interrupted when a worker's process is there and has been told nothing yet.
 HALF_STARTED = """
@@ -71,7 +75,7 @@ def work():
 """
 
 
-def start(folder: Path, body: str) -> subprocess.Popen[str]:
+def start(folder: Path, body: str, jobs: int = 2, shell: str = "") -> subprocess.Popen[str]:
     """A process that runs `work` as a command runs a stage; ready to be interrupted when this returns."""
     (folder / "slow.py").write_text(
         "import time\ntry:\n    time.sleep(60)\nexcept BaseException:\n    raise ImportError\n"
@@ -79,13 +83,11 @@ def start(folder: Path, body: str) -> subprocess.Popen[str]:
     (folder / "command.py").write_text(
         "from input_preprocessing.stage import interrupt\n"
         "if __name__ == '__main__':\n    interrupt.install('stage')\n"
-        + body.replace("{FOLDER}", str(folder)).replace("FOLDER", repr(str(folder)))
+        + body.replace("{FOLDER}", str(folder)).replace("FOLDER", repr(str(folder))).replace("JOBS", str(jobs))
         + "if __name__ == '__main__':\n    work()\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, folder / "command.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    line = ["bash", "-c", f"{shell} exec {sys.executable} {folder / 'command.py'}"]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -116,19 +118,32 @@ def test_a_signal_ends_what_does_not_listen_with_one_line(tmp_path: Path, body: 
     assert process.returncode == 130
 
 
-@pytest.mark.parametrize("whom", ["the parent alone", "all, as Ctrl-C"])
+@pytest.mark.parametrize("whom", ["the parent alone", "all, as Ctrl-C", "a stage of one process"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_workers_end_with_it(tmp_path: Path, number: signal.Signals, whom: str) -> None:
-    process = start(tmp_path, WORKERS)
-    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
+def test_workers_end_with_it_and_leave_nothing_unfinished(tmp_path: Path, number: signal.Signals, whom: str) -> None:
+    jobs = 1 if whom == "a stage of one process" else 2
+    process = start(tmp_path, WORKERS, jobs)
+    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == jobs)
+    assert len(list(tmp_path.glob(".out_*.partial"))) == jobs
     workers = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
-    (process.send_signal if whom == "the parent alone" else lambda n: os.killpg(process.pid, n))(number)
+    (os.killpg if whom == "all, as Ctrl-C" else os.kill)(process.pid, number)
     _, told = process.communicate(timeout=240)
     line = LINE if number == signal.SIGINT else LINE.replace("interrupted", "terminated")
     assert without_progress(told) == line
     assert told.endswith(line), "and nothing after it"
     assert process.returncode == 128 + number
     wait_until(lambda: not any(running(pid) for pid in workers))
+    assert not list(tmp_path.glob(".out_*")) + list(tmp_path.glob("out_*"))
+
+
+def test_ctrl_c_for_another_command_of_a_background_jobs_group_ends_no_worker(tmp_path: Path) -> None:
+    """The shell has a job in the background ignore it; its workers do too."""
+    process = start(tmp_path, WORKERS, shell="trap '' INT;")
+    wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
+    os.killpg(process.pid, signal.SIGINT)
+    (tmp_path / "go").touch()
+    assert without_progress(process.communicate(timeout=240)[1]) == ""
+    assert process.returncode == 0
 
 
 def test_workers_that_still_start_leave_no_traceback(tmp_path: Path) -> None:

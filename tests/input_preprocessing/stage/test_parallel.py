@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ from bert.data.records import DataError
 from input_preprocessing.stage import parallel
 from input_preprocessing.stage.parallel import Progress, run_tasks
 
-from ...waiting import running, wait_until
+from ...waiting import running, state, wait_until
+
+REPOSITORY = Path(__file__).parents[3]
+PYTHONPATH = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "implementations")))
 
 
 def square(task: int) -> int:
@@ -24,6 +28,11 @@ def square(task: int) -> int:
         raise DataError("thirteen")
     if task == 99:
         os.kill(os.getpid(), signal.SIGKILL)
+    if task == 98:
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait()
+    if task == 97:
+        raise KeyError(97)
     return task * task
 
 
@@ -45,6 +54,85 @@ def test_a_worker_that_is_killed_is_told() -> None:
         DataError, match=r"a worker was killed, perhaps for memory; run again with fewer --jobs \(now 2\)"
     ):
         run_tasks("x", square, [1, 99, 2], jobs=2)
+
+
+# A stage of two workers whose every message is more than a pipe holds, and who stand still at the moment named.
+STANDING = """
+import os, pathlib, sys, threading
+from functools import partial
+from input_preprocessing.stage.parallel import run_tasks
+folder, moment = pathlib.Path(sys.argv[1]), sys.argv[2]
+def stand(at):
+    if at == moment and __name__ == "__mp_main__":
+        (folder / str(os.getpid())).touch()
+        threading.Event().wait()
+class Big:
+    def __init__(self, name, data=None):
+        self.name, self.data = name, data or bytes(10_000_000)
+        stand(f"receiving {name}")
+    def __reduce__(self):
+        stand(f"sending {self.name}")
+        return Big, (self.name, self.data)
+def work(shared, task):
+    stand(f"within {task.name}")
+    (folder / f"sending_{os.getpid()}").touch()
+    return Big(f"the result of {task.name}")
+if __name__ == "__mp_main__":
+    stand("importing")
+elif __name__ == "__main__":
+    run_tasks("x", partial(work, Big("the function")), [Big("a"), Big("b"), Big("c"), Big("c")], jobs=2)
+"""
+MOMENTS = [
+    "started", "importing", "receiving the function", "receiving a", "receiving c", "within a", "within c",
+    "sending the result of a", "sending the result of c", "half of a result sent",
+]  # fmt: skip
+
+
+def workers_of(pid: int) -> list[int]:
+    with suppress(OSError):
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in found if b"multiprocessing-fork" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(tmp_path: Path, moment: str) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(STANDING)
+    line = [sys.executable, script, tmp_path, moment]
+    parent = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": PYTHONPATH})
+    try:
+        if moment == "started":
+            wait_until(lambda: workers_of(parent.pid))
+            victim = workers_of(parent.pid)[0]
+        elif moment == "half of a result sent":  # the parent reads nothing: the worker waits within its message
+            wait_until(lambda: list(tmp_path.glob("sending_*")))
+            parent.send_signal(signal.SIGSTOP)
+            victim = int(next(tmp_path.glob("sending_*")).name.removeprefix("sending_"))
+            wait_until(lambda: state(victim) == "S")
+        else:
+            wait_until(lambda: [path for path in tmp_path.iterdir() if path.name.isdigit()])
+            victim = next(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
+        workers = workers_of(parent.pid)
+        os.kill(victim, signal.SIGKILL)
+        parent.send_signal(signal.SIGCONT)
+        told = parent.communicate(timeout=120)[1]
+    finally:
+        parent.kill()
+    assert told.splitlines()[-1].endswith(
+        "x: a worker was killed, perhaps for memory; run again with fewer --jobs (now 2)"
+    )
+    assert parent.returncode == 1
+    wait_until(lambda: not any(running(pid) for pid in workers))
+
+
+def test_a_worker_that_fails_or_is_ended_is_told_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DataError, match=r"x: a worker was ended by SIGTERM; run again"):
+        run_tasks("x", square, [1, 98, 2], jobs=2)
+    with pytest.raises(DataError, match=r"x: a worker failed with status 1, see above; run again"):
+        run_tasks("x", square, [1, 97, 2], jobs=2)
+    assert "KeyError: 97" in capfd.readouterr().err
 
 
 def wait_for_ever(folder: str) -> None:

@@ -22,7 +22,7 @@ GOOD = ("The cat – an old one – sat.\n" * 200).encode()
         (GOOD + b"\xfc", 1),
         (b"\xe4\xf6 \xff" + GOOD[:-1], 3),
         (GOOD[:20] + "é".encode()[:1], 2 if GOOD[:20].endswith(b"\xe2") else 1),
-        (b"a\0b\0", 2),
+        (b"a\0b\0", 0),
     ],
 )
 def test_bytes_that_are_no_text_are_counted(data: bytes, expected: int) -> None:
@@ -38,6 +38,12 @@ def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(tmp_path: Path, capsy
     path.write_bytes(GOOD)
     read_text(path, "--input")
     assert not capsys.readouterr().err
+    for text, note in ((GOOD + b"\0", ""), ("The cat.\n".encode("utf-16-be"), "; is it UTF-16?")):
+        path.write_bytes(text)
+        assert read_text(path, "--input")[0] == text
+        zeros = text.count(0)
+        told = f"warning: {path}: {zeros} of {len(text):,} bytes are NUL and are left out{note}\n"
+        assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize(
@@ -46,7 +52,7 @@ def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(tmp_path: Path, capsy
         (GOOD[:999] + b"\xfc" * 2, "2 of 1,001 bytes are not UTF-8; convert it first"),
         ("Größe über alles. ".encode("l1") * 9, "27 of 162 bytes are not UTF-8"),
         ("The cat sat.\n".encode("utf-16"), "not text but UTF-16"),
-        ("The cat sat.\n".encode("utf-16-be"), "13 of 26 bytes are not UTF-8"),
+        ("Größe\n".encode("utf-16-be"), "2 of 12 bytes are not UTF-8"),
         (bytes(range(256)) * 4, "not UTF-8"),
     ],
 )

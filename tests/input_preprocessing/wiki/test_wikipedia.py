@@ -341,13 +341,15 @@ def test_runs_of_documents_keep_order_and_are_never_empty(sizes, data):
     assert np.array_equal(np.concatenate(runs), documents)
 
 
-def test_the_folder_of_a_stage_drops_files_of_another_recipe_only(tmp_path):
+def test_the_folder_of_a_stage_drops_files_of_another_recipe_only_and_says_so(tmp_path, capsys):
     first = StageFolder(tmp_path, "clean", ["text-*"], {"a": 1})
     (tmp_path / "text-1").write_text("x")
     first.finish(["text-1"])
     assert StageFolder(tmp_path, "clean", ["text-*"], {"a": 1}).finished
     (tmp_path / "mine").write_text("x")
+    assert not capsys.readouterr().err
     assert not StageFolder(tmp_path, "clean", ["text-*"], {"a": 2}).finished
+    assert capsys.readouterr().err == f"{tmp_path}: 1 files of another source or options are made again\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "stage.json"]
 
 

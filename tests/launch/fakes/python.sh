@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Stands in for the interpreter: torchrun becomes a plain loop over the ranks, all else runs without site packages.
 set -uo pipefail
-if [[ "${1:-} ${2:-}" != '-m torch.distributed.run' ]]; then exec "${REAL_PYTHON:?}" -S "$@"; fi
+if [[ ${1:-} != */torchrun.py ]]; then exec "${REAL_PYTHON:?}" -S "$@"; fi
 echo "torchrun $*" >>"${FAKE_CALLS:?}"
 count='' port='' master=127.0.0.1 node_rank=0 nodes=1
 while (($# > 1)); do
@@ -16,7 +16,7 @@ while (($# > 1)); do
 done
 export MASTER_ADDR=$master MASTER_PORT=$port WORLD_SIZE=$((nodes * count)) LOCAL_RANK
 trap 'kill $(jobs -p) 2>/dev/null; exit 1' TERM
-for ((LOCAL_RANK = 0; LOCAL_RANK < count; LOCAL_RANK++)); do RANK=$((node_rank * count + LOCAL_RANK)) "$1" & done
+for ((LOCAL_RANK = 0; LOCAL_RANK < count; LOCAL_RANK++)); do RANK=$((node_rank * count + LOCAL_RANK)) setsid "$1" & done
 status=0
 for ((i = 0; i < count; i++)); do
   wait -n || { status=1 && jobs -p | xargs -r kill 2>/dev/null; }

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Processes that end with the script that started them, whatever ends it. Sourced.
+
+declare child='' child_ended=''
+
+# Ends a background job, and its process group if it has its own, once its starter is gone: killed outright, that could not.
+# Arguments: the job; the process that it shall not outlive (this script); what to run then (nothing).
+child::bind() {
+  local -r job=$1 starter=${2:-$$}
+  (
+    set +e
+    trap '' TERM INT HUP QUIT USR1
+    exec </dev/null >/dev/null 2>&1 3>&- {never}<> <(:) # waits without a process a second beside timed ranks
+    if [[ ${lock_file:-} ]]; then exec {lock_file}>&-; fi
+    while child::lives "$job" && child::lives "$starter"; do read -rt 1 -u "$never"; done
+    if child::lives "$starter"; then exit; fi
+    target=$job
+    if kill -0 -- "-$job"; then target=-$job; fi
+    for signal in TERM KILL; do
+      kill "-$signal" -- "$target"
+      for ((i = 0; i < 20; i++)); do
+        kill -0 -- "$target" || break 2
+        read -rt 1 -u "$never"
+      done
+    done
+    "${@:3}"
+  ) &
+}
+
+# A process that has ended and that nobody has asked for yet lives no more.
+child::lives() {
+  local line
+  read -r line <"/proc/$1/stat" && [[ $line != *') Z '* ]]
+}
+
+# Runs a command, which ends with this script: to be used with `trap child::end TERM INT HUP QUIT`. Exit status: the
+# command's, and never 0 after a signal.
+child::run() {
+  local status=0
+  "$@" &
+  child=$!
+  child::bind "$child"
+  if [[ $child_ended ]]; then child::end; fi # a signal came before there was a command to end
+  wait "$child" || status=$?
+  while kill -0 "$child" 2>/dev/null; do wait "$child" || status=$?; done
+  child=''
+  if [[ $child_ended ]] && ((status == 0)); then status=143; fi
+  return "$status"
+}
+
+child::end() {
+  child_ended=1
+  if [[ $child ]]; then kill -TERM "$child" 2>/dev/null || true; fi
+}
