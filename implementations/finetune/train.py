@@ -15,9 +15,9 @@ import torch
 
 from bert.checkpoint.save import load_newest, save_checkpoint
 from bert.checkpoint.weights import Loaded, checksum_of
-from bert.core import rundir, variables
+from bert.core import env, rundir, variables
 from bert.core.dist import HangError, World, pick_device
-from bert.core.env import ConfigError, from_env, values
+from bert.core.env import ConfigError, from_env
 from bert.core.files import write_text
 from bert.data.records import DataError
 from bert.data.tokens import WordPiece
@@ -186,10 +186,10 @@ def identity_of(
     config: Config, environ: Mapping[str, str], task: tasks.Squad | tasks.Glue, model: FineTuned, loaded: Loaded
 ) -> dict[str, Any]:
     """What must not change where a trial is continued or counted as done: settings, data and first weights by name."""
-    told = values(config)
+    told = env.settings(config)
     if task.train is not None:
         told |= {"training sequences": len(task.train.lengths)}
-        told |= values(learning_rates(environ, num_steps(config, len(task.train.lengths))))
+        told |= env.settings(learning_rates(environ, num_steps(config, len(task.train.lengths))))
     read = {name: tensor for name, tensor in model.named_parameters() if name not in loaded.new}
     told |= {"SEED": config.trial_seed, "MAX_SEQ_LENGTH": config.length, "DO_LOWER_CASE": config.lower_case}
     told |= {"BERT_CONFIG": config.model.identity, "INIT_CHECKPOINT": f"{checksum_of(read):08x}", **task.digests}
@@ -231,7 +231,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     num_samples, seed = len(samples.lengths), config.trial_seed
     last = num_steps(config, num_samples)
     identity = {name: value for name, value in run.identity.items() if name not in (*settings.PREDICTION, "test data")}
-    rounding = {name: value for name, value in values(config).items() if name in settings.ROUNDING}
+    rounding = {name: value for name, value in env.settings(config).items() if name in settings.ROUNDING}
     done = batches = trained = 0
     before = 0.0  # seconds of training
     if (found := load_newest(config.checkpoint)) is not None:

@@ -63,6 +63,35 @@ def test_a_table_of_ones_own_has_its_label_last_with_or_without_a_header(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("task", "num_texts", "text", "expected"),
+    [
+        ("SST-2", 0, "index\tsentence\n0\tfine film\n1\tbad\n", [("fine film",), ("bad",)]),
+        ("SST-2", 0, "sentence\tlabel\nfine film\t1\nbad\t0\n", [("fine film",), ("bad",)]),
+        ("CoLA", 0, "index\tsentence\n0\tThe cat sat.\n", [("The cat sat.",)]),
+        ("MRPC", 0, "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t1\t2\ta\tb\n", [("a", "b")]),
+        ("MNLI", 0, "\t".join("h" * 10) + "\n" + "\t".join([*"01234567", "a", "b"]), [("a", "b")]),
+        ("TSV", 1, "good\nso so\n", [("good",), ("so so",)]),
+        ("TSV", 1, "sentence\nso so\n", [("so so",)]),
+        ("TSV", 1, "good\tx\nbad\ty\n", [("good",), ("bad",)]),
+        ("TSV", 1, "review\tlabel\ngood\tx\n", [("good",)]),
+        ("TSV", 2, "a\tb\nc\td\n", [("a", "b"), ("c", "d")]),
+        ("TSV", 0, "a\tx\nc\ty\n", [("a",), ("c",)]),
+        ("TSV", 0, "a\tx\nc\td\n", [("a", "x"), ("c", "d")]),
+        ("TSV", 1, "a\tx\nc\td\n", None),
+        ("TSV", 2, "a\nc\n", None),
+    ],
+)
+def test_a_table_without_labels_is_read_for_prediction(tmp_path, task, num_texts, text, expected):
+    (tmp_path / "table.tsv").write_text(text)
+    arguments = tmp_path / "table.tsv", TASKS[task], num_texts, ("x", "y")
+    if expected is None:
+        with pytest.raises(DataError, match=r"table.tsv:1: \d columns, expected \d"):
+            glue.read_texts(*arguments)
+    else:
+        assert glue.read_texts(*arguments) == expected
+
+
+@pytest.mark.parametrize(
     ("task", "text", "message"),
     [
         ("SST-2", "sentence\tlabel\nfine\t1\nbad\n", r"table.tsv:3: 1 columns, expected 2"),

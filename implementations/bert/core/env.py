@@ -110,22 +110,17 @@ def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT
     return config_class(**values)
 
 
-def values(config: Any) -> dict[str, Any]:
-    """The value of every variable of a Config and its nested Configs, by the variable's name; paths as text."""
+def settings(config: Any) -> dict[str, Any]:
+    """The values of a Config and its nested ones by variable; without paths, which may move."""
     found: dict[str, Any] = {}
+    paths = {variable.name for _, variable, kind in variables(type(config)) if kind is Path}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            found |= values(value)
-        elif "env" in field.metadata:
-            found[field.metadata["env"].name] = str(value) if isinstance(value, Path) else value
+            found |= settings(value)
+        elif "env" in field.metadata and (name := field.metadata["env"].name) not in paths:
+            found[name] = value
     return found
-
-
-def settings(config: Any) -> dict[str, Any]:
-    """``values`` without paths, which may move."""
-    paths = {variable.name for _, variable, kind in variables(type(config)) if kind is Path}
-    return {name: value for name, value in values(config).items() if name not in paths}
 
 
 def announce(name: str, value: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from bert.checkpoint.weights import Checksum, check_finite, chunks_of
 from bert.core import rundir
 from bert.core.dist import World, pick_device
-from bert.core.env import values
+from bert.core.env import settings
 from bert.data.loader import make_batching, open_masks, open_source
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
@@ -37,7 +37,7 @@ FREE = {
 
 def identity(config: Config) -> dict[str, Any]:
     """What all trials of one RUN_NAME share, for config.json: settings by name, the model, and what the files hold."""
-    told = {name: value for name, value in values(config).items() if name not in FREE}
+    told = {name: value for name, value in settings(config).items() if name not in FREE}
     if config.seed is not None:  # the launcher counts on from the first trial's
         told["SEED"] = config.seed - config.run.trial
     told["BERT_CONFIG"] = config.model.identity
@@ -63,8 +63,8 @@ def check_finished(config: Config) -> None:
     """Raises ConfigError where this trial is done in RUN_DIR, and was another."""
     folder = config.run.run_dir
     if folder is not None and (result := folder / f"result_{config.run.trial}.txt").is_file():
-        settings = folder / "config.json"
-        known = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        path = folder / "config.json"
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         rundir.check_same(result, known.get("identity"), identity(config))
 
 
