@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from review.league.borrowed import as_list, describe
+from review.league.entries import describe_same, same_hyperparameters
 from review.logs.mllog import text
 from review.logs.output import (
-    ERROR,
     Column,
-    Finding,
     console,
     fit,
     labelled,
     markdown_table,
     markdown_text,
-    number_text,
-    rate_text,
     say,
     table,
     table_width,
 )
 from review.results.dossier import Dossier
 from review.results.score import REQUIRED_RUNS, Result
+from review.results.table import cells as run_cells
+from review.results.table import columns, first_reason
 from review.verdict import checking
 from review.verdict.checking import energy_obstacles, obstacles
 
@@ -31,22 +29,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_COLUMNS = (
-    Column("run"),
-    Column("seed", right=True, drop=5),
-    Column("status"),
-    Column("init s", right=True, drop=4),
-    Column("minutes", right=True),
-    Column("evals", right=True, drop=3),
-    Column("samples", right=True),
-    Column("first acc", right=True, drop=6),
-    Column("final acc", right=True),
-    Column("seq/s", right=True, drop=7),
-    Column("/accel", right=True, drop=2),
-    Column("eval %", right=True, drop=1),
-    Column("kJ", right=True, drop=2),
-    Column("compliance"),
-)
 _OF_RESULT = ("name", "folder", "organization", "division", "global_batch_size", "accelerators", "score_minutes")
 _OF_SCORE = ("olympic_minutes", "scaling_factor", "official")
 
@@ -60,12 +42,12 @@ def print_text(results: Sequence[Result], out: Console | None = None) -> None:
         fits = len(text(result.name)) + 2 + len(result.subtitle) <= out.width
         say(out, (text(result.name), "bold"), "  " if fits else "\n", result.subtitle)
         say(out, (str(result.folder), "dim"))
-        columns, rows = _cells(result, with_reasons=True)
-        has_reasons = table_width(columns, rows) <= out.width
+        shown, rows = _cells(result, with_reasons=True)
+        has_reasons = table_width(shown, rows) <= out.width
         if not has_reasons:
-            columns, rows = fit(*_cells(result, with_reasons=False), out.width)
+            shown, rows = fit(*_cells(result, with_reasons=False), out.width)
         styles = ["dim" if run.path in result.dropped else "" for run in result.runs] + ["red"] * len(result.crashes)
-        out.print(table(columns, rows, styles))
+        out.print(table(shown, rows, styles))
         for label, line, style in summary(result):
             say(out, labelled(label, line, style))
         if not has_reasons:
@@ -78,7 +60,12 @@ def print_text(results: Sequence[Result], out: Console | None = None) -> None:
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The results for JSON."""
-    return [{**checking.as_dict(result), "same_hyperparameters": as_list(result)} for result in results]
+    keys = ("round", "submitter", "system", "batch_size", "folder")
+    found = []
+    for result in results:
+        same = [{key: getattr(entry, key) for key in keys} for entry in same_hyperparameters(result)]
+        found.append({**checking.as_dict(result), "same_hyperparameters": same})
+    return found
 
 
 def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
@@ -95,11 +82,11 @@ def markdown(results: Sequence[Result]) -> str:
     """The table and the lines beneath it, for the text of an issue."""
     parts = []
     for result in results:
-        columns, rows = _cells(result, with_reasons=True)
-        cells = [[one.heading for one in columns], *(list(map(str, row)) for row in rows)]
+        shown, rows = _cells(result, with_reasons=True)
+        cells = [[one.heading for one in shown], *(list(map(str, row)) for row in rows)]
         lines = [f"- **{label or '…'}** {markdown_text(line)}" for label, line, _ in summary(result)]
         about = f"### {markdown_text(text(result.name))}\n\n{markdown_text(result.subtitle)}"
-        parts += [about, markdown_table(cells, [one.right for one in columns]), "\n".join(lines)]
+        parts += [about, markdown_table(cells, [one.right for one in shown]), "\n".join(lines)]
     return "\n\n".join(parts)
 
 
@@ -107,48 +94,22 @@ def _cells(result: Result, with_reasons: bool) -> tuple[list[Column], list[list[
     """The columns and rows of a result's table; ``with_reasons``: why runs do not comply, else only that they fail."""
     from rich.text import Text
 
+    shown = columns(result)
     records: list[dict[str, str | Text]] = []
     for run in result.runs:
-        rate = run.sequences_per_second
-        reason = first_reason(run.findings) if with_reasons else "fails"
-        verdict = Text("ok", "green") if run.compliant else Text(reason, "red")
+        cells = run_cells(run, result)
+        verdict = (
+            Text("ok", "green") if run.compliant else Text(cells["compliance"] if with_reasons else "fails", "red")
+        )
         dropped = result.dropped.get(run.path)
         if dropped in ("best", "worst"):
             verdict.append(f", {dropped}", "italic")
-        more = len(set(map(repr, run.seeds))) - 1
-        joules = result.joules(run)
-        records.append(
-            {
-                "run": run.name,
-                "seed": text(run.seeds[0])[:12] + (f" +{more}" if more else "") if run.seeds else "-",
-                "status": Text(text(run.status), "" if run.converged else "yellow"),
-                "init s": number_text(run.init_seconds, ",.1f"),
-                "minutes": Text(number_text(run.minutes, ",.4f"), "bold"),
-                "evals": str(len(run.evaluations)),
-                "samples": number_text(run.samples, ",.0f"),
-                "first acc": number_text(run.first_accuracy, ".4f"),
-                "final acc": number_text(run.final_accuracy, ".4f"),
-                "seq/s": rate_text(rate),
-                "/accel": rate_text(rate / result.accelerators if rate and result.accelerators else None),
-                "eval %": number_text(None if run.evaluation_share is None else 100 * run.evaluation_share, ".1f"),
-                "kJ": number_text(None if joules is None else joules / 1000, ",.1f"),
-                "compliance": verdict,
-            }
-        )
+        status = Text(cells["status"], "" if run.converged else "yellow")
+        records.append({**cells, "status": status, "minutes": Text(cells["minutes"], "bold"), "compliance": verdict})
     for number, reason in result.crashes.items():
         said = text(reason) if with_reasons else "fails"
         records.append({"run": f"failed_{number}.txt", "status": "crashed", "compliance": said})
-    columns = [one for one in _COLUMNS if result.energy or one.heading != "kJ"]
-    return columns, [[record.get(one.heading, "") for one in columns] for record in records]
-
-
-def first_reason(findings: Sequence[Finding]) -> str:
-    """The first broken rule in a few words, and how many more there are."""
-    errors = [finding for finding in findings if finding.severity == ERROR]
-    if not errors:
-        return "ok"
-    more = f" (+{len(errors) - 1} more)" if len(errors) > 1 else ""
-    return f"{errors[0].key + ' ' if errors[0].key else ''}{errors[0].message}{more}"
+    return shown, [[record.get(one.heading, "") for one in shown] for record in records]
 
 
 def summary(result: Result) -> list[tuple[str, str, str]]:
@@ -184,7 +145,7 @@ def summary(result: Result) -> list[tuple[str, str, str]]:
         else:
             lines.append(("energy", line + (", official" if official else ""), "bold green" if official else ""))
     lines += _rcp_lines(result)
-    if borrowed := describe(result):
+    if borrowed := describe_same(result):
         lines.append(("recipe", borrowed, "dim"))
     return lines
 

@@ -13,9 +13,7 @@ from review.logs.output import ReviewError, emit
 
 def add(commands: Any, common: Callable[[argparse.ArgumentParser], None]) -> None:
     """Adds both. common: adds the options of all commands."""
-    one = commands.add_parser(
-        "certify", help="an acceptance test of certify.sh: what is slow, pass or fail"
-    )
+    one = commands.add_parser("certify", help="an acceptance test of certify.sh: what is slow, pass or fail")
     one.add_argument("target", type=Path, help="the folder that certify.sh or certify.sub named")
     one.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write the page as well: certify.html")
     one.add_argument("--csv", type=Path, metavar="FILE", help="write ranks and nodes, the slowest first, as well")

@@ -17,7 +17,7 @@ from certify.records import Records, median
 from certify.schema import CPUS, LABELS, PROBES, Columns
 from certify.verdict import Certificate
 from review.logs.output import ReviewError, write_whole
-from review.report.chart import Axis, Line, LineChart, Point
+from review.report.chart import Axis, Chart, Point, Series
 
 HEADLINES = {"pass": "Pass", "warn": "Pass, with warnings", "fail": "Fail"}
 STYLES = {"pass": "good", "warn": "warn", "fail": "bad"}
@@ -67,14 +67,14 @@ def write_drift(baselines: Sequence[Baseline], output: Path) -> None:
     )
 
 
-def _write(output: Path, *, figures: Sequence[LineChart], **content: Any) -> None:
+def _write(output: Path, *, figures: Sequence[Chart], **content: Any) -> None:
     """Fills in the template. Raises ReviewError if jinja2 is missing or the file cannot be written."""
-    from review.report.page import figure, render
+    from review.report.page import render
 
     if output.is_dir():
         raise ReviewError(f"{output} is a folder: name the page itself, such as {output / 'certify.html'}")
-    most = max((len(chart.lines) for chart in figures), default=0)
-    page = render("certify.html", figures=[figure(one, one.key) for one in figures], most_lines=most, **content)
+    most = max((len(chart.series) for chart in figures), default=0)
+    page = render("certify.html", figures=figures, most_lines=most, **content)
     write_whole(output, page)
 
 
@@ -113,7 +113,7 @@ def _map(records: Records, stage: str, seconds: np.ndarray, rate: str) -> dict[s
     return {"title": title, "median": middle, "rows": rows, "width": max(map(len, rows.values()))}
 
 
-def timelines(records: Records, accused: Sequence[str] = ()) -> list[LineChart]:
+def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
     """Clock, power and temperature by device over the test; of more than fit, the accused and the extremes."""
     ranks = {(place.node, place.local_rank): place.name for place in records.places.values()}
     series: dict[str, Columns] = {}
@@ -129,7 +129,7 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[LineChart]:
     ]
 
 
-def _timeline(field: str, series: dict[str, Columns], accused: Sequence[str]) -> LineChart:
+def _timeline(field: str, series: dict[str, Columns], accused: Sequence[str]) -> Chart:
     key, title, unit = CLOCKS[field]
     begin = min(float(one["time"].min()) for one in series.values())
     level = {name: median(one[field]) for name, one in series.items()}
@@ -156,7 +156,7 @@ def _timeline(field: str, series: dict[str, Columns], accused: Sequence[str]) ->
     return _chart(key, title, words, "minutes", unit, lines)
 
 
-def drift(baselines: Sequence[Baseline]) -> LineChart:
+def drift(baselines: Sequence[Baseline]) -> Chart:
     """Every figure of each baseline relative to the first that has it, the oldest first."""
     lines = []
     for name in dict.fromkeys(name for one in baselines for name in one.metrics):
@@ -175,24 +175,19 @@ def drift(baselines: Sequence[Baseline]) -> LineChart:
 
 def _chart(
     key: str, title: str, alt: str, x: str, y: str, series: Sequence[tuple[str, Sequence[tuple[float, float, str]]]]
-) -> LineChart:
+) -> Chart:
     """A chart of named lines of (x, y, tip); a point whose y is nan is left out."""
     lines = tuple(
-        Line(
-            run=number,
-            name=name,
-            points=tuple(Point(x=x, y=y, tip=tip) for x, y, tip in points if not math.isnan(y)),
-            counted=True,
-        )
-        for number, (name, points) in enumerate(series)
+        Series(run=run, name=name, points=tuple(Point(*point) for point in points if not math.isnan(point[1])))
+        for run, (name, points) in enumerate(series)
     )
     xs, ys = ([getattr(point, axis) for line in lines for point in line.points] for axis in "xy")
     room = 0.08 * (max(ys) - min(ys)) or max(abs(max(ys)), 1) * 0.05
-    return LineChart(
+    return Chart(
         key=key,
         title=title,
         alt=alt,
-        x=Axis(label=x, unit="minutes" if x == "minutes" else "rate", low=min(xs), high=max(xs)),
-        y=Axis(label=y, unit="rate", low=min(ys) - room, high=max(ys) + room),
-        lines=lines,
+        x=Axis(label=x, low=min(xs), high=max(xs)),
+        y=Axis(label=y, low=min(ys) - room, high=max(ys) + room),
+        series=lines,
     )

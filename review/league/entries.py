@@ -29,6 +29,8 @@ HYPERPARAMETERS = (  # what another submitter borrows as a group
     "opt_epsilon",
     "gradient_accumulation_steps",
 )
+_BORROWED = tuple(key for key in HYPERPARAMETERS if key not in ("gradient_accumulation_steps", "opt_epsilon"))
+_REQUIRED = ("opt_base_learning_rate", "opt_learning_rate_training_steps", "opt_lamb_beta_1", "opt_lamb_beta_2")
 _SANE_SAMPLES = (1e5, 1e8)  # that a run to the target takes; a log that counts epochs has a handful
 _DIGEST = Path(__file__).with_name("published.csv")
 _WHOLE = ("nodes", "accelerators", "batch_size", "runs")
@@ -207,3 +209,34 @@ def _entry(row: dict[str, str]) -> Entry:
 def published() -> tuple[Entry, ...]:
     """Every BERT result of rounds 0.7 to 5.0 of MLPerf Training, by the logs that MLCommons published."""
     return tuple(read_digest())
+
+
+def same_hyperparameters(result: Result) -> list[Entry]:
+    """Published results with the hyper-parameters of this one: those of its batch size first, then by round.
+
+    The rules let a submitter take over another's hyper-parameters as a group, with a batch size of its own (training
+    rules, "Hyperparameter Borrowing"). Compared is what both log of learning rate, schedule, betas and weight decay.
+    """
+    own = logged(next((run for run in result.runs if run.log.events), None))
+    itself = (text(result.organization or "").casefold(), text(result.name))
+
+    def same(other: dict[str, float]) -> bool:
+        if not all(key in own and key in other for key in _REQUIRED):
+            return False
+        return all(math.isclose(own[key], other[key], rel_tol=1e-6) for key in _BORROWED if key in own and key in other)
+
+    found = [one for one in published() if same(one.hyperparameters)]
+    others = [one for one in found if (one.submitter.casefold(), one.system) != itself]
+    return sorted(others, key=lambda entry: (entry.batch_size != result.batch_size, entry.round))
+
+
+def describe_same(result: Result) -> str | None:
+    """One line about the published results with its hyper-parameters; None if there are none."""
+    found = same_hyperparameters(result)
+    if not found:
+        return None
+    first = found[0]
+    same = sum(entry.batch_size == result.batch_size for entry in found)
+    count = "1 published result" if len(found) == 1 else f"{len(found)} published results"
+    batch = "" if first.batch_size == result.batch_size else f" at batch {first.batch_size:g}"
+    return f"those of {count}, {same} of this batch size; first {first.round} {first.submitter} {first.system}{batch}"

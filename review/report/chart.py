@@ -1,186 +1,381 @@
-"""What a chart is made of, in data units; ``svg`` draws it."""
+"""One grammar of charts, and its drawing as SVG without scripts: lines over two axes, or a row of bars or a dot a run.
+
+On the page the colours are CSS variables, so that they follow light and dark, and every chart is drawn in three widths
+with text of the same size; CSS shows the one that fits the screen. A picture has its title and legend drawn in, and the
+light colours filled in.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from html import escape
+from pathlib import Path
+from typing import Literal, NamedTuple
 
-Unit = Literal["samples", "minutes", "accuracy", "rate", "loss", "count"]
-Role = Literal["target", "reference", "minimum", "own"]
+from review.logs.output import ReviewError
+
+COLOURS = 10  # --run-0 to --run-9 in colours.css
+PICTURE = (960, 540)  # CSS pixels, drawn with twice as many
+_TEMPLATES = Path(__file__).parent / "templates"
+_FONTS = "Liberation Sans", "DejaVu Sans", "Noto Sans", "Arial", "Helvetica"
+_CHARACTER = 7.2  # px: width of a character of the 12 px text in the widest of the fonts
+_ROW, _MARK_ROW = 26, 17  # px: height of a bar's row, and of a mark's label above the bars
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """An axis from ``low`` to ``high``; one without width is widened.
+    """An axis from ``low`` to ``high``, widened if they are equal.
 
-    ``log``: equal factors are equally far, both ends above 0. ``names``: of the values 0, 1, ..., instead of numbers.
+    ``log``: logarithmic; both ends must be above 0. ``names``: labels of the values 0, 1, ... in place of numbers.
     """
 
     label: str
-    unit: Unit
     low: float
     high: float
     log: bool = False
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.log and self.high < 1.01 * self.low:
-            object.__setattr__(self, "high", 1.01 * self.low)
-        least = 1e-9 * max(abs(self.low), abs(self.high), 1e-3)
-        if self.high - self.low < least:
-            object.__setattr__(self, "high", self.low + least)
+        least = 1.01 * self.low if self.log else self.low + 1e-9 * max(abs(self.low), abs(self.high), 1e-3)
+        object.__setattr__(self, "high", max(self.high, least))
+
+    @classmethod
+    def around(cls, label: str, values: Iterable[float], room: float, least: float = 0.0) -> Axis:
+        """An axis that leaves ``room`` above and below, a share of the values' range or of ``least``."""
+        low, high = min(found := list(values)), max(found)
+        room *= max(high - low, least)
+        return cls(label=label, low=low - room, high=high + room)
 
     def share(self, value: float) -> float:
-        """Where a value lies: 0 at the low end, 1 at the high one."""
+        """Position of a value: 0 at the low end, 1 at the high one."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, count: int) -> list[float]:
-        """At most about ``count`` round values within the axis."""
+        """About ``count`` round values at most, within the axis."""
         if self.log:
             return self._log_ticks(count)
         if self.names:
-            every = math.ceil(len(self.names) / max(count, 1))
+            every = math.ceil(len(self.names) / count)
             return [float(i) for i in range(len(self.names)) if (len(self.names) - 1 - i) % every == 0]
-        rough = (self.high - self.low) / max(count, 1)
+        rough = (self.high - self.low) / count
         power = 10 ** math.floor(math.log10(rough))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)
         return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
     def _log_ticks(self, count: int) -> list[float]:
-        """Powers of ten with the steps between them that there is room for."""
-        decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        """Powers of ten, with steps between them if there is room."""
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         ticks: list[float] = []
         for steps in ((1,), (1, 3), (1, 2, 5)):
-            found = [step * 10.0**power for power in decades for step in steps]
+            found = [step * 10.0**power for power in powers for step in steps]
             within = [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
             ticks = within if len(within) <= count or not ticks else ticks
         return ticks
 
     def text(self, value: float) -> str:
-        """A tick's label."""
+        """Label of a tick: 1.5M, 500k, 11,800, 0.72, or the name of the value."""
         if self.names:
             return self.names[round(value)]
-        return format_value(value, self.unit)
+        if abs(value) < 1e5:
+            return f"{round(value, 6):,g}"
+        return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """A point of a line, and what to say of it."""
+class Point(NamedTuple):
+    """A point of a line. ``tip`` is shown when it is pointed at."""
 
     x: float
     y: float
     tip: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """One run's curve. ``run`` counts from 0; ``counted``: it is part of the score; ``note``: why it is not."""
-
-    run: int
-    name: str
-    points: tuple[Point, ...]
-    counted: bool
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mark:
-    """A reference line across the chart: horizontal in a LineChart, vertical in a BarChart."""
-
-    value: float
-    label: str
-    role: Role
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
-    """A stretch of a bar."""
+class Span(NamedTuple):
+    """A stretch of a bar; a dot if it has no length."""
 
     start: float
     stop: float
     part: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bar:
-    """A row of a BarChart: stretches, or a dot. ``run`` is None for a row that is not a run."""
+class Mark(NamedTuple):
+    """A reference line: horizontal across lines, vertical across bars."""
 
-    run: int | None
+    value: float
+    label: str
+    role: Literal["target", "reference", "minimum", "own"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """A run's curve (``points``) or its row of bars (``spans``). ``run`` counts from 0 and has its colour.
+
+    ``note`` follows the name of a curve in the legend and stands behind the bars of a row.
+    """
+
+    run: int
     name: str
-    note: str
-    tip: str
+    points: tuple[Point, ...] = ()
+    spans: tuple[Span, ...] = ()
     counted: bool = True
-    segments: tuple[Segment, ...] = ()
-    dot: float | None = None
+    note: str = ""
+    tip: str = ""
+
+    @property
+    def style(self) -> str:
+        """CSS classes of its colour, and of a run that the score leaves out."""
+        return f"run-{self.run % COLOURS}{'' if self.counted else ' dropped'}"
+
+
+class Entry(NamedTuple):
+    """A line of a legend: of a run, which has a ``style``, or of a shade, which has a ``swatch`` (CSS classes)."""
+
+    label: str
+    run: int | None = None
+    style: str = ""
+    swatch: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LineChart:
-    """Curves over an x axis. ``alt`` says in words what there is to see."""
+class Chart:
+    """Curves over ``x`` and ``y``, or without ``y`` a row of bars for each run.
+
+    ``alt`` says in words what there is to see. ``parts`` names the stretches of bars. ``band`` is shaded, low to high.
+    """
 
     key: str
     title: str
     alt: str
     x: Axis
-    y: Axis
-    lines: tuple[Line, ...]
-    marks: tuple[Mark, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BarChart:
-    """One row per run. ``parts`` names the stretches of the bars; ``band`` is shaded from low to high."""
-
-    key: str
-    title: str
-    alt: str
-    x: Axis
-    bars: tuple[Bar, ...]
+    series: tuple[Series, ...]
+    y: Axis | None = None
     parts: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
     band: tuple[float, float] | None = None
 
-
-Chart = LineChart | BarChart
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """A line of a legend: of a run, or of what else is shaded (``swatch``, the classes of its sample)."""
-
-    label: str
-    run: int | None = None
-    counted: bool = True
-    swatch: str = ""
+    def legend(self) -> list[Entry]:
+        """What the colours mean."""
+        if self.y:
+            return [Entry(f"{one.name}{one.note and ', '}{one.note}", one.run, one.style) for one in self.series]
+        entries = [Entry(part, swatch=f"part {part}") for part in self.parts]
+        if self.band:
+            entries.append(Entry("between RCP minimum and RCP mean: accepted, with the time scaled up", swatch="band"))
+        if not all(one.counted for one in self.series):
+            entries.append(Entry(f"{'lighter' if self.parts else 'hollow'}: left out of the score", swatch="none"))
+        return entries
 
 
-def legend(chart: Chart) -> list[Entry]:
-    """What the colours of a chart mean."""
-    if isinstance(chart, LineChart):
-        return [
-            Entry(label=f"{line.name}{line.note and ', '}{line.note}", run=line.run, counted=line.counted)
-            for line in chart.lines
-        ]
-    entries = [Entry(label=part, swatch=f"part {part}") for part in chart.parts]
+class Size(NamedTuple):
+    """Width of a drawing and height of one with lines, CSS pixels; about how many ``ticks`` the x axis has room for."""
+
+    name: str
+    width: int
+    height: int
+    ticks: int
+    row: int = _ROW
+
+
+SIZES = (Size("wide", 1100, 380, 8), Size("medium", 680, 340, 6), Size("narrow", 360, 300, 4))
+
+
+def draw(chart: Chart, identifier: str) -> str:
+    """The chart in every size. ``identifier`` is unique on the page."""
+    drawn = []
+    for size in SIZES:
+        height, body = _body(chart, size, f"{identifier}-{size.name}")
+        box = f"0 0 {size.width} {height:.0f}"
+        drawn.append(_tag("svg", "\n".join(body), class_=size.name, role="img", viewBox=box, aria_label=chart.alt))
+    return "\n".join(drawn)
+
+
+def _tag(name: str, content: str | None = None, **attributes: object) -> str:
+    """An element; numbers have one decimal, empty attributes are left out, ``content`` is markup."""
+    parts = [name]
+    for key, value in attributes.items():
+        if value != "":
+            said = f"{value:.1f}" if isinstance(value, float) else escape(str(value))
+            parts.append(f'{key.rstrip("_").replace("_", "-")}="{said}"')
+    return f"<{' '.join(parts)}/>" if content is None else f"<{' '.join(parts)}>{content}</{name}>"
+
+
+def _text(x: float, y: float, content: str, anchor: str = "", style: str = "") -> str:
+    return _tag("text", escape(content), x=x, y=y, text_anchor=anchor, class_=style)
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
+    return _tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=style)
+
+
+def _width(content: str) -> float:
+    return _CHARACTER * len(content)
+
+
+def _body(chart: Chart, size: Size, identifier: str) -> tuple[float, list[str]]:
+    """Height and elements of a chart."""
+    return _lines(chart, chart.y, size, identifier) if chart.y else _bars(chart, size)
+
+
+def _x_axis(axis: Axis, left: float, right: float, bottom: float, size: Size) -> Iterator[str]:
+    yield _line(left, bottom, right, bottom, "axis")
+    for value in axis.ticks(size.ticks):
+        x, label = left + axis.share(value) * (right - left), axis.text(value)
+        yield _line(x, bottom, x, bottom + 4, "axis")
+        middle = min(max(x, _width(label) / 2), size.width - _width(label) / 2)
+        yield _text(middle, bottom + 18, label, "middle", "tick")
+    yield _text(right, bottom + 36, axis.label, "end", "label")
+
+
+def _lines(chart: Chart, y_axis: Axis, size: Size, identifier: str) -> tuple[float, list[str]]:
+    ticks = {value: y_axis.text(value) for value in y_axis.ticks(5)}
+    left, right = max(map(_width, ["0", *ticks.values()])) + 8, size.width - 8.0
+    top, bottom = 26.0, size.height - 44.0
+
+    def y(value: float) -> float:
+        return bottom - y_axis.share(value) * (bottom - top)
+
+    body = [_text(0, 12, y_axis.label, style="label")]
+    for value, label in ticks.items():
+        body.append(_line(left, y(value), right, y(value), "grid"))
+        body.append(_text(left - 7, y(value) + 4, label, "end", "tick"))
+    body += _x_axis(chart.x, left, right, bottom, size)
+    frame = _tag("rect", x=left - 4, y=top - 4, width=right - left + 8, height=bottom - top + 8)
+    body.append(_tag("clipPath", frame, id=f"{identifier}-clip"))
+    body += [_line(left, y(mark.value), right, y(mark.value), f"mark {mark.role}") for mark in chart.marks]
+    curves = []
+    for one in chart.series:
+        places = [(left + chart.x.share(point.x) * (right - left), y(point.y)) for point in one.points]
+        parts = [_tag("polyline", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in places))]
+        for (a, b), point in zip(places, one.points, strict=True):
+            # Only the wide size has tips: a small screen has no pointer to hover with.
+            tip = _tag("title", escape(point.tip)) if size.name == "wide" else None
+            parts.append(_tag("circle", tip, cx=a, cy=b, r=2.2))
+        curves.append(_tag("g", "".join(parts), class_=f"series {one.style}", data_run=one.run))
+    body.append(_tag("g", "\n".join(curves), clip_path=f"url(#{identifier}-clip)"))
+    body += [_text(left + 6, y(mark.value) - 6, mark.label, style=f"note {mark.role}") for mark in chart.marks]
+    return size.height, body
+
+
+def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
+    stacked = size.name == "narrow"  # names above their rows, where there is no room beside them
+    left = 4.0 if stacked else max(_width(one.name) for one in chart.series) + 8
+    right = size.width - (8 if stacked else max(_width(one.note) for one in chart.series) + 10)
+    row, top = size.row + (14 if stacked else 0), 8.0 + _MARK_ROW * len(chart.marks)
+    bottom = top + row * len(chart.series) + 6
+
+    def x(value: float) -> float:
+        return left + chart.x.share(value) * (right - left)
+
+    def group(one: Series, content: str) -> str:
+        tip = _tag("title", escape(one.tip))
+        return _tag("g", tip + content, class_=f"bar {one.style}", data_run=one.run)
+
+    body, names = [], []
     if chart.band:
-        label = "between RCP minimum and RCP mean: accepted, with the time scaled up"
-        entries.append(Entry(label=label, swatch="band"))
-    if any(not bar.counted for bar in chart.bars):
-        label = "lighter: left out of the score" if chart.parts else "hollow: left out of the score"
-        entries.append(Entry(label=label))
-    return entries
+        low, high = (min(max(x(value), left), right) for value in chart.band)
+        body.append(_tag("rect", class_="band", x=low, y=top, width=high - low, height=bottom - top))
+    body += [_line(x(value), top, x(value), bottom, "grid") for value in chart.x.ticks(size.ticks)]
+    body += _x_axis(chart.x, left, right, bottom, size)
+    for index, one in enumerate(chart.series):
+        edge = top + row * index
+        middle, parts = edge + row - size.row / 2, []
+        for span in one.spans:
+            if span.start == span.stop:
+                parts.append(_line(left, middle, right, middle, "grid"))
+                parts.append(_tag("circle", class_="dot", cx=x(span.start), cy=middle, r=5))
+            else:
+                width = max(x(span.stop) - x(span.start), 0.8)
+                style = f"part {span.part}"
+                parts.append(_tag("rect", class_=style, x=x(span.start), y=middle - 7, width=width, height=14))
+        body.append(group(one, "".join(parts)))
+        if stacked:
+            name = _text(left, edge + 12, one.name, style="tick")
+            note = _text(right, edge + 12, one.note, "end", "note")
+        else:
+            name = _text(left - 8, middle + 4, one.name, "end", "tick")
+            note = _text(right + 8, middle + 4, one.note, style="note")
+        names.append(group(one, name + note))
+    # Labels of marks stand above each other, from left to right, so that no line crosses one.
+    for index, mark in enumerate(sorted(chart.marks, key=lambda mark: mark.value)):
+        at, y = x(mark.value), 12 + _MARK_ROW * index
+        body.append(_line(at, y - 9, at, bottom, f"mark {mark.role}"))
+        fits = at + 6 + _width(mark.label) <= size.width
+        body.append(_text(at + (6 if fits else -6), y, mark.label, "" if fits else "end", f"note {mark.role}"))
+    return bottom + 44, [*body, *names]
 
 
-def format_value(value: float, unit: Unit) -> str:
-    """A tick's label in its unit: 1.5M samples, 0.72, 11,800."""
-    if unit == "samples":
-        for limit, suffix in ((1e6, "M"), (1e3, "k")):
-            if abs(value) >= limit:
-                return f"{value / limit:g}{suffix}"
-    if unit == "rate":
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}"
-    return f"{round(value, 6):,g}"
+def picture(chart: Chart, subject: str) -> bytes:
+    """A PNG of 1920 x 1080 pixels with title and legend. ``subject`` names the result. Raises ReviewError."""
+    width, height, margin = *PICTURE, 20
+    entries: list[str] = []
+    x, y = 0.0, 0.0
+    for entry in chart.legend():
+        room = _width(entry.label) + 44
+        x, y = (0.0, y + 18) if x and x + room > width - 2 * margin else (x, y)
+        if entry.style:
+            sample = _tag("polyline", points=f"{x:.1f},{y - 4:.1f} {x + 20:.1f},{y - 4:.1f}")
+            entries.append(_tag("g", sample, class_=f"series {entry.style}"))
+        elif entry.swatch != "none":
+            entries.append(_tag("rect", class_=entry.swatch, x=x + 8, y=y - 10, width=12, height=12))
+        entries.append(_text(x + 26, y, entry.label))
+        x += room
+    below = min(y + 18, 160.0)  # of very many runs some are left out
+    room = height - 4 * margin - below
+    rows = (room - 60 - _MARK_ROW * len(chart.marks)) / len(chart.series)
+    size = Size("picture", width - 2 * margin, int(room), 8, int(min(max(rows, 14), 44)))
+    tall, body = _body(chart, size, "picture")
+    parts = [
+        _text(margin, margin + 8, f"{chart.title}  ·  {subject[:60]}", style="title"),
+        _tag(
+            "svg", "\n".join(body), x=margin, y=2 * margin, width=size.width, height=room,
+            viewBox=f"0 0 {size.width} {tall:.0f}",
+        ),
+        _tag("g", "".join(entries), transform=f"translate({margin} {height - margin - below + 18:.0f})"),
+    ]  # fmt: skip
+    css = f"{style_sheet()} svg text {{ font-family: '{_font()}', sans-serif; }}"
+    return _render("\n".join(parts), *PICTURE, css)
+
+
+@functools.cache
+def style_sheet() -> str:
+    """chart.css with the page's light colours in place of the variables, which the renderer does not know."""
+    colours = (_TEMPLATES / "colours.css").read_text(encoding="utf-8")
+    light = dict(re.findall(r"--([\w-]+): (#\w+);", colours.partition("@media")[0]))
+    runs = " ".join(re.findall(r"\.run-\d+ \{[^}]*\}", colours))
+    css = f"{runs}\n{(_TEMPLATES / 'chart.css').read_text(encoding='utf-8')}"
+    css = css.replace("--c:", "color:").replace("var(--c)", "currentColor")  # inherited as the variable is
+    return re.sub(r"var\(--([\w-]+)\)", lambda match: light[match[1]], css)
+
+
+@functools.cache
+def _font() -> str:
+    """A sans-serif font of this machine. Raises ReviewError if there is none: the text would be left out."""
+    empty = _render("", 16, 16)
+    for family in _FONTS:
+        if _render(_tag("text", "M", y=12, font_family=family, font_size=12), 16, 16) != empty:
+            return family
+    raise ReviewError(f"PNG files need a font, one of {', '.join(_FONTS)}: apt-get install fonts-dejavu-core")
+
+
+def _render(body: str, width: int, height: int, css: str = "") -> bytes:
+    try:
+        import resvg_py
+    except ImportError:
+        raise ReviewError("PNG files need resvg: pip install resvg-py") from None
+    svg = _tag("svg", body, xmlns="http://www.w3.org/2000/svg", width=width, height=height)
+    return resvg_py.svg_to_bytes(svg_string=svg, style_sheet=css, zoom=2, background="#ffffff")
+
+
+def plausible(*values: float) -> bool:
+    """Whether numbers can be drawn: beyond 1e12 a log is broken, and a chart would show nothing else; nan is not."""
+    return all(abs(value) <= 1e12 for value in values)
+
+
+def count(things: Sequence[object], what: str = "run") -> str:
+    """1 run, 2 runs."""
+    return f"{len(things)} {what}{'' if len(things) == 1 else 's'}"

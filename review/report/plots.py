@@ -1,345 +1,344 @@
-"""The charts of a result, one function each, in terms of its data."""
+"""The charts of a result: accuracy, samples, time, throughput, power and loss of its runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 from review.logs.mllog import number
-from review.report.chart import Axis, Bar, BarChart, Chart, Line, LineChart, Mark, Point, Segment
-from review.report.power_plot import power_chart
-from review.results.run import Evaluation, Run
+from review.report.chart import Axis, Chart, Mark, Point, Series, Span, count, plausible
+from review.results.energy import EnergyError, PowerFile, RunEnergy
+from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
 
 TRAINING, EVALUATION, INITIALISATION = "training", "evaluation", "initialisation"
-UNCONVERGED = 1e8  # samples from which a mean has a run in it that did not converge, which counts as 1e9
+UNCONVERGED = 1e8  # samples; a mean above it includes a run that did not converge, which counts as 1e9
+MOST_POINTS = 60  # of a run's power; more readings are averaged, or ten runs would hide each other
 _CLOSE_TO_TARGET = 0.02  # accuracy below the target from which the second accuracy chart starts
-_LARGEST = 1e12  # samples, minutes, sequences/s, loss: beyond it a log is broken, and a chart would show nothing else
 _LEAST_SPREAD = 0.05  # of the median that the throughput chart spans at least, so that noise looks like noise
+_MINUTES, _SAMPLES = "minutes since run_start", "samples trained"
 
 
 def charts(result: Result) -> list[Chart]:
     """Every chart that the logs have data for."""
-    made = (
-        accuracy_chart(result),
-        close_to_target_chart(result),
-        samples_chart(result),
-        time_chart(result),
-        throughput_chart(result),
-        power_chart(result),
-        loss_chart(result),
-    )
-    return [chart for chart in made if chart is not None]
-
-
-def _plausible(*values: float) -> bool:
-    return all(abs(value) <= _LARGEST for value in values)  # nan is not
+    draw = (accuracy_chart, close_to_target_chart, samples_chart, time_chart, throughput_chart, power_chart, loss_chart)
+    return [chart for chart in (one(result) for one in draw) if chart is not None]
 
 
 def _minutes(run: Run, time_ms: float) -> float | None:
     if run.run_start is None:
         return None
     minutes = (time_ms - run.run_start.time_ms) / 60_000
-    return minutes if _plausible(minutes) else None
+    return minutes if plausible(minutes) else None
 
 
-def _tip(run: Run, evaluation: Evaluation) -> str:
-    parts = [f"{run.name}: accuracy {evaluation.accuracy:.4f}"]
-    if evaluation.samples is not None:
-        parts.append(f"{evaluation.samples:,.0f} samples")
-    minutes = _minutes(run, evaluation.time_ms)
-    if minutes is not None:
-        parts.append(f"{minutes:.2f} min")
-    return ", ".join(parts)
-
-
-def _accuracy_lines(result: Result, by_samples: bool) -> tuple[Line, ...]:
-    lines = []
-    for index, run in enumerate(result.runs):
-        points = []
-        for evaluation in run.evaluations:
-            x = evaluation.samples if by_samples else _minutes(run, evaluation.time_ms)
-            if x is not None and _plausible(x) and 0 <= evaluation.accuracy <= 1:
-                points.append(Point(x=x, y=evaluation.accuracy, tip=_tip(run, evaluation)))
-        if points:
-            lines.append(_line(result, index, points))
-    return tuple(lines)
-
-
-def _line(result: Result, index: int, points: Iterable[Point]) -> Line:
+def _curve(result: Result, index: int, points: Sequence[Point]) -> Series:
     run = result.runs[index]
     why = result.dropped.get(run.path, "")
     note = {"best": "fastest", "worst": "slowest"}.get(why, why)
-    return Line(run=index, name=run.name, points=tuple(points), counted=not why, note=note)
+    return Series(run=index, name=run.name, points=tuple(points), counted=not why, note=note)
 
 
-def _samples_axis(result: Result) -> bool:
-    return any(evaluation.samples is not None for run in result.runs for evaluation in run.evaluations)
+def _curves(result: Result, points_of: Callable[[Run], Iterable[Point]]) -> tuple[Series, ...]:
+    """A curve of each run that has points."""
+    found = [(index, tuple(points_of(run))) for index, run in enumerate(result.runs)]
+    return tuple(_curve(result, index, points) for index, points in found if points)
 
 
-def _x_axis(by_samples: bool, values: Sequence[float], low: float = 0.0) -> Axis:
-    high = max(values) + 0.02 * max(max(values) - low, 1e-9)
-    if by_samples:
-        return Axis(label="samples trained", unit="samples", low=low, high=high)
-    return Axis(label="minutes since run_start", unit="minutes", low=low, high=high)
+def _points(curves: Sequence[Series]) -> list[Point]:
+    return [point for curve in curves for point in curve.points]
 
 
-def accuracy_chart(result: Result) -> LineChart | None:
+def _x_axis(label: str, values: Sequence[float], low: float = 0.0) -> Axis:
+    return Axis(label=label, low=low, high=max(values) + 0.02 * max(max(values) - low, 1e-9))
+
+
+def _accuracies(result: Result) -> tuple[str, tuple[Series, ...]]:
+    """Label of the x axis, and the curves: over samples where any log counts them, else over minutes."""
+    counts = any(evaluation.samples is not None for run in result.runs for evaluation in run.evaluations)
+
+    def points(run: Run) -> Iterable[Point]:
+        for one in run.evaluations:
+            minutes = _minutes(run, one.time_ms)
+            x = one.samples if counts else minutes
+            if x is not None and plausible(x) and 0 <= one.accuracy <= 1:
+                tip = f"{run.name}: accuracy {one.accuracy:.4f}"
+                tip += "" if one.samples is None else f", {one.samples:,.0f} samples"
+                yield Point(x, one.accuracy, tip + ("" if minutes is None else f", {minutes:.2f} min"))
+
+    return _SAMPLES if counts else _MINUTES, _curves(result, points)
+
+
+def _target(result: Result) -> tuple[Mark, ...]:
+    return (Mark(result.target, f"target {result.target:.3f}", "target"),)
+
+
+def accuracy_chart(result: Result) -> Chart | None:
     """Accuracy over samples of every run, with the target."""
-    by_samples = _samples_axis(result)
-    lines = _accuracy_lines(result, by_samples)
-    if not lines:
+    (over, curves), target = _accuracies(result), result.target
+    if not curves:
         return None
-    target = result.target
-    points = [point for line in lines for point in line.points]
-    values = [point.y for point in points] + [target]
-    room = 0.06 * max(max(values) - min(values), 1e-3)
-    last = [line.points[-1].y for line in lines]
-    reached = sum(max(point.y for point in line.points) >= target for line in lines)
-    alt = (
-        f"Masked-LM accuracy of {_count(lines)} over training: first evaluations between "
-        f"{min(line.points[0].y for line in lines):.4f} and {max(line.points[0].y for line in lines):.4f}, last ones "
-        f"between {min(last):.4f} and {max(last):.4f}; {reached} of {len(lines)} reach {target:.3f}."
-    )
-    return LineChart(
+    points = _points(curves)
+    first, last = ([curve.points[at].y for curve in curves] for at in (0, -1))
+    reached = sum(max(point.y for point in curve.points) >= target for curve in curves)
+    y = Axis.around("masked-LM accuracy", [*(point.y for point in points), target], 0.06, 1e-3)
+    return Chart(
         key="accuracy",
-        title="Accuracy over samples" if by_samples else "Accuracy over time",
-        alt=alt,
-        x=_x_axis(by_samples, [point.x for point in points]),
-        y=Axis(label="masked-LM accuracy", unit="accuracy", low=max(min(values) - room, 0), high=max(values) + room),
-        lines=lines,
-        marks=(Mark(value=target, label=f"target {target:.3f}", role="target"),),
+        title="Accuracy over samples" if over == _SAMPLES else "Accuracy over time",
+        alt=f"Masked-LM accuracy of {count(curves)} over training: first evaluations between {min(first):.4f} and "
+        f"{max(first):.4f}, last ones between {min(last):.4f} and {max(last):.4f}; {reached} of {len(curves)} reach "
+        f"{target:.3f}.",
+        x=_x_axis(over, [point.x for point in points]),
+        y=Axis(label=y.label, low=max(y.low, 0), high=y.high),
+        series=curves,
+        marks=_target(result),
     )
 
 
-def close_to_target_chart(result: Result) -> LineChart | None:
-    """The last stretch of the accuracy, where runs differ; None where fewer than two points lie there."""
-    by_samples = _samples_axis(result)
-    target = result.target
+def close_to_target_chart(result: Result) -> Chart | None:
+    """The last stretch of the accuracy, where runs differ; None if fewer than two points lie there."""
+    (over, curves), target = _accuracies(result), result.target
     low = target - _CLOSE_TO_TARGET
-    lines = tuple(
-        _line(result, line.run, line.points[max(first - 1, 0) :])
-        for line in _accuracy_lines(result, by_samples)
-        if (first := next((i for i, point in enumerate(line.points) if point.y >= low), -1)) >= 0
-    )
-    close = [point for line in lines for point in line.points if point.y >= low]
-    if len(close) < 2 or len({point.x for point in close}) < 2 or not any(line.points[0].y < low for line in lines):
+    shown = []
+    for curve in curves:
+        first = next((i for i, point in enumerate(curve.points) if point.y >= low), None)
+        if first is not None:  # from the point before it, so that the curve enters the picture
+            shown.append(_curve(result, curve.run, curve.points[max(first - 1, 0) :]))
+    close = [point for point in _points(shown) if point.y >= low]
+    if len({point.x for point in close}) < 2 or not any(curve.points[0].y < low for curve in shown):
         return None
-    left = min(_entry(line.points, low) for line in lines)
-    width = max(point.x for point in close) - left
+
+    def entry(points: Sequence[Point]) -> float:
+        """x at which a curve rises above ``low``, by interpolation."""
+        first, second = points[0], points[min(1, len(points) - 1)]
+        if first.y >= low or second.y <= first.y:
+            return first.x
+        return first.x + (low - first.y) / (second.y - first.y) * (second.x - first.x)
+
+    left = min(entry(curve.points) for curve in shown)
+    xs = [point.x for point in close]
     high = max(max(point.y for point in close), target)
-    return LineChart(
+    return Chart(
         key="target",
         title="The last stretch to the target",
-        alt=f"The same curves from {low:.3f} on, where {_count(lines)} cross {target:.3f} one after another.",
-        x=_x_axis(by_samples, [point.x for point in close], left - 0.05 * width),
-        y=Axis(label="masked-LM accuracy", unit="accuracy", low=low, high=high + 0.1 * (high - low)),
-        lines=lines,
-        marks=(Mark(value=target, label=f"target {target:.3f}", role="target"),),
+        alt=f"The same curves from {low:.3f} on, where {count(shown)} cross {target:.3f} one after another.",
+        x=_x_axis(over, xs, left - 0.05 * (max(xs) - left)),
+        y=Axis(label="masked-LM accuracy", low=low, high=high + 0.1 * (high - low)),
+        series=tuple(shown),
+        marks=_target(result),
     )
 
 
-def _entry(points: Sequence[Point], low: float) -> float:
-    """Where a curve that goes on above ``low`` rises above it, by interpolation."""
-    first, second = points[0], points[min(1, len(points) - 1)]
-    if first.y >= low or second.y <= first.y:
-        return first.x
-    return first.x + (low - first.y) / (second.y - first.y) * (second.x - first.x)
+def _bar(result: Result, index: int, spans: Sequence[Span], note: str, tip: str) -> Series:
+    run = result.runs[index]
+    counted = run.path not in result.dropped
+    return Series(run=index, name=run.name, spans=tuple(spans), counted=counted, note=note, tip=f"{run.name}: {tip}")
 
 
-def _count(things: Sequence[object]) -> str:
-    return f"{len(things)} run{'' if len(things) == 1 else 's'}"
-
-
-def samples_chart(result: Result) -> BarChart | None:
+def samples_chart(result: Result) -> Chart | None:
     """Samples to the target of every run against what the reference runs took."""
-    bars = []
+    bars, values = [], []
     for index, run in enumerate(result.runs):
-        if run.samples is None or not _plausible(run.samples):
-            continue
-        reached = "" if run.converged else " (did not converge)"
-        tip = f"{run.name}: {run.samples:,.0f} samples{reached}"
-        note = f"{run.samples:,.0f}{'' if run.converged else ', not reached'}"
-        counted = run.path not in result.dropped
-        bars.append(Bar(run=index, name=run.name, note=note, tip=tip, counted=counted, dot=run.samples))
+        if run.samples is not None and plausible(run.samples):
+            note = f"{run.samples:,.0f}{'' if run.converged else ', not reached'}"
+            tip = f"{run.samples:,.0f} samples{'' if run.converged else ' (did not converge)'}"
+            bars.append(_bar(result, index, [Span(run.samples, run.samples, "dot")], note, tip))
+            values.append(run.samples)
     if not bars:
         return None
-    marks, band = _reference_marks(result)
-    values = [bar.dot for bar in bars if bar.dot is not None] + [mark.value for mark in marks]
-    low, high = min(values), max(values)
-    room = max(0.08 * (high - low), 0.01 * high, 1)
-    return BarChart(
-        key="samples",
-        title="Samples to the target",
-        alt=_samples_alt(result, [bar.dot for bar in bars if bar.dot is not None]),
-        x=Axis(label="samples trained", unit="samples", low=max(low - room, 0), high=high + room),
-        bars=tuple(bars),
-        marks=marks,
-        band=band,
-    )
-
-
-def _reference_marks(result: Result) -> tuple[tuple[Mark, ...], tuple[float, float] | None]:
-    marks, band = [], None
-    point, mean = result.rcp_point, result.mean_samples
+    alt = f"Samples to the target of {count(bars)}: between {min(values):,.0f} and {max(values):,.0f}."
+    marks, point, mean = [], result.rcp_point, result.mean_samples
     if point is not None:
-        marks.append(Mark(value=point.minimum, label=f"RCP minimum {point.minimum:,.0f}", role="minimum"))
-        marks.append(Mark(value=point.mean, label=f"RCP mean {point.mean:,.0f}", role="reference"))
-        band = (point.minimum, point.mean)
+        marks.append(Mark(point.minimum, f"RCP minimum {point.minimum:,.0f}", "minimum"))
+        marks.append(Mark(point.mean, f"RCP mean {point.mean:,.0f}", "reference"))
     if mean is not None and mean < UNCONVERGED:
-        marks.append(Mark(value=mean, label=f"olympic mean {mean:,.0f}", role="own"))
-    return tuple(marks), band
-
-
-def _samples_alt(result: Result, values: Sequence[float]) -> str:
-    alt = f"Samples to the target of {_count(values)}: between {min(values):,.0f} and {max(values):,.0f}."
-    point, mean = result.rcp_point, result.mean_samples
+        marks.append(Mark(mean, f"olympic mean {mean:,.0f}", "own"))
     if point is not None and mean is not None:
         side = "above" if mean >= point.minimum else "below"
         alt += f" Their olympic mean of {mean:,.0f} is {side} the RCP minimum of {point.minimum:,.0f}."
-    return alt
-
-
-def time_chart(result: Result) -> BarChart | None:
-    """What each run spent its time on: initialisation left of run_start, then training and evaluations as they came."""
-    bars = tuple(bar for index in range(len(result.runs)) if (bar := _time_bar(result, index)) is not None)
-    if not bars:
-        return None
-    segments = [segment for bar in bars for segment in bar.segments]
-    used = {segment.part for segment in segments}
-    return BarChart(
-        key="time",
-        title="Where the time goes",
-        alt=_time_alt(result, bars),
-        x=Axis(
-            label="minutes since run_start",
-            unit="minutes",
-            low=min(segment.start for segment in segments),
-            high=max(segment.stop for segment in segments),
-        ),
-        bars=bars,
-        parts=tuple(part for part in (INITIALISATION, TRAINING, EVALUATION) if part in used),
-        marks=_time_mark(result),
+    values += [mark.value for mark in marks]
+    low, high = min(values), max(values)
+    room = max(0.08 * (high - low), 0.01 * high, 1)
+    return Chart(
+        key="samples",
+        title="Samples to the target",
+        alt=alt,
+        x=Axis(label=_SAMPLES, low=max(low - room, 0), high=high + room),
+        series=tuple(bars),
+        marks=tuple(marks),
+        band=(point.minimum, point.mean) if point else None,
     )
 
 
-def _time_bar(result: Result, index: int) -> Bar | None:
-    run = result.runs[index]
-    segments = _segments(run)
-    if not segments or run.minutes is None:
+def time_chart(result: Result) -> Chart | None:
+    """What each run spent its time on: initialisation left of run_start, then training and evaluations as they came."""
+    bars = []
+    for index, run in enumerate(result.runs):
+        spans = _spans_of_time(run)
+        if spans and run.minutes is not None:
+            tip = f"{run.minutes:,.4f} min"
+            tip += "" if run.evaluation_share is None else f", {run.evaluation_share:.1%} of it evaluations"
+            tip += "" if run.init_seconds is None else f", initialisation {run.init_seconds:,.1f} s"
+            bars.append(_bar(result, index, spans, f"{run.minutes:,.2f} min", tip))
+    if not bars:
         return None
-    tip = f"{run.name}: {run.minutes:,.4f} min"
-    if run.evaluation_share is not None:
-        tip += f", {run.evaluation_share:.1%} of it evaluations"
-    if run.init_seconds is not None:
-        tip += f", initialisation {run.init_seconds:,.1f} s"
-    counted = run.path not in result.dropped
-    note = f"{run.minutes:,.2f} min"
-    return Bar(run=index, name=run.name, note=note, tip=tip, counted=counted, segments=tuple(segments))
-
-
-def _time_mark(result: Result) -> tuple[Mark, ...]:
-    """The mean that the score is made of, once there are enough runs for one."""
-    if result.olympic_minutes is None or len(result.runs) != REQUIRED_RUNS:
-        return ()
-    return (Mark(value=result.olympic_minutes, label=f"olympic mean {result.olympic_minutes:.4f} min", role="own"),)
-
-
-def _time_alt(result: Result, bars: Sequence[Bar]) -> str:
+    spans = [span for bar in bars for span in bar.spans]
     minutes = [run.minutes for run in result.runs if run.minutes is not None]
     shares = [run.evaluation_share for run in result.runs if run.evaluation_share is not None]
-    alt = f"Timeline of {_count(bars)}: between {min(minutes):,.2f} and {max(minutes):,.2f} minutes from run_start."
-    return alt + (f" Evaluations take {min(shares):.1%} to {max(shares):.1%} of it." if shares else "")
+    alt = f"Timeline of {count(bars)}: between {min(minutes):,.2f} and {max(minutes):,.2f} minutes from run_start."
+    alt += f" Evaluations take {min(shares):.1%} to {max(shares):.1%} of it." if shares else ""
+    mean = result.olympic_minutes if len(result.runs) == REQUIRED_RUNS else None
+    return Chart(
+        key="time",
+        title="Where the time goes",
+        alt=alt,
+        x=Axis(label=_MINUTES, low=min(span.start for span in spans), high=max(span.stop for span in spans)),
+        series=tuple(bars),
+        parts=tuple(part for part in (INITIALISATION, TRAINING, EVALUATION) if part in {span.part for span in spans}),
+        marks=() if mean is None else (Mark(mean, f"olympic mean {mean:.4f} min", "own"),),
+    )
 
 
-def _segments(run: Run) -> list[Segment]:
+def _spans_of_time(run: Run) -> list[Span]:
     end = None if run.run_stop is None else _minutes(run, run.run_stop.time_ms)
     if end is None or end <= 0:
         return []
-    segments = []
-    if run.init_seconds and run.init_seconds > 0 and _plausible(run.init_seconds):
-        segments.append(Segment(start=-run.init_seconds / 60, stop=0, part=INITIALISATION))
+    spans = []
+    if run.init_seconds and plausible(run.init_seconds):
+        spans.append(Span(-run.init_seconds / 60, 0, INITIALISATION))
     now = 0.0
-    for evaluation in run.evaluations:
-        if evaluation.start_ms is None or evaluation.stop_ms is None:
-            continue
-        start, stop = _minutes(run, evaluation.start_ms), _minutes(run, evaluation.stop_ms)
-        if start is None or stop is None or not now <= start <= stop <= end:
-            continue
-        segments += [
-            Segment(start=now, stop=start, part=TRAINING),
-            Segment(start=start, stop=stop, part=EVALUATION),
-        ]
-        now = stop
-    segments.append(Segment(start=now, stop=end, part=TRAINING))
-    return [segment for segment in segments if segment.stop > segment.start]
+    for one in run.evaluations:
+        if one.start_ms is not None and one.stop_ms is not None:
+            start, stop = _minutes(run, one.start_ms), _minutes(run, one.stop_ms)
+            if start is not None and stop is not None and now <= start <= stop <= end:
+                spans += [Span(now, start, TRAINING), Span(start, stop, EVALUATION)]
+                now = stop
+    return [span for span in [*spans, Span(now, end, TRAINING)] if span.stop > span.start]
 
 
-def _samples_to_minutes(run: Run, samples: float) -> float | None:
-    """When a run had trained so many samples, by its evaluations, between which it is taken as linear."""
-    before: tuple[float, float] = (0.0, 0.0)
-    for evaluation in run.evaluations:
-        minutes = _minutes(run, evaluation.time_ms if evaluation.start_ms is None else evaluation.start_ms)
-        if minutes is None or evaluation.samples is None:
-            continue
-        if samples <= evaluation.samples:
-            width = evaluation.samples - before[0]
-            return minutes if width <= 0 else before[1] + (samples - before[0]) / width * (minutes - before[1])
-        before = (evaluation.samples, minutes)
-    return None
-
-
-def throughput_chart(result: Result) -> LineChart | None:
+def throughput_chart(result: Result) -> Chart | None:
     """Sequences per second of each span over time."""
-    lines = []
-    for index, run in enumerate(result.runs):
-        points = []
-        for samples, rate in run.throughput:
-            minutes = _samples_to_minutes(run, samples)
-            if minutes is not None and rate > 0 and _plausible(rate):
-                tip = f"{run.name}: {rate:,.0f} sequences/s at {minutes:.2f} min"
-                points.append(Point(x=minutes, y=rate, tip=tip))
-        if points:
-            lines.append(_line(result, index, points))
-    if not lines:
+
+    def minutes_at(run: Run, samples: float) -> float | None:
+        """When a run had trained so many samples, linear between its evaluations."""
+        before = (0.0, 0.0)
+        for one in run.evaluations:
+            minutes = _minutes(run, one.time_ms if one.start_ms is None else one.start_ms)
+            if minutes is None or one.samples is None:
+                continue
+            if samples <= one.samples:
+                width = one.samples - before[0]
+                return minutes if width <= 0 else before[1] + (samples - before[0]) / width * (minutes - before[1])
+            before = (one.samples, minutes)
         return None
-    rates = sorted(point.y for line in lines for point in line.points)
+
+    def points(run: Run) -> Iterable[Point]:
+        for samples, rate in run.throughput:
+            minutes = minutes_at(run, samples)
+            if minutes is not None and rate > 0 and plausible(rate):
+                yield Point(minutes, rate, f"{run.name}: {rate:,.0f} sequences/s at {minutes:.2f} min")
+
+    curves = _curves(result, points)
+    if not curves:
+        return None
+    rates = sorted(point.y for point in _points(curves))
     median = rates[len(rates) // 2]
-    low, high = min(rates[0], median * (1 - _LEAST_SPREAD)), max(rates[-1], median * (1 + _LEAST_SPREAD))
-    room = 0.05 * (high - low)
-    return LineChart(
+    spread = [*rates, median * (1 - _LEAST_SPREAD), median * (1 + _LEAST_SPREAD)]
+    y = Axis.around("sequences/s", spread, 0.05)
+    return Chart(
         key="throughput",
         title="Throughput over time",
-        alt=f"Training throughput of {_count(lines)}: median {median:,.0f} sequences/s over all spans between "
+        alt=f"Training throughput of {count(curves)}: median {median:,.0f} sequences/s over all spans between "
         f"evaluations, lowest {rates[0]:,.0f}, highest {rates[-1]:,.0f}.",
-        x=_x_axis(False, [point.x for line in lines for point in line.points]),
-        y=Axis(label="sequences/s", unit="rate", low=max(low - room, 0), high=high + room),
-        lines=tuple(lines),
+        x=_x_axis(_MINUTES, [point.x for point in _points(curves)]),
+        y=Axis(label=y.label, low=max(y.low, 0), high=y.high),
+        series=curves,
     )
 
 
-def loss_chart(result: Result) -> LineChart | None:
+def loss_chart(result: Result) -> Chart | None:
     """Training loss over samples, where the runs log it in tracked_stats."""
-    lines = []
-    for index, run in enumerate(result.runs):
-        points = []
+
+    def points(run: Run) -> Iterable[Point]:
         for event in run.log.all("tracked_stats"):
             loss = number(event.value.get("loss")) if isinstance(event.value, dict) else None
             samples = event.meta("epoch_num", "samples_count")
-            if loss is not None and samples is not None and _plausible(loss, samples):
-                tip = f"{run.name}: loss {loss:.4f} at {samples:,.0f} samples"
-                points.append(Point(x=samples, y=loss, tip=tip))
-        if points:
-            lines.append(_line(result, index, points))
-    if not lines:
+            if loss is not None and samples is not None and plausible(loss, samples):
+                yield Point(samples, loss, f"{run.name}: loss {loss:.4f} at {samples:,.0f} samples")
+
+    curves = _curves(result, points)
+    if not curves:
         return None
-    losses = [point.y for line in lines for point in line.points]
-    room = 0.06 * max(max(losses) - min(losses), 1e-3)
-    return LineChart(
+    losses = [point.y for point in _points(curves)]
+    return Chart(
         key="loss",
         title="Training loss",
-        alt=f"Training loss of {_count(lines)}, masked-LM and next-sentence together: from {max(losses):.3f} down to "
+        alt=f"Training loss of {count(curves)}, masked-LM and next-sentence together: from {max(losses):.3f} down to "
         f"{min(losses):.3f}.",
-        x=_x_axis(True, [point.x for line in lines for point in line.points]),
-        y=Axis(label="loss", unit="loss", low=min(losses) - room, high=max(losses) + room),
-        lines=tuple(lines),
+        x=_x_axis(_SAMPLES, [point.x for point in _points(curves)]),
+        y=Axis.around("loss", losses, 0.06, 1e-3),
+        series=curves,
     )
+
+
+def power_chart(result: Result) -> Chart | None:
+    """Watts of all nodes and switches of each run over its minutes; None if no run has readings."""
+    energy = result.energy
+    curves = () if energy is None else _curves(result, lambda run: _power(run, energy.runs.get(run.path)))
+    if not curves:
+        return None
+    watts, minutes = [point.y for point in _points(curves)], [point.x for point in _points(curves)]
+    low, high = min(watts), max(watts)
+    mean = math.fsum(math.fsum(p.y for p in one.points) / len(one.points) for one in curves) / len(curves)
+    room = max(0.06 * (high - low), 0.01 * high)
+    return Chart(
+        key="power",
+        title="Power over time",
+        alt=f"Power of all nodes and switches of {count(curves)} together: between {low:,.0f} and {high:,.0f} W, "
+        f"{mean:,.0f} W on average.",
+        x=_x_axis(_MINUTES, minutes, min(0.0, *minutes)),
+        y=Axis(label="watts", low=max(low - room, 0), high=high + room),
+        series=curves,
+    )
+
+
+def _power(run: Run, energy: RunEnergy | None) -> Iterable[Point]:
+    """The power of a run in equal stretches of the time that all its nodes measured; none if one cannot be read."""
+    if energy is None or run.run_start is None:
+        return
+    start_ms = run.run_start.time_ms
+    try:
+        nodes = [_readings(file, start_ms) for file in energy.files if file.is_node]
+        constant = sum(file.joules(1000.0) for file in energy.files if not file.is_node)  # W: joules of a second
+    except EnergyError:
+        return
+    if not nodes or not all(nodes):
+        return
+    low, high = max(spans[0][0] for spans in nodes), min(spans[-1][1] for spans in nodes)
+    if not low < high:
+        return
+    totals = [constant] * min(MOST_POINTS, max(len(spans) for spans in nodes))
+    step = (high - low) / len(totals)
+    for start, stop, watts in (span for spans in nodes for span in spans):
+        first, last = max(math.floor((start - low) / step), 0), min(math.ceil((stop - low) / step), len(totals))
+        for i in range(first, last):
+            covered = min(stop, low + (i + 1) * step) - max(start, low + i * step)
+            totals[i] += watts * max(covered, 0.0) / step
+    for i, watts in enumerate(totals):
+        at = low + (i + 0.5) * step
+        yield Point(at, watts, f"{run.name}: {watts:,.0f} W at {at:.2f} min")
+
+
+def _readings(file: PowerFile, start_ms: float) -> list[tuple[float, float, float]]:
+    """(from, to, watts), minutes since run_start: a reading holds from the one before it, the first from the start."""
+    if file.start is None:
+        return []
+    spans, before = [], (file.start.time_ms - start_ms) / 60_000
+    for event in file.readings:
+        watts, now = file.efficiency * file.value_of(event), (event.time_ms - start_ms) / 60_000
+        if not plausible(watts, now, before):
+            return []
+        if now > before:
+            spans.append((before, now, watts))
+            before = now
+    return spans

@@ -45,8 +45,9 @@ class Dossier:
         lines = []
         counted = rcp.RUNS - 2
         if self.short and self.minimum is not None:
-            more = f"{self.short:,.0f} samples short of it on average, {counted * self.short:,.0f} over {counted} runs"
-            lines.append(f"the smallest mean that passes is {self.minimum:,.0f}: {more}")
+            more = f"{self.short:,.0f} short on average, {counted * self.short:,.0f} over the {counted} runs that count"
+            mean = f"the mean is {self.result.mean_samples:,.0f} samples"
+            lines.append(f"{mean}, the smallest that passes {self.minimum:,.0f}: {more}")
         for point in self.nearest:
             runs = f", {len(point.runs)} runs from {point.runs[0]:,} to {point.runs[-1]:,}" if point.runs else ""
             lines.append(f"reference of batch {point.batch_size:,}: {point.describe()}{runs}")

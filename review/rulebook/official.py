@@ -117,22 +117,3 @@ def check_repository(organization: Path) -> Outcome:
 
 def _said(records: list[logging.LogRecord], words: str) -> bool:
     return any(words in record.getMessage() for record in records)
-
-
-def summarize(organization: Path, ruleset: str) -> dict[str, float]:
-    """System to score in minutes by the result summarizer, on a copy with scaling.json written. Raises ReviewError."""
-    module = _module("result_summarizer.result_summarizer")
-    scores: dict[str, float] = {}
-
-    def call(_: list[logging.LogRecord]) -> bool:
-        for folder in sorted((organization / "results").glob("*/bert")):
-            system = folder.parent.name
-            score = module._compute_strong_score_standalone("bert", system, False, str(folder), USAGE, ruleset)
-            if score[0] is not None:
-                scores[system] = float(score[0])
-        return True
-
-    outcome = _run("result_summarizer", call)
-    if outcome.crash:
-        raise ReviewError(f"the official summarizer crashed: {outcome.crash}")
-    return scores

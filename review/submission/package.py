@@ -80,72 +80,58 @@ class Package:
 
 
 def package(request: Request, progress: Callable[[str], None] = lambda _: None) -> Package:
-    """Builds, checks and writes the package; writes nothing where a check fails. Raises ReviewError."""
-    _check_names(request)
+    """Builds, checks and writes the package; writes nothing if a check fails. Raises ReviewError."""
+    organization, system = request.organization, request.system
+    for option, name in (("--org", organization), ("--system", system), ("--implementation", request.implementation)):
+        if not _NAME.fullmatch(name):
+            raise ReviewError(f"{option} {name!r}: letters, digits and ._+- only, it becomes a folder's name")
     if request.encryption:
         request.encryption.check()
     output = request.output.resolve()  # results are found by their resolved paths
     if output.exists() and not request.add:
         raise ReviewError(f"{request.output} exists: --add puts this system into it, or name another folder")
-    if request.add and not (output / request.organization).is_dir():
-        raise ReviewError(f"{request.output}: no package of {request.organization} to add to; leave out --add")
-    result = _result(request)
-    description = _description(request)
+    if request.add and not (output / organization).is_dir():
+        raise ReviewError(f"{request.output}: no package of {organization} to add to; leave out --add")
+    results = load_results(request.runs, request.ruleset, request.terms)
+    if len(results) != 1 or request.runs.is_file():
+        raise ReviewError(f"{request.runs}: name the one folder that holds the result_*.txt of {system}")
+    result, path = results[0], request.description
+    if not result.runs:
+        raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
+    if not path.exists():
+        raise ReviewError(f"{path}: no such file; write it on the system: python -m review system -o {path}")
+    description = read_fields(path)
+    if description.get("submitter") != organization:
+        said = text(description.get("submitter", ""))
+        raise ReviewError(f"{path}: submitter is {said!r}, --org {organization!r}: correct the wrong one")
     code = find_code(request.repository, result.folder, request.commit, request.config)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
             whole = Path(folder) / "whole"
-            root = whole / request.organization
+            root = whole / organization
             if request.add:
-                shutil.copytree(output / request.organization, root, symlinks=True)
+                shutil.copytree(output / organization, root, symlinks=True)
             progress("copying results and code")
             _build(request, result, description, code, root)
             progress("official checkers")
-            checked = tuple(_verify(request, root, progress))
+            checked = _verify(request, root, output / organization, progress)
             if not all(one.passed() for one in checked):
-                return Package(_renamed(checked, root, output / request.organization), (), None)
-            archive = _archive(root, whole / f"{request.organization}.tar.gz")
+                return Package(checked, (), None)
+            archive = _archive(root, whole / f"{organization}.tar.gz")
             if request.encryption:
                 plain, archive = archive, request.encryption.encrypt(archive)
                 plain.unlink()
-            digest = _digest(archive)
+            digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+            _write(archive.with_name(f"{archive.name}.sha256"), f"{digest}  {archive.name}\n")
             os.chmod(whole, 0o755)
-            _replace(whole, output, Path(folder) / "old")
+            if output.exists():  # the package that this one replaces goes last
+                os.rename(output, Path(folder) / "old")
+            os.rename(whole, output)
     except OSError as error:
         raise ReviewError(f"{error.filename or output}: {error.strerror}") from None
-    names = (request.organization, archive.name, f"{archive.name}.sha256")
-    return Package(_renamed(checked, root, output / names[0]), tuple(output / name for name in names), digest)
-
-
-def _check_names(request: Request) -> None:
-    for option, name in (
-        ("--org", request.organization),
-        ("--system", request.system),
-        ("--implementation", request.implementation),
-    ):
-        if not _NAME.fullmatch(name):
-            raise ReviewError(f"{option} {name!r}: letters, digits and ._+- only, it becomes a folder's name")
-
-
-def _result(request: Request) -> Result:
-    results = load_results(request.runs, request.ruleset, request.terms)
-    if len(results) != 1 or request.runs.is_file():
-        raise ReviewError(f"{request.runs}: name the one folder that holds the result_*.txt of {request.system}")
-    if not results[0].runs:
-        raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
-    return results[0]
-
-
-def _description(request: Request) -> dict[str, Any]:
-    path = request.description
-    if not path.exists():
-        raise ReviewError(f"{path}: no such file; write it on the system: python -m review system -o {path}")
-    fields = read_fields(path)
-    if fields.get("submitter") != request.organization:
-        said = text(fields.get("submitter", ""))
-        raise ReviewError(f"{path}: submitter is {said!r}, --org {request.organization!r}: correct the wrong one")
-    return fields
+    names = (organization, archive.name, f"{archive.name}.sha256")
+    return Package(checked, tuple(output / name for name in names), digest)
 
 
 def _build(request: Request, result: Result, description: dict[str, Any], code: Code, root: Path) -> None:
@@ -161,9 +147,14 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
             shutil.copytree(power, results / "power" / f"result_{index}")
     implementation = root / "benchmarks" / submission_rules.BENCHMARK / "implementations" / request.implementation
     name = f"{request.system}_{request.implementation}.json"
-    if implementation.exists():
-        _same_commit(implementation, request, code)
-    else:
+    for path in sorted(implementation.glob(f"*_{request.implementation}.json")):
+        commit = (read_json(path) or {}).get("commit")
+        if commit != code.commit:
+            raise ReviewError(
+                f"{request.implementation} in {request.output} is commit {text(commit)}, this result ran "
+                f"{code.commit}: give it an --implementation of its own"
+            )
+    if not implementation.exists():
         code.extract(implementation)
     facts = {
         "system": request.system,
@@ -183,23 +174,13 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
         shutil.copyfile(implementation / "LICENSE", root / "LICENSE.md")
 
 
-def _same_commit(implementation: Path, request: Request, code: Code) -> None:
-    for path in sorted(implementation.glob(f"*_{request.implementation}.json")):
-        commit = (read_json(path) or {}).get("commit")
-        if commit != code.commit:
-            raise ReviewError(
-                f"{request.implementation} in {request.output} is commit {text(commit)}, this result ran "
-                f"{code.commit}: give it an --implementation of its own"
-            )
-
-
 def _write(path: Path, content: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content, encoding="utf-8")
 
 
-def _verify(request: Request, root: Path, progress: Callable[[str], None]) -> list[Checked]:
-    """Lets the official package checker write scaling.json, then checks everything."""
+def _verify(request: Request, root: Path, place: Path, progress: Callable[[str], None]) -> tuple[Checked, ...]:
+    """Lets the official package checker write scaling.json, then checks everything, as of the finished ``place``."""
     folder = root / "results" / request.system / submission_rules.BENCHMARK
     for result in load_results(folder, request.ruleset, request.terms):
         with tempfile.TemporaryDirectory(prefix="review-package-") as scratch:
@@ -208,29 +189,16 @@ def _verify(request: Request, root: Path, progress: Callable[[str], None]) -> li
             scaling = copy / folder.relative_to(root) / "scaling.json"
             if scaling.is_file():
                 shutil.copyfile(scaling, folder / "scaling.json")
-    return check(root, request.ruleset, progress, request.terms)
-
-
-def _renamed(checked: tuple[Checked, ...], old: Path, new: Path) -> tuple[Checked, ...]:
-    """The checks with the places of the finished package."""
 
     def moved(path: Path) -> Path:
-        return new / path.relative_to(old) if path.is_relative_to(old) else path
+        return place / path.relative_to(root) if path.is_relative_to(root) else path
 
-    def finding_moved(finding: Finding) -> Finding:
-        message = finding.message.replace(str(old), str(new))
+    def renamed(finding: Finding) -> Finding:
+        message = finding.message.replace(str(root), str(place))
         return replace(finding, message=message, file=moved(finding.file) if finding.file else None)
 
-    return tuple(
-        replace(one, path=moved(one.path), findings=tuple(map(finding_moved, one.findings))) for one in checked
-    )
-
-
-def _digest(archive: Path) -> str:
-    """Writes the SHA-256 beside an archive; returns it."""
-    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    _write(archive.with_name(f"{archive.name}.sha256"), f"{digest}  {archive.name}\n")
-    return digest
+    checked = check(root, request.ruleset, progress, request.terms)
+    return tuple(replace(one, path=moved(one.path), findings=tuple(map(renamed, one.findings))) for one in checked)
 
 
 def _archive(root: Path, path: Path) -> Path:
@@ -249,10 +217,3 @@ def _archive(root: Path, path: Path) -> Path:
     compressed = gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0)
     path.write_bytes(compressed)
     return path
-
-
-def _replace(new: Path, output: Path, old: Path) -> None:
-    """Moves the finished package into place; the one it replaces goes last."""
-    if output.exists():
-        os.rename(output, old)
-    os.rename(new, output)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from review.logs.mllog import text
-from review.logs.output import ERROR, Finding, ReviewError, write_whole
+from review.logs.output import ERROR, ReviewError, write_whole
 from review.logs.tree import read_json
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
@@ -72,32 +72,35 @@ def describe(
 ) -> Description:
     """Fills in the description.
 
-    Args: given: (source, fields), the first source that has a field counts. machine: what is probed for the rest.
-    ask: asks the user for (field, question, default); None where nobody is there.
+    Args: given: (source, fields); the first source that has a field counts. machine: probed for the rest.
+    ask: asks the user for (field, question, default); None if nobody is there.
     """
-    layers = [*given, ("this machine", probe(machine))]
     fields: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for name in (*FIELDS, *ASKED):
-        for source, values in layers:
-            if values.get(name) not in (None, "", {}):
+
+    def add(source: str, values: Mapping[str, Any]) -> None:
+        for name in (*FIELDS, *ASKED):
+            if name not in fields and values.get(name) not in (None, "", {}):
                 fields[name], sources[name] = _value(name, values[name]), source
-                break
+
+    layers = [*given, ("this machine", probe(machine))]
+    for source, values in layers:
+        add(source, values)
     if ask is not None:
         for name, question, default in QUESTIONS:
-            if name not in fields and (answer := ask(name, question, default)):
-                fields[name], sources[name] = answer, "asked"
-    last = [("default", _DEFAULTS)]
-    if fields.get("accelerators_per_node") == "0":
-        last.append(("no accelerator", _NO_ACCELERATOR))
-    for source, values in last:
-        for name in values.keys() - fields.keys():
-            fields[name], sources[name] = values[name], source
-    if isinstance(fields.get("other_software_stack"), dict):
-        fields["other_software_stack"] = _value("other_software_stack", _stack(layers))
+            if name not in fields:
+                add("asked", {name: ask(name, question, default)})
+    add("default", _DEFAULTS)
+    if fields["accelerators_per_node"] == "0":
+        add("no accelerator", _NO_ACCELERATOR)
+    if isinstance(fields.get("other_software_stack"), dict):  # of every source: the first that has a version counts
+        stacks = [stack for _, values in layers if isinstance(stack := values.get("other_software_stack"), Mapping)]
+        merged = {name: version for stack in reversed(stacks) for name, version in stack.items()}
+        fields["other_software_stack"] = _value("other_software_stack", merged)
     own = {name: value for _, values in reversed(given) for name, value in values.items() if name not in FIELDS}
     own |= {name: fields[name] for name in ASKED if name in fields}
-    return Description({name: fields.get(name, "") for name in FIELDS} | own, sources)
+    known = {name: sources[name] for name in (*FIELDS, *ASKED) if name in sources}
+    return Description({name: fields.get(name, "") for name in FIELDS} | own, known)
 
 
 def _value(name: str, value: Any) -> Any:
@@ -105,15 +108,6 @@ def _value(name: str, value: Any) -> Any:
     if name == "other_software_stack" and isinstance(value, Mapping):
         return {text(key): text(entry) for key, entry in value.items() if entry not in (None, "")}
     return value if isinstance(value, str) else text(value)
-
-
-def _stack(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """The software of every source that lists it as an object; the first source that has a version counts."""
-    merged: dict[str, Any] = {}
-    for _, values in reversed(layers):
-        stack = values.get("other_software_stack")
-        merged |= stack if isinstance(stack, Mapping) else {}
-    return merged
 
 
 def from_run(folder: Path) -> dict[str, Any]:
@@ -186,36 +180,25 @@ def ask_user(name: str, question: str, default: str) -> str:
     return answer.strip() or default
 
 
-def check(description: Description, name: str, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
-    """Checks with our rules and with the official checker. Raises ReviewError for a description that cannot stand."""
+def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) -> None:
+    """Writes the file, once our rules and the official checker accept it. Raises ReviewError."""
+    if path.suffix != ".json":
+        raise ReviewError(f"{path}: the name ends in .json, such as systems/DGXH100.json")
+    if any(character.isspace() for character in path.name) or path.name.startswith("."):
+        raise ReviewError(f"{path}: the official checkers want no space in the name and no dot before it")
     for count in _COUNTS:
         if not str(description.fields[count]).isdigit():
             raise ReviewError(f"{count} is {description.fields[count]!r}: write an integer, such as 8")
     if description.fields["division"] not in DIVISIONS:
         raise ReviewError(f"division is {description.fields['division']!r}: write {' or '.join(DIVISIONS)}")
+    content = json.dumps(description.fields, indent=2, ensure_ascii=False) + "\n"
     with tempfile.TemporaryDirectory(prefix="review-system-") as folder:
-        path = Path(folder) / name
-        path.write_bytes(content(description))
-        findings = check_description(path, ruleset)
-        errors = [finding for finding in findings if finding.severity == ERROR]
-        if errors:
-            raise ReviewError(f"{errors[0].key} {errors[0].message}: {errors[0].hint}")
-        outcome = official.check_system(path, ruleset)
+        draft = Path(folder) / path.name
+        draft.write_text(content, encoding="utf-8")
+        error = next((one for one in check_description(draft, ruleset) if one.severity == ERROR), None)
+        if error:
+            raise ReviewError(f"{error.key} {error.message}: {error.hint}")
+        outcome = official.check_system(draft, ruleset)
         if not outcome.passed:
             raise ReviewError(f"the official checker rejects it: {outcome.crash or '; '.join(outcome.messages)}")
-    return findings
-
-
-def content(description: Description) -> bytes:
-    """The file's content."""
-    return (json.dumps(description.fields, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
-
-
-def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) -> None:
-    """Checks and writes the file whole or not at all. Raises ReviewError."""
-    if path.suffix != ".json":
-        raise ReviewError(f"{path}: the name ends in .json, such as systems/DGXH100.json")
-    if any(character.isspace() for character in path.name) or path.name.startswith("."):
-        raise ReviewError(f"{path}: the official checkers want no space in the name and no dot before it")
-    check(description, path.name, ruleset)
-    write_whole(path, content(description))
+    write_whole(path, content)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,25 +17,16 @@ _TIMEOUT = 60  # seconds for one command; nvidia-smi takes some on a node whose 
 _GPU_QUERY = ("name", "memory.total", "clocks.max.sm", "pcie.link.gen.max", "pcie.link.width.max", "driver_version")
 # Memory of an accelerator, by what its name contains: nvidia-smi does not tell. The first that matches counts.
 _MEMORY_TYPES = (
-    ("GB300", "HBM3e"),
-    ("GB200", "HBM3e"),
+    *((name, "HBM3e") for name in ("GB300", "GB200")),
     ("GH200 480GB", "HBM3"),
-    ("GH200", "HBM3e"),
-    ("B300", "HBM3e"),
-    ("B200", "HBM3e"),
-    ("H200", "HBM3e"),
+    *((name, "HBM3e") for name in ("GH200", "B300", "B200", "H200")),
     ("H100 PCIe", "HBM2e"),
-    ("H100 NVL", "HBM3"),
     ("H100", "HBM3"),
     ("A100", "HBM2e"),
-    ("A30", "HBM2"),
-    ("V100", "HBM2"),
+    *((name, "HBM2") for name in ("A30", "V100")),
     ("RTX 5090", "GDDR7"),
-    ("RTX 4090", "GDDR6X"),
-    ("RTX 3090", "GDDR6X"),
-    ("L40", "GDDR6"),
-    ("A6000", "GDDR6"),
-    ("A5000", "GDDR6"),
+    *((name, "GDDR6X") for name in ("RTX 4090", "RTX 3090")),
+    *((name, "GDDR6") for name in ("L40", "A6000", "A5000")),
 )
 # Versions that NGC images keep in the environment, and the packages that pip brings the same libraries in.
 _ENVIRONMENT = {
@@ -102,142 +94,105 @@ class Machine:
 def probe(machine: Machine) -> dict[str, Any]:
     """Every field that the machine tells, by its name in the description; without blanks."""
     found: dict[str, Any] = {}
-    for part in (_name, _processor, _memory, _storage, _network, _accelerators, _software):
+    for part in (_host, _memory, _storage, _network, _accelerators, _software):
         found |= part(machine)
-    stack = {**found["other_software_stack"], "nvidia_kernel_driver": found.pop("nvidia_kernel_driver", "")}
-    found["other_software_stack"] = {name: value for name, value in stack.items() if value}
+    driver = found.pop("nvidia_kernel_driver", "")
+    found["other_software_stack"] |= {"nvidia_kernel_driver": driver} if driver else {}
     return {name: value for name, value in found.items() if value not in ("", {}, None)}
 
 
-def _name(machine: Machine) -> dict[str, str]:
+def _search(pattern: str, content: str) -> str:
+    """The first group of a line that matches; empty if none does."""
+    match = re.search(pattern, content, re.MULTILINE)
+    return match[1].strip() if match else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"{number}x {name}" for name, number in Counter(names).items())
+
+
+def _host(machine: Machine) -> dict[str, str]:
     words = [machine.read(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name")]
-    return {"system_name": " ".join(word for word in words if word and "To Be Filled" not in word)}
-
-
-def _processor(machine: Machine) -> dict[str, str]:
     pairs = [line.split(":", 1) for line in machine.run("lscpu").splitlines() if ":" in line]
     listed = {key.strip(): value.strip() for key, value in pairs}
-    sockets, cores = _count(listed.get("Socket(s)")), _count(listed.get("Core(s) per socket"))
-    threads = _count(listed.get("Thread(s) per core"))
-    found = {"host_processor_model_name": listed.get("Model name", "")}
-    if sockets:
-        found["host_processors_per_node"] = str(sockets)
-        found["host_processor_interconnect"] = _processor_link(sockets, listed.get("Vendor ID", ""))
-    if cores:
-        found["host_processor_core_count"] = str(cores)
-        found["host_processor_vcpu_count"] = str(cores * (threads or 1))
-    levels = [(name, listed.get(f"{name} cache", "")) for name in ("L1d", "L1i", "L2", "L3")]
-    found["host_processor_caches"] = ", ".join(f"{name} {size}" for name, size in levels if size)
-    found["host_processor_frequency"] = _frequency(listed, machine)
-    return found
-
-
-def _count(value: str | None) -> int:
-    return int(value) if value is not None and value.isdigit() else 0
-
-
-def _processor_link(sockets: int, vendor: str) -> str:
-    if sockets == 1:
-        return "N/A (one processor)"
-    return {"GenuineIntel": "UPI", "AuthenticAMD": "Infinity Fabric"}.get(vendor, "")
-
-
-def _frequency(listed: Mapping[str, str], machine: Machine) -> str:
-    try:
-        highest = float(listed.get("CPU max MHz", "").replace(",", "."))
-        return f"{highest / 1000:.2f} GHz max"
-    except ValueError:
-        pass
+    sockets, cores, threads = (
+        int(count) if (count := listed.get(key, "")).isdigit() else 0
+        for key in ("Socket(s)", "Core(s) per socket", "Thread(s) per core")
+    )
+    links = {"GenuineIntel": "UPI", "AuthenticAMD": "Infinity Fabric"}
+    link = "N/A (one processor)" if sockets == 1 else links.get(listed.get("Vendor ID", ""), "")
+    caches = [f"{name} {size}" for name in ("L1d", "L1i", "L2", "L3") if (size := listed.get(f"{name} cache"))]
     running = re.findall(r"^cpu MHz\s*:\s*([\d.]+)", machine.read("/proc/cpuinfo"), re.MULTILINE)
-    return f"{max(map(float, running)) / 1000:.2f} GHz" if running else ""
-
-
-def _memory(machine: Machine) -> dict[str, str]:
-    """Capacity from the modules where dmidecode may read them (it needs root), else from /proc/meminfo."""
-    modules = []
-    for block in machine.run("dmidecode", "-t", "memory").split("\n\n"):
-        size = re.search(r"^\s*Size: (\d+) (MB|GB|TB)$", block, re.MULTILINE)
-        if size and "Memory Device" in block:
-            kind = re.search(r"^\s*Type: (.*)$", block, re.MULTILINE)
-            speed = re.search(r"^\s*(?:Configured Memory|Configured Clock) Speed: (\d+)", block, re.MULTILINE)
-            gigabytes = int(size[1]) * {"MB": 1 / 1024, "GB": 1, "TB": 1024}[size[2]]
-            name = (kind[1] if kind else "memory") + (f"-{speed[1]}" if speed else "")
-            modules.append((gigabytes, name))
-    if modules:
-        total = sum(gigabytes for gigabytes, _ in modules)
-        counted = Counter(f"{gigabytes:g} GB {name}" for gigabytes, name in modules)
-        return {"host_memory_capacity": _gigabytes(total), "host_memory_configuration": _listed(counted)}
-    kilobytes = re.search(r"^MemTotal:\s*(\d+) kB", machine.read("/proc/meminfo"), re.MULTILINE)
-    return {"host_memory_capacity": _gigabytes(int(kilobytes[1]) / 2**20)} if kilobytes else {}
-
-
-def _gigabytes(value: float) -> str:
-    return f"{value / 1024:.3g} TB" if value >= 1000 else f"{value:.0f} GB" if value >= 10 else f"{value:.1f} GB"
-
-
-def _listed(counted: Mapping[str, int]) -> str:
-    return ", ".join(f"{number}x {name}" for name, number in counted.items())
-
-
-def _storage(machine: Machine) -> dict[str, str]:
-    try:
-        listed = json.loads(machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA,TRAN"))
-        disks = [disk for disk in listed["blockdevices"] if _is_disk(disk)]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
-    counted = Counter((_capacity(int(disk["size"])), _disk_type(disk)) for disk in disks)
+    frequency = f"{max(map(float, running)) / 1000:.2f} GHz" if running else ""
+    with contextlib.suppress(ValueError):
+        frequency = f"{float(listed.get('CPU max MHz', '').replace(',', '.')) / 1000:.2f} GHz max"
     return {
-        "host_storage_type": ", ".join(dict.fromkeys(kind for _, kind in counted)),
-        "host_storage_capacity": _listed({f"{size} {kind}": number for (size, kind), number in counted.items()}),
+        "system_name": " ".join(word for word in words if word and "To Be Filled" not in word),
+        "host_processor_model_name": listed.get("Model name", ""),
+        "host_processors_per_node": str(sockets or ""),
+        "host_processor_interconnect": link if sockets else "",
+        "host_processor_core_count": str(cores or ""),
+        "host_processor_vcpu_count": str(cores * (threads or 1) or ""),
+        "host_processor_caches": ", ".join(caches),
+        "host_processor_frequency": frequency,
     }
 
 
-def _is_disk(disk: Mapping[str, Any]) -> bool:
-    ignored = str(disk["name"]).startswith(("zram", "ram", "loop", "nbd", "fd", "sr"))
-    return disk["type"] == "disk" and int(disk["size"]) > 0 and not ignored
+def _memory(machine: Machine) -> dict[str, str]:
+    """Capacity from the modules if dmidecode may read them (it needs root), else from /proc/meminfo."""
+    total, modules = 0.0, []
+    for block in machine.run("dmidecode", "-t", "memory").split("\n\n"):
+        size = re.search(r"^\s*Size: (\d+) (MB|GB|TB)$", block, re.MULTILINE)
+        if size and "Memory Device" in block:
+            speed = _search(r"^\s*(?:Configured Memory|Configured Clock) Speed: (\d+)", block)
+            gigabytes = int(size[1]) * {"MB": 1 / 1024, "GB": 1, "TB": 1024}[size[2]]
+            kind = _search(r"^\s*Type: (.*)$", block) or "memory"
+            modules.append(f"{gigabytes:g} GB {kind}{speed and '-'}{speed}")
+            total += gigabytes
+    kilobytes = _search(r"^MemTotal:\s*(\d+) kB", machine.read("/proc/meminfo"))
+    total = total or int(kilobytes or 0) / 2**20
+    capacity = f"{total / 1024:.3g} TB" if total >= 1000 else f"{total:.0f} GB" if total >= 10 else f"{total:.1f} GB"
+    return {"host_memory_capacity": capacity if total else "", "host_memory_configuration": _listed(modules)}
 
 
-def _disk_type(disk: Mapping[str, Any]) -> str:
-    name, link = str(disk["name"]), disk.get("tran") or ""
-    if name.startswith("nvme") or link == "nvme":
-        return "NVMe SSD"
-    if name.startswith(("vd", "xvd")):  # the host hides what lies beneath, and reports any disk as rotating
-        return "virtual disk"
-    rotating = str(disk.get("rota")).lower() in ("1", "true")
-    return (
-        ("HDD" if rotating else "SSD")
-        if link in ("", "sata")
-        else f"{str(link).upper()} {'HDD' if rotating else 'SSD'}"
-    )
-
-
-def _capacity(size: int) -> str:
-    """Decimal units, as disks are sold."""
-    return f"{size / 1e12:.3g} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
+def _storage(machine: Machine) -> dict[str, str]:
+    kinds, disks = [], []
+    try:
+        for disk in json.loads(machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA,TRAN"))[
+            "blockdevices"
+        ]:
+            name, size, link = str(disk["name"]), int(disk["size"]), disk.get("tran") or ""
+            if disk["type"] != "disk" or size <= 0 or name.startswith(("zram", "ram", "loop", "nbd", "fd", "sr")):
+                continue
+            kind = "HDD" if str(disk.get("rota")).lower() in ("1", "true") else "SSD"
+            if name.startswith("nvme") or link == "nvme":
+                kind = "NVMe SSD"
+            elif name.startswith(("vd", "xvd")):  # the host hides what lies beneath, and reports any disk as rotating
+                kind = "virtual disk"
+            elif link not in ("", "sata"):
+                kind = f"{str(link).upper()} {kind}"
+            capacity = f"{size / 1e12:.3g} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"  # decimal, as disks are sold
+            kinds.append(kind)
+            disks.append(f"{capacity} {kind}")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {"host_storage_type": ", ".join(dict.fromkeys(kinds)), "host_storage_capacity": _listed(disks)}
 
 
 def _network(machine: Machine) -> dict[str, str]:
     """InfiniBand and RoCE ports with their rates from sysfs, which is what ibstat prints; else Ethernet ports."""
     ports = []
     for path in machine.paths("/sys/class/infiniband", "*/ports/*/rate"):
-        rate, layer = machine.read(path), machine.read(str(Path(path).with_name("link_layer")))
+        rate, layer, state = (machine.read(str(Path(path).with_name(name))) for name in ("rate", "link_layer", "state"))
         speed = re.match(r"(\d+) Gb/sec", rate)
-        if speed and "ACTIVE" in machine.read(str(Path(path).with_name("state"))):
+        if speed and "ACTIVE" in state:
             ports.append(f"{'RoCE' if layer == 'Ethernet' else layer or 'InfiniBand'} {speed[1]} Gb/s")
-    if not ports:
-        ports = _ethernet(machine)
-    return {"host_networking": _listed(Counter(ports)), "host_network_card_count": str(len(ports)) if ports else ""}
-
-
-def _ethernet(machine: Machine) -> list[str]:
-    ports = []
-    for path in machine.paths("/sys/class/net", "*/device"):  # only hardware has one
-        folder = str(Path(path).parent)
-        speed = machine.read(f"{folder}/speed")
-        if machine.read(f"{folder}/operstate") not in ("up", "unknown"):
-            continue
-        ports.append(f"Ethernet {int(speed) / 1000:g} Gb/s" if speed.isdigit() and int(speed) > 0 else "Ethernet")
-    return ports
+    for path in () if ports else machine.paths("/sys/class/net", "*/device"):  # only hardware has one
+        megabits, state = (machine.read(str(Path(path).with_name(name))) for name in ("speed", "operstate"))
+        if state in ("up", "unknown"):
+            known = megabits.isdigit() and int(megabits) > 0
+            ports.append(f"Ethernet {int(megabits) / 1000:g} Gb/s" if known else "Ethernet")
+    return {"host_networking": _listed(ports), "host_network_card_count": str(len(ports) or "")}
 
 
 def _accelerators(machine: Machine) -> dict[str, str]:
@@ -247,52 +202,42 @@ def _accelerators(machine: Machine) -> dict[str, str]:
     if not rows:
         return {"accelerators_per_node": "0"}
     name, memory, clock, generation, lanes, driver = rows[0]
-    found = {"accelerators_per_node": str(len(rows)), "accelerator_model_name": _models(rows)}
-    if memory.isdigit():
-        found["accelerator_memory_capacity"] = f"{memory} MiB"
-    if clock.isdigit():
-        found["accelerator_frequency"] = f"{clock} MHz max"
-    if generation.isdigit() and lanes.isdigit():
-        found["accelerator_host_interconnect"] = f"PCIe Gen{generation} x{lanes}"
-    found["accelerator_memory_configuration"] = next((kind for part, kind in _MEMORY_TYPES if part in name), "")
-    return found | _accelerator_links(machine, len(rows)) | {"nvidia_kernel_driver": driver}
-
-
-def _models(rows: Sequence[Sequence[str]]) -> str:
-    counted = Counter(row[0] for row in rows)
-    return rows[0][0] if len(counted) == 1 else _listed(counted)
-
-
-def _accelerator_links(machine: Machine, number: int) -> dict[str, str]:
-    if number == 1:
-        return {"accelerator_interconnect": "N/A (one accelerator)", "accelerator_interconnect_topology": "N/A"}
-    first = machine.run("nvidia-smi", "nvlink", "-s").split("GPU 1:")[0]
-    rates = [float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", first)]
-    if not rates:
-        return {"accelerator_interconnect": "PCIe"}
-    found = {"accelerator_interconnect": f"NVLink, {len(rates)} links, {2 * sum(rates):.0f} GB/s"}  # both directions
-    rows = [line.split() for line in machine.run("nvidia-smi", "topo", "-m").splitlines()]
-    links = [cell for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) for cell in row[1 : number + 1]]
-    if len(links) == number * number and all(re.fullmatch(r"X|NV\d+", link) for link in links):
-        found["accelerator_interconnect_topology"] = "NVLink between all pairs"
-    return found
+    names = [row[0] for row in rows]
+    bus = f"PCIe Gen{generation} x{lanes}" if generation.isdigit() and lanes.isdigit() else ""
+    link, topology = "N/A (one accelerator)", "N/A"
+    if len(rows) > 1:
+        link, topology = "PCIe", ""
+        first = machine.run("nvidia-smi", "nvlink", "-s").split("GPU 1:")[0]
+        rates = [float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", first)]
+        if rates:
+            link = f"NVLink, {len(rates)} links, {2 * sum(rates):.0f} GB/s"  # both directions
+            lines = [line.split() for line in machine.run("nvidia-smi", "topo", "-m").splitlines()]
+            of_gpus = [line[1 : len(rows) + 1] for line in lines if line and re.fullmatch(r"GPU\d+", line[0])]
+            pairs = [cell for cells in of_gpus for cell in cells]
+            if len(pairs) == len(rows) ** 2 and all(re.fullmatch(r"X|NV\d+", pair) for pair in pairs):
+                topology = "NVLink between all pairs"
+    return {
+        "accelerators_per_node": str(len(rows)),
+        "accelerator_model_name": name if len(set(names)) == 1 else _listed(names),
+        "accelerator_memory_capacity": f"{memory} MiB" if memory.isdigit() else "",
+        "accelerator_frequency": f"{clock} MHz max" if clock.isdigit() else "",
+        "accelerator_host_interconnect": bus,
+        "accelerator_memory_configuration": next((kind for part, kind in _MEMORY_TYPES if part in name), ""),
+        "accelerator_interconnect": link,
+        "accelerator_interconnect_topology": topology,
+        "nvidia_kernel_driver": driver,
+    }
 
 
 def _software(machine: Machine) -> dict[str, Any]:
     stack = {name: machine.environment.get(variable, "") for name, variable in _ENVIRONMENT.items()}
     for name, packages in _PACKAGES.items():
-        stack[name] = stack.get(name) or _first(machine.version(package) for package in packages)
+        stack[name] = stack.get(name) or next(filter(None, map(machine.version, packages)), "")
     stack["python_version"] = machine.run("python3", "--version").removeprefix("Python").strip()
     stack["kernel_version"] = machine.run("uname", "-sr").strip()
-    release = machine.environment.get("NVIDIA_PYTORCH_VERSION")
-    torch = machine.version("torch")
-    system = re.search(r'^PRETTY_NAME="?([^"\n]*)', machine.read("/etc/os-release"), re.MULTILINE)
+    release, torch = machine.environment.get("NVIDIA_PYTORCH_VERSION"), machine.version("torch")
     return {
-        "framework": f"NVIDIA PyTorch Release {release}" if release else f"PyTorch {torch}" if torch else "",
-        "other_software_stack": stack,
-        "operating_system": system[1].strip() if system else "",
+        "framework": f"NVIDIA PyTorch Release {release}" if release else torch and f"PyTorch {torch}",
+        "other_software_stack": {name: version for name, version in stack.items() if version},
+        "operating_system": _search(r'^PRETTY_NAME="?([^"\n]*)', machine.read("/etc/os-release")),
     }
-
-
-def _first(values: Iterable[str]) -> str:
-    return next((value for value in values if value), "")

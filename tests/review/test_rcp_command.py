@@ -105,13 +105,13 @@ def test_a_failing_result_has_its_dossier(submission, writer, capsys):
     assert [point["batch_size"] for point in found["nearest"]] == [448, 4608]
     assert main(["rcp", "--runs", str(submission)]) == 1
     shown = capsys.readouterr().out
-    assert f"{found['short']:,.0f} samples short of it on average, {8 * found['short']:,.0f} over 8 runs" in shown
+    assert f"{found['short']:,.0f} short on average, {8 * found['short']:,.0f} over the 8 runs that count" in shown
     assert "reference of batch 4,608" in shown
 
 
 def test_a_passing_result_has_none(submission, capsys):
     assert main(["rcp", "--runs", str(submission)]) == 0
-    assert "short of it" not in capsys.readouterr().out
+    assert "short on average" not in capsys.readouterr().out
 
 
 def test_a_batch_size_without_a_reference_says_what_to_run(submission, writer, capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from review.__main__ import main
-from review.league.borrowed import describe, same_hyperparameters
+from review.league.entries import describe_same, same_hyperparameters
 from review.results.score import load_results
 from review.show import print_text
 
@@ -96,7 +96,7 @@ def test_the_published_result_with_the_same_hyperparameters_is_named(submission,
     for index, path in enumerate(sorted(submission.glob("result_*.txt"))):
         writer(seed=index).change("opt_base_learning_rate", value=0.000425).write(path)
     (result,) = load_results(submission)
-    assert describe(result) is None
+    assert describe_same(result) is None
     for index, path in enumerate(sorted(submission.glob("result_*.txt"))):
         writer(seed=index).write(path)
     (result,) = load_results(submission)

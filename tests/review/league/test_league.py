@@ -172,7 +172,7 @@ def test_the_page_draws_scaling_and_trend_and_escapes_names(submission, tmp_path
 def test_curves_are_of_systems_in_several_sizes():
     league = League(tuple(SCALING), ())
     scaling, efficiency = charts(league)
-    assert [(point.x, point.y) for point in scaling.lines[0].points] == [(8, 8.0), (16, 4.4), (64, 2.0)]
-    assert [point.y for point in efficiency.lines[0].points] == pytest.approx([100, 90, 50])
+    assert [(point.x, point.y) for point in scaling.series[0].points] == [(8, 8.0), (16, 4.4), (64, 2.0)]
+    assert [point.y for point in efficiency.series[0].points] == pytest.approx([100, 90, 50])
     assert charts(League((SCALING[0],), ())) == []
     assert "<svg" not in build_page(League((SCALING[0],), ()), None)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mlperf_logging.result_summarizer import result_summarizer
 
 from review.__main__ import main
 from review.logs.output import ReviewError
@@ -94,7 +95,9 @@ def test_the_official_tools_accept_the_package_and_give_our_score(request_, tmp_
     assert tree(tmp_path / "copy" / "EXAMPLE") == before, "scaling.json is there already, and right"
     (result,) = load_results(root / "results" / "BOX" / "bert")
     assert result.scaling_factor > 1
-    assert official.summarize(root, "5.0.0")["BOX"] == pytest.approx(result.score, rel=1e-9)
+    place = str(root / "results" / "BOX" / "bert")
+    score = result_summarizer._compute_strong_score_standalone("bert", "BOX", False, place, "training", "5.0.0")
+    assert score[0] == pytest.approx(result.score, rel=1e-9)
     readme = (root / "README.md").read_text()
     assert f"| BOX | 8 | {result.score:.4f} | 10 |" in readme
 

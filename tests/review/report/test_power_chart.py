@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from review.report.plots import charts
-from review.report.power_plot import MOST_POINTS, power_chart
+from review.report.plots import MOST_POINTS, charts, power_chart
 from review.results.score import load_results
 
 
@@ -48,8 +47,8 @@ def test_each_run_has_its_readings_over_its_minutes(submission, power_files):
     power_files(submission)
     result = result_of(submission)
     chart = next(chart for chart in charts(result) if chart.key == "power")
-    assert [line.run for line in chart.lines] == list(range(10))
-    for line, run in zip(chart.lines, result.runs, strict=True):
+    assert [line.run for line in chart.series] == list(range(10))
+    for line, run in zip(chart.series, result.runs, strict=True):
         assert len(line.points) <= MOST_POINTS
         assert [point.y for point in line.points] == pytest.approx([5000 + line.run] * len(line.points))
         assert 0 < line.points[0].x < line.points[-1].x < run.minutes
@@ -61,7 +60,7 @@ def test_nodes_add_up_over_the_time_they_share_and_each_has_its_efficiency(run):
     folder, power, start = run
     write_node(power / "node_0.txt", [(start, None), (start + 60_000, 100.0), (start + 120_000, 300.0)])
     write_node(power / "node_1.txt", [(start, None), (start + 60_000, 40.0), (start + 150_000, 40.0)], efficiency=0.5)
-    (line,) = power_chart(result_of(folder)).lines
+    (line,) = power_chart(result_of(folder)).series
     assert [(point.x, point.y) for point in line.points] == [(0.5, 120.0), (1.5, 320.0)]
     assert line.points[1].tip == "result_0.txt: 320 W at 1.50 min"
 
@@ -71,14 +70,14 @@ def test_a_switch_adds_its_estimated_power(run):
     write_node(power / "node_0.txt", [(start, None), (start + 60_000, 100.0)])
     event = {"namespace": "", "time_ms": start, "event_type": "POINT_IN_TIME", "key": "interconnect_power_est"}
     (power / "sw_0.txt").write_text(f":::MLLOG {json.dumps({**event, 'value': 7.5, 'metadata': {}})}\n")
-    assert [point.y for point in power_chart(result_of(folder)).lines[0].points] == [107.5]
+    assert [point.y for point in power_chart(result_of(folder)).series[0].points] == [107.5]
 
 
 def test_many_readings_are_averaged_without_losing_energy(run):
     folder, power, start = run
     readings = [(start + 1000 * i, float(i * 7919 % 1000)) for i in range(1, 1001)]
     write_node(power / "node_0.txt", [(start, None), *readings])
-    (line,) = power_chart(result_of(folder)).lines
+    (line,) = power_chart(result_of(folder)).series
     assert len(line.points) == MOST_POINTS
     mean = sum(watts for _, watts in readings) / len(readings)
     assert sum(point.y for point in line.points) / MOST_POINTS == pytest.approx(mean)
