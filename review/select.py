@@ -20,7 +20,7 @@ from typing import Any
 
 from review.logs.mllog import text
 from review.logs.output import Column, ReviewError, console, json_text, labelled, say, table, write_whole
-from review.results.energy import FOLDER as POWER
+from review.logs.tree import copy_runs
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
 
@@ -132,20 +132,15 @@ def write(selection: Selection, output: Path) -> None:
         return
     if output.exists():
         raise ReviewError(f"{output} exists: name another folder with -o")
-    source, renamed = selection.folder, {}
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
             folder = Path(scratch) / "selected"
             folder.mkdir()
-            for index, run in enumerate(selection.chosen.result.runs):
-                renamed[f"result_{index}.txt"] = run.path.name
-                shutil.copyfile(run.path, folder / f"result_{index}.txt")
-                if (source / POWER / run.path.stem).is_dir():
-                    shutil.copytree(source / POWER / run.path.stem, folder / POWER / f"result_{index}")
+            renamed = copy_runs((run.path for run in selection.chosen.result.runs), folder)
             for name in _ALONG:
-                if (source / name).is_file():
-                    shutil.copyfile(source / name, folder / name)
+                if (selection.folder / name).is_file():
+                    shutil.copyfile(selection.folder / name, folder / name)
             write_whole(folder / RECORD, json_text({**selection.as_dict(), "renamed": renamed}) + "\n")
             os.rename(folder, output)
     except OSError as error:

@@ -102,22 +102,8 @@ def read_log(path: Path) -> Log:
     with open(path, encoding="latin-1", newline=None) as lines:  # \r and \r\n end a line as well
         for line in lines:
             parser.add(line)
-    return parser.log(_kind(start))
-
-
-def parse_log(path: Path, data: bytes) -> Log:
-    """Parses the content of a file."""
-    parser = LogParser(path)
-    parser.feed(data)
-    return parser.log(_kind(data[:_SNIFFED]))
-
-
-def _kind(start: bytes) -> str:
-    """What the first bytes of a file say that it is; empty for text."""
-    for magic, kind in _KINDS.items():
-        if start.startswith(magic):
-            return kind
-    return "binary data" if b"\0" in start else "" if start else "empty"
+    kind = next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), "")
+    return parser.log(kind or ("binary data" if b"\0" in start else "" if start else "empty"))
 
 
 class LogParser:

@@ -6,13 +6,16 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from review.logs.mllog import number
 from review.logs.output import ReviewError
 
+POWER = "power"  # folder of the power files of a result, in folders named as its logs
 RESULT_NAME = re.compile(r"result_.*\.txt")
 _CRASH_NAME = re.compile(r"(?:failed|error)_(\d+)\.txt")
 
@@ -56,6 +59,18 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
     if not found:
         raise ReviewError(f"{target}: no result_*.txt here or below; name a log, or the folder that holds the logs")
     return found
+
+
+def copy_runs(logs: Iterable[Path], target: Path) -> dict[str, str]:
+    """Copies logs with their power files, numbered from 0; returns the old name by the new one. Raises OSError."""
+    names = {}
+    for index, log in enumerate(logs):
+        names[f"result_{index}.txt"] = log.name
+        shutil.copyfile(log, target / f"result_{index}.txt")
+        power = log.parent / POWER / log.stem
+        if power.is_dir():
+            shutil.copytree(power, target / POWER / f"result_{index}")
+    return names
 
 
 def crashes(folder: Path) -> dict[int, str]:

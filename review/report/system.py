@@ -1,4 +1,4 @@
-"""The system and software sections of the page: from systems/NAME.json and from the run's own files."""
+"""The system, software and settings sections of the page: from systems/NAME.json and from the run's own files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from review.results.score import Result
 from review.rulebook.description import listed
 
 _SOFTWARE = ("framework", "framework_name", "other_software_stack", "operating_system", "sw_notes")
-_GROUPS = (("Host", "host_"), ("Accelerators", "accelerator"))
+_BLANK: tuple[object, ...] = (None, "", [], {})
 
 
 def facts(result: Result) -> list[tuple[str, str, list[dict[str, Any]]]]:
@@ -19,49 +19,16 @@ def facts(result: Result) -> list[tuple[str, str, list[dict[str, Any]]]]:
     system = (read_json(path) if path else None) or {}
     environment = read_json(result.folder / "environment.json") or {}
     config = read_json(result.folder / "config.json") or {}
-    made = [
-        ("system", "System", _system(system) or _machine(environment)),
-        ("software", "Software", _software(system, environment)),
-        ("settings", "Settings", _settings(config)),
-    ]
-    return [(key, heading, groups) for key, heading, groups in made if groups]
 
+    host = {name: value for name, value in system.items() if name.startswith("host_")}
+    accelerators = {name: value for name, value in system.items() if name.startswith("accelerator")}
+    rest = {name: value for name, value in system.items() if name not in {*_SOFTWARE, *host, *accelerators}}
+    machine = [_group("", rest), _group("Host", host, "host_"), _group("Accelerators", accelerators, "accelerator")]
+    blank = [text(name).replace("_", " ") for name, value in system.items() if value in _BLANK]
+    machine.append({"note": f"Left blank in the system description: {', '.join(blank)}." if blank else ""})
+    if not system:  # then what a run says of its machine
+        machine = [_group("", {name: environment.get(name) for name in ("host", "platform", "cpus", "gpus")})]
 
-def _group(title: str, pairs: list[tuple[str, str]], note: str = "") -> list[dict[str, Any]]:
-    return [{"title": title, "facts": pairs, "note": note}] if pairs or note else []
-
-
-def _label(name: str, prefix: str = "") -> str:
-    words = name.removeprefix(prefix).removeprefix("_").removeprefix("s_").replace("_", " ").strip() or name
-    return words[0].upper() + words[1:]
-
-
-def _pairs(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    return [(_label(text(name), prefix), listed(value)) for name, value in values.items() if _given(value)]
-
-
-def _given(value: Any) -> bool:
-    return value not in (None, "", [], {})
-
-
-def _system(system: dict[str, Any]) -> list[dict[str, Any]]:
-    rest = {name: value for name, value in system.items() if name not in _SOFTWARE}
-    groups: list[dict[str, Any]] = []
-    for title, prefix in _GROUPS:
-        own = {name: rest.pop(name) for name in list(rest) if name.startswith(prefix)}
-        groups += _group(title, _pairs(own, prefix))
-    blank = [text(name).replace("_", " ") for name, value in system.items() if not _given(value)]
-    note = f"Left blank in the system description: {', '.join(blank)}." if blank else ""
-    return [*_group("", _pairs(rest)), *groups, *_group("", [], note)]
-
-
-def _machine(environment: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a run says of its machine, where there is no system description."""
-    known = {name: environment.get(name) for name in ("host", "platform", "cpus", "gpus")}
-    return _group("", _pairs(known))
-
-
-def _software(system: dict[str, Any], environment: dict[str, Any]) -> list[dict[str, Any]]:
     described: dict[str, Any] = {}
     for name in _SOFTWARE:
         value = system.get(name)
@@ -69,30 +36,31 @@ def _software(system: dict[str, Any], environment: dict[str, Any]) -> list[dict[
     packages = environment.get("packages")
     logged = {name: environment.get(name) for name in ("python", "cuda", "cudnn", "nccl", "git_commit")}
     logged |= packages if isinstance(packages, dict) else {}
-    return [
-        *_group("As described" if any(map(_given, logged.values())) else "", _pairs(described)),
-        *_group(
-            "As logged by the last run" if described and any(map(_given, described.values())) else "", _pairs(logged)
-        ),
+    software = [_group("As described", described), _group("As logged by the last run", logged)]
+
+    nested = {name: value for name, value in config.items() if isinstance(value, dict)}
+    settings = [_group("", {name: value for name, value in config.items() if name not in nested})]
+    settings += [_group(_label(text(name)), _flat(value)) for name, value in nested.items()]
+    sections = [("system", "System", machine), ("software", "Software", software), ("settings", "Settings", settings)]
+    found = [
+        (key, label, [one for one in groups if one.get("facts") or one.get("note")]) for key, label, groups in sections
     ]
+    return [section for section in found if section[2]]
 
 
-def _settings(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every setting of a run of this repository, by component."""
-    groups: list[dict[str, Any]] = []
-    plain = {name: value for name, value in config.items() if not isinstance(value, dict)}
-    groups += _group("", _pairs(plain))
-    for name, value in config.items():
-        if isinstance(value, dict):
-            groups += _group(_label(text(name)), _pairs(_flat(value)))
-    return groups
+def _group(title: str, values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    pairs = [(_label(text(name), prefix), listed(value)) for name, value in values.items() if value not in _BLANK]
+    return {"title": title, "facts": pairs}
+
+
+def _label(name: str, prefix: str = "") -> str:
+    words = name.removeprefix(prefix).removeprefix("_").removeprefix("s_").replace("_", " ").strip() or name
+    return words[0].upper() + words[1:]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, dict) and len(prefix) < 200:
-            flat |= _flat(value, f"{prefix}{name} ")
-        else:
-            flat[f"{prefix}{name}"] = value
+        nested = isinstance(value, dict) and len(prefix) < 200
+        flat |= _flat(value, f"{prefix}{name} ") if nested else {f"{prefix}{name}": value}
     return flat

@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 from review.logs.mllog import TOKEN, Event, Log, number, read_log
 from review.logs.output import ReviewError, write_whole
+from review.logs.tree import POWER
 
 if TYPE_CHECKING:  # and the launcher needs nothing else of the review
     from review.results.run import Run
-
-FOLDER = "power"
 
 
 class EnergyError(ValueError):
@@ -144,7 +143,7 @@ class Energy:
 
 def run_energy(folder: Path, run: Run) -> RunEnergy:
     """The energy of a run by its power files, all nodes and switches together."""
-    place, files = folder / FOLDER / run.path.stem, []
+    place, files = folder / POWER / run.path.stem, []
     try:
         for path in (path for kind in ("node", "sw") for path in sorted(place.glob(f"{kind}_*.txt"))):
             if path.is_file():
@@ -153,7 +152,7 @@ def run_energy(folder: Path, run: Run) -> RunEnergy:
         return RunEnergy(files=(), reason=f"{error.filename}: {error.strerror}")
     found, reason = RunEnergy(files=tuple(files)), None
     if not any(file.is_node for file in files):
-        reason = f"{FOLDER}/{run.path.stem} has no node_*.txt"
+        reason = f"{POWER}/{run.path.stem} has no node_*.txt"
     elif not run.minutes or run.minutes <= 0:
         reason = "the run has no time"
     else:
@@ -162,7 +161,7 @@ def run_energy(folder: Path, run: Run) -> RunEnergy:
             joules = sum(file.joules(milliseconds) for file in files)
             return replace(found, joules=joules, watts=joules / milliseconds * 1000)
         except EnergyError as error:
-            reason = f"{FOLDER}/{run.path.stem}/{error}"
+            reason = f"{POWER}/{run.path.stem}/{error}"
     return replace(found, reason=reason)
 
 
@@ -174,7 +173,7 @@ def measure(
     Args: counted: runs that comply, each of which the official summarizer measures, or stops. kept: those that make
         the score, best and worst left out. factor: the scaling factor of the score.
     """
-    if not (folder / FOLDER).is_dir():
+    if not (folder / POWER).is_dir():
         return None
     found = {run.path: run_energy(folder, run) for run in runs}
     reason = next((found[run.path].reason for run in counted if found[run.path].joules is None), None)

@@ -22,7 +22,7 @@ from typing import Any
 
 from review.logs.mllog import text
 from review.logs.output import Finding, ReviewError
-from review.logs.tree import read_json
+from review.logs.tree import copy_runs, read_json
 from review.results.score import USUAL, Result, Terms, load_results
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
@@ -140,11 +140,7 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
     if results.exists():
         raise ReviewError(f"{request.output} already holds results of {request.system}: name another --system")
     results.mkdir(parents=True)
-    for index, run in enumerate(result.runs):
-        shutil.copyfile(run.path, results / f"result_{index}.txt")
-        power = result.folder / "power" / run.path.stem
-        if power.is_dir():
-            shutil.copytree(power, results / "power" / f"result_{index}")
+    copy_runs((run.path for run in result.runs), results)
     implementation = root / "benchmarks" / submission_rules.BENCHMARK / "implementations" / request.implementation
     name = f"{request.system}_{request.implementation}.json"
     for path in sorted(implementation.glob(f"*_{request.implementation}.json")):

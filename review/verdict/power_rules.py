@@ -13,7 +13,7 @@ from pathlib import Path
 from review.logs import tree
 from review.logs.mllog import number
 from review.logs.output import ERROR, WARNING, Finding
-from review.results.energy import FOLDER, EnergyError, PowerFile
+from review.results.energy import EnergyError, PowerFile
 from review.results.run import Run
 from review.results.score import Result
 
@@ -29,7 +29,7 @@ _ONCE_A_SECOND = "power is read at least once a second, evenly over the timed pa
 
 def check_power(result: Result) -> Iterator[Finding]:
     """What makes the energy of these files another run's, or none, or one that the power rules do not take."""
-    folder = result.folder / FOLDER
+    folder = result.folder / tree.POWER
     if result.energy is None:
         return
     known: dict[str, Path] = {}

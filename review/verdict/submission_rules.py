@@ -45,7 +45,7 @@ def check_folder(result: Result) -> list[Finding]:
         rule = f"results lie in results/SYSTEM/{BENCHMARK}; the official tools skip other names and still say success"
         found.append(_finding(ERROR, f"is named {name!r}", folder, rule, f"rename it to {BENCHMARK}"))
     try:
-        expected = {path.name for path in tree.result_files(folder)} | {"scaling.json", PARAMETERS, "power"}
+        expected = {path.name for path in tree.result_files(folder)} | {"scaling.json", PARAMETERS, tree.POWER}
         strays = sorted(name for name in os.listdir(folder) if name not in expected and not name.startswith("."))
     except OSError as error:
         raise ReviewError(f"{folder}: {error.strerror}") from None
@@ -172,7 +172,7 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
     for path in (source / PARAMETERS, source.parent / PARAMETERS, root / "systems" / f"{system}.json"):
         if path.is_file():
             _copy(path, organization / path.relative_to(root))
-    for path in (source / "power").rglob("*.txt") if (source / "power").is_dir() else ():
+    for path in (source / tree.POWER).rglob("*.txt"):
         _copy(path, organization / path.relative_to(root))
     return organization
 

@@ -113,7 +113,7 @@ def copy_scripts(repository: Path, root: Path) -> None:
     for name in (
         "results/__init__.py",
         "results/energy.py",
-        *(f"logs/{n}.py" for n in ("__init__", "mllog", "output")),
+        *(f"logs/{n}.py" for n in ("__init__", "mllog", "output", "tree")),
     ):
         (root / "review" / name).parent.mkdir(exist_ok=True)
         shutil.copy(repository / "review" / name, root / "review" / name)

@@ -91,9 +91,11 @@ def test_samples_advance_between_evaluations_with_the_clock(writer):
 def written(lines):
     from pathlib import Path
 
-    from review.logs.mllog import parse_log
+    from review.logs.mllog import LogParser
 
-    return Run(parse_log(Path("result_0.txt"), "".join(f":::MLLOG {json.dumps(x)}\n" for x in lines).encode()))
+    parser = LogParser(Path("result_0.txt"))
+    parser.feed("".join(f":::MLLOG {json.dumps(x)}\n" for x in lines).encode())
+    return Run(parser.log())
 
 
 def single(run):
