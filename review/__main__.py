@@ -23,7 +23,7 @@ from review.report.page import write_report
 from review.results.dossier import Dossier
 from review.results.score import Result, Terms, load_results
 from review.rulebook import rcp
-from review.rulebook.compliance import DEFAULT_RULESET
+from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
 from review.submission.encryption import Encryption
 from review.submission.package import Request, package
@@ -341,6 +341,9 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets a question mark, not a traceback
     arguments = parser().parse_args(argv)
     try:
+        ruleset = getattr(arguments, "ruleset", DEFAULT_RULESET)
+        if ruleset != DEFAULT_RULESET and ruleset not in rulesets():
+            raise ReviewError(f"--ruleset {ruleset}: no ruleset with BERT; there are {', '.join(rulesets())}")
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code

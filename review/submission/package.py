@@ -163,7 +163,7 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
     _write(implementation / name, json.dumps(facts, indent=2) + "\n")
     readme = system_readme(request.system, request.organization, result, description, code)
     _write(implementation / f"README-{request.system}.md", readme)
-    _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+    _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2) + "\n")
     systems = sorted(path.stem for path in (root / "systems").glob("*.json"))
     _write(root / "README.md", organization_readme(request.organization, systems, root, request.terms))
     if (implementation / "LICENSE").is_file():

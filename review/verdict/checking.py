@@ -127,7 +127,7 @@ def obstacles(result: Result) -> list[str]:
     Those of the runs, and what is wrong with the description, the folder or the logs by rules that no tool tests. Power
     files that break the rules take nothing from the time: they stand in the way of the energy alone.
     """
-    errors = [f for f in own_findings(result) if f.severity == ERROR and f.source in ("rules", "system")]
+    errors = [f for f in own_findings(result) if f.severity == ERROR and f.source in ("rules", "system", "package")]
     others = [f for f in errors if f.key != POWER]
     return [*result.obstacles, *(with_places(group, result.folder) for group in groups(others))]
 
@@ -280,7 +280,7 @@ def _check_count(result: Result) -> Iterator[Finding]:
         yield Finding(NOTE if alone else ERROR, message, "runs", result.folder, rule=rule, hint=hint)
     for path, reason in result.unreadable.items():
         rule, hint = "every result_*.txt is a log", "remove it, or make it readable"
-        yield Finding(ERROR, reason, file=path, rule=rule, hint=hint)
+        yield Finding(ERROR, reason, "package", path, rule=rule, hint=hint)
     for trial, reason in result.crashes.items():
         message, path = f"trial {trial} left no result: {reason}", result.folder / f"failed_{trial}.txt"
         rule = "a run that was started counts, unless the system broke"
