@@ -91,7 +91,7 @@ def crashes(folder: Path) -> dict[int, str]:
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None where there is no readable one."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None

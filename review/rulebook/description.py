@@ -95,6 +95,9 @@ def check_description(path: Path, ruleset: str) -> list[Finding]:
         found.append(Finding(severity, message, source, path, line, key, rule, hint))
 
     rule = "every system with results has systems/SYSTEM.json"
+    if path.exists() and not path.is_file():  # to open a pipe would wait for its writer
+        say(ERROR, "system", "is not a regular file", rule, "write it with `python -m review system`")
+        return found
     try:
         content = path.read_text(locale.getpreferredencoding(False))  # which the official checker takes as well
         fields = json.loads(content)

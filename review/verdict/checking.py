@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -92,7 +91,7 @@ def check(
     for root in roots:
         progress(f"official checkers on {root}")
         outcomes, findings = [official.check_repository(root)], submission_rules.check_organization(root)
-        for path in sorted((root / "systems").glob("*.json")):
+        for path in submission_rules.descriptions(root):
             if not (root / "results" / path.stem).is_dir():  # others are checked with their results
                 findings += check_description(path, ruleset)
                 outcomes.append(official.check_system(path, ruleset))
@@ -328,13 +327,12 @@ def _more(names: Sequence[str]) -> str:
 
 
 def _file(finding: Finding, base: Path) -> str:
-    """The file, relative to the checked folder where that is shorter; empty for that folder itself."""
+    """The file, as seen from the checked folder or its organisation's; empty for that folder itself."""
     if finding.file is None or finding.file == base:
         return ""
-    name = str(finding.file)
-    with contextlib.suppress(ValueError):  # other drives
-        name = min(name, os.path.relpath(finding.file, base if base.is_dir() else base.parent), key=len)
-    return name
+    file, base = finding.file.absolute(), base.absolute()
+    above = next((one for one in (base, *base.parents[:3]) if one.is_dir() and file.is_relative_to(one)), None)
+    return str(file.relative_to(above) if above else finding.file)
 
 
 def with_places(group: Sequence[Finding], base: Path) -> str:

@@ -19,9 +19,9 @@ from review.logs.output import ERROR, NOTE, WARNING, Finding, ReviewError
 from review.results.run import Run
 from review.results.score import Result
 from review.rulebook import official
-from review.rulebook.description import FIELDS, STATUSES
+from review.rulebook.compliance import BENCHMARK
+from review.rulebook.description import FIELDS, STATUSES, check_description
 
-BENCHMARK = "bert"
 SCRIPTS = ("README.md", "setup.sh", "init_datasets.sh", "verify_dataset.sh", "run_and_time.sh")
 PARAMETERS = "package_checker_params"
 _CATEGORIES = (  # how descriptions spell the category, and what logs of such a system say
@@ -75,7 +75,15 @@ def check_folder(result: Result) -> list[Finding]:
         )
         message, hint = "has no such description", f"write systems/{path.name}.json, or remove the folder"
         found.append(_finding(ERROR, message, path, rule, hint, source="package"))
+    for path in descriptions(root) if root else ():  # one that is refused takes the others with it
+        if path.stem != own.name:
+            found += [one for one in check_description(path, result.ruleset) if one.severity == ERROR]
     return [*found, *_check_power_folder(result), *_check_against_logs(result)]
+
+
+def descriptions(root: Path) -> list[Path]:
+    """The system descriptions that the official checkers read."""
+    return sorted(path for path in (root / "systems").glob("*.json") if not path.name.startswith("."))
 
 
 def undescribed(root: Path) -> Iterator[Path]:
@@ -110,6 +118,8 @@ def _check_parameters(path: Path) -> list[Finding]:
     if not path.exists():
         return []
     try:
+        if not path.is_file():
+            raise OSError("it is not a regular file")
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except (OSError, ValueError) as error:
         rule = "the package checker reads it as text, and crashes where it cannot"
@@ -213,16 +223,17 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
         if path.name in opened or tree.RESULT_NAME.fullmatch(path.name):
             opens = path.is_file() or path.is_dir()  # a pipe would keep the checker waiting
             (target / path.name).symlink_to(path if opens else "nowhere")
+    if (source / "scaling.json").is_dir():  # which the checker would write
+        (target / "scaling.json").mkdir()
     if root is None:
         fields = blank_description(result.division or "closed")
         (organization / "systems" / f"{system}.json").write_text(json.dumps(fields), encoding="utf-8")
         return organization
     for path in undescribed(root):  # their logs are another result's; that they stop the checker is everybody's
         (organization / "results" / path.name / "other").mkdir(parents=True, exist_ok=True)
-    names = {system, *(path.name for path in undescribed(root))}
-    for path in (source.parent / PARAMETERS, *(root / "systems" / f"{name}.json" for name in names)):
+    for path in (source.parent / PARAMETERS, *descriptions(root)):
         if os.path.lexists(path):
-            (organization / path.relative_to(root)).symlink_to(path)
+            (organization / path.relative_to(root)).symlink_to(path if path.is_file() or path.is_dir() else "nowhere")
     return organization
 
 
