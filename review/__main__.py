@@ -23,7 +23,7 @@ from review.report.page import write_report
 from review.results.dossier import Dossier
 from review.results.score import Result, Terms, load_results
 from review.rulebook import rcp
-from review.rulebook.compliance import DEFAULT_RULESET
+from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
 from review.submission.encryption import Encryption
 from review.submission.package import Request, package
@@ -39,8 +39,19 @@ def _terms(arguments: argparse.Namespace) -> Terms:
 
 
 def _results(arguments: argparse.Namespace) -> list[Result]:
-    terms = _terms(arguments)
-    return [result for target in arguments.target for result in load_results(target, arguments.ruleset, terms)]
+    return [result for target in arguments.target for result in _of_bert(target, arguments)]
+
+
+def _of_bert(target: Path, arguments: argparse.Namespace) -> list[Result]:
+    """The results of BERT; others are named and left out. Raises ReviewError where there are only others."""
+    results = load_results(target, arguments.ruleset, _terms(arguments))
+    others = [result.other_benchmark for result in results if result.other_benchmark]
+    named = ", ".join(sorted(set(others)))
+    if len(others) == len(results):
+        raise ReviewError(f"{target}: holds no result of BERT, but of {named}")
+    if others:
+        print(f"review: left out of {target}: {len(others)} of other benchmarks ({named})", file=sys.stderr)
+    return [result for result in results if not result.other_benchmark]
 
 
 def _checked(arguments: argparse.Namespace) -> list[Checked]:
@@ -100,7 +111,7 @@ def _league(arguments: argparse.Namespace) -> int:
     own = [
         entry_of(result, arguments.label, target)
         for target in arguments.target
-        for result in load_results(target, arguments.ruleset)
+        for result in _of_bert(target, arguments)
     ]
     wanted = Filter(
         rounds=tuple(arguments.round),
@@ -116,7 +127,7 @@ def _league(arguments: argparse.Namespace) -> int:
         arguments,
         text=lambda: print_league(league, top),
         json=lambda: league,
-        csv=lambda: to_rows(league.ranked),
+        csv=lambda: to_rows(league.submitted),
         markdown=lambda: markdown_table(rows(league, top)),
     )
     return 0
@@ -341,6 +352,9 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets a question mark, not a traceback
     arguments = parser().parse_args(argv)
     try:
+        ruleset = getattr(arguments, "ruleset", DEFAULT_RULESET)
+        if ruleset != DEFAULT_RULESET and ruleset not in rulesets():
+            raise ReviewError(f"--ruleset {ruleset}: no ruleset with BERT; there are {', '.join(rulesets())}")
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code

@@ -170,11 +170,13 @@ def verdict(changes: Sequence[Change]) -> str:
     return worst(change.state for change in changes)
 
 
-def print_changes(before: Baseline, changes: Sequence[Change]) -> None:
-    """A line a figure, and the verdict on the last line."""
+def print_changes(before: Baseline, changes: Sequence[Change], failed: Sequence[str]) -> None:
+    """A line a figure, why the test failed by itself, and the verdict on the last line."""
     print(f"against {before.name} of {before.saved[:10]} (commit {(before.commit or 'unknown')[:12]})")
     for one in changes:
         state = "" if one.state == "pass" else f"  {one.state}"
         times = f"{one.before * 1e3:10.3f} to {one.now * 1e3:10.3f} ms"
         print(f"  {LABELS[one.name]:<44} {times}  {one.change:+7.1%} ± {one.error:.1%}{state}")
-    print(verdict(changes))
+    for reason in failed:
+        print(f"  the test itself failed: {reason}")
+    print("fail" if failed else verdict(changes))

@@ -78,16 +78,17 @@ def _save(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     from certify.baseline import check, choose, measure, print_changes, verdict
-    from certify.records import read
+    from certify.verdict import certify
 
-    now = measure(read(arguments.target), arguments.target.name)
+    found = certify(arguments.target)
+    now = measure(found.records, arguments.target.name)
     before = choose(now, arguments.folder, arguments.name)
-    changes = check(now, before)
-    state = verdict(changes)
+    changes, failed = check(now, before), [one.text() for one in found.why() if one.state == "fail"]
+    state = "fail" if failed else verdict(changes)
     emit(
         arguments,
-        text=lambda: print_changes(before, changes),
-        json=lambda: {"state": state, "baseline": before.name, "changes": changes},
+        text=lambda: print_changes(before, changes, failed),
+        json=lambda: {"state": state, "baseline": before.name, "changes": changes, "failed": failed},
     )
     return EXIT[state]
 

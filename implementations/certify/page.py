@@ -178,12 +178,8 @@ def _chart(
 ) -> Chart:
     """A chart of named lines of (x, y, tip); a point whose y is nan is left out."""
     lines = tuple(
-        Series(
-            run=number,
-            name=name,
-            points=tuple(Point(x=x, y=y, tip=tip) for x, y, tip in points if not math.isnan(y)),
-        )
-        for number, (name, points) in enumerate(series)
+        Series(run=run, name=name, points=tuple(Point(*point) for point in points if not math.isnan(point[1])))
+        for run, (name, points) in enumerate(series)
     )
     xs, ys = ([getattr(point, axis) for line in lines for point in line.points] for axis in "xy")
     room = 0.08 * (max(ys) - min(ys)) or max(abs(max(ys)), 1) * 0.05

@@ -34,15 +34,17 @@ _REQUIRED = ("opt_base_learning_rate", "opt_learning_rate_training_steps", "opt_
 _SANE_SAMPLES = (1e5, 1e8)  # that a run to the target takes; a log that counts epochs has a handful
 _DIGEST = Path(__file__).with_name("published.csv")
 _WHOLE = ("nodes", "accelerators", "batch_size", "runs")
-_DECIMALS = {"minutes": 4, "samples": 0, "sequences_per_second": 1, "joules": 2}
+_DECIMALS = {"minutes": 4, "published_minutes": 4, "samples": 0, "sequences_per_second": 1, "joules": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """A result in the league. What is not known is None, or empty.
 
-    ``minutes``: the score where ``checked``, which says that the rules of its round accept it; else the olympic mean
-    of the runs that reached the target. ``joules``: of the same runs. ``folder``: in the repository of its round.
+    ``minutes``: the score where ``checked``, which says that the rules of its round accept it, by the factor that the
+    installed rules give; else the olympic mean of the runs that reached the target. ``published_minutes``: the same
+    mean by the factor of the scaling.json beside the logs, or 1. ``joules``: of the same runs. ``folder``: in the
+    repository of its round.
     """
 
     round: str
@@ -56,6 +58,7 @@ class Entry:
     batch_size: float | None = None
     runs: float | None = None
     minutes: float | None = None
+    published_minutes: float | None = None
     checked: bool = False
     samples: float | None = None
     sequences_per_second: float | None = None
@@ -73,6 +76,13 @@ class Entry:
     def kind(self) -> tuple[str, str, str, str]:
         """What shares a scaling curve: round, submitter, division, accelerator."""
         return self.round, self.submitter, self.division, self.accelerator
+
+    @property
+    def logs(self) -> tuple[str, ...] | None:
+        """The same for the same logs, in whatever round and by whatever name; None where too little is known."""
+        if self.samples is None or self.sequences_per_second is None:
+            return None
+        return f"{self.samples:.0f}", f"{self.sequences_per_second:.1f}", f"{self.batch_size}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -92,6 +102,8 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
     kept = result.kept if result.score is not None else result.reached_kept
     nodes = number(_integer(described.get("number_of_nodes")))
     run = next((run for run in result.runs if run.log.events), None)
+    mean = result.reached_minutes if result.score is None else result.olympic_minutes
+    committed = number((tree.read_json(result.folder / "scaling.json") or {}).get("scaling_factor"))
     return Entry(
         round=label,
         submitter=text(described.get("submitter") or result.organization or ""),
@@ -104,6 +116,7 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         batch_size=result.batch_size,
         runs=len(result.runs),
         minutes=result.score if result.score is not None else result.reached_minutes,
+        published_minutes=None if mean is None else mean * (1.0 if committed is None else committed),
         checked=checked,
         samples=_mean([_samples(one) for one in kept]),
         sequences_per_second=_mean([_rate(one) for one in kept]),

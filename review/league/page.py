@@ -174,7 +174,9 @@ def build_page(league: League, top: int | None) -> str:
         "league.html",
         title=f"{len(league.ranked)} results",
         subtitle=", ".join(about),
-        standing=[f"{entry.system}: {league.standing(entry)}" for entry in league.own] if league.others else [],
+        standing=[f"{one.system}: {league.standing(one)}" for one in league.ranked if league.is_own(one)]
+        if league.others
+        else [],
         charts=drawn,
         most_lines=max((len(chart.series) for chart in drawn), default=0),
         by=BY[league.by][0],

@@ -12,6 +12,7 @@ from review.logs.output import ReviewError
 
 BY: dict[str, tuple[str, Callable[[Entry], float | None], int]] = {  # name: label, value, 1 where less is better
     "minutes": ("minutes", lambda entry: entry.minutes, 1),
+    "published": ("published minutes", lambda entry: entry.published_minutes, 1),
     "rate": ("sequences/s", lambda entry: entry.sequences_per_second, -1),
     "per-accelerator": ("sequences/s and accelerator", lambda entry: entry.per_accelerator, -1),
     "energy": ("joules", lambda entry: entry.joules, 1),
@@ -51,14 +52,32 @@ class League:
 
     @functools.cached_property
     def ranked(self) -> list[Entry]:
-        """Every result, the best first; those without the value last, by name."""
+        """Every result once, the best first; those without the value last, by name."""
+        return sorted((ones[0] for ones in self._same_logs.values()), key=self._order)
+
+    @property
+    def submitted(self) -> list[Entry]:
+        """The same with every resubmission."""
+        return sorted([*self.own, *self.others], key=self._order)
+
+    def _order(self, entry: Entry) -> tuple[Any, ...]:
         _, value, sign = BY[self.by]
+        found = value(entry)
+        return (found is None, sign * (found or 0.0), entry.round, entry.submitter, entry.system)
 
-        def order(entry: Entry) -> tuple[Any, ...]:
-            found = value(entry)
-            return (found is None, sign * (found or 0.0), entry.round, entry.submitter, entry.system)
+    @functools.cached_property
+    def _same_logs(self) -> dict[Any, list[Entry]]:
+        """One's own or the first submission of the same logs, and its resubmissions; by energy each measurement."""
+        found: dict[Any, list[Entry]] = {}
+        for entry in [*self.own, *sorted(self.others, key=lambda one: one.round)]:
+            key = (entry.logs or id(entry), entry.joules if self.by == "energy" else None)
+            found.setdefault(key, []).append(entry)
+        return found
 
-        return sorted([*self.own, *self.others], key=order)
+    def rounds(self, entry: Entry) -> list[str]:
+        """Its round, and those in which the same logs were submitted again."""
+        ones = next((ones for ones in self._same_logs.values() if ones[0] is entry), [entry])
+        return list(dict.fromkeys(one.round for one in ones))
 
     def is_own(self, entry: Entry) -> bool:
         """Whether it is the user's own."""
@@ -84,7 +103,9 @@ class League:
     def kinds(self) -> dict[tuple[str, str, str, str], list[Entry]]:
         """Results with a rate an accelerator by round, submitter, division and accelerator, the smallest first."""
         found: dict[tuple[str, str, str, str], list[Entry]] = {}
-        for entry in sorted(self.ranked, key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0))):
+        for entry in sorted(
+            [*self.own, *self.others], key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0))
+        ):
             if entry.per_accelerator:
                 found.setdefault(entry.kind, []).append(entry)
         return {kind: ones for kind, ones in found.items() if len({one.accelerators for one in ones}) > 1}
@@ -111,7 +132,13 @@ class League:
         return {
             "by": self.by,
             "results": [
-                {**one.as_dict(), "rank": self.rank(one), "efficiency": self.efficiency(one), "own": self.is_own(one)}
+                {
+                    **one.as_dict(),
+                    "rank": self.rank(one),
+                    "efficiency": self.efficiency(one),
+                    "own": self.is_own(one),
+                    "resubmitted": self.rounds(one)[1:],
+                }
                 for one in self.ranked
             ],
             "standing": [{"folder": one.folder, "system": one.system, "said": self.standing(one)} for one in self.own],

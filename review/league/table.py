@@ -21,6 +21,7 @@ COLUMNS = (
     Column("accelerator", drop=3, wraps=True),
     Column("batch", right=True, drop=5),
     Column("minutes", right=True),
+    Column("published", right=True, drop=3),
     Column("seq/s", right=True, drop=6),
     Column("/accel", right=True),
     Column("efficiency", right=True, drop=7),
@@ -37,7 +38,7 @@ def cells(league: League, entry: Entry) -> list[str]:
     minutes = number_text(entry.minutes, ",.4f")
     return [
         number_text(rank, "d"),
-        entry.round,
+        ", ".join(league.rounds(entry)),
         _short(entry.submitter),
         _short(entry.system),
         entry.division,
@@ -45,6 +46,7 @@ def cells(league: League, entry: Entry) -> list[str]:
         _short(entry.accelerator),
         number_text(entry.batch_size, "g"),
         minutes if entry.checked or entry.minutes is None else minutes + NOT_CHECKED,
+        number_text(entry.published_minutes, ",.4f"),
         rate_text(entry.sequences_per_second),
         rate_text(entry.per_accelerator),
         number_text(efficiency, ".1%"),
@@ -86,5 +88,5 @@ def print_league(league: League, top: int | None, out: Console | None = None) ->
         say(out, labelled("", f"{hidden} more: --top 0 shows all {len(league.ranked)}"))
     if any(not entry.checked and entry.minutes is not None for entry in entries):
         say(out, labelled("", EXPLAINED, "dim"))
-    for entry in league.own:
+    for entry in (one for one in league.ranked if league.is_own(one)):
         say(out, labelled("yours", f"{entry.system}: {league.standing(entry)}", "bold"))

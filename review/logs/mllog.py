@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 TOKEN = ":::MLLOG "
 _DECODE = json.JSONDecoder().raw_decode
 _SNIFFED = 4096  # bytes
+_LONGEST = 250_000  # characters of a line; the official checker's time grows with their square, and is minutes here
 _KINDS = {
     b"\x1f\x8b": "compressed with gzip",
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
@@ -129,6 +130,9 @@ class LogParser:
         event, error = _parse_line(self._line, string[start:].strip())
         if event is not None:
             self._events.append(event)
+        if len(string) > _LONGEST and (error is None or not error.fatal):
+            reason = f"has {len(string):,} characters, over which the official checker does not come to an end"
+            error = LineError(self._line, reason, string[start:][:_SNIFFED], True)
         if error is not None:
             self._errors.append(error)
 

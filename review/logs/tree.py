@@ -16,7 +16,7 @@ from review.logs.mllog import number
 from review.logs.output import ReviewError
 
 POWER = "power"  # folder of the power files of a result, in folders named as its logs
-RESULT_NAME = re.compile(r"result_.*\.txt")
+RESULT_NAME = re.compile(r"result_.*\.txt", re.DOTALL)
 _CRASH_NAME = re.compile(r"(?:failed|error)_(\d+)\.txt")
 
 
@@ -26,10 +26,8 @@ def natural_order(path: Path) -> list[Any]:
 
 
 def result_files(folder: Path) -> list[Path]:
-    """The result_*.txt of a folder, the pattern of the official tools. Raises OSError."""
-    names = os.listdir(folder)
-    found = [folder / name for name in names if RESULT_NAME.fullmatch(name) and not (folder / name).is_dir()]
-    return sorted(found, key=natural_order)
+    """The result_*.txt of a folder, the pattern of the official tools, folders as well. Raises OSError."""
+    return sorted((folder / name for name in os.listdir(folder) if RESULT_NAME.fullmatch(name)), key=natural_order)
 
 
 def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
@@ -93,7 +91,7 @@ def crashes(folder: Path) -> dict[int, str]:
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None where there is no readable one."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None

@@ -159,7 +159,7 @@ def findings(checked: Checked) -> dict[str, Any]:
         return {
             "severity": first.severity,
             "state": states.get(first.severity, "muted"),
-            "subject": subject(group, checked.path),
+            "subject": subject(group, checked.path).replace(f"{checked.path}/", ""),  # of the official tools' words
             "places": text(places(group, checked.path)) if any(one.line or one.key for one in group) else "",
             "rule": text(shortened(first.rule or "")),
             "hint": text(first.hint or ""),

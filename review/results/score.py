@@ -17,7 +17,7 @@ from review.logs.output import ERROR, Finding, ReviewError
 from review.results.energy import Energy, measure
 from review.results.run import TARGET_ACCURACY, Run, load_run
 from review.rulebook import rcp
-from review.rulebook.compliance import DEFAULT_RULESET, rulesets
+from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET, rulesets
 from review.rulebook.rcp import Reading, read_rcp
 
 REQUIRED_RUNS = 10
@@ -56,6 +56,12 @@ class Result:
     def organization(self) -> str | None:
         """The submitter."""
         return self._first("submission_org")
+
+    @functools.cached_property
+    def other_benchmark(self) -> str:
+        """What its logs say that they are of where none says BERT; empty for BERT and for logs that do not say."""
+        named = {text(run.log.value("submission_benchmark") or "") for run in self.runs} - {""}
+        return "" if BENCHMARK in named else ", ".join(sorted(named))
 
     @functools.cached_property
     def platform(self) -> str | None:

@@ -7,6 +7,7 @@ most of them, and the official summarizer crashes on counts that are not integer
 from __future__ import annotations
 
 import json
+import locale
 import re
 from pathlib import Path
 
@@ -94,8 +95,11 @@ def check_description(path: Path, ruleset: str) -> list[Finding]:
         found.append(Finding(severity, message, source, path, line, key, rule, hint))
 
     rule = "every system with results has systems/SYSTEM.json"
+    if path.exists() and not path.is_file():  # to open a pipe would wait for its writer
+        say(ERROR, "system", "is not a regular file", rule, "write it with `python -m review system`")
+        return found
     try:
-        content = path.read_text(encoding="utf-8")
+        content = path.read_text(locale.getpreferredencoding(False))  # which the official checker takes as well
         fields = json.loads(content)
     except FileNotFoundError:
         say(ERROR, "system", "is missing", rule, "write it with `python -m review system`")

@@ -1,8 +1,9 @@
 """The official MLPerf checkers, run in this process, with a verdict that can be trusted.
 
 Their exit codes cannot: the package checker exits 0 on failure, the repository checker returns False on success. They
-also log to the root logger, print, write into the tree they check and crash on malformed input. Here each one runs with
-its output captured, a crash is a failure with its reason, and the caller passes a copy where one writes.
+also log to the root logger, print, write into the tree they check, crash on malformed input and take hours over a long
+line. Here each one runs in a process of its own with its output captured; a crash, or no answer in time, is a failure
+with its reason, and the caller passes a copy where one writes.
 """
 
 from __future__ import annotations
@@ -12,16 +13,22 @@ import importlib
 import io
 import logging
 import logging.handlers
+import multiprocessing
+import re
+import resource
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from review.logs.output import ReviewError
 
 USAGE = "training"
+LIMIT = 300  # seconds for a result; ten logs of 3,472 ranks take a tenth of it
+_SEPARATOR = "\n" + "-" * 30 + "\n"  # of the reasons of a log
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,15 +70,61 @@ def _module(name: str) -> Any:
         raise ReviewError(f"the official checkers are not installed ({error}): pip install mlperf-logging") from None
 
 
-def _run(tool: str, call: Callable[[list[logging.LogRecord]], bool]) -> Outcome:
+def _run(tool: str, call: Callable[[list[logging.LogRecord]], bool], logs: Iterable[Path] = ()) -> Outcome:
+    """The outcome of a call in a process of its own. ``logs``: what it reads, of which the longest line is named."""
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=_judge, args=(tool, call, sender), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        if receiver.poll(LIMIT):
+            found: Outcome = receiver.recv()
+            return found
+        crash = f"TimeoutError: no answer within {LIMIT} seconds{_longest_line(logs)}"
+    except EOFError:
+        process.join()
+        crash = f"ended with status {process.exitcode}{_longest_line(logs)}"
+    finally:
+        process.kill()
+        process.join()
+    return Outcome(tool=tool, passed=False, crash=crash)
+
+
+def _longest_line(logs: Iterable[Path]) -> str:
+    size, place = 0, ""
+    for path in (path for path in logs if path.is_file()):
+        with open(path, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if len(line) > size:
+                    size, place = len(line), f"; the longest line is {path}:{number}, {len(line):,} characters"
+    return place
+
+
+def _judge(tool: str, call: Callable[[list[logging.LogRecord]], bool], sender: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT + 10, LIMIT + 10))  # ends it without its parent, too
     crash = None
     with _captured() as records:
         try:
             passed = bool(call(records))
         except (Exception, SystemExit) as error:  # whatever an official tool raises is its verdict on this input
             passed, crash = False, f"{type(error).__name__}: {error}"
-    messages = tuple(record.getMessage().strip() for record in records if record.levelno >= logging.WARNING)
-    return Outcome(tool=tool, passed=passed, messages=messages, crash=crash)
+    messages = tuple(_ordered(record.getMessage().strip()) for record in records if record.levelno >= logging.WARNING)
+    sender.send(Outcome(tool=tool, passed=passed, messages=messages, crash=crash))
+
+
+def _ordered(message: str) -> str:
+    """The same in every run: the compliance checker lists keys and values by their hash, which Python seeds anew."""
+
+    def in_order(listed: re.Match[str], separator: str) -> str:
+        return listed[1] + separator.join(sorted(listed[2].split(separator))) + listed[3]
+
+    parts = [
+        re.sub(r"(occurrence of )(.* or .*)()", lambda m: in_order(m, " or "), p) for p in message.split(_SEPARATOR)
+    ]
+    parts = [re.sub(r"(with different values: \[)(.*)(\])", lambda m: in_order(m, ", "), part) for part in parts]
+    choices = iter(sorted(part for part in parts if " or '" in part))
+    return _SEPARATOR.join(next(choices) if " or '" in part else part for part in parts)
 
 
 def check_compliance(path: Path, ruleset: str) -> Outcome:
@@ -80,7 +133,7 @@ def check_compliance(path: Path, ruleset: str) -> Outcome:
     module.enqueued_configs.clear()  # a crash leaves them behind for the next file
     checker = module.make_checker(USAGE, ruleset, False, False)
     config = f"{USAGE}_{ruleset}/common.yaml"
-    return _run("compliance_checker", lambda _: module.main(str(path), config, checker)[0])
+    return _run("compliance_checker", lambda _: module.main(str(path), config, checker)[0], [path])
 
 
 def check_system(path: Path, ruleset: str) -> Outcome:
@@ -101,7 +154,17 @@ def check_package(organization: Path, ruleset: str, train_samples: bool = False)
         module.check_training_package(str(organization), USAGE, ruleset, False, False, False, train_samples, False, "")
         return _said(records, "PACKAGE CHECKER FOUND NO ERRORS")
 
-    return _run("package_checker", call)
+    return _run("package_checker", call, sorted(organization.glob("results/*/*/result_*.txt")))
+
+
+def check_power(folder: Path, logs: Iterable[Path], ruleset: str) -> tuple[frozenset[str], str | None]:
+    """Names of the runs that the power checker rejects, which count as failed runs, and its crash. It only lists."""
+    checker = _module("package_checker.power_checker").PowerChecker(ruleset)
+    with _captured():
+        try:
+            return frozenset(checker.check_power(str(folder), list(map(str, logs)))[1]), None
+        except Exception as error:  # whatever it raises is its verdict on this folder
+            return frozenset(), f"{type(error).__name__}: {error}"
 
 
 def check_repository(organization: Path) -> Outcome:

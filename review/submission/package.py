@@ -25,7 +25,7 @@ from review.logs.output import Finding, ReviewError
 from review.logs.tree import copy_runs, read_json
 from review.results.score import USUAL, Result, Terms, load_results
 from review.rulebook import official
-from review.rulebook.compliance import DEFAULT_RULESET
+from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET
 from review.submission.code import Code, find_code
 from review.submission.encryption import Encryption
 from review.submission.system import read_fields
@@ -136,12 +136,12 @@ def package(request: Request, progress: Callable[[str], None] = lambda _: None) 
 
 def _build(request: Request, result: Result, description: dict[str, Any], code: Code, root: Path) -> None:
     """Writes the tree. Raises ReviewError, OSError."""
-    results = root / "results" / request.system / submission_rules.BENCHMARK
+    results = root / "results" / request.system / BENCHMARK
     if results.exists():
         raise ReviewError(f"{request.output} already holds results of {request.system}: name another --system")
     results.mkdir(parents=True)
     copy_runs((run.path for run in result.runs), results)
-    implementation = root / "benchmarks" / submission_rules.BENCHMARK / "implementations" / request.implementation
+    implementation = root / "benchmarks" / BENCHMARK / "implementations" / request.implementation
     name = f"{request.system}_{request.implementation}.json"
     for path in sorted(implementation.glob(f"*_{request.implementation}.json")):
         commit = (read_json(path) or {}).get("commit")
@@ -163,7 +163,7 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
     _write(implementation / name, json.dumps(facts, indent=2) + "\n")
     readme = system_readme(request.system, request.organization, result, description, code)
     _write(implementation / f"README-{request.system}.md", readme)
-    _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+    _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2) + "\n")
     systems = sorted(path.stem for path in (root / "systems").glob("*.json"))
     _write(root / "README.md", organization_readme(request.organization, systems, root, request.terms))
     if (implementation / "LICENSE").is_file():
@@ -177,7 +177,7 @@ def _write(path: Path, content: str) -> None:
 
 def _verify(request: Request, root: Path, place: Path, progress: Callable[[str], None]) -> tuple[Checked, ...]:
     """Lets the official package checker write scaling.json, then checks everything, as of the finished ``place``."""
-    folder = root / "results" / request.system / submission_rules.BENCHMARK
+    folder = root / "results" / request.system / BENCHMARK
     for result in load_results(folder, request.ruleset, request.terms):
         with tempfile.TemporaryDirectory(prefix="review-package-") as scratch:
             copy = submission_rules.stage(result, root, Path(scratch))

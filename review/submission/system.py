@@ -191,7 +191,7 @@ def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) 
             raise ReviewError(f"{count} is {description.fields[count]!r}: write an integer, such as 8")
     if description.fields["division"] not in DIVISIONS:
         raise ReviewError(f"division is {description.fields['division']!r}: write {' or '.join(DIVISIONS)}")
-    content = json.dumps(description.fields, indent=2, ensure_ascii=False) + "\n"
+    content = json.dumps(description.fields, indent=2) + "\n"
     with tempfile.TemporaryDirectory(prefix="review-system-") as folder:
         draft = Path(folder) / path.name
         draft.write_text(content, encoding="utf-8")

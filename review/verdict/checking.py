@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -92,7 +91,7 @@ def check(
     for root in roots:
         progress(f"official checkers on {root}")
         outcomes, findings = [official.check_repository(root)], submission_rules.check_organization(root)
-        for path in sorted((root / "systems").glob("*.json")):
+        for path in submission_rules.descriptions(root):
             if not (root / "results" / path.stem).is_dir():  # others are checked with their results
                 findings += check_description(path, ruleset)
                 outcomes.append(official.check_system(path, ruleset))
@@ -127,7 +126,7 @@ def obstacles(result: Result) -> list[str]:
     Those of the runs, and what is wrong with the description, the folder or the logs by rules that no tool tests. Power
     files that break the rules take nothing from the time: they stand in the way of the energy alone.
     """
-    errors = [f for f in own_findings(result) if f.severity == ERROR and f.source in ("rules", "system")]
+    errors = [f for f in own_findings(result) if f.severity == ERROR and f.source in ("rules", "system", "package")]
     others = [f for f in errors if f.key != POWER]
     return [*result.obstacles, *(with_places(group, result.folder) for group in groups(others))]
 
@@ -280,7 +279,7 @@ def _check_count(result: Result) -> Iterator[Finding]:
         yield Finding(NOTE if alone else ERROR, message, "runs", result.folder, rule=rule, hint=hint)
     for path, reason in result.unreadable.items():
         rule, hint = "every result_*.txt is a log", "remove it, or make it readable"
-        yield Finding(ERROR, reason, file=path, rule=rule, hint=hint)
+        yield Finding(ERROR, reason, "package", path, rule=rule, hint=hint)
     for trial, reason in result.crashes.items():
         message, path = f"trial {trial} left no result: {reason}", result.folder / f"failed_{trial}.txt"
         rule = "a run that was started counts, unless the system broke"
@@ -328,13 +327,12 @@ def _more(names: Sequence[str]) -> str:
 
 
 def _file(finding: Finding, base: Path) -> str:
-    """The file, relative to the checked folder where that is shorter; empty for that folder itself."""
+    """The file, as seen from the checked folder or its organisation's; empty for that folder itself."""
     if finding.file is None or finding.file == base:
         return ""
-    name = str(finding.file)
-    with contextlib.suppress(ValueError):  # other drives
-        name = min(name, os.path.relpath(finding.file, base if base.is_dir() else base.parent), key=len)
-    return name
+    file, base = finding.file.absolute(), base.absolute()
+    above = next((one for one in (base, *base.parents[:3]) if one.is_dir() and file.is_relative_to(one)), None)
+    return str(file.relative_to(above) if above else finding.file)
 
 
 def with_places(group: Sequence[Finding], base: Path) -> str:

@@ -22,6 +22,7 @@ _SLACK_MS = 10_000  # of clocks of two machines, and of a reading every few seco
 _SLOWEST, _SLOW = 1.5, 1.1  # mean seconds between readings: error, warning; a sampler needs a moment of its own
 _GAP = 5.0  # seconds without a reading
 _LEAST_READINGS = 60
+_LEAST_WATTS = 25  # of a node, for each accelerator: less than an idle one draws with its share of the host
 _AGAIN = "measure again with POWER=1, or leave out power/"
 _DRAWS = "a running system draws power"
 _ONCE_A_SECOND = "power is read at least once a second, evenly over the timed part of a run"
@@ -50,7 +51,7 @@ def check_power(result: Result) -> Iterator[Finding]:
                 yield _finding(file.path, message, "readings are of one node in one run")
             estimates = [number(event.value) for event in file.log.all("interconnect_power_est")]
             if file.is_node:
-                yield from _check_node(file, run)
+                yield from _check_node(file, run, _accelerators_per_node(result))
             elif not any(estimates):
                 message = "estimates 0 W" if estimates else "lacks interconnect_power_est"
                 yield _finding(file.path, message, "the power of an interconnect is measured or estimated")
@@ -70,11 +71,20 @@ def check_power(result: Result) -> Iterator[Finding]:
             yield _finding(folder, message, "all nodes that take part in a run are measured")
 
 
-def _check_node(file: PowerFile, run: Run) -> Iterator[Finding]:
+def _accelerators_per_node(result: Result) -> int:
+    path = tree.system_file(result.folder)
+    count = str(((tree.read_json(path) if path else None) or {}).get("accelerators_per_node", "")).strip()
+    return max(int(count) if count.isdecimal() else 1, 1)
+
+
+def _check_node(file: PowerFile, run: Run, accelerators: int) -> Iterator[Finding]:
     watts = [number(event.value) for event in file.readings]
     if not watts or file.start is None or file.stop is None:
         lacks = "readings" if not watts else f"power_measurement_{'start' if file.start is None else 'stop'}"
         yield _finding(file.path, f"is cut off: it lacks {lacks}", "a measurement is logged from start to stop")
+    elif None in watts:
+        message = f"has {watts.count(None)} of {len(watts)} readings that are no number"
+        yield _finding(file.path, message, "a reading is a number of watts")
     elif not any(watts):
         yield _finding(file.path, f"has nothing but 0 W in {len(watts)} readings", _DRAWS)
     else:
@@ -84,6 +94,12 @@ def _check_node(file: PowerFile, run: Run) -> Iterator[Finding]:
             hint = "correct power_measurement_stop, or measure again"
             yield _finding(file.path, f"gives no energy: {error}", "the summarizer takes the energy from it", hint=hint)
             return
+        if 0 < (mean := sum(filter(None, watts)) / len(watts)) < _LEAST_WATTS * accelerators:
+            rule = f"a node draws at least {_LEAST_WATTS} W for each of its accelerators; readings are in watts"
+            hint = "these seem to be kilowatts, or a part of the node: measure the whole node in watts"
+            yield _finding(
+                file.path, f"reads {mean:.3g} W on average, with {accelerators} accelerators", rule, hint=hint
+            )
         yield from _check_readings(file, watts)
         yield from _check_cover(file, run, file.start.time_ms, file.stop.time_ms)
 

@@ -18,9 +18,10 @@ from review.logs.mllog import number, text
 from review.logs.output import ERROR, NOTE, WARNING, Finding, ReviewError
 from review.results.run import Run
 from review.results.score import Result
-from review.rulebook.description import FIELDS, STATUSES
+from review.rulebook import official
+from review.rulebook.compliance import BENCHMARK
+from review.rulebook.description import FIELDS, STATUSES, check_description
 
-BENCHMARK = "bert"
 SCRIPTS = ("README.md", "setup.sh", "init_datasets.sh", "verify_dataset.sh", "run_and_time.sh")
 PARAMETERS = "package_checker_params"
 _CATEGORIES = (  # how descriptions spell the category, and what logs of such a system say
@@ -33,8 +34,10 @@ _CATEGORIES = (  # how descriptions spell the category, and what logs of such a 
 _BYPASSES = ("rcp-bypass", "seed-checker-bypass")
 
 
-def _finding(severity: str, message: str, file: Path, rule: str, hint: str, key: str | None = None) -> Finding:
-    return Finding(severity, message, file=file, key=key, rule=rule, hint=hint)
+def _finding(
+    severity: str, message: str, file: Path, rule: str, hint: str, key: str | None = None, source: str = "rules"
+) -> Finding:
+    return Finding(severity, message, source, file, key=key, rule=rule, hint=hint)
 
 
 def check_folder(result: Result) -> list[Finding]:
@@ -57,19 +60,70 @@ def check_folder(result: Result) -> list[Finding]:
     found += _check_parameters(folder / PARAMETERS) + _check_parameters(folder.parent / PARAMETERS)
     scaling = folder / "scaling.json"
     factor = number((tree.read_json(scaling) or {}).get("scaling_factor"))
-    if scaling.exists() and (factor is None or not math.isclose(factor, result.scaling_factor, rel_tol=1e-9)):
+    if os.path.lexists(scaling) and (factor is None or not math.isclose(factor, result.scaling_factor, rel_tol=1e-9)):
         says = "" if factor is None else f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}"
-        message, hint = says or "has no scaling_factor", "delete it; the package checker writes it again"
+        message, hint = (
+            says or "has no scaling_factor that is a number",
+            "delete it; the package checker writes it again",
+        )
         rule = "the official summarizer multiplies the time by what it finds here"
-        found.append(_finding(WARNING, message, scaling, rule, hint, "scaling_factor"))
-    return [*found, *_check_against_logs(result)]
+        found.append(_finding(WARNING if says else ERROR, message, scaling, rule, hint, "scaling_factor"))
+    root, own = tree.organization(folder), folder.resolve().parent
+    for path in (path for path in (undescribed(root) if root else ()) if path != own):  # whose file is checked
+        rule = (
+            "each folder of results/ that holds folders has a description with a division; the package checker crashes"
+        )
+        message, hint = "has no such description", f"write systems/{path.name}.json, or remove the folder"
+        found.append(_finding(ERROR, message, path, rule, hint, source="package"))
+    for path in descriptions(root) if root else ():  # one that is refused takes the others with it
+        if path.stem != own.name:
+            found += [one for one in check_description(path, result.ruleset) if one.severity == ERROR]
+    return [*found, *_check_power_folder(result), *_check_against_logs(result)]
+
+
+def descriptions(root: Path) -> list[Path]:
+    """The system descriptions that the official checkers read."""
+    return sorted(path for path in (root / "systems").glob("*.json") if not path.name.startswith("."))
+
+
+def undescribed(root: Path) -> Iterator[Path]:
+    """Folders and links of results/ that stop the package checker for want of a description."""
+    for path in sorted((root / "results").iterdir()):
+        try:
+            described = tree.read_json(root / "systems" / f"{path.name}.json") or {}
+            if "division" not in described and path.is_dir() and any(one.is_dir() for one in path.iterdir()):
+                yield path
+        except OSError:
+            yield path
+
+
+def _check_power_folder(result: Result) -> Iterator[Finding]:
+    """What the official checker of power folders fails or crashes on, which costs the time as well."""
+    folder = result.folder / tree.POWER
+    if folder.exists():
+        rejected, crash = official.check_power(folder, [run.path for run in result.runs], result.ruleset)
+        failing = rejected | {run.path.stem for run in result.runs if not run.compliant}
+        message = (
+            f"stops the official power checker: {crash}"
+            if crash
+            else f"counts as missing for {', '.join(sorted(rejected))}"
+        )
+        if crash or (rejected and len(failing) > 1):
+            rule = f"{tree.POWER}/ is a folder that holds one of node_N.txt and sw_N.txt for each log, or there is none"
+            hint = f"correct the names, or remove {tree.POWER}"
+            yield _finding(ERROR, message, folder, rule, hint, source="package")
 
 
 def _check_parameters(path: Path) -> list[Finding]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    except OSError:
+    if not path.exists():
         return []
+    try:
+        if not path.is_file():
+            raise OSError("it is not a regular file")
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, ValueError) as error:
+        rule = "the package checker reads it as text, and crashes where it cannot"
+        return [_finding(ERROR, f"cannot be read: {error}", path, rule, "remove it", source="package")]
     found = []
     for line in lines:
         name = line.strip()
@@ -152,10 +206,11 @@ def check_organization(root: Path) -> list[Finding]:
 
 
 def stage(result: Result, root: Path | None, into: Path) -> Path:
-    """Copies one result, as a submission of its own, for the official checkers to write into.
+    """One result by links, as a submission of its own, for the official checkers to write into.
 
     Without a tree around it (root None) the result gets a description that says only its division.
-    Returns the copied ORG folder. Raises OSError.
+    What the checkers open is as they would find it: files, folders, links to nowhere. Returns the ORG folder. Raises
+    OSError.
     """
     source = result.folder.resolve()
     organization = into / (root.name if root else "organization")
@@ -163,23 +218,23 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
     target = organization / "results" / system / (source.name if root else BENCHMARK)
     target.mkdir(parents=True)
     (organization / "systems").mkdir()
-    for run in result.runs:
-        _copy(run.path, target / run.path.name)
+    opened = {PARAMETERS, tree.POWER} if root else {tree.POWER}  # but for the logs, whatever they are
+    for path in source.iterdir():
+        if path.name in opened or tree.RESULT_NAME.fullmatch(path.name):
+            opens = path.is_file() or path.is_dir()  # a pipe would keep the checker waiting
+            (target / path.name).symlink_to(path if opens else "nowhere")
+    if (source / "scaling.json").is_dir():  # which the checker would write
+        (target / "scaling.json").mkdir()
     if root is None:
         fields = blank_description(result.division or "closed")
         (organization / "systems" / f"{system}.json").write_text(json.dumps(fields), encoding="utf-8")
         return organization
-    for path in (source / PARAMETERS, source.parent / PARAMETERS, root / "systems" / f"{system}.json"):
-        if path.is_file():
-            _copy(path, organization / path.relative_to(root))
-    for path in (source / tree.POWER).rglob("*.txt"):
-        _copy(path, organization / path.relative_to(root))
+    for path in undescribed(root):  # their logs are another result's; that they stop the checker is everybody's
+        (organization / "results" / path.name / "other").mkdir(parents=True, exist_ok=True)
+    for path in (source.parent / PARAMETERS, *descriptions(root)):
+        if os.path.lexists(path):
+            (organization / path.relative_to(root)).symlink_to(path if path.is_file() or path.is_dir() else "nowhere")
     return organization
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(source.read_bytes())
 
 
 def blank_description(division: str) -> dict[str, str]:

@@ -157,6 +157,14 @@ def test_a_test_that_failed_is_no_baseline_unless_it_is_forced(saved, tmp_path, 
     assert (tmp_path / "baselines/bad.json").exists()
 
 
+def test_what_certify_failed_does_not_pass_against_a_baseline(saved, tmp_path, capsys):
+    write(tmp_path / saved("bad", nodes=4), make(4, 2, slow={("parallel", 3): 1.5}))
+    assert main(["baseline", "check", "bad"]) == 1
+    *_, reason, last = capsys.readouterr().out.splitlines()
+    assert reason.startswith("  the test itself failed: rank 3 on node1: ")
+    assert last == "fail"
+
+
 def test_with_another_number_of_nodes_what_does_not_depend_on_it_is_compared(saved, capsys):
     assert main(["baseline", "check", saved("more", nodes=3), "--json"]) == 0
     names = [change["name"] for change in json.loads(capsys.readouterr().out)["changes"]]

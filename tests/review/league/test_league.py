@@ -95,22 +95,25 @@ def test_own_results_stand_among_the_published_ones(submission, capsys):
     found = json.loads(capsys.readouterr().out)
     (own,) = [one for one in found["results"] if one["own"]]
     (result,) = load_results(submission)
-    faster = sum(one.minutes < result.score for one in published() if one.minutes)
+    results = League((), published()).ranked
+    faster = sum(one.minutes < result.score for one in results if one.minutes)
     assert (own["minutes"], own["rank"], own["round"]) == (pytest.approx(result.score), faster + 1, "yours")
     assert own["accelerators"] == 8
-    assert len(found["results"]) == 347
+    assert len(found["results"]) == len(results) + 1 == 296
     assert f"rank {own['rank'] - sum_open(faster_than=result.score)} of" in found["standing"][0]["said"]
 
 
 def sum_open(faster_than):
     """Published results of the open division that are faster."""
-    return sum(one.minutes < faster_than for one in published() if one.minutes and one.division == "open")
+    return sum(
+        one.minutes < faster_than for one in League((), published()).ranked if one.minutes and one.division == "open"
+    )
 
 
 def test_the_table_shows_the_first_and_ones_own(submission, capsys):
     assert main(["league", str(submission), "--published", "--top", "2"]) == 0
     shown = capsys.readouterr().out
-    assert "344 more: --top 0 shows all 347" in shown
+    assert "293 more: --top 0 shows all 296" in shown
     assert re.search(r"yours +EXAMPLE +dgx +closed +1 x 8 +H100 +768", shown)
 
 
@@ -122,8 +125,49 @@ def test_csv_and_markdown_have_the_same_results(submission, capsys):
     assert float(row["opt_base_learning_rate"]) == 0.00096
     assert main(["league", str(submission), "--markdown"]) == 0
     heading, rule, line = capsys.readouterr().out.strip().splitlines()
-    assert heading.count("|") == rule.count("|") == line.count("|") == 14
+    assert heading.count("|") == rule.count("|") == line.count("|") == 15
     assert f"| {result.score:,.4f} |" in line
+
+
+def test_published_means_the_committed_factor_and_minutes_that_of_the_rules(submission, capsys):
+    (submission / "scaling.json").write_text('{"scaling_factor": 1.5}')
+    assert main(["league", str(submission), "--csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    (result,) = load_results(submission)
+    assert (row["minutes"], row["published_minutes"]) == (f"{result.score:.4f}", f"{1.5 * result.olympic_minutes:.4f}")
+    by_folder = {(one.round, one.folder): one for one in published()}
+    inspur = by_folder["2.0", "Inspur/results/nf5488a5_pytorch/bert"]
+    assert (inspur.minutes, inspur.published_minutes) == (16.8901, 16.1826)
+    gigabyte = by_folder["2.1", "GIGABYTE/results/G492-ZD2_pytorch/bert"]
+    assert gigabyte.published_minutes > 1.01 * 16.1, "the factor that was committed"
+
+
+def test_the_same_logs_are_one_row_that_names_every_round(capsys):
+    again = {"minutes": 2.0, "samples": 2e6, "sequences_per_second": 1e4, "batch_size": 768.0}
+    first, other = entry("x", round="3.1", **again), entry("y", round="4.0", minutes=3.0)
+    league = League((), (entry("x", round="4.0", **again), other, first))
+    assert league.ranked == [first, other]
+    assert (league.rank(other), league.rounds(first)) == (2, ["3.1", "4.0"])
+    assert main(["league", "--published", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["results"]
+    (eos,) = [one for one in found if one["system"].startswith("eos_n434_ngc23.09")]
+    assert (eos["rank"], eos["round"], eos["resubmitted"]) == (1, "3.1", ["4.0", "4.1"])
+
+
+@pytest.mark.parametrize("command", ["league", "show"])
+def test_results_of_other_benchmarks_are_left_out_by_name(command, submission, capsys):
+    other = submission.with_name("retinanet")
+    shutil.copytree(submission, other)
+    for path in other.glob("result_*.txt"):
+        path.write_text(path.read_text().replace('"value": "bert"', '"value": "retinanet"'))
+    assert main([command, str(submission.parent), "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert len(found["results"] if command == "league" else found) == 1
+    assert "left out" in said.err
+    assert "1 of other benchmarks (retinanet)" in said.err
+    assert main([command, str(other)]) == 2
+    assert "holds no result of BERT, but of retinanet" in capsys.readouterr().err
 
 
 def test_logs_of_a_round_whose_rules_reject_them_are_marked(submission, capsys):
@@ -162,7 +206,7 @@ def test_the_page_draws_scaling_and_trend_and_escapes_names(submission, tmp_path
     assert "<b>" not in page
     assert "&lt;b&gt;x" in page
     assert all(title in page for title in ("Time to train over accelerators", "Efficiency over", "over the rounds"))
-    assert page.count("<tr") == 1 + 347
+    assert page.count("<tr") == 1 + 296
     headings = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', page)
     assert headings[:3] == ["rank", "minutes", "/accel"], "what counts is in sight without scrolling"
     first = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page.split("<tbody>")[1])[: len(headings)]

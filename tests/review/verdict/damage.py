@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import shutil
 import warnings
@@ -26,7 +27,11 @@ def official(organization: Path) -> bool:
     from mlperf_logging.compliance_checker import mlp_compliance
     from mlperf_logging.package_checker import package_checker
 
-    copy = duplicate(organization, organization.parent / "official" / organization.name)
+    copy = organization.parent / "official" / organization.name
+    pipes = [path.name for path in organization.rglob("*") if path.is_fifo()]
+    shutil.copytree(
+        organization, copy, symlinks=True, ignore=lambda _, names: [name for name in names if name in pipes]
+    )
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
@@ -253,7 +258,7 @@ def damage(folder, choose):
                     events.remove(one)
                 elif kind == 1:
                     one["value"] = value
-                elif kind == 2:
+                elif kind == 2 and path.suffix != ".json":
                     one["metadata"] = same.choice([{}, None, {"epoch_num": value}, {"status": "aborted"}])
                 elif kind == 3:
                     events.insert(same.randrange(len(events)), one | {"value": value})
@@ -267,3 +272,44 @@ def damage(folder, choose):
         path = folder / f"result_{choose.randrange(10)}.txt"
         content = path.read_bytes()
         path.write_bytes(content[: choose.randrange(len(content))])
+
+
+NAMES = (
+    "power", "power/result_0", "power/result_1/node_0.txt", "power/result_2/node_x.txt", "power/result_3/sw_9.txt",
+    "result_3.txt", "result_10.txt", "result_.txt", "package_checker_params", "../package_checker_params",
+    "scaling.json", "../../again", "../again", "../../other/bert", "../../../systems/dgx.json",
+    "../../../systems/other.json", "../../../benchmarks/bert",
+)  # fmt: skip
+CONTENTS = (
+    b"",
+    b"rcp-bypass",
+    b"\xff\xfe",
+    b"{}",
+    b"[]",
+    b"NaN",
+    b'{"scaling_factor": NaN}',
+    b'{"division": "closed"}',
+)
+
+
+def misplace(folder, choose):
+    """Puts a file, folder, link or pipe where another is, or none, once or twice."""
+    for _ in range(choose.choice([1, 2])):
+        path, kind = folder / choose.choice(NAMES), choose.randrange(6)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            path.unlink(missing_ok=True)
+            if kind == 0:
+                path.mkdir()
+            elif kind == 1:
+                path.symlink_to(choose.choice(["..", "nowhere", path.name, "/dev/null", "result_0.txt", "."]))
+            elif kind == 2 and path.suffix != ".json":
+                os.mkfifo(path)
+            elif kind == 3:
+                (path / choose.choice(["bert", "x.txt"])).mkdir(parents=True)
+            else:
+                path.write_bytes(choose.choice(CONTENTS))
+        except OSError:  # what the first one put there
+            pass

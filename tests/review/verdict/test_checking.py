@@ -11,6 +11,7 @@ import pytest
 from review.__main__ import main
 from review.logs.output import ERROR, ReviewError
 from review.results.score import load_results
+from review.rulebook import official as official_checkers
 from review.verdict.checking import check
 
 from .damage import (
@@ -23,6 +24,7 @@ from .damage import (
     edit,
     go_on,
     initial,
+    misplace,
     official,
     put,
     remove,
@@ -132,6 +134,11 @@ OVERLOOKED = [
         ("warning", "scaling.json", "scaling_factor", "2.0"),
     ),
     (
+        "scaling of no number",
+        rewrite("scaling.json", '{"scaling_factor": NaN}'),
+        ("error", "scaling.json", "scaling_factor", "no sc"),
+    ),
+    (
         "bypass with newline",
         rewrite("package_checker_params", "rcp-bypass\n"),
         ("warning", "package_checker_params", None, "without"),
@@ -170,6 +177,21 @@ def test_a_result_damaged_at_random_has_the_official_verdict(seed, submission):
     damage(submission, random.Random(seed))
     (result,) = load_results(submission)
     assert result.official == official(submission.parents[2]), result.obstacles
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_folder_misplaced_at_random_is_official_only_where_it_is_officially(seed, submission, capsys):
+    misplace(submission, random.Random(seed))
+    stands = answers(submission.parents[2]) and official(submission.parents[2])
+    capsys.readouterr()
+    assert main(["show", "--json", str(submission)]) == 0
+    assert not json.loads(capsys.readouterr().out)[0]["official"] or stands
+    assert not check(submission.parents[2])[0].official_passed or stands
+
+
+def answers(root):
+    """Whether the official checker comes to an end: it waits for the writer of a pipe."""
+    return not any(path.is_fifo() for path in root.rglob("*") if path.name.startswith(("result_", "package_", "dgx")))
 
 
 @pytest.mark.slow
@@ -251,6 +273,67 @@ def test_exit_codes_are_0_for_pass_1_for_fail_2_for_usage(submission, capsys, tm
     report = json.loads(capsys.readouterr().out)
     assert report["passed"]
     assert [one["official_passed"] for one in report["checked"]] == [True, True]
+
+
+def link(name, to):
+    return lambda folder: (folder / name).symlink_to(to)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        rewrite("power", ""),
+        lambda folder: (folder / "power").mkdir(),
+        lambda folder: (folder / "power" / "result_0" / "node_x.txt").mkdir(parents=True),
+        link("../../again", ".."),
+        lambda folder: (folder.parents[1] / "other" / "bert").mkdir(parents=True),
+        lambda folder: (folder / "result_10.txt").mkdir(),
+        lambda folder: (folder / "package_checker_params").mkdir(),
+        lambda folder: (folder / "package_checker_params").write_bytes(b"\xff"),
+        lambda folder: (folder.parent / "package_checker_params").mkdir(),
+    ],
+)
+def test_what_stops_the_official_checker_is_not_official(mutate, submission, capsys):
+    mutate(submission)
+    assert not official(submission.parents[2])
+    (result, *_) = check(submission.parents[2])
+    assert not result.official_passed
+    assert all(f.message.count("official package_checker crashes") == 0 for f in result.findings), result.findings
+    main(["show", "--json", str(submission)])
+    assert not json.loads(capsys.readouterr().out)[0]["official"]
+
+
+def test_a_line_too_long_for_the_official_checker_is_named_and_not_waited_for(submission, monkeypatch, capsys):
+    def lengthen(events):
+        events[5]["metadata"] = {"x": "y" * 300_000}
+
+    edit(submission, 3, change=lengthen)
+    monkeypatch.setattr("review.rulebook.official.LIMIT", 2)
+    (result,) = check(submission)
+    assert not result.official_passed
+    assert f"{submission}/result_3.txt:6, 300," in result.outcomes[0].crash
+    assert ("result_3.txt", 6) in [(f.file.name, f.line) for f in result.findings if f.severity == ERROR]
+    main(["show", "--json", str(submission)])
+    assert not json.loads(capsys.readouterr().out)[0]["official"]
+
+
+def test_a_description_is_read_in_the_encoding_that_the_official_checker_takes(submission, monkeypatch, capsys):
+    path = submission.parents[2] / "systems" / "dgx.json"
+    path.write_text(path.read_text().replace('"system_name": "', '"system_name": "é'), encoding="utf-8")
+    for encoding, stands in (("utf-8", True), ("ascii", False)):
+        monkeypatch.setattr("locale.getpreferredencoding", lambda _, encoding=encoding: encoding)
+        main(["show", "--json", str(submission)])
+        assert json.loads(capsys.readouterr().out)[0]["official"] == stands
+
+
+def test_official_messages_have_one_order():
+    first = "Required AT_LEAST_ONE occurrence of 'b' or 'a'"
+    second = "Required EXACTLY_ONE occurrence of 'k' but found 2 with different values: [2, 1]"
+    said = official_checkers._ordered(official_checkers._SEPARATOR.join([first, second]))
+    assert said.split(official_checkers._SEPARATOR) == [
+        "Required AT_LEAST_ONE occurrence of 'a' or 'b'",
+        "Required EXACTLY_ONE occurrence of 'k' but found 2 with different values: [1, 2]",
+    ]
 
 
 def test_names_that_git_does_not_like_fail_as_they_do_officially(submission):

@@ -89,6 +89,16 @@ def impossible_efficiency(power):
     )
 
 
+def kilowatts(power):
+    for path in power.rglob("node_0.txt"):
+        path.write_text(re.sub(r'"value": 5(\d\d\d)\.', r'"value": 5.\1', path.read_text()))
+
+
+def no_number(power):
+    path = power / "result_3" / "node_0.txt"
+    path.write_text(path.read_text().replace('"value": 5003.0', '"value": NaN'))
+
+
 def switch_without_watts(power):
     for folder in power.iterdir():
         (folder / "sw_0.txt").write_text("")
@@ -98,6 +108,8 @@ def switch_without_watts(power):
     ("change", "file", "message"),
     [
         (thinned(2), "power/result_3/node_0.txt", "is read every 2.0"),
+        (kilowatts, "power/result_", "W on average, with 8 accelerators"),
+        (no_number, "power/result_3/node_0.txt", "readings that are no number"),
         (short, "power/result_3/node_0.txt", "has 59 readings"),
         (stops_at_its_start, "power/result_3/node_0.txt", "gives no energy"),
         (more_nodes_than_one, "power/result_3", "has 2 nodes, most runs 1"),
