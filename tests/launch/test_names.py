@@ -11,7 +11,6 @@ SCRIPTS = {
     "docker": "CONT=image ./run_with_docker.sh",
     "ssh": "HOSTS=node1 ./run_multinode.sh",
     "slurm": "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1 ./run.sub",
-    "doctor": "launch/doctor.sh machine",
     "sweep": "launch/sweep.sh --dry-run configs/config_demo_1x2x16x1_pack.sh",
     "demo": "launch/tools/demo.sh",
 }

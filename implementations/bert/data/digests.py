@@ -76,6 +76,12 @@ def digest_of_tensors(tensors: Iterable[tuple[str, Array]]) -> str:
 
 
 @compiled
+def _is_wide(ids):  # type: ignore[no-untyped-def]
+    """Whether an id is beyond 16 bits."""
+    return ids.itemsize > 2 and ids.size > 0 and (ids.min() < -(2**15) or ids.max() >= 2**15)
+
+
+@compiled
 def _put_ids(message, size, ids, wide):  # type: ignore[no-untyped-def]
     """Appends ids of 16 bits, or of 32, low half first, to the message; its new size."""
     step = 2 if wide else 1
@@ -91,10 +97,9 @@ def _lay_out(heads, input_ids, positions, labels, offsets, masked_offsets, messa
     """Lays what is hashed of each sequence end to end in `message`; `ends`: their ends in bytes, from 0 on."""
     size = 0
     for i in range(heads.shape[0]):
-        first, last, wide = masked_offsets[i], masked_offsets[i + 1], False
+        first, last = masked_offsets[i], masked_offsets[i + 1]
         sequence, answers = input_ids[offsets[i] : offsets[i + 1]], labels[first:last]
-        for ids in (sequence, answers):
-            wide |= ids.itemsize > 2 and ids.size > 0 and (ids.min() < -(2**15) or ids.max() >= 2**15)
+        wide = _is_wide(sequence) or _is_wide(answers)  # no loop over both: one may be writable, another type to numba
         message[size : size + _HEAD] = heads[i]
         size = _put_ids(message, size + _HEAD, sequence, wide)
         message[size : size + last - first] = positions[first:last]

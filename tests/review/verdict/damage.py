@@ -258,7 +258,7 @@ def damage(folder, choose):
                     events.remove(one)
                 elif kind == 1:
                     one["value"] = value
-                elif kind == 2 and path.suffix != ".json":
+                elif kind == 2:
                     one["metadata"] = same.choice([{}, None, {"epoch_num": value}, {"status": "aborted"}])
                 elif kind == 3:
                     events.insert(same.randrange(len(events)), one | {"value": value})
