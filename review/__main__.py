@@ -350,8 +350,8 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets a question mark, not a traceback
-    arguments = parser().parse_args(argv)
     try:
+        arguments = parser().parse_args(argv)
         ruleset = getattr(arguments, "ruleset", DEFAULT_RULESET)
         if ruleset != DEFAULT_RULESET and ruleset not in rulesets():
             raise ReviewError(f"--ruleset {ruleset}: no ruleset with BERT; there are {', '.join(rulesets())}")
