@@ -26,7 +26,7 @@ from bert.pretraining.config import Config
 from bert.training import schedule
 from bert.training.evaluate import Evaluator
 
-# What may differ from a finished trial's run to a later one: where things lie (their content counts), ranks, what is shown or kept.
+# In which a run may differ from a finished trial: where things lie (their content counts), ranks, what is shown.
 FREE = {
     *("RUN_DIR", "TRIAL", "RANK", "LOCAL_RANK", "EMULATE_RANK", "DIST_TIMEOUT", "OMP_NUM_THREADS", "CACHE_CLEARED"),
     *("LOG_EVERY_STEPS", "METRICS", "CAPTURE", "CAPTURE_STEPS", "PROFILE_STEPS", "STEPS_THIS_RUN", "RESUME"),
