@@ -89,7 +89,7 @@ def write(folder: Path, load: Load, samples: np.ndarray) -> None:
     own = {"steps": np.concatenate(load.rows), "probes": np.array(load.probes, schema.PROBE)}
     for name, rows in own.items():
         meeting.store.set(f"{name}/{meeting.rank}", rows.tobytes())  # type: ignore[arg-type]  # bytes will do
-    devices = meeting.exchange(burn_in.device_name(load.device).encode())
+    devices = meeting.exchange(burn_in.device_name(load.device))
     members = meeting.members(meeting.node)
     if meeting.rank == members[0]:
         tables = {"telemetry": samples}

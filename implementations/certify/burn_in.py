@@ -147,12 +147,12 @@ class BurnIn:
             self._write_first(checksums)
             last = json.loads(lines[-1]) if lines else {}
             known = checksums, last.get("repeat", 0), last.get("elapsed", 0.0)
-        reference, repeat, elapsed = json.loads(self.meeting.exchange(json.dumps(known).encode())[0])
+        reference, repeat, elapsed = json.loads(self.meeting.exchange(json.dumps(known))[0])
         return reference, repeat, elapsed
 
     def _agree(self, checksums: list[int]) -> list[int]:
         """The first repeat of most ranks, which rank 0 writes down."""
-        said = self.meeting.exchange(json.dumps(checksums).encode())
+        said = self.meeting.exchange(json.dumps(checksums))
         reference: list[int] = json.loads(Counter(said).most_common(1)[0][0])
         if self.meeting.rank == 0:
             self._write_first(reference)
@@ -165,7 +165,7 @@ class BurnIn:
 
     def _tell(self, repeat: int, elapsed: float, seconds: float, different: int) -> None:
         """A line in this node's journal, and rank 0's on stderr. different: the first step that is, or -1."""
-        said = [json.loads(one) for one in self.meeting.exchange(json.dumps([seconds, different]).encode())]
+        said = [json.loads(one) for one in self.meeting.exchange(json.dumps([seconds, different]))]
         if self.meeting.rank == self.members[0]:
             line = {"repeat": repeat, "elapsed": elapsed, "seconds": {rank: said[rank][0] for rank in self.members}}
             line["different"] = {rank: said[rank][1] for rank in self.members if said[rank][1] >= 0}
