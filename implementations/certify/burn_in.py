@@ -26,10 +26,10 @@ from bert.core.files import write_text
 from bert.kernels import precision
 from bert.pretraining.config import Config as TrainerConfig
 from bert.training.metrics import clock
-from certify import schema
+from certify import hardware, schema
 from certify.load import Load
 from certify.meeting import Meeting
-from certify.telemetry import Sampler
+from certify.telemetry import Gpus, Sampler
 
 FIRST = "burn_in.json"
 SAVE_SECONDS = 300.0  # between two writings of the telemetry
@@ -126,7 +126,8 @@ class BurnIn:
             self._save(sampler.stop())
 
     def _save(self, samples: np.ndarray) -> None:
-        schema.write(self.samples, {"node": self.node}, {"telemetry": samples})
+        about = {"node": self.node, "after": hardware.health(Gpus([]))}
+        schema.write(self.samples, about, {"telemetry": samples})
 
     def _lines(self) -> list[str]:
         """This node's journal; a last line that was half written when the power failed is cut off."""
