@@ -8,7 +8,7 @@ import pytest
 
 from certify import hardware
 from certify.telemetry import Gpus
-from certify.verdict import certify, judge
+from certify.verdict import certify, judge, line
 from review.__main__ import main
 
 from .made_up import make, write
@@ -130,3 +130,20 @@ def test_xids_of_the_kernels_log_are_counted_by_number(monkeypatch, tmp_path):
     line = "[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"
     monkeypatch.setattr(hardware, "_kernel_log", lambda: 2 * line)
     assert hardware.health(Gpus([]), tmp_path) == {"node": {"Xid 79 in the kernel's log": 2}}
+
+
+def test_one_line_has_the_verdict_the_first_reason_and_what_drains_the_node(tmp_path, capsys):
+    found = records()
+    assert line(judge(found)) == "pass: 8 ranks of node0, node1, node2, node3"
+    found.hardware["node2"]["parts"]["node"]["CPUs"] = 96
+    found.hardware["node2"]["after"]["GPU 0"]["row remappings that failed"] = 1
+    write(tmp_path, found)
+    assert main(["certify", str(tmp_path), "--line"]) == 1
+    said = capsys.readouterr().out
+    assert said == (
+        "fail: node node2: CPUs 96, elsewhere 192 and 1 more; scontrol update nodename=node2 state=drain "
+        "'reason=certify: node node2: CPUs 96, elsewhere 192'\n"
+    )
+    found.hardware["node2"]["parts"]["node"] |= {"CPUs": 192, "kernel": "6.9"}
+    found.hardware["node2"]["after"]["GPU 0"]["row remappings that failed"] = 0
+    assert line(judge(found)) == "warn: node node2: kernel 6.9, elsewhere 6.8"
