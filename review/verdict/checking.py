@@ -256,7 +256,8 @@ def _checked(path: Path, title: str, outcomes: tuple[Outcome, ...], findings: li
         for outcome in (outcome for outcome in outcomes if not outcome.passed):
             why = f"crashes: {outcome.crash}" if outcome.crash else "; ".join(outcome.messages) or "gives no reason"
             source = "repository" if outcome.tool == "repo_checker" else "package"
-            message = f"the official {outcome.tool} {why}"
+            tree_of = str((tree.organization(path) or path).absolute())
+            message = f"the official {outcome.tool} {why.replace(f'{tree_of}/', '').replace(tree_of, 'the submission')}"
             findings = [*findings, Finding(ERROR, message, source, path, rule=rule, hint="its own words")]
     findings = sorted(findings, key=lambda finding: (ERROR, WARNING, NOTE).index(finding.severity))
     return Checked(path, title, outcomes, tuple(findings))
