@@ -176,6 +176,11 @@ class Result:
         """The energy of one of its runs; None where it was not measured."""
         return self.energy.runs[run.path].joules if self.energy else None
 
+    def rate_per_accelerator(self, run: Run) -> float | None:
+        """Sequences a second of one accelerator in one of its runs."""
+        rate = run.sequences_per_second
+        return rate / self.accelerators if rate and self.accelerators else None
+
     @functools.cached_property
     def median_minutes(self) -> float | None:
         """Median of every compliant run."""
