@@ -160,7 +160,8 @@ def _system(arguments: argparse.Namespace) -> int:
     if output.exists() and not arguments.update:
         raise ReviewError(f"{output} exists: --update fills in its blanks")
     given: list[tuple[str, dict[str, Any]]] = [("--set", system.parse_settings(arguments.set))]
-    given += [(str(arguments.answers), system.read_answers(arguments.answers))] if arguments.answers else []
+    if arguments.answers:
+        given.append((str(arguments.answers), system.known(system.read_fields(arguments.answers), arguments.answers)))
     given += [(str(output), system.read_fields(output))] if output.exists() else []
     given += [(str(arguments.run_folder), system.from_run(arguments.run_folder))] if arguments.run_folder else []
     asks = sys.stdin.isatty() and not arguments.no_input

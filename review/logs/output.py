@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # rich takes a tenth of a second, which --json and errors do 
 
 State = TypeVar("State")
 
-ERROR, WARNING, NOTE = "error", "warning", "note"
+SEVERITIES = ERROR, WARNING, NOTE = "error", "warning", "note"
 _PIPED_WIDTH = 200
 
 
