@@ -19,7 +19,7 @@ import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ class Outcome:
     passed: bool
     messages: tuple[str, ...] = ()
     crash: str | None = None
+
+    def renamed(self, name: Callable[[str], str]) -> Outcome:
+        """The same with paths of the original in its words, not of the copy that was checked."""
+        return replace(self, messages=tuple(map(name, self.messages)), crash=self.crash and name(self.crash))
 
 
 @contextlib.contextmanager
