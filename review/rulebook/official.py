@@ -141,7 +141,9 @@ def check_compliance(path: Path, ruleset: str) -> Outcome:
 
 
 def check_system(path: Path, ruleset: str) -> Outcome:
-    """The system description checker on one JSON file."""
+    """The system description checker on one JSON file; of a pipe it would wait for the writer."""
+    if path.exists() and not path.is_file():
+        return Outcome(tool="system_desc_checker", passed=False, crash=f"{path.name} is not a regular file")
     module = _module("system_desc_checker.system_desc_checker")
     return _run("system_desc_checker", lambda _: module.check_system_desc(str(path), USAGE, ruleset)[0])
 

@@ -169,8 +169,8 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
     """One result by links, as a submission of its own, for the official checkers to write into.
 
     Without a tree around it (root None) the result gets a description that says only its division.
-    What the checkers open is as they would find it: files, folders, links to nowhere. Returns the ORG folder. Raises
-    OSError.
+    What the checkers open is as they would find it: files, folders, links to nowhere; for a pipe, which would keep them
+    waiting, a folder. Returns the ORG folder. Raises OSError.
     """
     source = result.folder.resolve()
     organization = into / (root.name if root else "organization")
@@ -181,8 +181,7 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
     opened = {PARAMETERS, tree.POWER} if root else {tree.POWER}  # beside the logs
     for path in source.iterdir():
         if path.name in opened or tree.RESULT_NAME.fullmatch(path.name):
-            opens = path.is_file() or path.is_dir()  # a pipe would keep the checker waiting
-            (target / path.name).symlink_to(path if opens else "nowhere")
+            _link(target / path.name, path)
     if (source / "scaling.json").is_dir():  # which the checker would write
         (target / "scaling.json").mkdir()
     if root is None:
@@ -193,8 +192,12 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
         (organization / "results" / path.name / "other").mkdir(parents=True, exist_ok=True)
     for path in (source.parent / PARAMETERS, *descriptions(root)):
         if os.path.lexists(path):
-            (organization / path.relative_to(root)).symlink_to(path if path.is_file() or path.is_dir() else "nowhere")
+            _link(organization / path.relative_to(root), path)
     return organization
+
+
+def _link(link: Path, path: Path) -> None:
+    link.symlink_to(path if path.is_file() or path.is_dir() else "." if path.exists() else "nowhere")
 
 
 def blank_description(division: str) -> dict[str, str]:
