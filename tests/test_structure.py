@@ -37,7 +37,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"schema", "meeting", "reasons"},
         {"recorder", "telemetry", "records", "journal"},
         {"load", "comparison", "faults"},
-        {"burn_in", "figures"},
+        {"burn_in", "figures", "standing"},
         {"__main__", "baseline", "verdict"},
         {"commands", "page"},
         {"watch"},
