@@ -6,6 +6,8 @@ VENV ?= .venv
 RUN := $(VENV)/.run-ready
 DEV := $(VENV)/.dev-ready
 DEEPSPEED := $(VENV)/.deepspeed-ready
+# Each of the many processes of the tests would compile this repository anew.
+export PYTHONDONTWRITEBYTECODE :=
 REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/tools/setup_venv.sh
 
 .PHONY: help setup demo finetune-demo pretrain-demo test test-pythons test-slow test-slurm test-deepspeed test-gpu lint format variables configs doctor clean
@@ -65,8 +67,8 @@ test-gpu: $(DEV)
 
 ## make lint              ruff, mypy, shellcheck and shfmt
 lint: $(DEV)
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
-	@./launch/tools/lint_shell.sh $(VENV)/bin
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy & ./launch/tools/lint_shell.sh $(VENV)/bin; shell=$$?; wait $$! && exit $$shell
 
 ## make format            apply ruff's and shfmt's formatting
 format: $(DEV)

@@ -28,13 +28,14 @@ class Outlier:
     """One that is far above the others.
 
     excess: over the median, as a share; measure: such as "9 deviations" (of a healthy one); chance: expected number of
-    such findings in a whole test of healthy machines, so that 0.001 is one in 1,000 tests.
+    such findings in a whole test of healthy machines, so that 0.001 is one in 1,000 tests; state: a warning among few.
     """
 
     name: str
     excess: float
     measure: str
     chance: float
+    state: str = "fail"
 
 
 def slow(
@@ -59,7 +60,7 @@ def slow(
     from scipy.stats import t  # slow to import, and only needed here
 
     if len(values) < LEAST:
-        return []
+        return behind(values, comparisons, least_excess=least_excess, spread=spread) if paired else []
     table, level = relative(values, paired)
     if table.shape[1] < LEAST_ROUNDS:
         return []
@@ -78,6 +79,33 @@ def slow(
         if chance < FALSE_ALARMS and value - 1 > least_excess:
             found.append(Outlier(name, float(value - 1), f"{deviations:.0f} deviations", chance))
     return sorted(found, key=lambda one: -one.excess)
+
+
+def behind(
+    values: Mapping[str, Sequence[float]], comparisons: int, *, least_excess: float, spread: float
+) -> list[Outlier]:
+    """Of too few to outvote one another, those surely behind the quickest by more than ``least_excess``, as warnings.
+
+    Healthy ones are taken to differ by ``spread``, as two tell nothing of it; the interval is of a whole test's level.
+    """
+    from scipy.stats import t
+
+    table = np.array([*values.values()], np.float64)
+    quickest = int(np.argmin(np.nanmedian(table, axis=1)))
+    found = []
+    for name, ratios in zip(values, table / table[quickest], strict=True):
+        rounds, excess = known(ratios), float(np.nanmedian(ratios)) - 1
+        if len(rounds) >= LEAST_ROUNDS and excess > least_excess:
+            repeats = (OF_MEDIAN * float(np.std(rounds, ddof=1))) ** 2 / len(rounds)
+            between = 2 * spread**2
+            freedom = (between + repeats) ** 2 * (len(rounds) - 1) / max(repeats**2, 1e-30)
+            error = math.sqrt(between + repeats)
+            half = float(t.isf(FALSE_ALARMS / comparisons, freedom)) * error
+            if excess - half > least_excess:
+                chance = float(t.sf(excess / error, freedom)) * comparisons
+                against = f"{excess - half:.1%} to {excess + half:.1%} behind {[*values][quickest]}"
+                found.append(Outlier(name, excess, against, chance, "warn"))
+    return found
 
 
 def relative(values: Mapping[str, Sequence[float]], paired: bool = True) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from review.logs.mllog import Event, Log, number, read_log, text
 from review.logs.output import ERROR, Finding
 from review.rulebook.compliance import DEFAULT_RULESET, check_compliance
 from review.rulebook.rcp import NO_BATCH_SIZE, Reading, read_rcp
+from review.rulebook.rules import broken
 
 TARGET_ACCURACY = 0.720
 OPTIMIZATION = (  # the settings that convergence depends on
@@ -71,19 +72,12 @@ class Run:
         """What tables and charts call it: its file."""
         return text(self.path.name)
 
-    def finding(
-        self,
-        severity: str,
-        message: str,
-        rule: str,
-        hint: str,
-        at: Event | Evaluation | None = None,
-        key: str | None = None,
-        source: str = "rules",
+    def broken(
+        self, name: str, message: str, /, at: Event | Evaluation | None = None, key: str | None = None, **values: Any
     ) -> Finding:
-        """A finding about this log, at an event or an evaluation of it where there is one."""
-        line, key = at.line if at else None, key or (at.key if at and isinstance(at.key, str) else None)
-        return Finding(severity, message, source, self.path, line, key, rule, hint)
+        """A finding about this log by the table of rules, at an event or an evaluation where there is one."""
+        key = key or (at.key if at and isinstance(at.key, str) else None)
+        return broken(name, message, self.path, at.line if at else None, key, **values)
 
     @functools.cached_property
     def findings(self) -> list[Finding]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from review.logs import tree
 from review.logs.mllog import Event, number, text
-from review.logs.output import ERROR, Finding, ReviewError
+from review.logs.output import Finding, ReviewError
 from review.results.energy import Energy, measure
 from review.results.run import TARGET_ACCURACY, Run, load_run
 from review.rulebook import rcp
@@ -176,6 +176,11 @@ class Result:
         """The energy of one of its runs; None where it was not measured."""
         return self.energy.runs[run.path].joules if self.energy else None
 
+    def rate_per_accelerator(self, run: Run) -> float | None:
+        """Sequences a second of one accelerator in one of its runs."""
+        rate = run.sequences_per_second
+        return rate / self.accelerators if rate and self.accelerators else None
+
     @functools.cached_property
     def median_minutes(self) -> float | None:
         """Median of every compliant run."""
@@ -329,36 +334,26 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
     """
     found: list[Finding] = []
     seen: dict[tuple[Any, ...] | None, Run] = {}
-
-    def add(run: Run, message: str, rule: str, hint: str, at: Event | None = None) -> None:
-        found.append(run.finding(ERROR, message, rule, hint, at, "seed", "seeds"))
-
     for run in runs:
         events = run.log.all("seed")
-        if run.log.errors:
-            broken = run.log.errors[0]
-            rule, hint = "the seed checker reads every line of each log", "remove the broken line, or run again"
-            add(run, f"cannot be read, since a line {broken.reason}", rule, hint)
-            found[-1] = replace(found[-1], line=broken.line)
-            continue
-        if not run.log.events:
-            rule, hint = "a log has MLLOG lines", "see what is said of the log itself"
-            add(run, "cannot be read: the file has no MLLOG lines", rule, hint)
-        elif not events:
-            add(run, "is missing", "every run logs a seed", "log the run's seed once, on rank 0")
         places = [_place(event) for event in events]
-        if None in places:
-            rule, hint = "a seed is an integer, with metadata file and lineno", "log it with mllog"
-            add(run, "is not a seed that can be compared", rule, hint, events[places.index(None)])
-            continue
-        for event, place in zip(events, places, strict=True):
-            if place in seen:
-                rule = "no two runs log one seed from one line of the code, and no run logs it twice"
-                hint = "leave SEED unset, log it on rank 0 alone, and run again"
-                where = "twice" if seen[place] is run else f"as in {seen[place].path.name}"
-                add(run, f"is {int(event.value)}, {where}", rule, hint, event)
-            else:
-                seen[place] = run
+        if run.log.errors:
+            first = run.log.errors[0]
+            message = f"cannot be read, since a line {first.reason}"
+            found.append(replace(run.broken("seed_unreadable", message, key="seed"), line=first.line))
+        elif not run.log.events:
+            found.append(run.broken("seed_no_lines", "cannot be read: the file has no MLLOG lines", key="seed"))
+        elif not events:
+            found.append(run.broken("seed_missing", "is missing", key="seed"))
+        elif None in places:
+            odd = events[places.index(None)]
+            found.append(run.broken("seed_odd", "is not a seed that can be compared", odd))
+        else:
+            for event, place in zip(events, places, strict=True):
+                if place in seen:
+                    where = "twice" if seen[place] is run else f"as in {seen[place].path.name}"
+                    found.append(run.broken("seed_again", f"is {int(event.value)}, {where}", event))
+                seen.setdefault(place, run)
     return found
 
 

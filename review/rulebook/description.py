@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 
 from review.logs.mllog import text
-from review.logs.output import ERROR, NOTE, WARNING, Finding
+from review.logs.output import Finding
+from review.rulebook.rules import broken
 
 # Every field that the official checker requires, and whether the submission rules (policies, "System description
 # JSON") want more than an empty string.
@@ -71,7 +72,7 @@ _STRINGS = (
     "framework",
 )
 _BLANK: tuple[object, ...] = (None, "", {}, [])
-_COUNTS = ("number_of_nodes", "accelerators_per_node")
+COUNTS = ("number_of_nodes", "accelerators_per_node")
 
 
 def listed(value: object) -> str:
@@ -87,62 +88,41 @@ def listed(value: object) -> str:
 def check_description(path: Path, ruleset: str) -> list[Finding]:
     """What is wrong with a system description: source "system" is official, source "rules" is ours."""
     found: list[Finding] = []
-    content = ""
-
-    def say(severity: str, source: str, message: str, rule: str, hint: str, key: str | None = None) -> None:
-        match = re.search(rf'"{re.escape(key)}"\s*:', content) if key else None
-        line = content.count("\n", 0, match.start()) + 1 if match else None
-        found.append(Finding(severity, message, source, path, line, key, rule, hint))
-
-    rule = "every system with results has systems/SYSTEM.json"
-    if path.exists() and not path.is_file():  # to open a pipe would wait for its writer
-        say(ERROR, "system", "is not a regular file", rule, "write it with `python -m review system`")
-        return found
     try:
+        if path.exists() and not path.is_file():  # to open a pipe would wait for its writer
+            return [broken("description", "is not a regular file", path)]
         content = path.read_text(locale.getpreferredencoding(False))  # which the official checker takes as well
         fields = json.loads(content)
     except FileNotFoundError:
-        say(ERROR, "system", "is missing", rule, "write it with `python -m review system`")
-        return found
+        return [broken("description", "is missing", path)]
     except OSError as error:
-        say(ERROR, "system", f"cannot be read: {error.strerror}", rule, "make it readable")
-        return found
+        return [broken("description_readable", f"cannot be read: {error.strerror}", path)]
     except (ValueError, RecursionError) as error:
-        say(ERROR, "system", f"is not JSON: {error}", rule, "correct it there, or write it anew")
-        return found
+        return [broken("description_json", f"is not JSON: {error}", path)]
     if not isinstance(fields, dict):
-        say(ERROR, "system", "is not a JSON object", rule, "write one object of field names and values")
-        return found
-    rule = "the 33 fields of a system description are there, empty or not"
-    hint = "add it; an empty string will do where nothing is known"
-    for key in FIELDS:
-        if key not in fields:
-            say(ERROR, "system", "is missing", rule, hint, key)
-    for key in _STRINGS:
-        if key in fields and not isinstance(fields[key], str):
-            rule = "values are strings, the official checker crashes on others"
-            say(ERROR, "system", "is not a string", rule, 'put it into quotes, such as "8"', key)
+        return [broken("description_object", "is not a JSON object", path)]
+
+    def say(rule: str, message: str, key: str, **values: str) -> None:
+        match = re.search(rf'"{re.escape(key)}"\s*:', content)
+        line = content.count("\n", 0, match.start()) + 1 if match else None
+        found.append(broken(rule, message, path, line, key, **values))
+
+    for key in (key for key in FIELDS if key not in fields):
+        say("field", "is missing", key)
+    for key in (key for key in _STRINGS if key in fields and not isinstance(fields[key], str)):
+        say("field_string", "is not a string", key)
     status, division, major = fields.get("status", STATUSES[0]), fields.get("division", "closed"), ruleset.split(".")[0]
     if status not in STATUSES and major.isdigit() and int(major) >= 4:
-        rule = f"status is one of {', '.join(STATUSES)}"
-        say(ERROR, "system", f"is {status!r}", rule, "choose one of them", "status")
+        say("field_status", f"is {status!r}", "status", statuses=", ".join(STATUSES))
     if division not in DIVISIONS:
-        rule = "with anything but closed, in lower case, the official checkers skip seeds and RCP"
-        say(ERROR, "rules", f"is {division!r}", rule, "write closed or open", "division")
-    for key in _COUNTS:
+        say("field_division", f"is {division!r}", "division")
+    for key in COUNTS:
         value = fields.get(key)
         if isinstance(value, str) and value.strip() and not value.strip().isdigit():
-            rule = "the official summarizer reads it as an integer and crashes on others"
-            say(ERROR, "rules", f"is {value!r}", rule, 'write a number, such as "8"', key)
-    for key in ASKED:
-        if fields.get(key) in _BLANK:
-            rule = "the form of the submission rules has this field"
-            say(NOTE, "rules", "is blank", rule, "`python -m review system --update` fills it in", key)
-    for key, filled in FIELDS.items():
-        if key in _COUNTS and fields.get(key, 0) in _BLANK:
-            rule = "the official summarizer reads it as an integer and crashes on a blank"
-            say(ERROR, "rules", "is blank", rule, 'write a number; "0" accelerators for none', key)
-        elif filled and fields.get(key, 0) in _BLANK:
-            hint = 'fill it in, or write "N/A" with a reason in a note'
-            say(WARNING, "rules", "is blank", "the submission rules want a meaningful response", hint, key)
+            say("field_count", f"is {value!r}", key)
+    for key in (key for key in ASKED if fields.get(key) in _BLANK):
+        say("field_asked", "is blank", key)
+    for key in (key for key in FIELDS if fields.get(key, 0) in _BLANK):
+        if key in COUNTS or FIELDS[key]:
+            say("field_count_blank" if key in COUNTS else "field_blank", "is blank", key)
     return found

@@ -19,7 +19,7 @@ import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ class Outcome:
     passed: bool
     messages: tuple[str, ...] = ()
     crash: str | None = None
+
+    def renamed(self, name: Callable[[str], str]) -> Outcome:
+        """The same with paths of the original in its words, not of the copy that was checked."""
+        return replace(self, messages=tuple(map(name, self.messages)), crash=self.crash and name(self.crash))
 
 
 @contextlib.contextmanager
@@ -137,7 +141,9 @@ def check_compliance(path: Path, ruleset: str) -> Outcome:
 
 
 def check_system(path: Path, ruleset: str) -> Outcome:
-    """The system description checker on one JSON file."""
+    """The system description checker on one JSON file; of a pipe it would wait for the writer."""
+    if path.exists() and not path.is_file():
+        return Outcome(tool="system_desc_checker", passed=False, crash=f"{path.name} is not a regular file")
     module = _module("system_desc_checker.system_desc_checker")
     return _run("system_desc_checker", lambda _: module.check_system_desc(str(path), USAGE, ruleset)[0])
 

@@ -20,7 +20,7 @@ from review.logs.output import ERROR, ReviewError, write_whole
 from review.logs.tree import read_json
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
-from review.rulebook.description import ASKED, DIVISIONS, FIELDS, STATUSES, check_description
+from review.rulebook.description import ASKED, COUNTS, DIVISIONS, FIELDS, STATUSES, check_description
 from review.submission.system_probe import Machine, probe
 
 # What no probe can know, in the order of asking: (field, what to write, the value where the user has none).
@@ -44,7 +44,6 @@ _DEFAULTS = {
     "host_processors_per_node": "1",
     "accelerators_per_node": "0",
 }
-_COUNTS = ("number_of_nodes", "accelerators_per_node")
 _NO_ACCELERATOR = {name: "N/A" for name in FIELDS if name.startswith("accelerator_")}
 
 
@@ -59,10 +58,6 @@ class Description:
     def blanks(self) -> list[str]:
         """The fields without a value that the submission rules want one for."""
         return [name for name, wanted in FIELDS.items() if wanted and self.fields[name] in ("", {})]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"fields": self.fields, "sources": self.sources}
 
 
 def describe(
@@ -135,11 +130,6 @@ def from_run(folder: Path) -> dict[str, Any]:
     return found
 
 
-def read_answers(path: Path) -> dict[str, Any]:
-    """Fields from a JSON file. Raises ReviewError for one that is not an object of known fields."""
-    return known(read_fields(path), str(path))
-
-
 def read_fields(path: Path) -> dict[str, Any]:
     """A JSON object, whatever its fields: submitters add their own. Raises ReviewError."""
     try:
@@ -153,7 +143,7 @@ def read_fields(path: Path) -> dict[str, Any]:
     return content
 
 
-def known(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+def known(fields: Mapping[str, Any], where: object) -> dict[str, Any]:
     """The fields, if every one is known. Raises ReviewError."""
     unknown = [name for name in fields if name not in FIELDS]
     if unknown:
@@ -186,7 +176,7 @@ def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) 
         raise ReviewError(f"{path}: the name ends in .json, such as systems/DGXH100.json")
     if any(character.isspace() for character in path.name) or path.name.startswith("."):
         raise ReviewError(f"{path}: the official checkers want no space in the name and no dot before it")
-    for count in _COUNTS:
+    for count in COUNTS:
         if not str(description.fields[count]).isdigit():
             raise ReviewError(f"{count} is {description.fields[count]!r}: write an integer, such as 8")
     if description.fields["division"] not in DIVISIONS:

@@ -12,6 +12,7 @@ from bert.checkpoint.weights import Checksum, check_finite, chunks_of
 from bert.core import rundir
 from bert.core.dist import World, pick_device
 from bert.core.env import settings
+from bert.core.files import write_text
 from bert.data.loader import make_batching, open_masks, open_source
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
@@ -25,7 +26,7 @@ from bert.pretraining.config import Config
 from bert.training import schedule
 from bert.training.evaluate import Evaluator
 
-# What may differ between trials of one RUN_NAME: where things lie (their content counts), ranks, what is shown or kept.
+# In which a run may differ from a finished trial: where things lie (their content counts), ranks, what is shown.
 FREE = {
     *("RUN_DIR", "TRIAL", "RANK", "LOCAL_RANK", "EMULATE_RANK", "DIST_TIMEOUT", "OMP_NUM_THREADS", "CACHE_CLEARED"),
     *("LOG_EVERY_STEPS", "METRICS", "CAPTURE", "CAPTURE_STEPS", "PROFILE_STEPS", "STEPS_THIS_RUN", "RESUME"),
@@ -36,10 +37,8 @@ FREE = {
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What all trials of one RUN_NAME share, for config.json: settings by name, the model, and what the files hold."""
+    """By what a finished trial is known: settings by name, the model, and what the files hold."""
     told = {name: value for name, value in settings(config).items() if name not in FREE}
-    if config.seed is not None:  # the launcher counts on from the first trial's
-        told["SEED"] = config.seed - config.run.trial
     told["BERT_CONFIG"] = config.model.identity
     path = config.checkpoint.init_checkpoint
     told["bytes of the starting weights"] = path.stat().st_size if path is not None else None
@@ -59,13 +58,20 @@ def contents(place: Path) -> str:
     return found.hexdigest()[:16]
 
 
+def write_identity(config: Config) -> None:
+    """RUN_DIR/identity_<TRIAL>.json, for ``check_finished``."""
+    if config.run.run_dir is not None:
+        path = config.run.run_dir / f"identity_{config.run.trial}.json"
+        write_text(path, json.dumps(identity(config), indent=2) + "\n")
+
+
 def check_finished(config: Config) -> None:
     """Raises ConfigError where this trial is done in RUN_DIR, and was another."""
     folder = config.run.run_dir
     if folder is not None and (result := folder / f"result_{config.run.trial}.txt").is_file():
-        path = folder / "config.json"
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        rundir.check_same(result, known.get("identity"), identity(config))
+        path = folder / f"identity_{config.run.trial}.json"
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        rundir.check_same(result, known, identity(config))
 
 
 def report(config: Config) -> str:

@@ -66,12 +66,14 @@ def _train(config: Config) -> int:
     log.init_start()
     if is_main:
         model = dataclasses.asdict(config.model) | {"gelu_form": config.model.gelu_form}
-        rundir.write_description(config.run, config, {"model": model, "identity": check.identity(config)})
+        rundir.write_description(config.run, config, {"model": model})
     with World(config.dist) as world:
         clock.lap("process group")
         world.warm_up()
         clock.lap("communicators")
         ending = pretrain(config, world, log, clock)
+    if is_main and not ending.stopped:
+        check.write_identity(config)  # off the clock: it looks at the data
     if ending.stopped and is_main:
         said = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
         rundir.write_error(config.run, said)  # the launcher's word that the run is not complete
