@@ -18,6 +18,7 @@ from review.league import table
 from review.league.entries import entry_of, published, to_rows
 from review.league.page import write_page
 from review.league.ranking import BY, Filter, League
+from review.league.update import update
 from review.logs.output import ReviewError, emit, pick
 from review.report.page import write_report
 from review.results.dossier import Dossier
@@ -97,6 +98,13 @@ def _select(arguments: argparse.Namespace) -> int:
 
 
 def _league(arguments: argparse.Namespace) -> int:
+    if arguments.update is not None:
+        if arguments.target or arguments.published:
+            raise ReviewError("league --update rebuilds the published table and ranks nothing: give nothing else")
+        commits = update(arguments.update)
+        lines = [f"{round_}: {commit}" for round_, commit in commits.items()]
+        emit(arguments, text=lambda: print(*lines, sep="\n"), json=lambda: commits)
+        return 0
     if not arguments.target and not arguments.published:
         raise ReviewError("league needs a folder of results, --published, or both")
     if arguments.top < 0:
@@ -253,6 +261,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--top", type=int, default=20, metavar="COUNT", help="rows beside your own; default 20, 0 is all")
     one.add_argument("--label", default="yours", help="the round to call your own results, default %(default)s")
     one.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write an HTML page with charts")
+    one.add_argument(
+        "--update", type=Path, metavar="FOLDER", help="rebuild the published table from training_results_v* in it"
+    )
 
     what = "one self-contained HTML page: verdict, runs, charts, system, logs"
     one = command("report", _report, what, train_samples=True)

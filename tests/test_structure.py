@@ -38,7 +38,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"recorder", "telemetry", "records", "journal"},
         {"hardware"},
         {"load", "comparison", "faults"},
-        {"burn_in", "figures"},
+        {"burn_in", "figures", "standing"},
         {"__main__", "baseline", "verdict"},
         {"commands", "page"},
         {"watch"},

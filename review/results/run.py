@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -195,6 +196,17 @@ class Run:
             return counted[-1]
         trained = number(self.log.value("train_samples"))
         return trained if trained and self.run_stop is not None else None
+
+    @property
+    def training_rate(self) -> float | None:
+        """Sequences a second from the first evaluation to the last, without them; None where the log has no times."""
+        count, spent = 0.0, 0.0
+        for before, after in itertools.pairwise(self.evaluations):
+            if before.samples is None or before.stop_ms is None or after.samples is None or after.start_ms is None:
+                return None
+            count += after.samples - before.samples
+            spent += after.start_ms - before.stop_ms
+        return 1000 * count / spent if spent > 0 else None
 
     @property
     def first_accuracy(self) -> float | None:
