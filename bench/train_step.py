@@ -43,7 +43,7 @@ from torch_lib import (
 
 from bert import kernels
 from bert.data.batch import PretrainingBatch, PretrainingCapacity
-from bert.kernels import attention
+from bert.kernels import attention, trials
 from bert.kernels.cross_entropy import IGNORE
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
@@ -395,7 +395,7 @@ def main() -> None:
     result: dict[str, Any] = {"ceiling_tflops": round(ceiling, 4)}
     chosen = {variant.attention for name in options.groups for variant in available[name] if variant.peer is None}
     if torch.cuda.is_available() and "auto" in chosen:
-        result["tried_attention"] = [vars(trial) for trial in attention.trials(device())]
+        result["tried_attention"] = [vars(trial) for trial in trials.trials(device())]
     for name in options.groups:
         variants = available[name]
         if options.tiny:

@@ -27,7 +27,7 @@ from train_step import Variant, build_ours, capacity
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.kernels import assembly_check, attention, triton_support, weight_gradient
+from bert.kernels import trials, triton_support, weight_gradient
 from bert.kernels.fp8 import Recipe, Scaling
 from bert.kernels.fp8_linear import Fp8Linear
 from bert.kernels.precision import Config as PrecisionConfig
@@ -39,8 +39,11 @@ from bert.training.step import Step, build_step
 
 
 def assembly() -> dict[str, str]:
-    """Pieces of the kernels' assembly that are wrong on this GPU; what follows then runs without any."""
-    return assembly_check.check(device())
+    """What of the kernels' assembly is wrong on this GPU; what follows then runs without any."""
+    if device().type != "cuda":
+        return {}
+    problem = trials.problem_of(trials.ASSEMBLY, trials.trials(device()))
+    return {"assembly": problem} if problem else {}
 
 
 def fused_kernels() -> dict[str, str]:
@@ -125,7 +128,7 @@ def attention_backends() -> dict[str, str]:
     """Backends that fail, or differ from the oracle."""
     if device().type != "cuda":
         return {}
-    return {trial.name: trial.problem for trial in attention.trials(device()) if trial.problem}
+    return {trial.name: trial.problem for trial in trials.trials(device()) if trial.problem}
 
 
 def graphs() -> dict[str, str]:
@@ -203,7 +206,7 @@ def main() -> int:
         emit("self_check", result)  # at once: the next check may run past the limit
     failed = [name for name, outcome in result.items() if isinstance(outcome, dict)]
     if device().type == "cuda":
-        result["chosen_attention"] = attention.fastest(attention.trials(device()))
+        result["chosen_attention"] = trials.fastest(trials.trials(device()))
         failed = [name for name in failed if name != "attention_backends" or result["chosen_attention"] is None]
     emit("self_check", result)
     return int(bool(failed))
