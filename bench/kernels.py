@@ -9,7 +9,7 @@ gemm        the products of a layer, forward and backward, in bf16 and fp8, and 
 operations  every fused operation in Triton, PyTorch eager and compiled, at the sizes of its large case; the kernels
             that cast to fp8; an update of LAMB. GB/s counts each input read once and each result written once (LAMB: 42
             bytes a parameter); the ceiling is this GPU's own copy.
-constants   tile sizes, warps and programs of each kernel, fastest choice first, beside those of bert/kernels/launches.py.
+constants   tile sizes, warps and programs of each kernel, fastest choice first, and those of kernels/launches.py.
 
 usage: python bench/kernels.py attention|gemm|operations|constants [--repeats 15] [--no-compile] [--only NAME]
 """

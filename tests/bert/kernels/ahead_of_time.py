@@ -24,7 +24,17 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from bert.kernels import OPERATIONS, assembly_check, attention_triton, fp8, fp8_feed_forward, lamb, lans, launches, triton_support
+from bert.kernels import (
+    OPERATIONS,
+    assembly_check,
+    attention_triton,
+    fp8,
+    fp8_feed_forward,
+    lamb,
+    lans,
+    launches,
+    triton_support,
+)
 from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
 from bert.kernels.fp8_linear import Fp8Linear
@@ -75,9 +85,8 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
             if case.large:
                 arguments = [0.1 if isinstance(a, float) and a == 0 else a for a in case.arguments(META)]
                 yield name, functools.partial(_forward_and_backward, module.fused, *arguments)
-    for name, dtype, width in (
-        ("attention", torch.bfloat16, 64), ("attention_wide", torch.bfloat16, 128), ("attention_fp32", torch.float32, 64)
-    ):  # fmt: skip
+    attended = {"attention": (torch.bfloat16, 64), "attention_wide": (torch.bfloat16, 128)}
+    for name, (dtype, width) in (attended | {"attention_fp32": (torch.float32, 64)}).items():
         qkv = torch.empty(12_288, 3, 1024 // width, width, dtype=dtype, device=META, requires_grad=True)
         cu_seqlens = torch.empty(97, dtype=torch.int32, device=META)
         arguments = qkv, ForwardPass(cu_seqlens, 512), 0.1
@@ -195,9 +204,7 @@ def table(capabilities: Iterable[int] = CAPABILITIES) -> dict[str, dict[str, dic
             compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
             cubin, shared = compiled.asm["cubin"], compiled.metadata.shared
             taken = sass.resources(cubin)
-            blocks = sass.blocks_per_multiprocessor(
-                capability, taken["registers"], compiled.metadata.num_warps, shared
-            )
+            blocks = sass.blocks_per_multiprocessor(capability, taken["registers"], compiled.metadata.num_warps, shared)
             found.setdefault(str(capability), {})[name] = taken | {"blocks": blocks} | sass.instructions(cubin)
     return found
 
