@@ -164,7 +164,7 @@ def save_last(saver: resume.Saver, ending: Ending, needed: bool) -> None:
 
 def resolve_kernels(config: Config, world: World) -> Config:
     """The config with the attention backend named, which is printed and noted in the run's folder. A collective."""
-    kernels, words = config.kernels.choose(config.numerics.dtype, config.uses_graph, world)
+    kernels, words = config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, world)
     if world.is_main:
         if world.device.type == "cuda":
             print(f"attention: {words}", file=sys.stderr, flush=True)
