@@ -44,8 +44,8 @@ def matthews(predicted: Labels, true: Labels) -> float:
     return (tp * tn - fp * fn) / math.sqrt(spread) if spread else 0.0
 
 
-def probabilities(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Of each label, from its score."""
+def probabilities(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    """Softmax of the scores of labels or answers."""
     shares = np.exp(scores - scores.max(), dtype=np.float64)
     return np.asarray(shares / shares.sum())
 
