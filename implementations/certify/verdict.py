@@ -20,6 +20,8 @@ from certify.journal import BurnIn, Journal
 from certify.reasons import Reason, worst
 from certify.records import Records, read
 from certify.schema import ALONE, BURN_IN, LABELS, Facts
+from certify.standing import standing
+from review.league.estimate import Estimate
 from review.logs.output import csv_text, write_whole
 
 SHOWN = 4  # of a ranking; --json has all, --csv the ranks of every stage
@@ -80,6 +82,11 @@ class Certificate:
     reached: list[Reached]
     expected: Mapping[str, float]
 
+    @cached_property
+    def standing(self) -> Estimate | str:
+        """The time to train and its place among published results; a str says why there is none."""
+        return standing(self.records)
+
     @property
     def state(self) -> str:
         """pass, warn or fail: the worst of all reasons."""
@@ -118,6 +125,7 @@ class Certificate:
             "faults": [{"name": one.name, "state": one.state, "reason": one.what} for one in self.faults],
             "expected": self.reached,
             "burn_in": self.burn_in,
+            "standing": self.standing,
             "notes": self.notes,
             "ranking": self.ranking,
             "figures": self.figures,
@@ -241,6 +249,7 @@ def print_certificate(found: Certificate) -> None:
             print(f"  {f'{kind}s from the slowest':<40} {shown}{', ...' if len(ranks) > SHOWN else ''}")
     for line in (*found.notes, *found.reasons()):
         print(f"  {line}")
+    print(f"  where this stands: {found.standing}")
     print(found.state)
 
 
