@@ -24,19 +24,10 @@ WRITE_ELSEWHERE = {"use_node_local_storage", "writer"}  # entries by which files
 class Config:
     """Sharding engine settings."""
 
-    engine: str = env(
-        "ENGINE",
-        "own",
-        choices=("own", "deepspeed"),
-        doc="what divides weights, gradients and states over the ranks: this trainer, or DeepSpeed (docs/train.md)",
-    )
+    engine: str = env("ENGINE", "own", choices=("own", "deepspeed"), doc="what divides the training over the ranks")
     path: Path | None = env("DEEPSPEED_CONFIG", None, doc="ENGINE=deepspeed: DeepSpeed's JSON")
 
-    checkpoints: bool = env(
-        "DEEPSPEED_CHECKPOINTS",
-        False,
-        doc="1 with ENGINE=deepspeed: DeepSpeed's checkpoints, a shard a rank on a folder that all nodes see",
-    )
+    checkpoints: bool = env("DEEPSPEED_CHECKPOINTS", False, doc="1: DeepSpeed's checkpoints, in a shared folder")
 
     @property
     def is_deepspeed(self) -> bool:
@@ -62,14 +53,10 @@ class Config:
         zero = found.get("zero_optimization", {})
         if self.checkpoints and (elsewhere := sorted(WRITE_ELSEWHERE & found.get("checkpoint", {}).keys())):
             raise ConfigError(
-                f"DEEPSPEED_CHECKPOINTS=1 and checkpoint.{elsewhere[0]} in {self.path}: the folder would get its name "
-                "before it is whole: remove the entry"
+                f"DEEPSPEED_CHECKPOINTS=1 and checkpoint.{elsewhere[0]} in {self.path}, which moves files: remove it"
             )
         if zero.get("stage", 0) == 0:
-            raise ConfigError(
-                f"ENGINE=deepspeed and zero_optimization.stage is 0 in {self.path}: set 1, 2 or 3; without ZeRO, unset "
-                "ENGINE"
-            )
+            raise ConfigError(f"ENGINE=deepspeed and zero_optimization.stage is 0 in {self.path}: set 1, 2 or 3")
         ds_config.validate(deepspeed, zero)
         wrong = {
             **others,

@@ -36,9 +36,7 @@ ORDER = "order"  # of the names, in a file's metadata
 class CaptureConfig:
     """What is captured."""
 
-    capture: str = env(
-        "CAPTURE", "", doc="tensors of the first steps into RUN_DIR, joined by commas: inputs, activations, gradients"
-    )
+    capture: str = env("CAPTURE", "", doc="first steps' tensors to write: inputs, activations, gradients, with commas")
     steps: int = env("CAPTURE_STEPS", 1, at_least=1, doc="CAPTURE: steps of which tensors are written")
 
     @property
@@ -157,9 +155,7 @@ def _opened(path: Path) -> Iterator[Any]:
         except (KeyError, TypeError, ValueError):
             complete = False
         if not complete:
-            raise DataError(
-                f"{path}: a file of tensors, but none that CAPTURE wrote: name a capture_<TRIAL> or a file of it"
-            )
+            raise DataError(f"{path}: not written by CAPTURE: name a capture_<TRIAL> or a file of it")
         yield file
 
 
@@ -167,9 +163,7 @@ def _opened(path: Path) -> Iterator[Any]:
 class ProfileConfig:
     """Which steps are profiled."""
 
-    steps: str = env(
-        "PROFILE_STEPS", "", doc="first,last step of this process whose torch.profiler trace rank 0 writes to RUN_DIR"
-    )
+    steps: str = env("PROFILE_STEPS", "", doc="first,last step of this process for a torch.profiler trace of rank 0")
 
     @property
     def span(self) -> tuple[int, int] | None:

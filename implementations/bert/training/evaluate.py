@@ -29,21 +29,10 @@ class Config:
 
     evaldir: Path | None = env("EVALDIR", None, doc="folder (or file) of evaluation records")
     num_examples: int = env("NUM_EVAL_EXAMPLES", 10000, at_least=1, doc="sequences of the evaluation set")
-    batch_size: int = env(
-        "EVAL_BATCHSIZE", 16, at_least=1, doc="sequences per GPU in one evaluation batch; in a graph, full lengths"
-    )
-    start_samples: int = env(
-        "EVAL_ITER_START_SAMPLES",
-        0,
-        at_least=0,
-        doc="training samples before the first evaluation; 0: as many as between",
-    )
-    every_samples: int = env(
-        "EVAL_ITER_SAMPLES", 0, at_least=0, doc="training samples between evaluations; 0: none, and no target"
-    )
-    target: float = env(
-        "TARGET_MLM_ACCURACY", 0.720, at_least=0, at_most=1, doc="masked-LM accuracy that ends the run; 0: none"
-    )
+    batch_size: int = env("EVAL_BATCHSIZE", 16, at_least=1, doc="sequences per GPU and batch; in a graph, full lengths")
+    start_samples: int = env("EVAL_ITER_START_SAMPLES", 0, at_least=0, doc="samples before the first; 0: as between")
+    every_samples: int = env("EVAL_ITER_SAMPLES", 0, at_least=0, doc="training samples between evaluations; 0: none")
+    target: float = env("TARGET_MLM_ACCURACY", 0.720, at_least=0, at_most=1, doc="accuracy that ends the run; 0: none")
     initial: bool = env("EVAL_INITIAL", False, doc="1 evaluates once before the first step as well")
 
     @property
@@ -93,8 +82,7 @@ class Evaluator:
         self.vocab_md5 = shards.vocab_md5
         if records.num_sequences < config.num_examples:
             raise DataError(
-                f"EVALDIR={config.evaldir}: {records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is "
-                f"{config.num_examples}: prepare the evaluation set again, or lower NUM_EVAL_EXAMPLES"
+                f"{config.evaldir}: {records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is {config.num_examples}"
             )
         if records.input_ids.max() >= vocab_size or records.masked_lm_ids.max() >= vocab_size:
             raise DataError(f"EVALDIR={config.evaldir}: token ids past vocab_size {vocab_size} of bert_config.json")

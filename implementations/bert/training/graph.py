@@ -25,11 +25,7 @@ NUM_STAGES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    cuda_graph: bool | None = env(
-        "CUDA_GRAPH",
-        None,
-        doc="1: steps as one CUDA graph, evaluation as another; unset: pretraining on GPUs, packed data",
-    )
+    cuda_graph: bool | None = env("CUDA_GRAPH", None, doc="1: steps as a CUDA graph; unset: on GPUs with packed rows")
 
 
 def graph_capacity(capacity: AnyCapacity, num_rows: int) -> AnyCapacity:
@@ -170,5 +166,5 @@ def ready(step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, r
         with step.rollback():
             for _ in range(2 if step.measures else 1):
                 step(examples(), 0.0)
-        step.optimizer.zero_grad()
+        step.model.zero_grad()
     return step

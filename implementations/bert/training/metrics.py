@@ -37,9 +37,7 @@ PACKAGES = ("tensorboard", "wandb")
 class Config:
     """Sinks beside metrics_<TRIAL>.jsonl."""
 
-    metrics: str = env(
-        "METRICS", "", doc="further places for a run's figures, between commas: tensorboard, wandb; both need RUN_DIR"
-    )
+    metrics: str = env("METRICS", "", doc="more sinks, with commas: tensorboard, wandb; they need RUN_DIR")
 
     @property
     def names(self) -> list[str]:
@@ -212,10 +210,7 @@ class Progress:
             raise TrainingError(f"the loss is {loss} at step {step}: lower LR, or look at the data")
         # Loss scaling skips steps (StepCounter.resolve ends a run that takes none any more); nothing else may.
         if overflows and not self.skips_overflows:
-            raise TrainingError(
-                f"gradients were not finite in {overflows} of the {self.span_steps} steps up to step {step}: "
-                "lower LR, or look at the data"
-            )
+            raise TrainingError(f"gradients were not finite in {overflows} steps up to step {step}: lower LR")
         values = {
             "step": step,
             "epoch": self.epochs(batches, samples),

@@ -17,20 +17,13 @@ class Config:
         doc="learning-rate rule, see docs/train.md",
     )  # fmt: skip
     lr: float = env("LR", above=0, doc="base learning rate")
-    max_steps: int = env(
-        "MAX_STEPS", at_least=1, doc="optimizer steps at which the run ends, and the decay of the rate"
-    )
+    max_steps: int = env("MAX_STEPS", at_least=1, doc="optimizer steps at which run and decay of the rate end")
     decay_steps: int = env("LR_DECAY_STEPS", 0, at_least=0, doc="steps at which the rate reaches END_LR; 0: MAX_STEPS")
     end_lr: float = env("END_LR", 0.0, at_least=0, doc="learning rate where the decay ends, and from there on")
     start_warmup_step: int = env("START_WARMUP_STEP", 0, doc="step at which warm-up starts; may be negative")
     warmup_steps: int = env("WARMUP_STEPS", 0, at_least=0, doc="length of the warm-up; 0 takes WARMUP_PROPORTION")
-    warmup_proportion: float = env(
-        "WARMUP_PROPORTION", 0.0, at_least=0, at_most=1, doc="warm-up as a share of the steps"
-    )
-    constant_proportion: float = env(
-        "CONSTANT_PROPORTION", 0.0, at_least=0, at_most=1,
-        doc="share of the steps at LR between warm-up and decay; poly",
-    )  # fmt: skip
+    warmup_proportion: float = env("WARMUP_PROPORTION", 0.0, at_least=0, at_most=1, doc="warm-up as a share of steps")
+    constant_proportion: float = env("CONSTANT_PROPORTION", 0.0, at_least=0, at_most=1, doc="poly: share of it at LR")
     power: float = env("LR_DECAY_POWER", 1.0, above=0, doc="degree of the polynomial decay")
 
     def check(self) -> None:
@@ -48,18 +41,11 @@ class Config:
         if unused := {name for name, differs in changed.items() if differs} - RULES[self.schedule][1]:
             raise ConfigError(f"LR_SCHEDULE={self.schedule} does not use {', '.join(sorted(unused))}: leave it unset")
         if not self.warmup_steps and self.start_warmup_step:
-            raise ConfigError(
-                "START_WARMUP_STEP is set and WARMUP_STEPS is not: set WARMUP_STEPS, or START_WARMUP_STEP=0"
-            )
+            raise ConfigError("START_WARMUP_STEP needs WARMUP_STEPS")
         if RULES[self.schedule][0] is by_share and self.warmup_share + self.constant_proportion > 1:
-            raise ConfigError(
-                f"CONSTANT_PROPORTION={self.constant_proportion:g} and a warm-up of {self.warmup_share:g} of the "
-                "steps: expected a sum of at most 1"
-            )
+            raise ConfigError("CONSTANT_PROPORTION and the warm-up together exceed the whole run: lower one")
         if self.schedule == "samsung" and self.warmup[0] >= self.length:
-            raise ConfigError(
-                f"LR_SCHEDULE=samsung: a warm-up of {self.warmup[0]} steps leaves none of {self.length} for the decay"
-            )
+            raise ConfigError("LR_SCHEDULE=samsung: the warm-up leaves no step for the decay: shorten it")
 
     @property
     def length(self) -> int:
