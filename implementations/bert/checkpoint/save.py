@@ -20,11 +20,19 @@ from bert.core.files import damage, whole_file
 class Config:
     """What a run starts from and what it leaves behind."""
 
-    init_checkpoint: Path | None = env("INIT_CHECKPOINT", None, doc="first weights: a file or a folder")
-    init_optimizer: bool = env("INIT_OPTIMIZER", False, doc="1: INIT_CHECKPOINT's moments too, steps from 0")
+    init_checkpoint: Path | None = env(
+        "INIT_CHECKPOINT",
+        None,
+        doc="weights to start from: .pt, .safetensors, folder of step_* or a model of the Hub",
+    )
+    init_optimizer: bool = env(
+        "INIT_OPTIMIZER", False, doc="1 takes the optimizer's moments from INIT_CHECKPOINT too, and counts steps from 0"
+    )
     directory: Path | None = env("CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset writes none")
     every_steps: int = env("CHECKPOINT_EVERY_STEPS", 0, at_least=0, doc="steps between checkpoints; 0: none")
-    shards: bool = env("CHECKPOINT_SHARDS", False, doc="1: a file a rank, on a shared folder; with SHARD_OPTIMIZER=1")
+    shards: bool = env(
+        "CHECKPOINT_SHARDS", False, doc="1: each rank writes its part, to a shared folder; with SHARD_OPTIMIZER=1"
+    )
     keep: int = env("CHECKPOINT_KEEP", 2, at_least=1, doc="newest checkpoints to keep")
     resume: bool = env("RESUME", False, doc="1 resumes from the newest checkpoint in CHECKPOINT_DIR, if there is one")
 

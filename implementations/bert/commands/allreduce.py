@@ -38,7 +38,9 @@ class Config(ModelFiles):
     """The ranks, and what is asked of them."""
 
     timeout_seconds: int = env("NCCL_TEST_TIMEOUT", at_least=1, doc="seconds the test may take; set by the launcher")
-    min_bandwidth: float = env("NCCL_TEST_MIN_GBPS", at_least=0, doc="GB/s it must reach; set by the launcher")
+    min_bandwidth: float = env(
+        "NCCL_TEST_MIN_GBPS", at_least=0, doc="GB/s the largest all-reduce must reach; set by the launcher"
+    )
     master_addr: str = env("MASTER_ADDR", doc="where rank 0 listens; set by the launcher")
     master_port: int = env("MASTER_PORT", at_least=1, at_most=65535, doc="its port; set by the launcher")
     agent_store: bool = env("TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun listens there itself; set by it")

@@ -41,7 +41,9 @@ class Config:
     device: str = env("DEVICE", "auto", choices=("auto", "cpu", "cuda"), doc="auto takes a GPU where there is one")
     backend: str = env("BACKEND", "auto", choices=("auto", "nccl", "gloo"), doc="auto is nccl on GPUs, gloo on CPUs")
     timeout_seconds: int = env("DIST_TIMEOUT", 600, at_least=1, doc="seconds before a hung collective is an error")
-    emulated_rank: int | None = env("EMULATE_RANK", None, at_least=0, doc="emulates that rank of WORLD_SIZE alone")
+    emulated_rank: int | None = env(
+        "EMULATE_RANK", None, at_least=0, doc="emulates that rank of WORLD_SIZE; trains nothing (docs/train.md)"
+    )
     num_threads: int = env("OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads per process; 0 leaves PyTorch's choice")
 
     def check(self) -> None:

@@ -43,13 +43,17 @@ class Config:
     gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, doc="micro-batches accumulated into one step")
     packing_factor: int = env("PACKING_FACTOR", 1, at_least=1, doc="sequences a row counts for: 2 for packed Wikipedia")
     max_seq_length: int = env("MAX_SEQ_LENGTH", 512, at_least=8, doc="tokens of a row at most")
-    batching: str = env("BATCHING", "rows", choices=("rows", "online", "bins"), doc="what makes up a micro-batch")
+    batching: str = env("BATCHING", "rows", choices=("rows", "online", "bins"),
+                        doc="rows as they are, packed in training, or by bins")  # fmt: skip
     max_sequences_per_row: int = env("MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most")
     online_buffer: int = env("ONLINE_BUFFER", 512, at_least=16, doc="sequences to choose from with BATCHING=online")
     bin_counts: str = env("BIN_COUNTS", "", doc="sequences of each bin in a micro-batch, as 6:3:2:5; unset: by share")
-    exchange_group: int = env("EXCHANGE_GROUP", 1, at_least=1, doc="ranks that balance their sequence lengths; 1: off")
-    masking: str = env("MASKING", "static", choices=("static", "dynamic"), doc="masks: the records', or new per epoch")
-    loader: str = env("DATA_LOADER", "thread", choices=("thread", "dali"), doc="thread, or NVIDIA DALI beside it")
+    exchange_group: int = env("EXCHANGE_GROUP", 1, at_least=1,
+                              doc="ranks that balance sequence lengths among themselves; 1: off")  # fmt: skip
+    masking: str = env("MASKING", "static", choices=("static", "dynamic"),
+                       doc="masks of the records, or new per epoch (open division)")  # fmt: skip
+    loader: str = env("DATA_LOADER", "thread", choices=("thread", "dali"),
+                      doc="what brings batches to the GPU: thread or NVIDIA DALI")  # fmt: skip
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that contradict each other."""

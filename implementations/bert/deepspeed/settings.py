@@ -24,10 +24,19 @@ WRITE_ELSEWHERE = {"use_node_local_storage", "writer"}  # entries by which files
 class Config:
     """Sharding engine settings."""
 
-    engine: str = env("ENGINE", "own", choices=("own", "deepspeed"), doc="what divides the training over the ranks")
+    engine: str = env(
+        "ENGINE",
+        "own",
+        choices=("own", "deepspeed"),
+        doc="what divides weights, gradients and states over the ranks: this trainer, or DeepSpeed (docs/train.md)",
+    )
     path: Path | None = env("DEEPSPEED_CONFIG", None, doc="ENGINE=deepspeed: DeepSpeed's JSON")
 
-    checkpoints: bool = env("DEEPSPEED_CHECKPOINTS", False, doc="1: DeepSpeed's checkpoints, in a shared folder")
+    checkpoints: bool = env(
+        "DEEPSPEED_CHECKPOINTS",
+        False,
+        doc="1 with ENGINE=deepspeed: DeepSpeed's checkpoints, a shard a rank on a folder that all nodes see",
+    )
 
     @property
     def is_deepspeed(self) -> bool:

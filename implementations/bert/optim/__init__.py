@@ -30,16 +30,29 @@ class Config:
         "OPTIMIZER",
         "lamb",
         choices=("lamb", "apex_lamb", "lans", "adamw", "adam", "acclip", "madgrad"),
-        doc="optimizer",
+        doc="optimizer; the closed division prescribes LAMB, ours or that of NVIDIA's apex, where it is installed",
     )
-    sharded: bool | None = env("SHARD_OPTIMIZER", None, doc="1 divides the state by ranks (ZeRO-1); unset: on GPUs")
-    shard_gradients: bool = env("SHARD_GRADIENTS", False, doc="1 divides the gradients too (ZeRO-2)")
+    sharded: bool | None = env(
+        "SHARD_OPTIMIZER", None, doc="1 divides the optimizer's state over the ranks (ZeRO-1); unset: on GPUs"
+    )
+    shard_gradients: bool = env(
+        "SHARD_GRADIENTS",
+        False,
+        doc="1 divides the gradients over the ranks too (ZeRO-2): less memory, GRADIENT_STEPS times the communication",
+    )
     clip: str = env(
-        "CLIP", "after", choices=("before", "after", "bucket"), doc="clips each micro-batch, their average, each bucket"
+        "CLIP",
+        "after",
+        choices=("before", "after", "bucket"),
+        doc="before: clip each micro-batch's gradient by its own norm, then average; after: clip the average; bucket: "
+        "clip each bucket of a micro-batch's gradient, with SHARD_OPTIMIZER=1",
     )
     max_grad_norm: float = env("MAX_GRAD_NORM", 1.0, above=0, doc="gradient norm above which gradients are scaled down")
     allreduce_dtype: str = env(
-        "ALLREDUCE_DTYPE", "fp32", choices=("fp32", "weights"), doc="type in which summed gradients go to other ranks"
+        "ALLREDUCE_DTYPE",
+        "fp32",
+        choices=("fp32", "weights"),
+        doc="precision in which accumulated gradients are sent to other ranks; weights: of the weights, half the bytes",
     )
     lamb: rules.LambConfig = field(default_factory=rules.LambConfig)
     adam: rules.AdamConfig = field(default_factory=rules.AdamConfig)

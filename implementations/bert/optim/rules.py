@@ -167,7 +167,12 @@ class LambConfig:
     beta2: float = env("OPT_LAMB_BETA_2", 0.999, at_least=0, below=1, doc="LAMB: decay of the second moment")
     eps: float = env("OPT_EPSILON", 1e-6, above=0, doc="LAMB: added to the root of the second moment")
     weight_decay: float = env("WEIGHT_DECAY_RATE", 0.01, at_least=0, doc="LAMB: decay of all but biases and LayerNorm")
-    ratio: str = env("LAMB_RATIO", "decayed", choices=("decayed", "all"), doc="LAMB: parameters with a trust ratio")
+    ratio: str = env(
+        "LAMB_RATIO",
+        "decayed",
+        choices=("decayed", "all"),
+        doc="LAMB: which parameters have a trust ratio: those that are decayed, or biases and LayerNorm too (NVLAMB)",
+    )
 
 
 class LambRule(MomentRule):
@@ -257,7 +262,9 @@ class AdamConfig:
     beta2: float = env("OPT_ADAM_BETA_2", 0.999, at_least=0, below=1, doc="Adam: decay of the second moment")
     eps: float = env("OPT_ADAM_EPSILON", 1e-8, above=0, doc="Adam: added to the root of the second moment")
     weight_decay: float = env("OPT_ADAM_WEIGHT_DECAY", 0.01, at_least=0, doc="Adam: decay, as WEIGHT_DECAY_RATE")
-    bias_correction: bool = env("OPT_ADAM_BIAS_CORRECTION", True, doc="Adam: 0 takes the moments as they are")
+    bias_correction: bool = env(
+        "OPT_ADAM_BIAS_CORRECTION", True, doc="Adam: 0 takes the moments as they are, as BERT's fine-tuning does"
+    )
 
 
 class AdamRule(MomentRule):
@@ -307,7 +314,9 @@ class ACClipConfig:
     beta2: float = env("OPT_ACCLIP_BETA_2", 0.99, at_least=0, below=1, doc="ACClip: decay of the other states")
     eps: float = env("OPT_ACCLIP_EPSILON", 1e-5, above=0, doc="ACClip: added to denominators")
     weight_decay: float = env("OPT_ACCLIP_WEIGHT_DECAY", 1e-5, at_least=0, doc="ACClip: decay, as WEIGHT_DECAY_RATE")
-    alpha: float = env("OPT_ACCLIP_ALPHA", 1.0, at_least=1, at_most=2, doc="ACClip: moment of the clipping magnitudes")
+    alpha: float = env(
+        "OPT_ACCLIP_ALPHA", 1.0, at_least=1, at_most=2, doc="ACClip: moment of the magnitudes that clips"
+    )
 
 
 class ACClipRule(MomentRule):

@@ -28,12 +28,27 @@ class Config(ModelFiles, Hardware):
     """Everything a run depends on."""
 
     seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: from the system")
-    max_samples: int = env("MAX_SAMPLES_TERMINATION", 0, at_least=0, doc="samples at most; 0: 14,000,000 with a target")
-    steps_this_run: int = env("STEPS_THIS_RUN", 0, at_least=0, doc="steps until this process saves and ends; 0: all")
+    max_samples: int = env(
+        "MAX_SAMPLES_TERMINATION",
+        0,
+        at_least=0,
+        doc="stop after this many training samples; 0: 14,000,000 with a target, no limit without one",
+    )
+    steps_this_run: int = env(
+        "STEPS_THIS_RUN", 0, at_least=0, doc="steps after which this process saves and ends, RESUME=1 continues; 0: all"
+    )
     log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
-    sustained_minutes: float = env("SUSTAINED_TRAINING_TIME", 0.0, at_least=0, doc="minutes to train, for power meters")
-    warm_up: bool | None = env("WARMUP_RUN", None, doc="1: an untimed step first, rolled back; unset: on GPUs")
-    rehearse: bool = env("REHEARSAL", False, doc="1 trains the start of a closed run (docs/review.md)")
+    sustained_minutes: float = env(
+        "SUSTAINED_TRAINING_TIME", 0.0, at_least=0, doc="minutes from run_start to keep training for power meters"
+    )
+    warm_up: bool | None = env(
+        "WARMUP_RUN",
+        None,
+        doc="1 runs one untimed step before run_start, rolled back; unset: on GPUs. CUDA graphs always do",
+    )
+    rehearse: bool = env(
+        "REHEARSAL", False, doc="1 trains the start of a closed run, to hold it to the published ones (docs/review.md)"
+    )
     rehearsal_samples: int = env("REHEARSAL_SAMPLES", 300_000, at_least=1, doc="training samples of a rehearsal")
 
     data: loader.Config

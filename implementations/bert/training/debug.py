@@ -36,7 +36,9 @@ ORDER = "order"  # of the names, in a file's metadata
 class CaptureConfig:
     """What is captured."""
 
-    capture: str = env("CAPTURE", "", doc="first steps' tensors to write: inputs, activations, gradients, with commas")
+    capture: str = env(
+        "CAPTURE", "", doc="tensors of the first steps into RUN_DIR, joined by commas: inputs, activations, gradients"
+    )
     steps: int = env("CAPTURE_STEPS", 1, at_least=1, doc="CAPTURE: steps of which tensors are written")
 
     @property
@@ -163,7 +165,9 @@ def _opened(path: Path) -> Iterator[Any]:
 class ProfileConfig:
     """Which steps are profiled."""
 
-    steps: str = env("PROFILE_STEPS", "", doc="first,last step of this process for a torch.profiler trace of rank 0")
+    steps: str = env(
+        "PROFILE_STEPS", "", doc="first,last step of this process whose torch.profiler trace rank 0 writes to RUN_DIR"
+    )
 
     @property
     def span(self) -> tuple[int, int] | None:

@@ -29,10 +29,21 @@ class Config:
 
     evaldir: Path | None = env("EVALDIR", None, doc="folder (or file) of evaluation records")
     num_examples: int = env("NUM_EVAL_EXAMPLES", 10000, at_least=1, doc="sequences of the evaluation set")
-    batch_size: int = env("EVAL_BATCHSIZE", 16, at_least=1, doc="sequences per GPU and batch; in a graph, full lengths")
-    start_samples: int = env("EVAL_ITER_START_SAMPLES", 0, at_least=0, doc="samples before the first; 0: as between")
-    every_samples: int = env("EVAL_ITER_SAMPLES", 0, at_least=0, doc="training samples between evaluations; 0: none")
-    target: float = env("TARGET_MLM_ACCURACY", 0.720, at_least=0, at_most=1, doc="accuracy that ends the run; 0: none")
+    batch_size: int = env(
+        "EVAL_BATCHSIZE", 16, at_least=1, doc="sequences per GPU in one evaluation batch; in a graph, full lengths"
+    )
+    start_samples: int = env(
+        "EVAL_ITER_START_SAMPLES",
+        0,
+        at_least=0,
+        doc="training samples before the first evaluation; 0: as many as between",
+    )
+    every_samples: int = env(
+        "EVAL_ITER_SAMPLES", 0, at_least=0, doc="training samples between evaluations; 0: none, and no target"
+    )
+    target: float = env(
+        "TARGET_MLM_ACCURACY", 0.720, at_least=0, at_most=1, doc="masked-LM accuracy that ends the run; 0: none"
+    )
     initial: bool = env("EVAL_INITIAL", False, doc="1 evaluates once before the first step as well")
 
     @property

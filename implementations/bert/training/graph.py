@@ -25,7 +25,11 @@ NUM_STAGES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    cuda_graph: bool | None = env("CUDA_GRAPH", None, doc="1: steps as a CUDA graph; unset: on GPUs with packed rows")
+    cuda_graph: bool | None = env(
+        "CUDA_GRAPH",
+        None,
+        doc="1: steps as one CUDA graph, evaluation as another; unset: pretraining on GPUs, packed data",
+    )
 
 
 def graph_capacity(capacity: AnyCapacity, num_rows: int) -> AnyCapacity:

@@ -37,7 +37,9 @@ PACKAGES = ("tensorboard", "wandb")
 class Config:
     """Sinks beside metrics_<TRIAL>.jsonl."""
 
-    metrics: str = env("METRICS", "", doc="more sinks, with commas: tensorboard, wandb; they need RUN_DIR")
+    metrics: str = env(
+        "METRICS", "", doc="further places for a run's figures, between commas: tensorboard, wandb; both need RUN_DIR"
+    )
 
     @property
     def names(self) -> list[str]:

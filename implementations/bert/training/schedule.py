@@ -17,13 +17,20 @@ class Config:
         doc="learning-rate rule, see docs/train.md",
     )  # fmt: skip
     lr: float = env("LR", above=0, doc="base learning rate")
-    max_steps: int = env("MAX_STEPS", at_least=1, doc="optimizer steps at which run and decay of the rate end")
+    max_steps: int = env(
+        "MAX_STEPS", at_least=1, doc="optimizer steps at which the run ends, and the decay of the rate"
+    )
     decay_steps: int = env("LR_DECAY_STEPS", 0, at_least=0, doc="steps at which the rate reaches END_LR; 0: MAX_STEPS")
     end_lr: float = env("END_LR", 0.0, at_least=0, doc="learning rate where the decay ends, and from there on")
     start_warmup_step: int = env("START_WARMUP_STEP", 0, doc="step at which warm-up starts; may be negative")
     warmup_steps: int = env("WARMUP_STEPS", 0, at_least=0, doc="length of the warm-up; 0 takes WARMUP_PROPORTION")
-    warmup_proportion: float = env("WARMUP_PROPORTION", 0.0, at_least=0, at_most=1, doc="warm-up as a share of steps")
-    constant_proportion: float = env("CONSTANT_PROPORTION", 0.0, at_least=0, at_most=1, doc="poly: share of it at LR")
+    warmup_proportion: float = env(
+        "WARMUP_PROPORTION", 0.0, at_least=0, at_most=1, doc="warm-up as a share of the steps"
+    )
+    constant_proportion: float = env(
+        "CONSTANT_PROPORTION", 0.0, at_least=0, at_most=1,
+        doc="share of the steps at LR between warm-up and decay; poly",
+    )  # fmt: skip
     power: float = env("LR_DECAY_POWER", 1.0, above=0, doc="degree of the polynomial decay")
 
     def check(self) -> None:
