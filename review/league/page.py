@@ -79,8 +79,8 @@ def _scaling(league: League) -> list[Chart]:
         Chart(
             key="scaling",
             title="Time to train over accelerators",
-            alt=f"{len(times)} systems in several sizes, of each accelerator the newest that reaches farthest; both axes by "
-            "factors, so that a straight line that falls one to one is perfect scaling.",
+            alt=f"{len(times)} systems in several sizes, of each accelerator the newest that reaches farthest; both "
+            "axes by factors, so that a straight line that falls one to one is perfect scaling.",
             x=x,
             y=Axis(label="minutes", low=min(minutes) / 1.15, high=max(minutes) * 1.15, log=True),
             series=times,

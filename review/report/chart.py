@@ -271,7 +271,7 @@ def _end_labels(
 ) -> Iterator[str]:
     """Names of curves above their ends, one for those that end together, and each above what it would cover.
 
-    ends: x, y, whether the curve falls, which leaves room on the right. placed: middle, half of the width and y of text.
+    ends: x, y, whether the curve falls, which leaves room on the right. placed: middle, half the width and y of text.
     """
     groups: list[tuple[float, float, bool, list[Series]]] = []
     for x, y, falls, one in sorted(ends, key=lambda end: end[:2]):
