@@ -116,7 +116,7 @@ def _league(arguments: argparse.Namespace) -> int:
     others = [entry for entry in published() if wanted.takes(entry)] if arguments.published else []
     league, top = League(tuple(own), tuple(others), arguments.by), arguments.top or None
     if arguments.output is not None:
-        write_page(league, None, arguments.output)
+        write_page(league, arguments.output)
     emit(
         arguments,
         json=lambda: league,

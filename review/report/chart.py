@@ -271,7 +271,7 @@ def _end_labels(
 ) -> Iterator[str]:
     """Names of curves above their ends, one for those that end together, and each above what it would cover.
 
-    ends: x, y, whether the curve falls, which leaves room on the right. placed: middle, half of the width and y of text.
+    ends: x, y, and whether the curve falls, which leaves room on the right. placed: middle, half width and y of text.
     """
     groups: list[tuple[float, float, bool, list[Series]]] = []
     for x, y, falls, one in sorted(ends, key=lambda end: end[:2]):
@@ -281,7 +281,7 @@ def _end_labels(
             groups.append((x, y, falls, [one]))
     for x, y, falls, series in sorted(groups, key=lambda group: -group[1]):
         label = ", ".join(one.label for one in sorted(series, key=lambda one: one.run))
-        half = 0.55 * _width(label)  # bold
+        half = 0.58 * _width(label)  # bold
         x, y = min(max(x + falls * half, half), size.width - half), y - 8
         while near := [at for other, wide, at in placed if abs(other - x) < wide + half and abs(at - y) < 13]:
             y = min(near) - 13

@@ -365,7 +365,7 @@ def test_a_failing_rcp_test_has_its_dossier_on_the_page_and_a_passing_one_none(s
     section = page.text.split("(RCP) fails.")[1].split("Charts")[0]
     for shown in (
         f"{result.mean_samples:,.0f} samples",
-        f"{dossier.minimum:,.0f}",
+        f"{result.rcp_point.minimum:,.0f}",
         f"{dossier.short:,.0f} short on average, {8 * dossier.short:,.0f} over the 8 runs that count",
         "reference of batch 448",
         "reference of batch 4,608",
