@@ -14,8 +14,8 @@ done
 
 quick=${1:-}
 if (($# > 1)) || [[ $quick && $quick != --quick ]]; then log::die "certify.sh $*: expected --quick, or settings by variables"; fi
-if [[ $quick ]]; then export CERTIFY_SECONDS=${CERTIFY_SECONDS:-2} CERTIFY_ROUNDS=${CERTIFY_ROUNDS:-3}; fi
 if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]]; then export PYTHON=$REPO_DIR/.venv/bin/python; fi
+if [[ $quick ]]; then variables::default CERTIFY_SECONDS 2; fi
 certify::defaults
 export DGXNNODES=1
 RUN_NAME=${RUN_NAME:-certify_$(uname -n)_$(date +%Y%m%d-%H%M%S)}

@@ -19,7 +19,7 @@ from review.league.entries import entry_of, published, to_rows
 from review.league.page import write_page
 from review.league.ranking import BY, Filter, League
 from review.league.update import update
-from review.logs.output import ReviewError, emit
+from review.logs.output import ReviewError, emit, pick
 from review.report.page import write_report
 from review.results.dossier import Dossier
 from review.results.score import Result, Terms, load_results
@@ -108,7 +108,7 @@ def _league(arguments: argparse.Namespace) -> int:
     if not arguments.target and not arguments.published:
         raise ReviewError("league needs a folder of results, --published, or both")
     if arguments.top < 0:
-        raise ReviewError(f"--top {arguments.top}: 0 or more expected")
+        raise ReviewError(f"--top must be 0 or more, got {arguments.top}")
     given = [(result, target) for target in arguments.target for result in _results(target, arguments)]
     own = [entry_of(result, arguments.label, target) for result, target in given]
     rounds, division, name, count = arguments.round, arguments.division, arguments.accelerator, arguments.accelerators
@@ -129,9 +129,9 @@ def _league(arguments: argparse.Namespace) -> int:
 def _watch(arguments: argparse.Namespace) -> int:
     interval, as_json, once = arguments.interval, arguments.json, arguments.once
     if not interval > 0:
-        raise ReviewError(f"--interval {interval}: seconds above 0 expected")
+        raise ReviewError(f"--interval must be above 0 s, got {interval}")
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
-        raise ReviewError(f"--accuracy {arguments.accuracy}: a number between 0 and 1 expected")
+        raise ReviewError(f"--accuracy must be between 0 and 1, got {arguments.accuracy}")
     if arguments.all or len(arguments.target) > 1:
         runs = watch.Runs(arguments.target, arguments.ruleset, arguments.accuracy)
         return watch.watch_many(runs, interval, as_json, once)
@@ -149,11 +149,10 @@ def _rcp(arguments: argparse.Namespace) -> int:
         return 0 if all(dossier.passed for dossier in dossiers) else 1
     batch_size = arguments.batch_size
     if batch_size < 1:
-        raise ReviewError(f"batch size {batch_size}: a positive integer expected")
+        raise ReviewError(f"batch size must be at least 1, got {batch_size}")
     point, reason = rcp.find(batch_size, arguments.ruleset, arguments.rcp_file)
-    known = {} if point is None else {"mean": point.mean, "std": point.std, "minimum": point.minimum}
-    found, line = {"batch_size": batch_size, "reason": reason, **known}, point.describe(batch_size) if point else reason
-    emit(arguments, json=lambda: found, text=lambda: print(line))
+    found = {"batch_size": batch_size, "reason": reason, **(pick(point, "mean std minimum") if point else {})}
+    emit(arguments, json=lambda: found, text=lambda: print(point.describe(batch_size) if point else reason))
     return 0 if point else 1
 
 
@@ -185,18 +184,10 @@ def _system(arguments: argparse.Namespace) -> int:
 
 def _package(arguments: argparse.Namespace) -> int:
     request = Request(
-        runs=arguments.runs,
-        organization=arguments.org,
-        system=arguments.system,
-        output=arguments.output,
+        **pick(arguments, "runs organization=org system output implementation commit config add ruleset"),
         description=arguments.description or Path("systems", f"{arguments.system}.json"),
         repository=arguments.repository or Path(__file__).resolve().parent.parent,
-        implementation=arguments.implementation,
-        commit=arguments.commit,
-        config=arguments.config,
-        add=arguments.add,
         encryption=Encryption(recipients=tuple(arguments.encrypt_for), passphrase_file=arguments.passphrase_file),
-        ruleset=arguments.ruleset,
         terms=_terms(arguments),
     )
     with status() as progress:
@@ -237,9 +228,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("target", type=Path, nargs="+", help="results; the first is what the others are compared with")
 
     one = command("watch", _watch, "a live run: progress to the target, time to go, projected RCP margin")
-    one.add_argument(
-        "target", type=Path, nargs="+", help="the log of the run, or a folder: the newest log below it; of several: all"
-    )
+    what = "the log of the run, or a folder: the newest log below it; of several: all"
+    one.add_argument("target", type=Path, nargs="+", help=what)
     one.add_argument("--all", action="store_true", help="every run below the folder at once: a sweep, ten trials")
     one.add_argument("--accuracy", type=float, help="target accuracy; unset: 0.720, or what config.json says if open")
     one.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="default %(default)s")
@@ -285,9 +275,8 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("-o", "--output", type=Path, required=True, help="the file, such as systems/DGXH100.json")
     one.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field's value; repeatable")
     one.add_argument("--answers", type=Path, metavar="FILE", help="JSON file of what no probe can know")
-    one.add_argument(
-        "--run", dest="run_folder", type=Path, metavar="FOLDER", help="take versions and GPUs from this run's folder"
-    )
+    what = "take versions and GPUs from this run's folder"
+    one.add_argument("--run", dest="run_folder", type=Path, metavar="FOLDER", help=what)
     one.add_argument("--update", action="store_true", help="keep what the file says, fill in its blanks")
     one.add_argument("--no-input", action="store_true", help="ask nothing, even on a terminal")
 
@@ -302,12 +291,10 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--commit", help="the code that ran; unset: as environment.json says")
     one.add_argument("--config", metavar="FILE", help="the config that ran; unset: as config.json says")
     one.add_argument("--repository", type=Path, metavar="FOLDER", help="git repository of the code; unset: this")
-    one.add_argument(
-        "--encrypt-for", action="append", default=[], metavar="KEY", help="encrypt the archive for a key of age or gpg"
-    )
-    one.add_argument(
-        "--passphrase-file", type=Path, metavar="FILE", help="encrypt the archive with the passphrase in it, by gpg"
-    )
+    what = "encrypt the archive for a key of age or gpg"
+    one.add_argument("--encrypt-for", action="append", default=[], metavar="KEY", help=what)
+    what = "encrypt the archive with the passphrase in it, by gpg"
+    one.add_argument("--passphrase-file", type=Path, metavar="FILE", help=what)
     return top
 
 

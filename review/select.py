@@ -44,12 +44,8 @@ class RunSet:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         runs = self.result.runs
-        return {
-            "runs": [run.path.name for run in runs],
-            "started": [_date(run) for run in (runs[0], runs[-1])],
-            "score_minutes": self.score,
-            "obstacles": self.result.obstacles,
-        }
+        about = {"runs": [run.path.name for run in runs], "started": [_date(run) for run in (runs[0], runs[-1])]}
+        return {**about, **pick(self, "score_minutes=score obstacles=result.obstacles")}
 
 
 @dataclass(frozen=True)
@@ -93,11 +89,9 @@ def select(result: Result) -> Selection:
         raise ReviewError(f"{path} {reason}: every run counts, so each must be read")
     if len(result.runs) < REQUIRED_RUNS:
         raise ReviewError(f"{result.folder}: holds {len(result.runs)} logs, a set has {REQUIRED_RUNS}")
-    runs = sorted(result.runs, key=_start)
-    sets = [
-        RunSet(first, Result(result.folder, tuple(runs[first : first + REQUIRED_RUNS]), ruleset=result.ruleset))
-        for first in range(len(runs) - REQUIRED_RUNS + 1)
-    ]
+    runs = tuple(sorted(result.runs, key=_start))
+    starts = range(len(runs) - REQUIRED_RUNS + 1)
+    sets = (RunSet(i, Result(result.folder, runs[i : i + REQUIRED_RUNS], ruleset=result.ruleset)) for i in starts)
     return Selection(result.folder, tuple(sets), result.crashes)
 
 

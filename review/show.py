@@ -49,7 +49,7 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
-    """Headings and a row for each run, what is of its result in front: for a spreadsheet."""
+    """Headings and a row for each run, with its result's columns first."""
     records = []
     for whole in map(checking.as_dict, results):
         shared = {name: whole[name] for name in (*_OF_RESULT, *_OF_SCORE)}

@@ -32,16 +32,16 @@ _ABOVE = 0.02  # share of the accuracies' range that a chart leaves above the ta
 _RUNNING = re.compile(r"running_\d+")
 _NO_LOG = "no result_*.txt here or below"
 _IDLE_SECONDS = 60.0  # after the last run ended, until no further trial is waited for
-_COLUMNS = (  # a column, and the least width of a terminal that has it
-    (Column(""), 0),
-    (Column("run", wraps=True), 0),
-    (Column("phase"), 0),
-    (Column("done", right=True), 70),
-    (Column("accuracy", right=True), 0),
-    (Column("evals", right=True), 100),
-    (Column("seq/s", right=True), 90),
-    (Column("time", right=True), 80),
-    (Column("to go", right=True), 0),
+_COLUMNS = (
+    Column(""),
+    Column("run", wraps=True),
+    Column("phase"),
+    Column("done", right=True, drop=4),
+    Column("accuracy", right=True),
+    Column("evals", right=True, drop=1),
+    Column("seq/s", right=True, drop=2),
+    Column("time", right=True, drop=3),
+    Column("to go", right=True),
 )
 
 
@@ -61,16 +61,13 @@ def find_log(target: Path) -> Path:
     if not target.exists():
         raise ReviewError(f"{target}: no such file or folder")
 
-    def age(path: Path) -> tuple[bool, float, str]:
-        modified = 0.0
-        with contextlib.suppress(OSError):
-            modified = path.stat().st_mtime
-        return bool(_RUNNING.fullmatch(path.parent.name)), modified, str(path)
-
-    logs = find_logs(target)
+    logs = []
+    for path in find_logs(target):
+        with contextlib.suppress(OSError):  # removed a moment ago
+            logs.append((bool(_RUNNING.fullmatch(path.parent.name)), path.stat().st_mtime, str(path)))
     if not logs and not is_test(target):
         raise ReviewError(f"{target}: {_NO_LOG}; name the log of a run, or its folder")
-    return max(logs, key=age, default=target)
+    return Path(max(logs)[2]) if logs else target
 
 
 def wait_for_log(target: Path, interval: float, sleep: Callable[[float], None] = time.sleep) -> Path:
@@ -93,7 +90,7 @@ class Follower:
 
     def __init__(self, path: Path, ruleset: str = DEFAULT_RULESET, target: float | None = None) -> None:
         self.path, self.ruleset, self.target = path, ruleset, target
-        self.log = path  # where it was first, whatever it is moved to
+        self.log = path  # its first place; the launcher moves it
         self._run: Run | None = None
         self._parser, self._read_bytes = LogParser(path), 0
         self._head = b""  # what the log began with
@@ -285,8 +282,7 @@ def render_many(found: list[Watched], out: Console) -> RenderableType:
                 duration(None if standing.done else standing.eta),
             ]
         )
-    shown = [index for index, (_, least) in enumerate(_COLUMNS) if out.width >= least]
-    table = output.table([_COLUMNS[i][0] for i in shown], [[row[i] for i in shown] for row in rows], styles)
+    table = output.table(*output.fit(_COLUMNS, rows, out.width), styles)
     return Group(table, *_chart([standing for _, standing in found], out, len(found) + 6))
 
 

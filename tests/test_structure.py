@@ -45,11 +45,12 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "implementations/finetune": [
         {"batches"},
-        {"squad", "glue"},
+        {"squad", "tables"},
+        {"glue"},
         {"models", "config"},
         {"tasks"},
         {"saved"},
-        {"train"},
+        {"train", "files"},
         {"commands", "demo", "__main__"},
     ],
     "input_preprocessing": [

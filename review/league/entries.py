@@ -98,8 +98,7 @@ _ALL_COLUMNS = (*COLUMNS, *HYPERPARAMETERS, "folder")
 
 def entry_of(result: Result, label: str, root: Path) -> Entry:
     """The line of a result. ``label``: what to call its round. ``root``: its folder is named from there."""
-    system = tree.system_file(result.folder)
-    described = (tree.read_json(system) if system else None) or {}
+    described = tree.description(result.folder)
     checked = result.score is not None and not result.obstacles
     kept = result.kept if result.score is not None else result.reached_kept
     nodes = number(_integer(described.get("number_of_nodes")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from review.logs.output import pick
 from review.results.score import Result
 from review.rulebook import rcp
 
@@ -58,18 +59,11 @@ class Dossier:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        test, result, point = self.result.rcp_test, self.result, self.result.rcp_point
         return {
-            "folder": result.folder,
-            "passed": test and test.passed,
-            "reason": test and test.reason,
-            "batch_size": result.batch_size,
-            "samples": {run.name: run.samples for run in result.runs},
-            "mean_samples": result.mean_samples,
-            "minimum": point.minimum if point else None,
+            **pick(self.result, "folder passed=rcp_test.passed reason=rcp_test.reason batch_size"),
+            "samples": {run.name: run.samples for run in self.result.runs},
+            **pick(self.result, "mean_samples minimum=rcp_point.minimum"),
             "short": self.short,
             "short_over_counted_runs": None if self.short is None else _COUNTED * self.short,
-            "nearest": [
-                {name: getattr(one, name) for name in ("batch_size", "mean", "std", "minimum")} for one in self.nearest
-            ],
+            "nearest": [pick(one, "batch_size mean std minimum") for one in self.nearest],
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What tables and charts call it: its file."""
+        """File name, for tables and charts."""
         return text(self.path.name)
 
     def broken(
@@ -91,35 +91,31 @@ class Run:
 
     @functools.cached_property
     def _clock(self) -> dict[str, Event]:
-        """run_start and run_stop of the official score: the last run_start before the first run_stop."""
         found: dict[str, Event] = {}
         for event in self.log.events:
-            if event.key in ("run_start", "run_stop"):
+            if event.key in ("run_start", "run_stop") and len(found) < 2:
                 found[event.key] = event
-            if len(found) == 2:
-                break
         return found
 
     @property
     def run_start(self) -> Event | None:
-        """The run_start that the official score counts."""
+        """The one that the official score counts: the last before the first run_stop."""
         return self._clock.get("run_start")
 
     @property
     def run_stop(self) -> Event | None:
-        """The run_stop that the official score counts."""
+        """The one that the official score counts."""
         return self._clock.get("run_stop")
 
     @functools.cached_property
     def status(self) -> str:
-        """success, aborted, whatever run_stop says, or incomplete; empty for a file without events."""
+        """Status of run_stop, such as success or aborted; incomplete without one; empty for a file without events."""
         if not self.log.events:
             return "empty"
-        stops = self.log.all("run_stop")
-        if not stops:
+        stop = next(iter(self.log.all("run_stop")[-1:]), None)
+        if stop is None:
             return "incomplete"
-        metadata = stops[-1].metadata
-        status = metadata.get("status") if isinstance(metadata, dict) else None
+        status = stop.metadata.get("status") if isinstance(stop.metadata, dict) else None
         return status if isinstance(status, str) and status else "no status"
 
     @functools.cached_property
@@ -163,8 +159,7 @@ class Run:
     def evaluations(self) -> list[Evaluation]:
         """Every evaluation up to run_stop, in the order of the log."""
         found: list[Evaluation] = []
-        start: float | None = None
-        stop: float | None = None
+        start, stop = None, None
         for event in self.log.events:
             if event.key == "eval_start":
                 start, stop = event.time_ms, None
@@ -175,16 +170,9 @@ class Run:
                 steps = None if self.counts_samples or samples is not None else event.meta("step_num", "step")
                 if steps is not None and self.batch_size:
                     samples = steps * self.batch_size
-                found.append(
-                    Evaluation(
-                        samples=samples,
-                        accuracy=accuracy,
-                        time_ms=event.time_ms,
-                        start_ms=start,
-                        stop_ms=stop if stop is not None or start is None else event.time_ms,
-                        line=event.line,
-                    )
-                )
+                end = stop if stop is not None or start is None else event.time_ms
+                one = Evaluation(samples=samples, accuracy=accuracy, time_ms=event.time_ms, line=event.line)
+                found.append(replace(one, start_ms=start, stop_ms=end))
                 start = stop = None
             elif event.key == "run_stop":
                 break
@@ -192,12 +180,12 @@ class Run:
 
     @functools.cached_property
     def converged(self) -> bool:
-        """Whether run_stop says success, which is what the RCP checker goes by."""
+        """Whether run_stop says success, as the RCP checker defines it."""
         return self.status == "success"
 
     @functools.cached_property
     def rcp_reading(self) -> Reading:
-        """What the RCP checker takes from the log."""
+        """Samples and batch size as the RCP checker reads them."""
         return read_rcp(self.log)
 
     @functools.cached_property
@@ -240,10 +228,10 @@ class Run:
     @functools.cached_property
     def evaluation_share(self) -> float | None:
         """Part of the clock that evaluations take; None where the log does not time them."""
-        seconds = [evaluation.seconds for evaluation in self.evaluations]
-        if not seconds or None in seconds or not self.minutes or self.minutes <= 0:
+        seconds = [evaluation.seconds for evaluation in self.evaluations if evaluation.seconds is not None]
+        if not seconds or len(seconds) < len(self.evaluations) or not self.minutes or self.minutes <= 0:
             return None
-        return sum(value for value in seconds if value is not None) / (self.minutes * 60)
+        return sum(seconds) / (self.minutes * 60)
 
     @functools.cached_property
     def throughput(self) -> list[tuple[float, float]]:

@@ -46,7 +46,7 @@ def curve_share(accuracy: float) -> float:
 
 @dataclass(frozen=True)
 class Standing:
-    """A run at ``now_ms``, a Unix time in milliseconds. What cannot be known yet is None."""
+    """A run at ``now_ms``, a Unix time in milliseconds. None: not known yet."""
 
     result: Result
     now_ms: float
@@ -96,7 +96,7 @@ class Standing:
 
     @functools.cached_property
     def stalled(self) -> bool:
-        """Whether the log is silent for longer than thrice the longest silence so far, and for a minute."""
+        """Whether the log has been silent for over a minute, and over three times its longest silence so far."""
         times = [event.time_ms for event in self.run.log.events]
         longest = max((b - a for a, b in itertools.pairwise(times)), default=0.0) / 1000
         return self.silent is not None and self.silent > max(_STALLED_SECONDS, 3 * longest)

@@ -10,50 +10,18 @@ import json
 import locale
 import re
 from pathlib import Path
+from typing import Any
 
 from review.logs.mllog import text
 from review.logs.output import Finding
 from review.rulebook.rules import broken
 
-# Every field that the official checker requires, and whether the submission rules (policies, "System description
-# JSON") want more than an empty string.
-FIELDS = {
-    "submitter": True,
-    "division": True,
-    "status": True,
-    "system_name": True,
-    "number_of_nodes": True,
-    "host_processors_per_node": True,
-    "host_processor_model_name": True,
-    "host_processor_core_count": True,
-    "host_processor_vcpu_count": False,
-    "host_processor_frequency": False,
-    "host_processor_caches": False,
-    "host_processor_interconnect": False,
-    "host_memory_capacity": True,
-    "host_storage_type": True,
-    "host_storage_capacity": True,
-    "host_networking": True,
-    "host_networking_topology": True,
-    "host_memory_configuration": True,
-    "accelerators_per_node": True,
-    "accelerator_model_name": True,
-    "accelerator_host_interconnect": True,
-    "accelerator_frequency": False,
-    "accelerator_on-chip_memories": False,
-    "accelerator_memory_configuration": True,
-    "accelerator_memory_capacity": True,
-    "accelerator_interconnect": True,
-    "accelerator_interconnect_topology": False,
-    "cooling": True,
-    "hw_notes": False,
-    "framework": True,
-    "other_software_stack": True,
-    "operating_system": True,
-    "sw_notes": False,
-}
+# Each field: what asks for it (an empty string will do where nothing does), what `system` asks and takes by default.
+TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("fields.json").read_text(encoding="utf-8"))
 # Fields of the submission rules' form that the official checker does not ask for; most published files have them.
-ASKED = ("host_network_card_count", "system_type")
+ASKED = tuple(name for name, field in TABLE.items() if field.get("needed") == "by the form")
+# Those that it requires, and whether the submission rules (policies, "System description JSON") want an answer.
+FIELDS = {name: "needed" in field for name, field in TABLE.items() if name not in ASKED}
 STATUSES = (
     "Available on-premise",
     "Available cloud",
@@ -62,17 +30,9 @@ STATUSES = (
 )
 DIVISIONS = ("closed", "open")
 # The official checker joins these to a line of a table and crashes on what is not a string.
-_STRINGS = (
-    "submitter",
-    "system_name",
-    "host_processor_model_name",
-    "host_processor_core_count",
-    "accelerator_model_name",
-    "accelerators_per_node",
-    "framework",
-)
+_STRINGS = tuple(name for name, field in TABLE.items() if "string" in field)
 _BLANK: tuple[object, ...] = (None, "", {}, [])
-COUNTS = ("number_of_nodes", "accelerators_per_node")
+COUNTS = tuple(name for name, field in TABLE.items() if "count" in field)
 
 
 def listed(value: object) -> str:

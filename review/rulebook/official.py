@@ -111,7 +111,7 @@ def _judge(tool: str, call: Callable[[list[logging.LogRecord]], bool], sender: C
     with _captured() as records:
         try:
             passed = bool(call(records))
-        except (Exception, SystemExit) as error:  # whatever an official tool raises is its verdict on this input
+        except (Exception, SystemExit) as error:  # any exception is its verdict on this input
             passed, crash = False, f"{type(error).__name__}: {error}"
     messages = tuple(_ordered(record.getMessage().strip()) for record in records if record.levelno >= logging.WARNING)
     sender.send(Outcome(tool=tool, passed=passed, messages=messages, crash=crash))
@@ -169,7 +169,7 @@ def check_power(folder: Path, logs: Iterable[Path], ruleset: str) -> tuple[froze
     with _captured():
         try:
             return frozenset(checker.check_power(str(folder), list(map(str, logs)))[1]), None
-        except Exception as error:  # whatever it raises is its verdict on this folder
+        except Exception as error:  # any exception is its verdict on this folder
             return frozenset(), f"{type(error).__name__}: {error}"
 
 

@@ -10,12 +10,17 @@ from review.logs.output import ERROR, Finding
 
 
 @functools.cache
-def _rules() -> dict[str, dict[str, str]]:
+def _rules() -> dict[str, dict[str, Any]]:
     import yaml  # type: ignore[import-untyped]
 
     content = Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8")
-    found: dict[str, dict[str, str]] = yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    found: dict[str, dict[str, Any]] = yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return found
+
+
+def official() -> dict[str, dict[str, str]]:
+    """The compliance checker's rules: ``hints`` by key of a log, ``words`` for its snippets of Python."""
+    return _rules()["official"]
 
 
 def broken(

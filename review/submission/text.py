@@ -32,17 +32,11 @@ def system_readme(system: str, organization: str, result: Result, description: d
     rows = [f"| {name} | {_cell(value)} |" for name, value in facts.items() if value not in (None, "")]
     logged = [f"| `{name}` | {_cell(value)} |" for name, value in result.runs[0].hyperparameters.items()]
     own = all(code.has(path) for path in _OWN)  # this repository, or a fork of it
-    return _filled(
-        "system",
-        run_again=_filled("run_again", config=code.config) if own else _filled("run_other"),
-        where=f"\n{_filled('where')}" if own else "",
-        system=system,
-        organization=organization,
-        facts="\n".join(rows),
-        commit=code.commit,
-        config_text=code.read(code.config).strip(),
-        hyperparameters="\n".join(logged),
-    )
+    about = {"system": system, "organization": organization, "commit": code.commit}
+    again = _filled("run_again", config=code.config) if own else _filled("run_other")
+    tables = {"facts": "\n".join(rows), "hyperparameters": "\n".join(logged)}
+    where, config = f"\n{_filled('where')}" if own else "", code.read(code.config).strip()
+    return _filled("system", run_again=again, where=where, config_text=config, **about, **tables) + "\n"
 
 
 def organization_readme(organization: str, systems: list[str], root: Path, terms: Terms = USUAL) -> str:
@@ -56,11 +50,12 @@ def organization_readme(organization: str, systems: list[str], root: Path, terms
             score = "" if result.score is None else f"{result.score:.4f}"
             accelerators = "" if result.accelerators is None else str(result.accelerators)
             rows.append(f"| {system} | {accelerators} | {score} | {len(result.runs)} | {links} |")
-    return _filled("organization", organization=organization, rows="\n".join(rows))
+    return _filled("organization", organization=organization, rows="\n".join(rows)) + "\n"
 
 
-def _filled(name: str, **values: str) -> str:
-    return Path(__file__).with_name("templates").joinpath(f"{name}.md").read_text(encoding="utf-8").format(**values)
+def _filled(template: str, **values: str) -> str:
+    content = Path(__file__).with_name("templates").joinpath(f"{template}.md").read_text(encoding="utf-8")
+    return content.format(**values).strip()
 
 
 def _cell(value: Any) -> str:

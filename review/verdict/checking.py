@@ -210,10 +210,11 @@ def _checked(path: Path, title: str, outcomes: tuple[Outcome, ...], findings: li
     official_ones = [one.severity for one in findings if one.source in _OFFICIAL]
     rule, failing = "the official checkers pass", [outcome for outcome in outcomes if not outcome.passed]
     if failing and ERROR not in official_ones:
+        tree_of = str((tree.organization(path) or path).absolute())
         for one in failing:
             why = f"crashes: {one.crash}" if one.crash else "; ".join(one.messages) or "gives no reason"
             source = "repository" if one.tool == "repo_checker" else "package"
-            said = f"the official {one.tool} {why}"
+            said = f"the official {one.tool} {why.replace(f'{tree_of}/', '').replace(tree_of, 'the submission')}"
             findings = [*findings, Finding(ERROR, said, source, path, rule=rule, hint="its own words")]
     elif not failing:
         wrong = [one for one in findings if one.source in _OFFICIAL and one.severity == ERROR]

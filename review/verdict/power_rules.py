@@ -69,8 +69,7 @@ def check_power(result: Result) -> Iterator[Finding]:
 
 def _described(result: Result, field: str) -> int:
     """A count of the system description; -1 where it does not say."""
-    path = tree.system_file(result.folder)
-    count = str(((tree.read_json(path) if path else None) or {}).get(field, "")).strip()
+    count = str(tree.description(result.folder).get(field, "")).strip()
     return int(count) if count.isdecimal() else -1
 
 

@@ -33,7 +33,7 @@ def _canonical(value: Any) -> str:
 
 
 def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Finding]:
-    """What is the same in all runs. The name of who submits is worth a warning, all else an error."""
+    """Values that differ from those of most runs: of the submitter a warning, else an error."""
     runs = [run for run in result.runs if run.log.events and run is not result.accepted_failure]
     for key in keys:
         severity = WARNING if key in SUBMISSION and key != "submission_division" else ERROR
@@ -65,7 +65,7 @@ def _check_seeds(result: Result) -> Iterator[Finding]:
 
 
 def _check_copies(result: Result) -> Iterator[Finding]:
-    """Two runs with one clock, or with the same accuracies to the last digit, whatever clock and seed say."""
+    """Two runs with one clock, or with the same accuracies to the last digit."""
     clocks: dict[tuple[float, float], Run] = {}
     accuracies: dict[tuple[float, ...], Run] = {}
     for run in result.runs:

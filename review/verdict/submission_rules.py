@@ -122,9 +122,8 @@ def categories(status: object) -> frozenset[str]:
 
 def _check_against_logs(result: Result) -> Iterator[Finding]:
     """Division, category, number of accelerators and submitter, in the description and in the logs."""
-    system = tree.system_file(result.folder)
-    content = tree.read_json(system) if system else None
-    if system is None or content is None:
+    system, content = tree.system_file(result.folder), tree.description(result.folder)
+    if not content:
         return
 
     def logged(key: str, runs: Sequence[Run]) -> set[str]:
@@ -151,7 +150,7 @@ def _check_against_logs(result: Result) -> Iterator[Finding]:
 
 
 def check_organization(root: Path) -> list[Finding]:
-    """What a submission has beside its results."""
+    """A submission's README, code and descriptions."""
     found = []
     for name in ("README.md", "LICENSE.md"):
         if not (root / name).is_file() and not (root / name.removesuffix(".md")).is_file():
@@ -179,7 +178,7 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
     target = organization / "results" / system / (source.name if root else BENCHMARK)
     target.mkdir(parents=True)
     (organization / "systems").mkdir()
-    opened = {PARAMETERS, tree.POWER} if root else {tree.POWER}  # but for the logs, whatever they are
+    opened = {PARAMETERS, tree.POWER} if root else {tree.POWER}  # beside the logs
     for path in source.iterdir():
         if path.name in opened or tree.RESULT_NAME.fullmatch(path.name):
             _link(target / path.name, path)

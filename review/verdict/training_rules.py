@@ -32,9 +32,9 @@ _EARLIEST_MS, _LATEST_MS = 1.4e12, 4.1e12  # 2014, before the first round, and 2
 
 
 def check_run(run: Run, division: str | None = None) -> list[Finding]:
-    """The rules that one log can break. ``division``: of its result; unset: as the log says."""
+    """The rules that one log can break. ``division``: that of its result; unset: as logged."""
     if not run.log.events:
-        return []  # which is said already
+        return []  # a finding of the compliance rules
     found = [*_check_clock(run), *_check_submission(run)]
     if (division or run.log.value("submission_division")) == "closed":
         found += [*_check_fixed_values(run), *_check_evaluations(run), *_check_interval(run), *_check_target(run)]
@@ -115,7 +115,7 @@ def _positive_integer(value: Any) -> bool:
     return (found := number(value)) is not None and found >= 1 and found == int(found)
 
 
-# key: (whether a value is allowed, what is, whence)
+# key: (is a value allowed?, what is expected, source of the rule)
 _TABLE = "the hyper-parameter table of the training rules"
 _FIXED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "opt_name": (lambda value: str(value).casefold() == "lamb", "lamb", "closed BERT trains with LAMB"),

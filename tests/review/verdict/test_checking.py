@@ -305,6 +305,14 @@ def test_what_stops_the_official_checker_is_not_official(mutate, submission, cap
     assert not json.loads(capsys.readouterr().out)[0]["official"]
 
 
+@pytest.mark.parametrize("command", ["show", "check", "compare", "league", "report"])
+def test_a_ruleset_that_is_not_there_is_one_line_and_no_result(command, submission, capsys):
+    assert main([command, str(submission), "--ruleset", "5.1.0"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("review: error: --ruleset 5.1.0: no ruleset with BERT; there are 0.7.0, ")
+    assert (said.out, said.err.count("\n")) == ("", 1)
+
+
 @pytest.mark.parametrize(
     "name", ["result_3.txt", "package_checker_params", "../package_checker_params", "../../../systems/other.json"]
 )
