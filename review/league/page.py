@@ -10,8 +10,8 @@ from typing import NamedTuple
 from review.league.entries import Entry
 from review.league.ranking import BY, League
 from review.league.table import COLUMNS, EXPLAINED, cells, size
-from review.logs.output import write_whole
-from review.report.chart import Axis, Chart, Mark, Point, Series
+from review.logs.output import ReviewError, write_whole
+from review.report.chart import Axis, Chart, Mark, Point, Series, svg
 from review.report.page import render
 from review.results.score import UNVERIFIED
 
@@ -201,3 +201,11 @@ def build_page(league: League) -> str:
 def write_page(league: League, output: Path) -> None:
     """Writes the page whole. Raises ReviewError."""
     write_whole(output, build_page(league).encode("utf-8"))
+
+
+def write_picture(league: League, output: Path) -> None:
+    """Writes the chart of times over accelerators. Raises ReviewError where no system was measured in several sizes."""
+    drawn = _scaling(league)
+    if not drawn:
+        raise ReviewError(f"{output}: no system of these results was measured in several sizes, so there is no chart")
+    write_whole(output, svg(drawn[0], f"{len(league.ranked)} results of MLPerf Training BERT"))

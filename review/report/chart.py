@@ -340,6 +340,20 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
 
 def picture(chart: Chart, subject: str) -> bytes:
     """A PNG of 1920 x 1080 pixels with title and legend. ``subject`` names the result. Raises ReviewError."""
+    css = f"{style_sheet()} svg text {{ font-family: '{_font()}', sans-serif; }}"
+    return _render(_whole(chart, subject), *PICTURE, css)
+
+
+def svg(chart: Chart, subject: str) -> str:
+    """The same as a file of its own, in the light colours and the reader's font."""
+    width, height = PICTURE
+    paper = f"<style>{style_sheet()}</style>{_tag('rect', width=width, height=height, fill='#ffffff')}"
+    box = f"0 0 {width} {height}"
+    return _tag("svg", paper + _whole(chart, subject), xmlns="http://www.w3.org/2000/svg", viewBox=box) + "\n"
+
+
+def _whole(chart: Chart, subject: str) -> str:
+    """Title, drawing and legend of a picture."""
     width, height, margin = *PICTURE, 20
     entries: list[str] = []
     x, y = 0.0, 0.0
@@ -366,8 +380,7 @@ def picture(chart: Chart, subject: str) -> bytes:
         ),
         _tag("g", "".join(entries), transform=f"translate({margin} {height - margin - below + 18:.0f})"),
     ]  # fmt: skip
-    css = f"{style_sheet()} svg text {{ font-family: '{_font()}', sans-serif; }}"
-    return _render("\n".join(parts), *PICTURE, css)
+    return "\n".join(parts)
 
 
 @functools.cache

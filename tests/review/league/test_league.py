@@ -220,6 +220,16 @@ def test_the_page_draws_scaling_and_trend_and_escapes_names(submission, tmp_path
     assert "Unverified until MLCommons has reviewed it" in html.unescape(page)
 
 
+def test_the_picture_of_the_readme_is_what_its_command_makes(repository, tmp_path, capsys):
+    (command,) = re.findall(r"`python -m review (league [^`]*--svg \S+)`", (repository / "README.md").read_text())
+    *words, file = command.split()
+    assert main([*words, str(tmp_path / "league.svg")]) == 0
+    assert (tmp_path / "league.svg").read_text() == (repository / file).read_text()
+    assert f"]({file})" in (repository / "README.md").read_text()
+    assert main(["league", "--published", "--accelerators", "8", "--svg", str(tmp_path / "none.svg")]) == 2
+    assert "so there is no chart" in capsys.readouterr().err
+
+
 def test_only_the_script_of_the_page_may_run():
     page = build_page(League((), published()))
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
