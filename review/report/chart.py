@@ -282,9 +282,14 @@ def _end_labels(
     for x, y, falls, series in sorted(groups, key=lambda group: -group[1]):
         label = ", ".join(one.label for one in sorted(series, key=lambda one: one.run))
         half = 0.58 * _width(label)  # bold
-        x, y = min(max(x + falls * half, half), size.width - half), y - 8
-        while near := [at for other, wide, at in placed if abs(other - x) < wide + half and abs(at - y) < 13]:
-            y = min(near) - 13
+        x = min(max(x + falls * half, half), size.width - half)
+        near = [at for other, wide, at in placed if abs(other - x) < wide + half]
+        for at, step in ((y - 8, -13), (y + 16, 13)):  # below the end where there is no room above
+            while covered := [other for other in near if abs(other - at) < 13]:
+                at = (max if step > 0 else min)(covered) + step
+            if at >= 10:
+                break
+        y = at
         placed.append((x, half, y))
         style = f"series {series[0].style}" if len(series) == 1 else ""
         yield _tag("g", _text(x, y, label, "middle", "note end"), class_=style, data_run=series[0].run)

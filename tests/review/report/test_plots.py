@@ -257,6 +257,7 @@ def test_names_of_curves_cover_neither_each_other_nor_the_target(size, real_fold
         ]
         for index, (x, y, half) in enumerate(places):
             assert half <= x + 1
+            assert y >= 10, "in sight"
             assert x + half <= width + 1
             assert all(abs(y - b) >= 12.9 or abs(x - a) >= half + other for a, b, other in places[:index])
 
