@@ -50,7 +50,9 @@ def read_state_dict(path: Path) -> Mapping[str, Tensor]:
         loaded = _read(path)
     except Exception as error:  # each format has its own errors for a damaged file
         if path.suffix in (".txt", ".json", ".tsv") and not path.name.endswith(".index.json"):
-            raise ConfigError(f"INIT_CHECKPOINT={path}: no weights: give the .pt or .safetensors") from None
+            raise ConfigError(
+                f"INIT_CHECKPOINT={path}: no weights: give the .pt or .safetensors, or its folder"
+            ) from None
         raise ConfigError(f"INIT_CHECKPOINT={path}: not a readable checkpoint ({damage(error)})") from None
     for key in ("model", "state_dict"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
@@ -181,7 +183,9 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]], path: Path | None) -> No
     """Raises ConfigError naming one that holds NaN or infinity."""
     for name, tensor in tensors:
         if not tensor.isfinite().all():
-            raise ConfigError(f"{path}: {name} holds NaN or infinity: start from other weights")
+            raise ConfigError(
+                f"{path}: {name} holds NaN or infinity: start from other weights, or from an earlier checkpoint"
+            )
 
 
 class Checksum:
@@ -218,5 +222,6 @@ def check_vocabulary(path: Path | None, vocab_md5: str) -> None:
     known = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("vocab_md5")
     if known and known != vocab_md5:
         raise ConfigError(
-            f"INIT_CHECKPOINT={path}: trained with another vocabulary (md5 {known}) than the data's ({vocab_md5})"
+            f"INIT_CHECKPOINT={path}: trained with another vocabulary (md5 {known}) than that of the training data "
+            f"({vocab_md5}): prepare the data with the same vocab.txt, or start from other weights"
         )

@@ -154,7 +154,10 @@ def run(config: Config) -> None:
                     flush=True,
                 )
         if bandwidth < config.min_bandwidth:
-            raise AllReduceError(f"bus bandwidth {bandwidth:.2f} GB/s < NCCL_TEST_MIN_GBPS={config.min_bandwidth:g}")
+            raise AllReduceError(
+                f"the bus bandwidth of all-reduce is {bandwidth:.2f} GB/s, "
+                f"below NCCL_TEST_MIN_GBPS={config.min_bandwidth:g}"
+            )
 
 
 def main(environ: Mapping[str, str]) -> int:

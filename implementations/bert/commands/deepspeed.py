@@ -45,7 +45,9 @@ def _exports(path: Path, ranks: int) -> Iterator[str]:
     found = ds_config.read(path)
     meanings, zero = ds_config.meanings(found, ranks), found.get("zero_optimization", {})
     if zero.get("stage") == 3 or ds_config.offloads(zero):
-        raise ConfigError(f"{path}: our own engine has no stage 3 and no offload: set ENGINE=deepspeed")
+        raise ConfigError(
+            f"{path}: zero_optimization: our own engine has no stage 3 and no offload: set ENGINE=deepspeed"
+        )
     for key, name, value, explicit in meanings:
         yield f"export {name}={shlex.quote(value)} # {key}{'' if explicit else ', the default'}"
     for key in ds_config.deepspeed_only(found):

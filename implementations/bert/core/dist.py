@@ -52,7 +52,8 @@ class Config:
             raise ConfigError(f"RANK={self.rank} with WORLD_SIZE={self.world_size}: a rank is below the world size")
         if self.emulated_rank is not None and (self.rank or self.emulated_rank >= self.world_size):
             raise ConfigError(
-                f"EMULATE_RANK={self.emulated_rank}: start one process, and export WORLD_SIZE, the ranks of the job"
+                f"EMULATE_RANK={self.emulated_rank} with WORLD_SIZE={self.world_size}, RANK={self.rank}: start one "
+                "process, and export WORLD_SIZE, the ranks of the job, of which EMULATE_RANK is one"
             )
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("DEVICE=cuda, and PyTorch finds no GPU here: set DEVICE=cpu, or check nvidia-smi")
@@ -99,7 +100,8 @@ class World:
         if use_cuda:
             if config.local_rank >= torch.cuda.device_count():
                 raise ConfigError(
-                    f"LOCAL_RANK={config.local_rank}: only {torch.cuda.device_count()} GPUs: lower DGXNGPU"
+                    f"LOCAL_RANK={config.local_rank}, and this node shows {torch.cuda.device_count()} GPUs: "
+                    "lower DGXNGPU or check CUDA_VISIBLE_DEVICES"
                 )
             torch.cuda.set_device(config.local_rank)
         elif config.num_threads:
@@ -181,7 +183,8 @@ class World:
         while not event.query():
             if time.monotonic() > deadline:
                 raise HangError(
-                    f"rank {self.rank}: no step done in DIST_TIMEOUT={self.timeout_seconds} s: a rank is gone or hangs"
+                    f"rank {self.rank}: the GPU did not finish a step within DIST_TIMEOUT={self.timeout_seconds} s; "
+                    "another rank is gone or hangs"
                 )
             time.sleep(POLL_SECONDS)
 

@@ -148,7 +148,8 @@ def gather_batch(
         )  # fmt: skip
         if not sound:
             raise DataError(
-                "training data: damaged offsets of sequences: find the file with python -m input_preprocessing verify"
+                f"training data: offsets of sequences lead out of their file, or over {max_seqlen} tokens; find the "
+                "damaged file with python -m input_preprocessing verify"
             )
     np.cumsum(starts, out=starts)
     np.cumsum(masked_starts, out=masked_starts)
@@ -162,7 +163,8 @@ def gather_batch(
         )  # fmt: skip
         if vocab_size is not None and not 0 <= smallest <= largest < vocab_size:
             raise DataError(
-                f"training data have token ids {smallest} to {largest}, and vocab_size is {vocab_size}: use a pair"
+                f"token ids {smallest} to {largest} in the training data, and bert_config.json has vocab_size "
+                f"{vocab_size}: the data and BERT_CONFIG are of different vocabularies"
             )
     return PretrainingBatch(
         input_ids=torch.from_numpy(tokens[0]),

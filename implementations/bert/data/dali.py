@@ -29,7 +29,9 @@ def is_installed() -> bool:
 def check() -> None:
     """Raises ConfigError where DALI is not installed."""
     if not is_installed():
-        raise ConfigError("DATA_LOADER=dali: NVIDIA DALI is missing: pip install -r requirements/dali.txt")
+        raise ConfigError(
+            "DATA_LOADER=dali: NVIDIA DALI is not installed: pip install -r requirements/dali.txt, or unset DATA_LOADER"
+        )
 
 
 class DaliLoader:

@@ -48,7 +48,8 @@ class Sampler:
         self.steps_per_epoch = self.rows_per_rank // self._rows_in_order
         if self.steps_per_epoch == 0:
             raise DataError(
-                f"{num_rows} rows of training data do not fill one step of {num_runs} x {self._rows_in_order}: add data"
+                f"{int(row_counts.sum())} rows of training data do not fill one step of {num_runs} ranks x "
+                f"{self._rows_in_order} rows: prepare more data, or lower BATCHSIZE or GRADIENT_STEPS"
             )
         self._order = lru_cache(maxsize=2)(self._file_order)
         self._permutation = lru_cache(maxsize=4)(
@@ -213,7 +214,10 @@ def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:
     if wanted:
         counts = [int(count) for count in wanted.split(":")]
         if len(counts) != len(sizes) or sum(counts) != batch_size:
-            raise DataError(f"BIN_COUNTS={wanted}: expected {len(sizes)} numbers with the sum BATCHSIZE={batch_size}")
+            raise DataError(
+                f"BIN_COUNTS={wanted}: expected {len(sizes)} numbers, one a bin of the data, with the sum "
+                f"BATCHSIZE={batch_size}"
+            )
         return counts
     exact = sizes * batch_size / sizes.sum()
     by_share = np.floor(exact).astype(np.int64)

@@ -56,7 +56,10 @@ def list_bins(folder: Path, variable: str) -> list[list[Path]]:
     """
     found = [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()] if folder.is_dir() else []
     if not found:
-        raise DataError(f"{variable}={folder}: no bins (folders 128, 256, ...): run python -m input_preprocessing bins")
+        raise DataError(
+            f"{variable}={folder}: no bins (folders 128, 256, ...) in it; make them with "
+            "python -m input_preprocessing bins, or set BATCHING=rows"
+        )
     return [list_shards(path, variable) for path in sorted(found, key=lambda path: int(path.name))]
 
 
@@ -156,10 +159,14 @@ class Shards:
         records, metadata = open_records(path)
         if metadata.max_seq_length > self.max_seq_length:
             raise DataError(
-                f"{path}: made for {metadata.max_seq_length} tokens, and MAX_SEQ_LENGTH={self.max_seq_length}: raise it"
+                f"{path}: made for sequences of up to {metadata.max_seq_length} tokens, and MAX_SEQ_LENGTH is "
+                f"{self.max_seq_length}: set MAX_SEQ_LENGTH={metadata.max_seq_length} or prepare the data again"
             )
         if self.vocab_md5 and metadata.vocab_md5 and metadata.vocab_md5 != self.vocab_md5:
-            raise DataError(f"{path}: made with another vocabulary (md5 {metadata.vocab_md5}) than {self.vocab_md5}")
+            raise DataError(
+                f"{path}: made with another vocabulary (md5 {metadata.vocab_md5}) than {self.vocab_md5}: "
+                "do not mix data sets"
+            )
         self.vocab_md5 = self.vocab_md5 or metadata.vocab_md5
         expected = self._entries.get(path, Entry(records.num_rows))
         if expected.rows != records.num_rows or expected.content_digest not in ("", metadata.content_digest):

@@ -62,10 +62,14 @@ class Config:
         zero = found.get("zero_optimization", {})
         if self.checkpoints and (elsewhere := sorted(WRITE_ELSEWHERE & found.get("checkpoint", {}).keys())):
             raise ConfigError(
-                f"DEEPSPEED_CHECKPOINTS=1 and checkpoint.{elsewhere[0]} in {self.path}, which moves files: remove it"
+                f"DEEPSPEED_CHECKPOINTS=1 and checkpoint.{elsewhere[0]} in {self.path}: the folder would get its name "
+                "before it is whole: remove the entry"
             )
         if zero.get("stage", 0) == 0:
-            raise ConfigError(f"ENGINE=deepspeed and zero_optimization.stage is 0 in {self.path}: set 1, 2 or 3")
+            raise ConfigError(
+                f"ENGINE=deepspeed and zero_optimization.stage is 0 in {self.path}: set 1, 2 or 3; without ZeRO, unset "
+                "ENGINE"
+            )
         ds_config.validate(deepspeed, zero)
         wrong = {
             **others,

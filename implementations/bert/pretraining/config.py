@@ -73,7 +73,10 @@ class Config(ModelFiles, Hardware):
         if self.steps_this_run and self.checkpoint.directory is None:
             raise ConfigError("STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from")
         if self.checkpoint.shards and self.zero.is_deepspeed:
-            raise ConfigError("ENGINE=deepspeed: set CHECKPOINT_SHARDS=0 DEEPSPEED_CHECKPOINTS=1")
+            raise ConfigError(
+                "CHECKPOINT_SHARDS=1 writes our own engine's shards: with ENGINE=deepspeed set CHECKPOINT_SHARDS=0 "
+                "DEEPSPEED_CHECKPOINTS=1"
+            )
         if self.checkpoint.shards and not self.optim.is_sharded(self.device):
             raise ConfigError("CHECKPOINT_SHARDS=1 needs a sharded optimizer: set SHARD_OPTIMIZER=1")
         others = {"CUDA_GRAPH=1": bool(self.graph.cuda_graph), "WARMUP_RUN=1": bool(self.warm_up)}
@@ -84,8 +87,10 @@ class Config(ModelFiles, Hardware):
             uses_graph=self.uses_graph,
         )
         if self.data.max_seq_length > self.model.max_position_embeddings:
-            most = self.model.max_position_embeddings
-            raise ConfigError(f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds max_position_embeddings {most}")
+            raise ConfigError(
+                f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds max_position_embeddings "
+                f"{self.model.max_position_embeddings} of {self.bert_config_path}"
+            )
         if not self.data.synthetic:
             _ = self.data.source
         if not self.data.synthetic and self.evaluate.evaldir is None and self.evaluates:

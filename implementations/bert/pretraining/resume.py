@@ -171,7 +171,10 @@ def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
     if isinstance(trained, Step):
         trained.optimizer.gather()
     if not is_finite(trained.state_tensors(), world):
-        raise ConfigError(f"{path} holds NaN or infinity (--check says where): start from others, or remove the newest")
+        raise ConfigError(
+            f"{path} holds weights or moments that are NaN or infinite (--check names the first): start from others, "
+            "or remove the newest checkpoint to resume from the one before"
+        )
 
 
 def check_ranks(config: Config, world: World, saved: dict[str, Any] | None) -> None:
@@ -248,12 +251,18 @@ def warm_start(path: Path, optimizer: str, shapes: Mapping[str, torch.Size]) -> 
     if isinstance(found, Mapping) and "masters" in found:
         trained_with = saved.get("run", {}).get("OPTIMIZER")
         if trained_with != optimizer:
-            raise ConfigError(f"INIT_OPTIMIZER=1: {path} is of OPTIMIZER={trained_with}, this run has {optimizer}")
+            raise ConfigError(
+                f"INIT_OPTIMIZER=1: {path} is of OPTIMIZER={trained_with}, this run has {optimizer}: use the same, or "
+                "INIT_OPTIMIZER=0"
+            )
         state = dict(found)
     elif isinstance(found, Mapping) and {"state", "param_groups"} <= found.keys():
         state = _deep_learning_examples(saved, path)
     else:
-        raise ConfigError(f"INIT_OPTIMIZER=1: {path} holds no optimizer's state: expected a step_*.pt or ckpt_*.pt")
+        raise ConfigError(
+            f"INIT_OPTIMIZER=1: {path} holds no optimizer's state: expected a step_*.pt of this trainer, or a "
+            "ckpt_*.pt of DeepLearningExamples"
+        )
     for part, tensors in state.items():
         if not isinstance(tensors, Mapping):
             continue
@@ -280,7 +289,8 @@ def _deep_learning_examples(saved: Mapping[str, Any], path: Path) -> dict[str, A
     moments = saved["optimizer"]["state"]
     if len(moments) != len(order):
         raise ConfigError(
-            f"INIT_OPTIMIZER=1: {path} has moments of {len(moments)} parameters and weights of {len(order)}: not BERT's"
+            f"INIT_OPTIMIZER=1: {path} has moments of {len(moments)} parameters and weights of {len(order)}: expected "
+            "a ckpt_*.pt of DeepLearningExamples' BERT"
         )
     masters = saved.get("master params") or [found[name] for name in order]
     numbers = [number for group in saved["optimizer"]["param_groups"] for number in group["params"]]

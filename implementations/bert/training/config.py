@@ -58,7 +58,8 @@ class Hardware:
         attention.check(self.kernels.attention, self.device, dropout, dtype, uses_graph)
         if uses_graph and self.recompute.layers and not self.recomputes_in_graph:
             raise ConfigError(
-                "RECOMPUTE_LAYERS in a CUDA graph: set ATTENTION=triton or cudnn_frontend, FUSED=auto; or CUDA_GRAPH=0"
+                "RECOMPUTE_LAYERS in a CUDA graph needs dropout of ours: set ATTENTION=triton or cudnn_frontend, "
+                "and FUSED=auto, or CUDA_GRAPH=0"
             )
         if gradient_steps > 1 and self.numerics.is_low and not self.optim.is_sharded(self.device):
             raise ConfigError(

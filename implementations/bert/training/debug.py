@@ -157,7 +157,9 @@ def _opened(path: Path) -> Iterator[Any]:
         except (KeyError, TypeError, ValueError):
             complete = False
         if not complete:
-            raise DataError(f"{path}: not written by CAPTURE: name a capture_<TRIAL> or a file of it")
+            raise DataError(
+                f"{path}: a file of tensors, but none that CAPTURE wrote: name a capture_<TRIAL> or a file of it"
+            )
         yield file
 
 

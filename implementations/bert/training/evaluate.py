@@ -93,7 +93,8 @@ class Evaluator:
         self.vocab_md5 = shards.vocab_md5
         if records.num_sequences < config.num_examples:
             raise DataError(
-                f"{config.evaldir}: {records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is {config.num_examples}"
+                f"EVALDIR={config.evaldir}: {records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is "
+                f"{config.num_examples}: prepare the evaluation set again, or lower NUM_EVAL_EXAMPLES"
             )
         if records.input_ids.max() >= vocab_size or records.masked_lm_ids.max() >= vocab_size:
             raise DataError(f"EVALDIR={config.evaldir}: token ids past vocab_size {vocab_size} of bert_config.json")

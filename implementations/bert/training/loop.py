@@ -148,6 +148,7 @@ class StepCounter:
             self.resolved, self.resolved_batches = self.done, self.batches
         elif self.batches - self.resolved_batches > MOST_OVERFLOWS:
             raise TrainingError(
-                f"gradients overflowed {self.batches - self.resolved_batches} times after step {self.done}: lower LR"
+                f"gradients were not finite in {self.batches - self.resolved_batches} steps in a row after step "
+                f"{self.done}: lower LR or INIT_LOSS_SCALE, or look at the data"
             )
         return self.done == expected

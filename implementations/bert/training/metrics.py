@@ -212,7 +212,10 @@ class Progress:
             raise TrainingError(f"the loss is {loss} at step {step}: lower LR, or look at the data")
         # Loss scaling skips steps (StepCounter.resolve ends a run that takes none any more); nothing else may.
         if overflows and not self.skips_overflows:
-            raise TrainingError(f"gradients were not finite in {overflows} steps up to step {step}: lower LR")
+            raise TrainingError(
+                f"gradients were not finite in {overflows} of the {self.span_steps} steps up to step {step}: "
+                "lower LR, or look at the data"
+            )
         values = {
             "step": step,
             "epoch": self.epochs(batches, samples),

@@ -48,11 +48,18 @@ class Config:
         if unused := {name for name, differs in changed.items() if differs} - RULES[self.schedule][1]:
             raise ConfigError(f"LR_SCHEDULE={self.schedule} does not use {', '.join(sorted(unused))}: leave it unset")
         if not self.warmup_steps and self.start_warmup_step:
-            raise ConfigError("START_WARMUP_STEP needs WARMUP_STEPS")
+            raise ConfigError(
+                "START_WARMUP_STEP is set and WARMUP_STEPS is not: set WARMUP_STEPS, or START_WARMUP_STEP=0"
+            )
         if RULES[self.schedule][0] is by_share and self.warmup_share + self.constant_proportion > 1:
-            raise ConfigError("CONSTANT_PROPORTION and the warm-up together exceed the whole run: lower one")
+            raise ConfigError(
+                f"CONSTANT_PROPORTION={self.constant_proportion:g} and a warm-up of {self.warmup_share:g} of the "
+                "steps: expected a sum of at most 1"
+            )
         if self.schedule == "samsung" and self.warmup[0] >= self.length:
-            raise ConfigError("LR_SCHEDULE=samsung: the warm-up leaves no step for the decay: shorten it")
+            raise ConfigError(
+                f"LR_SCHEDULE=samsung: a warm-up of {self.warmup[0]} steps leaves none of {self.length} for the decay"
+            )
 
     @property
     def length(self) -> int:

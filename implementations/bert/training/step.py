@@ -95,7 +95,8 @@ def check_finite(state: Iterable[Tensor], world: World, step: int) -> None:
     """Before a checkpoint: raises TrainingError, on all ranks, where a state is not finite after ``step``."""
     if not is_finite(state, world):
         raise TrainingError(
-            f"weights or moments are not finite at step {step}, and are not saved: lower LR; earlier checkpoints stay"
+            f"weights or moments are not finite at step {step}, and are not saved: lower LR, or look at the data; "
+            "checkpoints of earlier steps are kept"
         )
 
 

@@ -113,7 +113,7 @@ def test_bandwidth_below_the_sites_demand_fails(monkeypatch):
     world.rank, world.size = 1, 2
     monkeypatch.setattr(allreduce, "connect", lambda config: world)
     monkeypatch.setattr(allreduce, "measure", lambda num_bytes, world: num_bytes / 1e9)  # 1 GB/s
-    with pytest.raises(allreduce.AllReduceError, match=r"bandwidth 1.00 GB/s < NCCL_TEST_MIN_GBPS=1.6$"):
+    with pytest.raises(allreduce.AllReduceError, match=r"is 1.00 GB/s, below NCCL_TEST_MIN_GBPS=1.6$"):
         allreduce.run(from_env(allreduce.Config, SETTINGS | {"RANK": "1", "NCCL_TEST_MIN_GBPS": "1.6"}))
 
 

@@ -204,7 +204,7 @@ def test_a_vocabulary_that_is_not_the_models_is_refused(make_records, tmp_path: 
     with pytest.raises(ConfigError, match="CHECKPOINTDIR_PHASE1"):
         open_masks(config, source, None, WORDS, seed=1)
     (tmp_path / "vocab.txt").write_text(VOCABULARY)
-    with pytest.raises(DataError, match=f"{WORDS} tokens, and vocab_size is 200"):
+    with pytest.raises(DataError, match=f"{WORDS} tokens, bert_config.json vocab_size 200"):
         open_masks(config, source, tmp_path, 200, seed=1)
     assert open_masks(dataclasses.replace(config, masking="static"), source, None, 200, seed=1) is None
 

@@ -186,7 +186,7 @@ def test_weights_that_are_not_finite_are_refused_at_the_start_and_in_the_check(p
     for source in ({"RESUME": "1"}, {"INIT_CHECKPOINT": str(path)}):
         refused = train("whole", 2, **SHARDED, **source)
         assert refused.returncode == 2
-        assert "holds NaN or infinity (--check says where)" in refused.stderr
+        assert "holds weights or moments that are NaN or infinite (--check names the first)" in refused.stderr
     config = from_env(
         Config,
         prepared

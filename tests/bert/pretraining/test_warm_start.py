@@ -85,7 +85,7 @@ def test_a_checkpoint_of_deep_learning_examples_is_read_by_its_order(masters, pr
     ("change", "message"),
     [
         (lambda s: s["optimizer"].pop("masters"), "holds no optimizer's state: expected a step_"),
-        (lambda s: s["run"].update(OPTIMIZER="adamw"), "is of OPTIMIZER=adamw, this run has lamb"),
+        (lambda s: s["run"].update(OPTIMIZER="adamw"), "is of OPTIMIZER=adamw, this run has lamb: use the same"),
         (
             lambda s: s["optimizer"]["masters"].update({"cls.predictions.bias": torch.zeros(7)}),
             "masters of .* do not fit BERT_CONFIG: cls.predictions.bias is .7,., expected .216,.$",
@@ -113,7 +113,7 @@ def test_weights_of_another_vocabulary_are_refused_by_the_check_and_by_the_run(p
     path = tmp_path / "step_0000000001.pt"
     torch.save({"model": tensors, "vocab_md5": "1" * 32}, path)
     config = from_env(Config, prepared | {"INIT_CHECKPOINT": str(path)})
-    message = "step_0000000001.pt: trained with another vocabulary .md5 1{32}. than the data's .0{32}."
+    message = "step_0000000001.pt: trained with another vocabulary .md5 1{32}. than that of the training data .0{32}."
     with pytest.raises(ConfigError, match=message):
         check.report(config)
     with pytest.raises(ConfigError, match=message):

@@ -142,11 +142,8 @@ def test_what_a_rule_has_no_use_for_is_refused_by_name(schedule, settings, name)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"schedule": "poly", "warmup_proportion": 0.6, "constant_proportion": 0.5},
-            "together exceed the whole run",
-        ),
-        ({"schedule": "samsung", "warmup_steps": 10}, "the warm-up leaves no step for the decay"),
+        ({"schedule": "poly", "warmup_proportion": 0.6, "constant_proportion": 0.5}, "expected a sum of at most 1"),
+        ({"schedule": "samsung", "warmup_steps": 10}, "a warm-up of 10 steps leaves none of 10 for the decay"),
     ],
     ids=["shares-above-1", "no-decay"],
 )
