@@ -4,15 +4,18 @@ Needs torch, triton, h5py and transformers (and their own dependencies); nothing
 of its own with a time limit, in the order of what its figures are worth, so that one that hangs, dies or cannot start
 loses no other item's figures. Under <output>, as they come: every line that an item prints in stages.log, with whole
 tracebacks; every result in results.jsonl, one JSON line each, an item's last one its exit. Step times also go to
-stderr; a short table comes last. Exit status: 1 where an item failed, 2 where there is no GPU, at once.
+stderr; a short table and the best settings of this GPU, as exports, come last. Exit status: 1 where an item failed, 2
+where there is no GPU, at once.
 
-tables writes the GPU tables of docs/evidence.md from a results file, between their markers; missing figures read
-"unmeasured". machine prints GPU, clocks, driver and versions, and what Triton lacks here. guard runs each item: five
-seconds before the limit, when the process is killed, it dumps every thread's stack to stderr; an error is printed with
-its whole chain, root cause last (ending a CUDA graph capture raises an error of its own, which hides the cause).
+--tables writes the GPU tables of docs/evidence.md, between their markers: missing figures read "unmeasured", those of
+a group that was ended in its first turn or of kernels that self_check finds wrong are none. --config writes a config of
+the best settings; --results takes an earlier run's file for both. machine prints GPU, clocks, driver and versions, and
+what Triton lacks here. guard runs each item: five seconds before the limit, when the process is killed, it dumps every
+thread's stack to stderr; an error is printed with its whole chain, root cause last (ending a CUDA graph capture raises
+an error of its own, which hides the cause).
 
-usage: python bench/gpu_all.py [--output DIR] [--seconds 520] [--only steps_48 ...] [--tiny] [--tables]
-       python bench/gpu_all.py tables [--results bench_results/results.jsonl] [--document docs/evidence.md]
+usage: python bench/gpu_all.py [--output DIR] [--seconds 520] [--only steps_48 ...] [--tiny] [--tables] [--config FILE]
+       python bench/gpu_all.py --results bench_results/results.jsonl [--tables] [--config configs/config_MINE.sh]
        python bench/gpu_all.py machine
        python -X faulthandler bench/gpu_all.py guard LIMIT (SCRIPT | -m MODULE) [ARGUMENTS ...]
 """
@@ -38,12 +41,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from lib import ROOT, Parser, emit, explain, new_folder, output_of, positive
+from lib import ROOT, Parser, emit, explain, file, new_folder, output_of, positive
 
 BENCH = Path(__file__).resolve().parent
 KILLED = 124  # status of an item that ran past its limit
 LAST = 25  # seconds from where a step benchmark begins nothing more to its limit
 BEFORE = 5  # seconds from the stacks to the limit
+CONFIG_PARTS = ("begin.sh", "global_batch_768.sh", "common.sh")
 BEGIN, END = "<!-- gpu tables: begin (bench/gpu_all.py writes what is between) -->", "<!-- gpu tables: end -->"
 
 
@@ -76,19 +80,18 @@ ITEMS = [
     Item(name="self_check", command=(str(ROOT / "tests" / "self_check.py"),), seconds=85, tiny=("--tiny",)),
     _steps("steps_48", "rows 48", 80),
     _steps("steps_48_plain", "rows 48 plain", 60, unless="steps_48"),
-    _steps("steps_24", "main", 70, tiny=True),
-    _steps("steps_fp8", "fp8 48", 60),
+    Item(name="profile", command=("train_step.py", "--profile"), seconds=45, tiny=("--tiny",)),
+    _steps("steps_96", "rows 96", 60),
+    _steps("peers", "peers", 120, tiny=True),
     Item(name="attention", command=("kernels.py", "attention"), seconds=35),
     Item(name="gemm", command=("kernels.py", "gemm"), seconds=40, tiny=("--tiny",)),
-    _steps("steps_96", "rows 96", 60),
+    _steps("steps_fp8", "fp8 48", 60),
+    _steps("steps_24", "main", 70, tiny=True),
     Item(name="kernel_tests", command=(*PYTEST, *GPU_TESTS), seconds=90, needs=("pytest", "hypothesis")),
-    _steps("steps_attention", "attention", 60),
     Item(name="operations", command=("kernels.py", "operations", "--no-compile"), seconds=60),
-    Item(name="profile", command=("train_step.py", "--profile"), seconds=40, tiny=("--tiny",)),
+    _steps("steps_attention", "attention", 60),
     Item(name="convergence", command=("convergence.py",), seconds=60, tiny=("--steps", "25")),
     _steps("steps_fused", "kernels", 60),
-    _steps("peers", "peers", 60, tiny=True),
-    _steps("compiled_peers", "compiled peers", 90),
 ]
 
 
@@ -131,11 +134,13 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
     paths = [str(ROOT / "implementations"), os.environ.get("PYTHONPATH", "")]
     environment = recorder.defaults | os.environ | {"PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    begin, num_results, cut, last = time.monotonic(), 0, False, []
+    begin, num_results, cut, last, over = time.monotonic(), 0, False, [], threading.Event()
 
     def read(stream: IO[bytes], has_results: bool) -> None:
         nonlocal num_results, cut
         for raw in stream:
+            if over.is_set():
+                return
             text = raw.decode(errors="replace")
             recorder.line(item.name, text)
             if not has_results:
@@ -149,7 +154,7 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
                 num_results += 1
                 recorder.result(item.name, values)
                 for (group, variant, rows), one in steps_in([values]).items():
-                    figures = " ms ".join(filter(None, figures_of(one)[:2]))
+                    figures = " ms ".join(filter(None, figures_of(one | {"early": False})[:2]))
                     print(f"  {group}: {variant}, {rows} rows: {figures}", file=sys.stderr, flush=True)
 
     try:
@@ -170,9 +175,11 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
             status = KILLED
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # what it started as well, which could hold its pipes and the GPU
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that the driver holds cannot be ended
+            process.wait(10)
         for thread in threads:
-            thread.join(30)
+            thread.join(5)  # a process in a session of its own may hold the pipes: what it says from now on is lost
+        over.set()
         reason = " | ".join(last)
         if status == KILLED:
             reason = "ran past its limit (stages.log says where it stood)"
@@ -197,11 +204,24 @@ def steps_in(results: list[dict[str, Any]]) -> dict[tuple[str, str, int], dict[s
 STEP_COLUMNS = ("ms", "sequences/s", "tokens/s", "TFLOP/s", "of the ceiling", "peak GiB")
 
 
-def figures_of(step: dict[str, Any]) -> list[str]:
-    """Values of STEP_COLUMNS, or why there are none."""
-    if "milliseconds" not in step:
-        reason = f" ({step['problem'][:80]})" if step.get("problem") else ""
-        return [f"unmeasured{reason}", *[""] * (len(STEP_COLUMNS) - 1)]
+def doubt(results: list[dict[str, Any]]) -> str:
+    """Why figures of our kernels are none: what self_check found wrong, or that it did not end; empty if neither."""
+    checks = [result for result in results if result["stage"] == "self_check"]
+    ended = next((result for result in checks if result.get("ended")), None)
+    if ended is not None and not ended["status"]:
+        return ""
+    wrong = [name for check in checks for name, found in check.items() if isinstance(found, dict) and name != "machine"]
+    return f"unverified: self_check {'finds ' + ', '.join(dict.fromkeys(wrong)) if wrong else 'has not ended well'}"
+
+
+def figures_of(step: dict[str, Any], doubts: str = "") -> list[str]:
+    """Values of STEP_COLUMNS, or why there are none. doubts: of our own variants, see ``doubt``."""
+    reason = step.get("problem", "")
+    if "milliseconds" in step:
+        reason = f"ended after one turn, of {step['milliseconds']:.1f} ms" if step.get("early") else ""
+        reason = reason or (doubts if step["variant"].startswith("ours") else "")
+    if reason or "milliseconds" not in step:
+        return [f"unmeasured{f' ({reason[:80]})' if reason else ''}", *[""] * (len(STEP_COLUMNS) - 1)]
     return [
         f"{step['milliseconds']:.2f}", f"{step['sequences_per_second']:,.0f}", f"{step['tokens_per_second']:,.0f}",
         f"{step['model_tflops']:.0f}", f"{step['share_of_ceiling']:.0%}", f"{step['peak_gib']:.1f}",
@@ -209,16 +229,20 @@ def figures_of(step: dict[str, Any]) -> list[str]:
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    """Prints how each item went, then the steps."""
+    """Prints how each item went, the steps, and the best settings."""
     for result in results:
         if result.get("ended"):
             verdict = "ok" if not result["status"] else f"FAILED ({result['status']})"
             print(f"{result['stage']:<14} {verdict:<14} {result['seconds']:>6} s  {result['reason']}".rstrip())
     table = [("group", "variant", "rows", *STEP_COLUMNS)]
-    table += [(*map(str, key), *figures_of(one)) for key, one in steps_in(results).items()]
+    doubts = doubt(results)
+    table += [(*map(str, key), *figures_of(one, doubts)) for key, one in steps_in(results).items()]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for line in table:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+    with contextlib.suppress(ValueError):  # nothing to choose from
+        chosen, words = best_settings(results)
+        print(f"# best settings of this GPU: {words}\nexport {' '.join(f'{k}={v}' for k, v in chosen.items())}")
 
 
 class NoGpuError(Exception):
@@ -269,26 +293,27 @@ def document(results: list[dict[str, Any]]) -> str:
         described = ", ".join(f"{name} {value}" for name, value in steps["machine"].items())
         ceiling = f"{steps['ceiling_tflops']:.0f} TFLOP/s"
         intro = f"Command: `python bench/gpu_all.py --tables`. {described}; ceiling {ceiling}."
-    measured, known = steps_in(results), groups(on_gpu=True)
+    measured, known, doubts = steps_in(results), groups(on_gpu=True), doubt(results)
     expected = [
         (group, variant.name, variant.rows)
-        for group in ("main", "rows 48", "rows 96", "peers", "compiled peers")
+        for group in ("main", "rows 48", "rows 96", "peers")
         for variant in known[group]
-        if variant.peer or "peers" not in group
+        if variant.peer or group != "peers"
     ]
     lines = [intro, "", row("step of BERT-large", "rows", *STEP_COLUMNS), "|---" * (2 + len(STEP_COLUMNS)) + "|"]
     for key in dict.fromkeys([*expected, *(key for key in measured if key[0] != "kernels")]):
         group, variant, count = key
         label = variant if key in expected else f"{variant} ({group})"
-        lines.append(row(label, count, *figures_of(measured.get(key, {}))))
+        lines.append(row(label, count, *figures_of(measured.get(key, {}), doubts)))
     # Value of each fused kernel: the step without it relative to the full step of the same group.
     fused = {variant: one for (group, variant, _), one in measured.items() if group == "kernels"}
-    whole = fused.get("ours", {}).get("milliseconds")
+    timed = {name: figures_of(one, doubts)[0] for name, one in fused.items()}
+    whole = fused["ours"]["milliseconds"] if timed.get("ours", "u")[0] != "u" else None
     lines += ["", row("step of BERT-large, 24 rows, in turns", "ms", "of ours"), "|---|---|---|"]
     for name in dict.fromkeys([*(variant.name for variant in known["kernels"]), *fused]):
-        one = fused.get(name, {})
-        share = f"{one['milliseconds'] / whole:.3f}" if whole and "milliseconds" in one else ""
-        lines.append(row(name, figures_of(one)[0], share))
+        figure = timed.get(name, "unmeasured")
+        share = f"{fused[name]['milliseconds'] / whole:.3f}" if whole and figure[0] != "u" else ""
+        lines.append(row(name, figure, share))
     kinds = {"bf16": "bf16 TFLOP/s", "fp8": "fp8 TFLOP/s, without casts", "fp8_fast": "fast sums backward too"}
     lines += ["", row("products of a layer, both passes", *kinds.values()), "|---|---|---|---|"]
     gemm = next((result["tflops"] for result in results if result.get("stage") == "gemm" and "tflops" in result), {})
@@ -306,38 +331,87 @@ def document(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write_tables(results: Path, target: Path) -> None:
-    """Replaces what is between the markers of ``target``, which is written whole or not at all.
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """Raises ValueError where it is no results file."""
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except ValueError as error:
+        raise ValueError(f"{path}: not a results file of gpu_all.py ({error})") from None
 
-    Raises ValueError where it has no markers, or where the results are no results file.
-    """
-    found: list[dict[str, Any]] = []
-    if results.is_file():
-        try:
-            found = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except ValueError as error:
-            raise ValueError(f"{results}: not a results file of gpu_all.py ({error})") from None
+
+def write_whole(target: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    beside = target.with_name(f".{target.name}.partial")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, target)
+
+
+def write_tables(results: list[dict[str, Any]], target: Path) -> None:
+    """Replaces what is between the markers of ``target``. Raises ValueError where it has no markers."""
     text = target.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{target}: expected the lines '{BEGIN}' and '{END}' once each")
     before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    beside = target.with_name(f".{target.name}.partial")
-    beside.write_text(f"{before}{BEGIN}\n\n{document(found)}\n\n{END}{after}", encoding="utf-8")
-    os.replace(beside, target)
+    write_whole(target, f"{before}{BEGIN}\n\n{document(results)}\n\n{END}{rest.partition(END)[2]}")
 
 
-def tables() -> int:
-    parser = Parser(__doc__)
-    parser.add_argument("--results", type=Path, default=Path("bench_results/results.jsonl"), help="of gpu_all.py")
-    parser.add_argument("--document", type=Path, default=ROOT / "docs" / "evidence.md", help="file with the markers")
-    options = parser.parse_args()
-    try:
-        write_tables(options.results, options.document)
-    except (OSError, ValueError) as error:
-        print(f"gpu_all: {error}", file=sys.stderr)
-        return 2
-    return 0
+def best_settings(results: list[dict[str, Any]]) -> tuple[dict[str, str], str]:
+    """Exports of the fastest of our variants that was timed in full, and the words for it.
+
+    What changes the arithmetic of fp8 is not chosen but named. Raises ValueError where nothing was timed.
+    """
+    from train_step import Variant, groups
+
+    known = {(group, one.name, one.rows): one for group, some in groups(on_gpu=True).items() for one in some}
+    doubts, rates = doubt(results), {}
+    for key, step in steps_in(results).items():
+        variant = known.get(key) or (Variant(name=key[1], rows=key[2]) if key[0] == "attention" else None)
+        if variant and not variant.peer and not figures_of(step, doubts)[0].startswith("u"):
+            rates[key] = step["sequences_per_second"], variant
+    kept = {key: found for key, found in rates.items() if not found[1].fp8}
+    if not kept:
+        raise ValueError(f"no step of ours was timed in full: no settings to choose{f' ({doubts})' if doubts else ''}")
+    rate, best = max(kept.values(), key=lambda found: found[0])
+    tried = [one for result in results for one in result.get("tried_attention", []) if one["milliseconds"]]
+    backend = best.attention
+    if backend == "auto" and tried:
+        backend = min(tried, key=lambda one: one["milliseconds"])["name"]
+    chosen = {"PRECISION": best.precision, "BATCHSIZE": str(best.rows), "ATTENTION": backend, "FUSED": best.fused}
+    if not best.graph:
+        chosen["CUDA_GRAPH"] = "0"
+    words = f"{rate:,.0f} sequences/s, {best.name}"
+    faster = {
+        " ".join(f"{name.upper()}={int(value) if value is True else value}" for name, value in variant.fp8.items()): one
+        for one, variant in rates.values()
+        if variant.fp8 and one > rate and variant.rows == best.rows
+    }
+    words += "".join(f"; {one:,.0f} with {names}, if it converges" for names, one in faster.items())
+    return {name: value for name, value in chosen.items() if value != "auto"}, words
+
+
+def config_of(results: list[dict[str, Any]]) -> str:
+    """A config of one GPU with its best settings, for the global batch of 768. Raises ValueError as best_settings."""
+    chosen, words = best_settings(results)
+    rows = int(chosen.pop("BATCHSIZE"))
+    machines = [result["machine"] for result in results if result.get("machine")]
+    gpu = machines[-1]["gpu"] if machines else "one GPU"
+    exports = " ".join(f"{name}={value}" for name, value in chosen.items())
+    here = '"$(dirname -- "${BASH_SOURCE[0]}")'
+    sourced = {part: f'# shellcheck source=configs/{part}\nsource {here}/{part}"' for part in CONFIG_PARTS}
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"# {gpu}: 1 node, 1 GPU, {rows} packed rows x {384 // rows} accumulated, global batch 768 sequences.",
+            f"# Measured by bench/gpu_all.py: {words}.",
+            sourced["begin.sh"],
+            f"export DGXNNODES=1 DGXNGPU=1 BATCHSIZE={rows} GRADIENT_STEPS={384 // rows}",
+            f"export {exports}",
+            "export WALLTIME_RUNANDTIME=120",
+            sourced["global_batch_768.sh"],
+            sourced["common.sh"],
+            "",
+        ]
+    )
 
 
 def missing_for_triton() -> list[str]:
@@ -395,7 +469,7 @@ def guard() -> int:
 
 
 def main() -> int:
-    commands = {"tables": tables, "machine": machine, "guard": guard}
+    commands = {"machine": machine, "guard": guard}
     if sys.argv[1:2] and sys.argv[1] in commands:
         return commands[sys.argv.pop(1)]()
     parser = Parser(__doc__)
@@ -404,32 +478,46 @@ def main() -> int:
     parser.add_argument("--seconds", type=positive, default=520, help="time for all of it (default 520)")
     parser.add_argument("--only", nargs="+", choices=[item.name for item in ITEMS], help="these items")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes and what runs on a CPU, to try the command out")
-    parser.add_argument("--tables", action="store_true", help="write the tables in docs/evidence.md as well")
+    parser.add_argument("--results", type=file, help="measure nothing: take this results.jsonl")
+    parser.add_argument("--tables", action="store_true", help="write the tables in --document as well")
+    parser.add_argument("--document", type=file, default=ROOT / "docs" / "evidence.md", help="file with the markers")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="write a config of the best settings")
     options = parser.parse_args()
-    if options.tiny and options.tables:
-        parser.error("--tables writes measured figures in the document, and those of --tiny are none")
+    if options.tiny and (options.tables or options.config):
+        parser.error("--tables and --config are for measured figures, and those of --tiny are none")
+    failed = 0
+    try:
+        if options.results:
+            results = read_results(options.results)
+        else:
+            failed, results = measure(options)
+        show(results)
+        if options.tables:
+            write_tables(results, options.document)
+        if options.config:
+            write_whole(options.config, config_of(results))
+    except (NoGpuError, OSError, ValueError) as error:
+        print(f"gpu_all: {error}", file=sys.stderr)
+        return 2
+    return int(failed > 0)
+
+
+def measure(options: argparse.Namespace) -> tuple[int, list[dict[str, Any]]]:
+    """Runs the chosen items; how many failed, and all results. Raises NoGpuError as run_all."""
     chosen = [item for item in ITEMS if not options.only or item.name in (*options.only, "machine")]
     if options.tiny:
         chosen = [item for item in chosen if item.tiny is not None]
     options.output.mkdir(parents=True, exist_ok=True)
-    results = options.output / "results.jsonl"
     with (
         open(options.output / "stages.log", "w", encoding="utf-8") as log,
-        open(results, "w", encoding="utf-8") as file,
+        open(options.output / "results.jsonl", "w", encoding="utf-8") as file,
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache,
     ):
         # Without a folder to keep kernels in Triton does nothing: where there is no home, this run has one.
         homeless = not os.access(Path.home(), os.W_OK)
         recorder = Recorder(log, file, {"TRITON_CACHE_DIR": cache} if homeless else {})
-        try:
-            failed = run_all(chosen, time.monotonic() + options.seconds, options.tiny, recorder)
-        except NoGpuError as error:
-            print(f"gpu_all: {error}", file=sys.stderr)
-            return 2
-    show(recorder.results)
-    if options.tables:
-        write_tables(results, ROOT / "docs" / "evidence.md")
-    return int(failed > 0)
+        failed = run_all(chosen, time.monotonic() + options.seconds, options.tiny, recorder)
+    return failed, recorder.results
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ gemm        the products of a layer, forward and backward, in bf16 and fp8, and 
 operations  every fused operation in Triton, PyTorch eager and compiled, at the sizes of its large case; the kernels
             that cast to fp8; an update of LAMB. GB/s counts each input read once and each result written once (LAMB: 42
             bytes a parameter); the ceiling is this GPU's own copy.
-constants   tile sizes, warps and programs of each kernel, fastest choice first. The constants stand in the kernels'
-            files, one choice for all runs, so that results repeat bit for bit.
+constants   tile sizes, warps and programs of each kernel, fastest choice first, and those of kernels/launches.py.
 
 usage: python bench/kernels.py attention|gemm|operations|constants [--repeats 15] [--no-compile] [--only NAME]
 """
@@ -19,9 +18,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator
-from functools import partial
-from types import ModuleType
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,16 +42,16 @@ from bert.data.synthetic import wikipedia_like_lengths
 from bert.kernels import (
     OPERATIONS,
     attention_triton,
-    bias_gelu,
-    cross_entropy,
     dropout_add_layer_norm,
     fp8_cast,
     fp8_feed_forward,
     lamb,
+    launches,
 )
 from bert.kernels.attention import candidates
 from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD, Target, product
+from bert.kernels.launches import Blocks
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.optim.rules import is_decayed
@@ -282,22 +279,17 @@ def measure_operations(options: argparse.Namespace) -> dict[str, Any]:
 
 
 class Sweep(NamedTuple):
-    """A kernel's module, the names of its constants, the choices, and what makes the call once they are set."""
+    """Settings to try for a kernel of ``launches.TABLE``, and what makes the call once they are set."""
 
-    module: ModuleType
-    constants: tuple[str, ...]
-    choices: list[tuple[Any, ...]]
+    kernel: str
+    choices: list[Blocks]
     make: Callable[[], Call]
 
-    def set_to(self, choice: tuple[Any, ...]) -> None:
-        for constant, value in zip(self.constants, choice, strict=True):
-            setattr(self.module, constant, value)
-
-    def call_with(self, choice: tuple[Any, ...]) -> Call:
+    def call_with(self, choice: Blocks) -> Call:
         made: list[Call] = []
 
         def run(number: int) -> object:
-            self.set_to(choice)
+            launches.TABLE[self.kernel] = {0: choice}
             if not made:
                 made.append(self.make())
             return made[0](number)
@@ -305,57 +297,62 @@ class Sweep(NamedTuple):
         return run
 
 
-def sweeps() -> Iterator[tuple[str, Sweep]]:
+def sweeps() -> dict[str, Sweep]:
     """Every kernel with its choices."""
 
-    def fused(name: str, what: str) -> Call:
-        return operation_calls(name, OPERATIONS[name].fused)[what]
+    def choices(*names: str, of: Iterable[tuple[int, ...]]) -> list[Blocks]:
+        return [Blocks(**dict(zip(names, values, strict=True))) for values in of]
 
-    blocks = [
-        (attention_triton.Blocks(queries=queries, keys=keys, num_warps=warps, num_stages=stages),)
-        for queries, keys, warps in ((64, 64, 4), (128, 64, 8), (64, 128, 8), (128, 128, 8), (32, 64, 4), (64, 32, 4))
-        for stages in (2, 3)
-    ]
-    both = "forward+backward"
-    for name, what in (("FORWARD", "forward"), ("QUERY_GRADIENT", both), ("KEY_GRADIENT", both)):
-        call = lambda what=what: attention_calls(attention_triton.attention, DROPOUT)[0][what]  # noqa: E731
-        yield f"attention {name}", Sweep(attention_triton, (name,), blocks, call)
-    name, norm = "dropout_add_layer_norm", dropout_add_layer_norm
-    choices: list[tuple[Any, ...]] = [(1, 1), (1, 4), (2, 4), (4, 4), (4, 8), (8, 8)]
-    constants: tuple[str, ...] = ("BLOCK_ROWS_FORWARD", "NUM_WARPS_FORWARD")
-    yield f"{name} forward", Sweep(norm, constants, choices, partial(fused, name, "forward"))
-    choices = [(1, 4, 4), (1, 4, 6), (1, 2, 8), (2, 4, 2), (2, 4, 4), (2, 8, 2), (4, 4, 2), (4, 8, 2)]
-    constants = ("BLOCK_ROWS_BACKWARD", "NUM_WARPS_BACKWARD", "PROGRAMS_PER_SM")
-    yield f"{name} backward", Sweep(norm, constants, choices, partial(fused, name, both))
-    choices = list(itertools.product((512, 1024), (2, 4, 8), (4, 8), (3, 5, 8)))
-    constants = ("BLOCK", "BLOCK_ROWS", "NUM_WARPS", "PROGRAMS_PER_SM")
-    yield "bias_gelu", Sweep(bias_gelu, constants, choices, partial(fused, "bias_gelu", both))
-    choices = list(itertools.product((2, 4), (1024, 2048), (2048, 4096, 8192)))
-    constants = ("DEPTH", "LANES", "BLOCK")
-    yield "cross_entropy", Sweep(cross_entropy, constants, choices, partial(fused, "cross_entropy", both))
-    choices = list(itertools.product((8192, 16384, 65536), (1024, 2048, 4096), (4, 8)))
-    yield "lamb", Sweep(lamb, ("CHUNK", "BLOCK", "NUM_WARPS"), choices, lambda: lamb_update(6)[0])
-    if HAS_FP8:  # the kernels that write both orders share their constants
-        constants, choices = ("BLOCK_ROWS", "BLOCK", "NUM_WARPS"), list(itertools.product((64, 128), (64, 128), (4, 8)))
-        for name in ("gelu with cast", "gelu backward with cast", "cast"):
-            yield f"fp8 {name}", Sweep(fp8_cast, constants, choices, lambda name=name: fp8_calls()[name][0])
-        constants, choices = (
-            ("TRANSPOSE_BLOCK", "TRANSPOSE_NUM_WARPS"),
-            [(64, 2), (64, 4), (128, 4), (128, 8), (256, 8)],
+    def fused(name: str, what: str) -> Callable[[], Call]:
+        return lambda: operation_calls(name, OPERATIONS[name].fused)[what]
+
+    both, norm, every = "forward+backward", "dropout_add_layer_norm", itertools.product
+    tiles = [(64, 64, 4), (128, 64, 8), (64, 128, 8), (128, 128, 8), (32, 64, 4), (64, 32, 4)]
+    attended = ("rows", "columns", "num_warps", "num_stages")
+    found = {
+        f"attention {name}": Sweep(
+            f"attention {name}", choices(*attended, of=[(*tile, stages) for tile in tiles for stages in (2, 3)]),
+            lambda what=what: attention_calls(attention_triton.attention, DROPOUT)[0][what],
         )
-        yield "fp8 transpose", Sweep(fp8_cast, constants, choices, lambda: fp8_calls()["transpose"][0])
+        for name, what in (("forward", "forward"), ("query gradient", both), ("key gradient", both))
+    }  # fmt: skip
+    shapes: list[tuple[int, ...]] = [(1, 1), (1, 4), (2, 4), (4, 4), (4, 8), (8, 8)]
+    found[f"{norm} forward"] = Sweep(
+        "layer norm forward", choices("rows", "num_warps", of=shapes), fused(norm, "forward")
+    )
+    shapes = [(1, 4, 4), (1, 4, 6), (1, 2, 8), (2, 4, 2), (2, 4, 4), (2, 8, 2), (4, 4, 2), (4, 8, 2)]
+    found[f"{norm} backward"] = Sweep(
+        "layer norm backward", choices("rows", "num_warps", "programs", of=shapes), fused(norm, both)
+    )
+    of = every((512, 1024), (2, 4, 8), (4, 8), (3, 5, 8))
+    gelu = choices("columns", "rows", "num_warps", "programs", of=of)
+    found["bias_gelu"] = Sweep("bias_gelu", gelu, fused("bias_gelu", both))
+    rows = choices("rows", "columns", of=every((2, 4), (1024, 2048)))
+    found["cross_entropy forward"] = Sweep("cross_entropy forward", rows, fused("cross_entropy", "forward"))
+    columns = choices("columns", of=[(2048,), (4096,), (8192,)])
+    found["cross_entropy backward"] = Sweep("cross_entropy backward", columns, fused("cross_entropy", both))
+    of = every((1024, 2048, 4096), (4, 8))
+    found["lamb"] = Sweep("lamb", choices("columns", "num_warps", of=of), lambda: lamb_update(6)[0])
+    if HAS_FP8:  # the kernels that write both orders share their settings
+        casts = choices("rows", "columns", "num_warps", of=every((64, 128), (64, 128), (4, 8)))
+        for name in ("gelu with cast", "gelu backward with cast", "cast"):
+            found[f"fp8 {name}"] = Sweep("cast", casts, lambda name=name: fp8_calls()[name][0])
+        squares = [(64, 64, 2), (64, 64, 4), (128, 128, 4), (128, 128, 8), (256, 256, 8)]
+        transposes = choices("rows", "columns", "num_warps", of=squares)
+        found["fp8 transpose"] = Sweep("transpose", transposes, lambda: fp8_calls()["transpose"][0])
+    return found
 
 
 def measure_constants(options: argparse.Namespace) -> dict[str, Any]:
-    """Microseconds of each choice, fastest first; the one in the kernel's file is marked."""
+    """Microseconds of each choice, fastest first; the one in the table is marked."""
     found: dict[str, Any] = {}
-    for name, sweep in sweeps():
+    for name, sweep in sweeps().items():
         if options.only not in name:
             continue
-        standing = tuple(getattr(sweep.module, constant) for constant in sweep.constants)
+        table, standing = launches.TABLE[sweep.kernel], launches.blocks(sweep.kernel, device())
         functions = {repr(choice): sweep.call_with(choice) for choice in [standing, *sweep.choices]}
         figures = spread(graphs_in_turns(functions, num_calls=4, repeats=7))
-        sweep.set_to(standing)
+        launches.TABLE[sweep.kernel] = table
         rows = [{"choice": key, "standing": key == repr(standing), **figure} for key, figure in figures.items()]
         found[name] = sorted(rows, key=lambda row: row["us"])
     return found
@@ -377,7 +374,7 @@ def main() -> None:
         require_gpu()
     figures = measures[options.kernel](options)
     if not figures:
-        parser.error(f"--only {options.only}: no such kernel: {', '.join(name for name, _ in sweeps())}")
+        parser.error(f"--only {options.only}: no such kernel: {', '.join(sweeps())}")
     emit(options.kernel, figures, data="random bf16")
 
 

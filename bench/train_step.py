@@ -12,6 +12,7 @@ usage: python bench/train_step.py [--groups main peers ...] [--rounds 5] [--step
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import itertools
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lib import Parser, emit, explain, in_turns, integer, positive
+from lib import Parser, emit, explain, integer, positive
 from torch import Tensor
 from torch_lib import (
     TINY,
@@ -43,7 +44,7 @@ from torch_lib import (
 
 from bert import kernels
 from bert.data.batch import PretrainingBatch, PretrainingCapacity
-from bert.kernels import attention
+from bert.kernels import attention, trials
 from bert.kernels.cross_entropy import IGNORE
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
@@ -80,6 +81,13 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
     small = {"peers": [ours(), *eager], "rows 48": [ours(rows=48), fp8(rows=48)]}
     if not on_gpu:
         return {"main": [ours(), fp8()], **small}
+    small["peers"] = [
+        ours(),
+        eager[0],
+        eager[1],
+        compiled[1],
+        compiled[0],
+    ]  # by twos
     backends = [Variant(name=f"ours, {name} attention", attention=name) for name in attention.candidates(device())]
     fusable = [name for name in kernels.FUSABLE if name != "fp8_cast"]
     return {
@@ -102,7 +110,6 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
             fp8(name="ours, fp8, output too", rows=48, fp8={"fp8_output_projection": True}),
             fp8(name="ours, fp8, separate casts", rows=48, fused=without("fp8_cast")),
         ],
-        "compiled peers": [ours(), *compiled],
     }
 
 
@@ -214,26 +221,19 @@ def build_peer(
     return step
 
 
-def prepare(
-    variant: Variant, config: BertConfig, batches: list[PretrainingBatch], figures: dict[str, Any]
-) -> Call | None:
-    """Builds and warms up; None, with the reason in the figures, where it cannot run."""
+def prepare(variant: Variant, config: BertConfig, batches: list[PretrainingBatch], figures: dict[str, Any]) -> Call:
+    """Builds and warms up, and notes what that takes."""
     on_gpu, begin = torch.cuda.is_available(), time.monotonic()
     used = torch.cuda.memory_allocated() if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    try:
-        ours = variant.peer is None
-        run = build_ours(variant, config, batches) if ours else build_peer(config, batches, **variant.peer)
-        for number in range(NUM_BATCHES):
-            run(number)
-        synchronize()
-    except Exception as error:  # out of memory, no such backend, a library's own errors
-        figures["problem"] = explain(error)
-        return None
-    finally:
-        figures["build_seconds"] = round(time.monotonic() - begin, 1)
-        figures["peak_gib"] = round((torch.cuda.max_memory_allocated() - used if on_gpu else 0) / 2**30, 2)
+    ours = variant.peer is None
+    run = build_ours(variant, config, batches) if ours else build_peer(config, batches, **variant.peer)
+    for number in range(NUM_BATCHES):
+        run(number)
+    synchronize()
+    figures["build_seconds"] = round(time.monotonic() - begin, 1)
+    figures["peak_gib"] = round((torch.cuda.max_memory_allocated() - used if on_gpu else 0) / 2**30, 2)
     return run
 
 
@@ -274,18 +274,33 @@ def measure_together(
         if time.monotonic() > deadline:
             lines[variant.name]["problem"] = "no time left"
             continue
-        run = prepare(variant, config, batches, lines[variant.name])
-        if run is not None:
-            runs[variant.name] = run
+        try:
+            run = prepare(variant, config, batches, lines[variant.name])
             early.append(timed(variant.name, [turn(run, 1)]) | {"early": True})
+        except Exception as error:  # out of memory, no such backend, a library's own errors
+            lines[variant.name]["problem"] = explain(error)
+        else:
+            runs[variant.name] = run
             report(early)
+        run = None
         gc.collect()
-    times = in_turns(runs, rounds, lambda run: turn(run, steps))
+    times: dict[str, list[float]] = {}
+    while runs:  # a variant that fails in its turn is taken out, and the others begin anew
+        name = ""
+        try:
+            for number in range(rounds):
+                for name in list(runs)[:: -1 if number % 2 else 1]:
+                    times.setdefault(name, []).append(turn(runs[name], steps))
+            break
+        except Exception as error:
+            lines[name]["problem"] = explain(error)
+            del runs[name]
+            times.clear()
+            gc.collect()
     clocks = gpu_state()
-    run = None
     runs.clear()
     gc.collect()
-    if torch.cuda.is_available():
+    with contextlib.suppress(RuntimeError):  # of an error before, which a GPU keeps repeating
         torch.cuda.empty_cache()
     return [(timed(name, times[name]) if name in times else one) | {"clocks": clocks} for name, one in lines.items()]
 
@@ -389,13 +404,16 @@ def main() -> None:
     config = BertConfig(**TINY) if options.tiny else BertConfig()
     if options.profile:
         for precision in ("bf16", "fp8"):
-            emit("step_profile", profiled(precision, 2 if options.tiny else 48, config))
+            try:
+                emit("step_profile", profiled(precision, 2 if options.tiny else 48, config))
+            except Exception as error:  # of one precision: the other one's is not lost
+                emit("step_profile", {"problem": f"{precision}: {explain(error)}"})
         return
     ceiling = matmul_ceiling()
     result: dict[str, Any] = {"ceiling_tflops": round(ceiling, 4)}
     chosen = {variant.attention for name in options.groups for variant in available[name] if variant.peer is None}
     if torch.cuda.is_available() and "auto" in chosen:
-        result["tried_attention"] = [vars(trial) for trial in attention.trials(device())]
+        result["tried_attention"] = [vars(trial) for trial in trials.trials(device())]
     for name in options.groups:
         variants = available[name]
         if options.tiny:

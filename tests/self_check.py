@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,26 @@ from train_step import Variant, build_ours, capacity
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.kernels import assembly_check, attention, triton_support, weight_gradient
+from bert.kernels import lamb, scatter, trials, triton_support, weight_gradient
+from bert.kernels.dropout import DropoutSites
 from bert.kernels.fp8 import Recipe, Scaling
 from bert.kernels.fp8_linear import Fp8Linear
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
+from bert.optim import rules
+from bert.optim.flat import FlatLamb, FlatLans, Layout, Piecewise, Shard
 from bert.training.graph import GraphedStep, static_batch
 from bert.training.step import Step, build_step
 
 
 def assembly() -> dict[str, str]:
-    """Pieces of the kernels' assembly that are wrong on this GPU; what follows then runs without any."""
-    return assembly_check.check(device())
+    """What of the kernels' assembly is wrong on this GPU; what follows then runs without any."""
+    if device().type != "cuda":
+        return {}
+    problem = trials.problem_of(trials.ASSEMBLY, trials.trials(device()))
+    return {"assembly": problem} if problem else {}
 
 
 def fused_kernels() -> dict[str, str]:
@@ -121,11 +128,99 @@ def weight_gradients() -> dict[str, str]:
     return problems
 
 
+def optimizers() -> dict[str, str]:
+    """Three steps of LAMB and LANS on flat buffers, by the kernels where there are any, against the rules in fp64."""
+    sizes, lr = {"a.weight": 97, "a.bias": 7, "b.weight": 40_000, "LayerNorm.weight": 64}, 0.01
+    problems = {}
+    for_lamb, for_lans = rules.LambConfig(), rules.LansConfig()
+    of: dict[str, tuple[Callable[[Shard], Any], Callable[[Any], Any]]] = {
+        "lamb": (
+            lambda shard: FlatLamb(shard, for_lamb, lamb.fused),
+            partial(rules.LambRule, config=for_lamb),
+        ),
+        "lans": (lambda shard: FlatLans(shard, for_lans), partial(rules.LansRule, config=for_lans)),
+    }
+    for name, (flat, rule) in of.items():
+        found: list[list[Tensor]] = []
+        for exact in (False, True):
+            if not exact and not triton_support.supported(device()):
+                continue
+            layout = Layout(list(sizes.values()), 1, 1 << 20)
+            dtypes = (torch.float64, torch.float64) if exact else (torch.float32, torch.bfloat16)
+            masters = torch.zeros(layout.shard_total, dtype=dtypes[0], device=device())
+            gradient, weights = (torch.zeros_like(masters, dtype=dtypes[1]) for _ in range(2))
+            shard = Shard(
+                names=list(sizes), segments=layout.segments(0), masters=masters, gradient=gradient, weights=weights
+            )
+            made = Piecewise(shard, rule) if exact else flat(shard)
+            generator = torch.Generator().manual_seed(0)
+            for number in range(4):
+                for view in shard.views(gradient if number else masters):
+                    view.copy_(torch.randn(view.shape, generator=generator).bfloat16())
+                if number:
+                    made.step(lr, torch.tensor(0.5, device=device()), None, made.measure(), lambda sums: sums)
+            found.append([view.double() for view in shard.views(masters)])
+        for tensor, ours, exact in zip(sizes, found[0], found[-1], strict=True):
+            error = ((ours - exact).norm() / exact.norm()).item()
+            if not error <= 2e-6:
+                problems[f"{name} {tensor}"] = f"differs by {error:.3g} of its norm, above 2e-6"
+    return problems
+
+
+def sums_and_masks() -> dict[str, str]:
+    """The gradient of an embedding table against index_add in fp64, and one mask of dropout in both passes."""
+    if not triton_support.supported(device()):
+        return {}
+    problems = {}
+    rows, indices = torch.randn(9_000, 1024, device=device()), torch.randint(0, 500, (9_000,), device=device()) ** 2
+    indices = (indices // 500).int()
+    expected = torch.zeros(500, 1024, dtype=torch.float64, device=device()).index_add_(0, indices, rows.double())
+    error = ((scatter.sum_by_index(rows, indices, 500) - expected).norm() / expected.norm()).item()
+    if not error <= 1e-6:
+        problems["scatter"] = f"differs by {error:.3g} of its norm, above 1e-6"
+    x = torch.ones(4_096, 1024, device=device(), requires_grad=True)
+    zero, one, rate = torch.zeros(1024, device=device()), torch.ones(1024, device=device()), 0.1
+    drop = kernels.dropout_add_layer_norm.fused
+    stream = drop(x, zero, torch.zeros_like(x), one, zero, 1e-12, rate, DropoutSites(device()), True)[1]
+    (gradient,) = torch.autograd.grad(stream.sum(), x)
+    share = (stream == 0).float().mean().item()
+    if not torch.equal(gradient, stream):
+        problems["dropout"] = "the two passes drop different elements"
+    elif not abs(share - rate) <= 1e-3:
+        problems["dropout"] = f"{share:.4f} of the elements are dropped, not {rate}"
+    return problems
+
+
+def whole_step() -> dict[str, str]:
+    """Losses and every gradient of a model with all fused kernels, in bf16, against the plain one in fp64."""
+    if not triton_support.supported(device()):
+        return {}
+    config = BertConfig(num_hidden_layers=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    batch, found = packed_batches(2, 1, config)[0].to(device()), []
+    for names, dtype in (("auto", torch.bfloat16), ("none", torch.float64)):
+        choice = kernels.Config(fused=names, attention="auto" if names == "auto" else "sdpa_loop")
+        model = BertForPreTraining(config, kernels.select(choice, device()))
+        initialize(model, 0)
+        model.to(device(), dtype)
+        losses = model(batch)
+        (losses.mlm + losses.nsp).backward()
+        gradients = {name: parameter.grad.double() for name, parameter in model.named_parameters()}
+        found.append((float(losses.mlm + losses.nsp), gradients))
+    (loss, ours), (exact_loss, exact) = found
+    problems = {} if abs(loss - exact_loss) <= 0.01 * exact_loss else {"loss": f"{loss:.4f}, in fp64 {exact_loss:.4f}"}
+    whole = torch.stack([gradient.norm() for gradient in exact.values()]).norm()
+    for name, gradient in exact.items():
+        error = ((ours[name] - gradient).norm() / gradient.norm().clamp(min=1e-3 * whole)).item()
+        if not error <= 0.1:
+            problems[name] = f"its gradient differs by {error:.3g} of its norm, above 0.1"
+    return problems
+
+
 def attention_backends() -> dict[str, str]:
     """Backends that fail, or differ from the oracle."""
     if device().type != "cuda":
         return {}
-    return {trial.name: trial.problem for trial in attention.trials(device()) if trial.problem}
+    return {trial.name: trial.problem for trial in trials.trials(device()) if trial.problem}
 
 
 def graphs() -> dict[str, str]:
@@ -194,7 +289,8 @@ def main() -> int:
     parser.parse_args()
     result: dict[str, Any] = {}
     for check in (
-        assembly, fused_kernels, fp8_kernels, weight_gradients, attention_backends, graphs, finite_steps,
+        assembly, attention_backends, fused_kernels, fp8_kernels, optimizers, sums_and_masks, whole_step,
+        weight_gradients, graphs, finite_steps,
     ):  # fmt: skip
         try:
             result[check.__name__] = check() or "ok"
@@ -203,7 +299,7 @@ def main() -> int:
         emit("self_check", result)  # at once: the next check may run past the limit
     failed = [name for name, outcome in result.items() if isinstance(outcome, dict)]
     if device().type == "cuda":
-        result["chosen_attention"] = attention.fastest(attention.trials(device()))
+        result["chosen_attention"] = trials.fastest(trials.trials(device()))
         failed = [name for name in failed if name != "attention_backends" or result["chosen_attention"] is None]
     emit("self_check", result)
     return int(bool(failed))

@@ -36,8 +36,9 @@ LAYERS: dict[str, list[set[str]]] = {
     "implementations/certify": [
         {"schema", "meeting", "reasons"},
         {"recorder", "telemetry", "records", "journal"},
+        {"hardware"},
         {"load", "comparison", "faults"},
-        {"burn_in", "figures"},
+        {"burn_in", "figures", "standing"},
         {"__main__", "baseline", "verdict"},
         {"commands", "page"},
         {"watch"},

@@ -61,8 +61,8 @@ def pearson_and_spearman(predicted: Labels, true: Labels) -> float:
     return (pearson(predicted, true) + spearman(predicted, true)) / 2
 
 
-def probabilities(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Of each label, from its score."""
+def probabilities(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    """Softmax of the scores of labels or answers."""
     shares = np.exp(scores - scores.max(), dtype=np.float64)
     return np.asarray(shares / shares.sum())
 

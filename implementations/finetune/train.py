@@ -79,7 +79,7 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
         ("task", f"{config.task}, {config.mode}, seed {config.trial_seed}"),
         ("model", f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}"),
         ("kernels", config.kernels.describe(device)),
-        ("attention", config.kernels.choose(config.numerics.dtype, config.uses_graph, alone)[1]),
+        ("attention", config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, alone)[1]),
         ("global batch", f"{config.samples_per_step} sequences = {batch}, at most {config.length} tokens each"),
         *(("data", note) for note in task.notes),
         ("weights", f"{config.checkpoint.init_checkpoint}{f'; {loaded}' if any(loaded) else ''}"),
@@ -147,7 +147,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
 
 def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.Squad | tasks.Glue) -> Run:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit."""
-    choice, words = config.kernels.choose(config.numerics.dtype, config.uses_graph, world)
+    choice, words = config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, world)
     if world.device.type == "cuda":
         _say(world, f"attention: {words}")
     model = task.model(config.model, select(choice, world.device))

@@ -46,7 +46,7 @@ def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, t
     ending = {line["stage"]: line for line in lines if line.get("ended")}
     assert results.keys() == {"machine", "self_check", "steps_24", "gemm", "profile", "convergence", "peers"}
     assert all(ending[name]["status"] == 0 for name in results), ending
-    assert ending["self_check"]["results"] == 8, "a line after each check, and the whole"
+    assert ending["self_check"]["results"] == 11, "a line after each check, and the whole"
     assert results["self_check"]["weight_gradients"] == "ok"
     assert results["self_check"]["graphs"] == results["self_check"]["finite_steps"] == "ok"
     assert results["gemm"]["tflops"]["64"]["bf16"]["layer"] > 0
@@ -100,7 +100,7 @@ def test_tables_say_what_is_unmeasured_and_why(bench, tmp_path):
     gpu_all = bench("gpu_all")
     target = tmp_path / "evidence.md"
     target.write_text(f"before\n{gpu_all.BEGIN}\nold\n{gpu_all.END}\nafter\n")
-    gpu_all.write_tables(tmp_path / "none", target)
+    gpu_all.write_tables([], target)
     text = target.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
@@ -110,13 +110,82 @@ def test_tables_say_what_is_unmeasured_and_why(bench, tmp_path):
            "tokens_per_second": 367000, "share_of_ceiling": 0.87, "peak_gib": 12.0}  # fmt: skip
     broken = {"variant": "ours, fp8", "rows": 24, "problem": "OutOfMemoryError: no room"}
     steps = {"stage": "train_step", "ceiling_tflops": 790.0, "machine": {"gpu": "G"}, "groups": {"main": [one, broken]}}
-    results = tmp_path / "results.jsonl"
-    results.write_text(json.dumps(steps) + "\n")
-    gpu_all.write_tables(results, target)
+    early = one | {"variant": "ours, eager", "early": True}
+    theirs = one | {"variant": "Hugging Face padded, eager", "milliseconds": 80.0}
+    steps["groups"] |= {"main": [one, broken, early], "peers": [theirs]}
+    gpu_all.write_tables([steps, CHECKED], target)
     text = target.read_text()
     assert "| ours | 24 | 33.21 | 1,445 | 367,000 | 690 | 87% | 12.0 |" in text
     assert "| ours, fp8 | 24 | unmeasured (OutOfMemoryError: no room) |" in text
-    assert "| ours, eager | 24 | unmeasured |" in text
+    assert "| ours, eager | 24 | unmeasured (ended after one turn, of 33.2 ms) |" in text
+    assert "| ours, FUSED=none | 24 | unmeasured |" in text
+    wrong = {"stage": "self_check", "assembly": "ok", "graphs": {"bf16": "differs"}, "machine": {}}
+    for found, why in (
+        ([wrong, CHECKED | {"status": 1}], "self_check finds graphs"),
+        ([CHECKED | {"status": 124}], "self_check has not ended well"),
+        ([], "self_check has not ended well"),
+    ):
+        gpu_all.write_tables([steps, *found], target)
+        text = target.read_text()
+        assert f"| ours | 24 | unmeasured (unverified: {why}) |" in text
+        assert "| Hugging Face padded, eager | 24 | 80.00 |" in text, "no kernel of ours"
+
+
+CHECKED = {"stage": "self_check", "ended": True, "status": 0, "seconds": 60, "reason": ""}
+
+
+def _results(*groups):
+    other = ("tokens_per_second", "model_tflops", "share_of_ceiling", "peak_gib")
+    made = {}
+    for group, variant, rows, rate, *more in groups:
+        one = dict.fromkeys(other, 1.0) | {"variant": variant, "rows": rows, "sequences_per_second": rate}
+        one |= {"milliseconds": rows * 2e3 / rate} | (more[0] if more else {})
+        made.setdefault(group, []).append(one)
+    tried = [{"name": "cudnn", "milliseconds": 1.0}, {"name": "triton", "milliseconds": 2.0}]
+    tried.append({"name": "flash", "milliseconds": None})
+    machine = {"gpu": "1 x NVIDIA H200"}
+    return [CHECKED, {"stage": "s", "groups": made, "tried_attention": tried, "machine": machine, "ceiling_tflops": 1}]
+
+
+def test_it_ends_with_the_best_settings_of_this_gpu_and_a_config_of_them(bench, repository, tmp_path, capsys):
+    gpu_all = bench("gpu_all")
+    results = _results(
+        ("rows 48", "ours", 48, 950.0),
+        ("rows 48", "ours, fp8", 48, 1150.0),
+        ("rows 96", "ours, fp8", 96, 1200.0),
+        ("rows 96", "ours", 96, 5000.0, {"early": True}),
+        ("fp8 48", "ours, fp8, fast sums", 48, 1300.0),
+        ("peers", "Hugging Face packed, compiled", 24, 9000.0),
+    )
+    chosen, words = gpu_all.best_settings(results)
+    assert chosen == {"PRECISION": "fp8", "BATCHSIZE": "96", "ATTENTION": "cudnn"}
+    assert words == "1,200 sequences/s, ours, fp8"
+    gpu_all.show(results)
+    assert capsys.readouterr().out.endswith(f"{words}\nexport PRECISION=fp8 BATCHSIZE=96 ATTENTION=cudnn\n")
+    (tmp_path / "configs").mkdir()
+    for name in gpu_all.CONFIG_PARTS:
+        (tmp_path / "configs" / name).symlink_to(repository / "configs" / name)
+    (tmp_path / "launch").symlink_to(repository / "launch")
+    (tmp_path / "results.jsonl").write_text("".join(f"{json.dumps(result)}\n" for result in results))
+    config = tmp_path / "configs" / "config_MINE_1x1x96x4_pack.sh"
+    gpu_all.sys.argv = ["gpu_all.py", "--results", str(tmp_path / "results.jsonl"), "--config", str(config)]
+    assert gpu_all.main() == 0
+    script = f"set -euo pipefail; source {config}; echo $DGXSYSTEM $BATCHSIZE $GRADIENT_STEPS $PRECISION $ATTENTION $LR"
+    said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert said.stdout == "MINE_1x1x96x4_pack 96 4 fp8 cudnn 0.00096\n", said.stderr
+    fast = gpu_all.best_settings(_results(
+        ("rows 48", "ours, fp8", 48, 1150.0), ("fp8 48", "ours, fp8, fast sums", 48, 1300.0)
+    ))[1]  # fmt: skip
+    assert fast == "1,150 sequences/s, ours, fp8; 1,300 with FP8_FAST_SUMS=all, if it converges"
+
+
+def test_no_settings_are_chosen_of_figures_that_are_none(bench):
+    gpu_all = bench("gpu_all")
+    results = _results(("rows 48", "ours", 48, 950.0))
+    with pytest.raises(ValueError, match="unverified: self_check has not ended well"):
+        gpu_all.config_of(results[1:])
+    with pytest.raises(ValueError, match="no step of ours was timed in full"):
+        gpu_all.config_of(_results(("rows 48", "ours", 48, 950.0, {"early": True})))
 
 
 def test_tables_tell_the_worth_of_each_fused_kernel(bench):
@@ -125,7 +194,8 @@ def test_tables_tell_the_worth_of_each_fused_kernel(bench):
              {"variant": "ours, without fused lamb", "problem": "no time left"}]  # fmt: skip
     other = ("sequences_per_second", "tokens_per_second", "model_tflops", "share_of_ceiling", "peak_gib")
     lines = [{"rows": 24} | dict.fromkeys(other, 1.0) | line for line in lines]
-    text = gpu_all.document([{"stage": "train_step", "ceiling_tflops": 1.0, "groups": {"kernels": lines}}])
+    steps = {"stage": "train_step", "ceiling_tflops": 1.0, "groups": {"kernels": lines}}
+    text = gpu_all.document([CHECKED, steps])
     assert "| ours, FUSED=none | 60.00 | 1.500 |" in text
     assert "| ours, without fused lamb | unmeasured (no time left) | |" in text
     assert "| ours, without fused bias_gelu | unmeasured | |" in text
@@ -144,8 +214,13 @@ def test_tables_refuse_a_document_without_markers_and_a_foreign_results_file(ben
     (tmp_path / "plain.md").write_text("no markers\n")
     (tmp_path / "foreign.jsonl").write_text("not json\n")
     (tmp_path / "good.md").write_text(f"{gpu_all.BEGIN}\n{gpu_all.END}\n")
-    for results, target, reason in (("none", "plain.md", "once each"), ("foreign.jsonl", "good.md", "not a results")):
-        arguments = ["gpu_all.py", "tables", "--results", str(tmp_path / results), "--document", str(tmp_path / target)]
+    (tmp_path / "empty.jsonl").write_text("")
+    for results, target, reason in (
+        ("empty.jsonl", "plain.md", "once each"),
+        ("foreign.jsonl", "good.md", "not a"),
+    ):
+        arguments = ["gpu_all.py", "--tables", "--results", str(tmp_path / results)]
+        arguments += ["--document", str(tmp_path / target)]
         monkeypatch.setattr(sys, "argv", arguments)
         before = (tmp_path / target).read_text()
         assert gpu_all.main() == 2

@@ -157,4 +157,4 @@ def test_csv_and_markdown_have_the_ratios(submission, faster, capsys):
     assert main(["compare", "--markdown", str(submission), str(faster)]) == 0
     shown = capsys.readouterr().out
     assert f"| time to target | {comparison.ratios['time'].value:.4f} |" in shown
-    assert "**B against A**: no significant difference" in shown
+    assert "- **verdict** no significant difference" in shown

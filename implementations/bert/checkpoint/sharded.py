@@ -120,23 +120,25 @@ class ShardedTensors(Mapping[str, Tensor]):
             self.spans[name].append((start, numbers))
 
     def __getitem__(self, name: str) -> Tensor:
-        shape = self.shapes[name]
-        return self.part(name, 0, shape.numel()).view(shape)
+        found = torch.empty(self.shapes[name].numel(), dtype=self.spans[name][0][1].dtype)
+        for _, start, numbers in self.of(name):
+            found[start : start + len(numbers)].copy_(numbers)
+        return found.view(self.shapes[name])
 
-    def part(self, name: str, start: int, size: int) -> Tensor:
-        """Numbers ``start`` to ``start + size`` of a flattened tensor, copied; no others are read."""
-        found = torch.empty(size, dtype=self.spans[name][0][1].dtype)
-        for begin, numbers in self.spans[name]:
-            low, high = max(start, begin), min(start + size, begin + len(numbers))
-            if high > low:
-                found[low - start : high - start].copy_(numbers[low - begin : high - begin])
-        return found
+    def of(self, name: str) -> Iterator[Span]:
+        """The spans of a parameter, as the files have them."""
+        return ((name, *span) for span in self.spans[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.spans)
 
     def __len__(self) -> int:
         return len(self.spans)
+
+
+def spans_of(tensors: Mapping[str, Tensor], name: str) -> Iterable[Span]:
+    """A tensor as spans: as the files have them, or all of it."""
+    return tensors.of(name) if isinstance(tensors, ShardedTensors) else [(name, 0, tensors[name].detach().reshape(-1))]
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def chunks_of(
             yield from checksum.of(chunk for chunk in first_weights(model, seed) if chunk.name in loaded.new)
         if isinstance(tensors, ShardedTensors):
             checksum.add("token", torch.tensor(tensors.token))
-            yield from (Chunk(name, *span) for name in parameters for span in tensors.spans[name])
+            yield from (Chunk(*span) for name in parameters for span in tensors.of(name))
             return
         for name in parameters:  # in the same order on every rank
             if name in tensors:

@@ -30,7 +30,7 @@ class Source(Hardware):
         """A model for inference on this device, its weights still to be loaded."""
         self.dist.check()
         self.precision.check(self.device)
-        choice, _ = self.kernels.choose(self.numerics.dtype, False, world)  # no graph: batches of different sizes
+        choice, _ = self.kernels.choose(shape, self.numerics.dtype, False, world)  # no graph: sizes differ
         model = BertForPreTraining(shape, select(choice, self.device))
         return model.to(self.device, self.numerics.dtype).eval()
 

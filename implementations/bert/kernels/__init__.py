@@ -17,13 +17,13 @@ from torch import Tensor
 from bert.core.dist import World
 from bert.core.env import ConfigError, env
 from bert.kernels import (
-    assembly_check,
     attention,
     bias_gelu,
     compile_once,
     cross_entropy,
     dropout_add_layer_norm,
     embeddings,
+    trials,
     triton_support,
 )
 
@@ -73,40 +73,41 @@ class Config:
         text = f"Triton for {', '.join(name for name in FUSABLE if name in fused)}"
         return f"{text}; plain PyTorch for {', '.join(plain)}" if plain else text
 
-    def choose(self, dtype: torch.dtype, in_graph: bool, world: World) -> tuple[Config, str]:
+    def choose(self, model: trials.Model, dtype: torch.dtype, in_graph: bool, world: World) -> tuple[Config, str]:
         """Settings with the attention backend resolved, equal on all ranks, and the reason as text. A collective.
 
         On a GPU ATTENTION=auto is the fastest backend on rank 0, if it works on every rank. Raises ConfigError where
-        no backend works in the CUDA graph. Must precede the first kernel: if a piece of assembly is wrong on any
-        rank's GPU, all ranks do without assembly.
+        no backend works in the CUDA graph, or not the one that is named. Must precede the first kernel: if a piece of
+        assembly is wrong on any rank's GPU, all ranks do without assembly.
         """
-        device, note = world.device, ""
-        if device.type == "cuda":
-            compile_once.compilations()
-            wrong = assembly_check.check(device)
-            if world.any(bool(wrong)):
-                triton_support.do_without_assembly()
-                pieces = "; ".join(f"{name}: {problem}" for name, problem in wrong.items()) or "on another rank's"
-                note = f"; all kernels do without assembly, which is wrong on this GPU ({pieces})"
-        if self.attention != "auto":
-            return self, f"{self.attention} (ATTENTION){note}"
-        name, fallback = "sdpa_loop", ""
+        device, name, fallback = world.device, self.attention, ""
+        words = f"{name} (ATTENTION)"
+        if name == "auto" and (device.type != "cuda" or dtype == torch.float32):
+            why = "the device is a CPU" if device.type != "cuda" else "the others compute in bf16 or fp16"
+            name, words = "sdpa_loop", f"sdpa_loop ({why})"
         if device.type != "cuda":
-            words = "sdpa_loop (the device is a CPU)"
-        elif dtype == torch.float32:
-            words = "sdpa_loop (the others compute in bf16 or fp16)"
-        else:
-            results = attention.trials(device)
-            tried = "; ".join(f"{trial.name} {trial.problem or f'{trial.milliseconds:.2f} ms'}" for trial in results)
+            return dataclasses.replace(self, attention=name), words
+        compile_once.compilations()
+        heads = trials.Heads(num_heads=model.num_attention_heads, head_size=model.head_size, dtype=dtype)
+        results = trials.trials(device, heads, name)
+        if name == "auto":
+            shown = [trial for trial in results if trial.name != trials.ASSEMBLY]
+            tried = "; ".join(f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}" for one in shown)
             backends = list(attention.BACKENDS)
-            best = attention.default_backend(device, in_graph)
+            best = trials.fastest(results, in_graph) or "sdpa_loop"
             name = backends[world.broadcast_int(backends.index(best))]
-            if world.any(any(trial.name == name and trial.milliseconds is None for trial in results)):
-                raise ConfigError(f"attention {name} is the fastest on rank 0 and fails on another one: set ATTENTION")
             if name == "sdpa_loop" and in_graph:
-                raise ConfigError(f"no attention backend works here ({tried}): set CUDA_GRAPH=0")
-            words, fallback = f"{name} (tried: {tried})", attention.fallback(name, results)
-        return dataclasses.replace(self, attention=name, attention_fallback=fallback), words + note
+                raise ConfigError(f"no attention backend works here ({tried}): set CUDA_GRAPH=0, or ATTENTION")
+            words, fallback = f"{name} (tried: {tried})", trials.fallback(name, results)
+        problem = trials.problem_of(name, results)
+        if world.any(bool(problem)):
+            where = f"fails on this GPU ({problem})" if problem else "fails on another rank's GPU"
+            raise ConfigError(f"attention {name} {where}: set ATTENTION to another one, or auto")
+        wrong = trials.problem_of(trials.ASSEMBLY, results)
+        if world.any(bool(wrong)):
+            triton_support.do_without_assembly()
+            words += f"; all kernels do without assembly, wrong on this GPU ({wrong or 'no: on another one'})"
+        return dataclasses.replace(self, attention=name, attention_fallback=fallback), words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +129,8 @@ def select(config: Config, device: torch.device) -> Kernels:
     """Binds every operation for ``device``. Raises ConfigError for what this hardware cannot run."""
     name, second = config.attention, config.attention_fallback
     if name == "auto":
-        name = attention.default_backend(device)
-        second = attention.fallback(name, attention.trials(device)) if device.type == "cuda" else ""
+        name = trials.default_backend(device)
+        second = trials.fallback(name, trials.trials(device)) if device.type == "cuda" else ""
     if name not in attention.BACKENDS:
         raise ConfigError(f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}")
     fused = config.names(device)

@@ -8,13 +8,10 @@ signs, infinities and NaN included.
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
 from bert.core.process import root_cause
-from bert.kernels import triton_support
 from bert.kernels.arithmetic import (
     native_exp2,
     native_narrowed,
@@ -91,9 +88,8 @@ def wrong(what: str, x: Tensor, y: Tensor, low: Tensor) -> Tensor:
     return (y.view(bits) != exact.view(bits)) & ~(y.isnan() & exact.isnan())
 
 
-@functools.cache
 def problems(device: torch.device) -> dict[str, str]:
-    """The pieces that are wrong on a device where Triton's kernels run, and how; once a process."""
+    """The pieces that are wrong on a device where Triton's kernels run, and how."""
     found = {}
     for what in PIECES:
         try:
@@ -104,14 +100,4 @@ def problems(device: torch.device) -> dict[str, str]:
             continue
         if count:
             found[what] = f"{count} of {COUNT} numbers are wrong"
-    return found
-
-
-def check(device: torch.device) -> dict[str, str]:
-    """Makes the kernels do without assembly where a piece of it is wrong on this GPU; ``problems``."""
-    if device.type != "cuda" or not triton_support.supported(device):
-        return {}
-    found = problems(device)
-    if found:
-        triton_support.do_without_assembly()
     return found

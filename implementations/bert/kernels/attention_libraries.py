@@ -21,12 +21,19 @@ from bert.kernels.dropout import ForwardPass
 CUDNN_VARLEN_SINCE = (2, 14)
 
 
-def needs(capability: tuple[int, int], absent: Callable[[], str | None]) -> Callable[[torch.device], str | None]:
-    """``Backend.missing`` of what needs a compute capability and something else, which ``absent`` names if it is."""
+def needs(
+    capability: tuple[int, int], absent: Callable[[], str | None], on_rocm: bool = False
+) -> Callable[[torch.device], str | None]:
+    """``Backend.missing`` of what needs a compute capability and something else, which ``absent`` names if it is.
+
+    on_rocm: it is there for AMD's GPUs as well, whose compute capability is a number of their own.
+    """
 
     def missing(device: torch.device) -> str | None:
         if device.type != "cuda":
-            return "it needs an NVIDIA GPU"
+            return "it needs a GPU"
+        if torch.version.hip:
+            return absent() if on_rocm else "it needs an NVIDIA GPU"
         if torch.cuda.get_device_capability(device) < capability:
             return f"it needs compute capability {capability[0]}.{capability[1]} or later"
         return absent()

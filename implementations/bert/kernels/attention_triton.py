@@ -16,34 +16,23 @@ depends on the capacities alone, so the grid can be part of a CUDA graph; the fe
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bert.kernels import launches
 from bert.kernels.arithmetic import narrowed
 from bert.kernels.dropout import Dropout, ForwardPass, keep_pairs
+from bert.kernels.launches import Blocks
 from bert.kernels.triton_support import constexpr, jit, next_power_of_2, tl
 
 LOG2_E = 1.4426950408889634
 
 
-@dataclass(frozen=True, kw_only=True)
-class Blocks:
-    """Blocks of queries (a multiple of 16) and keys (of 32), warps, pipeline stages, registers a thread of a kernel."""
-
-    queries: int
-    keys: int
-    num_warps: int
-    num_stages: int
-    max_registers: int | None = None
-
-
-# For heads of 64 on Hopper: no spills, wgmma in every product, two or three programs a multiprocessor.
-FORWARD = Blocks(queries=64, keys=64, num_warps=4, num_stages=2)
-QUERY_GRADIENT = Blocks(queries=64, keys=64, num_warps=4, num_stages=2, max_registers=168)  # three programs
-KEY_GRADIENT = Blocks(queries=64, keys=64, num_warps=4, num_stages=2)
+def _blocks(kernel: str, qkv: Tensor) -> Blocks:
+    wide = ", fp32" if qkv.dtype == torch.float32 else ", wide" if qkv.shape[-1] > 64 else ""
+    return launches.blocks(f"attention {kernel}{wide}", qkv.device)
 
 
 @jit
@@ -296,15 +285,15 @@ class _Attention(torch.autograd.Function):
         context = torch.empty(num_tokens, num_heads, width, dtype=qkv.dtype, device=qkv.device)
         # Of each row the logarithm of its softmax's sum and, by the backward pass, delta (see _query_gradient).
         sums = torch.empty(num_heads, num_tokens, 2, dtype=torch.float32, device=qkv.device)
-        blocks = FORWARD
-        tiles = _tiles(forward_pass, num_tokens, blocks.queries)
+        blocks = _blocks("forward", qkv)
+        tiles = _tiles(forward_pass, num_tokens, blocks.rows)
         _forward[(len(tiles), num_heads)](
             qkv, tiles, context, sums, drop.seed, drop.site, drop.scale, LOG2_E / math.sqrt(width),
-            num_tokens, num_heads, drop.threshold, width, max(16, next_power_of_2(width)), blocks.queries, blocks.keys,
-            num_warps=blocks.num_warps, num_stages=blocks.num_stages, maxnreg=blocks.max_registers,
+            num_tokens, num_heads, drop.threshold, width, max(16, next_power_of_2(width)), blocks.rows, blocks.columns,
+            **blocks.options,
         )  # fmt: skip
-        query_tiles = _tiles(forward_pass, num_tokens, QUERY_GRADIENT.queries)
-        key_tiles = _tiles(forward_pass, num_tokens, KEY_GRADIENT.keys)
+        query_tiles = _tiles(forward_pass, num_tokens, _blocks("query gradient", qkv).rows)
+        key_tiles = _tiles(forward_pass, num_tokens, _blocks("key gradient", qkv).columns)
         ctx.save_for_backward(qkv, query_tiles, key_tiles, context, sums)
         ctx.drop = drop
         return context
@@ -316,17 +305,17 @@ class _Attention(torch.autograd.Function):
         num_tokens, _, num_heads, width = qkv.shape
         qkv_gradient = torch.empty_like(qkv)
         scale, block, drop = 1 / math.sqrt(width), max(16, next_power_of_2(width)), ctx.drop
-        blocks = QUERY_GRADIENT
+        blocks = _blocks("query gradient", qkv)
         _query_gradient[(len(query_tiles), num_heads)](
             qkv, query_tiles, context, gradient, sums, qkv_gradient, drop.seed, drop.site, drop.scale,
-            scale, scale * LOG2_E, num_tokens, num_heads, drop.threshold, width, block, blocks.queries, blocks.keys,
-            num_warps=blocks.num_warps, num_stages=blocks.num_stages, maxnreg=blocks.max_registers,
+            scale, scale * LOG2_E, num_tokens, num_heads, drop.threshold, width, block, blocks.rows, blocks.columns,
+            **blocks.options,
         )  # fmt: skip
-        blocks = KEY_GRADIENT
+        blocks = _blocks("key gradient", qkv)
         _key_gradient[(len(key_tiles), num_heads)](
             qkv, key_tiles, gradient, sums, qkv_gradient, drop.seed, drop.site, drop.scale, scale,
-            scale * LOG2_E, num_tokens, num_heads, drop.threshold, width, block, blocks.queries, blocks.keys,
-            num_warps=blocks.num_warps, num_stages=blocks.num_stages, maxnreg=blocks.max_registers,
+            scale * LOG2_E, num_tokens, num_heads, drop.threshold, width, block, blocks.rows, blocks.columns,
+            **blocks.options,
         )  # fmt: skip
         return qkv_gradient, None, None
 

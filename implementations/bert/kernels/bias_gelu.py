@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels import triton_support
+from bert.kernels import launches, triton_support
 from bert.kernels.arithmetic import column_sums, exp2, reciprocal
 from bert.kernels.cases import Case, Draw, each_dtype, large
 from bert.kernels.triton_support import constexpr, jit, tl
@@ -96,10 +96,6 @@ def _backward(
     tl.store(partials + tl.program_id(1).to(tl.int64) * width + column, total, mask=in_column)
 
 
-# Blocks of 4 x 1,024 elements: 64 bytes a thread of each input in flight; backward as many programs as fit at once.
-BLOCK, BLOCK_ROWS, NUM_WARPS, PROGRAMS_PER_SM = 1024, 4, 4, 5
-
-
 class _BiasGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, approximate: str) -> Tensor:
@@ -107,10 +103,11 @@ class _BiasGelu(torch.autograd.Function):
         width = x.shape[-1]
         num_rows = x.numel() // width
         output = torch.empty_like(x)
-        grid = (-(-width // BLOCK) * -(-num_rows // BLOCK_ROWS),)
-        _forward[grid](x, bias, output, num_rows, width, approximate == "tanh", BLOCK_ROWS, BLOCK, num_warps=NUM_WARPS)
+        take, tanh = launches.blocks("bias_gelu", x.device), approximate == "tanh"
+        grid = (take.tiles(num_rows, width)[1],)
+        _forward[grid](x, bias, output, num_rows, width, tanh, take.rows, take.columns, **take.options)
         ctx.save_for_backward(x, bias)
-        ctx.tanh = approximate == "tanh"
+        ctx.tanh = tanh
         return output
 
     @staticmethod
@@ -119,13 +116,14 @@ class _BiasGelu(torch.autograd.Function):
         gradient = gradient.contiguous()
         width = x.shape[-1]
         num_rows = x.numel() // width
-        num_columns = -(-width // BLOCK)
-        num_tiles = -(-num_rows // BLOCK_ROWS)
-        programs = -(-triton_support.num_programs(x.device, PROGRAMS_PER_SM, num_columns * num_tiles) // num_columns)
+        take = launches.blocks("bias_gelu", x.device)
+        down, num_tiles = take.tiles(num_rows, width)
+        num_columns = num_tiles // down
+        programs = -(-triton_support.num_programs(x.device, take.programs, num_tiles) // num_columns)
         partials = torch.empty(programs, width, dtype=torch.float32, device=x.device)
         x_gradient = torch.empty_like(x)
         _backward[(num_columns, programs)](
-            gradient, x, bias, x_gradient, partials, num_rows, width, ctx.tanh, BLOCK_ROWS, BLOCK, num_warps=NUM_WARPS
+            gradient, x, bias, x_gradient, partials, num_rows, width, ctx.tanh, take.rows, take.columns, **take.options
         )
         return x_gradient, column_sums(partials, bias.dtype), None
 

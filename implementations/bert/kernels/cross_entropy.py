@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bert.kernels import launches
 from bert.kernels.cases import Case, Draw, each_dtype, large
 from bert.kernels.triton_support import constexpr, jit, tl
 
@@ -90,10 +91,6 @@ def _backward(gradient, logits, labels, log_sums, width, vocab_size, ignore: con
     tl.store(line + column, dx.to(logits.dtype.element_ty), mask=column < width)
 
 
-# Both passes have 64 bytes a thread in flight; a program does a row forward, a block of a row backward.
-DEPTH, LANES, BLOCK = 4, 1024, 4096
-
-
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
@@ -101,9 +98,9 @@ class _CrossEntropy(torch.autograd.Function):
         num_rows, width = logits.shape
         losses, log_sums = torch.empty(2, num_rows, dtype=torch.float32, device=logits.device)
         if num_rows:
-            _forward[(num_rows,)](
-                logits, labels, losses, log_sums, width, vocab_size, IGNORE, DEPTH, LANES, num_warps=4
-            )
+            take = launches.blocks("cross_entropy forward", logits.device)
+            sizes = take.rows, take.columns
+            _forward[(num_rows,)](logits, labels, losses, log_sums, width, vocab_size, IGNORE, *sizes, **take.options)
         ctx.save_for_backward(logits, labels, log_sums)
         ctx.vocab_size = vocab_size
         ctx.consumed = False
@@ -117,9 +114,10 @@ class _CrossEntropy(torch.autograd.Function):
         logits, labels, log_sums = ctx.saved_tensors
         num_rows, width = logits.shape
         if num_rows:
-            _backward[(num_rows, -(-width // BLOCK))](
-                gradient.float().contiguous(), logits, labels, log_sums, width, ctx.vocab_size, IGNORE, BLOCK,
-                num_warps=4,
+            take = launches.blocks("cross_entropy backward", logits.device)
+            _backward[(num_rows, -(-width // take.columns))](
+                gradient.float().contiguous(), logits, labels, log_sums, width, ctx.vocab_size, IGNORE, take.columns,
+                **take.options,
             )  # fmt: skip
         return logits.detach(), None, None
 

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels import triton_support
+from bert.kernels import launches, triton_support
 from bert.kernels.arithmetic import column_sums, rounded
 from bert.kernels.cases import Case, Draw, each_dtype, large
 from bert.kernels.dropout import Dropout, DropoutSites, keep_rows
@@ -177,12 +177,7 @@ def _backward(
         tl.atomic_max(largest, tl.max(magnitude), sem="relaxed")
 
 
-# For rows of 1,024: 64 bytes a thread and row block in flight forward, 96 backward; no barrier but the row sums'.
-BLOCK_ROWS_FORWARD, NUM_WARPS_FORWARD = 4, 4
-BLOCK_ROWS_BACKWARD, NUM_WARPS_BACKWARD, PROGRAMS_PER_SM = 2, 4, 4
-# A multiprocessor's 65,536 registers for four programs of four warps. With the cast the compiler would take some more,
-# and the last programs would have to wait for the first ones to end.
-MAX_REGISTERS, FITTING_WIDTH = 128, 1024
+FITTING_WIDTH = 1024  # to which the settings limit registers
 
 
 class Operands(NamedTuple):
@@ -217,12 +212,13 @@ def start_forward(
     output, sums = torch.empty_like(x), torch.empty_like(x) if pre_norm else None
     cast = None if target is None else torch.empty_like(x, dtype=target.dtype)
     mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=x.device)
-    _forward[(-(-num_rows // BLOCK_ROWS_FORWARD),)](
+    take = launches.blocks("layer norm forward", x.device)
+    _forward[(-(-num_rows // take.rows),)](
         x=x, bias=operands.bias, residual=residual, weight=operands.weight, norm_bias=operands.norm_bias,
         output=output, sums=sums, cast=cast, **cast_arguments(target), mean_out=mean, rstd_out=rstd,
         seed=drop.seed, site=drop.site, scale=drop.scale, threshold=drop.threshold,
-        num_rows=num_rows, width=width, eps=eps, block_rows=BLOCK_ROWS_FORWARD, block=next_power_of_2(width),
-        num_warps=row_warps(NUM_WARPS_FORWARD, width),
+        num_rows=num_rows, width=width, eps=eps, block_rows=take.rows, block=next_power_of_2(width),
+        num_warps=row_warps(take.num_warps, width),
     )  # fmt: skip
     if sums is not None:
         return output, sums, cast, Saved(sums, None, residual, operands.weight, mean, rstd)
@@ -242,7 +238,8 @@ def start_backward(saved: Saved, drop: Dropout, gradients: Sequence[Tensor | Non
         gradients = [torch.zeros_like(x), *gradients[1:]]
     given = [gradient.contiguous() for gradient in gradients if gradient is not None]
     num_rows, width = x.shape
-    num_programs = triton_support.num_programs(x.device, PROGRAMS_PER_SM, -(-num_rows // BLOCK_ROWS_BACKWARD))
+    take = launches.blocks("layer norm backward", x.device)
+    num_programs = triton_support.num_programs(x.device, take.programs, -(-num_rows // take.rows))
     partials = torch.empty(num_programs, 3, width, dtype=torch.float32, device=x.device)
     x_gradient = torch.empty_like(x, dtype=x.dtype if target is None else target.dtype)
     residual_gradient = None if saved.residual is None else torch.empty_like(saved.residual)
@@ -251,8 +248,8 @@ def start_backward(saved: Saved, drop: Dropout, gradients: Sequence[Tensor | Non
         x=x, bias=saved.bias, residual=saved.residual, weight=saved.weight, mean_in=saved.mean, rstd_in=saved.rstd,
         seed=drop.seed, site=drop.site, scale=drop.scale, threshold=drop.threshold,
         x_gradient=x_gradient, residual_gradient=residual_gradient, partials=partials, **cast_arguments(target),
-        num_rows=num_rows, width=width, block_rows=BLOCK_ROWS_BACKWARD, block=next_power_of_2(width),
-        num_warps=row_warps(NUM_WARPS_BACKWARD, width), maxnreg=MAX_REGISTERS if width <= FITTING_WIDTH else None,
+        num_rows=num_rows, width=width, block_rows=take.rows, block=next_power_of_2(width),
+        num_warps=row_warps(take.num_warps, width), maxnreg=take.max_registers if width <= FITTING_WIDTH else None,
     )  # fmt: skip
     bias_gradient, weight_gradient, norm_bias_gradient = column_sums(partials, saved.weight.dtype)
     return Operands(x_gradient, bias_gradient, residual_gradient, weight_gradient, norm_bias_gradient)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels import triton_support
+from bert.kernels import launches, triton_support
 from bert.kernels.arithmetic import column_sums
 from bert.kernels.cases import Case, Draw, each_dtype, large
 from bert.kernels.dropout import Dropout, DropoutSites, keep_rows
@@ -140,9 +140,6 @@ def _backward(
     tl.store(line + 3 * width, side_1_sum, mask=in_column)
 
 
-BLOCK_ROWS, NUM_WARPS, PROGRAMS_PER_SM = 2, 4, 3
-
-
 class _Embeddings(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, eps: float, drop: Dropout, *tensors: Tensor) -> Tensor:
@@ -150,9 +147,10 @@ class _Embeddings(torch.autograd.Function):
         num_rows, width = input_ids.numel(), word.shape[1]
         output = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
         mean, rstd = torch.empty(2, num_rows, dtype=torch.float32, device=word.device)
-        _forward[(-(-num_rows // BLOCK_ROWS),)](
+        take = launches.blocks("embeddings", word.device)
+        _forward[(-(-num_rows // take.rows),)](
             *tensors, output, mean, rstd, drop.seed, drop.site, drop.scale, num_rows, width, eps, drop.threshold,
-            BLOCK_ROWS, next_power_of_2(width), num_warps=row_warps(NUM_WARPS, width),
+            take.rows, next_power_of_2(width), num_warps=row_warps(take.num_warps, width),
         )  # fmt: skip
         ctx.save_for_backward(*tensors[:-1], mean, rstd)  # not the bias
         ctx.drop = drop
@@ -162,13 +160,14 @@ class _Embeddings(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input_ids, _, position_ids, word, position, segment, weight, *_ = ctx.saved_tensors
         num_rows, width = gradient.shape
-        num_programs = triton_support.num_programs(word.device, PROGRAMS_PER_SM, -(-num_rows // BLOCK_ROWS))
+        take = launches.blocks("embeddings", word.device)
+        num_programs = triton_support.num_programs(word.device, take.programs, -(-num_rows // take.rows))
         partials = torch.empty(num_programs, 4, width, dtype=torch.float32, device=word.device)
         x_gradient = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
         _backward[(num_programs,)](
             gradient.contiguous(), *ctx.saved_tensors, ctx.drop.seed, ctx.drop.site, x_gradient, partials,
-            ctx.drop.scale, num_rows, width, ctx.drop.threshold, BLOCK_ROWS, next_power_of_2(width),
-            num_warps=row_warps(NUM_WARPS, width),
+            ctx.drop.scale, num_rows, width, ctx.drop.threshold, take.rows, next_power_of_2(width),
+            num_warps=row_warps(take.num_warps, width),
         )  # fmt: skip
         sums = column_sums(partials, weight.dtype)
         segment_gradient = torch.zeros_like(segment)

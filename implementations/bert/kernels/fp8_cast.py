@@ -16,15 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.kernels import arithmetic, triton_support
+from bert.kernels import arithmetic, launches, triton_support
 from bert.kernels.arithmetic import widened
 from bert.kernels.fp8 import ROW_MULTIPLE, Target
 from bert.kernels.triton_support import constexpr, jit, tl
-
-# Tiles of 128 x 64: 128-byte lines of what is read and of the transposed fp8, 64-byte halves of the fp8 in row order;
-# 32 elements a thread, at 60 to 74 registers three or four programs of eight warps a multiprocessor.
-BLOCK_ROWS, BLOCK, NUM_WARPS = 128, 64, 8
-TRANSPOSE_BLOCK, TRANSPOSE_NUM_WARPS = 128, 4  # bytes; 32 words a thread in flight
 
 
 @jit
@@ -113,12 +108,6 @@ def new_both_orders(num_rows: int, num_columns: int, target: Target) -> tuple[Te
     return cast, cast.new_empty(num_columns, num_rows)
 
 
-def num_tiles(num_rows: int, num_columns: int) -> tuple[int, int]:
-    """How many tiles there are, down and in all."""
-    down = -(-num_rows // BLOCK_ROWS)
-    return down, down * -(-num_columns // BLOCK)
-
-
 def bits(largest: Tensor | None) -> Tensor | None:
     """The same memory as integers, for an atomic maximum that knows NaN."""
     return None if largest is None else largest.view(torch.int32)
@@ -143,7 +132,7 @@ def cast_transpose(x: Tensor, target: Target, column_sums: bool = False) -> tupl
         cast = _plain(x, target)
         return cast, cast.t().contiguous(), x.sum(0) if column_sums else None
     cast, transposed = new_both_orders(x.shape[0], x.shape[1], target)
-    shape = num_tiles(*x.shape)[0], x.shape[1]
+    shape = launches.blocks("cast", x.device).tiles(*x.shape)[0], x.shape[1]
     partials = torch.empty(shape, dtype=torch.float32, device=x.device) if column_sums else None
     _start_cast(x, cast, transposed, partials, target.scale, bits(target.largest), target.maximum)
     return cast, transposed, None if partials is None else arithmetic.column_sums(partials, x.dtype)
@@ -165,8 +154,9 @@ def _start_cast(x: Tensor, cast: Tensor, *arguments: Any) -> None:
     *tensors, maximum = arguments
     num_rows, num_columns = x.shape
     assert num_rows % ROW_MULTIPLE == num_columns % ROW_MULTIPLE == 0, x.shape
-    _cast_transpose[(num_tiles(num_rows, num_columns)[1],)](
-        x.contiguous(), cast, *tensors, num_rows, num_columns, maximum, BLOCK_ROWS, BLOCK, num_warps=NUM_WARPS
+    take = launches.blocks("cast", x.device)
+    _cast_transpose[(take.tiles(num_rows, num_columns)[1],)](
+        x.contiguous(), cast, *tensors, num_rows, num_columns, maximum, take.rows, take.columns, **take.options
     )
 
 
@@ -180,9 +170,8 @@ def transpose(x: Tensor) -> Tensor:
         return x.t().contiguous()
     num_rows, num_columns = x.shape
     output = torch.empty(num_columns, num_rows, dtype=x.dtype, device=x.device)
-    words, block = num_columns // 4, TRANSPOSE_BLOCK // 4
-    grid = (-(-words // block) * -(-num_rows // TRANSPOSE_BLOCK),)
-    _transpose[grid](
-        x.view(torch.int32), output.view(torch.int32), num_rows, words, block, num_warps=TRANSPOSE_NUM_WARPS
-    )  # fmt: skip
+    take = launches.blocks("transpose", x.device)
+    words, block = num_columns // 4, take.columns // 4
+    grid = (-(-words // block) * -(-num_rows // take.rows),)
+    _transpose[grid](x.view(torch.int32), output.view(torch.int32), num_rows, words, block, **take.options)
     return output

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from bert.kernels import dropout_add_layer_norm as norm_kernels
-from bert.kernels import fp8_cast
+from bert.kernels import fp8_cast, launches
 from bert.kernels.arithmetic import column_sums, rounded, widened
 from bert.kernels.bias_gelu import _value_and_slope
 from bert.kernels.dropout import DropoutSites
@@ -90,9 +90,10 @@ def gelu_cast(
     num_rows, width = x.shape
     cast = torch.empty(num_rows, width, dtype=target.dtype, device=x.device)
     transposed = None if rows_alone else cast.new_empty(width, num_rows)
-    _gelu_cast[(fp8_cast.num_tiles(num_rows, width)[1],)](
+    take = launches.blocks("cast", x.device)
+    _gelu_cast[(take.tiles(num_rows, width)[1],)](
         x, bias, cast, transposed, target.scale, bits(target.largest), num_rows, width, approximate == "tanh",
-        target.maximum, fp8_cast.BLOCK_ROWS, fp8_cast.BLOCK, num_warps=fp8_cast.NUM_WARPS,
+        target.maximum, take.rows, take.columns, **take.options,
     )  # fmt: skip
     return cast, transposed
 
@@ -103,11 +104,12 @@ def gelu_backward_cast(
     """The gradient of x [R, F] in fp8 [R, F] and transposed [F, R], and that of the bias [F]."""
     num_rows, width = x.shape
     cast, transposed = fp8_cast.new_both_orders(num_rows, width, target)
-    down, tiles = fp8_cast.num_tiles(num_rows, width)
+    take = launches.blocks("cast", x.device)
+    down, tiles = take.tiles(num_rows, width)
     partials = torch.empty(down, width, dtype=torch.float32, device=x.device)
     _gelu_backward_cast[(tiles,)](
         gradient, x, bias, cast, transposed, partials, target.scale, bits(target.largest), num_rows, width,
-        approximate == "tanh", target.maximum, fp8_cast.BLOCK_ROWS, fp8_cast.BLOCK, num_warps=fp8_cast.NUM_WARPS,
+        approximate == "tanh", target.maximum, take.rows, take.columns, **take.options,
     )  # fmt: skip
     return cast, transposed, column_sums(partials, bias.dtype)
 

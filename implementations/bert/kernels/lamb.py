@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert.kernels import launches
 from bert.kernels.triton_support import constexpr, jit, tl
 
 ALIGNMENT = 64  # elements: 128 bytes in bf16, so that every access is whole cache lines
-CHUNK = 16384  # elements a program works on; a multiple of BLOCK
-BLOCK, NUM_WARPS = 2048, 8
+CHUNK = 16384  # elements a program works on; a multiple of its block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,8 @@ def launch(kernel: Any, layout: Layout, *arguments: Any) -> None:
     """Starts a program for each chunk, of a kernel that takes begins, lengths, tensors and decays first."""
     if layout.begin.numel():
         chunks = layout.begin, layout.length, layout.tensor, layout.decay
-        kernel[(layout.begin.numel(),)](*chunks, *arguments, BLOCK, num_warps=NUM_WARPS)
+        take = launches.blocks("lamb", layout.begin.device)
+        kernel[(layout.begin.numel(),)](*chunks, *arguments, take.columns, **take.options)
 
 
 def by_tensor(layout: Layout, partials: Tensor) -> Tensor:
@@ -258,7 +259,8 @@ def _fused_squared_norm(flat: Tensor) -> Tensor:
     count = max(1, -(-flat.numel() // CHUNK))
     partials = torch.empty(count, dtype=torch.float32, device=flat.device)
     output = torch.empty((), dtype=torch.float32, device=flat.device)
-    _squared_sums[(count,)](flat, partials, flat.numel(), CHUNK, BLOCK, num_warps=NUM_WARPS)
+    take = launches.blocks("lamb", flat.device)
+    _squared_sums[(count,)](flat, partials, flat.numel(), CHUNK, take.columns, **take.options)
     _total[(1,)](partials, output, count, 1024, num_warps=8)
     return output
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bert.kernels.lamb import BLOCK, NUM_WARPS, Layout, by_tensor, chunk_of, launch
+from bert.kernels import launches
+from bert.kernels.lamb import Layout, by_tensor, chunk_of, launch
 from bert.kernels.triton_support import constexpr, jit, tl
 
 
@@ -104,7 +105,8 @@ def squared_norms(layout: Layout, flat: Tensor) -> Tensor:
     num_chunks = layout.begin.numel()
     partials = torch.empty(num_chunks, 1, dtype=torch.float32, device=flat.device)
     if num_chunks:
-        _squares[(num_chunks,)](layout.begin, layout.length, flat, partials, BLOCK, num_warps=NUM_WARPS)
+        take = launches.blocks("lamb", flat.device)
+        _squares[(num_chunks,)](layout.begin, layout.length, flat, partials, take.columns, **take.options)
     return by_tensor(layout, partials).reshape(-1)
 
 

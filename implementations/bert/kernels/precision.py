@@ -53,6 +53,8 @@ class Config:
 
     def check(self, device: torch.device) -> None:
         """Raises ConfigError where the hardware has no such precision."""
+        if self.precision in ("fp8", "tf32") and device.type == "cuda" and torch.version.hip:
+            raise ConfigError(f"PRECISION={self.precision} is for NVIDIA GPUs; AMD's fp8 has other formats: use bf16")
         if self.precision == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
             raise ConfigError("PRECISION=fp8 needs compute capability 8.9 (Ada, Hopper) or later: use bf16")
         if self.precision == "tf32" and (device.type != "cuda" or not _is_ampere(device)):
@@ -83,7 +85,7 @@ def resolved(name: str, device: torch.device) -> str:
 
 
 def _is_ampere(device: torch.device) -> bool:
-    """Whether the hardware has matrix products in bf16 and tf32: Ampere and later, not V100 and T4."""
+    """Whether the hardware has matrix products in bf16 and tf32: Ampere and later, not V100 and T4; bf16 AMD's, too."""
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bert.kernels import launches
 from bert.kernels.triton_support import constexpr, jit, tl
 
-CHUNK, GROUP, BLOCK, NUM_WARPS = 16, 16, 256, 4
+CHUNK, GROUP = 16, 16
 
 
 @jit
@@ -81,9 +82,8 @@ def sum_by_index(rows: Tensor, indices: Tensor, num_indices: int) -> Tensor:
     sorted_indices, order = torch.sort(indices, stable=True)
     num_chunks = -(-num_rows // CHUNK)
     partials = torch.empty(num_chunks, 2, width, dtype=torch.float32, device=rows.device)
-    grid = (num_chunks, -(-width // BLOCK))
-    _sum_runs[grid](rows, sorted_indices, order, table, partials, num_rows, width, CHUNK, BLOCK, num_warps=NUM_WARPS)
-    _join_runs[grid](
-        sorted_indices, table, partials, num_rows, num_chunks, width, CHUNK, GROUP, BLOCK, num_warps=NUM_WARPS
-    )
+    take = launches.blocks("scatter", rows.device)
+    grid, block = (num_chunks, -(-width // take.columns)), take.columns
+    _sum_runs[grid](rows, sorted_indices, order, table, partials, num_rows, width, CHUNK, block, **take.options)
+    _join_runs[grid](sorted_indices, table, partials, num_rows, num_chunks, width, CHUNK, GROUP, block, **take.options)
     return table

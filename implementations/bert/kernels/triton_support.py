@@ -63,7 +63,7 @@ def missing(device: torch.device) -> str | None:
     if triton is None:
         return "Triton is not installed"
     if device.type == "cuda" and torch.version.cuda is None:
-        return "the GPU is not NVIDIA's"
+        return "the GPU is AMD's"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     return None
@@ -100,7 +100,7 @@ def _probe():
     pass
 
 
-# False in Triton's interpreter, which knows no assembly, and where assembly_check.py found it wrong.
+# False in Triton's interpreter, which knows no assembly, and where trials.py found it wrong.
 NATIVE: Any = constexpr(isinstance(_probe, triton.runtime.JITFunction)) if triton is not None else False
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
 
-from bert.checkpoint.sharded import ShardedTensors
+from bert.checkpoint.sharded import spans_of
 from bert.core.dist import World
 from bert.kernels import weight_gradient
 from bert.optim.flat import Bucket, FlatLamb, FlatLans, Layout, Piecewise, Shard, fill
@@ -94,13 +94,8 @@ class Sharded:
 
     @torch.no_grad()
     def _fill_shard(self, shard: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        for segment in self.segments:
-            name = self.names[segment.parameter]
-            if isinstance(tensors, ShardedTensors):
-                source = tensors.part(name, segment.start, segment.size)
-            else:
-                source = tensors[name].detach().reshape(-1)[segment.start : segment.start + segment.size]
-            shard[segment.begin : segment.begin + segment.size].copy_(source)
+        held = dict.fromkeys(self.names[segment.parameter] for segment in self.segments)
+        fill([(shard, self.segments)], self.names, (span for name in held for span in spans_of(tensors, name)))
 
     # --- gradients and update ----------------------------------------------------------------------------------------
 

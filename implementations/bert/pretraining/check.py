@@ -104,7 +104,7 @@ def report(config: Config) -> str:
         "system": f"{config.mlperf.num_nodes} x {config.mlperf.system}, {ranks} ranks",
         "model": f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}",
         "kernels": config.kernels.describe(device),
-        "attention": config.kernels.choose(config.numerics.dtype, config.uses_graph, World(alone))[1],
+        "attention": config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, World(alone))[1],
         "global batch": f"{batch} sequences = {rows} x packing factor {data.packing_factor}",
         "steps": f"at most {config.max_steps} ({config.max_steps * batch:,} samples)",
         "learning rate": schedule.describe(config.schedule),

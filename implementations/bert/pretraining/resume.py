@@ -153,7 +153,7 @@ def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, data: Row
     if saved is None:
         return
     row_counts, before = data.row_counts().tolist(), saved["row_counts"]
-    digest = data_digest(data)
+    digest = data_digest(data.identity())
     if before != row_counts or saved.get("data_digest", digest) != digest:
         raise ConfigError(
             f"RESUME=1: the checkpoint in {config.directory} is of a run on other training data, "
@@ -162,9 +162,9 @@ def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, data: Row
         )
 
 
-def data_digest(data: RowSource) -> str:
-    """Of all files, by what is known of their contents."""
-    return hashlib.md5(json.dumps(data.identity()).encode()).hexdigest()
+def data_digest(identity: Mapping[str, Any]) -> str:
+    """Of all files, by what is known of their contents (``RowSource.identity``)."""
+    return hashlib.md5(json.dumps(identity).encode()).hexdigest()
 
 
 def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
@@ -206,9 +206,13 @@ class Saver:
         self, config: Config, trained: Trainer, world: World, seed: int, data: RowSource, shard_order: tuple[int, int]
     ) -> None:
         """data: what is trained on; shard_order: see Sampler."""
-        self.config, self.trained, self.world, self.seed = config, trained, world, seed
-        self.data, self.shard_order = data, shard_order
+        self.config, self.trained, self.world = config, trained, world
         self.writer = Writer(config.checkpoint)
+        self.facts = {  # alike in every checkpoint of the run
+            "row_counts": data.row_counts().tolist(), "vocab_md5": data.vocab_md5,
+            "data_digest": data_digest(data.identity()), "computed": _computed(config), "dealt": shard_order,
+            "bert_config": dataclasses.asdict(config.model), "run": run_identity(config, seed),
+        }  # fmt: skip
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
         """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective.
@@ -217,11 +221,7 @@ class Saver:
         """
         config, world = self.config.checkpoint, self.world
         check_finite(self.trained, world, step)
-        facts: dict[str, Any] = {"step": step, "batches": batches, "samples": samples, "ended": ended}
-        facts |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5}
-        facts |= {"data_digest": data_digest(self.data), "computed": _computed(self.config)}
-        facts |= {"dealt": self.shard_order, "bert_config": dataclasses.asdict(self.config.model)}
-        facts |= {"run": run_identity(self.config, self.seed)}
+        facts = {"step": step, "batches": batches, "samples": samples, "ended": ended, **self.facts}
         if config.shards:
             token = world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
             assert isinstance(self.trained, Step)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of, load_weights
+from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of
 from bert.core import rundir
 from bert.core.dist import World
 from bert.core.start import StartClock
@@ -24,7 +24,7 @@ from bert.data.synthetic import synthetic_records
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels import compile_once, select
 from bert.model.bert import BertForPreTraining
-from bert.model.init import Chunk, first_weights, initialize, uninitialized, use_placeholders
+from bert.model.init import Chunk, fill, first_weights, uninitialized, use_placeholders
 from bert.pretraining import closed_division, resume
 from bert.pretraining.config import Config
 from bert.training import evaluate
@@ -164,7 +164,7 @@ def save_last(saver: resume.Saver, ending: Ending, needed: bool) -> None:
 
 def resolve_kernels(config: Config, world: World) -> Config:
     """The config with the attention backend named, which is printed and noted in the run's folder. A collective."""
-    kernels, words = config.kernels.choose(config.numerics.dtype, config.uses_graph, world)
+    kernels, words = config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, world)
     if world.is_main:
         if world.device.type == "cuda":
             print(f"attention: {words}", file=sys.stderr, flush=True)
@@ -199,39 +199,30 @@ def build(
     with uninitialized(torch.device("meta") if by_chunks else world.gathered_device):
         model = BertForPreTraining(config.model, kernels)
     clock.lap("model")
-    so_far, loaded, first = Checksum(), Loaded([], []), None
+    so_far, checksum = Checksum(), None
+    first, loaded = chunks(model, so_far)
     if by_chunks:
-        first, loaded = chunks(model, so_far)
         use_placeholders(model, config.numerics.dtype, world.gathered_device)
-    elif path is None:
-        initialize(model, seed)
     else:
-        loaded = load_weights(model, path, config.may_have_new_heads)
-        if loaded.new:
-            initialize(model, seed, only=loaded.new)
+        fill(model, first)
+        checksum = checksum_of(dict(model.named_parameters()))
     if world.is_main and any(loaded):
         print(f"weights of {path}: {loaded}", file=sys.stderr, flush=True)
-    if not by_chunks:
-        clock.lap("weights")
-        resume.check_weights(config.checkpoint, world, checksum_of(dict(model.named_parameters())))
-        clock.lap("comparison of weights")
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
     data = config.data
     step: Trainer
     if config.zero.is_deepspeed:
-        assert first is not None
         given = config.zero.complete(config.optim, config.numerics, data.batch_size, data.gradient_steps)
         step = DeepSpeedStep(model, config.numerics, config.optim, world, given, first, masters)
     else:
         step = build_step(
             model, config.numerics, config.optim, world, accumulate=data.gradient_steps > 1,
-            fused_update="lamb" in config.kernels.names(device), first_weights=first,
+            fused_update="lamb" in config.kernels.names(device), first_weights=first if by_chunks else None,
         )  # fmt: skip
     clock.lap("weights")
-    if by_chunks:
-        resume.check_weights(config.checkpoint, world, so_far.value)
-        clock.lap("comparison of weights")
+    resume.check_weights(config.checkpoint, world, so_far.value if checksum is None else checksum)
+    clock.lap("comparison of weights")
     return model, step
 
 

@@ -1,6 +1,6 @@
 """Compiles the Triton kernels for GPUs that are not there, as BERT-large launches them, and prints what each takes.
 
-usage: python tests/bert/kernels/ahead_of_time.py [CAPABILITY ...] [--only NAME]   (default: 80 90 100)
+usage: python tests/bert/kernels/ahead_of_time.py [CAPABILITY ...] [--only NAME]   (default: 80 89 90 100 120)
        python tests/bert/kernels/ahead_of_time.py --update tests/bert/kernels/compiled_kernels.json
 
 One JSON line a kernel and target: registers and spilled bytes a thread, shared memory a program. Launches are recorded
@@ -13,7 +13,7 @@ import argparse
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,17 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from bert.kernels import OPERATIONS, assembly_check, attention_triton, fp8, fp8_feed_forward, lamb, lans, triton_support
+from bert.kernels import (
+    OPERATIONS,
+    assembly_check,
+    attention_triton,
+    fp8,
+    fp8_feed_forward,
+    lamb,
+    lans,
+    launches,
+    triton_support,
+)
 from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
 from bert.kernels.fp8_linear import Fp8Linear
@@ -39,6 +49,7 @@ TYPES = {
     torch.float8_e5m2: "*fp8e5",
 }
 FP8_CAPABILITY = 89  # the first GPUs that know fp8
+CAPABILITIES = [80, 89, 90, 100, 120]
 
 META = torch.device("meta")
 Launch = tuple[ASTSource, dict[str, int]]
@@ -74,10 +85,12 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
             if case.large:
                 arguments = [0.1 if isinstance(a, float) and a == 0 else a for a in case.arguments(META)]
                 yield name, functools.partial(_forward_and_backward, module.fused, *arguments)
-    qkv = torch.empty(12_288, 3, 16, 64, dtype=torch.bfloat16, device=META, requires_grad=True)
-    cu_seqlens = torch.empty(97, dtype=torch.int32, device=META)
-    arguments = qkv, ForwardPass(cu_seqlens, 512), 0.1
-    yield "attention", functools.partial(_forward_and_backward, attention_triton.attention, *arguments)
+    attended = {"attention": (torch.bfloat16, 64), "attention_wide": (torch.bfloat16, 128)}
+    for name, (dtype, width) in (attended | {"attention_fp32": (torch.float32, 64)}).items():
+        qkv = torch.empty(12_288, 3, 1024 // width, width, dtype=dtype, device=META, requires_grad=True)
+        cu_seqlens = torch.empty(97, dtype=torch.int32, device=META)
+        arguments = qkv, ForwardPass(cu_seqlens, 512), 0.1
+        yield name, functools.partial(_forward_and_backward, attention_triton.attention, *arguments)
     yield "lamb", _lamb
     yield "lans", _lans
     yield "fp8", _fp8_layer
@@ -161,36 +174,38 @@ def _fp8_forward(scaling: fp8.Scaling, dropout: float) -> tuple[torch.Tensor, to
     return qkv(x, qkv_weight, half(3 * width), x8), residual
 
 
-def record(only: str) -> dict[str, Launch]:
-    """Every kernel that the operations launch at BERT-large's sizes, by name."""
-    launches: dict[str, Launch] = {}
+def record(only: str, capability: int) -> dict[str, Launch]:
+    """Every kernel that the operations launch at BERT-large's sizes on a GPU, by name."""
+    found: dict[str, Launch] = {}
     operation = ""
+    launches.assumed = capability
 
     def launch(function: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any) -> None:
         options = {name: named.pop(name) for name in named.keys() - {p.name for p in function.params}}
         args = function.signature.bind(*positional, **named).args
         assert all(0 < size < 2**16 or axis == 0 for axis, size in enumerate(grid)), grid
         constants = "".join(f"-{a}" for a, p in zip(args, function.params, strict=True) if p.is_constexpr)
-        launches.setdefault(f"{operation}:{function.__name__}{constants}", (source_of(function, args), options))
+        found.setdefault(f"{operation}:{function.__name__}{constants}", (source_of(function, args), options))
 
     JITFunction.run = launch  # type: ignore[method-assign]
     with triton_support.interpreted():
         for name, run in calls():
-            if only in name:
+            if only in name and not (name.startswith("fp8") and capability < FP8_CAPABILITY):
                 operation = name
                 run()
-    return launches
+    return found
 
 
-def table() -> dict[str, dict[str, int]]:
-    """What each kernel takes of a Hopper GPU."""
-    found = {}
-    for name, (source, options) in record("").items():
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        cubin, shared = compiled.asm["cubin"], compiled.metadata.shared
-        registers = sass.resources(cubin)["registers"]
-        blocks = sass.blocks_per_multiprocessor(registers, compiled.metadata.num_warps, shared)
-        found[name] = {"registers": registers, "blocks": blocks, **sass.instructions(cubin)}
+def table(capabilities: Iterable[int] = CAPABILITIES) -> dict[str, dict[str, dict[str, int]]]:
+    """What each kernel takes of GPUs, by compute capability."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for capability in capabilities:
+        for name, (source, options) in record("", capability).items():
+            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+            cubin, shared = compiled.asm["cubin"], compiled.metadata.shared
+            taken = sass.resources(cubin)
+            blocks = sass.blocks_per_multiprocessor(capability, taken["registers"], compiled.metadata.num_warps, shared)
+            found.setdefault(str(capability), {})[name] = taken | {"blocks": blocks} | sass.instructions(cubin)
     return found
 
 
@@ -200,32 +215,31 @@ def update(path: Path) -> None:
     known[triton.__version__] = table()
     lines = []
     for version in sorted(known):
-        rows = [f"  {json.dumps(name)}: {json.dumps(figures)}" for name, figures in known[version].items()]
-        lines.append(f" {json.dumps(version)}: {{\n" + ",\n".join(rows) + "\n }")
+        parts = []
+        for capability, kernels in known[version].items():
+            rows = [f"   {json.dumps(name)}: {json.dumps(figures)}" for name, figures in kernels.items()]
+            parts.append(f"  {json.dumps(capability)}: {{\n" + ",\n".join(rows) + "\n  }")
+        lines.append(f" {json.dumps(version)}: {{\n" + ",\n".join(parts) + "\n }")
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def main() -> None:
     """Compiles and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("capabilities", nargs="*", type=int, default=[80, 90, 100], help="such as 90 for Hopper")
+    parser.add_argument("capabilities", nargs="*", type=int, default=CAPABILITIES, help="such as 90 for Hopper")
     parser.add_argument("--keep", type=Path, help="folder for the compiler's files of each kernel")
     parser.add_argument("--only", default="", help="operations whose name has this in it")
-    parser.add_argument(
-        "--table", action="store_true", help="one JSON object of what each kernel takes of a Hopper GPU"
-    )
+    parser.add_argument("--table", action="store_true", help="one JSON object of what each kernel takes")
     parser.add_argument("--update", type=Path, metavar="FILE", help="write these figures in the table of the tests")
     options = parser.parse_args()
     if options.update:
         update(options.update)
         return
     if options.table:
-        print(json.dumps(table()))
+        print(json.dumps(table(options.capabilities)))
         return
-    for name, (source, launch_options) in record(options.only).items():
-        for capability in options.capabilities:
-            if capability < FP8_CAPABILITY and name.startswith("fp8"):
-                continue
+    for capability in options.capabilities:
+        for name, (source, launch_options) in record(options.only, capability).items():
             compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch_options)
             if options.keep:
                 for stage in ("ttgir", "ptx"):

@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of a Hopper GPU, read from its machine code with the tools that Triton brings."""
+"""What a compiled kernel takes of a GPU, read from its machine code with the tools that Triton brings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import triton
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-# Of a multiprocessor of compute capability 9.0 (CUDA programming guide, technical specifications).
-REGISTERS, WARPS, SHARED_BYTES, BLOCKS = 65536, 64, 228 * 1024, 32
+# Of a multiprocessor (CUDA programming guide, technical specifications): warps, KiB of shared memory, blocks.
+LIMITS = {80: (64, 164, 32), 89: (48, 100, 24), 90: (64, 228, 32), 100: (64, 228, 32), 120: (48, 100, 24)}
+REGISTERS = 65536
 RESERVED_SHARED_BYTES = 1024  # a block
 
 
@@ -43,12 +44,13 @@ def instructions(cubin: bytes) -> dict[str, int]:
     return {"instructions": len(found), "loop": max(loops)}
 
 
-def blocks_per_multiprocessor(registers: int, warps: int, shared_bytes: int) -> int:
+def blocks_per_multiprocessor(capability: int, registers: int, warps: int, shared_bytes: int) -> int:
     """How many blocks lie on a multiprocessor at once. A warp's registers come in units of 256."""
     of_warp = -(-registers * 32 // 256) * 256
     by_registers = REGISTERS // of_warp // warps
-    by_shared = SHARED_BYTES // (shared_bytes + RESERVED_SHARED_BYTES)
-    return min(by_registers, WARPS // warps, by_shared, BLOCKS)
+    most_warps, kilobytes, most_blocks = LIMITS[capability]
+    by_shared = kilobytes * 1024 // (shared_bytes + RESERVED_SHARED_BYTES)
+    return min(by_registers, most_warps // warps, by_shared, most_blocks)
 
 
 def _run(tool: str, cubin: bytes, option: str) -> str:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bert import kernels
-from bert.kernels import arithmetic, assembly_check, triton_support
+from bert.kernels import arithmetic, assembly_check, trials, triton_support
+from bert.model.config import BertConfig
 
 from . import ptx
 
@@ -40,9 +41,7 @@ def executed(monkeypatch):
 
     monkeypatch.setattr(arithmetic, "tl", SimpleNamespace(**vars(TYPES) | {"inline_asm_elementwise": changed}))
     monkeypatch.setattr(assembly_check, "results", results)
-    assembly_check.problems.cache_clear()
-    yield lambda *change: changes.append(change)
-    assembly_check.problems.cache_clear()
+    return lambda *change: changes.append(change)
 
 
 def test_every_piece_of_assembly_gives_what_plain_arithmetic_gives(executed):
@@ -69,21 +68,20 @@ def test_a_piece_that_is_wrong_is_found_and_no_other(old, new, pieces, executed)
 def test_where_a_piece_is_wrong_on_any_rank_the_kernels_do_without_and_a_line_says_so(monkeypatch):
     native = SimpleNamespace(value=True)
     monkeypatch.setattr(triton_support, "NATIVE", native)
-    monkeypatch.setattr(triton_support, "supported", lambda device: True)
-    config = kernels.Config(attention="triton")
-    found = {}
-    monkeypatch.setattr(assembly_check, "problems", lambda device: found)
-    for others, expected in ((False, True), (True, False)):
+    for mine, others, expected in (
+        ("", False, ""),
+        ("", True, "on another one"),
+        ("exp2: 3 of 65536 numbers are wrong", False, "exp2: 3 of"),
+    ):
         native.value = True
-        world = SimpleNamespace(device=torch.device("cuda", 0), any=lambda mine, others=others: mine or others)
-        words = config.choose(torch.bfloat16, True, world)[1]
-        assert native.value is expected
-        assert ("do without assembly" in words) is not expected
-    found["exp2"] = "3 of 65536 numbers are wrong"
-    native.value = True
-    world = SimpleNamespace(device=torch.device("cuda", 0), any=bool)
-    assert "(exp2: 3 of 65536 numbers are wrong)" in config.choose(torch.bfloat16, True, world)[1]
-    assert native.value is False
+        found = [trials.Trial(name=trials.ASSEMBLY, problem=mine), trials.Trial(name="triton", milliseconds=1.0)]
+        monkeypatch.setattr(trials, "trials", lambda device, heads, name, found=found: found)
+        answers = iter((False, bool(mine) or others))  # whether the backend fails anywhere, and the assembly
+        world = SimpleNamespace(device=torch.device("cuda", 0), any=lambda mine, answers=answers: next(answers))
+        words = kernels.Config(attention="triton").choose(BertConfig(), torch.bfloat16, True, world)[1]
+        assert native.value is not bool(expected)
+        assert ("do without assembly" in words) is bool(expected)
+        assert expected in words
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert import kernels
 from bert.core.env import ConfigError
-from bert.kernels import attention, attention_cudnn
+from bert.kernels import attention, attention_cudnn, trials
 from bert.kernels.dropout import ForwardPass
 
 from . import described_gpu, fake_cudnn
@@ -58,12 +58,11 @@ def test_context_and_gradient_are_the_oracles(cudnn, dtype):
 
 
 def test_a_trial_of_it_finds_nothing_and_finds_masks_that_differ_between_the_passes(cudnn, monkeypatch):
-    monkeypatch.setattr(attention, "LENGTHS", (48, 33, 1, 56))
-    monkeypatch.setattr(attention, "NUM_HEADS", 4)
+    monkeypatch.setattr(trials, "LENGTHS", (48, 33, 1, 56))
 
     def trial() -> str:
         torch.manual_seed(0)
-        return attention.disagreement(attention_cudnn.attention, CPU)
+        return trials.disagreement(attention_cudnn.attention, CPU, trials.Heads(num_heads=4))
 
     assert trial() == ""
     forward = attention_cudnn._start_backward
@@ -77,16 +76,16 @@ def test_a_trial_of_it_finds_nothing_and_finds_masks_that_differ_between_the_pas
 
 
 def test_a_trial_finds_dropout_that_drops_nothing_or_does_not_scale(monkeypatch):
-    monkeypatch.setattr(attention, "LENGTHS", (48, 33, 1, 56))
+    monkeypatch.setattr(trials, "LENGTHS", (48, 33, 1, 56))
     oracle = attention.sdpa_loop
-    assert attention.disagreement(oracle, CPU) == ""
-    nothing = attention.disagreement(lambda qkv, of, dropout: oracle(qkv, of, 0.0), CPU)
+    assert trials.disagreement(oracle, CPU) == ""
+    nothing = trials.disagreement(lambda qkv, of, dropout: oracle(qkv, of, 0.0), CPU)
     assert nothing == "it drops nothing"
 
     def unscaled(qkv, of, dropout):
         return oracle(qkv, of, dropout) * (1 - dropout)
 
-    assert "on average 0.9" in attention.disagreement(unscaled, CPU)
+    assert "on average 0.9" in trials.disagreement(unscaled, CPU)
 
 
 def test_sites_draw_apart_and_a_site_that_is_repeated_draws_the_same(cudnn):
@@ -167,21 +166,21 @@ def test_under_auto_a_failure_is_one_line_and_the_fallback_takes_over_for_good(c
 
 
 def test_what_falls_back_is_the_fastest_that_compiles_nothing():
-    trial = attention.Trial
+    trial = trials.Trial
     results = [
         trial(name="cudnn_frontend", milliseconds=1.0),
         trial(name="flash", milliseconds=3.0),
         trial(name="triton", milliseconds=2.0),
     ]
-    assert attention.fallback("cudnn_frontend", results) == "triton"
-    assert attention.fallback("triton", results) == "", "what is compiled once for all needs none"
-    assert attention.fallback("cudnn_frontend", results[:1]) == ""
+    assert trials.fallback("cudnn_frontend", results) == "triton"
+    assert trials.fallback("triton", results) == "", "what is compiled once for all needs none"
+    assert trials.fallback("cudnn_frontend", results[:1]) == ""
 
 
 def test_whoever_asks_for_auto_gets_the_fallback_too(cudnn, monkeypatch, capsys):
-    trial = attention.Trial
+    trial = trials.Trial
     results = [trial(name="cudnn_frontend", milliseconds=1.0), trial(name="sdpa_loop", milliseconds=2.0)]
-    monkeypatch.setattr(attention, "trials", lambda device: results)
+    monkeypatch.setattr(trials, "trials", lambda device: results)
     chosen = kernels.select(kernels.Config(fused="none"), torch.device("cuda"))
     qkv = _qkv()[..., :12]  # cuDNN takes multiples of 8
     assert torch.equal(chosen.attention(qkv, _pass(), 0.0), attention.sdpa_loop(qkv, _pass(), 0.0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert.kernels import attention_triton
+from bert.kernels import attention_triton, launches
 from bert.kernels.attention import sdpa_loop
 from bert.kernels.dropout import Dropout, ForwardPass
 
@@ -18,14 +18,14 @@ LENGTHS = [5, 1, 67, 16, 0, 23]  # with a sequence of one token and an empty one
 PADDING = 3
 HEADS = 2
 MAX_SEQLEN = 67
-SMALL_TILES = attention_triton.Blocks(queries=16, keys=32, num_warps=4, num_stages=1)
+SMALL_TILES = launches.Blocks(rows=16, columns=32, num_stages=1)
 
 
 @pytest.fixture
 def small_tiles(monkeypatch) -> None:
     """Blocks of 16 and 32, so that short sequences take several."""
-    for name in ("FORWARD", "QUERY_GRADIENT", "KEY_GRADIENT"):
-        monkeypatch.setattr(attention_triton, name, SMALL_TILES)
+    for name in [name for name in launches.TABLE if name.startswith("attention")]:
+        monkeypatch.setitem(launches.TABLE, name, {0: SMALL_TILES})
 
 
 def _inputs(device, dtype, head_size=16, lengths=LENGTHS, padding=PADDING, heads=HEADS):

@@ -15,9 +15,9 @@ from bert.core.env import ConfigError
 from bert.kernels import (
     dropout_add_layer_norm,
     fp8,
-    fp8_cast,
     fp8_feed_forward,
     fp8_linear,
+    launches,
     triton_support,
 )
 from bert.kernels.dropout import DropoutSites, ForwardPass
@@ -38,8 +38,8 @@ CASTS_IN_KERNELS = f"{SEPARATE_CASTS},fp8_cast"
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_casts_in_kernels_equal_separate_ones_bit_for_bit(approximate, device, monkeypatch):
-    monkeypatch.setattr(fp8_cast, "BLOCK_ROWS", 16)
-    monkeypatch.setattr(fp8_cast, "BLOCK", 32)  # so that several tiles lie both ways, some of them in part
+    small = launches.Blocks(rows=16, columns=32)  # so that several tiles lie both ways, some of them in part
+    monkeypatch.setitem(launches.TABLE, "cast", {0: small})
     found = fp8_cases.differences(device, 32, 48, 80, approximate)
     assert found.pop(fp8_cases.OTHER_ORDER) <= fp8_cases.ORDER_TOLERANCE
     if device.type == "cpu":  # on a GPU the compiler may contract the arithmetic of two kernels differently

@@ -9,17 +9,17 @@ import torch
 
 from bert import kernels
 from bert.core.env import ConfigError
-from bert.kernels import assembly_check, attention
-from bert.kernels.attention import Trial
+from bert.kernels import attention, trials
 from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.trials import Trial
+from bert.model.config import BertConfig
 
 CUDA = torch.device("cuda", 0)
 
 
-def _choose(monkeypatch, trials, others_fail=False, uses_graph=True, first_rank_takes=None, **settings):
+def _choose(monkeypatch, results, others_fail=False, uses_graph=True, first_rank_takes=None, **settings):
     """choose() on a GPU that exists in name only."""
-    monkeypatch.setattr(assembly_check, "check", lambda device: {})  # it asks the GPU
-    monkeypatch.setattr(attention, "trials", lambda device: trials)
+    monkeypatch.setattr(trials, "trials", lambda device, heads, name: results)  # it asks the GPU
     names = list(attention.BACKENDS)
     world = SimpleNamespace(
         device=CUDA,
@@ -27,7 +27,7 @@ def _choose(monkeypatch, trials, others_fail=False, uses_graph=True, first_rank_
         any=lambda failed: failed or others_fail,
     )
     precision = PrecisionConfig(precision=settings.pop("precision", "bf16")).resolve(CUDA)
-    choice, words = kernels.Config(**settings).choose(precision.dtype, uses_graph, world)
+    choice, words = kernels.Config(**settings).choose(BertConfig(), precision.dtype, uses_graph, world)
     return choice.attention, words, choice.attention_fallback
 
 
@@ -45,16 +45,19 @@ def test_auto_is_the_fastest_and_says_what_was_tried(monkeypatch):
 
 
 def test_what_compiles_for_each_size_is_taken_for_graphs_alone_and_another_steps_in_if_it_fails(monkeypatch):
-    trials = [*TRIALS, Trial(name="cudnn_frontend", milliseconds=0.3)]
-    assert _choose(monkeypatch, trials)[::2] == ("cudnn_frontend", "triton")
-    assert _choose(monkeypatch, trials, uses_graph=False)[::2] == ("triton", "")
-    assert _choose(monkeypatch, trials, attention="cudnn_frontend")[::2] == ("cudnn_frontend", "")
+    tried = [*TRIALS, Trial(name="cudnn_frontend", milliseconds=0.3)]
+    assert _choose(monkeypatch, tried)[::2] == ("cudnn_frontend", "triton")
+    assert _choose(monkeypatch, tried, uses_graph=False)[::2] == ("triton", "")
+    assert _choose(monkeypatch, tried, attention="cudnn_frontend")[::2] == ("cudnn_frontend", "")
 
 
 def test_every_rank_takes_what_rank_0_takes_if_it_works_there(monkeypatch):
     assert _choose(monkeypatch, TRIALS, first_rank_takes="flash")[0] == "flash"
-    for trouble in ({"first_rank_takes": "cudnn"}, {"others_fail": True}):
-        with pytest.raises(ConfigError, match="fails on another one: set ATTENTION"):
+    for trouble, where in (
+        ({"first_rank_takes": "cudnn"}, r"this GPU \(not here\)"),
+        ({"others_fail": True}, "another rank's GPU"),
+    ):
+        with pytest.raises(ConfigError, match=f"fails on {where}: set ATTENTION to another one, or auto"):
             _choose(monkeypatch, TRIALS, **trouble)
 
 
@@ -64,7 +67,24 @@ def test_nothing_that_works_is_an_error_in_a_graph_only(monkeypatch):
         _choose(monkeypatch, TRIALS[:1])
 
 
-def test_a_named_backend_and_fp32_need_no_trial(monkeypatch):
-    monkeypatch.setattr(attention, "trials", lambda device: pytest.fail("tried"))
+def test_a_named_backend_is_tried_alone_and_refused_where_it_fails_and_fp32_tries_none(monkeypatch):
     assert _choose(monkeypatch, [], attention="flash") == ("flash", "flash (ATTENTION)", "")
+    with pytest.raises(ConfigError, match=r"attention cudnn fails on this GPU \(not here\)"):
+        _choose(monkeypatch, TRIALS[:1], attention="cudnn")
     assert _choose(monkeypatch, [], precision="fp32")[0] == "sdpa_loop"
+
+
+def test_on_an_amd_gpu_runs_what_is_there_for_it_and_the_rest_is_refused(monkeypatch):
+    """PyTorch says of an MI300X that its capability is 9.4, as if it were an NVIDIA GPU past Hopper."""
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
+    monkeypatch.setattr(attention.libraries, "CUDNN_VARLEN_SINCE", (2, 0))
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)  # MIOpen
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    assert list(attention.candidates(CUDA)) == ["flash"]
+    assert "AMD" in kernels.Config().describe(CUDA)
+    assert PrecisionConfig().resolve(CUDA).dtype == torch.bfloat16
+    for precision in ("fp8", "tf32"):
+        with pytest.raises(ConfigError, match=f"PRECISION={precision} is for NVIDIA GPUs"):
+            PrecisionConfig(precision=precision).check(CUDA)

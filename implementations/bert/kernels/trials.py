@@ -1,0 +1,308 @@
+"""What may fault at its first use on a GPU, tried before the clock in a process of its own: assembly, attention.
+
+Versions of the libraries differ in what they support and in how fast it is. Each backend runs on a model's heads, is
+checked against the oracle and timed in a CUDA graph. An error that a trial leaves behind (a capture that never ended,
+an illegal access, after which no other kernel runs) goes with its process; a hang is ended at a limit. It costs that
+backend, never the run.
+
+The answers are kept beside the compiled kernels, by GPU, driver, PyTorch, Triton, heads, and these sources: whoever
+comes next reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import hashlib
+import itertools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bert.core.files import write_text
+from bert.core.process import hard_exit, root_cause
+from bert.kernels import assembly_check, attention, compile_once, triton_support
+from bert.kernels.attention import Attention
+from bert.kernels.dropout import ForwardPass
+
+ASSEMBLY = "assembly"
+LENGTHS = (512, 384, 128, 256, 200, 56, 512, 97, 415, 333, 179)  # 3,072 tokens: full, even and odd ones
+MAX_LENGTH, DROPOUT = 512, 0.1
+NUM_REPEATS, NUM_TIMED = 8, 5  # of LENGTHS in the timed batch: 24,576 tokens; of passes in the timed graph
+NUM_EMPTY = 3  # sequences of length 0 at the end, as those that fill up a graph's batch
+TOLERANCE = 0.02  # of the norm: bf16 operands
+LIMIT, TO_START = 60, 60  # seconds of a trial, and beside them until its process has imported PyTorch
+HANGS, TIMEOUT, MARK = f"ran past {LIMIT} s", "Timeout (", b"bert-trial "  # faulthandler's word; ours, of a result
+CHILD = "import sys; sys.path[:0] = sys.argv[2:]; from bert.kernels import trials; trials.main(sys.argv[1])"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """What attention is tried on: a model's heads, and the type of its activations."""
+
+    num_heads: int = 16
+    head_size: int = 64
+    dtype: torch.dtype = torch.bfloat16
+
+
+BERT_LARGE = Heads()
+
+
+class Model(Protocol):
+    """What has heads: BertConfig, which lies above."""
+
+    @property
+    def num_attention_heads(self) -> int: ...
+
+    @property
+    def head_size(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Milliseconds of a forward and a backward pass with dropout on 24,576 tokens, or why there are none.
+
+    That of the assembly has no time.
+    """
+
+    name: str
+    milliseconds: float | None = None
+    problem: str = ""
+
+
+def default_backend(device: torch.device, in_graph: bool = True) -> str:
+    """The backend that ATTENTION=auto takes on a device: on a GPU the fastest that gives the oracle's results there."""
+    return "sdpa_loop" if device.type != "cuda" else fastest(trials(device), in_graph) or "sdpa_loop"
+
+
+def fallback(name: str, results: list[Trial]) -> str:
+    """Backend to use if ``name`` fails at a run's sizes; empty if there is none, or none is needed."""
+    return (fastest(results, in_graph=False) or "") if name in attention.COMPILING else ""
+
+
+def fastest(results: list[Trial], in_graph: bool = True) -> str | None:
+    """Name of the fastest successful trial among the backends that auto may take, in a CUDA graph or without."""
+    usable = [trial for trial in results if in_graph or trial.name not in attention.COMPILING]
+    good = [(trial.milliseconds, trial.name) for trial in usable if trial.milliseconds is not None]
+    return min(good)[1] if good else None
+
+
+# --- the process that asks -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def trials(device: torch.device, heads: Heads = BERT_LARGE, name: str = "auto") -> list[Trial]:
+    """Trials on a GPU of the assembly, and of a backend or all that auto may take; those that are kept, where some are.
+
+    Where a piece of the assembly is wrong, the kernels of this process do without from here on.
+    """
+    names = [ASSEMBLY] if triton_support.supported(device) else []
+    names += list(attention.candidates(device)) if name == "auto" else [name] if name in attention.TRIABLE else []
+    path = _kept(device, heads, names)
+    try:
+        found = [Trial(**trial) for trial in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):  # none yet, or no such file
+        found = attempts(names, device, heads)
+        if any(trial.milliseconds is not None for trial in found):  # else the cause may lie elsewhere
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_text(path, json.dumps([asdict(trial) for trial in found], indent=1) + "\n")
+    if problem_of(ASSEMBLY, found):
+        triton_support.do_without_assembly()
+    return found
+
+
+def problem_of(name: str, results: list[Trial]) -> str:
+    """Why a trial failed; empty if it did not, or was none."""
+    return next((trial.problem for trial in results if trial.name == name), "")
+
+
+def _kept(device: torch.device, heads: Heads, names: list[str]) -> Path:
+    """File of the answers: another one where anything differs that they depend on."""
+    try:
+        driver = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        driver = ""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    triton, versions = triton_support.triton, (torch.__version__, torch.version.cuda, torch.backends.cudnn.version())
+    sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    asked = repr((gpu, driver, versions, getattr(triton, "__version__", ""), heads, names, sources))
+    knobs = getattr(triton, "knobs", None)  # Triton's own folder, which KERNEL_CACHE sets
+    folder = Path(knobs.cache.dir) if knobs else compile_once.lock_folder() or Path(os.devnull)
+    return folder / f"trials-{hashlib.sha256(asked.encode()).hexdigest()[:24]}.json"
+
+
+def attempts(names: list[str], device: torch.device, heads: Heads) -> list[Trial]:
+    """A trial of each. One that fails ends its process, whatever it left there; another one goes on after it."""
+    found: list[Trial] = []
+    while len(found) < len(names):
+        asked = {
+            "names": names[len(found) :], "device": str(device), "assembly": not problem_of(ASSEMBLY, found),
+            "heads": [heads.num_heads, heads.head_size, str(heads.dtype).removeprefix("torch.")],
+        }  # fmt: skip
+        found += _attempts(asked)
+    return found
+
+
+def _attempts(asked: dict[str, Any]) -> list[Trial]:
+    """Those of the first names, to the first that fails, in a process of their own."""
+    command = [sys.executable, "-c", CHILD, json.dumps(asked), *sys.path]
+    found: list[Trial] = []
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+        )
+        assert process.stdout is not None
+        text, deadline, problem = b"", time.monotonic() + TO_START + LIMIT, ""
+        while len(found) < len(asked["names"]) and not (found and found[-1].problem):
+            if not select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
+                problem = HANGS
+                break
+            read = os.read(process.stdout.fileno(), 1 << 16)
+            if not read:
+                problem = "its process died"
+                break
+            *lines, text = (text + read).split(b"\n")
+            for line in lines:
+                if line.startswith(MARK):  # libraries print, too
+                    found.append(Trial(**json.loads(line.removeprefix(MARK))))
+                    deadline = time.monotonic() + TO_START + LIMIT
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that the driver holds cannot be ended
+            process.wait(10)
+        process.stdout.close()
+        if problem:
+            said.seek(0)
+            errors = said.read().decode(errors="replace")
+            last = " ".join(errors.strip().splitlines()[-1:])[:200]
+            if TIMEOUT in errors:
+                problem = HANGS
+            elif problem != HANGS:
+                status = process.returncode
+                by = signal.Signals(-status).name if status and status < 0 else f"with status {status}"
+                problem = f"{problem} ({by}): {last}"
+            found.append(Trial(name=asked["names"][len(found)], problem=problem))
+    return found
+
+
+# --- the process of the trials ---------------------------------------------------------------------------------------
+
+
+def main(text: str) -> None:
+    """Prints a line for each trial that is asked for, to the first that fails."""
+    asked = json.loads(text)
+    num_heads, head_size, dtype = asked["heads"]
+    heads = Heads(num_heads=num_heads, head_size=head_size, dtype=getattr(torch, dtype))
+    device = torch.device(asked["device"])
+    compile_once.compilations()
+    if not asked["assembly"]:
+        triton_support.do_without_assembly()
+    for name in asked["names"]:
+        faulthandler.dump_traceback_later(LIMIT, exit=True)  # also where nobody waits for it any more
+        trial = attempt(name, device, heads)
+        print(f"\n{MARK.decode()}{json.dumps(asdict(trial))}", flush=True)
+        if trial.problem:
+            break
+    hard_exit(0)
+
+
+def attempt(name: str, device: torch.device, heads: Heads) -> Trial:
+    """A trial of the assembly or a backend in this process; an error is its problem."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if name == ASSEMBLY:
+            wrong = assembly_check.problems(device)
+            return Trial(name=name, problem="; ".join(f"{piece}: {problem}" for piece, problem in wrong.items()))
+        run = attention.BACKENDS[name]
+        problem = disagreement(run, device, heads)
+        return Trial(name=name, milliseconds=None if problem else _time(run, device, heads), problem=problem)
+    except Exception as error:  # whatever a library raises for what it cannot do
+        reason = " ".join(str(root_cause(error)).split())[:200]  # the end of a graph's capture raises another one
+        return Trial(name=name, problem=reason or type(error).__name__)
+
+
+def offsets(repeats: int, device: torch.device) -> Tensor:
+    """cu_seqlens of LENGTHS, ``repeats`` times, followed by NUM_EMPTY empty sequences."""
+    ends = itertools.accumulate(LENGTHS * repeats + (0,) * NUM_EMPTY)
+    return torch.tensor([0, *ends], dtype=torch.int32, device=device)
+
+
+def disagreement(run: Attention, device: torch.device, heads: Heads = BERT_LARGE) -> str:
+    """Problem of a backend: context or gradient unlike the fp32 oracle's, or wrong dropout; empty if there is none.
+
+    Dropout leaves the expected context as it is. For a given mask the context is linear in the values, so that
+    the products of context and gradient and of values and their gradient agree, if both passes drop the same.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    forward_pass = ForwardPass(offsets(1, device), MAX_LENGTH)
+    shape = (sum(LENGTHS), 3, heads.num_heads, heads.head_size)
+    qkv = torch.randn(shape, generator=generator, device=device).to(heads.dtype).requires_grad_()
+    upstream = torch.randn(shape[0], *shape[2:], generator=generator, device=device).to(heads.dtype)
+    context = run(qkv, forward_pass, 0.0)
+    (gradient,) = torch.autograd.grad(context, qkv, upstream)
+    exact = qkv.detach().float().requires_grad_()
+    expected = attention.sdpa_loop(exact, forward_pass, 0.0)
+    (expected_gradient,) = torch.autograd.grad(expected, exact, upstream.float())
+    for what, value, reference in (("context", context, expected), ("gradient", gradient, expected_gradient)):
+        error = ((value.detach().float() - reference).norm() / reference.norm()).item()
+        if not error <= TOLERANCE:  # nan included
+            return f"its {what} differs from the oracle's by {error:.3g}"
+    kept = context.detach().float()
+    context = run(qkv, forward_pass, DROPOUT)
+    (gradient,) = torch.autograd.grad(context, qkv, context.detach())
+    dropped = context.detach().float()
+    if not (dropped - kept).norm() > TOLERANCE * kept.norm():
+        return "it drops nothing"
+    share = ((dropped * kept).sum() / kept.square().sum()).item()
+    if not abs(share - 1) <= TOLERANCE:
+        return f"with dropout its context is on average {share:.3g} of what it is without"
+    by_values = (qkv.detach()[:, 2].float() * gradient[:, 2].float()).sum()
+    share = (by_values / dropped.square().sum()).item()
+    return "" if abs(share - 1) <= TOLERANCE else f"its two passes drop different probabilities ({share:.3g})"
+
+
+def _time(run: Attention, device: torch.device, heads: Heads) -> float:
+    """Milliseconds on the device, on a GPU in a CUDA graph, so that it is also known to work in one."""
+    cu_seqlens = offsets(NUM_REPEATS, device)
+    shape = NUM_REPEATS * sum(LENGTHS), heads.num_heads, heads.head_size
+    qkv = torch.randn(shape[0], 3, *shape[1:], device=device, dtype=heads.dtype, requires_grad=True)
+    gradient = torch.randn(shape, device=device, dtype=heads.dtype)
+
+    def both_passes(count: int) -> None:
+        forward_pass = ForwardPass(cu_seqlens, MAX_LENGTH)  # one for all, as for the layers of a model
+        for _ in range(count):
+            torch.autograd.grad(run(qkv, forward_pass, DROPOUT), qkv, gradient)
+
+    if device.type != "cuda":
+        start = time.perf_counter()
+        both_passes(1)
+        return (time.perf_counter() - start) * 1e3
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        both_passes(3)
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        both_passes(NUM_TIMED)
+    graph.replay()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / NUM_TIMED

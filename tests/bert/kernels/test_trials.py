@@ -1,0 +1,153 @@
+"""A backend that crashes, hangs or leaves a broken process behind costs itself, never the run; the answers are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bert.kernels import attention, trials, triton_support
+
+from ...waiting import wait_until
+
+CPU = torch.device("cpu")
+HEADS = trials.Heads(dtype=torch.float32)
+# The process of the trials, with backends that do what those of a GPU might.
+FAULTY = """
+import faulthandler, os, signal, sys, time
+sys.path[:0] = sys.argv[2:]
+from bert.kernels import attention, trials
+trials.LENGTHS, trials.NUM_REPEATS, trials.TOLERANCE = (48, 33, 1, 56), 1, 0.2
+
+def crashes(*arguments):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def hangs(*arguments):
+    faulthandler.dump_traceback_later(0.1, exit=True)  # its limit, brought forward
+    time.sleep(900)
+
+def poisons(*arguments):
+    attention.BACKENDS["sdpa_loop"] = crashes
+    raise RuntimeError("an illegal memory access was encountered")
+
+for backend in (crashes, hangs, poisons):
+    attention.BACKENDS[backend.__name__] = backend
+trials.main(sys.argv[1])
+"""
+PROBLEMS = {
+    "poisons": "an illegal memory access was encountered",
+    "crashes": "its process died (SIGSEGV): ",
+    "hangs": "ran past 60 s",
+}
+
+
+def test_each_fault_costs_its_backend_and_what_comes_after_it_is_timed(monkeypatch):
+    monkeypatch.setattr(trials, "CHILD", FAULTY)
+    names = [*PROBLEMS, "sdpa_loop"]
+    found = trials.attempts(names, CPU, HEADS)
+    assert [trial.name for trial in found] == names
+    for trial in found:
+        assert trial.problem.startswith(PROBLEMS.get(trial.name, ""))
+        assert (trial.milliseconds is None) == (trial.name in PROBLEMS) == bool(trial.problem)
+
+
+def test_a_process_that_heeds_no_limit_is_ended(monkeypatch, tmp_path):
+    there = tmp_path / "there"
+    monkeypatch.setattr(trials, "CHILD", f"import time; open({str(there)!r}, 'w'); time.sleep(900)")
+
+    class Select:
+        @staticmethod
+        def select(streams, *_):
+            wait_until(there.exists)
+            return [], [], []
+
+    monkeypatch.setattr(trials, "select", Select)
+    assert trials.attempts(["triton"], CPU, HEADS) == [trials.Trial(name="triton", problem="ran past 60 s")]
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    """Where answers are kept; trials() asks this process for them, and ``asked`` notes what for."""
+    asked: list[list[str]] = []
+    answers = {"triton": trials.Trial(name="triton", milliseconds=2.0)}
+
+    def attempts(names, device, heads):
+        asked.append(names)
+        return [answers.get(name, trials.Trial(name=name, problem="crashed")) for name in names]
+
+    monkeypatch.setattr(triton_support, "triton", None)
+    monkeypatch.setattr(trials.compile_once, "lock_folder", lambda: tmp_path)
+    monkeypatch.setattr(trials, "attempts", attempts)
+    monkeypatch.setattr(attention, "candidates", lambda device: ["cudnn", "triton"])
+    trials.trials.cache_clear()
+    yield asked, answers
+    trials.trials.cache_clear()
+
+
+def _again(*arguments):
+    """As another process would."""
+    trials.trials.cache_clear()
+    return trials.trials(CPU, *arguments)
+
+
+def test_answers_are_kept_until_anything_changes_that_they_depend_on(kept, monkeypatch, tmp_path):
+    asked, _ = kept
+    first = _again()
+    assert _again() == first
+    assert [trial.problem for trial in first] == ["crashed", ""]
+    assert asked == [["cudnn", "triton"]]
+    _again(HEADS)
+    _again(trials.BERT_LARGE, "triton")
+    monkeypatch.setattr(torch, "__version__", "2.99")
+    _again()
+    assert asked[1:] == [["cudnn", "triton"], ["triton"], ["cudnn", "triton"]]
+    for path in tmp_path.glob("trials-*.json"):
+        path.write_text(path.read_text()[:20])  # cut short
+    assert _again() == first
+    assert len(asked) == 5
+
+
+def test_where_nothing_works_nothing_is_kept(kept, tmp_path):
+    asked, answers = kept
+    answers.clear()
+    assert not any(trial.milliseconds for trial in _again())
+    _again()
+    assert len(asked) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_assembly_that_fails_is_done_without_here_and_in_the_processes_that_follow(kept, monkeypatch):
+    asked, _ = kept
+    done = []
+    monkeypatch.setattr(triton_support, "supported", lambda device: True)
+    monkeypatch.setattr(triton_support, "do_without_assembly", lambda: done.append(True))
+    for _ in range(2):  # tried, and read
+        _again()
+    assert asked == [["assembly", "cudnn", "triton"]]
+    assert len(done) == 2
+
+
+def test_later_processes_are_told_of_wrong_assembly(monkeypatch):
+    told = []
+
+    def ends_with_a_problem(asked):
+        told.append((asked["names"][0], asked["assembly"]))
+        return [trials.Trial(name=asked["names"][0], problem="wrong")]
+
+    monkeypatch.setattr(trials, "_attempts", ends_with_a_problem)
+    trials.attempts(["assembly", "triton"], CPU, HEADS)
+    assert told == [("assembly", True), ("triton", False)]
+
+
+@pytest.mark.gpu
+def test_an_illegal_access_on_a_gpu_costs_its_backend_alone(gpu, monkeypatch):
+    poison = (
+        "def poisons(qkv, *rest):\n"
+        "    qkv[torch.full((4,), 10**6, device=qkv.device)].sum().item()  # a device-side assert\n"
+        "attention.BACKENDS['poisons'] = poisons\n"
+    )
+    script = trials.CHILD.replace("trials.main", f"attention = trials.attention; import torch\n{poison}trials.main")
+    monkeypatch.setattr(trials, "CHILD", script)
+    found = trials.attempts(["poisons", "triton"], gpu, trials.BERT_LARGE)
+    assert found[0].problem
+    assert found[1].milliseconds, found[1].problem
+    assert torch.ones(2, device=gpu).sum() == 2
