@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert.checkpoint import huggingface
-from bert.checkpoint.weights import Loaded, copy_weights, read_state_dict
+from bert.checkpoint.weights import Loaded, copy_weights, misfits, read_state_dict
+from bert.core.env import ConfigError
 from bert.core.files import write_text
 from bert.data.batch import Batch
 from bert.kernels import Kernels
@@ -143,9 +144,11 @@ def load(model: FineTuned, path: Path) -> Loaded:
     tensors = read_state_dict(path)
     parameters = dict(model.named_parameters())
     lacking = [name for name in parameters if name not in tensors]
-    needed = [name for name in lacking if name.startswith("bert.") and not name.startswith("bert.pooler.")]
-    problems = [f"{name} is missing" for name in needed]
-    copy_weights(parameters, tensors, model.config.vocab_size, problems, path)
+    heads = [name for name in lacking if not name.startswith("bert.") or name.startswith("bert.pooler.")]
+    shapes = {name: parameter.shape for name, parameter in parameters.items()}
+    if problems := misfits(shapes, tensors, model.config.vocab_size, [*heads, *(tensors.keys() - shapes.keys())]):
+        raise ConfigError(f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}")
+    copy_weights(parameters, tensors, path)
     positions = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
     return Loaded(lacking, sorted(name for name in tensors if name not in parameters and name not in positions))
 

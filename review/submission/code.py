@@ -8,6 +8,7 @@ import subprocess
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from review.logs.mllog import text
 from review.logs.output import ReviewError
@@ -44,7 +45,10 @@ class Code:
             missing = sorted(set(SCRIPTS) - {member.name for member in members})
             if missing:
                 raise ReviewError(f"commit {self.commit} lacks {', '.join(missing)}, which a submission brings along")
-            tar.extractall(folder, members, filter="tar")
+            for member in members:
+                member.mode = 0o755 if member.mode & 0o100 else 0o644  # whatever git's tar.umask
+            safe: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}  # Debian 12's Python has none
+            tar.extractall(folder, members, **safe)
 
 
 def find_code(repository: Path, runs: Path, commit: str | None, config: str | None) -> Code:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +141,22 @@ def spans_of(tensors: Mapping[str, Tensor], name: str) -> Iterable[Span]:
     return tensors.of(name) if isinstance(tensors, ShardedTensors) else [(name, 0, tensors[name].detach().reshape(-1))]
 
 
+Held = tuple[Mapping[str, Tensor], Iterable[tuple[str, int, int, int]]]  # see assembled
+
+
+def assembled(index: Mapping[str, Any], held: Sequence[Held], token: int = 0) -> dict[str, Any]:
+    """An optimizer's state, its tensors assembled where they are used.
+
+    index: number of steps, shapes of the parameters; held: flat buffers by part of the state, and of each segment in
+    them its name, first number, begin and size.
+    """
+    state: dict[str, Any] = {"num_steps": index["num_steps"]}
+    for part in held[0][0]:
+        spans = ((name, at, flats[part][a : a + n]) for flats, segments in held for name, at, a, n in segments)
+        state[part] = ShardedTensors(index["shapes"], spans, token)
+    return state
+
+
 def read(path: Path) -> dict[str, Any]:
     """The state in a checkpoint, as one file would have it; its tensors are assembled where they are used.
 
@@ -149,12 +165,5 @@ def read(path: Path) -> dict[str, Any]:
     index: dict[str, Any] = torch.load(path / INDEX, map_location="cpu", weights_only=True)
     files = [path / _file_name(rank) for rank in range(index["num_ranks"])]
     parts = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
-    optimizer: dict[str, Any] = {"num_steps": index["optimizer"]["num_steps"]}
-    for key in parts[0]["parts"]:
-        spans = (
-            (name, start, part["parts"][key][begin : begin + size])
-            for part in parts
-            for name, start, begin, size in part["segments"]
-        )
-        optimizer[key] = ShardedTensors(index["optimizer"]["shapes"], spans, index["token"])
+    optimizer = assembled(index["optimizer"], [(part["parts"], part["segments"]) for part in parts], index["token"])
     return {**index, "optimizer": optimizer, "model": optimizer["masters"]}

@@ -103,11 +103,6 @@ class Sharded:
         """How the gradients of micro-batches and ranks become one. find_overflow: say so on all ranks alike."""
         return ShardedGradients(model, self, clipping, world, find_overflow)
 
-    def zero_grad(self) -> None:
-        """Drops the gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
-
     @torch.no_grad()
     def measure(self) -> Tensor:
         """L2 norm of the averaged gradient (0-d, fp32 at least), the same on every rank. A collective.

@@ -175,7 +175,7 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
 
 
 def starting_point(config: Config, source: RowSource, first: Mapping[str, Any]) -> dict[str, Any]:
-    """What a closed run starts from, for its log and environment; what of it is not proved is said on stderr.
+    """The starting point of a closed run, for its log and environment; warns of what is not proved.
 
     first: what starting_weights() gave. Raises ConfigError as data_sets() does.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, trai
 from bert.training.metrics import MetricSink, Progress, metric_sinks
 from bert.training.mlperf import MlperfLog
 from bert.training.schedule import learning_rate
-from bert.training.step import Step, Trainer, TrainingStep, build_step
+from bert.training.step import Step, TrainingStep, build_step
 from bert.training.stop import LAST_STEP, Ending, Stop, TrainingError
 
 
@@ -120,8 +120,9 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     try:
         with Stop(world, listen=config.checkpoint.directory is not None) as stop:
             parts = Parts(
-                data=data, take_step=take_step, steps=steps, schedule=schedule, progress=progress, stop=stop,
-                seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run, save=saver.save,
+                next_step=data.next_step, take_step=take_step, steps=steps, schedule=schedule, progress=progress,
+                stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run,
+                save=saver.save,
             )  # fmt: skip
             ending = train(parts)
             if ending.reason == LAST_STEP and last < config.max_steps:
@@ -175,7 +176,7 @@ def resolve_kernels(config: Config, world: World) -> Config:
 
 def build(
     config: Config, world: World, seed: int, clock: StartClock | None = None
-) -> tuple[BertForPreTraining, Trainer]:
+) -> tuple[BertForPreTraining, resume.Trainer]:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit.
 
     ``config``: with the attention backend named. Where the optimizer is sharded, no rank has all weights in fp32: they
@@ -211,7 +212,7 @@ def build(
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
     data = config.data
-    step: Trainer
+    step: resume.Trainer
     if config.zero.is_deepspeed:
         given = config.zero.complete(config.optim, config.numerics, data.batch_size, data.gradient_steps)
         step = DeepSpeedStep(model, config.numerics, config.optim, world, given, first, masters)
@@ -227,7 +228,7 @@ def build(
 
 
 def prepare(
-    config: Config, model: BertForPreTraining, step: Trainer, world: World, clock: StartClock | None = None
+    config: Config, model: BertForPreTraining, step: resume.Trainer, world: World, clock: StartClock | None = None
 ) -> tuple[TrainingStep, EvaluationGraph | None]:
     """Before the clock: all that the first step and the first evaluation would otherwise wait for."""
     take_step: TrainingStep = step
@@ -281,7 +282,7 @@ class Evaluation:
     max_seq_length: int
     world: World
     log: MlperfLog
-    trained: Trainer
+    trained: resume.Trainer
     vocab_md5: str
     graph: EvaluationGraph | None
     sinks: Sequence[MetricSink]
@@ -309,8 +310,7 @@ class Evaluation:
                     file=sys.stderr,
                     flush=True,
                 )
-            names = ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy")
-            figures = {name: getattr(result, name) for name in names} | {"seconds": seconds}
+            figures = asdict(result) | {"seconds": seconds}
             for sink in self.sinks:
                 sink("evaluation", {"step": step, "samples": samples, **figures})
             return reached

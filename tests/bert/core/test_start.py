@@ -61,12 +61,12 @@ ODD_WEIGHTS = """
 import os
 import torch
 from bert.pretraining import train
-drawn = train.initialize
-def odd(model, seed):
-    drawn(model, seed)
+filled = train.fill
+def odd(model, chunks):
+    filled(model, chunks)
     if os.environ["RANK"] == "2":
         model.bert.pooler.dense.weight.data.view(torch.int32)[3, 5] ^= 1
-train.initialize = odd
+train.fill = odd
 """
 
 
