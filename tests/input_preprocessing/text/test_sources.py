@@ -240,7 +240,7 @@ def test_packed_files_are_read_as_what_is_in_them(tmp_path: Path, make, kind: st
 
 
 def prose(path: Path, documents: list[list[str]]) -> Path:
-    path.write_text("\n\n\n".join(" ".join(document) for document in documents))
+    path.write_text("\n\n\n".join("\n\n".join(document) for document in documents))
     return path
 
 
