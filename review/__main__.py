@@ -14,11 +14,12 @@ from typing import Any
 from certify import commands as certify_commands
 from certify import watch as certify_watch
 from review import compare, rehearsal, select, show, watch
+from review.league import table
 from review.league.entries import entry_of, published, to_rows
 from review.league.page import write_page
 from review.league.ranking import BY, Filter, League
-from review.league.table import print_league, rows
-from review.logs.output import ReviewError, emit, markdown_table
+from review.league.update import update
+from review.logs.output import ReviewError, emit, pick
 from review.report.page import write_report
 from review.results.dossier import Dossier
 from review.results.score import Result, Terms, load_results
@@ -33,16 +34,12 @@ from review.verdict.text import print_checked, status
 
 
 def _terms(arguments: argparse.Namespace) -> Terms:
-    """What results are held to, by the options that the command has."""
+    """By the options that the command has."""
     given = vars(arguments)
     return Terms(train_samples=given.get("rcp_bert_train_samples", False), rcp_file=given.get("rcp_file"))
 
 
-def _results(arguments: argparse.Namespace) -> list[Result]:
-    return [result for target in arguments.target for result in _of_bert(target, arguments)]
-
-
-def _of_bert(target: Path, arguments: argparse.Namespace) -> list[Result]:
+def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
     """The results of BERT; others are named and left out. Raises ReviewError where there are only others."""
     results = load_results(target, arguments.ruleset, _terms(arguments))
     others = [result.other_benchmark for result in results if result.other_benchmark]
@@ -55,20 +52,19 @@ def _of_bert(target: Path, arguments: argparse.Namespace) -> list[Result]:
 
 
 def _checked(arguments: argparse.Namespace) -> list[Checked]:
-    ruleset, terms = arguments.ruleset, _terms(arguments)
     with status() as progress:
-        return [one for target in arguments.target for one in check(target, ruleset, progress, terms)]
+        every = [check(target, arguments.ruleset, progress, _terms(arguments)) for target in arguments.target]
+    return [one for checked in every for one in checked]
 
 
 def _tables(forms: ModuleType, arguments: argparse.Namespace) -> int:
-    """`show` and `compare`: the module prints results in each form."""
-    results = _results(arguments)
+    """`show` and `compare`: the module has the forms of results."""
+    results = [result for target in arguments.target for result in _results(target, arguments)]
     emit(
         arguments,
-        text=lambda: forms.print_text(results),
         json=lambda: forms.as_json(results),
         csv=lambda: forms.csv_rows(results),
-        markdown=lambda: forms.markdown(results),
+        parts=lambda width: forms.parts(results, width),
     )
     return 0
 
@@ -76,19 +72,17 @@ def _tables(forms: ModuleType, arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     checked = _checked(arguments)
     passed = all(one.passed(arguments.strict) for one in checked)
-    emit(
-        arguments,
-        text=lambda: print_checked(checked, arguments.strict),
-        json=lambda: {"passed": passed, "checked": checked},
-    )
+    found = {"passed": passed, "checked": checked}
+    emit(arguments, json=lambda: found, text=lambda: print_checked(checked, arguments.strict))
     return 0 if passed else 1
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    results, checked = _results(arguments), _checked(arguments)
+    results = [result for target in arguments.target for result in _results(target, arguments)]
+    checked = _checked(arguments)
     files = write_report(results, checked, arguments.output, arguments.png)
-    passed = all(one.passed() for one in checked)
-    emit(arguments, text=lambda: print(*files, sep="\n"), json=lambda: {"passed": passed, "files": files})
+    found = {"passed": all(one.passed() for one in checked), "files": files}
+    emit(arguments, json=lambda: found, text=lambda: print(*files, sep="\n"))
     return 0
 
 
@@ -99,36 +93,35 @@ def _select(arguments: argparse.Namespace) -> int:
     selection = select.select(results[0])
     if arguments.output is not None:
         select.write(selection, arguments.output)
-    emit(arguments, text=lambda: select.print_selection(selection, arguments.output), json=lambda: selection)
+    emit(arguments, json=lambda: selection, parts=lambda _: select.parts(selection, arguments.output))
     return 0 if selection.chosen else 1
 
 
 def _league(arguments: argparse.Namespace) -> int:
+    if arguments.update is not None:
+        if arguments.target or arguments.published:
+            raise ReviewError("league --update rebuilds the published table and ranks nothing: give nothing else")
+        commits = update(arguments.update)
+        lines = [f"{round_}: {commit}" for round_, commit in commits.items()]
+        emit(arguments, text=lambda: print(*lines, sep="\n"), json=lambda: commits)
+        return 0
     if not arguments.target and not arguments.published:
         raise ReviewError("league needs a folder of results, --published, or both")
     if arguments.top < 0:
-        raise ReviewError(f"--top {arguments.top}: 0 or more expected")
-    own = [
-        entry_of(result, arguments.label, target)
-        for target in arguments.target
-        for result in _of_bert(target, arguments)
-    ]
-    wanted = Filter(
-        rounds=tuple(arguments.round),
-        division=arguments.division or "",
-        accelerator=arguments.accelerator,
-        count=arguments.accelerators,
-    )
+        raise ReviewError(f"--top must be 0 or more, got {arguments.top}")
+    given = [(result, target) for target in arguments.target for result in _results(target, arguments)]
+    own = [entry_of(result, arguments.label, target) for result, target in given]
+    rounds, division, name, count = arguments.round, arguments.division, arguments.accelerator, arguments.accelerators
+    wanted = Filter(rounds=tuple(rounds), division=division or "", accelerator=name, count=count)
     others = [entry for entry in published() if wanted.takes(entry)] if arguments.published else []
     league, top = League(tuple(own), tuple(others), arguments.by), arguments.top or None
     if arguments.output is not None:
         write_page(league, None, arguments.output)
     emit(
         arguments,
-        text=lambda: print_league(league, top),
         json=lambda: league,
         csv=lambda: to_rows(league.submitted),
-        markdown=lambda: markdown_table(rows(league, top)),
+        parts=lambda width: table.parts(league, top, width),
     )
     return 0
 
@@ -136,9 +129,9 @@ def _league(arguments: argparse.Namespace) -> int:
 def _watch(arguments: argparse.Namespace) -> int:
     interval, as_json, once = arguments.interval, arguments.json, arguments.once
     if not interval > 0:
-        raise ReviewError(f"--interval {interval}: seconds above 0 expected")
+        raise ReviewError(f"--interval must be above 0 s, got {interval}")
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
-        raise ReviewError(f"--accuracy {arguments.accuracy}: a number between 0 and 1 expected")
+        raise ReviewError(f"--accuracy must be between 0 and 1, got {arguments.accuracy}")
     if arguments.all or len(arguments.target) > 1:
         runs = watch.Runs(arguments.target, arguments.ruleset, arguments.accuracy)
         return watch.watch_many(runs, interval, as_json, once)
@@ -152,24 +145,20 @@ def _watch(arguments: argparse.Namespace) -> int:
 def _rcp(arguments: argparse.Namespace) -> int:
     if arguments.runs is not None:
         dossiers = [Dossier(one) for one in load_results(arguments.runs, arguments.ruleset, _terms(arguments))]
-        emit(arguments, text=lambda: show.print_rcp(dossiers), json=lambda: dossiers)
+        emit(arguments, json=lambda: dossiers, parts=lambda _: show.rcp_parts(dossiers))
         return 0 if all(dossier.passed for dossier in dossiers) else 1
     batch_size = arguments.batch_size
     if batch_size < 1:
-        raise ReviewError(f"batch size {batch_size}: a positive integer expected")
+        raise ReviewError(f"batch size must be at least 1, got {batch_size}")
     point, reason = rcp.find(batch_size, arguments.ruleset, arguments.rcp_file)
-    known = {} if point is None else {"mean": point.mean, "std": point.std, "minimum": point.minimum}
-    emit(
-        arguments,
-        text=lambda: print(reason if point is None else point.describe(batch_size)),
-        json=lambda: {"batch_size": batch_size, "reason": reason, **known},
-    )
+    found = {"batch_size": batch_size, "reason": reason, **(pick(point, "mean std minimum") if point else {})}
+    emit(arguments, json=lambda: found, text=lambda: print(point.describe(batch_size) if point else reason))
     return 0 if point else 1
 
 
 def _rehearsal(arguments: argparse.Namespace) -> int:
     found = rehearsal.rehearsal(arguments.target, arguments.band, arguments.ruleset)
-    emit(arguments, text=lambda: rehearsal.print_rehearsal(found), json=lambda: found)
+    emit(arguments, json=lambda: found, text=lambda: rehearsal.print_rehearsal(found))
     return 0 if found.go else 1
 
 
@@ -178,17 +167,15 @@ def _system(arguments: argparse.Namespace) -> int:
     if output.exists() and not arguments.update:
         raise ReviewError(f"{output} exists: --update fills in its blanks")
     given: list[tuple[str, dict[str, Any]]] = [("--set", system.parse_settings(arguments.set))]
-    given += [(str(arguments.answers), system.read_answers(arguments.answers))] if arguments.answers else []
+    if arguments.answers:
+        given.append((str(arguments.answers), system.known(system.read_fields(arguments.answers), arguments.answers)))
     given += [(str(output), system.read_fields(output))] if output.exists() else []
     given += [(str(arguments.run_folder), system.from_run(arguments.run_folder))] if arguments.run_folder else []
     asks = sys.stdin.isatty() and not arguments.no_input
     described = system.describe(given, Machine(), system.ask_user if asks else None)
     system.write(described, output, arguments.ruleset)
-    emit(
-        arguments,
-        text=lambda: print(output),
-        json=lambda: {"file": output, "blank": described.blanks, **described.as_dict()},
-    )
+    found = {"file": output, "blank": described.blanks, "fields": described.fields, "sources": described.sources}
+    emit(arguments, json=lambda: found, text=lambda: print(output))
     if described.blanks and not arguments.json:
         print(f"blank, though the rules want an answer: {', '.join(described.blanks)}", file=sys.stderr)
         print("fill them in with --update and --set FIELD=VALUE, or in the file", file=sys.stderr)
@@ -197,28 +184,18 @@ def _system(arguments: argparse.Namespace) -> int:
 
 def _package(arguments: argparse.Namespace) -> int:
     request = Request(
-        runs=arguments.runs,
-        organization=arguments.org,
-        system=arguments.system,
-        output=arguments.output,
+        **pick(arguments, "runs organization=org system output implementation commit config add ruleset"),
         description=arguments.description or Path("systems", f"{arguments.system}.json"),
         repository=arguments.repository or Path(__file__).resolve().parent.parent,
-        implementation=arguments.implementation,
-        commit=arguments.commit,
-        config=arguments.config,
-        add=arguments.add,
         encryption=Encryption(recipients=tuple(arguments.encrypt_for), passphrase_file=arguments.passphrase_file),
-        ruleset=arguments.ruleset,
         terms=_terms(arguments),
     )
     with status() as progress:
         made = package(request, progress)
-
-    def text() -> None:
+    if not arguments.json:
         print_checked(made.checked)
-        print("\n".join(str(path) for path in made.files) or "nothing written")
-
-    emit(arguments, text=text, json=lambda: made)
+    files = "\n".join(map(str, made.files)) or "nothing written"
+    emit(arguments, json=lambda: made, text=lambda: print(files))
     return 0 if made.passed else 1
 
 
@@ -230,54 +207,50 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m review", description="Review MLPerf BERT results.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], help: str, **options: bool
+    ) -> argparse.ArgumentParser:
         made: argparse.ArgumentParser = commands.add_parser(name, help=help)
         made.set_defaults(run=run)
+        _common(made, **options)
         return made
 
-    one = command("show", partial(_tables, show), "one row per run, the RCP test and the score")
+    what = "one row per run, the RCP test and the score"
+    one = command("show", partial(_tables, show), what, tables=True, train_samples=True, rcp_file=True)
     one.add_argument("target", type=Path, nargs="+", help=_TARGETS)
-    _common(one, tables=True, train_samples=True, rcp_file=True)
 
-    one = command("check", _check, "is it valid? official verdict, reasons, and what it overlooks")
+    one = command("check", _check, "is it valid? official verdict, reasons, and what it overlooks", train_samples=True)
     one.add_argument("target", type=Path, nargs="+", help="a log, a result folder, a submission, or a folder above")
     one.add_argument("--strict", action="store_true", help="warnings fail as well")
-    _common(one, train_samples=True)
 
-    one = command(
-        "compare", partial(_tables, compare), "results side by side: speed-up, confidence interval, significance"
-    )
+    what = "results side by side: speed-up, confidence interval, significance"
+    one = command("compare", partial(_tables, compare), what, tables=True)
     one.add_argument("target", type=Path, nargs="+", help="results; the first is what the others are compared with")
-    _common(one, tables=True)
 
     one = command("watch", _watch, "a live run: progress to the target, time to go, projected RCP margin")
-    one.add_argument(
-        "target", type=Path, nargs="+", help="the log of the run, or a folder: the newest log below it; of several: all"
-    )
+    what = "the log of the run, or a folder: the newest log below it; of several: all"
+    one.add_argument("target", type=Path, nargs="+", help=what)
     one.add_argument("--all", action="store_true", help="every run below the folder at once: a sweep, ten trials")
     one.add_argument("--accuracy", type=float, help="target accuracy; unset: 0.720, or what config.json says if open")
     one.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="default %(default)s")
     one.add_argument("--once", action="store_true", help="print where the run stands, and end")
-    _common(one)
 
-    one = command("rcp", _rcp, "the reference convergence point that a batch size is held to")
-    what = one.add_mutually_exclusive_group(required=True)
-    what.add_argument("batch_size", type=int, nargs="?", help="global batch size, in sequences")
-    what.add_argument("--runs", type=Path, metavar="FOLDER", help="the RCP test of these runs, and why it fails")
-    _common(one, train_samples=True, rcp_file=True)
+    what = "the reference convergence point that a batch size is held to"
+    one = command("rcp", _rcp, what, train_samples=True, rcp_file=True)
+    either = one.add_mutually_exclusive_group(required=True)
+    either.add_argument("batch_size", type=int, nargs="?", help="global batch size, in sequences")
+    either.add_argument("--runs", type=Path, metavar="FOLDER", help="the RCP test of these runs, and why it fails")
 
     one = command("rehearsal", _rehearsal, "does a run start as published ones? go, or what is wrong")
     one.add_argument("target", type=Path, help="the folder of a run with REHEARSAL=1, or a log")
     one.add_argument("--band", type=Path, metavar="FILE", help="accuracies of your own to hold it to, as JSON")
-    _common(one)
     certify_commands.add(commands, _common)
 
     one = command("select", _select, "of more than ten runs, the ten consecutive ones to submit, and why")
     one.add_argument("target", type=Path, help="the folder of the runs")
     one.add_argument("-o", "--output", type=Path, help="the folder to write them to, to submit; unset: none")
-    _common(one)
 
-    one = command("league", _league, "results ranked, their scaling and the trend over the rounds")
+    one = command("league", _league, "results ranked, their scaling and the trend over the rounds", tables=True)
     one.add_argument("target", type=Path, nargs="*", help="folders of results of your own")
     one.add_argument("--published", action="store_true", help="among every published BERT result of rounds 0.7 to 5.0")
     one.add_argument("--by", default="minutes", choices=list(BY), help="default %(default)s")
@@ -288,26 +261,26 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--top", type=int, default=20, metavar="COUNT", help="rows beside your own; default 20, 0 is all")
     one.add_argument("--label", default="yours", help="the round to call your own results, default %(default)s")
     one.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write an HTML page with charts")
-    _common(one, tables=True)
+    one.add_argument(
+        "--update", type=Path, metavar="FOLDER", help="rebuild the published table from training_results_v* in it"
+    )
 
-    one = command("report", _report, "one self-contained HTML page: verdict, runs, charts, system, logs")
+    what = "one self-contained HTML page: verdict, runs, charts, system, logs"
+    one = command("report", _report, what, train_samples=True)
     one.add_argument("target", type=Path, nargs="+", help=_TARGETS)
     one.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the page, default %(default)s")
     one.add_argument("--png", type=Path, metavar="FOLDER", help="write each chart as a PNG file as well")
-    _common(one, train_samples=True)
 
     one = command("system", _system, "write systems/NAME.json, the description of this system")
     one.add_argument("-o", "--output", type=Path, required=True, help="the file, such as systems/DGXH100.json")
     one.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field's value; repeatable")
     one.add_argument("--answers", type=Path, metavar="FILE", help="JSON file of what no probe can know")
-    one.add_argument(
-        "--run", dest="run_folder", type=Path, metavar="FOLDER", help="take versions and GPUs from this run's folder"
-    )
+    what = "take versions and GPUs from this run's folder"
+    one.add_argument("--run", dest="run_folder", type=Path, metavar="FOLDER", help=what)
     one.add_argument("--update", action="store_true", help="keep what the file says, fill in its blanks")
     one.add_argument("--no-input", action="store_true", help="ask nothing, even on a terminal")
-    _common(one)
 
-    one = command("package", _package, "build, check and pack the tree that MLCommons takes")
+    one = command("package", _package, "build, check and pack the tree that MLCommons takes", train_samples=True)
     one.add_argument("runs", type=Path, help="the folder of the ten result_*.txt")
     one.add_argument("--org", required=True, help="submitter, as in the system description")
     one.add_argument("--system", required=True, help="system's name, as in systems/SYSTEM.json")
@@ -318,13 +291,10 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--commit", help="the code that ran; unset: as environment.json says")
     one.add_argument("--config", metavar="FILE", help="the config that ran; unset: as config.json says")
     one.add_argument("--repository", type=Path, metavar="FOLDER", help="git repository of the code; unset: this")
-    one.add_argument(
-        "--encrypt-for", action="append", default=[], metavar="KEY", help="encrypt the archive for a key of age or gpg"
-    )
-    one.add_argument(
-        "--passphrase-file", type=Path, metavar="FILE", help="encrypt the archive with the passphrase in it, by gpg"
-    )
-    _common(one, train_samples=True)
+    what = "encrypt the archive for a key of age or gpg"
+    one.add_argument("--encrypt-for", action="append", default=[], metavar="KEY", help=what)
+    what = "encrypt the archive with the passphrase in it, by gpg"
+    one.add_argument("--passphrase-file", type=Path, metavar="FILE", help=what)
     return top
 
 

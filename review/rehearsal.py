@@ -7,44 +7,19 @@ accuracy counts as wrong only where it lies outside by more than the band's room
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from review.logs.mllog import read_log
-from review.logs.output import ReviewError
+from review.logs.output import ReviewError, pick
 from review.results.gate import band_of, likely_causes
 from review.results.run import Run
-from review.rulebook.bands import Band, published, read
+from review.rulebook.bands import Band, Point, published, read
 from review.rulebook.compliance import DEFAULT_RULESET
 from review.verdict.training_rules import INITIAL_ACCURACY, INITIAL_TOLERANCE
 
 LEAST_ROOM = 0.002
-
-
-@dataclass(frozen=True)
-class Point:
-    """One evaluation and what published runs had there."""
-
-    samples: float
-    accuracy: float
-    low: float
-    high: float
-    room: float  # how far outside of the band a sound run may lie
-
-    @property
-    def verdict(self) -> str:
-        """as published, near, low or high."""
-        if self.low <= self.accuracy <= self.high:
-            return "as published"
-        if self.low - self.room <= self.accuracy <= self.high + self.room:
-            return "near"
-        return "low" if self.accuracy < self.low else "high"
-
-    @property
-    def sound(self) -> bool:
-        """Whether a sound run may have it."""
-        return self.verdict in ("as published", "near")
 
 
 @dataclass(frozen=True)
@@ -69,8 +44,7 @@ class Rehearsal:
                 "(./verify_dataset.sh), or GELU's form"
             )
         elif wrong and abs(later[-1].accuracy - start.accuracy) < LEAST_ROOM:
-            why = "no step is taken (learning rate, loss scale), or data of noise"
-            yield f"the accuracy stays at the checkpoint's: {why}"
+            yield "the accuracy stays at the checkpoint's: no step is taken (learning rate, loss scale), or noisy data"
         elif wrong:
             high = wrong[0].verdict == "high"
             yield from likely_causes(wrong[0].samples, high, self.band, self.run, sound_start=True)
@@ -87,8 +61,7 @@ class Rehearsal:
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
-        names = ("samples", "accuracy", "low", "high", "verdict")
-        points = [{name: getattr(point, name) for name in names} for point in self.points]
+        points = [pick(point, "samples accuracy low high verdict") for point in self.points]
         return {"go": self.go, "file": self.run.path, "points": points, "causes": list(self.causes())}
 
 
@@ -110,13 +83,12 @@ def rehearsal(target: Path, band: Path | None = None, ruleset: str = DEFAULT_RUL
             f"of {known}: rehearse a config of one of these, or give a band of your own with --band"
         )
     points = []
-    for samples, accuracy in ((one.samples, one.accuracy) for one in run.evaluations if one.samples is not None):
-        if samples == 0 and band is None:
+    for one in (one for one in run.evaluations if one.samples is not None):
+        if one.samples == 0 and band is None:
             low, high = INITIAL_ACCURACY - INITIAL_TOLERANCE, INITIAL_ACCURACY + INITIAL_TOLERANCE
-            points.append(Point(0, accuracy, low, high, 0.0))
-        elif (expected := found.at(samples)) is not None:
-            room = max(LEAST_ROOM, found.room(*expected)) if samples else 0.0
-            points.append(Point(samples, accuracy, *expected, room))
+            points.append(Point(0, one.accuracy, low, high, 0.0))
+        elif held := found.hold(one.samples or 0, one.accuracy, LEAST_ROOM):
+            points.append(held if held.samples else replace(held, room=0.0))
     if not points:
         raise ReviewError(f"{run.path}: no evaluation of it lies where published runs have one")
     return Rehearsal(run, found, tuple(points))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from review.logs.mllog import text
-from review.logs.output import Column, ReviewError, console, json_text, labelled, say, table, write_whole
+from review.logs.output import Column, Heading, Line, Part, ReviewError, Table, json_text, pick, write_whole
 from review.logs.tree import copy_runs
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
@@ -44,12 +44,8 @@ class RunSet:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         runs = self.result.runs
-        return {
-            "runs": [run.path.name for run in runs],
-            "started": [_date(run) for run in (runs[0], runs[-1])],
-            "score_minutes": self.score,
-            "obstacles": self.result.obstacles,
-        }
+        about = {"runs": [run.path.name for run in runs], "started": [_date(run) for run in (runs[0], runs[-1])]}
+        return {**about, **pick(self, "score_minutes=score obstacles=result.obstacles")}
 
 
 @dataclass(frozen=True)
@@ -84,14 +80,7 @@ class Selection:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "folder": self.folder,
-            "median_minutes": self.median,
-            "chosen": self.chosen,
-            "reason": self.reason,
-            "crashed": self.crashes,
-            "sets": self.sets,
-        }
+        return pick(self, "folder median_minutes=median chosen reason crashed=crashes sets")
 
 
 def select(result: Result) -> Selection:
@@ -100,11 +89,9 @@ def select(result: Result) -> Selection:
         raise ReviewError(f"{path} {reason}: every run counts, so each must be read")
     if len(result.runs) < REQUIRED_RUNS:
         raise ReviewError(f"{result.folder}: holds {len(result.runs)} logs, a set has {REQUIRED_RUNS}")
-    runs = sorted(result.runs, key=_start)
-    sets = [
-        RunSet(first, Result(result.folder, tuple(runs[first : first + REQUIRED_RUNS]), ruleset=result.ruleset))
-        for first in range(len(runs) - REQUIRED_RUNS + 1)
-    ]
+    runs = tuple(sorted(result.runs, key=_start))
+    starts = range(len(runs) - REQUIRED_RUNS + 1)
+    sets = (RunSet(i, Result(result.folder, runs[i : i + REQUIRED_RUNS], ruleset=result.ruleset)) for i in starts)
     return Selection(result.folder, tuple(sets), result.crashes)
 
 
@@ -147,22 +134,24 @@ def write(selection: Selection, output: Path) -> None:
         raise ReviewError(f"{error.filename or output}: {error.strerror}") from None
 
 
-def print_selection(selection: Selection, output: Path | None) -> None:
-    """Prints every set and the one to submit."""
-    out, chosen = console(), selection.chosen
-    say(out, (text(selection.folder.name or str(selection.folder)), "bold"), "  every set of ten runs")
-    columns = [Column("set", right=True), Column("first"), Column("last"), Column("started")]
-    columns += [Column("minutes", right=True), Column("", wraps=True)]
-    rows = []
+def parts(selection: Selection, output: Path | None) -> list[Part]:
+    """Every set and the one to submit."""
+    chosen, rows = selection.chosen, []
     for one in selection.sets:
         runs = one.result.runs
         minutes = "does not count" if math.isinf(one.score) else f"{one.score:.4f}"
         note = "submit this one" if one is chosen else text("; ".join(one.result.obstacles))
         rows.append([str(one.first + 1), runs[0].name, runs[-1].name, _date(runs[0]), minutes, note])
-    out.print(table(columns, rows, ["bold green" if one is chosen else "" for one in selection.sets]))
-    say(out, labelled("set", selection.reason, "" if chosen else "yellow"))
+    columns = [Column("set", right=True), Column("first"), Column("last"), Column("started")]
+    columns += [Column("minutes", right=True), Column("", wraps=True)]
+    styles = ["bold green" if one is chosen else "" for one in selection.sets]
+    heading = Heading(text(selection.folder.name or str(selection.folder)), "every set of ten runs")
+    made: list[Part] = [
+        heading,
+        Table(columns, rows, styles),
+        Line("set", selection.reason, "" if chosen else "yellow"),
+    ]
     if selection.crashes:
         failed = ", ".join(f"failed_{number}.txt" for number in selection.crashes)
-        say(out, labelled("crashed", f"{failed}: left out, have the cause ready for the review", "yellow"))
-    if chosen is not None and output is not None:
-        say(out, labelled("written", str(output)))
+        made.append(Line("crashed", f"{failed}: left out, have the cause ready for the review", "yellow"))
+    return made if chosen is None or output is None else [*made, Line("written", str(output))]

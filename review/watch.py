@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ from review.logs.mllog import LogParser, text
 from review.logs.output import Column, ReviewError, duration, number_text, print_json
 from review.results.run import Evaluation, Run
 from review.results.score import Result
-from review.results.standing import Standing, margin
+from review.results.standing import Standing
 from review.rulebook.compliance import DEFAULT_RULESET
 
 if TYPE_CHECKING:
@@ -29,17 +30,18 @@ _CHART_ROWS, _LEAST_CHART_ROWS = 14, 6
 _MARKS = "•x+o*#@%&$"  # of the first ten runs on a chart; of more, from the first again
 _ABOVE = 0.02  # share of the accuracies' range that a chart leaves above the target
 _RUNNING = re.compile(r"running_\d+")
+_NO_LOG = "no result_*.txt here or below"
 _IDLE_SECONDS = 60.0  # after the last run ended, until no further trial is waited for
-_COLUMNS = (  # a column, and the least width of a terminal that has it
-    (Column(""), 0),
-    (Column("run", wraps=True), 0),
-    (Column("phase"), 0),
-    (Column("done", right=True), 70),
-    (Column("accuracy", right=True), 0),
-    (Column("evals", right=True), 100),
-    (Column("seq/s", right=True), 90),
-    (Column("time", right=True), 80),
-    (Column("to go", right=True), 0),
+_COLUMNS = (
+    Column(""),
+    Column("run", wraps=True),
+    Column("phase"),
+    Column("done", right=True, drop=4),
+    Column("accuracy", right=True),
+    Column("evals", right=True, drop=1),
+    Column("seq/s", right=True, drop=2),
+    Column("time", right=True, drop=3),
+    Column("to go", right=True),
 )
 
 
@@ -59,18 +61,13 @@ def find_log(target: Path) -> Path:
     if not target.exists():
         raise ReviewError(f"{target}: no such file or folder")
 
-    def age(path: Path) -> tuple[bool, float, str]:
-        modified = 0.0
-        with contextlib.suppress(OSError):
-            modified = path.stat().st_mtime
-        return bool(_RUNNING.fullmatch(path.parent.name)), modified, str(path)
-
-    newest = max(find_logs(target), key=age, default=None)
-    if newest is None and is_test(target):
-        return target
-    if newest is None:
-        raise ReviewError(f"{target}: no result_*.txt here or below; name the log of a run, or its folder")
-    return newest
+    logs = []
+    for path in find_logs(target):
+        with contextlib.suppress(OSError):  # removed a moment ago
+            logs.append((bool(_RUNNING.fullmatch(path.parent.name)), path.stat().st_mtime, str(path)))
+    if not logs and not is_test(target):
+        raise ReviewError(f"{target}: {_NO_LOG}; name the log of a run, or its folder")
+    return Path(max(logs)[2]) if logs else target
 
 
 def wait_for_log(target: Path, interval: float, sleep: Callable[[float], None] = time.sleep) -> Path:
@@ -93,12 +90,10 @@ class Follower:
 
     def __init__(self, path: Path, ruleset: str = DEFAULT_RULESET, target: float | None = None) -> None:
         self.path, self.ruleset, self.target = path, ruleset, target
-        self.log = path  # where it was first, whatever it is moved to
+        self.log = path  # its first place; the launcher moves it
         self._run: Run | None = None
-        self._parser = LogParser(path)
-        self._seen: tuple[Path, int, int] | None = None
+        self._parser, self._read_bytes = LogParser(path), 0
         self._head = b""  # what the log began with
-        self._read_bytes = 0
 
     def poll(self, now: float) -> Standing:
         """The state at ``now``, Unix seconds, by the whole lines of the log. Raises ReviewError if the log is gone."""
@@ -109,44 +104,34 @@ class Follower:
     def _read(self) -> Run:
         """The run by what the log holds now; only what was added since the last time is read."""
         try:
-            status = self.path.stat()
-            seen = (self.path, status.st_size, status.st_mtime_ns)
-            if self._run is not None and seen == self._seen:
-                return self._run
             with open(self.path, "rb") as file:
-                head = file.read(_HEAD)
-                if status.st_size < self._read_bytes or not head.startswith(self._head):  # another log by this name
-                    self._parser, self._read_bytes = LogParser(self.path), 0
+                head, size = file.read(_HEAD), os.fstat(file.fileno()).st_size
+                if size < self._read_bytes or not head.startswith(self._head):  # another log by this name
+                    self._parser, self._read_bytes, self._run = LogParser(self.path), 0, None
                 self._head = head
                 file.seek(self._read_bytes)
                 data = file.read()
         except FileNotFoundError:
-            self._follow_move()
+            folder, name = self.path.parent, self.path.name
+            moved = [folder.parent / one for one in (name, name.replace("result_", "failed_", 1))]
+            if not _RUNNING.fullmatch(folder.name) or not any(path.is_file() for path in moved):
+                raise ReviewError(f"{self.path}: is gone; the run was removed or did not leave a log") from None
+            self.path = next(path for path in moved if path.is_file())
             return self._read()
         except OSError as error:
             raise ReviewError(f"{self.path}: {error.strerror}") from None
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be half written
-        self._seen, self._parser.path = seen, self.path
-        self._parser.feed(whole)
-        self._read_bytes += len(whole)
-        self._run = Run(self._parser.log(), self.ruleset)
+        if self._run is None or whole or self._run.path != self.path:
+            self._parser.path = self.path
+            self._parser.feed(whole)
+            self._read_bytes += len(whole)
+            self._run = Run(self._parser.log(), self.ruleset)
         return self._run
-
-    def _follow_move(self) -> None:
-        folder = self.path.parent
-        if _RUNNING.fullmatch(folder.name):
-            for name in (self.path.name, self.path.name.replace("result_", "failed_", 1)):
-                if (folder.parent / name).is_file():
-                    self.path = folder.parent / name
-                    return
-        raise ReviewError(f"{self.path}: is gone; the run was removed or did not leave a log")
 
     def broken(self) -> str | None:
         """Why the trial broke, once the launcher has said so."""
-        if not self.path.name.startswith("failed_"):
-            return None
-        number = re.search(r"\d+", self.path.name)
-        return tree.crashes(self.path.parent).get(int(number[0]), "crashed") if number else "crashed"
+        number = re.fullmatch(r"failed_\D*(\d*).*", self.path.name)
+        return tree.crashes(self.path.parent).get(int(number[1] or -1), "crashed") if number else None
 
     def ended(self, standing: Standing) -> bool:
         """Whether the run is over, reached the target or not."""
@@ -164,39 +149,33 @@ class Runs:
             if not path.exists():
                 raise ReviewError(f"{path}: no such file or folder")
         self.targets, self.ruleset, self.target = targets, ruleset, target
-        self.followers: list[Follower] = []
+        self._followers: list[Follower] = []
         self._gone: set[Path] = set()
-        self._now = 0.0
-        self._idle_since: float | None = None
+        self._now, self._idle_since = 0.0, math.inf
 
     def poll(self, now: float) -> list[Watched]:
         """Every run as it stands; a log that was removed is left out."""
-        self._now = now
-        found = self._look(self.followers[:])
-        known = {follower.path for follower in self.followers} | self._gone
+        found = self._look(self._followers, now)
+        known = {follower.path for follower, _ in found} | self._gone
         paths = sorted({path for target in self.targets for path in find_logs(target)} - known, key=str)
-        new = [Follower(path, self.ruleset, self.target) for path in paths]
-        self.followers += new
-        found += self._look(new)
+        found += self._look([Follower(path, self.ruleset, self.target) for path in paths], now)
+        self._followers = [follower for follower, _ in found]
+        idle = found and all(follower.ended(standing) for follower, standing in found)
+        self._now, self._idle_since = now, min(self._idle_since, now) if idle else math.inf
         return sorted(found, key=lambda pair: (str(pair[0].path.parent), tree.natural_order(pair[0].path)))
 
-    def _look(self, followers: list[Follower]) -> list[Watched]:
+    def _look(self, followers: list[Follower], now: float) -> list[Watched]:
         found = []
         for follower in followers:
             try:
-                found.append((follower, follower.poll(self._now)))
+                found.append((follower, follower.poll(now)))
             except ReviewError:
-                self.followers.remove(follower)
                 self._gone.add(follower.path)
         return found
 
     def ended(self, found: list[Watched]) -> bool:
         """Whether no run is under way, and none has begun for a minute."""
-        if not found or not all(follower.ended(standing) for follower, standing in found):
-            self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = self._now
-        return self._idle_since is not None and self._now - self._idle_since >= _IDLE_SECONDS
+        return self._now - self._idle_since >= _IDLE_SECONDS
 
 
 def _print(standing: Standing, as_json: bool, about: str = "") -> None:
@@ -233,8 +212,7 @@ def watch_many(runs: Runs, interval: float, as_json: bool, once: bool) -> int:
                 shown[follower.log] = news
                 _print(standing, as_json, f"{text(str(follower.path))}: ")
         if once and not found:
-            what = "no result_*.txt here or below; name the logs of runs, or their folder"
-            raise ReviewError(f"{runs.targets[0]}: {what}")
+            raise ReviewError(f"{runs.targets[0]}: {_NO_LOG}; name the logs of runs, or their folder")
 
     states = output.follow(runs.poll, runs.ended, interval)
     found = output.show_states(states, say, lambda _: object(), render_many, as_json=as_json, once=once)
@@ -248,32 +226,34 @@ def render(standing: Standing, out: Console) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    run, share = standing.run, standing.share
+    run = standing.run
     samples = number_text(standing.samples, ",.0f")
     if standing.samples is not None and standing.projection is not None and not standing.done:
         samples += " of about {:,.0f} +- {:,.0f}".format(*standing.projection)
     accuracy = f"{number_text(run.final_accuracy, '.4f')} of {standing.target:g}, evaluation {len(run.evaluations)}"
-    rows = {
-        "accuracy": accuracy if run.evaluations else "-",
-        "samples": samples,
-        "speed": f"{standing.rate:,.0f} sequences/s" if standing.rate else "-",
-        "time": duration(standing.elapsed),
-        "to go": duration(standing.eta),
-        "RCP margin": margin(standing.rcp_margin) if standing.rcp_margin else "-",
-    }
-    grid = Table.grid(padding=(0, 2))
-    for label, cell in rows.items():
-        grid.add_row(Text(f"  {label}", "dim"), Text(cell))
+    rows = [
+        ("accuracy", accuracy if run.evaluations else "-"),
+        ("samples", samples),
+        ("speed", f"{standing.rate:,.0f} sequences/s" if standing.rate else "-"),
+        ("time", duration(standing.elapsed)),
+        ("to go", duration(standing.eta)),
+        ("RCP margin", standing.margin),
+    ]
+    warnings = []
     if standing.miss is not None:
-        grid.add_row(Text("  outside", "bold yellow"), Text(standing.miss.describe(), "yellow"))
-        for number, cause in enumerate(standing.miss.causes, start=1):
-            grid.add_row(Text(""), Text(f"{number}. {cause}", "yellow"))
+        causes = [f"{number}. {cause}" for number, cause in enumerate(standing.miss.causes, start=1)]
+        warnings = [("outside", standing.miss.describe()), *(("", cause) for cause in causes)]
     if standing.stalled:
-        grid.add_row(Text("  stalled", "bold yellow"), Text(f"no new line for {duration(standing.silent)}", "yellow"))
+        warnings.append(("stalled", f"no new line for {duration(standing.silent)}"))
+    grid = Table.grid(padding=(0, 2))
+    for label, line in rows:
+        grid.add_row(Text(f"  {label}", "dim"), Text(line))
+    for label, line in warnings:
+        grid.add_row(Text(f"  {label}", "bold yellow"), Text(line, "yellow"))
     head = Text.assemble((text(str(run.path)), "bold"), "  ", (standing.phase, "green" if run.converged else "cyan"))
-    bar = ProgressBar(total=1.0, completed=share or 0.0, width=max(10, min(60, out.width - 10)))
+    bar = ProgressBar(total=1.0, completed=standing.share or 0.0, width=max(10, min(60, out.width - 10)))
     percent = Table.grid(padding=(0, 1))
-    percent.add_row(Text(" "), bar, Text(number_text(share, ".0%")))
+    percent.add_row(Text(" "), bar, Text(number_text(standing.share, ".0%")))
     return Group(head, percent, grid, *_chart([standing], out, len(rows) + 8))
 
 
@@ -302,8 +282,7 @@ def render_many(found: list[Watched], out: Console) -> RenderableType:
                 duration(None if standing.done else standing.eta),
             ]
         )
-    shown = [index for index, (_, least) in enumerate(_COLUMNS) if out.width >= least]
-    table = output.table([_COLUMNS[i][0] for i in shown], [[row[i] for i in shown] for row in rows], styles)
+    table = output.table(*output.fit(_COLUMNS, rows, out.width), styles)
     return Group(table, *_chart([standing for _, standing in found], out, len(found) + 6))
 
 

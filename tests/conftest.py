@@ -8,6 +8,8 @@ import os
 import signal
 from pathlib import Path
 
+os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy and PyTorch are loaded; for the commands under test too
+
 import pytest
 import torch
 
@@ -30,6 +32,12 @@ for package in ("bert", "review"):
             f"{package} is imported from {found.parent}, another checkout: use the .venv of this one"
         )
 SHARED = Path(os.environ.get("BERT_TEST_SHARED", REPOSITORY.parent / "shared"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Threads cost small tensors more than they save, and those that wait spin: on busy cores ten times the step."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -31,7 +31,10 @@ def context() -> ForkServerContext:
     return made
 
 
-def _become(module: str, arguments: tuple[str, ...], environ: dict[str, str], folder: str, streams: str) -> None:
+def _become(
+    module: str, arguments: tuple[str, ...], environ: dict[str, str], folder: str, streams: str,
+    before: Callable[[], object],
+) -> None:  # fmt: skip
     for number, name in ((1, "stdout"), (2, "stderr")):
         with open(f"{streams}/{name}", "wb") as file:
             os.dup2(file.fileno(), number)
@@ -42,20 +45,36 @@ def _become(module: str, arguments: tuple[str, ...], environ: dict[str, str], fo
         held.stand_still(environ["STANDS_AT"])
     if "PYTHONPATH" in environ:
         os.execve(sys.executable, [sys.executable, "-m", module, *arguments], environ)
+    before()
     torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))  # read at the import
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 class Command:
-    """A started ``python -m module arguments...`` with the environment ``environ`` and nothing else in it."""
+    """A started ``python -m module arguments...`` with the environment ``environ`` and nothing else in it.
 
-    def __init__(self, module: str, environ: Mapping[str, str], arguments: tuple[str, ...] = ()) -> None:
+    before: a function of a module, called in the process first.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        environ: Mapping[str, str],
+        arguments: tuple[str, ...] = (),
+        before: Callable[[], object] = int,
+    ) -> None:
         self.words = [sys.executable, "-m", module, *arguments]
         self._streams = tempfile.TemporaryDirectory(prefix="forked-")
-        what = (module, arguments, dict(environ), os.getcwd(), self._streams.name)
+        what = (module, arguments, dict(environ), os.getcwd(), self._streams.name, before)
         self._process = context().Process(target=_become, args=what)
         self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        assert self._process.pid is not None
+        return self._process.pid
 
     def running(self) -> bool:
         """Whether it has not ended yet."""

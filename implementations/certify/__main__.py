@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import json
 import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from bert.core.dist import HangError
 from bert.core.env import ConfigError, env, from_env
 from bert.core.process import run_and_exit
 from bert.pretraining.config import Config as TrainerConfig
-from certify import burn_in, schema
+from certify import burn_in, hardware, schema
 from certify.burn_in import BurnIn
 from certify.load import Config as LoadConfig
 from certify.load import Load
@@ -40,6 +42,18 @@ class Config:
     master_port: int = env("MASTER_PORT", at_least=1, at_most=65535, doc="its port; set by the launcher")
     agent_store: bool = env("TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun listens there itself; set by it")
     node: str = env("SLURMD_NODENAME", "", doc="this node's name; set by Slurm")
+    inventory: Path | None = env("EXPECTED_INVENTORY", None, doc="parts of a good machine, as --expect wrote them")
+
+    def expected_parts(self) -> Any:
+        """What the file of EXPECTED_INVENTORY holds; None without one. Raises ConfigError."""
+        try:
+            found = json.loads(self.inventory.read_text(encoding="utf-8")) if self.inventory else None
+            if found is not None and not all(isinstance(facts, dict) for facts in {**found}.values()):
+                raise TypeError
+        except (OSError, ValueError, TypeError):
+            made = "python -m review certify RESULTS --expect FILE writes one"
+            raise ConfigError(f"EXPECTED_INVENTORY={self.inventory}: not an inventory: {made}") from None
+        return found
 
 
 def meet(config: Config, trainer: TrainerConfig) -> Meeting:
@@ -62,9 +76,11 @@ def certify(load: Load, folder: Path) -> None:
     done = bool(seconds) and (folder / burn_in.FIRST).exists()
     meeting.barrier()  # all have looked before any writes
     if not done:
-        sampler = telemetry(meeting)
+        sampler, before = telemetry(meeting), {}
+        if sampler:  # the first rank of a node
+            before = {"parts": hardware.inventory(Gpus([])), "before": hardware.health(Gpus([]))}
         load.run()
-        write(folder, load, sampler.stop() if sampler else np.empty(0, schema.SAMPLE))
+        write(folder, load, sampler.stop() if sampler else np.empty(0, schema.SAMPLE), before)
         load.rows.clear()
     if seconds:
         repeats = BurnIn(load, folder, seconds)
@@ -83,13 +99,13 @@ def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | 
     return sampler
 
 
-def write(folder: Path, load: Load, samples: np.ndarray) -> None:
-    """The first rank of each node writes what its ranks have measured. Every rank calls it."""
+def write(folder: Path, load: Load, samples: np.ndarray, before: Mapping[str, Any]) -> None:
+    """The first rank of each node writes what its ranks have measured. Every rank calls it. before: of the hardware."""
     meeting = load.meeting
     own = {"steps": np.concatenate(load.rows), "probes": np.array(load.probes, schema.PROBE)}
     for name, rows in own.items():
         meeting.store.set(f"{name}/{meeting.rank}", rows.tobytes())  # type: ignore[arg-type]  # bytes will do
-    devices = meeting.exchange(burn_in.device_name(load.device).encode())
+    devices = meeting.exchange(burn_in.device_name(load.device))
     members = meeting.members(meeting.node)
     if meeting.rank == members[0]:
         tables = {"telemetry": samples}
@@ -101,7 +117,8 @@ def write(folder: Path, load: Load, samples: np.ndarray) -> None:
             {"rank": rank, "local_rank": meeting.places[rank].local_rank, "device": devices[rank]} for rank in members
         ]
         about = {"node": node, "number": meeting.node, "nodes": meeting.nodes, "ranks": ranks, "size": meeting.size}
-        schema.write(folder / f"certify_{node}.npz", about | {"on_cpus": load.device.type == "cpu"}, tables)
+        about |= {"on_cpus": load.device.type == "cpu", "hardware": {**before, "after": hardware.health(Gpus([]))}}
+        schema.write(folder / f"certify_{node}.npz", about, tables)
     meeting.barrier()
     for name in own:
         meeting.store.delete_key(f"{name}/{meeting.rank}")
@@ -114,6 +131,7 @@ def main(environ: Mapping[str, str]) -> int:
         run = from_env(rundir.Config, environ)
         config, load = from_env(Config, environ), from_env(LoadConfig, environ)
         trainer, expected = from_env(TrainerConfig, environ), from_env(Expected, environ)
+        parts = config.expected_parts()
         trainer.check()
         load.check(trainer.dist.world_size)
         if trainer.zero.is_deepspeed:
@@ -126,6 +144,7 @@ def main(environ: Mapping[str, str]) -> int:
             burn_in.refuse_other(run.run_dir, meeting, facts)
         if meeting.rank == 0:
             derived = {"expected": dataclasses.asdict(expected), "burn_in_seconds": load.burn_in_seconds}
+            derived |= {"expected_parts": parts}
             rundir.write_description(run, trainer, derived | burn_in.derived(trainer))
         meeting.barrier()
         certify(Load(load, trainer, meeting), run.run_dir)

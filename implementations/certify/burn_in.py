@@ -26,10 +26,10 @@ from bert.core.files import write_text
 from bert.kernels import precision
 from bert.pretraining.config import Config as TrainerConfig
 from bert.training.metrics import clock
-from certify import schema
+from certify import hardware, schema
 from certify.load import Load
 from certify.meeting import Meeting
-from certify.telemetry import Sampler
+from certify.telemetry import Gpus, Sampler
 
 FIRST = "burn_in.json"
 SAVE_SECONDS = 300.0  # between two writings of the telemetry
@@ -126,7 +126,8 @@ class BurnIn:
             self._save(sampler.stop())
 
     def _save(self, samples: np.ndarray) -> None:
-        schema.write(self.samples, {"node": self.node}, {"telemetry": samples})
+        about = {"node": self.node, "after": hardware.health(Gpus([]))}
+        schema.write(self.samples, about, {"telemetry": samples})
 
     def _lines(self) -> list[str]:
         """This node's journal; a last line that was half written when the power failed is cut off."""
@@ -147,12 +148,12 @@ class BurnIn:
             self._write_first(checksums)
             last = json.loads(lines[-1]) if lines else {}
             known = checksums, last.get("repeat", 0), last.get("elapsed", 0.0)
-        reference, repeat, elapsed = json.loads(self.meeting.exchange(json.dumps(known).encode())[0])
+        reference, repeat, elapsed = json.loads(self.meeting.exchange(json.dumps(known))[0])
         return reference, repeat, elapsed
 
     def _agree(self, checksums: list[int]) -> list[int]:
         """The first repeat of most ranks, which rank 0 writes down."""
-        said = self.meeting.exchange(json.dumps(checksums).encode())
+        said = self.meeting.exchange(json.dumps(checksums))
         reference: list[int] = json.loads(Counter(said).most_common(1)[0][0])
         if self.meeting.rank == 0:
             self._write_first(reference)
@@ -165,7 +166,7 @@ class BurnIn:
 
     def _tell(self, repeat: int, elapsed: float, seconds: float, different: int) -> None:
         """A line in this node's journal, and rank 0's on stderr. different: the first step that is, or -1."""
-        said = [json.loads(one) for one in self.meeting.exchange(json.dumps([seconds, different]).encode())]
+        said = [json.loads(one) for one in self.meeting.exchange(json.dumps([seconds, different]))]
         if self.meeting.rank == self.members[0]:
             line = {"repeat": repeat, "elapsed": elapsed, "seconds": {rank: said[rank][0] for rank in self.members}}
             line["different"] = {rank: said[rank][1] for rank in self.members if said[rank][1] >= 0}

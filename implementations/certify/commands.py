@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from certify.reasons import EXIT
-from review.logs.output import ReviewError, emit
+from review.logs.output import ReviewError, emit, write_whole
 
 
 def add(commands: Any, common: Callable[[argparse.ArgumentParser], None]) -> None:
@@ -17,7 +18,9 @@ def add(commands: Any, common: Callable[[argparse.ArgumentParser], None]) -> Non
     one.add_argument("target", type=Path, help="the folder that certify.sh or certify.sub named")
     one.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write the page as well: certify.html")
     one.add_argument("--csv", type=Path, metavar="FILE", help="write ranks and nodes, the slowest first, as well")
+    one.add_argument("--line", action="store_true", help="print the verdict in one line, with what drains a bad node")
     one.add_argument("--expected", action="store_true", help="print the figures for a config, without a verdict")
+    one.add_argument("--expect", type=Path, metavar="FILE", help="write a node's parts for EXPECTED_INVENTORY as well")
     common(one)
     one.set_defaults(run=_certify)
 
@@ -39,13 +42,14 @@ def add(commands: Any, common: Callable[[argparse.ArgumentParser], None]) -> Non
 
 
 def _certify(arguments: argparse.Namespace) -> int:
+    from certify.faults import usual_parts
     from certify.figures import exports
     from certify.records import read
-    from certify.verdict import certify, print_certificate, write_csv
+    from certify.verdict import certify, line, print_certificate, write_csv
 
     if arguments.expected:
-        if arguments.csv or arguments.output:
-            raise ReviewError("--expected prints figures for a config and no verdict: leave out --csv and --output")
+        if arguments.csv or arguments.output or arguments.expect:
+            raise ReviewError("--expected prints figures for a config alone: leave out --csv, --output and --expect")
         figures = exports(read(arguments.target))
         lines = [f"export {variable}={value:.10g}" for variable, value in figures.items()]
         emit(arguments, text=lambda: print("\n".join(lines)), json=lambda: figures)
@@ -57,7 +61,9 @@ def _certify(arguments: argparse.Namespace) -> int:
         write_page(found, arguments.output)
     if arguments.csv:
         write_csv(found, arguments.csv)
-    emit(arguments, text=lambda: print_certificate(found), json=lambda: found)
+    if arguments.expect:
+        write_whole(arguments.expect, json.dumps(usual_parts(found.records.hardware), indent=2) + "\n")
+    emit(arguments, text=lambda: print(line(found)) if arguments.line else print_certificate(found), json=lambda: found)
     return EXIT[found.state]
 
 

@@ -28,13 +28,14 @@ class Outlier:
     """One that is far above the others.
 
     excess: over the median, as a share; measure: such as "9 deviations" (of a healthy one); chance: expected number of
-    such findings in a whole test of healthy machines, so that 0.001 is one in 1,000 tests.
+    such findings in a whole test of healthy machines, so that 0.001 is one in 1,000 tests; state: a warning among few.
     """
 
     name: str
     excess: float
     measure: str
     chance: float
+    state: str = "fail"
 
 
 def slow(
@@ -59,25 +60,53 @@ def slow(
     from scipy.stats import t  # slow to import, and only needed here
 
     if len(values) < LEAST:
-        return []
+        return behind(values, comparisons, least_excess=least_excess, spread=spread) if paired else []
     table, level = relative(values, paired)
     if table.shape[1] < LEAST_ROUNDS:
         return []
     rounds = np.maximum(np.sum(~np.isnan(table), axis=1), 1)
     common, common_freedom = _common_noise(table - level[:, None])
     own = _deviation(table, level[:, None], axis=1)
+    repeated = _repeated(table - level[:, None])
     freedom = PRIOR_FREEDOM + len(values) // 2 - 1
     between = (PRIOR_FREEDOM * spread**2 + (freedom - PRIOR_FREEDOM) * _deviation(level, 1.0, axis=0) ** 2) / freedom
     found = []
     for name, value, deviation, count in zip(values, level, own, rounds.tolist(), strict=True):
         of_rounds = common_freedom if deviation <= common else max(count - 1, 1)
-        error = (max(deviation, common) * OF_MEDIAN) ** 2 / count
+        error = (max(deviation, common) * OF_MEDIAN) ** 2 / count * repeated
         deviations = float((value - 1) / math.sqrt(between + error))
         sum_freedom = (between + error) ** 2 / (between**2 / freedom + error**2 / of_rounds)
         chance = float(t.sf(deviations, sum_freedom)) * comparisons
         if chance < FALSE_ALARMS and value - 1 > least_excess:
             found.append(Outlier(name, float(value - 1), f"{deviations:.0f} deviations", chance))
     return sorted(found, key=lambda one: -one.excess)
+
+
+def behind(
+    values: Mapping[str, Sequence[float]], comparisons: int, *, least_excess: float, spread: float
+) -> list[Outlier]:
+    """Of too few to outvote one another, those surely behind the quickest by more than ``least_excess``, as warnings.
+
+    Healthy ones are taken to differ by ``spread``, as two tell nothing of it; the interval is of a whole test's level.
+    """
+    from scipy.stats import t
+
+    table = np.array([*values.values()], np.float64)
+    quickest = int(np.argmin(np.nanmedian(table, axis=1)))
+    found = []
+    for name, ratios in zip(values, table / table[quickest], strict=True):
+        rounds, excess = known(ratios), float(np.nanmedian(ratios)) - 1
+        if len(rounds) >= LEAST_ROUNDS and excess > least_excess:
+            repeats = (OF_MEDIAN * float(np.std(rounds, ddof=1))) ** 2 / len(rounds)
+            between = 2 * spread**2
+            freedom = (between + repeats) ** 2 * (len(rounds) - 1) / max(repeats**2, 1e-30)
+            error = math.sqrt(between + repeats)
+            half = float(t.isf(FALSE_ALARMS / comparisons, freedom)) * error
+            if excess - half > least_excess:
+                chance = float(t.sf(excess / error, freedom)) * comparisons
+                against = f"{excess - half:.1%} to {excess + half:.1%} behind {[*values][quickest]}"
+                found.append(Outlier(name, excess, against, chance, "warn"))
+    return found
 
 
 def relative(values: Mapping[str, Sequence[float]], paired: bool = True) -> tuple[np.ndarray, np.ndarray]:
@@ -120,6 +149,19 @@ def _common_noise(table: np.ndarray) -> tuple[float, float]:
     errors = np.clip(known(table), -limit, limit)
     freedom = max(len(errors) - len(table), 1)
     return math.sqrt(float(np.sum(errors**2)) / freedom), freedom
+
+
+def _repeated(errors: np.ndarray) -> float:
+    """By how much the variance of a mean over rounds is larger because rounds are alike, each like the one before it.
+
+    (1 + r) / (1 - r) of the autocorrelation r of all rows; of a short series it comes out too low (Kendall 1954).
+    """
+    rounds, square = errors.shape[1], float(np.nanmean(errors**2))
+    if rounds <= LEAST_ROUNDS or square == 0:
+        return 1.0
+    found = float(np.nanmean(errors[:, 1:] * errors[:, :-1])) / square
+    alike = float(np.clip((found + 1 / rounds) / (1 - 3 / rounds), 0, 0.9))
+    return (1 + alike) / (1 - alike)
 
 
 def _deviation(table: np.ndarray, center: np.ndarray | float, axis: int) -> np.ndarray:

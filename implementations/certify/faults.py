@@ -1,16 +1,18 @@
-"""Faults besides slowness: weights that differ (silent data corruption), and errors in the devices' telemetry."""
+"""Faults besides slowness: weights that differ (silent data corruption), errors of devices, odd parts."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from certify.reasons import Reason
 from certify.records import Records, known, median
-from certify.schema import ALONE, STAGES, Columns
+from certify.schema import ALONE, NODE, STAGES, Columns, Facts
 
 # NVML's throttle reasons that a healthy GPU in a well-cooled room does not show. Its power limit (0x4) is no fault.
 THROTTLING = {
@@ -31,6 +33,16 @@ COUNTERS = {
     "nvlink_errors": ("NVLink errors", "warn"),
     "pcie_replays": ("PCIe replays", "warn"),
 }
+
+
+# What a GPU remembers of its past, and the state if it is not 0; other names: a warning.
+REMEMBERED = {
+    "row remappings that failed": "fail",
+    "row remappings that wait for a reset": "fail",
+    "page retirements that wait for a reset": "fail",
+}
+LINK_CHANGES = ("link_downed", "carrier_changes")  # a fail if they grow; other counters of ports: a warning
+VERSIONS = ("kernel", "driver", "VBIOS")  # a warning where they differ; other parts: a fail
 
 
 @dataclass(frozen=True)
@@ -135,3 +147,72 @@ def _of_one(samples: Columns, typical: float) -> Iterator[tuple[str, str]]:
         now, most = (max(known(samples[name]), default=np.nan) for name in (field, f"{field}_most"))
         if now < most:  # False for nan
             yield "warn", f"{words}: {now:.0f}, of {most:.0f} that GPU and slot have"
+
+
+def remembered(records: Records) -> Iterator[Reason]:
+    """Faults of the past that GPUs and the kernel's log tell, and errors of network ports during the test."""
+    for node, told in records.hardware.items():
+        for device, counts in told.get("after", {}).items():
+            before = told.get("before", {}).get(device, {})
+            for name, count in counts.items():
+                where = device if device == NODE else f"{device} of"
+                if device == NODE or device.startswith("GPU "):
+                    if count:
+                        yield Reason(f"{where} {node}", f"{count} {name}", REMEMBERED.get(name, "warn"))
+                    continue
+                more = count - before.get(name, count)
+                more = count if more < 0 else more  # a counter begins again where a driver does
+                if more:
+                    state = "fail" if name in LINK_CHANGES else "warn"
+                    yield Reason(f"{where} {node}", f"{name} grew by {more} during the test", state)
+
+
+def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:
+    """What more than half of the nodes have, and of GPUs more than half of all, under the name GPU."""
+    values: dict[tuple[str, str], list[Any]] = {}
+    for told in hardware.values():
+        for device, facts in told.get("parts", {}).items():
+            for name, value in facts.items():
+                values.setdefault((_kind(device), name), []).append(value)
+    found: Facts = {}
+    for (kind, name), given in values.items():
+        common, count = Counter(given).most_common(1)[0]
+        near = sum(_same(common, one) for one in given)
+        if 2 * max(count, near) > max(len(given), len(hardware)):
+            found.setdefault(kind, {})[name] = common
+    return found
+
+
+def odd_parts(records: Records, expected: Facts | None = None) -> Iterator[Reason]:
+    """What differs from ``expected``, or from the parts of most; of two nodes that differ neither is the odd one."""
+    usual = usual_parts(records.hardware) if expected is None else expected
+    words = "elsewhere" if expected is None else "expected"
+    for node, told in records.hardware.items():
+        parts = told.get("parts", {})
+        missing: Facts = {kind: {} for kind in usual if kind != "GPU" and kind not in parts}
+        for device, facts in (parts | missing).items():
+            for name, wanted in usual.get(_kind(device), {}).items():
+                if not _same(facts.get(name), wanted):
+                    has = facts.get(name, "unknown" if device in parts else "missing")
+                    where = device if device == NODE else f"{device} of"
+                    state = "warn" if name in VERSIONS else "fail"
+                    yield Reason(f"{where} {node}", f"{name} {has}, {words} {wanted}", state)
+    if expected is None and len(records.hardware) == 2:
+        one, other = (usual_parts({node: told}) for node, told in records.hardware.items())
+        for kind, facts in one.items():
+            for name, value in facts.items():
+                if not _same(value, has := other.get(kind, {}).get(name, "unknown")):
+                    state = "warn" if name in VERSIONS else "fail"
+                    yield Reason(f"{kind} of {' and '.join(records.hardware)}", f"{name} {value} and {has}", state)
+
+
+def _kind(device: str) -> str:
+    """GPUs of a node are alike; other devices are compared by their name."""
+    return "GPU" if device.startswith("GPU ") else device
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Sizes of memory differ by what firmware keeps."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=0.01)
+    return bool(one == other)

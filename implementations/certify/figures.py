@@ -14,7 +14,7 @@ import numpy as np
 from certify.comparison import LEAST, LEAST_EXCESS, OF_MEDIAN
 from certify.reasons import Reason
 from certify.records import Records
-from certify.schema import LABELS, PROBES, Expected
+from certify.schema import LABELS, PROBES, Expected, Facts
 from review.logs.output import ReviewError
 
 WARN, FAIL = 0.03, 0.05  # slower by so much, and by more than the rounds of a test differ
@@ -63,8 +63,8 @@ def digits(value: float) -> str:
     return f"{float(f'{value:.4g}'):,.10g}"
 
 
-def settings(folder: Path) -> tuple[dict[str, float], float]:
-    """The expected figures of the test in this folder, and the seconds of its burn-in, 0 without one.
+def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None]:
+    """Expected figures of the test in this folder, seconds of its burn-in (0 without one), expected parts of a node.
 
     Raises ReviewError for another file.
     """
@@ -73,7 +73,7 @@ def settings(folder: Path) -> tuple[dict[str, float], float]:
         config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         figures = config.get("expected", {})
         found = {name: float(figures[name]) for name in FIGURES if figures.get(name)}
-        return found, float(config.get("burn_in_seconds", 0))
+        return found, float(config.get("burn_in_seconds", 0)), config.get("expected_parts")
     except (OSError, ValueError, TypeError, AttributeError):
         raise ReviewError(f"{path}: no settings of a test; run certify.sh again") from None
 

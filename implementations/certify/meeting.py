@@ -34,26 +34,33 @@ class Meeting:
         self.rank, self.size = config.rank, config.world_size
         store.set_timeout(datetime.timedelta(seconds=config.timeout_seconds))
         self._number = 0
-        told = [one.rsplit(" ", 1) for one in self.exchange(f"{node} {config.local_rank}".encode())]
+        told = [one.rsplit(" ", 1) for one in self.exchange(f"{node} {config.local_rank}")]
         self.places = [Place(rank, name, int(local)) for rank, (name, local) in enumerate(told)]
         self.nodes = list(dict.fromkeys(place.node for place in self.places))
         self.node = self.nodes.index(node)
 
-    def exchange(self, value: bytes) -> list[str]:
+    def exchange(self, value: str) -> list[str]:
         """The values of all ranks, by rank."""
-        return [answer.decode() for answer in self._exchange(value)]
-
-    def _exchange(self, value: bytes) -> list[bytes]:
         self._number += 1
-        self.store.set(f"{self._number}/{self.rank}", value)  # type: ignore[arg-type]  # bytes will do
-        answers: list[bytes] = self.store.multi_get([f"{self._number}/{rank}" for rank in range(self.size)])
-        # Whoever is here has read what was said before.
-        self.store.delete_key(f"{self._number - 1}/{self.rank}")
-        return answers
+        self.store.set(f"{self._number}/{self.rank}", value)
+        return self._meet([f"{self._number}/{rank}" for rank in range(self.size)])
 
     def barrier(self) -> None:
         """Waits for every rank, whatever process group it is in."""
-        self._exchange(b"-")
+        self._number += 1
+        self._meet([])
+
+    def _meet(self, keys: list[str]) -> list[str]:
+        """Waits for every rank; the values of the keys, which the last to come reads for all: N reads, not N x N."""
+        now, before = f"{self._number}", f"{self._number - 1}"
+        if self.store.add(f"{now}/came", 1) == self.size:
+            found = [one.decode() for one in self.store.multi_get(keys)] if keys else []
+            self.store.set(f"{now}/all", json.dumps(found))
+            for name in ("came", "all"):  # whoever is here has read what was said before
+                self.store.delete_key(f"{before}/{name}")
+        answers: list[str] = json.loads(self.store.get(f"{now}/all"))
+        self.store.delete_key(f"{now}/{self.rank}")
+        return answers
 
     def say(self, line: str) -> None:
         """Rank 0 prints it to stderr."""
@@ -69,14 +76,14 @@ class Meeting:
 
     def refuse(self, reason: str) -> None:
         """If rank 0 has a reason, all ranks raise it as a ConfigError, and none waits for another."""
-        said: str = json.loads(self.exchange(json.dumps(reason).encode())[0])
+        said: str = json.loads(self.exchange(json.dumps(reason))[0])
         if said:
             self.leave()
             raise ConfigError(said)
 
     def most(self, value: float) -> float:
         """The largest of all ranks' values."""
-        return max(float(one) for one in self.exchange(repr(value).encode()))
+        return max(float(one) for one in self.exchange(repr(value)))
 
     def members(self, *nodes: int) -> list[int]:
         """The ranks of these nodes."""

@@ -47,6 +47,7 @@ def write_page(found: Certificate, output: Path) -> None:
         state=STYLES[found.state],
         headline=HEADLINES[found.state],
         reasons=found.reasons(),
+        standing=str(found.standing),
         notes=found.notes,
         outliers=[vars(one) | {"style": STYLES[one.state]} for one in found.why()],
         numbers=_numbers(found),

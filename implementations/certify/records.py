@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from certify import schema
-from certify.schema import ALONE, PARTS, PROBES, STAGES, UNREADABLE, VERSION, Columns
+from certify.schema import ALONE, PARTS, PROBES, STAGES, UNREADABLE, VERSION, Columns, Facts
 from review.logs.output import ReviewError
 
 
@@ -30,7 +30,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Records:
-    """A whole test. steps, probes: columns; places: by rank, 0 to the last; telemetry: by node; on_cpus: no GPUs."""
+    """A whole test. steps, probes: columns; places: by rank, 0 to the last; telemetry: by node; on_cpus: no GPUs.
+
+    hardware: of each node its parts, and what its devices remembered before and after; empty in an older record.
+    """
 
     folder: Path
     places: dict[int, Place]
@@ -39,6 +42,7 @@ class Records:
     probes: Columns
     telemetry: dict[str, Columns] = field(default_factory=dict)
     on_cpus: bool = False
+    hardware: dict[str, dict[str, Facts]] = field(default_factory=dict)
 
     @property
     def ranks_per_node(self) -> int:
@@ -163,19 +167,25 @@ def read(folder: Path) -> Records:
         for name in ("steps", "probes")
     )
     places = {place.rank: place for place in sorted(ranks, key=lambda place: place.rank)}
-    telemetry = {about["node"]: _telemetry(folder, about["node"], tables["telemetry"]) for about, tables in files}
+    telemetry, hardware = {}, {}
+    for about, tables in files:
+        node, told = about["node"], about.get("hardware")
+        telemetry[node], later = _telemetry(folder, node, tables["telemetry"])
+        if told:
+            hardware[node] = told | later
     on_cpus = all(about["on_cpus"] for about, _ in files)
-    return Records(folder, places, first["nodes"], steps, probes, telemetry, on_cpus)
+    return Records(folder, places, first["nodes"], steps, probes, telemetry, on_cpus, hardware)
 
 
-def _telemetry(folder: Path, node: str, samples: Columns) -> Columns:
-    """The samples of a node, then those of its burn-in."""
+def _telemetry(folder: Path, node: str, samples: Columns) -> tuple[Columns, dict[str, Facts]]:
+    """The samples of a node, then those of its burn-in, after which its devices were asked again."""
     path = folder / f"burn_in_{node}.npz"
     if not path.exists():
-        return samples
+        return samples, {}
     try:
-        later = schema.read(path)[1]["telemetry"]
-        return {name: np.concatenate([column, later[name]]) for name, column in samples.items()}
+        about, tables = schema.read(path)
+        later = {name: np.concatenate([column, tables["telemetry"][name]]) for name, column in samples.items()}
+        return later, {name: about[name] for name in ("after",) if name in about}
     except UNREADABLE:
         raise ReviewError(f"{path}: no telemetry of a burn-in; it was cut short or is another file") from None
 

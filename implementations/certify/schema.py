@@ -19,6 +19,8 @@ from bert.core.env import env
 from bert.core.files import whole_file
 
 Columns = dict[str, np.ndarray]
+Facts = dict[str, dict[str, Any]]  # by device (NODE, GPU 0, mlx5_0/1, eth0), then by name
+NODE = "node"
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
 VERSION = 3
 # Stages in the order in which they run, in files by number.

@@ -35,11 +35,11 @@ class Gpus:
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlInit()
                 self.nvml = nvml
-        self.devices = [self._ask(_find, uuid) for uuid in uuids] if self.nvml else []
-        self._events = [self._ask(_listen, device) for device in self.devices]
+        self.devices = [self.ask(_find, uuid) for uuid in uuids] if self.nvml else []
+        self._events = [self.ask(_listen, device) for device in self.devices]
         self._xid = [[0.0, _NAN] for _ in self.devices]
 
-    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+    def ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
         """The answer of NVML; None if this driver, this GPU or this nvidia-ml-py has none."""
         try:
             return question(self.nvml, *arguments)
@@ -51,7 +51,7 @@ class Gpus:
         for number, device in enumerate(self.devices):
             row: dict[str, float] = {"device": number}
             if device is not None:
-                answers = {name: self._ask(question, device) for name, question in _QUESTIONS.items()}
+                answers = {name: self.ask(question, device) for name, question in _QUESTIONS.items()}
                 row |= {name: _NAN if answer is None else float(answer) for name, answer in answers.items()}
                 row["xid_count"], row["xid_last"] = self._errors(number)
             yield row
@@ -62,7 +62,7 @@ class Gpus:
         if events is None:
             return _NAN, _NAN
         wait = getattr(self.nvml, "nvmlEventSetWait_v2", None) or self.nvml.nvmlEventSetWait
-        while (event := self._ask(lambda _: wait(events, 0))) is not None:
+        while (event := self.ask(lambda _: wait(events, 0))) is not None:
             count, last = count + 1, float(event.eventData)
         self._xid[number] = [count, last]
         return count, last

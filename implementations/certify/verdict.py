@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,12 +14,14 @@ import numpy as np
 
 from certify import figures
 from certify.comparison import LEAST, Outlier, Question, questions
-from certify.faults import Corruption, corrupt, devices, faults, throttled
+from certify.faults import Corruption, corrupt, devices, faults, odd_parts, remembered, throttled
 from certify.figures import STEP, Measured, Reached
 from certify.journal import BurnIn, Journal
 from certify.reasons import Reason, worst
 from certify.records import Records, read
-from certify.schema import ALONE, BURN_IN, LABELS
+from certify.schema import ALONE, BURN_IN, LABELS, Facts
+from certify.standing import standing
+from review.league.estimate import Estimate
 from review.logs.output import csv_text, write_whole
 
 SHOWN = 4  # of a ranking; --json has all, --csv the ranks of every stage
@@ -49,9 +52,11 @@ class Finding:
         chance = self.outlier.chance  # of such a finding in a whole test of healthy machines
         tests = "over 1,000,000" if chance < 1e-6 else f"{float(f'{1 / chance:.1g}'):,.0f}"
         also = f"also: {', '.join(self.also)}" if self.also else ""
+        words = WORDS[self.what] if self.outlier.state == "fail" else "slower than the quickest"
         return Reason(
             self.name,
-            f"{self.outlier.excess:.1%} {WORDS[self.what]}",
+            f"{self.outlier.excess:.1%} {words}",
+            self.outlier.state,
             stage=LABELS[self.stage],
             sure=f"{self.outlier.measure}, by chance in one of {tests} tests",
             evidence="; ".join(filter(None, (self.evidence, also))),
@@ -76,6 +81,11 @@ class Certificate:
     burn_in: BurnIn | None
     reached: list[Reached]
     expected: Mapping[str, float]
+
+    @cached_property
+    def standing(self) -> Estimate | str:
+        """The time to train and its place among published results; a str says why there is none."""
+        return standing(self.records)
 
     @property
     def state(self) -> str:
@@ -115,6 +125,7 @@ class Certificate:
             "faults": [{"name": one.name, "state": one.state, "reason": one.what} for one in self.faults],
             "expected": self.reached,
             "burn_in": self.burn_in,
+            "standing": self.standing,
             "notes": self.notes,
             "ranking": self.ranking,
             "figures": self.figures,
@@ -127,20 +138,24 @@ class Certificate:
 def certify(folder: Path) -> Certificate:
     """Judges the records in the folder of a test. Raises ReviewError for files that are missing or no records."""
     records = read(folder)
-    expected, seconds = figures.settings(folder)
+    expected, seconds, parts = figures.settings(folder)
     burnt = Journal(folder).read(records.places) or (BurnIn(0, 0.0, seconds, []) if seconds else None)
-    return judge(records, burnt, expected)
+    return judge(records, burnt, expected, parts)
 
 
 def judge(
-    records: Records, burnt: BurnIn | None = None, expected: Mapping[str, float] = MappingProxyType({})
+    records: Records,
+    burnt: BurnIn | None = None,
+    expected: Mapping[str, float] = MappingProxyType({}),
+    parts: Facts | None = None,
 ) -> Certificate:
     """The slow, the corrupt and the faulty, with notes on what cannot be judged."""
     asked = [*questions(records, burnt.rounds if burnt else {})]
     broken, repeats = corrupt(records)
     notes = []
     if len(records.places) < LEAST:
-        notes.append(f"too few ranks to tell a slow one from the others: {LEAST} or more")
+        few = f"too few ranks to tell a slow one from the others, which takes {LEAST}"
+        notes.append(few if records.on_cpus else f"{few}: held against the quickest")
     if 1 < len(records.nodes) < LEAST:
         notes.append(f"too few nodes to tell a slow one from the others: {LEAST} or more")
     if not repeats:
@@ -153,7 +168,7 @@ def judge(
         seconds={stage: np.nanmedian(records.seconds(stage), axis=(1, 2)) for stage in records.stages},
         findings=_findings(records, asked),
         corrupt=broken,
-        faults=faults(records),
+        faults=[*faults(records), *odd_parts(records, parts), *remembered(records)],
         notes=notes,
         ranking={one.kind: one.ranking() for one in asked if one.what == "slow" and {*one.stages} == {"parallel"}},
         burn_in=burnt,
@@ -168,6 +183,8 @@ def _findings(records: Records, asked: list[Question]) -> list[Finding]:
     found: dict[str, Finding] = {}
     for question in asked:
         for one in question.outliers(comparisons):
+            if one.state == "warn" and records.on_cpus:
+                continue  # of two processes on shared CPUs one is often behind
             stage, *others = question.shown_in(one.name)
             if one.name in found:
                 first = found[one.name]
@@ -232,4 +249,20 @@ def print_certificate(found: Certificate) -> None:
             print(f"  {f'{kind}s from the slowest':<40} {shown}{', ...' if len(ranks) > SHOWN else ''}")
     for line in (*found.notes, *found.reasons()):
         print(f"  {line}")
+    print(f"  where this stands: {found.standing}")
     print(found.state)
+
+
+def line(found: Certificate) -> str:
+    """The verdict, the first reason, and of a failed test the command that keeps Slurm from its nodes."""
+    where = f"{len(found.records.places)} ranks of {', '.join(found.records.nodes)}"
+    said = [one.text() for one in sorted(found.why(), key=lambda one: one.state != "fail")]
+    if not said:
+        return f"{found.state}: {where}"
+    failing = [one.name.split() for one in found.why() if one.state == "fail"]
+    nodes = [node for node in found.records.nodes if any(node in words for words in failing)] or found.records.nodes
+    drain = shlex.join(
+        ["scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", f"reason=certify: {said[0]}"]
+    )
+    more = f" and {len(said) - 1} more" if len(said) > 1 else ""
+    return f"{found.state}: {said[0]}{more}{f'; {drain}' if failing else ''}"

@@ -20,7 +20,7 @@ from bert.core.process import refuse, run_and_exit
 
 # PyTorch takes seconds to import: --help answers before that.
 COMMANDS = {
-    "predict": "answer a question, or classify a text, by a fine-tuned model",
+    "predict": "labels, numbers or answers for a file, or one text, by a fine-tuned model",
     "benchmark": "latency and sequences a second of a fine-tuned model",
     "seeds": "figures of a run's seeds, with mean and standard deviation",
 }
@@ -63,7 +63,7 @@ def _command(name: str, arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m finetune {name}", description=inspect.getdoc(command))
     try:
         command(parser, arguments)
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, OSError) as error:
         print(f"finetune: error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,11 +36,18 @@ class LabelledBatch(Batch):
     labels: Tensor = padded("sequences", IGNORE)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NumberBatch(Batch):
+    """numbers: float32 [S], what is to be predicted of each sequence; NaN: padding, or unknown."""
+
+    numbers: Tensor = padded("sequences", math.nan)
+
+
 @dataclass(frozen=True)
 class Samples:
     """Training or test data of a task: N token sequences and their labels, by the name of the batch's field.
 
-    labels: "starts" and "ends" of answers, or "labels", the classes; each (N,).
+    labels: "starts" and "ends" of answers; "labels", the classes; or "numbers" of a regression; each (N,).
     """
 
     sequences: Sequence[tuple[Integers, int]]  # token ids, where the second segment starts
@@ -56,13 +64,14 @@ class Samples:
         arrays = [self.lengths, segments, *(ids for ids, _ in self.sequences), *self.labels.values()]
         return f"{functools.reduce(lambda value, array: zlib.crc32(np.asarray(array).tobytes(), value), arrays, 0):08x}"
 
-    def batch(self, chosen: np.ndarray) -> SpanBatch | LabelledBatch:
+    def batch(self, chosen: np.ndarray) -> SpanBatch | LabelledBatch | NumberBatch:
         """The batch of the sequences of these numbers."""
         sequences, lengths = [self.sequences[i] for i in chosen], self.lengths[chosen].astype(np.int64)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         second = np.repeat([begin for _, begin in sequences], lengths)
-        kind = SpanBatch if "starts" in self.labels else LabelledBatch
+        kind = {"starts": SpanBatch, "labels": LabelledBatch, "numbers": NumberBatch}[next(iter(self.labels))]
+        dtype = np.float32 if kind is NumberBatch else np.int64
         return kind(
             input_ids=torch.from_numpy(np.concatenate([ids for ids, _ in sequences]).astype(np.int32)),
             segment_ids=torch.from_numpy((positions >= second).astype(np.int32)),
@@ -71,7 +80,7 @@ class Samples:
             max_seqlen=int(lengths.max()),
             num_tokens=int(offsets[-1]),
             num_sequences=len(sequences),
-            **{name: torch.from_numpy(values[chosen].astype(np.int64)) for name, values in self.labels.items()},
+            **{name: torch.from_numpy(values[chosen].astype(dtype)) for name, values in self.labels.items()},
         )
 
 

@@ -12,36 +12,51 @@ import numpy as np
 
 from bert.core.env import ConfigError
 from bert.core.rundir import difference
-from finetune import saved
+from finetune import files, saved
 from finetune.batches import Samples
-from finetune.glue import encode, probabilities
-from finetune.squad import Rules
 
 WARM_UP_BATCHES = 3
 
 
 def predict(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Answers a question about a context, or classifies a text or a pair."""
+    """Predicts every row of a file, or one text: its label and each label's probability, a number, or an answer.
+
+    A file: CSV, TSV or JSON Lines with columns of text, or of question and context; SQuAD's JSON. It comes back with
+    what was predicted as columns beside its own, in its order. Run again, it goes on where it was killed.
+    """
     _add_model(parser)
+    parser.add_argument("--input", help="file to predict; -: standard input")
+    parser.add_argument("--output", type=Path, help="X.csv, X.tsv or X.jsonl; answers also X.json, as SQuAD has them")
+    parser.add_argument("--text-columns", default="", help="one or two, joined by commas (default: as in training)")
+    parser.add_argument("--batch-size", type=natural, default=32, help="sequences in a batch (default %(default)s)")
     parser.add_argument("--question", help="SQuAD: the question")
     parser.add_argument("--context", help="SQuAD: the text that holds the answer")
-    parser.add_argument("--text", action="append", help="GLUE: the text; twice for a pair")
+    parser.add_argument("--text", action="append", help="the text; twice for a pair")
     parser.add_argument("--n-best", type=natural, default=3, help="answers to show (default %(default)s)")
     options = parser.parse_args(arguments)
+    if (options.input is None) != (options.output is None):
+        raise ConfigError("--input and --output go together: the file to predict, and the one to write")
     model = saved.load(options.folder, options.device)
-    if model.facts["task"] == "squad":
+    if options.input is not None:
+        columns = tuple(name.strip() for name in options.text_columns.split(",") if name.strip())
+        files.predict(model, options.input, options.output, columns, options.batch_size)
+    elif model.answers:
         if options.question is None or options.context is None:
-            raise ConfigError(f"{options.folder} answers questions: give --question and --context")
-        rules = Rules(n_best=options.n_best, version_2=model.facts["squad_version"] == "2.0")
-        for entry in model.answer(options.question, options.context, rules):
+            raise ConfigError(f"{options.folder} answers questions: give --question and --context, or --input FILE")
+        if not options.context.strip():
+            raise ConfigError("--context is empty: give the text that holds the answer")
+        (said,) = model.say([(options.question, options.context)], n_best=options.n_best)
+        for entry in said["n_best"]:
             print(f"{entry['probability']:.4f}  {entry['text'] or '(no answer)'}")
-        return
-    if not options.text or len(options.text) > 2:
-        raise ConfigError(f"{options.folder} classifies texts: give --text, twice for a pair")
-    sequences = encode([tuple(options.text)], model.tokenizer, model.facts["max_seq_length"])
-    (scores,) = model.scores(Samples(sequences, {"labels": np.zeros(1)}))
-    for share, name in sorted(zip(probabilities(scores), model.facts["labels"], strict=True), reverse=True):
-        print(f"{share:.4f}  {name}")
+    else:
+        count = model.facts.get("num_texts") or len(options.text or ())
+        if not options.text or len(options.text) > 2 or len(options.text) != count:
+            raise ConfigError(f"{options.folder} takes {count or 1} of --text, or --input FILE")
+        (said,) = model.say([tuple(options.text)])
+        if "probabilities" not in said:
+            print(said["prediction"])
+        for name, share in sorted(said.get("probabilities", {}).items(), key=lambda pair: -pair[1]):
+            print(f"{share:.4f}  {name}")
 
 
 def benchmark(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
@@ -59,7 +74,7 @@ def benchmark(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         samples, milliseconds = Samples([(ids, length)] * size, {"labels": np.zeros(size)}), []
         for number in range(WARM_UP_BATCHES + options.batches):
             begin = time.perf_counter()
-            model.scores(samples)  # its scores come back to the host, so the device is done
+            model.scores(samples, size)  # its scores come back to the host, so the device is done
             if number >= WARM_UP_BATCHES:
                 milliseconds.append(1000 * (time.perf_counter() - begin))
         figures = {f"p{percent}": float(np.percentile(milliseconds, percent)) for percent in (50, 90, 95, 99, 100)}

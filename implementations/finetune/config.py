@@ -50,12 +50,19 @@ PREDICTION = ("MODE", "EVAL_BATCHSIZE", "N_BEST_SIZE", "MAX_ANSWER_LENGTH", "NUL
 class Config(Hardware):
     """One task on one model. BATCHSIZE, MAX_SEQ_LENGTH and the like mean what they mean to bert, of sequences."""
 
-    task: str = env("TASK", choices=("squad", "MRPC", "SST-2", "CoLA", "MNLI", "TSV"), doc="fine-tuning: the task")
+    task: str = env(
+        "TASK",
+        choices=("squad", "MRPC", "SST-2", "CoLA", "MNLI", "QQP", "QNLI", "RTE", "STS-B", "WNLI", "table", "TSV"),
+        doc="fine-tuning: the task; table, or TSV: one's own",
+    )
     data: Path = env("DATA", doc="fine-tuning: folder of the task's files")
     mode: str = env(
         "MODE", "train-eval", choices=("train-eval", "train", "eval", "prediction"), doc="fine-tuning: what to do"
     )
     squad_version: str = env("SQUAD_VERSION", "1.1", choices=("1.1", "2.0"), doc="2.0: questions may have no answer")
+    text_columns: str = env("TEXT_COLUMNS", "", doc="tables: names of the one or two columns of text, joined by commas")
+    label_column: str = env("LABEL_COLUMN", "", doc="tables: name of the column to predict; unset: label, or the last")
+    regression: bool | None = env("REGRESSION", None, doc="tables: 1 predicts numbers; unset: if some have decimals")
     epochs: float = env("EPOCHS", 2.0, above=0, doc="fine-tuning: passes over the training data")
     vocab_file: Path | None = env("VOCAB_FILE", None, doc="vocab.txt; unset: the one beside BERT_CONFIG")
     do_lower_case: bool | None = env("DO_LOWER_CASE", None, doc="0 for a cased vocabulary; unset: as the model's is")
@@ -100,6 +107,11 @@ class Config(Hardware):
             raise ConfigError(
                 f"INIT_CHECKPOINT={self.checkpoint.init_checkpoint} was fine-tuned for {task}: TASK={task}"
             )
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """TEXT_COLUMNS."""
+        return tuple(name.strip() for name in self.text_columns.split(",") if name.strip())
 
     @property
     def uses_graph(self) -> bool:

@@ -1,20 +1,20 @@
-"""GLUE tasks and any table of labelled sentences or pairs: TSV files to tokens, predictions to the task's metrics."""
+"""GLUE's tasks and any table of sentences or pairs: columns of their files, texts to tokens, metrics."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import rankdata
 
-from bert.data.records import DataError
 from bert.data.tokens import Integers, WordPiece
+from finetune.tables import Layout
 
-Labels = npt.NDArray[np.int64]  # ids, (N,)
+Labels = npt.NDArray[Any]  # (N,): ids, int64; of a regression numbers, float32
 Metric = Callable[[Labels, Labels], float]  # of the predicted and the true labels
 
 
@@ -44,144 +44,75 @@ def matthews(predicted: Labels, true: Labels) -> float:
     return (tp * tn - fp * fn) / math.sqrt(spread) if spread else 0.0
 
 
-def probabilities(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Of each label, from its score."""
+def pearson(predicted: Labels, true: Labels) -> float:
+    """Correlation of two series of numbers, -1 to 1; 0 where one of them is constant."""
+    x, y = (np.asarray(values, np.float64) - np.mean(values, dtype=np.float64) for values in (predicted, true))
+    spread = math.sqrt((x @ x) * (y @ y))
+    return float(x @ y) / spread if spread else 0.0
+
+
+def spearman(predicted: Labels, true: Labels) -> float:
+    """Correlation of the ranks, equal numbers sharing the mean of theirs."""
+    return pearson(rankdata(predicted), rankdata(true))
+
+
+def pearson_and_spearman(predicted: Labels, true: Labels) -> float:
+    """The mean of both."""
+    return (pearson(predicted, true) + spearman(predicted, true)) / 2
+
+
+def probabilities(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    """Softmax of the scores of labels or answers."""
     shares = np.exp(scores - scores.max(), dtype=np.float64)
     return np.asarray(shares / shares.sum())
 
 
+def told(scores: npt.NDArray[np.float32], labels: Sequence[str]) -> tuple[str | float, dict[str, float]]:
+    """What a model's scores of a sequence say: the label, and the probability of each; or a number, of no labels."""
+    if not labels:
+        return round(float(scores[0]), 6), {}
+    shares = dict(zip(labels, probabilities(scores).tolist(), strict=True))
+    return labels[int(scores.argmax())], shares
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Columns are counted from 0, negative ones from the end.
+    """layout: None: one's own table. The first metric is the headline; none: as the labels are.
 
-    labels: in the order of their ids; empty: those of the training file, sorted. The first metric is the headline.
+    parts: by what their files' names end in, the names of files of answers for GLUE's server.
     """
 
-    train_file: str = "train.tsv"
-    eval_file: str = "dev.tsv"
-    test_file: str = "test.tsv"  # without labels
-    header: bool = True
-    texts: tuple[int, ...]
-    label: int
-    labels: tuple[str, ...] = ("0", "1")
-    metrics: tuple[Metric, ...] = (accuracy,)
+    layout: Layout | None = None
+    metrics: tuple[Metric, ...] = ()
+    parts: Mapping[str, str] = field(default_factory=lambda: {"": ""})
+
+
+CLASSES, NUMBERS = (accuracy,), (pearson, spearman, pearson_and_spearman)  # metrics
+_PAIR, _TWO = (accuracy, f1, accuracy_and_f1), ("0", "1")
+_ENTAILED = ("entailment", "not_entailment")
+
+
+def _task(answers: str, texts: str, label: str, labels: tuple[str, ...], metrics: tuple[Metric, ...]) -> Task:
+    names = ("source", "label", "mark", "sentence") if answers == "CoLA" else ()  # whose files have no header
+    layout = Layout(texts=tuple(texts.split(", ")), label=label, labels=labels, names=names, numbers=not labels)
+    mnli = {"_matched": "MNLI-m", "_mismatched": "MNLI-mm"}
+    return Task(layout=layout, metrics=metrics, parts=mnli if answers == "MNLI" else {"": answers})
 
 
 TASKS: dict[str, Task] = {
-    "MRPC": Task(texts=(3, 4), label=0, metrics=(accuracy, f1, accuracy_and_f1)),
-    "SST-2": Task(texts=(0,), label=1),
-    "CoLA": Task(header=False, texts=(3,), label=1, metrics=(matthews, accuracy)),
-    "MNLI": Task(
-        eval_file="dev_matched.tsv",
-        test_file="test_matched.tsv",
-        texts=(8, 9),
-        label=-1,
-        labels=("contradiction", "entailment", "neutral"),
-    ),
-    # One or two columns of text, then the label; a first line whose label is "label" is a header.
-    "TSV": Task(header=False, texts=(), label=-1, labels=()),
-}
-
-
-@dataclass(frozen=True)
-class Table:
-    """N examples: one text or two each, and the id of its label."""
-
-    texts: list[tuple[str, ...]]
-    labels: np.ndarray  # int64 (N,)
-    names: tuple[str, ...]  # of the labels
-
-
-def read(path: Path, task: Task, names: Sequence[str] = ()) -> Table:
-    """Reads a table; quotation marks are text, as GLUE has them, and only line feeds end a line.
-
-    Args: names: the labels in the order of their ids, where the task leaves them open (those of the training file).
-    Raises DataError naming file and line for a table that cannot be read, too few columns, a first line that may or may
-    not be a header, and labels that are unknown, empty, or the texts themselves.
-    """
-    rows = _rows(path)
-    given = tuple(names) or task.labels
-    if task.header:
-        first = rows.pop(0)[1]
-        if len(first) > max(task.label, 0) and first[task.label].strip() in given:
-            raise DataError(f"{path}:1: an example, and this task's files begin with a header: add one")
-    columns = task.texts or tuple(range(len(rows[0][1]) - 1))
-    if len(columns) not in (1, 2):
-        raise DataError(f"{path}:{rows[0][0]}: expected one or two columns of text and then the label, between tabs")
-    _check_width(path, rows, task, max(*columns, task.label) + (2 if task.label < 0 else 1))
-    found = [cells[task.label].strip() for _, cells in rows]
-    different = sorted(set(found))
-    if not given and len(different) - 1 > max(3, len(rows) / 2):
-        told = f"{len(different):,} different labels in {len(rows):,} lines ({some(different)})"
-        raise DataError(f"{path}: {told}: the label is the last column, after the text")
-    if not task.texts and found[0] not in found[1:]:
-        if found[0].lower() == "label":
-            del rows[0], found[0]
-        elif not given and len(rows) > 1:
-            cure = "call a header's last column label, give an example's label a second example"
-            raise DataError(f"{path}:1: is it a header? {found[0]!r:.60} is the label of no other line: {cure}")
-    if not rows:
-        raise DataError(f"{path}: holds no example")
-    known = given or tuple(sorted(set(found)))
-    ids = {name: number for number, name in enumerate(known)}
-    for (number, _), label in zip(rows, found, strict=True):
-        if label not in ids or not label:
-            where = "" if task.texts else " in the last column"
-            raise DataError(f"{path}:{number}: label {label!r:.60}, expected one of {some(known)}{where}")
-    if len(known) < 2:
-        raise DataError(f"{path}: every label is {known[0]!r}: expected two or more different ones")
-    texts = [tuple(cells[column] for column in columns) for _, cells in rows]
-    return Table(texts, np.array([ids[label] for label in found], dtype=np.int64), known)
-
-
-def read_texts(path: Path, task: Task, num_texts: int, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """The texts of a table to predict: with labels, which are passed over, or without, as GLUE's test files are.
-
-    num_texts, names: columns of text and labels that a model of one's own table was trained on; 0 where it does not
-    say, and then a last column of labels alone is no text. Raises DataError as ``read`` does.
-    """
-    rows = _rows(path)
-    first = [cell.strip().lower() for cell in rows[0][1]]
-    labelled = len(first) > max(num_texts, 1) and all(
-        cells[-1].strip() in names for _, cells in rows[first[-1] == "label" :]
+    task.parts.get("", "MNLI"): task
+    for task in (
+        _task("MRPC", "#1 String, #2 String", "Quality", _TWO, _PAIR),
+        _task("SST-2", "sentence", "label", _TWO, CLASSES),
+        _task("CoLA", "sentence", "label", _TWO, (matthews, accuracy)),
+        _task("MNLI", "sentence1, sentence2", "gold_label", ("contradiction", "entailment", "neutral"), CLASSES),
+        _task("QQP", "question1, question2", "is_duplicate", _TWO, _PAIR),
+        _task("QNLI", "question, sentence", "label", _ENTAILED, CLASSES),
+        _task("RTE", "sentence1, sentence2", "label", _ENTAILED, CLASSES),
+        _task("STS-B", "sentence1, sentence2", "score", (), NUMBERS),
+        _task("WNLI", "sentence1, sentence2", "label", _TWO, CLASSES),
     )
-    columns = task.texts or tuple(range(num_texts or len(first) - labelled))
-    if task.texts:  # GLUE's test files have a header, and a number before a single sentence
-        if first[0] == "index" and len(columns) == 1:
-            columns = (1,)
-        if task.header or first[0] == "index":
-            del rows[0]
-    elif first[-1] == "label" or all(re.fullmatch(r"(text|sentence)[ _]?[12ab]?", cell) for cell in first):
-        del rows[0]
-    if not rows:
-        raise DataError(f"{path}: holds no example")
-    _check_width(path, rows, task, max(columns, default=0) + 1 + (not task.texts and labelled))
-    return [tuple(cells[column] for column in columns) for _, cells in rows]
-
-
-def some(names: Sequence[str]) -> str:
-    """The first labels, of texts that were taken for labels their beginnings."""
-    return ", ".join([*(name[:30] for name in names[:10]), *(["..."] if len(names) > 10 else [])])
-
-
-def _rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Numbers and cells of the lines that are not blank, at least one."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 (byte {error.start})") from None
-    rows = [(number, line.rstrip("\r").split("\t")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not rows:
-        raise DataError(f"{path}: holds no example")
-    return rows
-
-
-def _check_width(path: Path, rows: Sequence[tuple[int, list[str]]], task: Task, width: int) -> None:
-    for number, cells in rows:
-        if len(cells) < width or (not task.texts and len(cells) > width):
-            raise DataError(f"{path}:{number}: {len(cells)} columns, expected {width}: is it another task's file?")
+} | {"table": Task(), "TSV": Task()}  # TSV: the earlier name
 
 
 def encode(texts: Sequence[tuple[str, ...]], tokenizer: WordPiece, max_seq_length: int) -> list[tuple[Integers, int]]:

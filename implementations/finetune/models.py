@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert.checkpoint import huggingface
-from bert.checkpoint.weights import Loaded, copy_weights, read_state_dict
+from bert.checkpoint.weights import Loaded, copy_weights, misfits, read_state_dict
+from bert.core.env import ConfigError
 from bert.core.files import write_text
 from bert.data.batch import Batch
 from bert.kernels import Kernels
@@ -25,7 +26,7 @@ from bert.model.bert import BertModel
 from bert.model.config import BertConfig
 from bert.model.recompute import Recomputation
 from bert.model.trainable import Trainable
-from finetune.batches import IGNORE, LabelledBatch, SpanBatch
+from finetune.batches import IGNORE, LabelledBatch, NumberBatch, SpanBatch
 
 
 class SpanLosses(NamedTuple):
@@ -35,7 +36,7 @@ class SpanLosses(NamedTuple):
 
 
 class LabelLosses(NamedTuple):
-    """The cross-entropy of the classes."""
+    """The cross-entropy of the classes, or of numbers the squared error."""
 
     label: Tensor
 
@@ -93,7 +94,7 @@ class SpanPrediction(FineTuned):
 
 
 class Classification(FineTuned):
-    """Scores of the classes of every sequence, from the pooled [CLS] (BertForSequenceClassification)."""
+    """Scores of the classes of every sequence, or a number, from its pooled [CLS] (BertForSequenceClassification)."""
 
     def __init__(self, config: BertConfig, kernels: Kernels, num_classes: int) -> None:
         super().__init__(config, kernels)
@@ -108,9 +109,13 @@ class Classification(FineTuned):
         pooled = F.dropout(self.bert.pooler(self.bert(batch, first)), self.config.hidden_dropout_prob, self.training)
         return _at_least_fp32(self.classifier(pooled))
 
-    def forward(self, batch: LabelledBatch) -> LabelLosses:
+    def forward(self, batch: LabelledBatch | NumberBatch) -> LabelLosses:
         """The loss of a batch."""
         scores = self.scores(batch)
+        if isinstance(batch, NumberBatch):
+            known = ~batch.numbers.isnan()
+            errors = torch.where(known, scores[:, 0] - batch.numbers.nan_to_num(), 0)
+            return LabelLosses(errors.square().sum() / known.sum().clamp(min=1))
         total = F.cross_entropy(scores, batch.labels, ignore_index=IGNORE, reduction="sum")
         return LabelLosses(total / (batch.labels != IGNORE).sum().clamp(min=1))
 
@@ -139,9 +144,11 @@ def load(model: FineTuned, path: Path) -> Loaded:
     tensors = read_state_dict(path)
     parameters = dict(model.named_parameters())
     lacking = [name for name in parameters if name not in tensors]
-    needed = [name for name in lacking if name.startswith("bert.") and not name.startswith("bert.pooler.")]
-    problems = [f"{name} is missing" for name in needed]
-    copy_weights(parameters, tensors, model.config.vocab_size, problems, path)
+    heads = [name for name in lacking if not name.startswith("bert.") or name.startswith("bert.pooler.")]
+    shapes = {name: parameter.shape for name, parameter in parameters.items()}
+    if problems := misfits(shapes, tensors, model.config.vocab_size, [*heads, *(tensors.keys() - shapes.keys())]):
+        raise ConfigError(f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}")
+    copy_weights(parameters, tensors, path)
     positions = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
     return Loaded(lacking, sorted(name for name in tensors if name not in parameters and name not in positions))
 
@@ -150,6 +157,9 @@ def hugging_face_config(model: FineTuned, labels: tuple[str, ...] = ()) -> dict[
     """config.json of the model for Hugging Face's classes; of a Pre-LN model, which they have not, for ours alone."""
     kind = "SequenceClassification" if isinstance(model, Classification) else "QuestionAnswering"
     values = huggingface.config_values(model.config, f"BertFor{kind}")
+    if isinstance(model, Classification) and model.classifier.out_features == 1:
+        labels = ("LABEL_0",)  # so Hugging Face has one output, which its problem_type calls a number
+        values["problem_type"] = "regression"
     if labels:
         values["id2label"] = {str(number): name for number, name in enumerate(labels)}
         values["label2id"] = {name: number for number, name in enumerate(labels)}

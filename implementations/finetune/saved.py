@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,8 @@ from bert.data.batch import Batch
 from bert.data.tokens import WordPiece
 from bert.kernels import precision
 from bert.model.config import BertConfig
-from finetune import models, squad
-from finetune.batches import LabelledBatch, Samples
+from finetune import glue, models, squad
+from finetune.batches import IGNORE, Samples, SpanBatch
 from finetune.models import Classification, FineTuned, SpanPrediction
 from finetune.tasks import samples_of
 
@@ -28,32 +29,39 @@ from finetune.tasks import samples_of
 def batch_scores(model: FineTuned, batch: Batch) -> list[np.ndarray]:
     """Scores of each sequence of a batch on the model's device: (tokens, 2), or (classes,)."""
     scores = model.scores(batch).cpu().numpy()
-    if isinstance(batch, LabelledBatch):
-        return list(scores)
-    return np.split(scores, batch.cu_seqlens.cpu().numpy()[1:-1])
+    return np.split(scores, batch.cu_seqlens.cpu().numpy()[1:-1]) if isinstance(batch, SpanBatch) else list(scores)
+
+
+def scores_of(
+    model: FineTuned, samples: Samples, chosen: np.ndarray, batch_size: int, device: torch.device
+) -> dict[int, np.ndarray]:
+    """Scores of the samples of these numbers, in batches as they follow one another."""
+    found: dict[int, np.ndarray] = {}
+    for begin in range(0, len(chosen), batch_size):
+        numbers = chosen[begin : begin + batch_size]
+        found |= zip(numbers.tolist(), batch_scores(model, samples.batch(numbers).to(device)), strict=True)
+    return found
+
+
+def by_length(samples: Samples) -> np.ndarray:
+    """Numbers of the samples, neighbours in length side by side, the longest first."""
+    return np.argsort(-samples.lengths, kind="stable")
 
 
 def predict(model: FineTuned, samples: Samples, world: World, batch_size: int) -> list[np.ndarray]:
     """Scores of every sample, in their order, on rank 0; elsewhere nothing. A collective.
 
-    Each sample is computed by exactly one rank. Neighbours in length share a batch, the longest come first.
+    Each sample is computed by exactly one rank.
     """
-    order = np.argsort(-samples.lengths, kind="stable")
-    mine = order[world.rank :: world.size]
     was_training = model.training
     model.eval()
-    found: list[tuple[int, np.ndarray]] = []
-    for begin in range(0, len(mine), batch_size):
-        chosen = mine[begin : begin + batch_size]
-        found += zip(chosen.tolist(), batch_scores(model, samples.batch(chosen).to(world.device)), strict=True)
+    found = scores_of(model, samples, by_length(samples)[world.rank :: world.size], batch_size, world.device)
     model.train(was_training)
     gathered: list[Any] = [found] * world.size
     if world.size > 1:
         distributed.all_gather_object(gathered, found)
-    if not world.is_main:
-        return []
-    scores = dict(pair for part in gathered for pair in part)
-    return [scores[number] for number in range(len(order))]
+    scores = {number: row for part in gathered for number, row in part.items()}
+    return [scores[number] for number in range(len(scores))] if world.is_main else []
 
 
 class Saved(NamedTuple):
@@ -63,22 +71,43 @@ class Saved(NamedTuple):
     tokenizer: WordPiece
     facts: dict[str, Any]
     device: torch.device
+    folder: Path
 
-    def scores(self, samples: Samples) -> list[np.ndarray]:
-        """Scores of all samples, in one batch."""
-        return batch_scores(self.model, samples.batch(np.arange(len(samples.sequences))).to(self.device))
+    @property
+    def answers(self) -> bool:
+        """Whether it answers questions; else it classifies, or predicts a number."""
+        return bool(self.facts["task"] == "squad")
 
-    def answer(self, question: str, context: str, rules: squad.Rules) -> list[dict[str, str | float]]:
-        """The best answers to a question about a context, with their probabilities; the first may be "" (no answer)."""
-        if not context.strip():
-            raise ConfigError("--context is empty: give the text that holds the answer")
-        limits = squad.Limits(
-            **{name: self.facts[name] for name in ("max_seq_length", "max_query_length", "doc_stride")}
-        )
-        dataset = squad.Dataset([context], [squad.Question("question", question, 0)])
-        features, _ = squad.make_features(dataset, self.tokenizer, limits, training=False)
-        logits = [squad.Logits(*window.T) for window in self.scores(samples_of(features, known=False))]
-        return squad.predict(features, logits, rules).n_best["question"]
+    def scores(self, samples: Samples, batch_size: int) -> list[np.ndarray]:
+        """Scores of all samples, in their order."""
+        found = scores_of(self.model, samples, by_length(samples), batch_size, self.device)
+        return [found[number] for number in range(len(found))]
+
+    def say(self, texts: Sequence[tuple[str, ...]], batch_size: int = 32, n_best: int = 20) -> list[dict[str, Any]]:
+        """What the model says of each text, pair, or question and context.
+
+        "prediction"; "probabilities" of the labels, or "probability" and "n_best" of answers ("": no answer).
+        """
+        if not self.answers:
+            sequences = glue.encode(texts, self.tokenizer, self.facts["max_seq_length"])
+            samples = Samples(sequences, {"labels": np.full(len(texts), IGNORE)})
+            said = [glue.told(row, self.facts["labels"]) for row in self.scores(samples, batch_size)]
+            return [{"prediction": one, **({"probabilities": each} if each else {})} for one, each in said]
+        contexts = list(dict.fromkeys(context for _, context in texts))
+        number_of = {context: number for number, context in enumerate(contexts)}
+        questions = [squad.Question(str(i), asked, number_of[context]) for i, (asked, context) in enumerate(texts)]
+        names = ("max_seq_length", "max_query_length", "doc_stride")
+        limits = squad.Limits(**{name: self.facts[name] for name in names})
+        features, _ = squad.make_features(squad.Dataset(contexts, questions), self.tokenizer, limits, training=False)
+        logits = [squad.Logits(*window.T) for window in self.scores(samples_of(features, known=False), batch_size)]
+        threshold = self.facts.get("null_threshold", 0.0)
+        rules = squad.Rules(n_best=n_best, version_2=self.facts["squad_version"] == "2.0", null_threshold=threshold)
+        found = squad.predict(features, logits, rules)
+        return [
+            {"prediction": answer, "probability": next((e["probability"] for e in best if e["text"] == answer), 0.0)}
+            | {"n_best": best}
+            for answer, best in zip(found.answers.values(), found.n_best.values(), strict=True)
+        ]
 
 
 def load(folder: Path, device: str = "auto") -> Saved:
@@ -94,10 +123,10 @@ def load(folder: Path, device: str = "auto") -> Saved:
     numerics = precision.Config().resolve(place)
     bound = kernels.select(kernels.Config(attention="auto" if numerics.is_low else "sdpa_loop"), place)
     shape, labels = BertConfig.from_json(folder / "config.json"), facts.get("labels", [])
-    model = SpanPrediction(shape, bound) if facts["task"] == "squad" else Classification(shape, bound, len(labels))
+    model = SpanPrediction(shape, bound) if facts["task"] == "squad" else Classification(shape, bound, len(labels) or 1)
     huggingface.check_vocabulary(folder / "vocab.txt", shape)
     lacking, _ = models.load(model, folder / "model.safetensors")
     if lacking:
         raise ConfigError(f"{folder}: model.safetensors lacks {', '.join(lacking)}")
     model.to(place, numerics.dtype).eval()
-    return Saved(model, WordPiece(folder / "vocab.txt", facts["lower_case"]), facts, place)
+    return Saved(model, WordPiece(folder / "vocab.txt", facts["lower_case"]), facts, place, folder)

@@ -28,6 +28,7 @@ import numpy as np
 from bert.core.files import write_text
 from bert.data.records import DataError
 from bert.data.tokens import Integers, Pieces, WordPiece
+from finetune.glue import probabilities
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 WHITESPACE = " \t\r\n\u202f"  # what ends a word
@@ -325,8 +326,7 @@ def predict(features: Features, logits: Iterable[Logits], rules: Rules) -> Predi
         position = stop
 
         best = _best(features, spans, rows, null if rules.version_2 else None, rules.n_best)
-        shares = np.exp(np.array([c.score for c in best]) - best[0].score)
-        shares /= shares.sum()
+        shares = probabilities(np.array([c.score for c in best]))
         question, answer = questions[number].id, best[0].text
         found.n_best[question] = [
             {"text": c.text, "probability": float(share), "start_logit": c.start_logit, "end_logit": c.end_logit}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bert.data.records import DataError
 from bert.data.tokens import WordPiece
 from bert.kernels import Kernels
 from bert.model.config import BertConfig
-from finetune import glue, squad
+from finetune import glue, squad, tables
 from finetune.batches import IGNORE, Samples
 from finetune.config import Config
 from finetune.models import Classification, SpanPrediction
@@ -59,7 +60,9 @@ class Squad:
             if left_out:
                 self.notes.append(f"{len(left_out):,} questions left out: their answer is not in the context")
         if config.mode != "train":
-            path = config.data / f"dev-v{version}.json"
+            path = config.data / f"test-v{version}.json"
+            if config.mode != "prediction" or not path.is_file():
+                path = config.data / f"dev-v{version}.json"
             dataset = squad.read(path, version, needs_answers=config.mode != "prediction")
             self.features, _ = squad.make_features(dataset, tokenizer, limits, training=False)
             self.test, self.digests["test data"] = samples_of(self.features, known=False), digest(path)
@@ -92,7 +95,7 @@ class Squad:
 
 
 class Glue:
-    """A task of GLUE, or a table of one's own: DATA/train.tsv and DATA/dev.tsv."""
+    """A task of GLUE, or a table of one's own: train, dev and test in DATA, as .tsv, .csv or .jsonl."""
 
     def __init__(self, config: Config, tokenizer: WordPiece) -> None:
         self.config, self.task = config, glue.TASKS[config.task]
@@ -100,62 +103,89 @@ class Glue:
         self.digests: dict[str, str] = {}
         self.train: Samples | None = None
         self.test: Samples | None = None
-        self.labels = self.task.labels if config.trains else _labels_of(config) or self.task.labels
-        self.num_texts = config.described.get("num_texts", 0)
-        if config.trains or not self.labels:
-            path = config.data / self.task.train_file
-            table = glue.read(path, self.task)
-            self.digests["training data"] = digest(path)
-            self.labels, self.num_texts = table.names, len(table.texts[0])
-            self.train = Samples(glue.encode(table.texts, tokenizer, config.length), {"labels": table.labels})
-            self.notes.append(f"training: {len(table.texts):,} examples, labels {glue.some(self.labels)}")
-        if config.mode == "prediction":
-            path = config.data / self.task.test_file
-            path = path if path.is_file() else config.data / self.task.eval_file
-            texts = glue.read_texts(path, self.task, self.num_texts, self.labels)
-            unknown = np.full(len(texts), IGNORE, dtype=np.int64)
-            self.digests["test data"] = digest(path)
-            self.test = Samples(glue.encode(texts, tokenizer, config.length), {"labels": unknown})
-            self.notes.append(f"test: {len(texts):,} examples of {path.name}, the first {' | '.join(texts[0])[:60]!r}")
-        elif config.mode != "train":
-            path = config.data / self.task.eval_file
-            table = glue.read(path, self.task, self.labels)
-            self.digests["test data"] = digest(path)
-            if len(table.texts[0]) != (self.num_texts or len(table.texts[0])):
-                told = f"{len(table.texts[0])} texts in a line, and the model learns from {self.num_texts}"
-                raise DataError(f"{path}: {told}: is it another task's file?")
-            self.test = Samples(glue.encode(table.texts, tokenizer, config.length), {"labels": table.labels})
-            most = np.bincount(table.labels).max() / len(table.labels)
-            self.notes.append(f"test: {len(table.texts):,} examples, {most:.4f} of them of the most frequent label")
+        self.sizes: dict[str, int] = {}  # examples of each file of the test
+        facts, self.num_texts = config.described, config.described.get("num_texts", 0)
+        self.layout = self.task.layout or tables.Layout(
+            texts=config.texts, label=config.label_column, numbers=config.regression,
+            usual=tuple(facts.get("columns", ())),
+        )  # fmt: skip
+        told = None if config.trains else labels_of(facts, config.bert_config_path)
+        if told is not None:
+            self.layout = replace(self.layout, labels=told, numbers=not told)
+        if config.trains or (told is None and not self.task.layout):
+            path = tables.table_in(config.data, "train")
+            table = tables.read(path, self.layout)
+            self.layout = replace(self.layout, labels=table.names, numbers=not table.names, usual=table.columns)
+            self.num_texts, self.digests["training data"] = len(table.texts[0]), digest(path)
+            self.train = self._samples(table, tokenizer)
+            self.notes.append(f"training: {table.told}")
+        tests: list[Samples] = []
+        for part in self.task.parts if config.mode != "train" else ():
+            stems = (f"test{part}", f"dev{part}") if config.mode == "prediction" else (f"dev{part}",)
+            if tests and not any((config.data / f"{stem}.tsv").is_file() for stem in stems):
+                break  # MNLI's mismatched examples are not always there
+            path = tables.table_in(config.data, *stems)
+            if config.mode == "prediction":
+                table = tables.read_texts(path, self.layout, self.num_texts)
+            else:
+                table = tables.read(path, self.layout, self.num_texts)
+            self.notes.append(f"test: {path.name}: {table.told}")
+            tests.append(self._samples(table, tokenizer))
+            self.sizes[part] = len(table.texts)
+            self.digests["test data"] = "+".join([*filter(None, [self.digests.get("test data")]), digest(path)])
+        if tests:
+            (name,) = tests[0].labels
+            sequences = [sequence for part in tests for sequence in part.sequences]
+            self.test = Samples(sequences, {name: np.concatenate([part.labels[name] for part in tests])})
+
+    def _samples(self, table: tables.Table, tokenizer: WordPiece) -> Samples:
+        name = "labels" if self.layout.labels else "numbers"
+        return Samples(glue.encode(table.texts, tokenizer, self.config.length), {name: table.labels})
 
     def model(self, config: BertConfig, kernels: Kernels) -> Classification:
-        return Classification(config, kernels, len(self.labels))
+        return Classification(config, kernels, len(self.layout.labels) or 1)
 
     def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
-        """Writes predictions.tsv: number, label, each label's probability; the metrics, where labels are known."""
+        """Writes predictions.tsv (number, prediction, each label's probability); the metrics, where labels are known.
+
+        What is predicted of a task of GLUE goes into the files of its server, too.
+        """
         assert self.test is not None
-        shares = np.array([glue.probabilities(row) for row in scores])
-        predicted = np.array([row.argmax() for row in scores], dtype=np.int64)
         folder.mkdir(parents=True, exist_ok=True)
-        lines = ["\t".join(["index", "prediction", *self.labels])]
-        for number, (label, row) in enumerate(zip(predicted.tolist(), shares.tolist(), strict=True)):
-            lines.append("\t".join([str(number), self.labels[label], *(f"{share:.6f}" for share in row)]))
-        write_text(folder / "predictions.tsv", "\n".join(lines) + "\n")
-        if self.config.mode == "prediction":
-            return {}
-        return {metric.__name__: metric(predicted, self.test.labels["labels"]) for metric in self.task.metrics}
+        (true,), names, metrics = self.test.labels.values(), self.layout.labels, {}
+        end = 0
+        for (part, size), answers in zip(self.sizes.items(), self.task.parts.values(), strict=False):
+            begin, end = end, end + size
+            told = [glue.told(row, names) for row in scores[begin:end]]
+            rows = [["index", "prediction", *names]]
+            for number, (prediction, shares) in enumerate(told):
+                rows.append([str(number), str(prediction), *(f"{share:.6f}" for share in shares.values())])
+            suffix = "_mismatched" if part == "_mismatched" else ""
+            files = [(f"predictions{suffix}", rows)]
+            if self.config.mode == "prediction":
+                files += [(answers, [row[:2] for row in rows])] if answers else []
+            else:
+                values = [scores[i].argmax() if names else scores[i][0] for i in range(begin, end)]
+                prefix = f"{suffix[1:]}_" if suffix else ""
+                for metric in self.task.metrics or (glue.CLASSES if names else glue.NUMBERS):
+                    metrics[prefix + metric.__name__] = metric(np.array(values), true[begin:end])
+            for name, lines in files:
+                write_text(folder / f"{name}.tsv", "".join("\t".join(line) + "\n" for line in lines))
+        return metrics
 
     def description(self) -> dict[str, Any]:
         config = self.config
-        facts = {"task": config.task, "labels": list(self.labels), "lower_case": config.lower_case}
-        facts["num_texts"] = self.num_texts
+        facts = {"task": config.task, "labels": list(self.layout.labels), "lower_case": config.lower_case}
+        facts |= {"num_texts": self.num_texts, "columns": list(self.layout.texts or self.layout.usual)}
         return {**facts, "max_seq_length": config.length}
 
 
-def _labels_of(config: Config) -> tuple[str, ...]:
-    """The labels of a fine-tuned model by the order of its scores, from task.json or config.json; empty: not told."""
-    if "labels" in config.described:
-        return tuple(config.described["labels"])
-    told = json.loads(config.bert_config_path.read_text(encoding="utf-8")).get("id2label", {})
+def labels_of(facts: Mapping[str, Any], config_file: Path) -> tuple[str, ...] | None:
+    """The labels of a fine-tuned model by the order of its scores, none if it predicts numbers; None: not told."""
+    if "labels" in facts:
+        return tuple(facts["labels"])
+    told = json.loads(config_file.read_text(encoding="utf-8")).get("id2label", {})
     names = tuple(str(told[number]) for number in sorted(told, key=int))
-    return () if all(name.startswith("LABEL_") for name in names) else names
+    if len(names) == 1:
+        return ()
+    return None if all(name.startswith("LABEL_") for name in names) else names

@@ -124,7 +124,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
             _say(world, said)
             return figures
         figures |= trained
-        check_finite(run.step, world, ending.step)
+        check_finite(run.step.state_tensors(), world, ending.step)
         masters = run.step.state_dict()["optimizer"].get("masters", {})
         if world.is_main:
             models.save(config.folder(), run.model, masters, config.vocabulary, task.description())
@@ -259,7 +259,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     )  # fmt: skip
 
     def save(steps: int, batches: int, samples: int) -> None:
-        check_finite(step, world, steps)
+        check_finite(step.state_tensors(), world, steps)
         state = step.state_dict()
         if world.is_main:
             state |= {"step": steps, "batches": batches, "samples": samples, "run": identity, "rounding": rounding}
@@ -270,7 +270,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     begin = time.monotonic()
     with Stop(world, listen=config.checkpoint.directory is not None) as stop:
         parts = Parts(
-            data=source(batches + 1), take_step=take_step,
+            next_step=source(batches + 1).next_step, take_step=take_step,
             steps=StepCounter(rate, last, step.scaler, done, batches),
             schedule=StepSchedule(
                 last=last, report_every=config.log_every_steps, checkpoint_every=config.checkpoint.every_steps

@@ -75,6 +75,8 @@ def import_file(words: Vocabulary | None, task: tuple[Path, Path]) -> tuple[int,
             return records.num_sequences, records.num_rows, 0
         if [name for name, _ in metadata.source] != [source.name]:
             raise DataError(f"{target} was not made by import_records of {source.name}; give another --target")
+        changed = "the vocabulary is another" if metadata.source == origin else f"it was not of {source} as it is now"
+        print(f"{target}: made again, since {changed}", file=sys.stderr)
     records, metadata = read_foreign(source)
     metadata = dataclasses.replace(metadata, source=origin, vocab_md5=vocab_md5)
     check_contents(source, records, metadata)

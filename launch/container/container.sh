@@ -13,7 +13,7 @@
 declare -a container=() mounts=()
 # Variables whose paths a command reads; fine-tuning adds its own.
 declare -a container_inputs=(DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT
-  DEEPSPEED_CONFIG REHEARSAL_BAND)
+  DEEPSPEED_CONFIG REHEARSAL_BAND EXPECTED_INVENTORY)
 
 # Sources the runtime. Argument: the runtime taken when CONT is set and CONTAINER_RUNTIME is not.
 container::load() {

@@ -19,15 +19,29 @@ doctor::data() {
 doctor::folder() {
   local -r variable=$1 cure=$2
   local -r folder=${!variable:-}
-  local count
+  local count outside
   if [[ ! $folder ]]; then
     doctor::row fail "$variable" 'not set' 'source env.sh'
   elif [[ ! -d $folder || ! -r $folder ]]; then
     doctor::row fail "$variable" "$folder: no such folder here that can be read" "$cure"
+  elif outside=$(doctor::outside "$folder") && [[ $outside && ${CONT:-} ]]; then
+    doctor::row fail "$variable" "$folder has links to $outside, which is not mounted in the container" "CONTAINER_MOUNTS=$outside:ro"
   else
     count=$(find -L "$folder" -maxdepth 2 -type f | wc -l)
     doctor::row "$( ((count)) && echo pass || echo fail)" "$variable" "$folder, $count files" "$( ((count)) || echo "$cure")"
   fi
+}
+
+# The first folder outside of a data folder that its links lead to, but for those of CONTAINER_MOUNTS.
+doctor::outside() {
+  local -r mounted=${CONTAINER_MOUNTS:-}
+  local path entry
+  while IFS= read -r path; do
+    for entry in "$(realpath -- "$1")" ${mounted//,/ }; do
+      if [[ $path == "${entry%%:*}"/* ]]; then continue 2; fi
+    done
+    dirname -- "$path" && return
+  done < <(find "$1" -maxdepth 2 -type l -exec realpath -m -- {} +)
 }
 
 # prepare_data.sh leaves its record above the data; what it holds is verified by reading all of it.

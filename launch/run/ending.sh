@@ -50,6 +50,7 @@ trial::reason() {
   local -r trial=$1 status=$2 folder=$3
   local said=${reasons[trial]:-}
   if [[ ! $said ]]; then said=$(head -n 1 -- "$folder/error_$trial.txt" 2>/dev/null) || true; fi
+  if [[ ! $said || $said == *' was killed by SIG'* ]]; then said=$(trial::absent "$RUN_DIR/output_$trial.txt" "$said"); fi
   if [[ ! $said && $status -gt 128 ]] && declare -F runner::why >/dev/null; then
     said=$(runner::why "$(kill -l "$status")")
     if [[ $said == interrupted* ]]; then said=''; fi
@@ -60,6 +61,24 @@ trial::reason() {
       sed 's/.*error: //') || true
   fi
   echo "${said:-no reason was left (exit status $status), see output_$trial.txt}"
+}
+
+# NCCL's watchdog aborts each rank that waits longer than DIST_TIMEOUT, with a line; without one are those who did not come.
+# Arguments: the output of the ranks; what is said where no rank waited.
+trial::absent() {
+  local -r waits='s/.*Rank \([0-9]*\)\] Watchdog caught collective operation timeout: .*OpType=\([A-Z_]*\).*/\1 \2/p'
+  local -r waited=$(sed -n "$waits" -- "$1" 2>/dev/null | sort -u)
+  local -a nodes=("${hosts[@]-$(uname -n)}") absent=()
+  local rank list
+  if [[ ! $waited ]]; then echo "$2" && return; fi
+  if declare -F runner::nodes >/dev/null; then mapfile -t nodes < <(runner::nodes); fi
+  for ((rank = 0; rank < WORLD_SIZE; rank++)); do
+    if ! grep -q "^$rank " <<<"$waited"; then absent+=("rank $rank on ${nodes[rank / DGXNGPU]}"); fi
+  done
+  if ((${#absent[@]} > 8)); then absent=("${absent[@]:0:8}" "$((${#absent[@]} - 8)) more"); fi
+  printf -v list ', %s' "${absent[@]:-each rank waits: the others}"
+  echo "${list#, } did not come to ${waited##* }, DIST_TIMEOUT=${DIST_TIMEOUT:-600} s: ended, stopped, hung or cut off from" \
+    'the network; raise DIST_TIMEOUT if it is only slow'
 }
 
 trial::disk_full() {

@@ -6,6 +6,7 @@
 rehearsal::settings() {
   if [[ $REHEARSAL == 0 ]]; then return 0; fi
   export NEXP=1 CHECK_COMPLIANCE=0
+  [[ ! ${REHEARSAL_BAND:-} || -r $REHEARSAL_BAND ]] || log::die "REHEARSAL_BAND=$REHEARSAL_BAND: no file that can be read"
 }
 
 # After the trial: holds it to the published runs, or to REHEARSAL_BAND. Ends the script with 0 if it is go.

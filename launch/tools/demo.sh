@@ -3,38 +3,29 @@
 # CORPUS=file takes your own text (one sentence per line with a blank line between documents, or plain prose).
 set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
-readonly PYTHON=${PYTHON:-$PWD/.venv/bin/python} CORPUS=${CORPUS:-pydoc}
+# shellcheck source=launch/tools/demo_begin.sh
+source launch/tools/demo_begin.sh
 DATADIR=${DEMO_DIR:-demo}
 mkdir -p "$DATADIR"
 DATADIR=$(cd "$DATADIR" && pwd)
-export PYTHON DATADIR LOGDIR=$DATADIR/results
-# shellcheck disable=SC2034 # for the files sourced here
-readonly REPO_DIR=$PWD
-for part in run/log run/child run/variables; do
-  # shellcheck source=/dev/null
-  source "launch/$part.sh"
-done
-
-step() { printf '\n== %s\n' "$*" >&2; }
+export DATADIR LOGDIR=$DATADIR/results
 
 fail() {
   echo "demo: error: $*" >&2
   exit 2
 }
 
-trap child::end TERM INT HUP QUIT
-variables::check_names
 [[ $CORPUS == pydoc || -r $CORPUS ]] || fail "CORPUS=$CORPUS: no such readable file"
 
-step "1/3  text: $CORPUS"
+demo::step "1/3  text: $CORPUS"
 child::run "$PYTHON" -m input_preprocessing corpus --input "$CORPUS" --outputdir "$DATADIR" \
   --vocab-size 2048 --layers 2 --hidden-size 128 --max-seq-length 128
 
-step '2/3  data: tokenise and mask, shuffle, pack, evaluation set'
+demo::step '2/3  data: tokenise and mask, shuffle, pack, evaluation set'
 child::run input_preprocessing/prepare_data.sh --outputdir "$DATADIR" --packed-data --skip-download --shards 4 --jobs 2 \
   --max-seq-length 128 --max-predictions-per-seq 19 --num-eval-samples 500
 
-step '3/3  training: NEXP timed runs, as run.sub starts them on a cluster'
+demo::step '3/3  training: NEXP timed runs, as run.sub starts them on a cluster'
 # shellcheck source=env.sh
 source env.sh
 # shellcheck source=configs/config_demo_1x2x16x1_pack.sh

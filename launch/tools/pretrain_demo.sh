@@ -3,24 +3,14 @@
 # better on held-out text -> Hugging Face. Interrupted, the same command continues. CORPUS=file takes your own text.
 set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
-readonly PYTHON=${PYTHON:-$PWD/.venv/bin/python} CORPUS=${CORPUS:-pydoc}
+# shellcheck source=launch/tools/demo_begin.sh
+source launch/tools/demo_begin.sh
 DATADIR=${DEMO_DIR:-demo}/pretraining
 mkdir -p "$DATADIR"
 DATADIR=$(cd "$DATADIR" && pwd)
-export PYTHON DATADIR LOGDIR=$DATADIR/results OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-export PYTHONPATH=implementations${PYTHONPATH:+:$PYTHONPATH}
+export DATADIR LOGDIR=$DATADIR/results OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 readonly CONFIG=configs/pretrain_demo RUNS=$LOGDIR/pretrain_demo MODEL=$DATADIR/my-bert
 unset RUN_NAME
-# shellcheck disable=SC2034 # for the files sourced here
-readonly REPO_DIR=$PWD
-for part in run/log run/child run/variables; do
-  # shellcheck source=/dev/null
-  source "launch/$part.sh"
-done
-trap child::end TERM INT HUP QUIT
-variables::check_names
-
-step() { printf '\n== %s\n' "$*" >&2; }
 
 # Seconds and steps of a phase's training, from its figures.
 figures() {
@@ -41,19 +31,19 @@ alone() {
   exec ./run_local.sh
 }
 
-step "1/5  data of both phases, 32 and 128 tokens, of: $CORPUS"
+demo::step "1/5  data of both phases, 32 and 128 tokens, of: $CORPUS"
 child::run input_preprocessing/prepare_data.sh --outputdir "$DATADIR" --phases 32:5,128:20 --input "$CORPUS" --vocab-size 2048 \
   --layers 2 --hidden-size 128 --packed-data --shards 4 --jobs 2 --num-eval-samples 500
 
-step '2/5  phase 1, then phase 2 from its weights and optimizer'
+demo::step '2/5  phase 1, then phase 2 from its weights and optimizer'
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
 if ((gpus == 1)); then export DGXNGPU=1 GRADIENT_STEPS=2; fi
 child::run ./run_pretraining.sh "$CONFIG"
 
-step '3/5  phase 1 alone, for as long'
+demo::step '3/5  phase 1 alone, for as long'
 child::run alone
 
-step '4/5  held-out text, sequences of 128 tokens'
+demo::step '4/5  held-out text, sequences of 128 tokens'
 export EVALDIR=$DATADIR/128/eval
 "$PYTHON" -m bert evaluate --json "$RUNS/phase1" "$RUNS/alone" "$RUNS/phase2" | "$PYTHON" -c 'import json, sys
 names = ("phase 1", "phase 1 alone for as long", "phase 1 + 2")
@@ -64,7 +54,7 @@ _, alone, both = (line["mlm_loss"] for line in lines.values())
 word = "lower than" if both < alone else "not lower than"
 print(f"phase 1 + 2 has a masked-LM loss {word} phase 1 alone for as long: {both:.4f} and {alone:.4f}")'
 
-step '5/5  as Hugging Face has it'
+demo::step '5/5  as Hugging Face has it'
 "$PYTHON" -m bert export "$RUNS" -o "$MODEL"
 "$PYTHON" -m bert fill-mask "$MODEL" "The try [MASK] specifies exception handlers for a group of statements."
 cat >&2 <<NEXT

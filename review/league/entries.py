@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import io
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -32,9 +31,11 @@ HYPERPARAMETERS = (  # what another submitter borrows as a group
 _BORROWED = tuple(key for key in HYPERPARAMETERS if key not in ("gradient_accumulation_steps", "opt_epsilon"))
 _REQUIRED = ("opt_base_learning_rate", "opt_learning_rate_training_steps", "opt_lamb_beta_1", "opt_lamb_beta_2")
 _SANE_SAMPLES = (1e5, 1e8)  # that a run to the target takes; a log that counts epochs has a handful
-_DIGEST = Path(__file__).with_name("published.csv")
+PUBLISHED = Path(__file__).with_name("published.csv")
 _WHOLE = ("nodes", "accelerators", "batch_size", "runs")
-_DECIMALS = {"minutes": 4, "published_minutes": 4, "samples": 0, "sequences_per_second": 1, "joules": 2}
+_DECIMALS = {
+    "minutes": 4, "published_minutes": 4, "samples": 0, "sequences_per_second": 1, "training_rate": 1, "joules": 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +44,8 @@ class Entry:
 
     ``minutes``: the score where ``checked``, which says that the rules of its round accept it, by the factor that the
     installed rules give; else the olympic mean of the runs that reached the target. ``published_minutes``: the same
-    mean by the factor of the scaling.json beside the logs, or 1. ``joules``: of the same runs. ``folder``: in the
-    repository of its round.
+    mean by the factor of the scaling.json beside the logs, or 1. ``training_rate``: sequences a second without the
+    evaluations, of logs that time them. ``joules``: of the same runs. ``folder``: in the repository of its round.
     """
 
     round: str
@@ -62,6 +63,7 @@ class Entry:
     checked: bool = False
     samples: float | None = None
     sequences_per_second: float | None = None
+    training_rate: float | None = None
     joules: float | None = None
     hyperparameters: dict[str, float] = field(default_factory=dict)
     folder: str = ""
@@ -96,8 +98,7 @@ _ALL_COLUMNS = (*COLUMNS, *HYPERPARAMETERS, "folder")
 
 def entry_of(result: Result, label: str, root: Path) -> Entry:
     """The line of a result. ``label``: what to call its round. ``root``: its folder is named from there."""
-    system = tree.system_file(result.folder)
-    described = (tree.read_json(system) if system else None) or {}
+    described = tree.description(result.folder)
     checked = result.score is not None and not result.obstacles
     kept = result.kept if result.score is not None else result.reached_kept
     nodes = number(_integer(described.get("number_of_nodes")))
@@ -120,6 +121,7 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         checked=checked,
         samples=_mean([_samples(one) for one in kept]),
         sequences_per_second=_mean([_rate(one) for one in kept]),
+        training_rate=_mean([_samples(one) and one.training_rate for one in kept]),
         joules=result.energy.joules if result.energy else None,
         hyperparameters=logged(run),
         folder=_place(result.folder, root),
@@ -195,10 +197,11 @@ def to_rows(entries: Iterable[Entry]) -> list[list[str]]:
     return [list(_ALL_COLUMNS), *map(_row, entries)]
 
 
-def read_digest(path: Path = _DIGEST) -> list[Entry]:
-    """The entries of a CSV that `league --csv` wrote. Raises ReviewError."""
+def read_digest(path: Path = PUBLISHED) -> list[Entry]:
+    """The entries of a CSV that `league --csv` or `--update` wrote. Raises ReviewError."""
     try:
-        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     except (OSError, ValueError, csv.Error) as error:
         raise ReviewError(f"{path}: cannot be read: {error}") from None
     return [_entry(row) for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from review.logs.output import write_whole
 from review.report.chart import Axis, Chart, Mark, Point, Series
 from review.report.page import render
 
-_MOST_CURVES = 8  # of the scaling charts
+_MOST_CURVES = 6  # of the scaling charts
 _FIRST = ("rank", "minutes", "/accel")  # columns that a phone shows without scrolling
 _NODE = 8  # accelerators of the systems whose trend is drawn
 _Value = Callable[[Entry], "float | None"]
@@ -26,9 +27,15 @@ class _Curve(NamedTuple):
     entries: list[Entry]
     own: bool
 
+    @property
+    def accelerator(self) -> str:
+        """In short: GB200, H100, TPU-v4."""
+        known = re.search(r"(TPU.)?\w*\d\w*", name := self.entries[0].accelerator)
+        return ("yours, " if self.own else "") + (known[0] if known else name[:16])
+
 
 def _curves(league: League) -> list[_Curve]:
-    """The user's own, then the newest."""
+    """The user's own, then of each accelerator the newest, of these the one that reaches farthest."""
     found = []
     for (round_, submitter, _, accelerator), entries in league.kinds.items():
         best: dict[float, Entry] = {}
@@ -36,25 +43,25 @@ def _curves(league: League) -> list[_Curve]:
             if entry.accelerators and entry.minutes:
                 before = best.get(entry.accelerators, entry)
                 best[entry.accelerators] = min(before, entry, key=lambda one: one.minutes or 0)
-        if len(best) > 1:
+        if max(best, default=0) >= 2 * min(best, default=1):
             whose = "" if accelerator.startswith(f"{submitter} ") else f"{submitter}, "
             own = any(league.is_own(entry) for entry in entries)
             found.append(_Curve(f"{whose}{accelerator}, {round_}", [best[count] for count in sorted(best)], own))
-    found.sort(key=lambda curve: curve.entries[-1].accelerators or 0.0, reverse=True)
-    found.sort(key=lambda curve: curve.entries[0].round, reverse=True)
-    return sorted(found, key=lambda curve: not curve.own)[:_MOST_CURVES]
+    found.sort(key=lambda one: (one.own, one.entries[0].round, one.entries[-1].accelerators), reverse=True)
+    first = {curve.accelerator: curve for curve in reversed(found)}
+    return [curve for curve in found if curve.own or curve is first[curve.accelerator]][:_MOST_CURVES]
 
 
 def _lines(curves: Sequence[_Curve], value: _Value, form: str) -> tuple[Series, ...]:
     """A line of each system over its accelerators. ``form`` formats a value."""
     lines = []
     for index, curve in enumerate(curves):
-        known = [(entry, found) for entry in curve.entries if (found := value(entry)) is not None]
         points = [
             Point(x := entry.accelerators or 0.0, y, f"{curve.name}: {x:g} accelerators ({size(entry)}), {form % y}")
-            for entry, y in known
+            for entry in curve.entries
+            if (y := value(entry)) is not None
         ]
-        lines.append(Series(run=index, name=curve.name, points=tuple(points)))
+        lines.append(Series(run=index, name=curve.name, label=curve.accelerator, points=tuple(points)))
     return tuple(lines)
 
 
@@ -72,8 +79,8 @@ def _scaling(league: League) -> list[Chart]:
         Chart(
             key="scaling",
             title="Time to train over accelerators",
-            alt=f"{len(times)} systems that were measured in several sizes; both axes by factors, so that a straight "
-            "line that falls one to one is perfect scaling.",
+            alt=f"{len(times)} systems in several sizes, of each accelerator the newest that reaches farthest; both axes by "
+            "factors, so that a straight line that falls one to one is perfect scaling.",
             x=x,
             y=Axis(label="minutes", low=min(minutes) / 1.15, high=max(minutes) * 1.15, log=True),
             series=times,
@@ -108,7 +115,7 @@ def _trends(league: League) -> list[Chart]:
                     tip = f"round {round_}: {top:,.4g} {unit}, {known[top].submitter} {known[top].system}"
                     points.append(Point(float(place), top, f"{tip} ({size(known[top])})"))
             if points:
-                found.append(Series(run=index, name=name, points=tuple(points)))
+                found.append(Series(run=index, name=name, label=name.removeprefix("fastest "), points=tuple(points)))
         return tuple(found)
 
     def own(value: _Value, best: Callable[[Iterable[float]], float]) -> tuple[Mark, ...]:
@@ -118,8 +125,8 @@ def _trends(league: League) -> list[Chart]:
     charts = []
     x = Axis(label="round", low=-0.2, high=len(rounds) - 0.8, names=rounds)
     sizes: dict[str, _Value] = {
-        "fastest of any size": lambda entry: entry.minutes,
-        f"fastest with {_NODE} accelerators": lambda entry: entry.minutes if entry.accelerators == _NODE else None,
+        "fastest any size": lambda entry: entry.minutes,
+        f"fastest {_NODE} accelerators": lambda entry: entry.minutes if entry.accelerators == _NODE else None,
     }
     times, marks = lines("minutes", min, **sizes), own(lambda entry: entry.minutes, min)
     if times:

@@ -1,15 +1,10 @@
-"""The league in a terminal, as CSV and as Markdown."""
+"""The league in a terminal and as Markdown."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from review.league.entries import Entry
 from review.league.ranking import League
-from review.logs.output import Column, console, fit, labelled, number_text, rate_text, say, table
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from review.logs.output import Column, Line, Part, Table, number_text, rate_text
 
 COLUMNS = (
     Column("rank", right=True),
@@ -71,22 +66,19 @@ def shown(league: League, top: int | None) -> list[Entry]:
     return [one for place, one in enumerate(league.ranked) if top is None or place < top or league.is_own(one)]
 
 
-def rows(league: League, top: int | None) -> list[list[str]]:
-    """Headings and rows, for Markdown."""
-    return [[one.heading for one in COLUMNS], *(cells(league, one) for one in shown(league, top))]
-
-
-def print_league(league: League, top: int | None, out: Console | None = None) -> None:
-    """Prints the table, and the rank of the user's own results."""
-    out, entries = out or console(), shown(league, top)
+def parts(league: League, top: int | None, width: int | None = None) -> list[Part]:
+    """The table, and the rank of the user's own results; of a terminal (``width``) without columns that are blank."""
+    entries = shown(league, top)
     made = [cells(league, one) for one in entries]
-    known = [i for i in range(len(COLUMNS)) if i < 8 or any(row[i] != "-" for row in made)]
-    columns, body = fit([COLUMNS[i] for i in known], [[row[i] for i in known] for row in made], out.width)
-    out.print(table(columns, body, ["bold green" if league.is_own(one) else "" for one in entries]))
-    hidden = len(league.ranked) - len(entries)
-    if hidden:
-        say(out, labelled("", f"{hidden} more: --top 0 shows all {len(league.ranked)}"))
+    known = [i for i in range(len(COLUMNS)) if width is None or i < 8 or any(row[i] != "-" for row in made)]
+    styles = ["bold green" if league.is_own(one) else "" for one in entries]
+    table = Table([COLUMNS[i] for i in known], [[row[i] for i in known] for row in made], styles)
+    if width is None:
+        return [table]
+    lines = []
+    if hidden := len(league.ranked) - len(entries):
+        lines.append(Line("", f"{hidden} more: --top 0 shows all {len(league.ranked)}"))
     if any(not entry.checked and entry.minutes is not None for entry in entries):
-        say(out, labelled("", EXPLAINED, "dim"))
-    for entry in (one for one in league.ranked if league.is_own(one)):
-        say(out, labelled("yours", f"{entry.system}: {league.standing(entry)}", "bold"))
+        lines.append(Line("", EXPLAINED, "dim"))
+    own = [one for one in league.ranked if league.is_own(one)]
+    return [table, *lines, *(Line("yours", f"{one.system}: {league.standing(one)}", "bold") for one in own)]

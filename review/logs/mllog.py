@@ -1,4 +1,4 @@
-"""Reads the MLLOG lines of a result file, whoever wrote it and whatever surrounds them."""
+"""Reads the MLLOG lines of a result file of any vendor; other output may stand between them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,8 @@ class Event(NamedTuple):  # not a dataclass: a large log has tens of thousands
 
     def meta(self, *names: str) -> float | None:
         """The first of these metadata entries that is a finite number."""
-        if isinstance(self.metadata, dict):
-            for name in names:
-                found = number(self.metadata.get(name))
-                if found is not None:
-                    return found
-        return None
+        values = map(self.metadata.get, names) if isinstance(self.metadata, dict) else ()
+        return next((found for value in values if (found := number(value)) is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +151,7 @@ def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
     try:
         record, end = _DECODE(body)
         if end != len(body):
-            record = json.loads(body)  # for its words about what is wrong
+            record = json.loads(body)  # for its error message
     except RecursionError:
         return None, LineError(line, "is nested too deeply", full, True)
     except ValueError as reason:
@@ -164,9 +160,8 @@ def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
             record = _DECODE(body)[0]  # the object that something follows, such as a colour code
         if record is None:
             return None, error
-    fatal = error or LineError(line, "lacks one of time_ms, key, value, metadata", full, True)
     if not isinstance(record, dict) or not {"time_ms", "key", "value", "metadata"} <= record.keys():
-        return None, fatal
+        return None, error or LineError(line, "lacks one of time_ms, key, value, metadata", full, True)
     try:
         time_ms = float(record["time_ms"])
     except (ValueError, TypeError, OverflowError) as wrong:

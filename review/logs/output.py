@@ -1,8 +1,8 @@
-"""What commands print: findings, errors, tables, JSON, CSV and Markdown, once for `review` and `certify`.
+"""Findings, errors, and how commands of `review` and `certify` print: text, Markdown, CSV and JSON.
 
-A command calls ``emit`` with a function for each form it has. A table is ``Column``s and rows of cells: ``table`` draws
-it in a terminal, ``markdown_table`` in Markdown. ``print_json`` takes dataclasses, paths and objects with ``as_dict``.
-What changes is followed by ``follow`` and shown by ``show_states``; a file is written by ``write_whole``.
+A command gives ``emit`` its parts (headings, tables, labelled lines), which text and Markdown show alike, its rows of
+CSV, and what is to be JSON: dataclasses, paths, objects with ``as_dict``. ``follow`` polls what changes and
+``show_states`` shows it; ``write_whole`` writes a file.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:  # rich takes a tenth of a second, which --json and errors do without
+    import rich.table
     from rich.console import Console, RenderableType
-    from rich.table import Table
     from rich.text import Text
 
 State = TypeVar("State")
 
-ERROR, WARNING, NOTE = "error", "warning", "note"
+SEVERITIES = ERROR, WARNING, NOTE = "error", "warning", "note"
 _PIPED_WIDTH = 200
 
 
@@ -60,20 +60,24 @@ class Finding:
 
 def emit(
     arguments: argparse.Namespace,
-    text: Callable[[], None],
+    *,
     json: Callable[[], Any],
+    text: Callable[[], None] | None = None,
     csv: Callable[[], Iterable[Sequence[Any]]] | None = None,
-    markdown: Callable[[], str] | None = None,
+    parts: Callable[[int | None], Sequence[Part]] = lambda width: (),
 ) -> None:
-    """Prints what a command found in the form that --json, --csv or --markdown ask for, else as text."""
+    """Prints a result as --json, --csv or --markdown ask, else as text: by ``text``, or the parts for this width."""
     if arguments.json:
         print_json(json())
     elif csv and arguments.csv:
         print(csv_text(csv()), end="")
-    elif markdown and arguments.markdown:
-        print(markdown())
-    else:
+    elif getattr(arguments, "markdown", False):
+        print(markdown(parts(None)))
+    elif text:
         text()
+    else:
+        out = console()
+        print_parts(parts(out.width), out)
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
@@ -98,6 +102,20 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def pick(value: Any, names: str) -> dict[str, Any]:
+    """Attributes for JSON, by names with spaces between: ``name``, or ``key=attribute`` and ``key=part.attribute``.
+
+    None where such a part is None.
+    """
+    found = {}
+    for key, _, path in (name.partition("=") for name in names.split()):
+        part = value
+        for attribute in (path or key).split("."):
+            part = None if part is None else getattr(part, attribute)
+        found[key] = part
+    return found
+
+
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     """Rows of CSV, the headings first; an unknown value is an empty cell."""
     file = io.StringIO()
@@ -113,6 +131,67 @@ class Column(NamedTuple):
     right: bool = False
     drop: int = 0
     wraps: bool = False
+
+
+class Heading(NamedTuple):
+    """Starts a section. ``place``: its folder, for terminals."""
+
+    title: str
+    about: str = ""
+    place: str = ""
+
+
+class Table(NamedTuple):
+    """Cells are text or rich's Text; ``styles``: one for each row."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]]
+    styles: Sequence[str] = ()
+
+
+class Line(NamedTuple):
+    """A labelled line beneath a table; without a label it goes on with the line before."""
+
+    label: str
+    content: str
+    style: str = ""
+
+
+Part = Heading | Table | Line
+
+
+def print_parts(parts: Sequence[Part], out: Console) -> None:
+    """Prints sections in a terminal; its width decides which columns of a table there are."""
+    for index, part in enumerate(parts):
+        if isinstance(part, Table):
+            columns, rows = fit(part.columns, part.rows, out.width)
+            out.print(table(columns, rows, part.styles))
+        elif isinstance(part, Line):
+            say(out, (f"  {part.label:<12}", "dim"), (part.content, part.style))
+        else:
+            if index and not isinstance(parts[index - 1], Heading):
+                out.print()
+            fits = len(part.title) + 2 + len(part.about) <= out.width
+            say(out, (part.title, "bold"), ("  " if fits else "\n") if part.about else "", part.about)
+            if part.place:
+                say(out, (part.place, "dim"))
+
+
+def markdown(parts: Sequence[Part]) -> str:
+    """The same sections for the text of an issue."""
+    blocks: list[str] = []
+    for before, part in zip([None, *parts], parts, strict=False):
+        if isinstance(part, Line):
+            line = f"- **{part.label or '…'}** {markdown_text(part.content)}"
+            blocks = [*blocks[:-1], f"{blocks[-1]}\n{line}"] if isinstance(before, Line) else [*blocks, line]
+        elif isinstance(part, Table):
+            rows = [[one.heading for one in part.columns], *([str(cell) for cell in row] for row in part.rows)]
+            lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in rows]
+            sides = "|".join("---:" if one.right else "---" for one in part.columns)
+            blocks.append("\n".join([lines[0], f"|{sides}|", *lines[1:]]))
+        else:
+            blocks += [f"### {markdown_text(part.title)}", *([markdown_text(part.about)] if part.about else [])]
+    return "\n\n".join(blocks)
 
 
 def table_width(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> int:
@@ -136,27 +215,22 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int) ->
     return kept, cells
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], styles: Iterable[str] = ()) -> Table:
+def table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], styles: Iterable[str] = ()) -> rich.table.Table:
     """A table for a terminal. Cells are text or Text; ``styles``: one for each row."""
-    from rich import box
-    from rich.table import Table
+    from rich import box, table
     from rich.text import Text
 
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    drawn = table.Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for one in columns:
-        overflow = "fold" if one.wraps else "ellipsis"
-        justify = "right" if one.right else "left"
-        drawn.add_column(one.heading, justify=justify, no_wrap=not one.wraps, overflow=overflow)  # type: ignore[arg-type]
+        drawn.add_column(
+            one.heading,
+            justify="right" if one.right else "left",
+            no_wrap=not one.wraps,
+            overflow="fold" if one.wraps else "ellipsis",
+        )
     for row, style in itertools.zip_longest(rows, styles, fillvalue=""):
         drawn.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row), style=style)
     return drawn
-
-
-def markdown_table(rows: Sequence[Sequence[str]], right: Sequence[bool] = ()) -> str:
-    """A Markdown table of headings and rows. ``right``: which columns are numbers."""
-    sides = [*right, *[False] * (len(rows[0]) - len(right))]
-    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "|".join("---:" if side else "---" for side in sides) + "|", *lines[1:]])
 
 
 def markdown_text(content: str) -> str:
@@ -177,13 +251,6 @@ def say(out: Console, *parts: str | tuple[str, str] | Text) -> None:
     from rich.text import Text
 
     out.print(Text.assemble(*parts), soft_wrap=True)
-
-
-def labelled(label: str, line: str, style: str = "") -> Text:
-    """A line beneath a table: a dim label in a column of its own, then the text."""
-    from rich.text import Text
-
-    return Text.assemble((f"  {label:<12}", "dim"), (line, style))
 
 
 def number_text(value: float | None, spec: str) -> str:

@@ -80,11 +80,11 @@ def crashes(folder: Path) -> dict[int, str]:
     reasons = {}
     for trial in sorted({int(match[1]) for name in names if (match := _CRASH_NAME.fullmatch(name))}):
         if f"result_{trial}.txt" not in names:
-            lines: list[str] = []
+            said = ""
             with contextlib.suppress(OSError):
-                content = (folder / f"error_{trial}.txt").read_text(encoding="utf-8", errors="replace")
-                lines = content.strip().splitlines()
-            reasons[trial] = lines[0][:300] if lines else "crashed without a reason; see its failed_ and output_ files"
+                said = (folder / f"error_{trial}.txt").read_text(encoding="utf-8", errors="replace").strip()
+            unknown = "crashed without a reason; see its failed_ and output_ files"
+            reasons[trial] = said.splitlines()[0][:300] if said else unknown
     return reasons
 
 
@@ -105,10 +105,10 @@ def system_file(folder: Path) -> Path | None:
     return folder.parents[2] / "systems" / f"{folder.parent.name}.json"
 
 
-def described_division(folder: Path) -> Any:
-    """The division of the system description, which need not be one; None without a description."""
+def description(folder: Path) -> dict[str, Any]:
+    """The system description of a result folder; empty where there is none that can be read."""
     system = system_file(folder)
-    return (read_json(system) or {}).get("division") if system else None
+    return (read_json(system) if system else None) or {}
 
 
 def organization(folder: Path) -> Path | None:
@@ -121,16 +121,12 @@ def organization(folder: Path) -> Path | None:
 
 def count_accelerators(folder: Path, rank_starts: int) -> int | None:
     """Accelerators of a result: by its system description, its run's files, or one init_start for each rank."""
-    system = system_file(folder)
-    content = read_json(system) if system else None
-    if content:
-        nodes, each = _integer(content.get("number_of_nodes")), _integer(content.get("accelerators_per_node"))
-        if nodes and each:
-            return nodes * each
+    content = description(folder)
+    nodes, each = _integer(content.get("number_of_nodes")), _integer(content.get("accelerators_per_node"))
     ranks, has_gpus = _world(folder)
-    if ranks and has_gpus:
-        return ranks
-    return rank_starts if rank_starts > 1 else None
+    if nodes and each:
+        return nodes * each
+    return ranks if ranks and has_gpus else rank_starts if rank_starts > 1 else None
 
 
 def count_processes(folder: Path) -> int | None:

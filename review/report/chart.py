@@ -116,11 +116,12 @@ class Mark(NamedTuple):
 class Series:
     """A run's curve (``points``) or its row of bars (``spans``). ``run`` counts from 0 and has its colour.
 
-    ``note`` follows the name of a curve in the legend and stands behind the bars of a row.
+    ``label`` stands at the end of a curve; without one its name is in the legend. ``note`` stands behind a row's bars.
     """
 
     run: int
     name: str
+    label: str = ""
     points: tuple[Point, ...] = ()
     spans: tuple[Span, ...] = ()
     counted: bool = True
@@ -162,7 +163,7 @@ class Chart:
     def legend(self) -> list[Entry]:
         """What the colours mean."""
         if self.y:
-            return [Entry(f"{one.name}{one.note and ', '}{one.note}", one.run, one.style) for one in self.series]
+            return [Entry(one.name, one.run, one.style) for one in self.series if not one.label]
         entries = [Entry(part, swatch=f"part {part}") for part in self.parts]
         if self.band:
             entries.append(Entry("between RCP minimum and RCP mean: accepted, with the time scaled up", swatch="band"))
@@ -247,7 +248,7 @@ def _lines(chart: Chart, y_axis: Axis, size: Size, identifier: str) -> tuple[flo
     frame = _tag("rect", x=left - 4, y=top - 4, width=right - left + 8, height=bottom - top + 8)
     body.append(_tag("clipPath", frame, id=f"{identifier}-clip"))
     body += [_line(left, y(mark.value), right, y(mark.value), f"mark {mark.role}") for mark in chart.marks]
-    curves = []
+    curves, ends = [], []
     for one in chart.series:
         places = [(left + chart.x.share(point.x) * (right - left), y(point.y)) for point in one.points]
         parts = [_tag("polyline", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in places))]
@@ -256,9 +257,37 @@ def _lines(chart: Chart, y_axis: Axis, size: Size, identifier: str) -> tuple[flo
             tip = _tag("title", escape(point.tip)) if size.name == "wide" else None
             parts.append(_tag("circle", tip, cx=a, cy=b, r=2.2))
         curves.append(_tag("g", "".join(parts), class_=f"series {one.style}", data_run=one.run))
+        ends += [(*places[-1], places[-1][1] - 2 > places[max(len(places) - 2, 0)][1], one)] if one.label else []
     body.append(_tag("g", "\n".join(curves), clip_path=f"url(#{identifier}-clip)"))
-    body += [_text(left + 6, y(mark.value) - 6, mark.label, style=f"note {mark.role}") for mark in chart.marks]
+    notes = [(left + 6, y(mark.value) - 6, mark) for mark in chart.marks]
+    covered = [(x + _width(mark.label) / 2, _width(mark.label) / 2, at) for x, at, mark in notes]
+    body += _end_labels(ends, covered, size)
+    body += [_text(x, at, mark.label, style=f"note {mark.role}") for x, at, mark in notes]
     return size.height, body
+
+
+def _end_labels(
+    ends: Iterable[tuple[float, float, bool, Series]], placed: list[tuple[float, float, float]], size: Size
+) -> Iterator[str]:
+    """Names of curves above their ends, one for those that end together, and each above what it would cover.
+
+    ends: x, y, whether the curve falls, which leaves room on the right. placed: middle, half of the width and y of text.
+    """
+    groups: list[tuple[float, float, bool, list[Series]]] = []
+    for x, y, falls, one in sorted(ends, key=lambda end: end[:2]):
+        if groups and abs(x - groups[-1][0]) < 18 and abs(y - groups[-1][1]) < 14:
+            groups[-1][3].append(one)
+        else:
+            groups.append((x, y, falls, [one]))
+    for x, y, falls, series in sorted(groups, key=lambda group: -group[1]):
+        label = ", ".join(one.label for one in sorted(series, key=lambda one: one.run))
+        half = 0.55 * _width(label)  # bold
+        x, y = min(max(x + falls * half, half), size.width - half), y - 8
+        while near := [at for other, wide, at in placed if abs(other - x) < wide + half and abs(at - y) < 13]:
+            y = min(near) - 13
+        placed.append((x, half, y))
+        style = f"series {series[0].style}" if len(series) == 1 else ""
+        yield _tag("g", _text(x, y, label, "middle", "note end"), class_=style, data_run=series[0].run)
 
 
 def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:

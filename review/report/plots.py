@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from review.logs.mllog import number
+from review.logs.mllog import number, text
 from review.report.chart import Axis, Chart, Mark, Point, Series, Span, count, plausible
 from review.results.energy import EnergyError, PowerFile, RunEnergy
 from review.results.run import Run
@@ -35,8 +35,9 @@ def _minutes(run: Run, time_ms: float) -> float | None:
 def _curve(result: Result, index: int, points: Sequence[Point]) -> Series:
     run = result.runs[index]
     why = result.dropped.get(run.path, "")
-    note = {"best": "fastest", "worst": "slowest"}.get(why, why)
-    return Series(run=index, name=run.name, points=tuple(points), counted=not why, note=note)
+    note = {"best": " fastest", "worst": " slowest"}.get(why, why and f" {why}")
+    label = text(run.path.stem.removeprefix("result_"))[:20] + note
+    return Series(run=index, name=run.name, label=label, points=tuple(points), counted=not why)
 
 
 def _curves(result: Result, points_of: Callable[[Run], Iterable[Point]]) -> tuple[Series, ...]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from review.logs.output import pick
 from review.results.score import Result
 from review.rulebook import rcp
+
+_COUNTED = rcp.RUNS - 2
 
 
 @dataclass(frozen=True)
@@ -21,57 +24,46 @@ class Dossier:
         return self.result.rcp_test is None or self.result.rcp_test.passed
 
     @property
-    def minimum(self) -> float | None:
-        """The smallest mean that passes, samples."""
-        return self.result.rcp_point.minimum if self.result.rcp_point else None
-
-    @property
     def short(self) -> float | None:
-        """How far the mean is below it, samples; 0 where it passes."""
-        mean, minimum = self.result.mean_samples, self.minimum
-        return None if mean is None or minimum is None else max(0.0, minimum - mean)
+        """How far the mean is below the smallest that passes, samples; 0 where it passes."""
+        mean, point = self.result.mean_samples, self.result.rcp_point
+        return None if mean is None or point is None else max(0.0, point.minimum - mean)
 
     @property
     def nearest(self) -> list[rcp.Rcp]:
         """The reference points on both sides of the batch size."""
-        if self.result.batch_size is None or self.result.rcp_test is None:
+        result = self.result
+        if result.batch_size is None or result.rcp_test is None:
             return []
-        return rcp.nearest(self.result.batch_size, self.result.ruleset, self.result.terms.rcp_file)
+        return rcp.nearest(result.batch_size, result.ruleset, result.terms.rcp_file)
 
     def lines(self) -> list[str]:
         """In words; none where the test passes."""
         if self.passed:
             return []
-        lines = []
-        counted = rcp.RUNS - 2
-        if self.short and self.minimum is not None:
-            more = f"{self.short:,.0f} short on average, {counted * self.short:,.0f} over the {counted} runs that count"
-            mean = f"the mean is {self.result.mean_samples:,.0f} samples"
-            lines.append(f"{mean}, the smallest that passes {self.minimum:,.0f}: {more}")
-        for point in self.nearest:
-            runs = f", {len(point.runs)} runs from {point.runs[0]:,} to {point.runs[-1]:,}" if point.runs else ""
-            lines.append(f"reference of batch {point.batch_size:,}: {point.describe()}{runs}")
-        if self.result.rcp_point is None and self.result.batch_size is not None:
-            largest = max(point.batch_size for point in self.nearest) if self.nearest else None
-            above = f"; the largest there is, is {largest:,}" if largest else ""
-            size = f"{self.result.batch_size:g}"
+        lines, result, point, short = [], self.result, self.result.rcp_point, self.short
+        if short and point:
+            mean = f"the mean is {result.mean_samples:,.0f} samples, the smallest that passes {point.minimum:,.0f}"
+            over = f"{_COUNTED * short:,.0f} over the {_COUNTED} runs that count"
+            lines.append(f"{mean}: {short:,.0f} short on average, {over}")
+        for one in self.nearest:
+            runs = f", {len(one.runs)} runs from {one.runs[0]:,} to {one.runs[-1]:,}" if one.runs else ""
+            lines.append(f"reference of batch {one.batch_size:,}: {one.describe()}{runs}")
+        if point is None and result.batch_size is not None:
+            above = f"; the largest is {max(one.batch_size for one in self.nearest):,}" if self.nearest else ""
+            size = f"{result.batch_size:g}"
             lines.append(f"no reference covers batch {size}{above}: run the reference {2 * rcp.RUNS} times at {size}")
-        elif self.short:
+        elif short:
             lines.append("have hyper-parameters, data order and evaluation reviewed, or ask for the rules' rcp-bypass")
         return lines
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        test, result, point = self.result.rcp_test, self.result, ("batch_size", "mean", "std", "minimum")
         return {
-            "folder": result.folder,
-            "passed": test and test.passed,
-            "reason": test and test.reason,
-            "batch_size": result.batch_size,
-            "samples": {run.name: run.samples for run in result.runs},
-            "mean_samples": result.mean_samples,
-            "minimum": self.minimum,
+            **pick(self.result, "folder passed=rcp_test.passed reason=rcp_test.reason batch_size"),
+            "samples": {run.name: run.samples for run in self.result.runs},
+            **pick(self.result, "mean_samples minimum=rcp_point.minimum"),
             "short": self.short,
-            "short_over_counted_runs": None if self.short is None else (rcp.RUNS - 2) * self.short,
-            "nearest": [{name: getattr(one, name) for name in point} for one in self.nearest],
+            "short_over_counted_runs": None if self.short is None else _COUNTED * self.short,
+            "nearest": [pick(one, "batch_size mean std minimum") for one in self.nearest],
         }

@@ -83,10 +83,7 @@ class PowerFile:
                     watts = self.value_of(event)
                     break
             return efficiency * watts * milliseconds / 1000
-        if self.start is None:
-            raise EnergyError(f"{self.path.name} lacks power_measurement_start")
-        summed, before, last = 0.0, 0.0, 0.0
-        start, stop = None, None
+        summed, before, last, start, stop = 0.0, 0.0, 0.0, None, None
         for event in sorted(self.log.events, key=lambda event: event.time_ms):
             if event.key == "power_measurement_start":
                 start = before = event.time_ms
@@ -97,7 +94,9 @@ class PowerFile:
                 stop = event.time_ms
             elif event.key == "conversion_eff":
                 efficiency = self.value_of(event)
-        measured = (last if stop is None else stop) - (start or 0.0)
+        if start is None:
+            raise EnergyError(f"{self.path.name} lacks power_measurement_start")
+        measured = (last if stop is None else stop) - start
         if measured == 0:
             raise EnergyError(f"{self.path.name} measures from power_measurement_start to the same millisecond")
         return efficiency * summed * milliseconds / measured / 1000
@@ -143,26 +142,23 @@ class Energy:
 
 def run_energy(folder: Path, run: Run) -> RunEnergy:
     """The energy of a run by its power files, all nodes and switches together."""
-    place, files = folder / POWER / run.path.stem, []
+    name, files = f"{POWER}/{run.path.stem}", []
     try:
-        for path in (path for kind in ("node", "sw") for path in sorted(place.glob(f"{kind}_*.txt"))):
+        for path in (path for kind in ("node", "sw") for path in sorted((folder / name).glob(f"{kind}_*.txt"))):
             if path.is_file():
                 files.append(PowerFile(path, read_log(path)))
     except OSError as error:
         return RunEnergy(files=(), reason=f"{error.filename}: {error.strerror}")
-    found, reason = RunEnergy(files=tuple(files)), None
+    found = RunEnergy(files=tuple(files))
     if not any(file.is_node for file in files):
-        reason = f"{POWER}/{run.path.stem} has no node_*.txt"
-    elif not run.minutes or run.minutes <= 0:
-        reason = "the run has no time"
-    else:
-        milliseconds = run.minutes * 60_000
-        try:
-            joules = sum(file.joules(milliseconds) for file in files)
-            return replace(found, joules=joules, watts=joules / milliseconds * 1000)
-        except EnergyError as error:
-            reason = f"{POWER}/{run.path.stem}/{error}"
-    return replace(found, reason=reason)
+        return replace(found, reason=f"{name} has no node_*.txt")
+    if not run.minutes or run.minutes <= 0:
+        return replace(found, reason="the run has no time")
+    try:
+        joules = sum(file.joules(run.minutes * 60_000) for file in files)
+    except EnergyError as error:
+        return replace(found, reason=f"{name}/{error}")
+    return replace(found, joules=joules, watts=joules / (run.minutes * 60_000) * 1000)
 
 
 def measure(
@@ -179,11 +175,10 @@ def measure(
     reason = next((found[run.path].reason for run in counted if found[run.path].joules is None), None)
     if reason is not None or not kept:
         return Energy(runs=found, joules=None, watts=None, reason=reason or "the runs give no score")
-    joules = [found[run.path].joules or 0.0 for run in kept]
-    watts = [found[run.path].watts or 0.0 for run in kept]
-    return Energy(
-        runs=found, joules=math.fsum(joules) / len(kept) * factor, watts=math.fsum(watts) / len(kept), reason=None
+    joules, watts = (
+        math.fsum(getattr(found[run.path], name) for run in kept) / len(kept) for name in ("joules", "watts")
     )
+    return Energy(runs=found, joules=joules * factor, watts=watts, reason=None)
 
 
 Sample = tuple[float, float]  # time in ms since 1970, watts
@@ -241,45 +236,40 @@ def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[
     start, stop = log.first("run_start"), log.first("sustained_training_stop") or log.first("run_stop")
     if start is None or stop is None:
         raise EnergyError(f"{result}: it has no run_start and run_stop")
-    nodes = sorted(samples.glob("*.csv"))
-    if not nodes:
-        raise EnergyError(f"{samples}: it holds no samples (*.csv)")
-    texts, told = [], []
-    for path in nodes:
+    texts, report = [], []
+    for path in sorted(samples.glob("*.csv")):
         source, found = read_samples(path)
         try:
             found = readings(found, start.time_ms, stop.time_ms)
         except EnergyError as error:
             raise EnergyError(f"{path}: {error}") from None
-        texts.append("".join(f"{line}\n" for line in lines(path.stem, source, found, start.time_ms, efficiency)))
+        texts.append("\n".join(lines(path.stem, source, found, start.time_ms, efficiency)) + "\n")
         times = [start.time_ms, *(time for time, _ in found)]
         energy = sum(watts * (time - before) for before, (time, watts) in zip(times, found, strict=False))
         mean = energy / max(times[-1] - times[0], 1e-9)
-        told.append(f"{path.stem}: {mean:.0f} W ({source}, {len(found)} readings)")
+        report.append(f"{path.stem}: {mean:.0f} W ({source}, {len(found)} readings)")
+    if not texts:
+        raise EnergyError(f"{samples}: it holds no samples (*.csv)")
     for index, content in enumerate(texts):
         write_whole(output / f"node_{index}.txt", content)
-    return told
+    return report
 
 
 def main() -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m review.results.energy",
-        description="Makes the files of the MLPerf power rules of the samples of a run.",
-    )
+    about = "Makes the files of the MLPerf power rules of the samples of a run."
+    parser = argparse.ArgumentParser(prog="python -m review.results.energy", description=about)
     parser.add_argument("samples", type=Path, help="folder of NODE.csv")
     parser.add_argument("result", type=Path, help="the run's log, result_N.txt")
     parser.add_argument("output", type=Path, help="folder to write, power/result_N")
-    parser.add_argument(
-        "--efficiency", type=float, default=1.0, help="conversion efficiency of the reading (1 at the wall)"
-    )
+    parser.add_argument("--efficiency", type=float, default=1.0, help="of the power supplies (1: read at the wall)")
     options = parser.parse_args()
     try:
-        told = write(options.samples, options.result, options.output, options.efficiency)
+        report = write(options.samples, options.result, options.output, options.efficiency)
     except (EnergyError, ReviewError, OSError) as error:
         print(f"power: error: {error}", file=sys.stderr)
         return 1
-    print("\n".join(told))
+    print("\n".join(report))
     return 0
 
 

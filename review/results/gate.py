@@ -1,22 +1,12 @@
-"""Whether a run lies among the published ones of its batch size, and the table of these.
-
-``python -m review.results.gate FOLDER ...`` makes rulebook/published_curves.json from the result folders of rounds
-(published at github.com/mlcommons/training_results_v5.0 and so on).
-"""
+"""Whether a run lies among the published ones of its batch size, and what is likely wrong where it does not."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from review.logs.mllog import number
 from review.results.run import Evaluation, Run
 from review.rulebook.bands import Band, published
-from review.rulebook.compliance import evaluation_interval
 
 RECIPE = (
     "opt_base_learning_rate",
@@ -26,8 +16,6 @@ RECIPE = (
     "opt_lamb_weight_decay_rate",
     "start_warmup_step",
 )
-_LEAST_RUNS = 10
-_LEAST_AT_POINT = 5  # runs still under way
 _LATE = 1_400_000  # samples from which runs differ by little, and precision shows
 
 
@@ -66,16 +54,16 @@ def first_miss(run: Run) -> Miss | None:
     Left out in turn, one result of batch 768 after the other, 5 of 488 published runs lie outside the others' bounds.
     """
     band = band_of(run)
-    for evaluation in run.evaluations if band is not None and run.counts_samples else ():
-        assert band is not None
-        samples, accuracy = evaluation.samples or 0, evaluation.accuracy
-        for point, low, high in band.points:
-            if samples and abs(samples - point) <= max(2 * band.batch_size, 0.01 * point):
-                low, high = low - band.room(low, high), high + band.room(low, high)
-                if low <= accuracy <= high:
-                    break
-                causes = likely_causes(samples, accuracy > high, band, run)
-                return Miss(evaluation, low, high, band.runs, band.recipe == recipe(run), causes)
+    if band is None or not run.counts_samples:
+        return None
+    for one in run.evaluations:
+        samples = one.samples or 0
+        near = any(abs(samples - point) <= max(2 * band.batch_size, 0.01 * point) for point, _, _ in band.points)
+        held = band.hold(samples, one.accuracy) if samples and near else None
+        if held is not None and not held.sound:
+            causes = likely_causes(samples, held.verdict == "high", band, run)
+            low, high = held.low - held.room, held.high + held.room
+            return Miss(one, low, high, band.runs, band.recipe == recipe(run), causes)
     return None
 
 
@@ -100,57 +88,3 @@ def likely_causes(samples: float, high: bool, band: Band, run: Run, sound_start:
             "training data of another vocabulary or preparation: launch/doctor.sh verify",
         ]
     return (*differing, *others)
-
-
-def build(runs: Iterable[tuple[str, Run]]) -> list[dict[str, Any]]:
-    """The table, of (result, run) pairs: closed runs that reached the target, each once."""
-    series: dict[tuple[float, ...], dict[tuple[float, ...], tuple[str, Run]]] = {}
-    for name, run in runs:
-        accuracies = tuple(evaluation.accuracy for evaluation in run.evaluations)
-        if run.converged and run.counts_samples and run.batch_size and len(accuracies) > 3:
-            series.setdefault((run.batch_size, *recipe(run).values()), {}).setdefault(accuracies, (name, run))
-    entries = []
-    for (size, *values), kept in sorted(series.items()):
-        batch_size, interval = int(size), evaluation_interval(int(size))
-        reached: dict[int, list[float]] = {}
-        for _, run in kept.values():
-            for samples, accuracy in ((evaluation.samples or 0, evaluation.accuracy) for evaluation in run.evaluations):
-                count = round(samples / interval)
-                if count and abs(samples - count * interval) <= max(2 * batch_size, 0.01 * interval):
-                    reached.setdefault(count, []).append(accuracy)
-        points = [
-            [count * interval, round(min(found), 5), round(max(found), 5)]
-            for count, found in sorted(reached.items())
-            if len(found) >= _LEAST_AT_POINT
-        ]
-        results = sorted({name for name, _ in kept.values()})
-        rounds = " ".join(sorted({name.split("/")[0] for name in results}))
-        if len(kept) >= _LEAST_RUNS and points:
-            entries.append(
-                {
-                    "batch_size": batch_size,
-                    "recipe": dict(zip(RECIPE, values, strict=True)),
-                    "runs": len(kept),
-                    "source": f"mlcommons/training_results, {len(results)} results of {rounds}",
-                    "results": results,
-                    "points": points,
-                }
-            )
-    return entries
-
-
-def main(folders: Sequence[str]) -> None:
-    """Prints the table of the results below the folders, each named round/organisation/system."""
-    from review.results.score import load_results
-
-    runs = []
-    for result in (result for folder in folders for result in load_results(Path(folder))):
-        name = "/".join(result.folder.resolve().parts[-5:-4] + result.folder.resolve().parts[-4:-3] + (result.name,))
-        runs += [(name, run) for run in result.runs if run.log.value("submission_division") == "closed"]
-    about = "Smallest and largest masked-LM accuracy of published runs after so many training samples."
-    lines = ",\n".join(json.dumps(entry) for entry in build(runs))
-    print(f'{{"about": "{about}", "bands": [\n{lines}\n]}}')
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from review.logs.mllog import Event, Log, number, read_log, text
 from review.logs.output import ERROR, Finding
 from review.rulebook.compliance import DEFAULT_RULESET, check_compliance
 from review.rulebook.rcp import NO_BATCH_SIZE, Reading, read_rcp
+from review.rulebook.rules import broken
 
 TARGET_ACCURACY = 0.720
 OPTIMIZATION = (  # the settings that convergence depends on
@@ -67,22 +69,15 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What tables and charts call it: its file."""
+        """File name, for tables and charts."""
         return text(self.path.name)
 
-    def finding(
-        self,
-        severity: str,
-        message: str,
-        rule: str,
-        hint: str,
-        at: Event | Evaluation | None = None,
-        key: str | None = None,
-        source: str = "rules",
+    def broken(
+        self, name: str, message: str, /, at: Event | Evaluation | None = None, key: str | None = None, **values: Any
     ) -> Finding:
-        """A finding about this log, at an event or an evaluation of it where there is one."""
-        line, key = at.line if at else None, key or (at.key if at and isinstance(at.key, str) else None)
-        return Finding(severity, message, source, self.path, line, key, rule, hint)
+        """A finding about this log by the table of rules, at an event or an evaluation where there is one."""
+        key = key or (at.key if at and isinstance(at.key, str) else None)
+        return broken(name, message, self.path, at.line if at else None, key, **values)
 
     @functools.cached_property
     def findings(self) -> list[Finding]:
@@ -96,35 +91,31 @@ class Run:
 
     @functools.cached_property
     def _clock(self) -> dict[str, Event]:
-        """run_start and run_stop of the official score: the last run_start before the first run_stop."""
         found: dict[str, Event] = {}
         for event in self.log.events:
-            if event.key in ("run_start", "run_stop"):
+            if event.key in ("run_start", "run_stop") and len(found) < 2:
                 found[event.key] = event
-            if len(found) == 2:
-                break
         return found
 
     @property
     def run_start(self) -> Event | None:
-        """The run_start that the official score counts."""
+        """The one that the official score counts: the last before the first run_stop."""
         return self._clock.get("run_start")
 
     @property
     def run_stop(self) -> Event | None:
-        """The run_stop that the official score counts."""
+        """The one that the official score counts."""
         return self._clock.get("run_stop")
 
     @functools.cached_property
     def status(self) -> str:
-        """success, aborted, whatever run_stop says, or incomplete; empty for a file without events."""
+        """Status of run_stop, such as success or aborted; incomplete without one; empty for a file without events."""
         if not self.log.events:
             return "empty"
-        stops = self.log.all("run_stop")
-        if not stops:
+        stop = next(iter(self.log.all("run_stop")[-1:]), None)
+        if stop is None:
             return "incomplete"
-        metadata = stops[-1].metadata
-        status = metadata.get("status") if isinstance(metadata, dict) else None
+        status = stop.metadata.get("status") if isinstance(stop.metadata, dict) else None
         return status if isinstance(status, str) and status else "no status"
 
     @functools.cached_property
@@ -168,8 +159,7 @@ class Run:
     def evaluations(self) -> list[Evaluation]:
         """Every evaluation up to run_stop, in the order of the log."""
         found: list[Evaluation] = []
-        start: float | None = None
-        stop: float | None = None
+        start, stop = None, None
         for event in self.log.events:
             if event.key == "eval_start":
                 start, stop = event.time_ms, None
@@ -180,16 +170,9 @@ class Run:
                 steps = None if self.counts_samples or samples is not None else event.meta("step_num", "step")
                 if steps is not None and self.batch_size:
                     samples = steps * self.batch_size
-                found.append(
-                    Evaluation(
-                        samples=samples,
-                        accuracy=accuracy,
-                        time_ms=event.time_ms,
-                        start_ms=start,
-                        stop_ms=stop if stop is not None or start is None else event.time_ms,
-                        line=event.line,
-                    )
-                )
+                end = stop if stop is not None or start is None else event.time_ms
+                one = Evaluation(samples=samples, accuracy=accuracy, time_ms=event.time_ms, line=event.line)
+                found.append(replace(one, start_ms=start, stop_ms=end))
                 start = stop = None
             elif event.key == "run_stop":
                 break
@@ -197,12 +180,12 @@ class Run:
 
     @functools.cached_property
     def converged(self) -> bool:
-        """Whether run_stop says success, which is what the RCP checker goes by."""
+        """Whether run_stop says success, as the RCP checker defines it."""
         return self.status == "success"
 
     @functools.cached_property
     def rcp_reading(self) -> Reading:
-        """What the RCP checker takes from the log."""
+        """Samples and batch size as the RCP checker reads them."""
         return read_rcp(self.log)
 
     @functools.cached_property
@@ -213,6 +196,17 @@ class Run:
             return counted[-1]
         trained = number(self.log.value("train_samples"))
         return trained if trained and self.run_stop is not None else None
+
+    @property
+    def training_rate(self) -> float | None:
+        """Sequences a second from the first evaluation to the last, without them; None where the log has no times."""
+        count, spent = 0.0, 0.0
+        for before, after in itertools.pairwise(self.evaluations):
+            if before.samples is None or before.stop_ms is None or after.samples is None or after.start_ms is None:
+                return None
+            count += after.samples - before.samples
+            spent += after.start_ms - before.stop_ms
+        return 1000 * count / spent if spent > 0 else None
 
     @property
     def first_accuracy(self) -> float | None:
@@ -234,10 +228,10 @@ class Run:
     @functools.cached_property
     def evaluation_share(self) -> float | None:
         """Part of the clock that evaluations take; None where the log does not time them."""
-        seconds = [evaluation.seconds for evaluation in self.evaluations]
-        if not seconds or None in seconds or not self.minutes or self.minutes <= 0:
+        seconds = [evaluation.seconds for evaluation in self.evaluations if evaluation.seconds is not None]
+        if not seconds or len(seconds) < len(self.evaluations) or not self.minutes or self.minutes <= 0:
             return None
-        return sum(value for value in seconds if value is not None) / (self.minutes * 60)
+        return sum(seconds) / (self.minutes * 60)
 
     @functools.cached_property
     def throughput(self) -> list[tuple[float, float]]:

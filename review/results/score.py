@@ -13,7 +13,7 @@ from typing import Any
 
 from review.logs import tree
 from review.logs.mllog import Event, number, text
-from review.logs.output import ERROR, Finding, ReviewError
+from review.logs.output import Finding, ReviewError
 from review.results.energy import Energy, measure
 from review.results.run import TARGET_ACCURACY, Run, load_run
 from review.rulebook import rcp
@@ -26,7 +26,7 @@ _NOT_CONVERGED = 1e9  # samples of a run that did not converge, in the official 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a result is held to. ``train_samples``: the RCP test takes them, not epoch_num. ``rcp_file``: own points."""
+    """Options of the RCP test. ``train_samples``: takes them, not epoch_num. ``rcp_file``: reference points to use."""
 
     train_samples: bool = False
     rcp_file: Path | None = None
@@ -49,7 +49,7 @@ class Result:
     @functools.cached_property
     def division(self) -> str | None:
         """closed or open: by the system description, as the official checkers judge, else by the first log."""
-        described = tree.described_division(self.folder)
+        described = tree.description(self.folder).get("division")
         return described if described in ("closed", "open") else self._first("submission_division")
 
     @functools.cached_property
@@ -69,29 +69,23 @@ class Result:
         return self._first("submission_platform")
 
     def _first(self, key: str) -> str | None:
-        for run in self.runs:
-            event = run.log.first(key)
-            if event is not None and event.value not in (None, ""):
-                return text(event.value)
-        return None
+        values = (run.log.value(key) for run in self.runs)
+        return next((text(value) for value in values if value not in (None, "")), None)
 
     @functools.cached_property
     def name(self) -> str:
-        """What to call it: the system's folder in an MLCommons tree, else the folder."""
+        """Name of the system in an MLCommons tree, else of the folder."""
         folder = self.folder.resolve()
         return folder.parent.name if tree.system_file(self.folder) else folder.name
 
     @property
     def subtitle(self) -> str:
         """Submitter, platform, division, batch size and accelerators, as far as known."""
-        parts = [part for part in (self.organization, self.platform, self.division) if part]
-        if self.batch_size is not None:
-            parts.append(f"batch {self.batch_size:g}")
+        size = "" if self.batch_size is None else f"batch {self.batch_size:g}"
+        ranks = f"{self.processes} process{'es' if self.processes > 1 else ''}" if self.processes else ""
         if self.accelerators:
-            parts.append(f"{self.accelerators} accelerator{'s' if self.accelerators > 1 else ''}")
-        elif self.processes:
-            parts.append(f"{self.processes} process{'es' if self.processes > 1 else ''}")
-        return ", ".join(parts)
+            ranks = f"{self.accelerators} accelerator{'s' if self.accelerators > 1 else ''}"
+        return ", ".join(filter(None, (self.organization, self.platform, self.division, size, ranks)))
 
     @functools.cached_property
     def target(self) -> float:
@@ -122,7 +116,7 @@ class Result:
 
     @functools.cached_property
     def counted(self) -> list[Run]:
-        """Compliant runs with a time, fastest first: what the score is made of, before best and worst are dropped."""
+        """Compliant runs with a time, fastest first, before the score drops best and worst."""
         return _timed(run for run in self.runs if run.compliant)
 
     @functools.cached_property
@@ -158,7 +152,7 @@ class Result:
 
     @functools.cached_property
     def reached_kept(self) -> list[Run]:
-        """The runs of a raw olympic mean: those that say they reached the target, whatever rules their logs break."""
+        """Runs of the raw olympic mean: those that report success, compliant or not."""
         reached = _timed(run for run in self.runs if run.converged)
         return _without_best_and_worst(reached, len(self.runs) - len(reached))
 
@@ -176,18 +170,22 @@ class Result:
         """The energy of one of its runs; None where it was not measured."""
         return self.energy.runs[run.path].joules if self.energy else None
 
+    def rate_per_accelerator(self, run: Run) -> float | None:
+        """Sequences a second of one accelerator in one of its runs."""
+        rate = run.sequences_per_second
+        return rate / self.accelerators if rate and self.accelerators else None
+
     @functools.cached_property
     def median_minutes(self) -> float | None:
         """Median of every compliant run."""
-        minutes = [run.minutes for run in self.counted if run.minutes is not None]
-        return statistics.median(minutes) if minutes else None
+        return statistics.median(run.minutes or 0.0 for run in self.counted) if self.counted else None
 
     @functools.cached_property
     def mean_samples(self) -> float | None:
         """The samples that the RCP test takes: olympic mean, one run that did not converge counts as the slowest."""
         if self._rcp_obstacle or len(self.runs) < 3:
             return None
-        samples = [reading.samples for reading in self._rcp_readings]
+        samples = (reading.samples for reading in self._rcp_readings)
         return rcp.olympic_mean([_NOT_CONVERGED if value is None else value for value in samples])
 
     @functools.cached_property
@@ -208,10 +206,14 @@ class Result:
             return "more than one run did not converge"
         return None
 
+    @property
+    def _tested(self) -> bool:
+        return self.division == "closed" and rcp.has_points(self.ruleset, self.terms.rcp_file)
+
     @functools.cached_property
     def rcp_test(self) -> rcp.Verdict | None:
         """The RCP test; None where it does not apply: open division, a round without it, or too few runs."""
-        if self.division != "closed" or not rcp.has_points(self.ruleset, self.terms.rcp_file):
+        if not self._tested:
             return None
         if self._rcp_obstacle:
             return rcp.Verdict(passed=False, reason=self._rcp_obstacle, scaling_factor=1.0, point=self.rcp_point)
@@ -222,8 +224,7 @@ class Result:
     @functools.cached_property
     def rcp_point(self) -> rcp.Rcp | None:
         """The reference point of the batch size, closed division only."""
-        tested = self.division == "closed" and rcp.has_points(self.ruleset, self.terms.rcp_file)
-        if not tested or self.batch_size is None:
+        if not self._tested or self.batch_size is None:
             return None
         return rcp.find(self.batch_size, self.ruleset, self.terms.rcp_file)[0]
 
@@ -234,7 +235,7 @@ class Result:
 
     @functools.cached_property
     def scaling_factor(self) -> float:
-        """What the time is multiplied by where the runs converged faster than the reference mean."""
+        """Factor of the time where the runs converged faster than the reference mean, else 1."""
         return self.rcp_test.scaling_factor if self.rcp_test and self.rcp_test.passed else 1.0
 
     @functools.cached_property
@@ -329,41 +330,31 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
     """
     found: list[Finding] = []
     seen: dict[tuple[Any, ...] | None, Run] = {}
-
-    def add(run: Run, message: str, rule: str, hint: str, at: Event | None = None) -> None:
-        found.append(run.finding(ERROR, message, rule, hint, at, "seed", "seeds"))
-
     for run in runs:
         events = run.log.all("seed")
-        if run.log.errors:
-            broken = run.log.errors[0]
-            rule, hint = "the seed checker reads every line of each log", "remove the broken line, or run again"
-            add(run, f"cannot be read, since a line {broken.reason}", rule, hint)
-            found[-1] = replace(found[-1], line=broken.line)
-            continue
-        if not run.log.events:
-            rule, hint = "a log has MLLOG lines", "see what is said of the log itself"
-            add(run, "cannot be read: the file has no MLLOG lines", rule, hint)
-        elif not events:
-            add(run, "is missing", "every run logs a seed", "log the run's seed once, on rank 0")
         places = [_place(event) for event in events]
-        if None in places:
-            rule, hint = "a seed is an integer, with metadata file and lineno", "log it with mllog"
-            add(run, "is not a seed that can be compared", rule, hint, events[places.index(None)])
-            continue
-        for event, place in zip(events, places, strict=True):
-            if place in seen:
-                rule = "no two runs log one seed from one line of the code, and no run logs it twice"
-                hint = "leave SEED unset, log it on rank 0 alone, and run again"
-                where = "twice" if seen[place] is run else f"as in {seen[place].path.name}"
-                add(run, f"is {int(event.value)}, {where}", rule, hint, event)
-            else:
-                seen[place] = run
+        if run.log.errors:
+            first = run.log.errors[0]
+            message = f"cannot be read, since a line {first.reason}"
+            found.append(replace(run.broken("seed_unreadable", message, key="seed"), line=first.line))
+        elif not run.log.events:
+            found.append(run.broken("seed_no_lines", "cannot be read: the file has no MLLOG lines", key="seed"))
+        elif not events:
+            found.append(run.broken("seed_missing", "is missing", key="seed"))
+        elif None in places:
+            odd = events[places.index(None)]
+            found.append(run.broken("seed_odd", "is not a seed that can be compared", odd))
+        else:
+            for event, place in zip(events, places, strict=True):
+                if place in seen:
+                    where = "twice" if seen[place] is run else f"as in {seen[place].path.name}"
+                    found.append(run.broken("seed_again", f"is {int(event.value)}, {where}", event))
+                seen.setdefault(place, run)
     return found
 
 
 def _place(event: Event) -> tuple[Any, ...] | None:
-    """What the seed checker compares; None where it cannot."""
+    """Key by which the seed checker compares; None where it cannot."""
     try:
         place = (event.metadata["file"], event.metadata["lineno"], int(event.value))
         hash(place)

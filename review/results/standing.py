@@ -12,12 +12,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from review.logs.mllog import number, text
-from review.logs.output import duration
+from review.logs.output import duration, pick
 from review.results.gate import Miss, first_miss
 from review.results.run import TARGET_ACCURACY, Run
 from review.results.score import Result
@@ -29,9 +31,9 @@ _ACCURACIES = (
     0.7155, 0.7163, 0.7170, 0.7177, 0.7181, 0.7187, 0.7192, 0.7197, 0.7201,
 )
 # fmt: on
-_CURVE = tuple((accuracy, (index + 2) / 20) for index, accuracy in enumerate(_ACCURACIES))
-# (share, relative standard error of a projection by the curve there), larger than on the curve's own runs.
-_CURVE_ERRORS = ((0.3, 1.0), (0.4, 0.4), (0.5, 0.22), (0.6, 0.14), (0.7, 0.10), (0.8, 0.07), (0.9, 0.05), (1.0, 0.04))
+_SHARES = [(index + 2) / 20 for index in range(len(_ACCURACIES))]
+# Relative standard errors of a projection by the curve at shares of the run, larger than on the curve's own runs.
+_KNOWN_SHARES, _CURVE_ERRORS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (1.0, 0.4, 0.22, 0.14, 0.10, 0.07, 0.05, 0.04)
 _RCP_ERROR = 0.17  # relative standard error of the RCP mean as the projection of one run
 _FITTED = 4  # evaluations that the projection to another target is fitted to
 _STALLED_SECONDS = 60.0
@@ -39,20 +41,12 @@ _STALLED_SECONDS = 60.0
 
 def curve_share(accuracy: float) -> float:
     """The share of its samples at which a run to 0.720 has this accuracy, by interpolation; 0 below the curve."""
-    return 0.0 if accuracy < _ACCURACIES[0] else _interpolate(_CURVE, accuracy)
-
-
-def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Linear between the points, constant outside."""
-    for (low, start), (high, end) in itertools.pairwise(points):
-        if x <= high:
-            return start + (end - start) * (max(x, low) - low) / (high - low)
-    return points[-1][1]
+    return float(np.interp(accuracy, _ACCURACIES, _SHARES, left=0.0))
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A run at ``now_ms``, a Unix time in milliseconds. What cannot be known yet is None."""
+    """A run at ``now_ms``, a Unix time in milliseconds. None: not known yet."""
 
     result: Result
     now_ms: float
@@ -88,10 +82,10 @@ class Standing:
     @functools.cached_property
     def elapsed(self) -> float | None:
         """Seconds since run_start."""
-        if self.run.run_start is None:
+        start, stop = self.run.run_start, self.run.run_stop
+        if start is None:
             return None
-        end = self.run.run_stop.time_ms if self.run.run_stop else max(self.now_ms, self.run.run_start.time_ms)
-        return number((end - self.run.run_start.time_ms) / 1000)
+        return number(((stop.time_ms if stop else max(self.now_ms, start.time_ms)) - start.time_ms) / 1000)
 
     @functools.cached_property
     def silent(self) -> float | None:
@@ -102,7 +96,7 @@ class Standing:
 
     @functools.cached_property
     def stalled(self) -> bool:
-        """Whether the log is silent for longer than thrice the longest silence so far, and for a minute."""
+        """Whether the log has been silent for over a minute, and over three times its longest silence so far."""
         times = [event.time_ms for event in self.run.log.events]
         longest = max((b - a for a, b in itertools.pairwise(times)), default=0.0) / 1000
         return self.silent is not None and self.silent > max(_STALLED_SECONDS, 3 * longest)
@@ -110,14 +104,17 @@ class Standing:
     @functools.cached_property
     def rate(self) -> float | None:
         """Samples a second while training: the last measured span."""
-        spans = self.run.throughput
-        return spans[-1][1] if spans else None
+        return self.run.throughput[-1][1] if self.run.throughput else None
+
+    @functools.cached_property
+    def _counted(self) -> list[tuple[float, float]]:
+        """(samples, accuracy) of every evaluation that counts samples."""
+        return [(e.samples, e.accuracy) for e in self.run.evaluations if e.samples]
 
     @functools.cached_property
     def interval(self) -> float | None:
         """Samples between evaluations."""
-        counts = [e.samples for e in self.run.evaluations if e.samples]
-        return counts[-1] / len(counts) if counts else None
+        return self._counted[-1][0] / len(self._counted) if self._counted else None
 
     @functools.cached_property
     def samples(self) -> float | None:
@@ -143,14 +140,13 @@ class Standing:
         """(samples to the target, their standard error), by the accuracies so far and the RCP mean."""
         if self.reached and self.run.samples:
             return self.run.samples, 0.0
-        counted = [(e.samples, e.accuracy) for e in self.run.evaluations if e.samples]
         if self.target != TARGET_ACCURACY:
-            return _extrapolate(counted[-_FITTED:], self.target)
+            return _extrapolate(self._counted[-_FITTED:], self.target)
         guesses = [] if self.result.rcp_point is None else [(self.result.rcp_point.mean, _RCP_ERROR)]
-        shares = [(samples, curve_share(accuracy)) for samples, accuracy in counted[-2:]]
+        shares = [(samples, curve_share(accuracy)) for samples, accuracy in self._counted[-2:]]
         if shares and all(share > 0 for _, share in shares):
             by_curve = sum(samples / share for samples, share in shares) / len(shares)
-            guesses.append((by_curve, _interpolate(_CURVE_ERRORS, shares[-1][1])))
+            guesses.append((by_curve, float(np.interp(shares[-1][1], _KNOWN_SHARES, _CURVE_ERRORS))))
         if not guesses:
             return None
         weight = sum(error**-2 for _, error in guesses)
@@ -195,65 +191,50 @@ class Standing:
         """For JSON."""
         projected, error = self.projection or (None, None)
         return {
-            "file": self.run.path,
-            "phase": self.phase,
-            "done": self.done,
-            "stalled": self.stalled,
-            "elapsed_seconds": self.elapsed,
-            "samples": self.samples,
-            "sequences_per_second": self.rate,
+            **pick(self, "file=run.path phase done stalled elapsed_seconds=elapsed samples sequences_per_second=rate"),
             "evaluations": len(self.run.evaluations),
-            "accuracy": self.run.final_accuracy,
-            "target": self.target,
+            **pick(self, "accuracy=run.final_accuracy target"),
             "projected_samples": projected,
             "projected_samples_error": error,
-            "share": self.share,
-            "eta_seconds": self.eta,
+            **pick(self, "share eta_seconds=eta"),
             "rcp_margin_samples": self.rcp_margin and self.rcp_margin[0],
             "outside_published": self.miss,
         }
 
     def line(self) -> str:
         """All of it in one line of text."""
-        parts = [self.phase]
-        if self.samples is not None:
-            parts.append(f"{self.samples:,.0f} samples")
-        if self.run.evaluations:
-            parts.append(f"accuracy {self.run.final_accuracy:.4f} of {self.target:g}")
-        if self.rate:
-            parts.append(f"{self.rate:,.0f} sequences/s")
-        if self.elapsed is not None:
-            parts.append(f"{duration(self.elapsed)} elapsed")
-        if self.eta is not None:
-            parts.append(f"{duration(self.eta)} to go")
-        if self.rcp_margin is not None:
-            parts.append(f"RCP margin {margin(self.rcp_margin)}")
-        if self.miss is not None:
-            parts.append(f"{self.miss.describe()} (likely: {self.miss.causes[0]})")
-        if self.stalled:
-            parts.append(f"no new line for {duration(self.silent)}")
-        return text(", ".join(parts))
+        run, miss = self.run, self.miss
+        parts = {
+            self.phase: True,
+            f"{self.samples or 0:,.0f} samples": self.samples is not None,
+            f"accuracy {run.final_accuracy or 0:.4f} of {self.target:g}": run.evaluations,
+            f"{self.rate or 0:,.0f} sequences/s": self.rate,
+            f"{duration(self.elapsed)} elapsed": self.elapsed is not None,
+            f"{duration(self.eta)} to go": self.eta is not None,
+            f"RCP margin {self.margin}": self.rcp_margin,
+            f"{miss.describe()} (likely: {miss.causes[0]})" if miss else "": miss,
+            f"no new line for {duration(self.silent)}": self.stalled,
+        }
+        return text(", ".join(part for part, known in parts.items() if known))
 
-
-def margin(value: tuple[float, float]) -> str:
-    """A margin in samples with its error."""
-    error = f" +- {value[1]:,.0f}" if value[1] else ""
-    return f"{value[0]:+,.0f}{error} samples"
+    @property
+    def margin(self) -> str:
+        """The RCP margin in samples with its error; a dash where it is not known."""
+        if self.rcp_margin is None:
+            return "-"
+        margin, error = self.rcp_margin
+        return f"{margin:+,.0f}{f' +- {error:,.0f}' if error else ''} samples"
 
 
 def _extrapolate(counted: list[tuple[float, float]], target: float) -> tuple[float, float] | None:
     """Where a straight line through accuracy over log samples meets the target; None where it does not rise."""
-    if len(counted) < 2:
-        return None
     x, y = [math.log(samples) for samples, _ in counted], [accuracy for _, accuracy in counted]
-    center, middle = math.fsum(x) / len(x), math.fsum(y) / len(y)
-    spread = math.fsum((value - center) ** 2 for value in x)
-    rise = math.fsum((a - center) * (b - middle) for a, b in zip(x, y, strict=True))
-    if spread <= 0 or rise <= 0:
+    if len(set(x)) < 2:
         return None
-    exponent = center + (target - middle) * spread / rise
+    rise, start = statistics.linear_regression(x, y)
+    exponent = (target - start) / rise if rise > 0 else math.inf
     if exponent > 50:  # beyond any run
         return None
     projected = max(math.exp(exponent), counted[-1][0])
-    residual = math.fsum((b - middle - rise / spread * (a - center)) ** 2 for a, b in zip(x, y, strict=True))
-    return projected, projected * math.sqrt(residual / len(x)) * spread / rise
+    residual = math.fsum((b - start - rise * a) ** 2 for a, b in zip(x, y, strict=True))
+    return projected, projected * math.sqrt(residual / len(x)) / rise

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from review.logs.mllog import text
 from review.logs.output import ERROR, Column, Finding, number_text, rate_text
 from review.results.run import Run
 from review.results.score import Result
 
-_COLUMNS = (
-    Column("run"),
-    Column("seed", right=True, drop=5),
-    Column("status"),
-    Column("init s", right=True, drop=4),
-    Column("minutes", right=True),
-    Column("evals", right=True, drop=3),
-    Column("samples", right=True),
-    Column("first acc", right=True, drop=6),
-    Column("final acc", right=True),
-    Column("seq/s", right=True, drop=7),
-    Column("/accel", right=True, drop=2),
-    Column("eval %", right=True, drop=1),
-    Column("kJ", right=True, drop=2),
-    Column("compliance"),
-)
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * value
+
+
+def _seed(run: Run) -> str:
+    others = len(set(map(repr, run.seeds))) - 1
+    return text(run.seeds[0])[:12] + (f" +{others}" if others else "") if run.seeds else "-"
+
+
+_COLUMNS: dict[Column, Callable[[Run, Result], str]] = {
+    Column("run"): lambda run, _: run.name,
+    Column("seed", right=True, drop=5): lambda run, _: _seed(run),
+    Column("status"): lambda run, _: text(run.status),
+    Column("init s", right=True, drop=4): lambda run, _: number_text(run.init_seconds, ",.1f"),
+    Column("minutes", right=True): lambda run, _: number_text(run.minutes, ",.4f"),
+    Column("evals", right=True, drop=3): lambda run, _: str(len(run.evaluations)),
+    Column("samples", right=True): lambda run, _: number_text(run.samples, ",.0f"),
+    Column("first acc", right=True, drop=6): lambda run, _: number_text(run.first_accuracy, ".4f"),
+    Column("final acc", right=True): lambda run, _: number_text(run.final_accuracy, ".4f"),
+    Column("seq/s", right=True, drop=7): lambda run, _: rate_text(run.sequences_per_second),
+    Column("/accel", right=True, drop=2): lambda run, result: rate_text(result.rate_per_accelerator(run)),
+    Column("eval %", right=True, drop=1): lambda run, _: number_text(_scaled(run.evaluation_share, 100), ".1f"),
+    Column("kJ", right=True, drop=2): lambda run, result: number_text(_scaled(result.joules(run), 1 / 1000), ",.1f"),
+    Column("compliance"): lambda run, _: first_reason(run.findings),
+}
 
 
 def columns(result: Result) -> list[Column]:
@@ -34,24 +44,7 @@ def columns(result: Result) -> list[Column]:
 
 def cells(run: Run, result: Result) -> dict[str, str]:
     """Cells of a run by the heading of their column."""
-    rate, share, joules = run.sequences_per_second, run.evaluation_share, result.joules(run)
-    more = len(set(map(repr, run.seeds))) - 1
-    return {
-        "run": run.name,
-        "seed": text(run.seeds[0])[:12] + (f" +{more}" if more else "") if run.seeds else "-",
-        "status": text(run.status),
-        "init s": number_text(run.init_seconds, ",.1f"),
-        "minutes": number_text(run.minutes, ",.4f"),
-        "evals": str(len(run.evaluations)),
-        "samples": number_text(run.samples, ",.0f"),
-        "first acc": number_text(run.first_accuracy, ".4f"),
-        "final acc": number_text(run.final_accuracy, ".4f"),
-        "seq/s": rate_text(rate),
-        "/accel": rate_text(rate / result.accelerators if rate and result.accelerators else None),
-        "eval %": number_text(None if share is None else 100 * share, ".1f"),
-        "kJ": number_text(None if joules is None else joules / 1000, ",.1f"),
-        "compliance": first_reason(run.findings),
-    }
+    return {column.heading: cell(run, result) for column, cell in _COLUMNS.items()}
 
 
 def first_reason(findings: Sequence[Finding]) -> str:

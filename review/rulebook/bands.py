@@ -12,11 +12,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from review.logs.output import ReviewError
 
 _LEAST_RUNS = 10
 _ROUNDING = 3e-4  # accuracy
 TABLE = Path(__file__).with_name("published_curves.json")
+
+
+@dataclass(frozen=True)
+class Point:
+    """An accuracy after so many samples, and what the runs of a band had there."""
+
+    samples: float
+    accuracy: float
+    low: float
+    high: float
+    room: float  # how far outside of the band a sound run may lie
+
+    @property
+    def verdict(self) -> str:
+        """as published, near, low or high."""
+        if self.low <= self.accuracy <= self.high:
+            return "as published"
+        if self.low - self.room <= self.accuracy <= self.high + self.room:
+            return "near"
+        return "low" if self.accuracy < self.low else "high"
+
+    @property
+    def sound(self) -> bool:
+        """Whether a sound run may have it."""
+        return self.verdict in ("as published", "near")
 
 
 @dataclass(frozen=True)
@@ -33,24 +60,28 @@ class Band:
     recipe: dict[str, float] = field(default_factory=dict)
     results: tuple[str, ...] = ()
 
-    def room(self, low: float, high: float) -> float:
-        """How far outside a sound run may lie: of few runs, a new one is easily the lowest or the highest."""
-        return (high - low) * min(1.0, _LEAST_RUNS / self.runs) + _ROUNDING
-
     def at(self, samples: float) -> tuple[float, float] | None:
         """Smallest and largest accuracy after ``samples``, on the line between the points; None outside of them.
 
         An evaluation comes at the first whole step after its point, so one point more than a step away is as good.
         """
-        first, last = self.points[0][0], self.points[-1][0]
-        if samples < first - self.batch_size or samples > last + self.batch_size:
+        known, low, high = zip(*self.points, strict=True)
+        if not known[0] - self.batch_size <= samples <= known[-1] + self.batch_size:
             return None
-        samples = min(max(samples, first), last)
-        for (left, *low), (right, *high) in zip(self.points, self.points[1:], strict=False):
-            if left <= samples <= right:
-                share = (samples - left) / (right - left)
-                return low[0] + share * (high[0] - low[0]), low[1] + share * (high[1] - low[1])
-        return self.points[0][1:]
+        return float(np.interp(samples, known, low)), float(np.interp(samples, known, high))
+
+    def hold(self, samples: float, accuracy: float, least_room: float = 0.0) -> Point | None:
+        """An accuracy beside the band; None outside of its points.
+
+        Of few runs, a new one is easily the lowest or the highest: the room is a share of the band, and at least
+        ``least_room``.
+        """
+        bounds = self.at(samples)
+        if bounds is None:
+            return None
+        low, high = bounds
+        room = (high - low) * min(1.0, _LEAST_RUNS / self.runs) + _ROUNDING
+        return Point(samples, accuracy, low, high, max(room, least_room))
 
 
 @functools.cache

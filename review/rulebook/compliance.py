@@ -14,12 +14,14 @@ import importlib.util
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
 
 from review.logs.mllog import Event, Log, number, text
 from review.logs.output import ERROR, WARNING, Finding, ReviewError
+from review.rulebook.rules import official
 
 DEFAULT_RULESET = "5.0.0"  # the last with BERT; the tools' own default is a later one
 BENCHMARK = "bert"
@@ -27,31 +29,6 @@ _NO_EVENTS = "a log has MLLOG lines"
 _ONE_OBJECT = "every line with :::MLLOG is one JSON object"
 _KNOWN_RULES = "the division and the benchmark are known"
 _Rules = dict[str, dict[str, Any]]
-
-_ORDER = {
-    "s['init_started']": "comes before any init_start",
-    "not s['init_stopped']": "comes after init_stop",
-    "not s['run_started']": "comes after run_start",
-    "( s['init_stopped'] == True )": "comes before init_stop",
-    "s['run_started']": "comes before run_start",
-}
-
-_HINTS = {
-    "cache_clear": "log it with value true before init_start, once the page caches are dropped",
-    "init_start": "log it first, before anything is built",
-    "init_stop": "log it after the warm-up, right before run_start",
-    "run_start": "log it once, after init_stop and before the data set is touched",
-    "run_stop": "log it at the end with metadata status success or aborted; a log without it is of a run that died",
-    "submission_division": "log closed or open",
-    "submission_benchmark": "log bert",
-    "seed": "log the run's seed once, on rank 0",
-    "train_samples": "log the sequences trained on at the end of the run",
-    "eval_samples": "log 10000",
-    "eval_accuracy": "log it after every evaluation, with metadata epoch_num = sequences trained so far",
-    "global_batch_size": "log the sequences of one optimizer step over all ranks, once, on rank 0",
-    "gradient_accumulation_steps": "log the micro-batches of one step, at least 1",
-    "opt_lamb_epsilon": "log the epsilon of LAMB, once, on rank 0",
-}
 
 
 def evaluation_interval(batch_size: float) -> int:
@@ -112,10 +89,8 @@ def _code(source: str, mode: str) -> CodeType:
 def _names(event: Event) -> dict[str, Any]:
     """What snippets know of a line."""
     value = {"value": event.value, "metadata": event.metadata}
-    line = SimpleNamespace(
-        full_string=event.text, key=event.key, lineno=event.line, timestamp=event.time_ms, value=value
-    )
-    return {"ll": line, "v": value}
+    place = {"full_string": event.text, "lineno": event.line, "timestamp": event.time_ms}
+    return {"ll": SimpleNamespace(key=event.key, value=value, **place), "v": value}
 
 
 class _Check:
@@ -127,18 +102,11 @@ class _Check:
         self.general: list[Finding] = []
         self.state: dict[str, Any] = {}
 
-    def say(
-        self,
-        message: str,
-        rule: str,
-        key: str | None = None,
-        event: Event | None = None,
-        severity: str = ERROR,
-        crash: bool = False,
-    ) -> None:
-        line = event.line if event else None
-        found = Finding(severity, message, "compliance", self.log.path, line, key, rule, _hint(key, rule), crash)
-        (self.general if key is None else self.by_key.setdefault(key, [])).append(found)
+    def say(self, message: str, rule: str, key: str | None = None, event: Event | None = None, **more: Any) -> None:
+        """``more``: severity, crash."""
+        place = {"file": self.log.path, "line": event.line if event else None, "key": key}
+        found = Finding(ERROR, message, "compliance", rule=rule, hint=_hint(key, rule), **place)  # type: ignore[arg-type]
+        (self.general if key is None else self.by_key.setdefault(key, [])).append(replace(found, **more))
 
     def apply(self, blocks: _Rules, keys: _Rules) -> None:
         """Applies one file of rules to every line."""
@@ -160,11 +128,10 @@ class _Check:
             reported[event.key].append(event)
             names = _names(event)
             if not (repeated and "submission_" in event.key):
-                self._execute(event, _snippets(rule, "PRE"), names)
-                self._evaluate(event, _snippets(rule, "CHECK"), names)
-                self._execute(event, _snippets(rule, "POST"), names)
+                for kind in ("PRE", "CHECK", "POST"):
+                    self._check_line(event, kind, rule, names)
             if not repeated:
-                self._evaluate(event, _snippets(rule, "FIRST_CHECK"), names)
+                self._check_line(event, "FIRST_CHECK", rule, names)
         for key, rule in keys.items():
             for source in _snippets(rule, "ATLEAST_ONE_CHECK") if reported[key] else ():
                 self._check_at_least_one(key, source, reported[key])
@@ -183,17 +150,16 @@ class _Check:
         except Exception:
             return False
 
-    def _execute(self, event: Event, sources: Iterator[str], names: dict[str, Any]) -> None:
-        for source in sources:
+    def _check_line(self, event: Event, kind: str, rule: dict[str, Any], names: dict[str, Any]) -> None:
+        for source in _snippets(rule, kind):
+            if kind.endswith("CHECK"):
+                if not self._true(source, names):
+                    self.say(_describe_failure(event, source, self.state["s"]), source, event.key, event)
+                continue
             try:
                 exec(_code(source, "exec"), self.state, names)
             except Exception as error:
                 self.say(f"cannot be evaluated: {error}", source, event.key, event)
-
-    def _evaluate(self, event: Event, sources: Iterator[str], names: dict[str, Any]) -> None:
-        for source in sources:
-            if not self._true(source, names):
-                self.say(_describe_failure(event, source, self.state["s"]), source, event.key, event)
 
     def _check_at_least_one(self, key: str, source: str, events: list[Event]) -> None:
         passed = False
@@ -211,9 +177,9 @@ class _Check:
         values = [event.value for event in reported[key]]
         if required == "EXACTLY_ONE" and len(values) > 1:
             same = all(value == values[0] for value in values)
-            told = "the same value, once is required" if same else "different values"
-            message = f"is logged {len(values)} times with {told}"
-            self.say(message, required, key, reported[key][1], WARNING if same else ERROR)
+            how = "the same value, once is required" if same else "different values"
+            message = f"is logged {len(values)} times with {how}"
+            self.say(message, required, key, reported[key][1], severity=WARNING if same else ERROR)
         elif required in ("EXACTLY_ONE", "AT_LEAST_ONE"):
             if not values:
                 self.say("is missing", required, key)
@@ -235,13 +201,10 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
     check = _Check(log, f"training_{ruleset}/common.yaml")
     if not (folder / check.queue[0]).is_file():
         raise ReviewError(f"no ruleset {ruleset}: there are {', '.join(rulesets())}")
+    hint = "keep other output off the line, or remove a cut-off line of a killed run"
     for error in log.errors:
-        message, hint = (
-            f"the line {error.reason}",
-            "keep other output off the line, or remove a cut-off line of a killed run",
-        )
-        place = (log.path, error.line, None)
-        check.general.append(Finding(ERROR, message, "compliance", *place, _ONE_OBJECT, hint, error.fatal))
+        place = (log.path, error.line, None, _ONE_OBJECT, hint, error.fatal)
+        check.general.append(Finding(ERROR, f"the line {error.reason}", "compliance", *place))
     if not log.events:
         check.say(f"no MLLOG lines{log.kind and ': it is '}{log.kind}", _NO_EVENTS)
         return check.general
@@ -274,8 +237,8 @@ def _hint(key: str | None, rule: str) -> str | None:
     """What to do about a broken rule."""
     if "first_init_start" in rule:
         return "initialise faster, such as with compiled kernels kept from an earlier run"
-    if key in _HINTS:
-        return _HINTS[key]
+    if key in official()["hints"]:
+        return official()["hints"][key]
     if rule == _KNOWN_RULES:
         return "log submission_division closed or open, and submission_benchmark bert"
     if rule.startswith("AT_LEAST_ONE"):
@@ -301,8 +264,8 @@ def _describe_end(rule: str, state: dict[str, Any]) -> str:
 
 def _describe_failure(event: Event, rule: str, state: dict[str, Any]) -> str:
     """A broken rule in words."""
-    if rule in _ORDER:
-        return _ORDER[rule]
+    if rule in official()["words"]:
+        return official()["words"][rule]
     if "first_init_start" in rule:
         start, limit = number(state.get("first_init_start")), number(state.get("compile_time_mins")) or 30
         if start is not None and start < 9e99:

@@ -10,49 +10,18 @@ import json
 import locale
 import re
 from pathlib import Path
+from typing import Any
 
 from review.logs.mllog import text
-from review.logs.output import ERROR, NOTE, WARNING, Finding
+from review.logs.output import Finding
+from review.rulebook.rules import broken
 
-# Every field that the official checker requires, and whether the submission rules (policies, "System description
-# JSON") want more than an empty string.
-FIELDS = {
-    "submitter": True,
-    "division": True,
-    "status": True,
-    "system_name": True,
-    "number_of_nodes": True,
-    "host_processors_per_node": True,
-    "host_processor_model_name": True,
-    "host_processor_core_count": True,
-    "host_processor_vcpu_count": False,
-    "host_processor_frequency": False,
-    "host_processor_caches": False,
-    "host_processor_interconnect": False,
-    "host_memory_capacity": True,
-    "host_storage_type": True,
-    "host_storage_capacity": True,
-    "host_networking": True,
-    "host_networking_topology": True,
-    "host_memory_configuration": True,
-    "accelerators_per_node": True,
-    "accelerator_model_name": True,
-    "accelerator_host_interconnect": True,
-    "accelerator_frequency": False,
-    "accelerator_on-chip_memories": False,
-    "accelerator_memory_configuration": True,
-    "accelerator_memory_capacity": True,
-    "accelerator_interconnect": True,
-    "accelerator_interconnect_topology": False,
-    "cooling": True,
-    "hw_notes": False,
-    "framework": True,
-    "other_software_stack": True,
-    "operating_system": True,
-    "sw_notes": False,
-}
+# Each field: what asks for it (an empty string will do where nothing does), what `system` asks and takes by default.
+TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("fields.json").read_text(encoding="utf-8"))
 # Fields of the submission rules' form that the official checker does not ask for; most published files have them.
-ASKED = ("host_network_card_count", "system_type")
+ASKED = tuple(name for name, field in TABLE.items() if field.get("needed") == "by the form")
+# Those that it requires, and whether the submission rules (policies, "System description JSON") want an answer.
+FIELDS = {name: "needed" in field for name, field in TABLE.items() if name not in ASKED}
 STATUSES = (
     "Available on-premise",
     "Available cloud",
@@ -61,17 +30,9 @@ STATUSES = (
 )
 DIVISIONS = ("closed", "open")
 # The official checker joins these to a line of a table and crashes on what is not a string.
-_STRINGS = (
-    "submitter",
-    "system_name",
-    "host_processor_model_name",
-    "host_processor_core_count",
-    "accelerator_model_name",
-    "accelerators_per_node",
-    "framework",
-)
+_STRINGS = tuple(name for name, field in TABLE.items() if "string" in field)
 _BLANK: tuple[object, ...] = (None, "", {}, [])
-_COUNTS = ("number_of_nodes", "accelerators_per_node")
+COUNTS = tuple(name for name, field in TABLE.items() if "count" in field)
 
 
 def listed(value: object) -> str:
@@ -87,62 +48,41 @@ def listed(value: object) -> str:
 def check_description(path: Path, ruleset: str) -> list[Finding]:
     """What is wrong with a system description: source "system" is official, source "rules" is ours."""
     found: list[Finding] = []
-    content = ""
-
-    def say(severity: str, source: str, message: str, rule: str, hint: str, key: str | None = None) -> None:
-        match = re.search(rf'"{re.escape(key)}"\s*:', content) if key else None
-        line = content.count("\n", 0, match.start()) + 1 if match else None
-        found.append(Finding(severity, message, source, path, line, key, rule, hint))
-
-    rule = "every system with results has systems/SYSTEM.json"
-    if path.exists() and not path.is_file():  # to open a pipe would wait for its writer
-        say(ERROR, "system", "is not a regular file", rule, "write it with `python -m review system`")
-        return found
     try:
+        if path.exists() and not path.is_file():  # to open a pipe would wait for its writer
+            return [broken("description", "is not a regular file", path)]
         content = path.read_text(locale.getpreferredencoding(False))  # which the official checker takes as well
         fields = json.loads(content)
     except FileNotFoundError:
-        say(ERROR, "system", "is missing", rule, "write it with `python -m review system`")
-        return found
+        return [broken("description", "is missing", path)]
     except OSError as error:
-        say(ERROR, "system", f"cannot be read: {error.strerror}", rule, "make it readable")
-        return found
+        return [broken("description_readable", f"cannot be read: {error.strerror}", path)]
     except (ValueError, RecursionError) as error:
-        say(ERROR, "system", f"is not JSON: {error}", rule, "correct it there, or write it anew")
-        return found
+        return [broken("description_json", f"is not JSON: {error}", path)]
     if not isinstance(fields, dict):
-        say(ERROR, "system", "is not a JSON object", rule, "write one object of field names and values")
-        return found
-    rule = "the 33 fields of a system description are there, empty or not"
-    hint = "add it; an empty string will do where nothing is known"
-    for key in FIELDS:
-        if key not in fields:
-            say(ERROR, "system", "is missing", rule, hint, key)
-    for key in _STRINGS:
-        if key in fields and not isinstance(fields[key], str):
-            rule = "values are strings, the official checker crashes on others"
-            say(ERROR, "system", "is not a string", rule, 'put it into quotes, such as "8"', key)
+        return [broken("description_object", "is not a JSON object", path)]
+
+    def say(rule: str, message: str, key: str, **values: str) -> None:
+        match = re.search(rf'"{re.escape(key)}"\s*:', content)
+        line = content.count("\n", 0, match.start()) + 1 if match else None
+        found.append(broken(rule, message, path, line, key, **values))
+
+    for key in (key for key in FIELDS if key not in fields):
+        say("field", "is missing", key)
+    for key in (key for key in _STRINGS if key in fields and not isinstance(fields[key], str)):
+        say("field_string", "is not a string", key)
     status, division, major = fields.get("status", STATUSES[0]), fields.get("division", "closed"), ruleset.split(".")[0]
     if status not in STATUSES and major.isdigit() and int(major) >= 4:
-        rule = f"status is one of {', '.join(STATUSES)}"
-        say(ERROR, "system", f"is {status!r}", rule, "choose one of them", "status")
+        say("field_status", f"is {status!r}", "status", statuses=", ".join(STATUSES))
     if division not in DIVISIONS:
-        rule = "with anything but closed, in lower case, the official checkers skip seeds and RCP"
-        say(ERROR, "rules", f"is {division!r}", rule, "write closed or open", "division")
-    for key in _COUNTS:
+        say("field_division", f"is {division!r}", "division")
+    for key in COUNTS:
         value = fields.get(key)
         if isinstance(value, str) and value.strip() and not value.strip().isdigit():
-            rule = "the official summarizer reads it as an integer and crashes on others"
-            say(ERROR, "rules", f"is {value!r}", rule, 'write a number, such as "8"', key)
-    for key in ASKED:
-        if fields.get(key) in _BLANK:
-            rule = "the form of the submission rules has this field"
-            say(NOTE, "rules", "is blank", rule, "`python -m review system --update` fills it in", key)
-    for key, filled in FIELDS.items():
-        if key in _COUNTS and fields.get(key, 0) in _BLANK:
-            rule = "the official summarizer reads it as an integer and crashes on a blank"
-            say(ERROR, "rules", "is blank", rule, 'write a number; "0" accelerators for none', key)
-        elif filled and fields.get(key, 0) in _BLANK:
-            hint = 'fill it in, or write "N/A" with a reason in a note'
-            say(WARNING, "rules", "is blank", "the submission rules want a meaningful response", hint, key)
+            say("field_count", f"is {value!r}", key)
+    for key in (key for key in ASKED if fields.get(key) in _BLANK):
+        say("field_asked", "is blank", key)
+    for key in (key for key in FIELDS if fields.get(key, 0) in _BLANK):
+        if key in COUNTS or FIELDS[key]:
+            say("field_count_blank" if key in COUNTS else "field_blank", "is blank", key)
     return found

@@ -19,7 +19,7 @@ import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ class Outcome:
     passed: bool
     messages: tuple[str, ...] = ()
     crash: str | None = None
+
+    def renamed(self, name: Callable[[str], str]) -> Outcome:
+        """The same with paths of the original in its words, not of the copy that was checked."""
+        return replace(self, messages=tuple(map(name, self.messages)), crash=self.crash and name(self.crash))
 
 
 @contextlib.contextmanager
@@ -107,7 +111,7 @@ def _judge(tool: str, call: Callable[[list[logging.LogRecord]], bool], sender: C
     with _captured() as records:
         try:
             passed = bool(call(records))
-        except (Exception, SystemExit) as error:  # whatever an official tool raises is its verdict on this input
+        except (Exception, SystemExit) as error:  # any exception is its verdict on this input
             passed, crash = False, f"{type(error).__name__}: {error}"
     messages = tuple(_ordered(record.getMessage().strip()) for record in records if record.levelno >= logging.WARNING)
     sender.send(Outcome(tool=tool, passed=passed, messages=messages, crash=crash))
@@ -137,7 +141,9 @@ def check_compliance(path: Path, ruleset: str) -> Outcome:
 
 
 def check_system(path: Path, ruleset: str) -> Outcome:
-    """The system description checker on one JSON file."""
+    """The system description checker on one JSON file; of a pipe it would wait for the writer."""
+    if path.exists() and not path.is_file():
+        return Outcome(tool="system_desc_checker", passed=False, crash=f"{path.name} is not a regular file")
     module = _module("system_desc_checker.system_desc_checker")
     return _run("system_desc_checker", lambda _: module.check_system_desc(str(path), USAGE, ruleset)[0])
 
@@ -163,7 +169,7 @@ def check_power(folder: Path, logs: Iterable[Path], ruleset: str) -> tuple[froze
     with _captured():
         try:
             return frozenset(checker.check_power(str(folder), list(map(str, logs)))[1]), None
-        except Exception as error:  # whatever it raises is its verdict on this folder
+        except Exception as error:  # any exception is its verdict on this folder
             return frozenset(), f"{type(error).__name__}: {error}"
 
 

@@ -11,7 +11,7 @@ import functools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Rcp:
     interpolated_from: tuple[int, int] | None = None
 
     def describe(self, batch_size: float | None = None) -> str:
-        """What the test demands in words, and whence. ``batch_size``: of the runs that are held to this point."""
+        """Mean and minimum in words, and their origin. ``batch_size``: that of the runs."""
         how = "exact" if self.interpolated_from is None else "between {:,} and {:,}".format(*self.interpolated_from)
         if batch_size is not None and self.batch_size != batch_size:
             how = f"of batch {self.batch_size:,}, the smallest with one"
@@ -123,16 +123,9 @@ def points(ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> tuple[Rc
             raise ReviewError(f"{file}: {name}: 3 runs or more expected, of {2 * RUNS} the rules take their statistics")
         mean, center = olympic_mean(runs), math.fsum(runs) / len(runs)
         std = math.sqrt(math.fsum((value - center) ** 2 for value in runs) / len(runs))
-        found.append(
-            Rcp(
-                batch_size=int(size),
-                mean=mean,
-                std=std,
-                minimum=minimum_mean(mean, std, len(runs) - 2),
-                runs=tuple(sorted(runs)),
-                hyperparameters=fields.get("Hyperparams") or {},
-            )
-        )
+        minimum, known = minimum_mean(mean, std, len(runs) - 2), fields.get("Hyperparams") or {}
+        point = Rcp(batch_size=int(size), mean=mean, std=std, minimum=minimum)
+        found.append(replace(point, runs=tuple(sorted(runs)), hyperparameters=known))
     return tuple(sorted(found, key=lambda point: point.batch_size))
 
 
@@ -153,15 +146,9 @@ def pruned(ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> tuple[Rc
 
 def _interpolate(batch_size: int, low: Rcp, high: Rcp) -> Rcp:
     share = (batch_size - low.batch_size) / (high.batch_size - low.batch_size)
-    mean = low.mean + share * (high.mean - low.mean)
-    std = low.std + share * (high.std - low.std)
-    return Rcp(
-        batch_size=batch_size,
-        mean=mean,
-        std=std,
-        minimum=minimum_mean(mean, std, 2 * RUNS),
-        interpolated_from=(low.batch_size, high.batch_size),
-    )
+    mean, std = low.mean + share * (high.mean - low.mean), low.std + share * (high.std - low.std)
+    point = Rcp(batch_size=batch_size, mean=mean, std=std, minimum=minimum_mean(mean, std, 2 * RUNS))
+    return replace(point, interpolated_from=(low.batch_size, high.batch_size))
 
 
 def nearest(batch_size: float, ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> list[Rcp]:
@@ -216,11 +203,7 @@ def read_rcp(log: Log, train_samples: bool = False) -> Reading:
     ``train_samples``: the samples are those that the log sums up as train_samples, which the rules grant to BERT, and
     not the epoch_num of the evaluation that reached the target.
     """
-    batch_size: Any = NO_BATCH_SIZE
-    benchmark: Any = None
-    last: Any = None
-    samples: float | None = None
-    crash = None
+    batch_size, benchmark, last, samples, crash = NO_BATCH_SIZE, None, None, None, ""
     for event in log.events:
         line, metadata = event.text, event.metadata if isinstance(event.metadata, dict) else {}
         if "global_batch_size" in line:
@@ -240,13 +223,13 @@ def read_rcp(log: Log, train_samples: bool = False) -> Reading:
             samples = None
             if "status" not in metadata:
                 crash = f"line {event.line} has run_stop without a status"
-            elif metadata["status"] == "success" and last is None:
-                key = "train_samples" if train_samples else "eval_accuracy"
-                crash = f"line {event.line} has run_stop with success, and no {key} before it"
-            elif metadata["status"] == "success" and train_samples and number(last) is None:
-                crash = f"train_samples is {text(last)}, not a number"
             elif metadata["status"] == "success":
-                samples = last
+                samples, key = last, "train_samples" if train_samples else "eval_accuracy"
+                if last is None:
+                    crash = f"line {event.line} has run_stop with success, and no {key} before it"
+                elif train_samples and number(last) is None:
+                    crash = f"train_samples is {text(last)}, not a number"
             if crash:
                 break
-    return Reading(samples=None if crash else samples, batch_size=batch_size, benchmark=benchmark, crash=crash)
+    samples = None if crash else samples
+    return Reading(samples=samples, batch_size=batch_size, benchmark=benchmark, crash=crash or None)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import subprocess
 import tarfile
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import Any
 
 from review.logs.mllog import text
 from review.logs.output import ReviewError
@@ -41,29 +41,14 @@ class Code:
         """
         data = _git(self.repository, "archive", "--format=tar", self.commit)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            members = [member for member in tar.getmembers() if not _hidden(member.name)]
+            members = [member for member in tar.getmembers() if not re.search(r"(^|/)\.", member.name)]
             missing = sorted(set(SCRIPTS) - {member.name for member in members})
             if missing:
                 raise ReviewError(f"commit {self.commit} lacks {', '.join(missing)}, which a submission brings along")
             for member in members:
-                _write_member(tar, member, folder)
-
-
-def _hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in PurePosixPath(name).parts)
-
-
-def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    path = folder / member.name
-    if member.isdir():
-        path.mkdir(parents=True, exist_ok=True)
-    elif member.issym():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(member.linkname)
-    elif (file := tar.extractfile(member)) is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(file.read())
-        os.chmod(path, 0o755 if member.mode & 0o100 else 0o644)
+                member.mode = 0o755 if member.mode & 0o100 else 0o644  # whatever git's tar.umask
+            safe: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}  # Debian 12's Python has none
+            tar.extractall(folder, members, **safe)
 
 
 def find_code(repository: Path, runs: Path, commit: str | None, config: str | None) -> Code:
@@ -76,9 +61,8 @@ def find_code(repository: Path, runs: Path, commit: str | None, config: str | No
     try:
         full = _git(repository, "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}").decode().strip()
     except ReviewError:
-        raise ReviewError(
-            f"{repository} has no commit {text(wanted)}: fetch it, or name another with --commit"
-        ) from None
+        what = "fetch it, or name another with --commit"
+        raise ReviewError(f"{repository} has no commit {text(wanted)}: {what}") from None
     files = _git(repository, "ls-tree", "-r", "--name-only", "-z", full).decode("utf-8", "replace").split("\0")
     return Code(repository, full, _config(files, runs, config))
 
@@ -88,10 +72,8 @@ def _recorded_commit(repository: Path, runs: Path) -> str:
     if not isinstance(commit, str) or not commit:
         raise ReviewError(f"{runs / 'environment.json'} names no commit that ran: name it with --commit")
     if commit.endswith("-dirty"):
-        raise ReviewError(
-            f"the code that ran is {text(commit)}, in no commit: commit it and run again, or name with --commit the "
-            "one that holds it"
-        )
+        what = "commit it and run again, or name with --commit the one that holds it"
+        raise ReviewError(f"the code that ran is {text(commit)}, in no commit: {what}")
     # As `git describe --always` writes it: the commit, behind the last tag where there is one, or a tag alone.
     described = re.fullmatch(r"(?:.+-\d+-g)?([0-9a-f]{7,64})", commit)
     if described:
@@ -114,9 +96,8 @@ def _config(files: list[str], runs: Path, config: str | None) -> str:
     system = mlperf.get("system") if isinstance(mlperf, dict) else None
     name = f"configs/config_{system}.sh"
     if not isinstance(system, str) or name not in files:
-        raise ReviewError(
-            f"{runs / 'config.json'} does not say which config ran: name it with --config, such as configs/FILE.sh"
-        )
+        what = "name it with --config, such as configs/FILE.sh"
+        raise ReviewError(f"{runs / 'config.json'} does not say which config ran: {what}")
     return name
 
 

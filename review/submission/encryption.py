@@ -43,10 +43,10 @@ class Encryption:
             raise ReviewError(f"{self.tool} is not installed, which is needed to encrypt the archive")
         if self.passphrase_file is not None:
             try:
-                lines = self.passphrase_file.read_text(encoding="utf-8").splitlines()
+                first = self.passphrase_file.read_text(encoding="utf-8").partition("\n")[0]
             except (OSError, ValueError) as error:
                 raise ReviewError(f"--passphrase-file {self.passphrase_file}: cannot be read: {error}") from None
-            if not lines or not lines[0]:
+            if not first:
                 raise ReviewError(f"--passphrase-file {self.passphrase_file}: its first line is empty")
         if self.tool == "gpg":
             for key in self.recipients:
@@ -55,17 +55,13 @@ class Encryption:
     def encrypt(self, path: Path) -> Path:
         """Writes the encrypted file beside the plain one; returns it. Raises ReviewError."""
         output = path.with_name(f"{path.name}.{self.tool}")
-        if self.tool == "age":
-            command = ["age", "--encrypt", *(part for key in self.recipients for part in ("-r", key))]
-            command += ["-o", str(output), str(path)]
-        else:
-            command = ["gpg", "--batch", "--yes", "--no-tty", "--output", str(output)]
-            if self.passphrase_file is not None:
-                command += ["--pinentry-mode", "loopback", "--passphrase-file", str(self.passphrase_file)]
-                command += ["--cipher-algo", "AES256", "--symmetric", str(path)]
-            else:
-                command += ["--trust-model", "always"]
-                command += [*(part for key in self.recipients for part in ("--recipient", key)), "--encrypt", str(path)]
+        how, recipients = ["--encrypt"], [part for key in self.recipients for part in ("-r", key)]
+        if self.tool == "gpg":
+            how = ["--batch", "--yes", "--no-tty", "--trust-model", "always", "--encrypt"]
+        if self.passphrase_file is not None:
+            how = ["--batch", "--yes", "--no-tty", "--pinentry-mode", "loopback", "--cipher-algo", "AES256"]
+            how += ["--passphrase-file", str(self.passphrase_file), "--symmetric"]
+        command = [self.tool, *how, *recipients, "-o", str(output), str(path)]
         _run(command, f"{self.tool} cannot encrypt the archive")
         return output
 

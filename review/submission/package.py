@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from review.logs.mllog import text
-from review.logs.output import Finding, ReviewError
+from review.logs.output import Finding, ReviewError, pick
 from review.logs.tree import copy_runs, read_json
 from review.results.score import USUAL, Result, Terms, load_results
 from review.rulebook import official
@@ -71,12 +71,7 @@ class Package:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "passed": self.passed,
-            "files": [str(path) for path in self.files],
-            "sha256": self.digest,
-            "checked": [one.as_dict() for one in self.checked],
-        }
+        return pick(self, "passed files sha256=digest checked")
 
 
 def package(request: Request, progress: Callable[[str], None] = lambda _: None) -> Package:
@@ -146,10 +141,8 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
     for path in sorted(implementation.glob(f"*_{request.implementation}.json")):
         commit = (read_json(path) or {}).get("commit")
         if commit != code.commit:
-            raise ReviewError(
-                f"{request.implementation} in {request.output} is commit {text(commit)}, this result ran "
-                f"{code.commit}: give it an --implementation of its own"
-            )
+            there = f"{request.implementation} in {request.output} is commit {text(commit)}"
+            raise ReviewError(f"{there}, this result ran {code.commit}: give it an --implementation of its own")
     if not implementation.exists():
         code.extract(implementation)
     facts = {

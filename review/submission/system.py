@@ -1,8 +1,8 @@
 """`system`: writes systems/NAME.json, the description of the system that every result needs.
 
 A field's value comes from the first of: --set FIELD=VALUE, the answers file, the file that is updated, the files of a
-run (--run), this machine, and, on a terminal, the user. What nobody knows stays blank where the rules allow a blank to
-be submitted, and is named; counts never do, since the official tools crash on them.
+run (--run), this machine, and, on a terminal, the user. Unknown fields stay blank where the
+rules allow it, and are named; counts never do, since the official tools crash on them.
 """
 
 from __future__ import annotations
@@ -20,32 +20,16 @@ from review.logs.output import ERROR, ReviewError, write_whole
 from review.logs.tree import read_json
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
-from review.rulebook.description import ASKED, DIVISIONS, FIELDS, STATUSES, check_description
+from review.rulebook.description import ASKED, COUNTS, DIVISIONS, FIELDS, TABLE, check_description
 from review.submission.system_probe import Machine, probe
 
-# What no probe can know, in the order of asking: (field, what to write, the value where the user has none).
-QUESTIONS = (
-    ("submitter", "name of your organisation, as in the logs", ""),
-    ("status", f"one of: {'; '.join(STATUSES)}", STATUSES[0]),
-    ("system_name", "product name of the system, such as DGX H100", ""),
-    ("number_of_nodes", "nodes of one run", "1"),
-    ("host_networking_topology", 'how nodes are wired, such as "fat tree"; "N/A" for one node', ""),
-    ("host_memory_configuration", "modules of a node, such as 32x 64 GB DDR5-4800", ""),
-    ("cooling", "air, liquid, ...", ""),
-    ("accelerator_interconnect_topology", "such as NVSwitch", ""),
-    ("system_type", "datacenter, cloud, workstation, ...", "datacenter"),
-    ("hw_notes", "anything else on the hardware", ""),
-    ("sw_notes", "anything else on the software", ""),
+_DEFAULTS = {name: field["default"] for name, field in TABLE.items() if "default" in field}
+# What no probe can know: (field, what to write, the value where the user has none).
+QUESTIONS = tuple(
+    (name, field["question"], field.get("suggested", field.get("default", "")))
+    for name, field in TABLE.items()
+    if "question" in field
 )
-_DEFAULTS = {
-    "division": "closed",
-    "status": STATUSES[0],
-    "number_of_nodes": "1",
-    "host_processors_per_node": "1",
-    "accelerators_per_node": "0",
-}
-_COUNTS = ("number_of_nodes", "accelerators_per_node")
-_NO_ACCELERATOR = {name: "N/A" for name in FIELDS if name.startswith("accelerator_")}
 
 
 @dataclass(frozen=True)
@@ -60,15 +44,9 @@ class Description:
         """The fields without a value that the submission rules want one for."""
         return [name for name, wanted in FIELDS.items() if wanted and self.fields[name] in ("", {})]
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"fields": self.fields, "sources": self.sources}
-
 
 def describe(
-    given: Sequence[tuple[str, Mapping[str, Any]]],
-    machine: Machine,
-    ask: Callable[[str, str, str], str] | None = None,
+    given: Sequence[tuple[str, Mapping[str, Any]]], machine: Machine, ask: Callable[[str, str, str], str] | None = None
 ) -> Description:
     """Fills in the description.
 
@@ -86,13 +64,12 @@ def describe(
     layers = [*given, ("this machine", probe(machine))]
     for source, values in layers:
         add(source, values)
-    if ask is not None:
-        for name, question, default in QUESTIONS:
-            if name not in fields:
-                add("asked", {name: ask(name, question, default)})
+    for name, question, default in QUESTIONS if ask else ():
+        if ask and name not in fields:
+            add("asked", {name: ask(name, question, default)})
     add("default", _DEFAULTS)
     if fields["accelerators_per_node"] == "0":
-        add("no accelerator", _NO_ACCELERATOR)
+        add("no accelerator", {name: "N/A" for name in FIELDS if name.startswith("accelerator_")})
     if isinstance(fields.get("other_software_stack"), dict):  # of every source: the first that has a version counts
         stacks = [stack for _, values in layers if isinstance(stack := values.get("other_software_stack"), Mapping)]
         merged = {name: version for stack in reversed(stacks) for name, version in stack.items()}
@@ -115,11 +92,9 @@ def from_run(folder: Path) -> dict[str, Any]:
     environment = read_json(folder / "environment.json")
     if environment is None:
         raise ReviewError(f"{folder / 'environment.json'}: no such file, or not JSON; name a folder of results/")
-    packages = environment.get("packages")
-    packages = packages if isinstance(packages, dict) else {}
-    gpus = environment.get("gpus")
     mlperf = (read_json(folder / "config.json") or {}).get("mlperf")
-    mlperf = mlperf if isinstance(mlperf, dict) else {}
+    packages, mlperf = (one if isinstance(one, dict) else {} for one in (environment.get("packages"), mlperf))
+    gpus = environment.get("gpus")
     stack = {f"{name}_version": environment.get(name) for name in ("cuda", "cudnn", "nccl", "python")}
     stack |= {f"{name}_version": packages[name] for name in packages if name != "torch"}
     stack["kernel_version"] = environment.get("platform")
@@ -135,13 +110,8 @@ def from_run(folder: Path) -> dict[str, Any]:
     return found
 
 
-def read_answers(path: Path) -> dict[str, Any]:
-    """Fields from a JSON file. Raises ReviewError for one that is not an object of known fields."""
-    return known(read_fields(path), str(path))
-
-
 def read_fields(path: Path) -> dict[str, Any]:
-    """A JSON object, whatever its fields: submitters add their own. Raises ReviewError."""
+    """A JSON object with any fields: submitters add their own. Raises ReviewError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -153,7 +123,7 @@ def read_fields(path: Path) -> dict[str, Any]:
     return content
 
 
-def known(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+def known(fields: Mapping[str, Any], where: object) -> dict[str, Any]:
     """The fields, if every one is known. Raises ReviewError."""
     unknown = [name for name in fields if name not in FIELDS]
     if unknown:
@@ -186,7 +156,7 @@ def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) 
         raise ReviewError(f"{path}: the name ends in .json, such as systems/DGXH100.json")
     if any(character.isspace() for character in path.name) or path.name.startswith("."):
         raise ReviewError(f"{path}: the official checkers want no space in the name and no dot before it")
-    for count in _COUNTS:
+    for count in COUNTS:
         if not str(description.fields[count]).isdigit():
             raise ReviewError(f"{count} is {description.fields[count]!r}: write an integer, such as 8")
     if description.fields["division"] not in DIVISIONS:

@@ -29,13 +29,9 @@ _MEMORY_TYPES = (
     *((name, "GDDR6") for name in ("L40", "A6000", "A5000")),
 )
 # Versions that NGC images keep in the environment, and the packages that pip brings the same libraries in.
+_LIBRARIES = ("cuda", "cudnn", "nccl", "cublas", "trt", "openmpi")
 _ENVIRONMENT = {
-    "cuda_version": "CUDA_VERSION",
-    "cudnn_version": "CUDNN_VERSION",
-    "nccl_version": "NCCL_VERSION",
-    "cublas_version": "CUBLAS_VERSION",
-    "trt_version": "TRT_VERSION",
-    "openmpi_version": "OPENMPI_VERSION",
+    **{f"{name}_version": f"{name.upper()}_VERSION" for name in _LIBRARIES},
     "ofed_version": "MOFED_VERSION",
 }
 _PACKAGES = {
@@ -56,21 +52,14 @@ class Machine:
 
     def run(self, *command: str) -> str:
         """What a command prints; empty where it is not there, fails or hangs."""
-        environment = {**os.environ, "LC_ALL": "C"}
+        how: dict[str, Any] = {"text": True, "errors": "replace", "stderr": subprocess.DEVNULL, "timeout": _TIMEOUT}
         try:
-            ran = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_TIMEOUT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                check=True,
+            output: str = subprocess.check_output(
+                command, stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}, **how
             )
         except (OSError, subprocess.SubprocessError):
             return ""
-        return ran.stdout
+        return output
 
     def read(self, path: str) -> str:
         """A file's text; empty where it cannot be read."""
@@ -93,11 +82,10 @@ class Machine:
 
 def probe(machine: Machine) -> dict[str, Any]:
     """Every field that the machine tells, by its name in the description; without blanks."""
-    found: dict[str, Any] = {}
-    for part in (_host, _memory, _storage, _network, _accelerators, _software):
-        found |= part(machine)
-    driver = found.pop("nvidia_kernel_driver", "")
-    found["other_software_stack"] |= {"nvidia_kernel_driver": driver} if driver else {}
+    accelerators, software = _accelerators(machine), _software(machine)
+    if driver := accelerators.pop("nvidia_kernel_driver", ""):
+        software["other_software_stack"]["nvidia_kernel_driver"] = driver
+    found = {**_host(machine), **_memory(machine), **_storage(machine), **_network(machine), **accelerators, **software}
     return {name: value for name, value in found.items() if value not in ("", {}, None)}
 
 
@@ -158,9 +146,8 @@ def _memory(machine: Machine) -> dict[str, str]:
 def _storage(machine: Machine) -> dict[str, str]:
     kinds, disks = [], []
     try:
-        for disk in json.loads(machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA,TRAN"))[
-            "blockdevices"
-        ]:
+        listed = json.loads(machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA,TRAN"))
+        for disk in listed["blockdevices"]:
             name, size, link = str(disk["name"]), int(disk["size"]), disk.get("tran") or ""
             if disk["type"] != "disk" or size <= 0 or name.startswith(("zram", "ram", "loop", "nbd", "fd", "sr")):
                 continue

@@ -10,84 +10,16 @@ from review.rulebook.description import listed
 from review.submission.code import Code
 
 _OWN = ("run.sub", "implementations/bert/training/loop.py")
-_SYSTEM = """\
-# {system}: MLPerf Training BERT of {organization}
-
-| | |
-|---|---|
-{facts}
-
-The code beside this file is commit `{commit}`. `{system}_*.json` beside it has every setting and version of the runs.
-
-{run_again}
-
-## The config
-
-```bash
-{config_text}
-```
-
-Logged hyper-parameters:
-
-| | |
-|---|---|
-{hyperparameters}
-{where}"""
-
-_RUN_AGAIN = """\
-## Run it again
-
-```bash
-./setup.sh                                                # once: the Python environment, or `./setup.sh docker`
-./init_datasets.sh --outputdir /data/bert                 # once: text, checkpoint, records
-./verify_dataset.sh /data/bert                            # checksums of all that trains and evaluates
-source env.sh                                             # this site's paths; edit it first
-source {config}
-export NEXP=10
-sbatch -N "$DGXNNODES" -t "$WALLTIME" run.sub             # with Slurm, or ./run_local.sh without
-```
-
-Each trial writes one `result_N.txt`. `run_and_time.sh` is one rank of one trial."""
-
-_RUN_OTHER = """\
-## Run it again
-
-`README.md` beside this file says how. The scripts that the rules ask for: `setup.sh` installs, `init_datasets.sh` makes
-the data, `verify_dataset.sh` checks it, `run_and_time.sh` runs and times one trial."""
-
-_WHERE = """
-## Where to look
-
-| what | where |
-|---|---|
-| preprocessing, bit-exact with the reference | `input_preprocessing/` |
-| order of the data | `implementations/bert/data/` |
-| model and its initialisation | `implementations/bert/model/` |
-| optimizer and learning rate | `implementations/bert/optim/`, `implementations/bert/training/schedule.py` |
-| evaluation | `implementations/bert/training/evaluate.py` |
-| the timed run | `implementations/bert/training/loop.py` |
-"""
-
-_ORGANIZATION = """\
-# {organization}: MLPerf Training BERT
-
-| system | accelerators | minutes | runs | how to run it |
-|---|---|---|---|---|
-{rows}
-
-`systems/` describes the systems, `results/` has their logs, `benchmarks/` the code.
-"""
 
 
 def system_readme(system: str, organization: str, result: Result, description: dict[str, Any], code: Code) -> str:
     """README-SYSTEM.md. Raises ReviewError."""
-    nodes, each = description.get("number_of_nodes", ""), description.get("accelerators_per_node", "")
+    each, processors = (description.get(f"{kind}_per_node", "") for kind in ("accelerators", "host_processors"))
     facts = {
         "system": description.get("system_name"),
-        "nodes": nodes,
+        "nodes": description.get("number_of_nodes"),
         "accelerators of a node": f"{each} x {description.get('accelerator_model_name', '')}",
-        "processors of a node": f"{description.get('host_processors_per_node', '')} x "
-        f"{description.get('host_processor_model_name', '')}",
+        "processors of a node": f"{processors} x {description.get('host_processor_model_name', '')}",
         "framework": description.get("framework"),
         "software": listed(description.get("other_software_stack", "")),
         "operating system": description.get("operating_system"),
@@ -100,16 +32,11 @@ def system_readme(system: str, organization: str, result: Result, description: d
     rows = [f"| {name} | {_cell(value)} |" for name, value in facts.items() if value not in (None, "")]
     logged = [f"| `{name}` | {_cell(value)} |" for name, value in result.runs[0].hyperparameters.items()]
     own = all(code.has(path) for path in _OWN)  # this repository, or a fork of it
-    return _SYSTEM.format(
-        run_again=_RUN_AGAIN.format(config=code.config) if own else _RUN_OTHER,
-        where=_WHERE if own else "",
-        system=system,
-        organization=organization,
-        facts="\n".join(rows),
-        commit=code.commit,
-        config_text=code.read(code.config).strip(),
-        hyperparameters="\n".join(logged),
-    )
+    about = {"system": system, "organization": organization, "commit": code.commit}
+    again = _filled("run_again", config=code.config) if own else _filled("run_other")
+    tables = {"facts": "\n".join(rows), "hyperparameters": "\n".join(logged)}
+    where, config = f"\n{_filled('where')}" if own else "", code.read(code.config).strip()
+    return _filled("system", run_again=again, where=where, config_text=config, **about, **tables) + "\n"
 
 
 def organization_readme(organization: str, systems: list[str], root: Path, terms: Terms = USUAL) -> str:
@@ -123,7 +50,12 @@ def organization_readme(organization: str, systems: list[str], root: Path, terms
             score = "" if result.score is None else f"{result.score:.4f}"
             accelerators = "" if result.accelerators is None else str(result.accelerators)
             rows.append(f"| {system} | {accelerators} | {score} | {len(result.runs)} | {links} |")
-    return _ORGANIZATION.format(organization=organization, rows="\n".join(rows))
+    return _filled("organization", organization=organization, rows="\n".join(rows)) + "\n"
+
+
+def _filled(template: str, **values: str) -> str:
+    content = Path(__file__).with_name("templates").joinpath(f"{template}.md").read_text(encoding="utf-8")
+    return content.format(**values).strip()
 
 
 def _cell(value: Any) -> str:

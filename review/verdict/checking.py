@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from review.logs import tree
 from review.logs.mllog import text
-from review.logs.output import ERROR, NOTE, WARNING, Finding
+from review.logs.output import ERROR, NOTE, SEVERITIES, WARNING, Finding, pick
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, USUAL, Result, Terms, load_results
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
 from review.rulebook.description import check_description
 from review.rulebook.official import Outcome
+from review.rulebook.rules import broken
 from review.verdict import result_rules, submission_rules, training_rules
 from review.verdict.power_rules import KEY as POWER
 from review.verdict.power_rules import check_power
@@ -53,14 +54,9 @@ class Checked:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        said = ("passed", "messages", "crash")
-        return {
-            "path": self.path,
-            "passed": self.passed(),
-            "official_passed": self.official_passed,
-            "official": {one.tool: {name: getattr(one, name) for name in said} for one in self.outcomes},
-            "findings": self.findings,
-        }
+        official = {one.tool: pick(one, "passed messages crash") for one in self.outcomes}
+        verdicts = {"path": self.path, "passed": self.passed(), "official_passed": self.official_passed}
+        return {**verdicts, "official": official, "findings": self.findings}
 
 
 def check(
@@ -101,15 +97,21 @@ def check(
 
 def own_findings(result: Result) -> list[Finding]:
     """What this package finds of a result by itself, the official rules included."""
-    found: list[Finding] = []
-    for run in result.runs:
-        found += map(_accept_one, run.findings) if run is result.accepted_failure else run.findings
-    found += [*_check_round(result), *_check_count(result), *result.seed_findings, *result_rules.rcp_findings(result)]
+
+    def accepted(run: Run, findings: list[Finding]) -> Iterator[Finding]:
+        """What the one failing run of a full set breaks is a warning: it counts as the slowest."""
+        for one in findings:
+            if run is result.accepted_failure and one.severity == ERROR and not one.crash:
+                one = replace(one, severity=WARNING, message=f"{one.message}; one run of ten may fail")
+            yield one
+
+    found = [one for run in result.runs for one in accepted(run, run.findings)]
+    found += [*_check_count(result), *result.seed_findings, *result_rules.rcp_findings(result)]
     for run in result.runs:
         ours = training_rules.check_run(run, result.division)
         if result.terms.train_samples:  # then the RCP test does not take epoch_num
             ours = [finding for finding in ours if finding.message != training_rules.NOT_SAMPLES]
-        found += map(_accept_one, ours) if run is result.accepted_failure else ours
+        found += accepted(run, ours)
     reused = {finding.file for finding in found if finding.source == "seeds"}  # where more need not be said
     found += [f for f in result_rules.check_runs(result) if f.key != "seed" or f.file not in reused]
     found += check_power(result)
@@ -139,45 +141,26 @@ def energy_obstacles(result: Result) -> list[str]:
 
 def as_dict(result: Result) -> dict[str, Any]:
     """A result for JSON, official only where nothing is in the way."""
-    reasons, point, test, energy = obstacles(result), result.rcp_point, result.rcp_test, result.energy
-    against = energy_obstacles(result)
+    reasons, against = obstacles(result), energy_obstacles(result)
+    point, energy, mean = result.rcp_point, result.energy, result.mean_samples
+    test = pick(result, "passed=rcp_test.passed reason=rcp_test.reason")
+    margin = None if mean is None or point is None else mean - point.minimum
+    without = {path.name: run.reason for path, run in energy.runs.items() if run.reason is not None} if energy else {}
+    counts = not reasons and not against and energy is not None and energy.joules is not None
     return {
-        "folder": result.folder,
-        "name": result.name,
-        "organization": result.organization,
-        "platform": result.platform,
-        "division": result.division,
-        "ruleset": result.ruleset,
-        "complies_with_other_ruleset": result.other_ruleset,
-        "global_batch_size": result.batch_size,
-        "accelerators": result.accelerators,
-        "processes_without_accelerator": result.processes,
+        **pick(result, "folder name organization platform division ruleset complies_with_other_ruleset=other_ruleset"),
+        **pick(result, "global_batch_size=batch_size accelerators processes_without_accelerator=processes"),
         "runs": [_run_dict(run, result) for run in result.runs],
-        "crashed": result.crashes,
-        "unreadable": result.unreadable,
-        "olympic_minutes": result.olympic_minutes,
-        "raw_olympic_minutes_not_checked": result.reached_minutes,
-        "median_minutes": result.median_minutes,
-        "mean_samples": result.mean_samples,
-        "rcp": point
-        and {
-            "passed": test and test.passed,
-            "reason": test and test.reason,
-            "mean": point.mean,
-            "std": point.std,
-            "minimum": point.minimum,
-            "margin": None if result.mean_samples is None else result.mean_samples - point.minimum,
-        },
-        "scaling_factor": result.scaling_factor,
-        "score_minutes": result.score,
+        **pick(result, "crashed=crashes unreadable olympic_minutes raw_olympic_minutes_not_checked=reached_minutes"),
+        **pick(result, "median_minutes mean_samples"),
+        "rcp": point and {**test, **pick(point, "mean std minimum"), "margin": margin},
+        **pick(result, "scaling_factor score_minutes=score"),
         "energy": energy
         and {
-            "joules": energy.joules,
-            "mean_watts": energy.watts,
-            "reason": energy.reason,
-            "runs_without": {path.name: run.reason for path, run in energy.runs.items() if run.reason is not None},
+            **pick(energy, "joules mean_watts=watts reason"),
+            "runs_without": without,
             "obstacles": against,
-            "official": not reasons and not against and energy.joules is not None,
+            "official": counts,
         },
         "official": result.score is not None and not reasons,
         "obstacles": reasons,
@@ -185,32 +168,18 @@ def as_dict(result: Result) -> dict[str, Any]:
 
 
 def _run_dict(run: Run, result: Result) -> dict[str, Any]:
-    rate, accelerators = run.sequences_per_second, result.accelerators
     return {
         "file": run.path,
         "seed": run.seeds[0] if run.seeds else None,
-        "status": run.status,
-        "init_seconds": run.init_seconds,
-        "minutes": run.minutes,
+        **pick(run, "status init_seconds minutes"),
         "evaluations": len(run.evaluations),
-        "samples": run.samples,
-        "first_accuracy": run.first_accuracy,
-        "final_accuracy": run.final_accuracy,
-        "sequences_per_second": rate,
-        "sequences_per_second_per_accelerator": rate / accelerators if rate and accelerators else None,
+        **pick(run, "samples first_accuracy final_accuracy sequences_per_second"),
+        "sequences_per_second_per_accelerator": result.rate_per_accelerator(run),
         "evaluation_share": run.evaluation_share,
         "joules": result.joules(run),
-        "compliant": run.compliant,
-        "findings": run.findings,
+        **pick(run, "compliant findings"),
         "dropped": result.dropped.get(run.path),
     }
-
-
-def _accept_one(finding: Finding) -> Finding:
-    """What the one failing run of a full set breaks is a warning: it counts as the slowest."""
-    if finding.severity != ERROR or finding.crash:
-        return finding
-    return replace(finding, severity=WARNING, message=f"{finding.message}; one run of ten may fail")
 
 
 def _check_result(result: Result, root: Path | None) -> Checked:
@@ -218,9 +187,9 @@ def _check_result(result: Result, root: Path | None) -> Checked:
     if root is None and result.division == "open" and len(result.runs) != REQUIRED_RUNS:
         # A run of one's own, not a submission: its logs are held to the rules of logs, and nothing else is missing.
         outcomes = [official.check_compliance(run.path, run.ruleset) for run in result.runs]
-        messages = tuple(message for outcome in outcomes for message in outcome.messages)
-        crash = next((outcome.crash for outcome in outcomes if outcome.crash), None)
-        passed = bool(outcomes) and all(outcome.passed for outcome in outcomes)
+        messages = tuple(message for one in outcomes for message in one.messages)
+        crash = next((one.crash for one in outcomes if one.crash), None)
+        passed = bool(outcomes) and all(one.passed for one in outcomes)
         outcome = Outcome(tool="compliance_checker", passed=passed, messages=messages, crash=crash)
         return _checked(result.folder, result.name, (outcome,), findings)
     with contextlib.ExitStack() as stack:
@@ -232,78 +201,61 @@ def _check_result(result: Result, root: Path | None) -> Checked:
             raise OSError(error.errno, message, error.filename) from None
         outcome = official.check_package(copy, result.ruleset, result.terms.train_samples)
     old, new = (copy, root) if root else (copy / "results" / "system" / "bert", result.folder)
-    crash = outcome.crash and outcome.crash.replace(str(old), str(new))
-    messages = tuple(message.replace(str(old), str(new)) for message in outcome.messages)
-    return _checked(result.folder, result.name, (replace(outcome, messages=messages, crash=crash),), findings)
+    outcome = outcome.renamed(lambda said: said.replace(str(old), str(new)))
+    return _checked(result.folder, result.name, (outcome,), findings)
 
 
 def _checked(path: Path, title: str, outcomes: tuple[Outcome, ...], findings: list[Finding]) -> Checked:
     """Makes the findings agree with the official verdict, and sorts them."""
-    known = [finding for finding in findings if finding.source in _OFFICIAL]
-    rule = "the official checkers pass"
-    if all(outcome.passed for outcome in outcomes):
-        accepted = "the official checker accepts it"
-        findings = [
-            replace(one, severity=WARNING, hint=accepted) if one.source in _OFFICIAL and one.severity == ERROR else one
-            for one in findings
-        ]
-        if all(finding.severity == NOTE for finding in known):  # then its warnings are not explained
-            said = [(outcome.tool, message.split("\n")[0]) for outcome in outcomes for message in outcome.messages]
-            for tool, message in dict.fromkeys(said):
-                message, hint = f"the official {tool} says: {message}", "its own words; it passes"
-                findings.append(Finding(NOTE, message, "package", path, rule=rule, hint=hint))
-    elif all(finding.severity != ERROR for finding in known):
-        for outcome in (outcome for outcome in outcomes if not outcome.passed):
-            why = f"crashes: {outcome.crash}" if outcome.crash else "; ".join(outcome.messages) or "gives no reason"
-            source = "repository" if outcome.tool == "repo_checker" else "package"
-            message = f"the official {outcome.tool} {why}"
-            findings = [*findings, Finding(ERROR, message, source, path, rule=rule, hint="its own words")]
-    findings = sorted(findings, key=lambda finding: (ERROR, WARNING, NOTE).index(finding.severity))
-    return Checked(path, title, outcomes, tuple(findings))
-
-
-def _check_round(result: Result) -> Iterator[Finding]:
-    if result.other_ruleset is not None:
-        message = f"no log complies with ruleset {result.ruleset}, but with {result.other_ruleset}"
-        hint = f"check with --ruleset {result.other_ruleset} where the result is of that round"
-        yield Finding(NOTE, message, file=result.folder, rule="each round has its ruleset", hint=hint)
+    official_ones = [one.severity for one in findings if one.source in _OFFICIAL]
+    rule, failing = "the official checkers pass", [outcome for outcome in outcomes if not outcome.passed]
+    if failing and ERROR not in official_ones:
+        tree_of = str((tree.organization(path) or path).absolute())
+        for one in failing:
+            why = f"crashes: {one.crash}" if one.crash else "; ".join(one.messages) or "gives no reason"
+            source = "repository" if one.tool == "repo_checker" else "package"
+            said = f"the official {one.tool} {why.replace(f'{tree_of}/', '').replace(tree_of, 'the submission')}"
+            findings = [*findings, Finding(ERROR, said, source, path, rule=rule, hint="its own words")]
+    elif not failing:
+        wrong = [one for one in findings if one.source in _OFFICIAL and one.severity == ERROR]
+        hint = "the official checker accepts it"
+        findings = [replace(one, severity=WARNING, hint=hint) if one in wrong else one for one in findings]
+        if not {ERROR, WARNING} & set(official_ones):  # then its warnings are not explained
+            messages = dict.fromkeys((one.tool, said.split("\n")[0]) for one in outcomes for said in one.messages)
+            for tool, said in messages:
+                note = f"the official {tool} says: {said}"
+                findings.append(Finding(NOTE, note, "package", path, rule=rule, hint="its own words; it passes"))
+    return Checked(path, title, outcomes, tuple(sorted(findings, key=lambda one: SEVERITIES.index(one.severity))))
 
 
 def _check_count(result: Result) -> Iterator[Finding]:
-    if len(result.runs) != REQUIRED_RUNS:
-        alone = result.division == "open" and tree.organization(result.folder) is None
-        hint = "run the missing trials" if len(result.runs) < REQUIRED_RUNS else "choose ten before looking"
-        message = f"holds {len(result.runs)} of {REQUIRED_RUNS} result_*.txt"
-        rule = f"a {'submitted ' if alone else ''}BERT result has exactly {REQUIRED_RUNS} runs"
-        hint = "fine for runs of your own" if alone else hint
-        yield Finding(NOTE if alone else ERROR, message, "runs", result.folder, rule=rule, hint=hint)
+    """The runs of a result as files: of this round, ten, readable, none crashed."""
+    folder, count, other = result.folder, len(result.runs), result.other_ruleset
+    if other is not None:
+        yield broken("round", f"no log complies with ruleset {result.ruleset}, but with {other}", folder, other=other)
+    if count != REQUIRED_RUNS:
+        alone = result.division == "open" and tree.organization(folder) is None
+        rule = "ten_runs_to_submit" if alone else "ten_runs" if count < REQUIRED_RUNS else "ten_runs_at_most"
+        yield broken(rule, f"holds {count} of {REQUIRED_RUNS} result_*.txt", folder, count=REQUIRED_RUNS)
     for path, reason in result.unreadable.items():
-        rule, hint = "every result_*.txt is a log", "remove it, or make it readable"
-        yield Finding(ERROR, reason, "package", path, rule=rule, hint=hint)
+        yield broken("readable", reason, path)
     for trial, reason in result.crashes.items():
-        message, path = f"trial {trial} left no result: {reason}", result.folder / f"failed_{trial}.txt"
-        rule = "a run that was started counts, unless the system broke"
-        hint = "correct the cause, and run the trial again"
-        yield Finding(WARNING, message, file=path, rule=rule, hint=hint)
+        yield broken("crashed", f"trial {trial} left no result: {reason}", folder / f"failed_{trial}.txt")
 
 
 def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
     """Findings of one rule together, in the order of the first."""
     found: dict[tuple[str | None, ...], list[Finding]] = {}
-    for finding in findings:
-        key = (finding.severity, finding.source, finding.message, finding.rule, finding.hint)
-        found.setdefault(key, []).append(finding)
+    for one in findings:
+        found.setdefault((one.severity, one.source, one.message, one.rule, one.hint), []).append(one)
     return list(found.values())
 
 
 def subject(group: Sequence[Finding], base: Path) -> str:
     """Which keys or files, and what about them."""
-    names = [finding.key for finding in group if finding.key]
-    if not names:
-        names = [place for finding in group if (place := _file(finding, base))]
-    names = list(dict.fromkeys(names))
-    prefix = f"{', '.join(names[:_MOST_PLACES])}{_more(names)} " if names else ""
-    return text(prefix + group[0].message)
+    keys = dict.fromkeys(one.key for one in group if one.key)
+    names = _listed(keys or dict.fromkeys(place for one in group if (place := _file(one, base))))
+    return text(f"{names} {group[0].message}" if names else group[0].message)
 
 
 def shortened(rule: str) -> str:
@@ -313,17 +265,18 @@ def shortened(rule: str) -> str:
 
 def places(group: Sequence[Finding], base: Path) -> str:
     """Files with the lines of each."""
-    files: dict[str, list[str]] = {}
-    for finding in group:
-        lines = files.setdefault(_file(finding, base), [])
-        if finding.line is not None and str(finding.line) not in lines:
-            lines.append(str(finding.line))
-    found = [f"{name}:{','.join(lines)}" if lines else name for name, lines in files.items() if name]
-    return ", ".join(found[:_MOST_PLACES]) + _more(found)
+    files: dict[str, dict[str, None]] = {}
+    for one in group:
+        files.setdefault(_file(one, base), {}).update({} if one.line is None else {str(one.line): None})
+    return _listed(f"{name}:{','.join(lines)}" if lines else name for name, lines in files.items() if name)
 
 
-def _more(names: Sequence[str]) -> str:
-    return f" and {len(names) - _MOST_PLACES} more" if len(names) > _MOST_PLACES else ""
+def _listed(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    every = list(names)
+    return ", ".join(every[:_MOST_PLACES]) + (
+        f" and {len(every) - _MOST_PLACES} more" if len(every) > _MOST_PLACES else ""
+    )
 
 
 def _file(finding: Finding, base: Path) -> str:

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from review.logs.mllog import number, text
-from review.logs.output import ERROR, NOTE, WARNING, Finding
+from review.logs.output import ERROR, WARNING, Finding
 from review.results.run import OPTIMIZATION, Run
 from review.results.score import Result
+from review.rulebook.rules import broken
 from review.verdict.training_rules import SUBMISSION
 
 _LEAST_SERIES = 4  # evaluations from which two runs do not have the same accuracies by chance
@@ -19,15 +20,10 @@ _LEAST_SERIES = 4  # evaluations from which two runs do not have the same accura
 
 def check_runs(result: Result) -> list[Finding]:
     """The rules that the runs of a result can only break together."""
-    rule = "all runs of a result are of one submitter, system and division"
-    alike = _check_alike(result, SUBMISSION, rule, "keep results of different systems apart")
-    found = [*_check_copies(result), *_check_overlap(result), *alike]
+    found = [*_check_copies(result), *_check_overlap(result), *_check_alike(result, SUBMISSION, "one_submitter")]
     if result.division == "closed":
-        rule = "all runs of a result have the same hyper-parameters"
-        hint = "run again with one configuration, or submit the runs as two results"
-        found += [*_check_alike(result, OPTIMIZATION, rule, hint), *_check_seeds(result), *_check_reference(result)]
-        rule = "all runs of a result start from the same weights and have the same data"
-        found += _check_alike(result, ["starting_point"], rule, "run again with the same files")
+        found += [*_check_alike(result, OPTIMIZATION, "one_configuration"), *_check_seeds(result)]
+        found += [*_check_reference(result), *_check_alike(result, ["starting_point"], "one_starting_point")]
     return found
 
 
@@ -36,8 +32,8 @@ def _canonical(value: Any) -> str:
     return text(value) if found is None else f"{found:.12g}"  # 100 and 100.0 are one
 
 
-def _check_alike(result: Result, keys: Sequence[str], rule: str, hint: str) -> Iterator[Finding]:
-    """What is the same in all runs. The name of who submits is worth a warning, all else an error."""
+def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Finding]:
+    """Values that differ from those of most runs: of the submitter a warning, else an error."""
     runs = [run for run in result.runs if run.log.events and run is not result.accepted_failure]
     for key in keys:
         severity = WARNING if key in SUBMISSION and key != "submission_division" else ERROR
@@ -46,7 +42,7 @@ def _check_alike(result: Result, keys: Sequence[str], rule: str, hint: str) -> I
         common = Counter(values).most_common(1)[0][0] if values else ""
         for run, event, value in zip(runs, events, values, strict=True):
             if value != common:
-                yield run.finding(severity, f"is {value}, of most runs {common}", rule, hint, event, key)
+                yield run.broken(rule, f"is {value}, of most runs {common}", event, key, severity=severity)
 
 
 def _check_seeds(result: Result) -> Iterator[Finding]:
@@ -54,43 +50,36 @@ def _check_seeds(result: Result) -> Iterator[Finding]:
     seeds: list[int] = []
     for run in result.runs:
         events = run.log.all("seed")
-        if len({_canonical(event.value) for event in events}) > 1:
-            message = f"is logged {len(events)} times with different values"
-            yield run.finding(WARNING, message, "a run has one seed", "log it once, on rank 0", events[1])
-        for value in {_canonical(event.value) for event in events}:
+        values = {_canonical(event.value): event for event in reversed(events)}
+        if len(values) > 1:
+            yield run.broken("one_seed", f"is logged {len(events)} times with different values", events[1])
+        for value, event in values.items():
             other = first.setdefault(value, run)
             if other is not run:
-                event = next(event for event in events if _canonical(event.value) == value)
-                rule = "seeds come from the clock or the system's randomness, so that no two runs share one"
-                hint = "leave SEED unset, and run again"
-                yield run.finding(WARNING, f"is {value}, as in {other.path.name}", rule, hint, event)
+                yield run.broken("shared_seed", f"is {value}, as in {other.path.name}", event)
         seeds += [int(event.value) for event in events[:1] if number(event.value) is not None]
     ordered = sorted(set(seeds))
     if len(ordered) > 2 and all(b - a == 1 for a, b in itertools.pairwise(ordered)):
         message = f"runs from {ordered[0]} to {ordered[-1]} without a gap"
-        rule = "seeds come from the clock or the system's randomness"
-        yield Finding(WARNING, message, file=result.folder, key="seed", rule=rule, hint="leave SEED unset")
+        yield broken("seed_unset", message, result.folder, key="seed")
 
 
 def _check_copies(result: Result) -> Iterator[Finding]:
-    """Two runs with one clock, or with the same accuracies to the last digit, whatever clock and seed say."""
+    """Two runs with one clock, or with the same accuracies to the last digit."""
     clocks: dict[tuple[float, float], Run] = {}
     accuracies: dict[tuple[float, ...], Run] = {}
-    rule = "each log is of a run of its own"
     for run in result.runs:
         if run.run_start is None or run.run_stop is None:
             continue
         other = clocks.setdefault((run.run_start.time_ms, run.run_stop.time_ms), run)
         if other is not run:
-            message = f"is that of {other.path.name}, and so is run_stop"
-            yield run.finding(ERROR, message, rule, "remove the copy", run.run_start)
+            yield run.broken("copied_clock", f"is that of {other.path.name}, and so is run_stop", run.run_start)
     for run in result.runs:
         series = tuple(evaluation.accuracy for evaluation in run.evaluations)
         other = accuracies.setdefault(series, run) if len(series) >= _LEAST_SERIES else run
         if other is not run:
             message = f"is that of {other.path.name} in all {len(series)} evaluations"
-            hint = "remove the copy, and run the trial again"
-            yield run.finding(ERROR, message, rule, hint, run.log.first("eval_accuracy"))
+            yield run.broken("copied_accuracies", message, run.log.first("eval_accuracy"))
 
 
 def _check_overlap(result: Result) -> Iterator[Finding]:
@@ -99,8 +88,7 @@ def _check_overlap(result: Result) -> Iterator[Finding]:
     pairs = [(a[2], b[2]) for a, b in itertools.pairwise(spans) if b[0] < a[1]]
     if pairs:
         message = f"{pairs[0][1]} starts while {pairs[0][0]} is running; {len(pairs)} such pairs"
-        rule, hint = "a run has its system to itself", "fine where they ran on different machines of the same kind"
-        yield Finding(NOTE, message, file=result.folder, key="run_start", rule=rule, hint=hint)
+        yield broken("overlap", message, result.folder, key="run_start")
 
 
 def _check_reference(result: Result) -> Iterator[Finding]:
@@ -112,9 +100,8 @@ def _check_reference(result: Result) -> Iterator[Finding]:
         reference, event = number(point.hyperparameters.get(key)), run.log.first(key)
         logged = number(event.value) if event else None
         if event and reference is not None and logged is not None and not math.isclose(reference, logged, rel_tol=1e-9):
-            rule = f"the reference runs of batch {point.batch_size:,} have {reference:g}"
-            hint = "allowed: the RCP test is on samples, not on hyper-parameters"
-            yield run.finding(NOTE, f"is {logged:g}, not the reference's", rule, hint, event)
+            message = f"is {logged:g}, not the reference's"
+            yield run.broken("reference_value", message, event, batch=point.batch_size, value=reference)
 
 
 def rcp_findings(result: Result) -> list[Finding]:
@@ -122,22 +109,16 @@ def rcp_findings(result: Result) -> list[Finding]:
     test, mean = result.rcp_test, result.mean_samples
     if test is None:
         return []
-    point, severity = test.point, ERROR
+    point, factor, rule = test.point, test.scaling_factor, "rcp_scaled"
     if test.passed:
-        if test.scaling_factor == 1.0 or point is None or mean is None:
+        if factor == 1.0 or point is None or mean is None:
             return []
-        severity = NOTE
         message = f"mean of {mean:,.0f} samples is below the reference's {point.mean:,.0f}"
-        rule = f"the score is multiplied by {test.scaling_factor:.6f}"
-        hint = "allowed; slower convergence would not be scaled"
     elif point is None or mean is None:
         failing = [run.path.name for run in result.runs if not run.converged]
         names = f": {', '.join(failing)}" if failing and result.batch_size is not None else ""
-        message = f"test fails: {test.reason}{names}"
-        rule = "at most one run of ten misses the target, all have one batch size, and a reference point covers it"
-        hint = "see the runs that are named"
+        rule, message = "rcp_impossible", f"test fails: {test.reason}{names}"
     else:
         message = f"test fails: mean of {mean:,.0f} samples, the minimum is {point.minimum:,.0f} ({test.reason})"
-        rule = "the olympic mean of samples to the target is at least the reference's mean / maximal speed-up"
-        hint = "check epoch_num and the data; else ask for a reference point of these hyper-parameters"
-    return [Finding(severity, message, "rcp", result.folder, key="RCP", rule=rule, hint=hint)]
+        rule = "rcp_failed"
+    return [broken(rule, message, result.folder, key="RCP", factor=factor)]

@@ -29,13 +29,12 @@ _MOST_ACCURATE = 0.73  # a run stops at the first evaluation from 0.720; no publ
 _LARGEST_BATCH = 1e9  # above any, and small enough to compute with
 _SLACK_MS = 1000  # ranks log in an order of their own within a moment
 _EARLIEST_MS, _LATEST_MS = 1.4e12, 4.1e12  # 2014, before the first round, and 2099; seconds are far below
-_CLEARED = "the caches of the system are cleared before each run"
 
 
 def check_run(run: Run, division: str | None = None) -> list[Finding]:
-    """The rules that one log can break. ``division``: of its result; unset: as the log says."""
+    """The rules that one log can break. ``division``: that of its result; unset: as logged."""
     if not run.log.events:
-        return []  # which is said already
+        return []  # a finding of the compliance rules
     found = [*_check_clock(run), *_check_submission(run)]
     if (division or run.log.value("submission_division")) == "closed":
         found += [*_check_fixed_values(run), *_check_evaluations(run), *_check_interval(run), *_check_target(run)]
@@ -45,33 +44,22 @@ def check_run(run: Run, division: str | None = None) -> list[Finding]:
 
 def _check_clock(run: Run) -> Iterator[Finding]:
     """The score is run_stop minus run_start: what cannot be true of these is an error, elsewhere a warning."""
-    events = run.log.events
+    events, clock = run.log.events, [event for event in (run.run_start, run.run_stop) if event is not None]
     if run.minutes is not None and run.minutes <= 0:
-        message = f"comes {-60 * run.minutes:.1f} s before run_start"
-        rule, hint = "the score is run_stop minus run_start", "log both with the clock of one process"
-        yield run.finding(ERROR, message, rule, hint, run.run_stop)
-
-    def undated(event: Event, severity: str) -> Iterator[Finding]:
-        if not _EARLIEST_MS <= event.time_ms <= _LATEST_MS:
-            message = f"has time_ms {event.time_ms:.0f}, which is not a date of a run"
-            rule, hint = "time_ms is Unix time in milliseconds", "log time.time() * 1000"
-            yield run.finding(severity, message, rule, hint, event)
-
-    dated = True
-    for event in (run.run_start, run.run_stop):
-        if event is None:
-            continue
-        wrong = [*undated(event, ERROR)]
-        dated = dated and not wrong
-        yield from wrong or _check_neighbours(run, event)
-    if dated:
-        yield from undated(events[0], WARNING)
+        yield run.broken("clock", f"comes {-60 * run.minutes:.1f} s before run_start", run.run_stop)
+    undated = [event for event in clock if not _EARLIEST_MS <= event.time_ms <= _LATEST_MS]
+    for event in (one for one in clock if one not in undated):
+        yield from _check_neighbours(run, event)
+    if not undated and not _EARLIEST_MS <= events[0].time_ms <= _LATEST_MS:
+        undated = [events[0]]
+    for event in undated:
+        message = f"has time_ms {event.time_ms:.0f}, which is not a date of a run"
+        yield run.broken("date", message, event, severity=ERROR if event in clock else WARNING)
     latest = events[0]
     for event in events:
         if event.time_ms < latest.time_ms - _SLACK_MS:
-            message = f"goes back in time by {(latest.time_ms - event.time_ms) / 1000:.1f} s, behind line {latest.line}"
-            hint = "a clock was set during the run, or two logs are mixed: run again"
-            yield run.finding(WARNING, message, "times of a log do not decrease", hint, event)
+            seconds = (latest.time_ms - event.time_ms) / 1000
+            yield run.broken("time_order", f"goes back in time by {seconds:.1f} s, behind line {latest.line}", event)
             break
         latest = event if event.time_ms > latest.time_ms else latest
 
@@ -82,12 +70,10 @@ def _check_neighbours(run: Run, event: Event) -> Iterator[Finding]:
     before, after = run.log.events[max(at - 1, 0)], run.log.events[min(at + 1, len(run.log.events) - 1)]
     if event.time_ms < before.time_ms - _SLACK_MS:
         message = f"comes {(before.time_ms - event.time_ms) / 1000:.1f} s before {before.key} of the line above it"
+        yield run.broken("neighbours", message, event)
     elif event.time_ms > after.time_ms + _SLACK_MS:
         message = f"comes {(event.time_ms - after.time_ms) / 1000:.1f} s after {after.key} of the line below it"
-    else:
-        return
-    rule = "the score is run_stop minus run_start, and each lies between its neighbours in the log"
-    yield run.finding(ERROR, message, rule, "a clock was set, or the line was changed: run again", event)
+        yield run.broken("neighbours", message, event)
 
 
 def _check_submission(run: Run) -> Iterator[Finding]:
@@ -98,23 +84,19 @@ def _check_submission(run: Run) -> Iterator[Finding]:
         placeholder = event is not None and isinstance(event.value, str) and "PLACEHOLDER" in event.value
         if event is None or event.value in _PLACEHOLDERS or placeholder:
             message = "is missing" if event is None else f"is {text(event.value)!r}"
-            rule = "a log names its submitter, system and status"
-            yield run.finding(WARNING, message, rule, f"export {key.upper()} before the run", event, key)
+            yield run.broken("submitter", message, event, key, variable=key.upper())
     status = run.log.first("submission_status")
     if status is not None and status.value not in (*_STATUSES, *_PLACEHOLDERS):
-        rule, hint = f"submission_status is one of {', '.join(_STATUSES)}", "export SUBMISSION_STATUS before the run"
-        yield run.finding(WARNING, f"is {text(status.value)!r}", rule, hint, status)
+        yield run.broken("status", f"is {text(status.value)!r}", status, statuses=", ".join(_STATUSES))
     for event in run.log.events:
         if event.line in run.log.glued:
-            rule, hint = "every line with :::MLLOG is one JSON object", "keep the output of ranks apart"
             message = "is the last of several events on one line: the checkers overlook the others"
-            yield run.finding(WARNING, message, rule, hint, event)
+            yield run.broken("one_event_a_line", message, event)
     cleared = run.log.first("cache_clear")
     if cleared is not None and run.run_start is not None and cleared.line > run.run_start.line:
-        yield run.finding(ERROR, "comes after run_start", _CLEARED, "log cache_clear before init_start", cleared)
+        yield run.broken("cleared_before", "comes after run_start", cleared)
     if cleared is not None and cleared.value is False:  # null, in many logs, says that it was
-        hint = "run with CLEAR_CACHES=1 and the right to drop caches"
-        yield run.finding(WARNING, "is false", _CLEARED, hint, cleared)
+        yield run.broken("cleared", "is false", cleared)
 
 
 def _is(expected: float) -> Callable[[Any], bool]:
@@ -133,7 +115,7 @@ def _positive_integer(value: Any) -> bool:
     return (found := number(value)) is not None and found >= 1 and found == int(found)
 
 
-# key: (whether a value is allowed, what is, whence)
+# key: (is a value allowed?, what is expected, source of the rule)
 _TABLE = "the hyper-parameter table of the training rules"
 _FIXED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "opt_name": (lambda value: str(value).casefold() == "lamb", "lamb", "closed BERT trains with LAMB"),
@@ -163,27 +145,21 @@ def _check_fixed_values(run: Run) -> Iterator[Finding]:
         event = next((event for event in run.log.all(key) if not allowed(event.value)), None)
         if event is not None:
             message = f"is {text(event.value)[:80]}, {expected} expected"
-            yield run.finding(ERROR, message, rule, "correct the setting and run again", event)
+            yield run.broken("closed_value", message, event, rule=rule)
 
 
 def _check_evaluations(run: Run) -> Iterator[Finding]:
     event = run.log.first("eval_samples")
     samples = number(event.value) if event else None
     if samples is not None and samples != EVAL_SAMPLES:
-        short = samples < EVAL_SAMPLES
-        rule = f"every evaluation covers the {EVAL_SAMPLES:,} evaluation samples"
-        hint = "evaluate on all of them" if short else "fine where padding of the last batch is counted"
-        yield run.finding(ERROR if short else WARNING, f"is {samples:,g}", rule, hint, event)
+        rule = "eval_samples" if samples < EVAL_SAMPLES else "eval_samples_padded"
+        yield run.broken(rule, f"is {samples:,g}", event, samples=EVAL_SAMPLES)
     first = run.evaluations[0] if run.evaluations else None
     if first is not None and first.samples == 0 and abs(first.accuracy - INITIAL_ACCURACY) > INITIAL_TOLERANCE:
         message = f"is {first.accuracy:.4f} before the first step"
-        rule = f"model.ckpt-28252 has an accuracy of {INITIAL_ACCURACY:.3f} +- {INITIAL_TOLERANCE}"
-        hint = "another checkpoint, or another evaluation set: compare both with their md5 sums"
-        yield run.finding(WARNING, message, rule, hint, first)
+        yield run.broken("initial_accuracy", message, first, accuracy=INITIAL_ACCURACY, tolerance=INITIAL_TOLERANCE)
     if first is not None and not run.counts_samples:
-        rule = "epoch_num of BERT counts training samples"
-        hint = "log the sequences trained so far as epoch_num; train_samples count with --rcp-bert-train-samples"
-        yield run.finding(ERROR, NOT_SAMPLES, rule, hint, run.log.first("eval_accuracy"))
+        yield run.broken("counts_samples", NOT_SAMPLES, run.log.first("eval_accuracy"))
 
 
 def _check_interval(run: Run) -> Iterator[Finding]:
@@ -206,9 +182,7 @@ def _check_interval(run: Run) -> Iterator[Finding]:
     else:
         return
     severity = ERROR if 0 < mean < expected / 2 else WARNING  # published results took liberties of a quarter
-    rule = f"with a batch of {batch:g}, evaluate every {expected:,} samples, up to the next multiple of the batch"
-    hint = "set EVAL_ITER_START_SAMPLES and EVAL_ITER_SAMPLES to the interval"
-    yield run.finding(severity, message, rule, hint, place)
+    yield run.broken("interval", message, place, severity=severity, batch=batch, expected=expected)
 
 
 def _check_target(run: Run) -> Iterator[Finding]:
@@ -216,8 +190,7 @@ def _check_target(run: Run) -> Iterator[Finding]:
     if reached is not None and reached is not run.evaluations[-1]:
         at = f" at {reached.samples:,.0f} samples" if reached.samples is not None else ""
         message = f"reached the target{at}, in line {reached.line}, but the run continues"
-        rule = "a run ends at the first evaluation that reaches the target; the RCP test takes the samples of the last"
-        yield run.finding(WARNING, message, rule, "stop at the target", run.evaluations[-1])
+        yield run.broken("ends_at_target", message, run.evaluations[-1])
 
 
 def _check_starting_point(run: Run) -> Iterator[Finding]:
@@ -225,36 +198,29 @@ def _check_starting_point(run: Run) -> Iterator[Finding]:
     event = run.log.first("starting_point")
     unproved = event.value.get("unproved") if event is not None and isinstance(event.value, dict) else None
     if unproved:
-        rule = "closed BERT starts from model.ckpt-28252 and trains on the benchmark's text"
-        hint = "prepare weights and data with prepare_data.sh, or know whence they are"
-        yield run.finding(WARNING, f"does not prove {text(unproved)}", rule, hint, event)
+        yield run.broken("starting_point", f"does not prove {text(unproved)}", event)
 
 
 def _check_trained(run: Run) -> Iterator[Finding]:
     """Seeds, samples and accuracies that cannot be, and an end that contradicts them."""
     event = run.log.first("seed")
     if event is not None and number(event.value) in _LIKELY_MADE_UP:  # None is not
-        rule = "seeds come from the clock or the system's randomness"
-        yield run.finding(WARNING, f"is {text(event.value)}", rule, "leave SEED unset", event)
+        yield run.broken("seed_unset", f"is {text(event.value)}", event)
     event, last = run.log.first("train_samples"), run.evaluations[-1] if run.evaluations else None
     trained = number(event.value) if event is not None else None
     if last is not None and trained is not None and run.counts_samples and trained < (last.samples or 0) / 2:
         message = f"is {trained:,.0f}, the last evaluation came at {last.samples:,.0f}"
-        rule = "train_samples counts the sequences trained on"
-        yield run.finding(WARNING, message, rule, "log the count of the last evaluation", event)
+        yield run.broken("train_samples", message, event)
     high = next((e for e in run.evaluations if e.accuracy > _MOST_ACCURATE), None)
     if high is not None:
-        rule = f"a run stops at the first evaluation from {TARGET_ACCURACY:.3f}, which is barely above it"
-        hint = "another evaluation set, or evaluation data in the training set"
-        yield run.finding(WARNING, f"is {high.accuracy:.4f}, which no published run reached", rule, hint, high)
+        message = f"is {high.accuracy:.4f}, which no published run reached"
+        yield run.broken("too_accurate", message, high, target=TARGET_ACCURACY)
     stop = run.log.all("run_stop")[-1:]
     if stop and run.status == "aborted" and any(e.accuracy >= TARGET_ACCURACY for e in run.evaluations):
-        rule, hint = "a run that reaches the target ends with status success", "log status success"
-        yield run.finding(WARNING, "says aborted, though the target was reached", rule, hint, stop[0])
+        yield run.broken("success", "says aborted, though the target was reached", stop[0])
     miss = first_miss(run)
     if miss is not None:
-        recipe = "" if miss.same_recipe else ", though of other hyper-parameters"
-        rule = f"published closed runs of batch {run.batch_size:,g}{recipe}, rise in this range"
-        hint = f"likely causes: {'; '.join(miss.causes)}"
-        severity = WARNING if miss.same_recipe else NOTE
-        yield run.finding(severity, f"is {miss.describe()}", rule, hint, miss.evaluation)
+        severity, recipe = (WARNING, "") if miss.same_recipe else (NOTE, ", though of other hyper-parameters")
+        known: dict[str, Any] = {"severity": severity, "batch": run.batch_size, "recipe": recipe}
+        causes = "; ".join(miss.causes)
+        yield run.broken("published_runs", f"is {miss.describe()}", miss.evaluation, causes=causes, **known)

@@ -14,26 +14,49 @@ import pytest
 
 from bert.data.synthetic import synthetic_records
 
+RATES = ("--memory", "1e9", "--issue", "1e9", "--bf16", "1e12")  # so slow that the figures of a tiny model have digits
+CASES = {
+    "alone": ("--precision", "bf16", "--evaluation", "100000", "--evaluation-rows", "4", *RATES),
+    "shared": ("--gpus", "8", "--evaluation", "100000", "--evaluation-rows", "16"),
+    "fp8": ("--precision", "fp8", "--memory", "1e8", "--issue", "1e9"),
+}
+ALL = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+import step_model as m
+for case in json.loads(sys.argv[2]):
+    sys.argv = ["step_model.py", "--tiny", "--rows", "4", *case]
+    m.main()
+config = m.BertConfig(**m.TINY)
+batch = m.static_batch(m.packed_batches(4, 1, config)[0], m.capacity(4, 64))
+launches = {name: m.record(config, batch, name, evaluates=True) for name in ("bf16", "fp8")}
+launches["step"] = m.record(config, batch, "fp8")
+os.environ |= {"FP8_FAST_SUMS": "all", "FP8_OUTPUT_PROJECTION": "1"}
+launches["step as set"] = m.record(config, batch, "fp8")
+print(json.dumps({name: [(each.phase, each.part, each.precision) for each in some] for name, some in launches.items()}))
+"""
+
 
 @pytest.fixture(scope="module")
-def predicted(repository):
-    """predict(*arguments): the line that the script prints for a tiny model; compiled kernels, not interpreted ones."""
+def printed(repository):
+    """The lines of the script for a tiny model, and the launches that it records; compiled kernels, not interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-
-    def predict(*arguments: str) -> dict:
-        command = [sys.executable, str(repository / "bench" / "step_model.py"), "--tiny", "--rows", "4", *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return json.loads(done.stdout)
-
-    return predict
+    command = [sys.executable, "-c", ALL, str(repository / "bench"), json.dumps(list(CASES.values()))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(zip([*CASES, "recorded"], map(json.loads, done.stdout.splitlines()), strict=True))
 
 
-@pytest.fixture(scope="module")
-def alone(predicted):
-    """In bf16, on a GPU so slow that the figures of a tiny model have digits."""
-    rates = "--memory", "1e9", "--issue", "1e9", "--bf16", "1e12"
-    return predicted("--precision", "bf16", "--evaluation", "100000", "--evaluation-rows", "4", *rates)
+@pytest.fixture
+def alone(printed):
+    """In bf16 on one GPU."""
+    return printed["alone"]
+
+
+@pytest.fixture
+def recorded(printed):
+    """Phase, part and precision of each launch of a tiny model's steps and evaluations."""
+    return {name: [tuple(each) for each in some] for name, some in printed["recorded"].items()}
 
 
 def test_the_operations_of_every_product_are_counted(alone):
@@ -53,45 +76,21 @@ def test_the_parts_are_the_step(alone):
     assert parts["communication"] == 0
 
 
-def test_an_evaluation_is_its_batches_and_its_share_that_of_the_time_between_two(alone, predicted):
+def test_an_evaluation_is_its_batches_and_its_share_that_of_the_time_between_two(alone, printed):
     seconds, share, batches = (alone["evaluation"][name] for name in ("seconds", "share", "batches"))
     assert share == pytest.approx(seconds / (seconds + 100_000 / alone["sequences_per_second"]), abs=0.01)
     step, tokens = alone["total"] / 1e3, int(synthetic_records(10_000, 64, 211, False, 0).sequence_lengths.sum())
     assert tokens / (4 * 64) <= batches <= 1.1 * tokens / (4 * 64), "full ones of 4 rows"
     assert 0.1 * step < seconds / batches < 0.5 * step, "a forward pass"
-    shared = predicted("--gpus", "8", "--evaluation", "100000", "--evaluation-rows", "16")["evaluation"]
+    shared = printed["shared"]["evaluation"]
     assert batches / 32 <= shared["batches"] <= 1.1 * batches / 32 + 1
 
 
-def test_fp8_brings_casts_and_slower_memory_more_time(alone, predicted):
-    fp8 = predicted("--precision", "fp8", "--memory", "1e8", "--issue", "1e9")
+def test_fp8_brings_casts_and_slower_memory_more_time(alone, printed):
+    fp8 = printed["fp8"]
     assert fp8["milliseconds"]["casts"] > 0
     assert fp8["product_operations"] == alone["product_operations"]
     assert fp8["milliseconds"]["LayerNorm"] > 9 * alone["milliseconds"]["LayerNorm"]
-
-
-RECORDED = """
-import json, os, sys
-sys.path.insert(0, sys.argv[1])
-import step_model as m
-config = m.BertConfig(**m.TINY)
-batch = m.static_batch(m.packed_batches(4, 1, config)[0], m.capacity(4, 64))
-launches = {name: m.record(config, batch, name, evaluates=True) for name in ("bf16", "fp8")}
-launches["step"] = m.record(config, batch, "fp8")
-os.environ |= {"FP8_FAST_SUMS": "all", "FP8_OUTPUT_PROJECTION": "1"}
-launches["step as set"] = m.record(config, batch, "fp8")
-print(json.dumps({name: [(each.phase, each.part, each.precision) for each in some] for name, some in launches.items()}))
-"""
-
-
-@pytest.fixture(scope="module")
-def recorded(repository):
-    """Phase, part and precision of each launch of a tiny model's steps and evaluations."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", RECORDED, str(repository / "bench")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return {name: [tuple(each) for each in some] for name, some in json.loads(done.stdout).items()}
 
 
 def test_settings_of_fp8_count_as_for_a_run(recorded):

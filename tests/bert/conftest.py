@@ -31,11 +31,6 @@ LENGTH = 48
 NOTHING: Mapping[str, str] = {}
 
 
-@pytest.fixture(autouse=True)
-def _two_threads() -> None:
-    torch.set_num_threads(2)
-
-
 @pytest.fixture
 def tiny() -> BertConfig:
     """A BERT that takes milliseconds."""

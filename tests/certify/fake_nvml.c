@@ -38,6 +38,17 @@ ANSWER(nvmlDeviceGetClockInfo, (int *d, int kind, unsigned *mhz), *mhz = kind ==
 ANSWER(nvmlDeviceGetPowerUsage, (int *d, unsigned *milliwatts), *milliwatts = 700500 - 100000 * *d)
 ANSWER(nvmlDeviceGetTemperature, (int *d, int sensor, unsigned *celsius), *celsius = sensor ? 0 : 65 + 20 * *d)
 ANSWER(nvmlDeviceGetUtilizationRates, (int *d, utilization *rates), rates->gpu = 100 - *d; rates->memory = 40)
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return SUCCESS; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned number, int **device) { *device = &devices[number]; return SUCCESS; }
+int nvmlSystemGetDriverVersion(char *text, unsigned size) { strncpy(text, "560.35.03", size); return SUCCESS; }
+#define MORE(name, parameters, body) int name parameters { body; return SUCCESS; }
+MORE(nvmlDeviceGetName, (int *d, char *text, unsigned size), strncpy(text, *d ? "H100" : "H200", size))
+MORE(nvmlDeviceGetVbiosVersion, (int *d, char *text, unsigned size), strncpy(text, "96.00.74", size + 0 * *d))
+MORE(nvmlDeviceGetMemoryInfo, (int *d, u64 *memory), memory[0] = 80ull << 30; memory[1] = memory[2] = 0 * *d)
+MORE(nvmlDeviceGetRemappedRows, (int *d, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed),
+  *corrected = 5; *uncorrected = 2; *pending = *d; *failed = 0)
+MORE(nvmlDeviceGetEccMode, (int *d, unsigned *now, unsigned *later), *now = 1; *later = 1 + 0 * *d)
+MORE(nvmlDeviceGetEnforcedPowerLimit, (int *d, unsigned *milliwatts), *milliwatts = 700000 + 0 * *d)
 ANSWER(nvmlDeviceGetTotalEccErrors, (int *d, int type, int counter, u64 *count), *count = counter ? 99 : 3 * type + *d)
 ANSWER(nvmlDeviceGetCurrPcieLinkGeneration, (int *d, unsigned *generation), *generation = 5 - *d)
 ANSWER(nvmlDeviceGetMaxPcieLinkGeneration, (int *d, unsigned *generation), *generation = 5 + 0 * *d)

@@ -120,7 +120,11 @@ def write(folder: Path, records: Records) -> None:
     for number, node in enumerate(records.nodes):
         places = [place for place in records.places.values() if place.node == node]
         about = {"version": 3, "node": node, "number": number, "nodes": records.nodes, "size": len(records.places)}
-        about |= {"on_cpus": records.on_cpus, "ranks": [vars(place) for place in places]}
+        about |= {
+            "on_cpus": records.on_cpus,
+            "hardware": records.hardware.get(node, {}),
+            "ranks": [vars(place) for place in places],
+        }
         tables = {}
         for table, columns in (("steps", records.steps), ("probes", records.probes)):
             chosen = np.isin(columns["rank"], [place.rank for place in places])

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -35,18 +36,18 @@ SETTINGS = {"MAX_SEQ_LENGTH": "48", "BATCHSIZE": "2", "CERTIFY_SECONDS": "0.1", 
 SETTINGS["CERTIFY_ROUNDS"] = "3"
 
 
-def start(repository: Path, folder: Path, **env: str) -> subprocess.Popen[str]:
+def start(repository: Path, folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
     (folder / "model.json").write_text(json.dumps(MODEL))
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     environ = kept | SETTINGS | {"LOGDIR": str(folder / "results"), "BERT_CONFIG": str(folder / "model.json")}
     environ |= {"PYTHON": sys.executable, "RUN_NAME": "test", "BINDING": "none"} | env
     return subprocess.Popen(
-        [repository / "certify.sh"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [repository / "certify.sh", *words], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
-def run(repository: Path, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    process = start(repository, folder, **env)
+def run(repository: Path, folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    process = start(repository, folder, *words, **env)
     out, errors = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
@@ -170,6 +171,15 @@ def test_a_drill_that_cannot_happen_is_bad_input_and_no_test_that_passes(program
 def test_a_drill_that_no_repeat_of_a_burn_in_reaches_is_bad_input(load, tmp_path):
     with pytest.raises(ConfigError, match="a round has 4 steps here: give an earlier step"):
         BurnIn(load(CERTIFY_SECONDS="0.0001", CERTIFY_FLIP="0:5"), tmp_path, 0.1).run()
+
+
+def test_a_quick_test_is_one_line_and_its_options_are_known(repository, tmp_path):
+    done = run(repository, tmp_path, "--quick", CERTIFY_SECONDS="0.1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"pass: 2 ranks of {platform.node()}\n"
+    done = run(repository, tmp_path, "--quik")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "certify.sh --quik: expected --quick" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -172,11 +174,24 @@ def test_one_pause_in_one_round_names_nobody():
     assert judge(records).findings == []
 
 
-def test_two_ranks_are_too_few_to_say_which_is_slow():
-    found = judge(make(1, 2, slow=everywhere(1, factor=2.0)))
-    assert found.state == "pass"
+@pytest.mark.parametrize(("factor", "state"), [(1.0, "pass"), (1.03, "pass"), (1.1, "warn"), (1.3, "warn")])
+def test_of_two_ranks_the_slower_is_a_warning_with_the_interval_of_its_distance(factor, state):
+    found = judge(make(1, 2, between=0, slow=everywhere(1, factor=factor)))
+    assert found.state == state
     assert not found.as_dict()["compared"]
     assert "too few ranks to tell" in found.notes[0]
+    for one in found.findings:
+        low, high = (
+            float(share) for share in re.match(r"(-?[\d.]+)% to ([\d.]+)% behind rank 0", one.outlier.measure).groups()
+        )
+        assert one.name == "rank 1 on node0"
+        assert 3 < low < 100 * (factor - 1) < high
+
+
+def test_of_two_equal_ranks_that_repeat_badly_neither_is_behind():
+    assert [judge(make(1, 2, seed=seed, common=0.1, step=0.2, disturbed=0.05)).state for seed in range(20)] == [
+        "pass"
+    ] * 20
 
 
 def test_a_rank_that_computed_something_else_fails_the_test_with_its_step(tmp_path, capsys):

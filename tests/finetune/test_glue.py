@@ -1,4 +1,4 @@
-"""Tables of GLUE and one's own are read as they are, cut as published, and measured as scipy and torchmetrics do."""
+"""Texts are cut as published, and predictions measured as scipy and torchmetrics do."""
 
 from __future__ import annotations
 
@@ -8,125 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from bert.data.records import DataError
 from bert.data.tokens import WordPiece
-from finetune import glue
-from finetune.glue import TASKS
+from finetune import config, glue, tasks
 
 from . import made_up
-
-
-def read(tmp_path, text, task, names=()):
-    path = tmp_path / "table.tsv"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return glue.read(path, TASKS[task], names)
-
-
-def test_mrpc_keeps_quotation_marks_and_drops_header_bom_and_carriage_returns(tmp_path):
-    header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
-    table = read(tmp_path, header + '1\t7\t8\t"He said " so\tIt\'s "it\r\n0\t1\t2\ta\u2028b\tc\u0085d\r\n', "MRPC")
-    assert table.texts == [('"He said " so', "It's \"it"), ("a\u2028b", "c\u0085d")]
-    assert table.labels.tolist() == [1, 0]
-
-
-def test_cola_has_no_header_and_its_text_in_the_fourth_column(tmp_path):
-    table = read(tmp_path, "gj04\t1\t\tThe cat sat.\ngj04\t0\t*\tcat The sat\n", "CoLA")
-    assert table.texts == [("The cat sat.",), ("cat The sat",)]
-    assert table.labels.tolist() == [1, 0]
-
-
-def test_sst2_has_a_header_and_its_label_second(tmp_path):
-    table = read(tmp_path, "sentence\tlabel\nit 's fine \t1\n\nno\t0\n", "SST-2")
-    assert table.texts == [("it 's fine ",), ("no",)]
-    assert table.labels.tolist() == [1, 0]
-
-
-@pytest.mark.parametrize("extra", [0, 4])
-def test_mnli_has_its_label_last_however_many_columns_there_are(tmp_path, extra):
-    cells = [f"c{i}" for i in range(8)] + ["A man.", "A cat."] + ["entailment"] * extra  # votes of single people
-    lines = ["\t".join(["x"] * (11 + extra)), *("\t".join([*cells, label]) for label in TASKS["MNLI"].labels)]
-    table = read(tmp_path, "\n".join(lines), "MNLI")
-    assert table.texts == [("A man.", "A cat.")] * 3
-    assert table.labels.tolist() == [0, 1, 2]
-
-
-def test_a_table_of_ones_own_has_its_label_last_with_or_without_a_header(tmp_path):
-    for header in ("", "review\tLabel\n"):
-        table = read(tmp_path, header + 2 * "good\tpos\nbad\tneg\nso so\tneutral\n", "TSV")
-        assert table.texts[:3] == [("good",), ("bad",), ("so so",)]
-        assert table.names == ("neg", "neutral", "pos")
-        assert table.labels.tolist() == [2, 0, 1] * 2
-    assert read(tmp_path, "\ufeffgood\tx\nbad\ty\n" + "so\tx\n", "TSV").texts[0] == ("good",)  # Excel's mark
-    assert read(tmp_path, "a\tb\tyes\nc\td\tno\n" + "e\tf\tyes", "TSV").texts[:2] == [("a", "b"), ("c", "d")]
-    assert read(tmp_path, "a\tlabel\nb\tx\nc\tlabel\n", "TSV").names == ("label", "x")  # a class of that name
-    assert read(tmp_path, "good\tpos\n", "TSV", ("neg", "pos")).labels.tolist() == [1]
-
-
-@pytest.mark.parametrize(
-    ("task", "num_texts", "text", "expected"),
-    [
-        ("SST-2", 0, "index\tsentence\n0\tfine film\n1\tbad\n", [("fine film",), ("bad",)]),
-        ("SST-2", 0, "sentence\tlabel\nfine film\t1\nbad\t0\n", [("fine film",), ("bad",)]),
-        ("CoLA", 0, "index\tsentence\n0\tThe cat sat.\n", [("The cat sat.",)]),
-        ("MRPC", 0, "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t1\t2\ta\tb\n", [("a", "b")]),
-        ("MNLI", 0, "\t".join("h" * 10) + "\n" + "\t".join([*"01234567", "a", "b"]), [("a", "b")]),
-        ("TSV", 1, "good\nso so\n", [("good",), ("so so",)]),
-        ("TSV", 1, "sentence\nso so\n", [("so so",)]),
-        ("TSV", 1, "good\tx\nbad\ty\n", [("good",), ("bad",)]),
-        ("TSV", 1, "review\tlabel\ngood\tx\n", [("good",)]),
-        ("TSV", 2, "a\tb\nc\td\n", [("a", "b"), ("c", "d")]),
-        ("TSV", 0, "a\tx\nc\ty\n", [("a",), ("c",)]),
-        ("TSV", 0, "a\tx\nc\td\n", [("a", "x"), ("c", "d")]),
-        ("TSV", 1, "a\tx\nc\td\n", None),
-        ("TSV", 2, "a\nc\n", None),
-    ],
-)
-def test_a_table_without_labels_is_read_for_prediction(tmp_path, task, num_texts, text, expected):
-    (tmp_path / "table.tsv").write_text(text)
-    arguments = tmp_path / "table.tsv", TASKS[task], num_texts, ("x", "y")
-    if expected is None:
-        with pytest.raises(DataError, match=r"table.tsv:1: \d columns, expected \d"):
-            glue.read_texts(*arguments)
-    else:
-        assert glue.read_texts(*arguments) == expected
-
-
-@pytest.mark.parametrize(
-    ("task", "text", "message"),
-    [
-        ("SST-2", "sentence\tlabel\nfine\t1\nbad\n", r"table.tsv:3: 1 columns, expected 2"),
-        ("SST-2", "sentence\tlabel\nfine\t2\n", r"table.tsv:2: label '2', expected one of 0, 1"),
-        ("SST-2", "sentence\tlabel\n", "holds no example"),
-        ("MRPC", "h\n1\t2\t3\t4\n", r"table.tsv:2: 4 columns, expected 5"),
-        ("MNLI", "h\n" + "\t".join(["x"] * 10) + "\n", "10 columns, expected 11"),
-        ("TSV", "good\n", "one or two columns of text and then the label"),
-        ("TSV", "a\tb\tc\td\n", "one or two columns of text and then the label"),
-        ("TSV", "a\tx\nb\tc\ty\n", r"table.tsv:2: 3 columns, expected 2"),
-        ("TSV", "a\tx\nb\tx\n", "every label is 'x'"),
-        ("TSV", b"caf\xe9\tx\n", "not UTF-8"),
-        (
-            "TSV",
-            "text\tsentiment\n" + "good\tpos\nbad\tneg\n" * 2,
-            r"table.tsv:1: is it a header\? 'sentiment' is the label",
-        ),
-        ("TSV", "good\tx\nbad\t\n" * 2, r"table.tsv:2: label '', expected one of"),
-        (
-            "TSV",
-            "\n".join(f"pos\ttext {i} of many" for i in range(18)),
-            r"18 different labels in 18 lines .*\.\.\.\): the label is",
-        ),
-        ("TSV", "sentence\tlabel\n", "holds no example"),
-        ("SST-2", "fine\t1\nbad\t0\n", r"table.tsv:1: an example, and this task's files begin with a header"),
-    ],
-)
-def test_a_wrong_table_is_one_line_that_names_the_place(tmp_path, task, text, message):
-    with pytest.raises(DataError, match=message):
-        read(tmp_path, text, task)
-
-
-def test_a_missing_table_is_one_line(tmp_path):
-    with pytest.raises(DataError, match="No such file"):
-        glue.read(tmp_path / "none.tsv", TASKS["MRPC"])
 
 
 def test_pairs_lose_one_token_after_another_from_the_longer():
@@ -156,9 +41,14 @@ def test_sequences_are_framed_and_cut(tmp_path):
     assert len(glue.encode(texts[:1], tokenizer, 4)[0][0]) == 4
 
 
+def generator_numbers(generator, count):
+    """Scores as STS-B has them, some of them equal."""
+    return np.array([generator.randrange(16) / 3.2 for _ in range(count)])
+
+
 def test_metrics_equal_torchmetrics_and_scipy():
     functional = pytest.importorskip("torchmetrics.functional.classification")
-    from scipy.stats import pearsonr
+    from scipy.stats import pearsonr, spearmanr
 
     generator = random.Random(3)
     for _ in range(50):
@@ -171,6 +61,56 @@ def test_metrics_equal_torchmetrics_and_scipy():
         assert glue.accuracy_and_f1(predicted, true) == pytest.approx(mean)
         if len(set(predicted.tolist())) == len(set(true.tolist())) == 2:
             assert glue.matthews(predicted, true) == pytest.approx(pearsonr(predicted, true).statistic)
+        x, y = generator_numbers(generator, count), generator_numbers(generator, count)
+        assert glue.pearson(x, y) == pytest.approx(pearsonr(x, y).statistic)
+        assert glue.spearman(x, y) == pytest.approx(spearmanr(x, y).statistic)
+        assert glue.pearson_and_spearman(x, y) == pytest.approx((glue.pearson(x, y) + glue.spearman(x, y)) / 2)
+    assert glue.pearson(np.ones(3), np.arange(3)) == glue.spearman(np.ones(3), np.arange(3)) == 0
     zeros, ones = np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
     assert glue.f1(zeros, zeros) == glue.matthews(zeros, ones) == glue.matthews(ones, ones) == 0
     assert glue.accuracy(np.array([2, 1, 0]), np.array([2, 1, 1])) == pytest.approx(2 / 3)
+
+
+TEXT_OF = {"MNLI": "sentence1\tsentence2", "STS-B": "sentence1\tsentence2", "QNLI": "question\tsentence"}
+
+
+@pytest.mark.parametrize(("task", "label", "values"), [
+    ("MNLI", "gold_label", ["neutral", "entailment", "neutral"]), ("STS-B", "score", ["0.5", "3.25", "2.0"]),
+    ("QNLI", "label", ["not_entailment", "entailment", "entailment"]),
+])  # fmt: skip
+def test_development_files_are_scored_each_and_test_files_become_glues_answers(
+    squad_environment, tmp_path, task, label, values
+):
+    def table(name, labelled):
+        head = f"index\t{TEXT_OF[task]}" + (f"\t{label}" if labelled else "")
+        rows = [f"{n}\tthe cat\ta dog" + (f"\t{value}" if labelled else "") for n, value in enumerate(values)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join([head, *rows]) + "\n")
+
+    ends = ["_matched", "_mismatched"] if task == "MNLI" else [""]
+    for end in ends:
+        table(f"dev{end}", True)
+        table(f"test{end}", False)
+    names = glue.TASKS[task].layout.labels
+    if names:
+        right = np.eye(len(names), dtype=np.float32)[[names.index(value) for value in values]]
+    else:
+        right = np.array(values, dtype=np.float32)[:, None]
+    scores = [*right, *(np.roll(right, 1, axis=1) if len(ends) == 2 else [])]  # the second file's are all wrong
+    for mode in ("eval", "prediction"):
+        settings = config.read(squad_environment | {"TASK": task, "DATA": str(tmp_path), "MODE": mode})
+        built = tasks.build(settings, WordPiece(settings.vocabulary))
+        assert len(built.test.lengths) == len(scores)
+        metrics = built.finish(scores, tmp_path / mode)
+        if mode == "prediction":
+            answers = {"MNLI": ["MNLI-m", "MNLI-mm"]}.get(task, [task])
+            assert not metrics
+            found = [line.split("\t") for line in (tmp_path / mode / f"{answers[0]}.tsv").read_text().splitlines()]
+            assert found[0] == ["index", "prediction"]
+            assert [(n, value if names else float(value)) for n, value in found[1:]] == [
+                (str(n), value if names else float(value)) for n, value in enumerate(values)
+            ]
+            assert all((tmp_path / mode / f"{name}.tsv").is_file() for name in answers)
+        elif task == "MNLI":
+            assert metrics == {"accuracy": 1.0, "mismatched_accuracy": 0.0}
+        else:
+            assert next(iter(metrics.values())) == pytest.approx(1)

@@ -205,7 +205,7 @@ def test_every_sequence_is_predicted_by_exactly_one_rank(kind, world_size, monke
     if world_size > 1:
         for world in ranks:
             assert saved.predict(model, samples, world, 2) == []
-        assert sorted(number for part in parts for number, _ in part) == list(range(len(LENGTHS)))
+        assert sorted(number for part in parts for number in part) == list(range(len(LENGTHS)))
         monkeypatch.setattr(
             saved.distributed, "all_gather_object", lambda gathered, _: gathered.__setitem__(slice(None), parts)
         )

@@ -35,6 +35,14 @@ def learnt(squad_environment, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def short(squad_environment, tmp_path_factory):
+    """The folder of a run of 50 steps, and its environment."""
+    folder, environment = tmp_path_factory.mktemp("short"), squad_environment | {"EPOCHS": "2"}
+    assert run(environment | {"RUN_DIR": str(folder)}) == 0
+    return folder, environment
+
+
 def start(environment, rank=0, world_size=1, port=0):
     settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
@@ -87,8 +95,9 @@ def test_what_is_not_finite_is_not_saved(squad_environment, tmp_path, monkeypatc
     assert not [*tmp_path.glob("model_0/*"), *tmp_path.glob("c/*")]
 
 
-def test_a_run_that_is_killed_resumes_to_the_same_predictions(learnt, squad_environment, tmp_path):
-    environment = squad_environment | {
+def test_a_run_that_is_killed_resumes_to_the_same_predictions(short, tmp_path):
+    undisturbed, environment = short
+    environment = environment | {
         "RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "20",
         "RESUME": "1",
     }  # fmt: skip
@@ -99,12 +108,12 @@ def test_a_run_that_is_killed_resumes_to_the_same_predictions(learnt, squad_envi
     assert not (tmp_path / "run" / "model_0").exists()
     done = start(environment).finish()
     assert done.returncode == 0, done.stderr
-    assert predictions(tmp_path / "run") == predictions(learnt)
-    for name, value in others(squad_environment, tmp_path).items():
+    assert predictions(tmp_path / "run") == predictions(undisturbed)
+    for name, value in others(environment, tmp_path).items():
         (tmp_path / "run" / "error_0.txt").unlink(missing_ok=True)
         assert run(environment | {name: value}) == 2
         reason = (tmp_path / "run" / "error_0.txt").read_text()
-        said = {"EPOCHS": "EPOCHS 8.0, this one has 9.0", "DATA": "training data", "LR": "LR 0.003, this one has 0.004"}
+        said = {"EPOCHS": "EPOCHS 2.0, this one has 9.0", "DATA": "training data", "LR": "LR 0.003, this one has 0.004"}
         assert f"is of a run with {said.get(name, name)}" in reason
 
 
@@ -160,14 +169,14 @@ def test_a_resumed_run_reports_the_time_of_all_its_parts(squad_environment, tmp_
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_several_ranks_learn_and_predict_the_same(learnt, squad_environment, tmp_path, ranks):
-    port = free_ports()
-    environment = squad_environment | {"RUN_DIR": str(tmp_path), "BATCHSIZE": str(12 // ranks)}
+def test_several_ranks_learn_and_predict_the_same(short, tmp_path, ranks):
+    port, (alone, environment) = free_ports(), short
+    environment = environment | {"RUN_DIR": str(tmp_path), "BATCHSIZE": str(12 // ranks)}
     environment["SHARD_OPTIMIZER"] = "1" if ranks == 3 else "0"
     processes = [start(environment, rank, ranks, port) for rank in range(ranks)]
     done = [process.finish() for process in processes]
     assert [rank.returncode for rank in done] == [0] * ranks, done
-    mine, theirs = (json.loads((f / "model_0" / "nbest_predictions.json").read_text()) for f in (tmp_path, learnt))
+    mine, theirs = (json.loads((f / "model_0" / "nbest_predictions.json").read_text()) for f in (tmp_path, alone))
     assert mine.keys() == theirs.keys()
     for question in mine:
         best = [answers[question][0] for answers in (mine, theirs)]

@@ -14,7 +14,6 @@ import pytest
 from finetune import saved
 from finetune.__main__ import main
 from finetune.demo import table
-from finetune.squad import Rules
 from finetune.train import run
 
 
@@ -44,7 +43,7 @@ def test_a_question_is_answered_as_in_the_evaluation(learnt, squad_environment, 
     model = saved.load(learnt, "cpu")
     for paragraph in data["data"][0]["paragraphs"][:5]:
         for question in paragraph["qas"]:
-            found = model.answer(question["question"], paragraph["context"], Rules())
+            found = model.say([(question["question"], paragraph["context"])])[0]["n_best"]
             assert found[0]["text"] == expected[question["id"]][0]["text"]
             np.testing.assert_allclose(found[0]["probability"], expected[question["id"]][0]["probability"], atol=1e-5)
     context = "There is a cat here. It sat at the lake. It was red. It was 42 old."
@@ -83,8 +82,8 @@ def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["predict", "{reviews}"], "classifies texts: give --text"),
-        (["predict", "{reviews}", "--text", "a", "--text", "b", "--text", "c"], "give --text, twice for a pair"),
+        (["predict", "{reviews}"], "takes 1 of --text, or --input FILE"),
+        (["predict", "{reviews}", "--text", "a", "--text", "b", "--text", "c"], "takes 1 of --text, or --input FILE"),
         (["predict", "{learnt}", "--question", "Who?"], "give --question and --context"),
         (["predict", "{learnt}", "--question", "Who?", "--context", " "], "--context is empty"),
         (["predict", "/nonexistent", "--text", "a"], "no fine-tuned model"),
@@ -147,7 +146,7 @@ def test_the_script_checks_trains_every_seed_and_ends_in_their_table(squad_envir
     done = subprocess.run([script, *words], capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr
     assert "global batch   12 sequences = 12 x 1 accumulated x 1 ranks" in done.stderr
-    assert "data           training: 16 examples, labels bad, good" in done.stderr
+    assert "data           training: 16 examples, text text, label label: 2 classes: 8 good, 8 bad" in done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["seed", "4", "7", "mean", "std"] in rows
     assert done.stderr.splitlines()[-1] == f"run: all 2 trials are complete: {tmp_path}/r"

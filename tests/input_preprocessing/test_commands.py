@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from input_preprocessing import STAGES
 from input_preprocessing.__main__ import overview
+
+from ..forked import Command
 
 # As documented and used for as long as the stages exist; a name may be added, none may go.
 NAMES = {
@@ -19,18 +19,14 @@ NAMES = {
 }  # fmt: skip
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "100"}
-    line = [sys.executable, "-m", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, env=environment, check=False)
+def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return Command(module, {**os.environ, "COLUMNS": "100"}, arguments).finish()
 
 
 def test_every_stage_answers_to_the_name_that_users_know() -> None:
     assert set(STAGES) >= NAMES
-    with ThreadPoolExecutor(2) as pool:
-        answers = pool.map(lambda name: run("input_preprocessing", name, "--help"), STAGES)
-        by_module = pool.map(lambda name: run(f"input_preprocessing.{name}", "--help"), STAGES)
-    for name, answer, same in zip(STAGES, answers, by_module, strict=True):
+    for name in STAGES:
+        answer, same = run("input_preprocessing", name, "--help"), run(f"input_preprocessing.{name}", "--help")
         assert answer.returncode == 0, answer.stderr
         assert answer.stdout.startswith(f"usage: python -m input_preprocessing {name} "), name
         assert not answer.stderr

@@ -62,6 +62,17 @@ def test_a_misspelt_name_stops_a_demo_before_it_prepares_anything(demo, checkout
     assert not [call for call in checkout.calls("demo_python") if "input_preprocessing" in call or "finetune" in call]
 
 
+def test_fine_tunings_demo_saves_and_goes_on_after_a_kill(demo, checkout):
+    checkout.stand_in("demo_python", PYTHON.replace("*input_preprocessing*", "*finetune.demo*"))
+    (checkout.root / "run_finetuning.sh").write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
+    settings = {"PYTHON": str(checkout.root.parent / "bin" / "demo_python"), "DEMO_DIR": "d", "RUN_NAME": "mine"}
+    done = checkout.run("launch/tools/finetune_demo.sh", config="/dev/null", **settings)
+    assert done.returncode == 0, done.stderr
+    given = dict(word.partition("=")[::2] for word in done.stdout.splitlines())
+    assert given["CHECKPOINT_DIR"] == "d/finetune/results/mine/checkpoints", "with its run, not beside it"
+    assert (given["CHECKPOINT_EVERY_STEPS"], given["RESUME"]) == ("50", "1")
+
+
 def test_it_ends_with_the_next_commands(demo, checkout):
     done = demo(RUN_NAME="mine")
     assert done.returncode == 0, done.stderr

@@ -299,6 +299,18 @@ def test_data_of_unknown_making_is_a_warning_with_the_command_that_verifies_it(s
     assert found[2] == f"./verify_dataset.sh {site.env['DATADIR']}/packed_data"
 
 
+def test_links_out_of_a_folder_that_is_mounted_are_named_with_what_mounts_where_they_lead(site):
+    folder = site.root.parent
+    (folder / "disk").mkdir()
+    (folder / "disk" / "shard").touch()
+    (folder / "data" / "eval" / "a").symlink_to("file")
+    (folder / "data" / "eval" / "b").symlink_to(folder / "disk" / "shard")
+    finding = f"has links to {folder}/disk, which is not mounted in the container"
+    assert_fails(doctor(site, "data"), "EVALDIR", finding, f"CONTAINER_MOUNTS={folder}/disk:ro")
+    for given in ({"CONTAINER_MOUNTS": f"/x,{folder}/disk:ro"}, {"CONT": ""}):
+        assert rows(doctor(site, "data", **given).stdout)["EVALDIR"][0] == "pass"
+
+
 @pytest.mark.parametrize(("status", "result"), [(0, "pass"), (1, "fail")])
 def test_the_whole_data_set_is_verified_on_request(site, status, result):
     script = site.root / "verify_dataset.sh"

@@ -13,12 +13,21 @@ def test_a_rehearsal_is_one_trial_that_is_judged(checkout):
 
 
 def test_a_rehearsal_outside_of_the_published_runs_fails_and_says_so_last(checkout):
-    done = checkout.run("./run_local.sh", REHEARSAL="1", REVIEW_FAILS="rehearsal", REHEARSAL_BAND="/a band.json")
+    band = checkout.root / "a band.json"
+    band.touch()
+    done = checkout.run("./run_local.sh", REHEARSAL="1", REVIEW_FAILS="rehearsal", REHEARSAL_BAND=str(band))
     assert done.returncode == 1
-    assert f"rehearsal {checkout.run_dir} --band /a band.json" in done.stdout.splitlines()
+    assert f"rehearsal {checkout.run_dir} --band {band}" in done.stdout.splitlines()
     last = done.stderr.splitlines()[-1]
     assert last.startswith("run: error: ")
     assert last.endswith("the rehearsal is not as published, see above")
+
+
+def test_a_band_that_is_not_there_stops_a_rehearsal_before_its_trial(checkout):
+    done = checkout.run("./run_local.sh", REHEARSAL="1", REHEARSAL_BAND="/a band.json")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "run: error: REHEARSAL_BAND=/a band.json: no file that can be read"
+    assert not checkout.ranks()
 
 
 def test_a_rehearsal_that_crashes_is_not_judged(checkout):

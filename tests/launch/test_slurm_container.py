@@ -6,6 +6,9 @@ import subprocess
 
 import pytest
 
+from ..waiting import wait_until
+from .test_trial import processes
+
 pytestmark = pytest.mark.slurm
 
 TWO_NODES = "export DGXNNODES=2 DGXNGPU=2"
@@ -79,6 +82,28 @@ def test_containers_of_dead_jobs_are_removed_first_and_those_of_living_ones_stay
     job = pyxis.run(after=TWO_NODES)
     assert job.exit_code == 0, job.output
     assert containers(pyxis) == sorted([*OTHERS, stays])
+
+
+def test_scancel_while_leftovers_are_removed_is_told_in_the_last_line(pyxis):
+    there = pyxis.folder / "there"
+    slow = f"remove) touch {there}; exec -a {pyxis.folder}/slow sleep 900; "
+    pyxis.checkout.stand_in("enroot", ENROOT.replace("remove) ", slow))
+    (pyxis.folder / "enroot/dgx1/pyxis_bert_99999_0").mkdir()
+    job = pyxis.submit(after=TWO_NODES)
+    job.wait_for(there.exists)
+    subprocess.run(["scancel", str(job.number)], check=True)
+    job.wait()
+    assert "run: dgx1: removing pyxis_bert_99999_0, left by a job that is over" in job.output
+    assert job.last_line.startswith("run: error: the job was cancelled")
+    wait_until(lambda: not processes(pyxis.folder / "slow"))
+
+
+def test_a_checkpoint_folder_that_is_not_there_yet_is_made_and_mounted(pyxis):
+    checkpoints = pyxis.folder / "disk" / "checkpoints"
+    job = pyxis.run(after="export DGXNGPU=1", CHECKPOINT_DIR=str(checkpoints), LOOK_FOR=str(checkpoints))
+    assert job.exit_code == 0, job.output
+    assert pyxis.checkout.ranks()[0]["SEES"] == [str(checkpoints)]
+    assert f"{checkpoints}:{checkpoints}:rw" in pyxis.checkout.calls("pyxis")[-1]
 
 
 def test_what_the_image_and_its_hooks_set_does_not_misplace_the_ranks(pyxis):

@@ -252,6 +252,43 @@ def test_the_last_complaint_of_the_output_is_the_reason_where_no_rank_left_one(c
     assert last_line(done.stderr) == "run: error: 1 of 1 trials failed: trial 0: dgx2: task 1 launch failed: no"
 
 
+WATCHDOG = (
+    "[rank{0}]:[E1218 20:27:21.426415540 ProcessGroupNCCL.cpp:629] [Rank {0}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=20000) ran for 20081 milliseconds"
+)
+
+
+def test_where_nccl_aborts_the_ranks_that_waited_the_last_line_names_who_did_not_come(checkout):
+    trainer = checkout.root / "implementations" / "bert" / "__main__.py"
+    waits = (
+        f"    if os.environ['RANK'] == '0':\n        print('{WATCHDOG.format(0)}', flush=True)\n        os.abort()\n"
+    )
+    said = f"import os, sys, time\nif '--check' not in sys.argv:\n{waits}    time.sleep(900)\n"
+    trainer.write_text(said + trainer.read_text())
+    done = checkout.run(LOCAL, DIST_TIMEOUT="20")
+    assert last_line(done.stderr).startswith(
+        f"run: error: 1 of 1 trials failed: trial 0: rank 1 on {os.uname().nodename} did not come to ALLREDUCE, "
+        "DIST_TIMEOUT=20 s: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("waited", "said"),
+    [
+        ([0, 1, 3], "rank 2 on dgx2 did not come to ALLREDUCE, DIST_TIMEOUT=600 s: "),
+        ([1], "rank 0 on dgx1, rank 2 on dgx2, rank 3 on dgx2 did not come to "),
+        ([0, 1, 2, 3], "each rank waits: the others did not come to "),
+        ([], "rank 3 on dgx2 was killed by SIGKILL"),
+    ],
+)
+def test_who_did_not_come_is_who_nccl_does_not_name_with_its_node(waited, said, repository, tmp_path):
+    (tmp_path / "output").write_text("".join(f"{rank}: {WATCHDOG.format(rank)}\n" * 2 for rank in waited))
+    nodes = "runner::nodes() { printf '%s\\n' dgx1 dgx2; }; WORLD_SIZE=4 DGXNGPU=2"
+    absent = f"trial::absent {tmp_path}/output 'rank 3 on dgx2 was killed by SIGKILL'"
+    line = ["bash", "-euc", f"source launch/run/ending.sh; {nodes}; {absent}"]
+    assert subprocess.run(line, cwd=repository, capture_output=True, text=True, check=True).stdout.startswith(said)
+
+
 def test_a_trainer_that_was_told_to_stop_and_ends_with_0_is_no_result(checkout):
     trainer = checkout.root / "implementations" / "bert" / "__main__.py"
     text = trainer.read_text().replace(

@@ -37,7 +37,7 @@ def test_a_batch_size_above_every_reference_has_none(capsys):
 
 def test_a_batch_size_is_positive(capsys):
     assert main(["rcp", "0"]) == 2
-    assert "a positive integer expected" in capsys.readouterr().err
+    assert "must be at least 1" in capsys.readouterr().err
 
 
 def points(folder, **changes):

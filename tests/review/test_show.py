@@ -12,8 +12,9 @@ import pytest
 
 from review.__main__ import main
 from review.league.entries import describe_same, same_hyperparameters
+from review.logs.output import print_parts
 from review.results.score import load_results
-from review.show import print_text
+from review.show import parts
 
 WIDTHS = [40, 80, 120, 160, 200]
 
@@ -22,7 +23,7 @@ def rendered(target, width):
     from rich.console import Console
 
     out = io.StringIO()
-    print_text(load_results(target), Console(file=out, width=width, highlight=False))
+    print_parts(parts(load_results(target), width), Console(file=out, width=width, highlight=False))
     return out.getvalue()
 
 

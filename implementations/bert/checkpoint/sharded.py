@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,23 +120,41 @@ class ShardedTensors(Mapping[str, Tensor]):
             self.spans[name].append((start, numbers))
 
     def __getitem__(self, name: str) -> Tensor:
-        shape = self.shapes[name]
-        return self.part(name, 0, shape.numel()).view(shape)
+        found = torch.empty(self.shapes[name].numel(), dtype=self.spans[name][0][1].dtype)
+        for _, start, numbers in self.of(name):
+            found[start : start + len(numbers)].copy_(numbers)
+        return found.view(self.shapes[name])
 
-    def part(self, name: str, start: int, size: int) -> Tensor:
-        """Numbers ``start`` to ``start + size`` of a flattened tensor, copied; no others are read."""
-        found = torch.empty(size, dtype=self.spans[name][0][1].dtype)
-        for begin, numbers in self.spans[name]:
-            low, high = max(start, begin), min(start + size, begin + len(numbers))
-            if high > low:
-                found[low - start : high - start].copy_(numbers[low - begin : high - begin])
-        return found
+    def of(self, name: str) -> Iterator[Span]:
+        """The spans of a parameter, as the files have them."""
+        return ((name, *span) for span in self.spans[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.spans)
 
     def __len__(self) -> int:
         return len(self.spans)
+
+
+def spans_of(tensors: Mapping[str, Tensor], name: str) -> Iterable[Span]:
+    """A tensor as spans: as the files have them, or all of it."""
+    return tensors.of(name) if isinstance(tensors, ShardedTensors) else [(name, 0, tensors[name].detach().reshape(-1))]
+
+
+Held = tuple[Mapping[str, Tensor], Iterable[tuple[str, int, int, int]]]  # see assembled
+
+
+def assembled(index: Mapping[str, Any], held: Sequence[Held], token: int = 0) -> dict[str, Any]:
+    """An optimizer's state, its tensors assembled where they are used.
+
+    index: number of steps, shapes of the parameters; held: flat buffers by part of the state, and of each segment in
+    them its name, first number, begin and size.
+    """
+    state: dict[str, Any] = {"num_steps": index["num_steps"]}
+    for part in held[0][0]:
+        spans = ((name, at, flats[part][a : a + n]) for flats, segments in held for name, at, a, n in segments)
+        state[part] = ShardedTensors(index["shapes"], spans, token)
+    return state
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -147,12 +165,5 @@ def read(path: Path) -> dict[str, Any]:
     index: dict[str, Any] = torch.load(path / INDEX, map_location="cpu", weights_only=True)
     files = [path / _file_name(rank) for rank in range(index["num_ranks"])]
     parts = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
-    optimizer: dict[str, Any] = {"num_steps": index["optimizer"]["num_steps"]}
-    for key in parts[0]["parts"]:
-        spans = (
-            (name, start, part["parts"][key][begin : begin + size])
-            for part in parts
-            for name, start, begin, size in part["segments"]
-        )
-        optimizer[key] = ShardedTensors(index["optimizer"]["shapes"], spans, index["token"])
+    optimizer = assembled(index["optimizer"], [(part["parts"], part["segments"]) for part in parts], index["token"])
     return {**index, "optimizer": optimizer, "model": optimizer["masters"]}

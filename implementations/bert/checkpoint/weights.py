@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,8 +94,8 @@ def load_weights(model: BertForPreTraining, path: Path, new_heads: bool = False)
     new_heads: heads and pooler may be missing, and heads of other tasks be left over. Raises ConfigError listing every
     other name that is missing or left over, and those of another shape, or that differ from their tied weight.
     """
-    tensors, loaded, problems = _matched(model, path, new_heads)
-    copy_weights(dict(model.named_parameters()), tensors, model.config.vocab_size, problems, path)
+    tensors, loaded = _matched(model, path, new_heads)
+    copy_weights(dict(model.named_parameters()), tensors, path)
     return loaded
 
 
@@ -108,16 +108,15 @@ def chunks_of(
     takes in what is drawn, a sample of each tensor that is read (all of it would mean to read all), and the token of a
     checkpoint in shards. Raises ConfigError as ``load_weights`` does.
     """
-    tensors, loaded, problems = _matched(model, path, new_heads)
+    tensors, loaded = _matched(model, path, new_heads)
     parameters = dict(model.named_parameters())
-    _raise_misfits(parameters, tensors, model.config.vocab_size, problems, path)
 
     def chunks() -> Iterator[Chunk]:
         if loaded.new:
             yield from checksum.of(chunk for chunk in first_weights(model, seed) if chunk.name in loaded.new)
         if isinstance(tensors, ShardedTensors):
             checksum.add("token", torch.tensor(tensors.token))
-            yield from (Chunk(name, *span) for name in parameters for span in tensors.spans[name])
+            yield from (Chunk(*span) for name in parameters for span in tensors.of(name))
             return
         for name in parameters:  # in the same order on every rank
             if name in tensors:
@@ -128,8 +127,8 @@ def chunks_of(
     return chunks(), loaded
 
 
-def _matched(model: BertForPreTraining, path: Path, new_heads: bool) -> tuple[Mapping[str, Tensor], Loaded, list[str]]:
-    """The tensors in a checkpoint; what they lack and have left over, where that is allowed; what is wrong else."""
+def _matched(model: BertForPreTraining, path: Path, new_heads: bool) -> tuple[Mapping[str, Tensor], Loaded]:
+    """The tensors in a checkpoint; what they lack and have left over, where that is allowed."""
     tensors, problems = read_state_dict(path), []
     if isinstance(tensors, dict):
         for name in _NO_WEIGHTS:
@@ -139,27 +138,38 @@ def _matched(model: BertForPreTraining, path: Path, new_heads: bool) -> tuple[Ma
             tied: Tensor | None = tensors.pop(name, None)
             if tied is not None and not torch.equal(tied[:size], tensors.setdefault(weight, tied)[:size]):
                 problems.append(f"{name} differs from {weight}, and this model ties them")
-    parameters = dict(model.named_parameters())
-    missing = [name for name in parameters if name not in tensors]
-    left_over = sorted(name for name in tensors if name not in parameters)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    missing = [name for name in shapes if name not in tensors]
+    left_over = sorted(name for name in tensors if name not in shapes)
     loaded = Loaded([], [])
     is_bert = all(name.startswith(_NEW_HEADS) for name in missing)
     if new_heads and is_bert and not any(name.startswith(("bert.", "cls.")) for name in left_over):
-        loaded, missing, left_over = Loaded(missing, left_over), [], []
-    problems += [f"{name} is missing" for name in missing]
-    problems += [f"{name} is not in this model" for name in left_over]
-    return tensors, loaded, problems
+        loaded = Loaded(missing, left_over)
+    problems += misfits(shapes, tensors, model.config.vocab_size, [*loaded.new, *loaded.unused])
+    if problems:
+        raise ConfigError(f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}")
+    return tensors, loaded
+
+
+def misfits(
+    shapes: Mapping[str, torch.Size], tensors: Mapping[str, Tensor], vocab_size: int = 0, excused: Collection[str] = ()
+) -> list[str]:
+    """What is missing, left over or of another shape; with a vocab_size its rows may be padded differently."""
+    found = [f"{name} is missing" for name in shapes if name not in tensors and name not in excused]
+    found += [f"{name} is not in this model" for name in tensors if name not in shapes and name not in excused]
+    for name in shapes.keys() & tensors.keys():
+        source = tensors.shapes[name] if isinstance(tensors, ShardedTensors) else tensors[name].shape
+        target, padded = shapes[name], vocab_size and name in (WORDS, BIAS)
+        if source != target and not (
+            padded and source[1:] == target[1:] and vocab_size <= (*source, 0)[0] <= target[0]
+        ):
+            found.append(f"{name} is {tuple(source)}, expected {tuple(target)}")
+    return found
 
 
 @torch.no_grad()
-def copy_weights(
-    parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], vocab_size: int, problems: list[str], path: Path
-) -> None:
-    """Copies what both have; a table of the vocabulary may be padded differently.
-
-    Raises ConfigError listing ``problems`` and every tensor of another shape.
-    """
-    _raise_misfits(parameters, tensors, vocab_size, problems, path)
+def copy_weights(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Copies what both have; rows that pad the vocabulary become 0. Raises ConfigError for what is not finite."""
     for name in parameters.keys() & tensors.keys():
         source, target = tensors[name], parameters[name]
         if source.shape != target.shape:
@@ -176,20 +186,6 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]], path: Path | None) -> No
             raise ConfigError(
                 f"{path}: {name} holds NaN or infinity: start from other weights, or from an earlier checkpoint"
             )
-
-
-def _raise_misfits(
-    parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], vocab_size: int, problems: list[str], path: Path
-) -> None:
-    for name in parameters.keys() & tensors.keys():
-        source = tensors.shapes[name] if isinstance(tensors, ShardedTensors) else tensors[name].shape
-        target = parameters[name].shape
-        # rows beyond the vocabulary are padding
-        fits_padded = name in (WORDS, BIAS) and source[1:] == target[1:] and vocab_size <= (*source, 0)[0] <= target[0]
-        if source != target and not fits_padded:
-            problems = [*problems, f"{name} is {tuple(source)}, expected {tuple(target)}"]
-    if problems:
-        raise ConfigError(f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}")
 
 
 class Checksum:

@@ -20,12 +20,12 @@ from bert.core.env import ConfigError, from_env
 from bert.data.records import DataError
 from bert.data.shards import count_rows, list_shards
 from bert.model.bert import BertForPreTraining
+from bert.pretraining.closed_division import VOCAB_MD5
 from bert.training import evaluate as evaluation
 from bert.training.evaluate import Evaluator
 
 # The reference's accuracy of its initial checkpoint on its 10,000 evaluation sequences, and the tolerance.
 INITIAL, TOLERANCE, SEQUENCES = 0.34085, 0.0005, 10_000
-VOCAB_MD5 = "64800d5d8528ce344256daf115d4965e"  # the benchmark's vocab.txt
 POLL_SECONDS = 1.0
 _COLUMNS = ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy")
 
@@ -118,7 +118,7 @@ class CheckpointEvaluator:
         seconds, number = time.perf_counter() - begin, self.config.evaluate.num_examples
         figures: dict[str, Any] = {
             "checkpoint": str(step_path(path)), "steps": source.steps, "trained_samples": source.samples,
-            **{name: getattr(result, name) for name in _COLUMNS},
+            **dataclasses.asdict(result),
             "sequences": number, "sequences_per_second": number / seconds,
         }  # fmt: skip
         if source.steps is None and number == SEQUENCES and self._evaluator.vocab_md5 == VOCAB_MD5:

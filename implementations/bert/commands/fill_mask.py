@@ -37,16 +37,16 @@ def fill_mask(parser: argparse.ArgumentParser, arguments: list[str], environ: Ma
     source = trained.describe(trained.newest(options.path), options.bert_config)
     vocab_file = trained.vocabulary(source, options.vocab)
     tokenizer = WordPiece(vocab_file, huggingface.lower_case(vocab_file))
-    words = {number: word for word, number in tokenizer.ids.items()}
     model = settings.model(source.shape, World(settings.dist))
     trained.load(source, model)
     count = min(max(1, options.top), source.shape.vocab_size)
+    names = tokenizer.names
     for text in options.text:
         batch = batch_of(text, tokenizer, source.shape.max_position_embeddings).to(settings.device)
         likeliest = model.scored(batch).mlm.softmax(dim=1).topk(count)
         print(text)
         blocks = (
-            "\n".join(f"  {share:.4f}  {words.get(number, f'#{number}')}" for share, number in zip(*row, strict=True))
+            "\n".join(f"  {share:.4f}  {names.get(number, f'#{number}')}" for share, number in zip(*row, strict=True))
             for row in zip(likeliest.values.tolist(), likeliest.indices.tolist(), strict=True)
         )
         print("\n\n".join(blocks))

@@ -34,7 +34,7 @@ class Capacity:
     sequences: int
 
 
-def padded(fills: str, padding: int) -> Any:
+def padded(fills: str, padding: float) -> Any:
     """A tensor field of a batch: the size in Capacity that its first dimension is padded to, and the padding value."""
     return dataclasses.field(metadata={"fills": fills, "padding": padding})
 

@@ -146,8 +146,8 @@ def check_structure(path: str | os.PathLike[str], records: Records, metadata: Me
         raise DataError(f"{path} is inconsistent: {problem}; prepare it again")
 
 
-def _map(file: h5py.File, path: Path, name: str) -> Array:
-    """The dataset, memory-mapped when it is contiguous."""
+def _map(file: h5py.File, mapped: Array, path: Path, name: str) -> Array:
+    """The dataset, where it is contiguous as a part of the file that is ``mapped``: one descriptor for all of them."""
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
         raise DataError(f"{path} has no dataset {name}; prepare it again")
@@ -160,9 +160,9 @@ def _map(file: h5py.File, path: Path, name: str) -> Array:
     offset = dataset.id.get_offset()
     if dataset.shape[0] == 0 or offset is None:
         return dataset[:]
-    if offset + dataset.shape[0] * dataset.dtype.itemsize > path.stat().st_size:
+    if (end := offset + dataset.shape[0] * dataset.dtype.itemsize) > len(mapped):
         raise DataError(f"{path} is truncated within {name}; copy or prepare it again")
-    return np.memmap(path, dtype=dataset.dtype, mode="r", offset=offset, shape=dataset.shape)
+    return mapped[offset:end].view(dataset.dtype)
 
 
 def _read_metadata(path: Path, attributes: h5py.AttributeManager) -> Metadata:
@@ -195,7 +195,8 @@ def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
             if file.attrs.get("format") == FORMAT:
                 metadata = _read_metadata(path, file.attrs)
                 names = [name for name in DTYPES if name != "row_offsets" or name in file]
-                records = Records(**{name: _map(file, path, name) for name in names})
+                mapped = np.memmap(path, np.uint8, "r")
+                records = Records(**{name: _map(file, mapped, path, name) for name in names})
                 if records.input_ids.dtype != records.masked_lm_ids.dtype:
                     raise DataError(f"{path}: input_ids and masked_lm_ids are of two types; prepare it again")
             else:

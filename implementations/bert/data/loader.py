@@ -61,9 +61,8 @@ class Config:
             dali.check()
         if self.bin_counts and not re.fullmatch(r"\d+(:\d+)*", self.bin_counts):
             raise ConfigError(f"BIN_COUNTS={self.bin_counts!r}: expected numbers between colons, such as 6:3:2:5")
-        if self.packed and (self.batching != "rows" or self.exchange_group > 1):
-            name = f"BATCHING={self.batching}" if self.batching != "rows" else f"EXCHANGE_GROUP={self.exchange_group}"
-            raise ConfigError(f"{name} needs records that are not packed: set PACKED=0 and DATADIR_PHASE2")
+        if self.packed and self.for_unpacked:
+            raise ConfigError(f"{self.for_unpacked} needs records that are not packed: set PACKED=0 and DATADIR_PHASE2")
         if self.batching == "online" and self.exchange_group > 1:
             raise ConfigError("BATCHING=online fills rows already: set EXCHANGE_GROUP=1")
 
@@ -76,6 +75,13 @@ class Config:
         room = PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
         more = margin(room.tokens) if self.masking == "dynamic" else 0
         return dataclasses.replace(room, masked=room.masked + more)
+
+    @property
+    def for_unpacked(self) -> str:
+        """The setting that is of use for records that are not packed alone, such as BATCHING=bins; or empty."""
+        if self.batching != "rows":
+            return f"BATCHING={self.batching}"
+        return f"EXCHANGE_GROUP={self.exchange_group}" if self.exchange_group > 1 else ""
 
     @property
     def rows_per_step(self) -> int:
@@ -102,16 +108,14 @@ def open_source(config: Config, vocab_size: int) -> RowSource:
 
 def make_batching(source: RowSource, sampler: Sampler, config: Config) -> RowBatching | OnlineBatching:
     """The micro-batches of each step. Raises DataError or ConfigError where the settings do not fit the data."""
-    group, is_packed = config.exchange_group, source[0].row_offsets is not None
+    group = config.exchange_group
+    if config.for_unpacked and source[0].row_offsets is not None:
+        raise DataError(f"{config.for_unpacked} needs records that are not packed, and these are: leave it unset")
     if config.batching == "online":
-        if is_packed:
-            raise DataError("BATCHING=online packs records that are not packed, and these are: use BATCHING=rows")
         limits = config.max_seq_length, config.max_sequences_per_row, config.online_buffer
         return OnlineBatching(source, sampler, config.batch_size, *limits)
     if sampler.world_size % group:
         raise ConfigError(f"EXCHANGE_GROUP={group}: expected a divisor of the {sampler.world_size} ranks")
-    if is_packed and group > 1:
-        raise DataError("EXCHANGE_GROUP needs records that are not packed, and these are: use EXCHANGE_GROUP=1")
     counts = bin_counts(source, config.bin_counts, config.batch_size) if config.batching == "bins" else []
     return RowBatching(source, sampler, config.batch_size, counts, group)
 

@@ -41,26 +41,17 @@ class MaskTokens:
 
     @classmethod
     def read(cls, path: Path, vocab_md5: str) -> MaskTokens:
-        """Reads a vocab.txt. vocab_md5: of the records' vocabulary, '' if unknown.
+        """Of a vocab.txt. vocab_md5: of the records' vocabulary, '' if unknown.
 
         Raises:
             DataError: another vocabulary than the records', or unreadable.
         """
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            reason = f"{error.strerror}: put it there, or set CHECKPOINTDIR_PHASE1"
-            raise DataError(f"MASKING=dynamic needs the vocabulary {path}: {reason}") from None
-        if vocab_md5 and hashlib.md5(data).hexdigest() != vocab_md5:
+        from bert.data.tokens import WordPiece  # here: few runs need the tokenizer, whose import takes time
+
+        words = WordPiece(path)
+        if vocab_md5 and hashlib.md5(path.read_bytes()).hexdigest() != vocab_md5:
             raise DataError(f"MASKING=dynamic: the training data were made with another vocabulary than {path}")
-        lines = data.decode("utf-8", "ignore").removesuffix("\n").split("\n")
-        ids: dict[str, int] = {}
-        for number, line in enumerate(lines):  # as WordPiece numbers them, also where a word is there twice
-            ids.setdefault(line.strip(), number)
-        missing = [token for token in ("[CLS]", "[SEP]", "[MASK]") if token not in ids]
-        if missing:
-            raise DataError(f"{path}: no {', '.join(missing)}: is this a vocab.txt of BERT?")
-        return cls(ids["[CLS]"], ids["[SEP]"], ids["[MASK]"], len(lines))
+        return cls(words.cls, words.sep, words.mask, words.size)
 
     @classmethod
     def synthetic(cls, vocab_size: int) -> MaskTokens:

@@ -63,15 +63,12 @@ class Records:
         chosen = np.asarray(indices, dtype=np.int64)
         tokens, sequence_offsets = _places(self.sequence_offsets, chosen)
         masked, masked_lm_offsets = _places(self.masked_lm_offsets, chosen)
-        return Records(
-            input_ids=np.take(self.input_ids, tokens),
-            sequence_offsets=sequence_offsets,
-            segment_b_start=self.segment_b_start[chosen],
-            masked_lm_positions=np.take(self.masked_lm_positions, masked),
-            masked_lm_ids=np.take(self.masked_lm_ids, masked),
-            masked_lm_offsets=masked_lm_offsets,
-            next_sentence_labels=self.next_sentence_labels[chosen],
-        )
+        places = {
+            "input_ids": tokens, "masked_lm_positions": masked, "masked_lm_ids": masked, "segment_b_start": chosen,
+            "next_sentence_labels": chosen,
+        }  # fmt: skip
+        taken = {name: np.take(getattr(self, name), where) for name, where in places.items()}
+        return Records(**taken, sequence_offsets=sequence_offsets, masked_lm_offsets=masked_lm_offsets)
 
     def with_rows(self, row_offsets: npt.ArrayLike | None) -> Records:
         """The same sequences, packed in the rows given (None: unpacked)."""
@@ -81,7 +78,9 @@ class Records:
     def release(self) -> None:
         """Drops the pages of mapped files from memory; later reads load them from the files again."""
         for field in dataclasses.fields(self):
-            memory = getattr(getattr(self, field.name), "base", None)
+            memory = getattr(self, field.name)
+            while isinstance(memory, np.ndarray):
+                memory = memory.base
             if isinstance(memory, mmap.mmap):
                 memory.madvise(mmap.MADV_DONTNEED)
 

@@ -12,14 +12,16 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
 
 import numpy as np
 
 from bert.data.online_packing import OnlinePacker
 from bert.data.records import DataError, Records, offsets_of, ragged_indices
+from bert.data.shards import Shards
+from bert.data.synthetic import SyntheticShards
 
 _ROWS_AT_ONCE = 4096  # rows per call when online packing is replayed up to the step of a resumed run
+RowSource = Shards | SyntheticShards
 FileRows = list[tuple[int, np.ndarray]]  # (file, rows in it), in order
 
 
@@ -41,7 +43,8 @@ class Sampler:
         self.seed, self.rank, self.world_size = seed, rank, world_size
         num_runs, self._rows_in_order = shard_order or (world_size, rows_per_step)
         assert num_runs * self._rows_in_order == world_size * rows_per_step, "as many rows in a step"
-        self.rows_per_rank = int(row_counts.sum()) // num_runs
+        num_rows = int(row_counts.sum())
+        self.rows_per_rank = num_rows // num_runs
         self.steps_per_epoch = self.rows_per_rank // self._rows_in_order
         if self.steps_per_epoch == 0:
             raise DataError(
@@ -92,25 +95,6 @@ class Sampler:
     def _file_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.row_counts))
         return order, offsets_of(self.row_counts[order])
-
-
-class RowSource(Protocol):
-    """Record files, real or synthetic."""
-
-    vocab_md5: str
-    bins: list[np.ndarray]  # the files of each bin of lengths, the shortest first; all of them where there are no bins
-
-    def row_counts(self) -> np.ndarray:
-        """Rows of every file, int64."""
-        ...
-
-    def identity(self) -> dict[str, Any]:
-        """What ranks compare: each file by name, with its rows and the digest of its content."""
-        ...
-
-    def __getitem__(self, number: int) -> Records:
-        """The records of one file."""
-        ...
 
 
 @dataclass(frozen=True)

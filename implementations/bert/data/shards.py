@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import resource
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -24,20 +23,7 @@ from bert.data.records import SUFFIXES, DataError, Records
 
 INDEX = "index.json"
 _KIND, _VERSION = "bert-records-index", 1
-_MOST_OPEN = 128  # bins and exchange read from many files in turn
-_DESCRIPTORS_PER_FILE = 8  # one a dataset
-_OTHER_DESCRIPTORS = 256
-
-
-def _most_open() -> int:
-    """Files to keep open: _MOST_OPEN, or what the system's limit on open files allows."""
-    wanted = _MOST_OPEN * _DESCRIPTORS_PER_FILE + _OTHER_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return max(1, min(_MOST_OPEN, (soft - _OTHER_DESCRIPTORS) // _DESCRIPTORS_PER_FILE))
-    return _MOST_OPEN
+_MOST_OPEN = 128  # of which each keeps a descriptor: bins and exchange read from many files in turn
 
 
 def list_shards(folder: Path, variable: str) -> list[Path]:
@@ -139,7 +125,6 @@ class Shards:
         self.max_seq_length = max_seq_length
         self.bins = np.split(np.arange(len(self.paths)), np.cumsum(files_of_bins)[:-1].astype(np.int64))
         self._open: OrderedDict[int, Records] = OrderedDict()
-        self._most_open = _most_open()
         self._entries: dict[Path, Entry] = {}
         self._told: set[Path] = set()
         self.vocab_md5 = ""
@@ -198,6 +183,6 @@ class Shards:
         arrays = {field.name: getattr(records, field.name) for field in dataclasses.fields(records)}
         plain = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
         self._open[number] = Records(**plain)
-        if len(self._open) > self._most_open:
+        if len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)
         return self._open[number]

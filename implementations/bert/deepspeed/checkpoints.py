@@ -15,7 +15,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from bert.checkpoint.sharded import ShardedTensors, num_bytes, prune
+from bert.checkpoint.sharded import assembled, num_bytes, prune
 from bert.core.env import ConfigError
 from bert.core.files import damage, has_no_room, is_full, name_folder, no_space, sync, whole_file
 from bert.deepspeed.partitions import MASTERS, STEPS
@@ -83,15 +83,12 @@ def read(folder: Path, instead: str = "give another") -> dict[str, Any]:
     except Exception as error:  # each kind of damage has its own
         raise ConfigError(f"{folder}: damaged checkpoint ({damage(error)}): {instead}") from None
     names = list(index["shapes"])
-    optimizer: dict[str, Any] = {"num_steps": index["num_steps"]}
-    for part in index["parts"]:
-        spans = (
-            (names[number], start, flat[begin : begin + size])
-            for flats, partitions in zip(shards, index["segments"], strict=True)
-            for flat, segments in zip(flats[part], partitions, strict=True)
-            for number, begin, size, start in segments
-        )
-        optimizer[part] = ShardedTensors(index["shapes"], spans)
+    held = [
+        (dict(zip(flats, parts, strict=True)), [(names[number], start, a, size) for number, a, size, start in segments])
+        for flats, partitions in zip(shards, index["segments"], strict=True)
+        for parts, segments in zip(zip(*flats.values(), strict=True), partitions, strict=True)
+    ]
+    optimizer = assembled(index, held)
     facts = {key: index[key] for key in index.keys() - {"segments", "shapes", "parts", "num_steps"}}
     return {**facts, "optimizer": optimizer, "model": optimizer[MASTERS]}
 

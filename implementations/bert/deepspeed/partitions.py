@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bert.checkpoint.sharded import spans_of
 from bert.core.dist import World
 from bert.model.init import Chunk
 from bert.optim.flat import Piecewise, Segment, Shard, fill
@@ -161,7 +162,7 @@ class ZeroState:
         for part in self.update.parts():
             flats = self.flats(part)
             held = {self.names[segment.parameter] for _, segments in flats for segment in segments}
-            fill(flats, self.names, ((name, 0, state[part][name].reshape(-1)) for name in held))
+            fill(flats, self.names, (span for name in held for span in spans_of(state[part], name)))
         self._publish()
 
     @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -25,13 +25,19 @@ class Chunk(NamedTuple):
     values: Tensor
 
 
-def initialize(model: BertForPreTraining, seed: int, only: Collection[str] | None = None) -> None:
-    """Gives the model, or the parameters that ``only`` names, the weights that ``first_weights`` draws."""
+def initialize(model: BertForPreTraining, seed: int) -> None:
+    """Gives the model the weights that ``first_weights`` draws."""
+    fill(model, first_weights(model, seed))
+
+
+@torch.no_grad()
+def fill(model: nn.Module, chunks: Iterable[Chunk]) -> None:
+    """Copies the chunks into the model's parameters; what is in none of them becomes 0."""
     parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, start, values in first_weights(model, seed):
-            if only is None or name in only:
-                parameters[name].view(-1)[start : start + len(values)].copy_(values)
+    for parameter in parameters.values():
+        parameter.zero_()
+    for name, start, values in chunks:
+        parameters[name].view(-1)[start : start + len(values)].copy_(values)
 
 
 def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:

@@ -44,11 +44,6 @@ class Replicated:
     def gradients(self, model: nn.Module, clipping: Clipping, world: World, find_overflow: bool) -> Gradients:
         return ReplicatedGradients(model, self.parameters, clipping, world, find_overflow)
 
-    def zero_grad(self) -> None:
-        """Drops the gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
-
     @torch.no_grad()
     def step(self, lr: Scalar, grad_scale: Scalar = 1.0, keep: Tensor | None = None) -> None:
         gradients: list[Tensor] = [p.grad for p in self.parameters]  # type: ignore[misc]

@@ -88,9 +88,9 @@ class MomentRule(Rule):
 
     bias_correction = True  # else m and v are taken as they are
 
-    def __init__(self, pieces: Pieces, beta1: float, beta2: float, eps: float, weight_decay: float) -> None:
-        super().__init__(pieces, weight_decay)
-        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+    def __init__(self, pieces: Pieces, config: LambConfig | LansConfig | AdamConfig | ACClipConfig) -> None:
+        super().__init__(pieces, config.weight_decay)
+        self.beta1, self.beta2, self.eps = config.beta1, config.beta2, config.eps
         self.first, self.second = pieces.state("first_moments"), pieces.state("second_moments")
 
     def update_moments(self, gradients: list[Tensor], keep: Tensor | None) -> None:
@@ -187,7 +187,7 @@ class LambRule(MomentRule):
     num_sums = 2  # of p^2 and of u^2; 0 for those without a trust ratio
 
     def __init__(self, pieces: Pieces, config: LambConfig) -> None:
-        super().__init__(pieces, config.beta1, config.beta2, config.eps, config.weight_decay)
+        super().__init__(pieces, config)
         self.adapted = list(range(len(pieces.names))) if config.ratio == "all" else self.decayed
         self.adapted_index = torch.tensor(self.adapted, dtype=torch.int64, device=pieces.device)
 
@@ -230,9 +230,6 @@ class LansRule(MomentRule):
 
     needs_norms = True
     num_sums = 3  # of p^2, r^2 and c^2
-
-    def __init__(self, pieces: Pieces, config: LansConfig) -> None:
-        super().__init__(pieces, config.beta1, config.beta2, config.eps, config.weight_decay)
 
     def step(self, gradients: Tensors, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
         assert squares is not None
@@ -278,7 +275,7 @@ class AdamRule(MomentRule):
     """
 
     def __init__(self, pieces: Pieces, config: AdamConfig, decoupled: bool) -> None:
-        super().__init__(pieces, config.beta1, config.beta2, config.eps, config.weight_decay)
+        super().__init__(pieces, config)
         self.decoupled, self.bias_correction = decoupled, config.bias_correction
 
     def step(self, gradients: Tensors, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
@@ -332,7 +329,7 @@ class ACClipRule(MomentRule):
     """
 
     def __init__(self, pieces: Pieces, config: ACClipConfig) -> None:
-        super().__init__(pieces, config.beta1, config.beta2, config.eps, config.weight_decay)
+        super().__init__(pieces, config)
         self.alpha = config.alpha
         self.magnitudes = pieces.state("magnitudes")
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
 
-from bert.checkpoint.sharded import ShardedTensors
+from bert.checkpoint.sharded import spans_of
 from bert.core.dist import World
 from bert.kernels import weight_gradient
 from bert.optim.flat import Bucket, FlatLamb, FlatLans, Layout, Piecewise, Shard, fill
@@ -94,24 +94,14 @@ class Sharded:
 
     @torch.no_grad()
     def _fill_shard(self, shard: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        for segment in self.segments:
-            name = self.names[segment.parameter]
-            if isinstance(tensors, ShardedTensors):
-                source = tensors.part(name, segment.start, segment.size)
-            else:
-                source = tensors[name].detach().reshape(-1)[segment.start : segment.start + segment.size]
-            shard[segment.begin : segment.begin + segment.size].copy_(source)
+        held = dict.fromkeys(self.names[segment.parameter] for segment in self.segments)
+        fill([(shard, self.segments)], self.names, (span for name in held for span in spans_of(tensors, name)))
 
     # --- gradients and update ----------------------------------------------------------------------------------------
 
     def gradients(self, model: nn.Module, clipping: Clipping, world: World, find_overflow: bool) -> Gradients:
         """How the gradients of micro-batches and ranks become one. find_overflow: say so on all ranks alike."""
         return ShardedGradients(model, self, clipping, world, find_overflow)
-
-    def zero_grad(self) -> None:
-        """Drops the gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
 
     @torch.no_grad()
     def measure(self) -> Tensor:

@@ -19,7 +19,7 @@ from typing import Any
 from bert.checkpoint import weights
 from bert.core import rundir
 from bert.core.dist import pick_device
-from bert.core.env import ConfigError
+from bert.core.env import ConfigError, settings
 from bert.data.format import open_records
 from bert.data.sampler import RowSource
 from bert.data.shards import list_shards
@@ -33,7 +33,7 @@ MODEL_FIELDS = (
     *("max_position_embeddings", "type_vocab_size", "hidden_dropout_prob", "attention_probs_dropout_prob"),
     *("layer_norm_eps", "layer_norm_large_model"),
 )
-# By the variable that each fixes; which values keep it: ``violations``.
+# By the variable that each fixes.
 RULES = {
     "OPTIMIZER": "LAMB is the benchmark's only optimizer (training rules, optimizers)",
     "MAX_GRAD_NORM": "gradients are clipped to a norm of 1.0 (reference, optimization.py)",
@@ -60,6 +60,14 @@ RULES = {
     "INIT_OPTIMIZER": "LAMB's moments start from 0 (reference, optimization.py)",
     "RESUME": "a run is timed from its start, and the log of a resumed one leaves out the time trained before",
 }
+# The values that keep the rules; ``violations`` knows those that depend on others.
+KEPT: dict[str, tuple[Any, ...]] = {
+    "OPTIMIZER": ("lamb", "apex_lamb"), "MAX_GRAD_NORM": (1.0,), "CLIP": ("before", "after"),
+    "LAMB_RATIO": ("decayed",), "LR_SCHEDULE": ("mlperf",), "END_LR": (0.0,), "LR_DECAY_POWER": (1.0,),
+    "TARGET_MLM_ACCURACY": (0.72,), "NUM_EVAL_EXAMPLES": (10_000,), "MAX_SEQ_LENGTH": (512,), "SEED": (None,),
+    "BATCHING": ("rows", "online"), "MASKING": ("static",),
+    **dict.fromkeys(("EVAL_INITIAL", "SYNTH_DATA", "INIT_OPTIMIZER", "RESUME"), (False,)),
+}  # fmt: skip
 
 # By which the benchmark's files are known (MLCommons' retired_benchmarks/bert/dataset.md): model.ckpt-28252.index,
 # its data and bert_config.json, as prepare_data.sh notes them beside the checkpoint that it has converted.
@@ -82,34 +90,15 @@ def rule_interval(global_batch_size: int) -> int:
 
 def violations(config: Config) -> Iterator[str]:
     """What of a run's settings and model the rules do not allow: NAME=VALUE and the rule, each."""
-    data, evaluate, schedule, optim = config.data, config.evaluate, config.schedule, config.optim
-    path, batch = config.checkpoint.init_checkpoint, config.global_batch_size
-    intervals = rule_interval(batch), -(-rule_interval(batch) // batch) * batch  # or that rounded up to whole steps
-    packing_factor = 2 if data.packed or data.batching == "online" else 1
-    kept: dict[str, tuple[Any, bool]] = {
-        "OPTIMIZER": (optim.optimizer, optim.is_lamb),
-        "MAX_GRAD_NORM": (optim.max_grad_norm, optim.max_grad_norm == 1.0),
-        "CLIP": (optim.clip, optim.clip != "bucket"),
-        "LAMB_RATIO": (optim.lamb.ratio, optim.lamb.ratio == "decayed"),
-        "LR_SCHEDULE": (schedule.schedule, schedule.schedule == "mlperf"),
-        "END_LR": (schedule.end_lr, schedule.end_lr == 0.0),
-        "LR_DECAY_POWER": (schedule.power, schedule.power == 1.0),
-        "TARGET_MLM_ACCURACY": (evaluate.target, evaluate.target == 0.72),
-        "NUM_EVAL_EXAMPLES": (evaluate.num_examples, evaluate.num_examples == 10_000),
-        "EVAL_ITER_SAMPLES": (evaluate.every_samples, evaluate.every_samples in intervals),
-        "EVAL_ITER_START_SAMPLES": (evaluate.start_samples, evaluate.start_samples in intervals),
-        "EVAL_INITIAL": (int(evaluate.initial), not evaluate.initial),
-        "MAX_SEQ_LENGTH": (data.max_seq_length, data.max_seq_length == 512),
-        "SEED": (config.seed, config.seed is None),
-        "BATCHING": (data.batching, data.batching in ("rows", "online")),
-        "MASKING": (data.masking, data.masking == "static"),
-        "SYNTH_DATA": (int(data.synthetic), not data.synthetic),
-        "PACKING_FACTOR": (data.packing_factor, data.packing_factor == packing_factor),
-        "INIT_CHECKPOINT": ("" if path is None else path, path is not None),
-        "INIT_OPTIMIZER": (int(config.checkpoint.init_optimizer), not config.checkpoint.init_optimizer),
-        "RESUME": (int(config.checkpoint.resume), not config.checkpoint.resume),
-    }
-    yield from (f"{name}={kept[name][0]} ({rule})" for name, rule in RULES.items() if not kept[name][1])
+    data, path, batch = config.data, config.checkpoint.init_checkpoint, config.global_batch_size
+    interval = rule_interval(batch)
+    intervals = interval, -(-interval // batch) * batch  # or that rounded up to whole steps
+    kept = KEPT | dict.fromkeys(("EVAL_ITER_SAMPLES", "EVAL_ITER_START_SAMPLES"), intervals)
+    kept |= {"PACKING_FACTOR": (2 if data.packed or data.batching == "online" else 1,), "INIT_CHECKPOINT": (path,)}
+    values = settings(config) | {"INIT_CHECKPOINT": path or ""}
+    for name, rule in RULES.items():
+        if (value := values[name]) not in kept[name]:
+            yield f"{name}={int(value) if isinstance(value, bool) else value} ({rule})"
     reference = BertConfig()
     for name in MODEL_FIELDS:
         value, fixed = getattr(config.model, name), getattr(reference, name)
@@ -147,7 +136,8 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
     (folder, variable), evaldir = config.data.source, config.evaluate.evaldir
     assert evaldir is not None
     evaluation = [open_records(path)[1].content_digest for path in list_shards(evaldir, "EVALDIR")]
-    files = {Path(name).name: entry[1] for name, entry in source.identity().items() if name != "vocabulary"}
+    identity = source.identity()
+    files = {Path(name).name: entry[1] for name, entry in identity.items() if name != "vocabulary"}
     wrong = []
     if source.vocab_md5 and source.vocab_md5 != VOCAB_MD5:
         wrong.append(f"a vocabulary with md5 {source.vocab_md5}, not the benchmark's {VOCAB_MD5}")
@@ -180,12 +170,12 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
             f"the closed division does not allow {variable}={folder}: {'; '.join(wrong)}. Prepare the data again with "
             "the defaults of prepare_data.sh, or set SUBMISSION_DIVISION=open"
         )
-    facts: dict[str, Any] = {"training_data": resume.data_digest(source), "evaluation_data": " ".join(evaluation)}
+    facts: dict[str, Any] = {"training_data": resume.data_digest(identity), "evaluation_data": " ".join(evaluation)}
     return facts | {"unproved": [] if made else list(facts)}
 
 
 def starting_point(config: Config, source: RowSource, first: Mapping[str, Any]) -> dict[str, Any]:
-    """What a closed run starts from, for its log and environment; what of it is not proved is said on stderr.
+    """The starting point of a closed run, for its log and environment; warns of what is not proved.
 
     first: what starting_weights() gave. Raises ConfigError as data_sets() does.
     """

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: what is saved, what must be the same in the run that resumes, and the warm start."""
+"""Resuming: what is saved, what must stay the same, and the warm start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bert.checkpoint import sharded, weights
 from bert.checkpoint.save import Config as CheckpointConfig
-from bert.checkpoint.save import Writer, load_newest, saved_checkpoints, step_path
+from bert.checkpoint.save import Writer, load_newest, read_checkpoint, saved_checkpoints, step_path
 from bert.core import rundir
 from bert.core.dist import World
 from bert.core.env import ConfigError, settings
@@ -28,7 +28,9 @@ from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import resolved
 from bert.optim.rules import is_decayed
 from bert.pretraining.config import Config
-from bert.training.step import Step, Trainer, check_finite, is_finite
+from bert.training.step import Step, check_finite, is_finite
+
+Trainer = Step | DeepSpeedStep  # a training step and its state, whatever the engine
 
 _ROWS = ("WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS")  # may change where their product, a step's rows, does not
 # What a run that resumes may change; all other variables must stay (``run_identity``). How the work is divided and
@@ -37,7 +39,7 @@ ROUNDING = {
     *("DEVICE", "FUSED", "ATTENTION", "CUDA_GRAPH", "RECOMPUTE_LAYERS", "SHARD_OPTIMIZER", "SHARD_GRADIENTS"),
     *("ENGINE", *_ROWS),
 }
-# What is told and kept, how long it goes on, and on what it is evaluated: the weights stay the same.
+# Output, length and evaluation of a run: they do not change its weights.
 FREE = {
     *("DATA_LOADER", "NUM_EVAL_EXAMPLES", "EVAL_BATCHSIZE"),
     *("EVAL_ITER_START_SAMPLES", "EVAL_ITER_SAMPLES", "EVAL_INITIAL", "TARGET_MLM_ACCURACY", "FP8_EVALUATION"),
@@ -66,7 +68,7 @@ def newest(config: CheckpointConfig) -> dict[str, Any] | None:
 
 
 def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:
-    """SEED; unset: that of the run which is resumed, or one from the system."""
+    """SEED; unset: the resumed run's, or one from the system."""
     if seed is not None:
         return seed
     return int(saved["run"]["SEED"]) if saved else int.from_bytes(os.urandom(4), "little")
@@ -114,7 +116,7 @@ def _computed(config: Config) -> dict[str, Any]:
 def _kept(config: Config) -> dict[str, Any]:
     """Variables that must stay and need no more than to be compared."""
     resolved_elsewhere = {"SEED", "PRECISION", "FP8_RECIPE", "FP8_FAST_SUMS", "FP8_OUTPUT_PROJECTION", "MASKING"}
-    others = ROUNDING | FREE | _LOCAL | resolved_elsewhere | {"LR_DECAY_STEPS"}
+    others = ROUNDING.difference(_ROWS) | FREE | _LOCAL | resolved_elsewhere | {"LR_DECAY_STEPS"}
     return {name: value for name, value in settings(config).items() if name not in others}
 
 
@@ -132,9 +134,6 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
     return {
         **_kept(config),
         "SEED": seed,
-        "WORLD_SIZE": config.dist.world_size,
-        "BATCHSIZE": data.batch_size,
-        "GRADIENT_STEPS": data.gradient_steps,
         "MASKING": None if data.masking == "static" else data.masking,
         "PRECISION": resolved(precision.precision, config.device),
         "FP8_RECIPE": precision.fp8_recipe if precision.precision == "fp8" else None,
@@ -153,7 +152,7 @@ def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, data: Row
     if saved is None:
         return
     row_counts, before = data.row_counts().tolist(), saved["row_counts"]
-    digest = data_digest(data)
+    digest = data_digest(data.identity())
     if before != row_counts or saved.get("data_digest", digest) != digest:
         raise ConfigError(
             f"RESUME=1: the checkpoint in {config.directory} is of a run on other training data, "
@@ -162,16 +161,16 @@ def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, data: Row
         )
 
 
-def data_digest(data: RowSource) -> str:
-    """Of all files, by what is known of their contents."""
-    return hashlib.md5(json.dumps(data.identity()).encode()).hexdigest()
+def data_digest(identity: Mapping[str, Any]) -> str:
+    """Of all files, by what is known of their contents (``RowSource.identity``)."""
+    return hashlib.md5(json.dumps(identity).encode()).hexdigest()
 
 
 def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
     """Raises ConfigError, on every rank, where the weights or moments that were read are not finite. A collective."""
     if isinstance(trained, Step):
         trained.optimizer.gather()
-    if not is_finite(trained, world):
+    if not is_finite(trained.state_tensors(), world):
         raise ConfigError(
             f"{path} holds weights or moments that are NaN or infinite (--check names the first): start from others, "
             "or remove the newest checkpoint to resume from the one before"
@@ -180,7 +179,9 @@ def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
 
 def check_ranks(config: Config, world: World, saved: dict[str, Any] | None) -> None:
     """Raises ConfigError where a rank has other settings, code or checkpoint than most. A collective."""
-    facts = rundir.shared_facts(config) | {"BERT_CONFIG": config.model, "the newest checkpoint": saved_checksum(saved)}
+    facts = rundir.shared_facts(config) | {"BERT_CONFIG": config.model}
+    if saved is not None:  # one in shards has a token of its own
+        facts["the newest checkpoint"] = saved.get("token") or weights.checksum_of(saved["model"])
     facts["CHECKPOINT_DIR"] = "unset" if config.checkpoint.directory is None else "set"
     if config.zero.is_deepspeed:
         facts["DEEPSPEED_CONFIG"] = config.zero.json()
@@ -192,13 +193,6 @@ def check_weights(config: CheckpointConfig, world: World, checksum: int) -> None
     world.agree({"weights": f"{checksum:08x}"}, f"is INIT_CHECKPOINT={config.init_checkpoint} the same on every node?")
 
 
-def saved_checksum(saved: dict[str, Any] | None) -> int:
-    """Checksum of the saved weights; of a sharded checkpoint, its token."""
-    if saved is None:
-        return 0
-    return int(saved["token"]) if "token" in saved else weights.checksum_of(saved["model"])
-
-
 class Saver:
     """Saves the state of a run on a thread, from rank 0, or each rank its part; the steps wait for a copy only."""
 
@@ -206,9 +200,13 @@ class Saver:
         self, config: Config, trained: Trainer, world: World, seed: int, data: RowSource, shard_order: tuple[int, int]
     ) -> None:
         """data: what is trained on; shard_order: see Sampler."""
-        self.config, self.trained, self.world, self.seed = config, trained, world, seed
-        self.data, self.shard_order = data, shard_order
+        self.config, self.trained, self.world = config, trained, world
         self.writer = Writer(config.checkpoint)
+        self.facts = {  # alike in every checkpoint of the run
+            "row_counts": data.row_counts().tolist(), "vocab_md5": data.vocab_md5,
+            "data_digest": data_digest(data.identity()), "computed": _computed(config), "dealt": shard_order,
+            "bert_config": dataclasses.asdict(config.model), "run": run_identity(config, seed),
+        }  # fmt: skip
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
         """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective.
@@ -216,12 +214,8 @@ class Saver:
         Raises TrainingError for a state that is not finite.
         """
         config, world = self.config.checkpoint, self.world
-        check_finite(self.trained, world, step)
-        facts: dict[str, Any] = {"step": step, "batches": batches, "samples": samples, "ended": ended}
-        facts |= {"row_counts": self.data.row_counts().tolist(), "vocab_md5": self.data.vocab_md5}
-        facts |= {"data_digest": data_digest(self.data), "computed": _computed(self.config)}
-        facts |= {"dealt": self.shard_order, "bert_config": dataclasses.asdict(self.config.model)}
-        facts |= {"run": run_identity(self.config, self.seed)}
+        check_finite(self.trained.state_tensors(), world, step)
+        facts = {"step": step, "batches": batches, "samples": samples, "ended": ended, **self.facts}
         if config.shards:
             token = world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
             assert isinstance(self.trained, Step)
@@ -250,10 +244,7 @@ def warm_start(path: Path, optimizer: str, shapes: Mapping[str, torch.Size]) -> 
     shape.
     """
     try:
-        if path.name == sharded.INDEX:
-            saved = sharded.read(path.parent)
-        else:
-            saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        saved = read_checkpoint(path, mmap=True)
     except Exception as error:  # a damaged file, or none of PyTorch's
         raise ConfigError(f"INIT_OPTIMIZER=1: {path} is not a readable checkpoint ({damage(error)})") from None
     found = saved.get("optimizer") if isinstance(saved, Mapping) else None
@@ -275,14 +266,7 @@ def warm_start(path: Path, optimizer: str, shapes: Mapping[str, torch.Size]) -> 
     for part, tensors in state.items():
         if not isinstance(tensors, Mapping):
             continue
-        wrong = [f"{name} is missing" for name in shapes if name not in tensors]
-        wrong += [f"{name} is not in this model" for name in tensors if name not in shapes]
-        wrong += [
-            f"{name} is {tuple(tensors[name].shape)}, expected {tuple(shape)}"
-            for name, shape in shapes.items()
-            if name in tensors and tensors[name].shape != shape
-        ]
-        if wrong:
+        if wrong := weights.misfits(shapes, tensors):
             rest = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
             raise ConfigError(
                 f"INIT_OPTIMIZER=1: {part} of {path} do not fit BERT_CONFIG: {'; '.join(wrong[:3])}{rest}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of, load_weights
+from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of
 from bert.core import rundir
 from bert.core.dist import World
 from bert.core.start import StartClock
@@ -24,7 +24,7 @@ from bert.data.synthetic import synthetic_records
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels import compile_once, select
 from bert.model.bert import BertForPreTraining
-from bert.model.init import Chunk, first_weights, initialize, uninitialized, use_placeholders
+from bert.model.init import Chunk, fill, first_weights, uninitialized, use_placeholders
 from bert.pretraining import closed_division, resume
 from bert.pretraining.config import Config
 from bert.training import evaluate
@@ -35,7 +35,7 @@ from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, trai
 from bert.training.metrics import MetricSink, Progress, metric_sinks
 from bert.training.mlperf import MlperfLog
 from bert.training.schedule import learning_rate
-from bert.training.step import Step, Trainer, TrainingStep, build_step
+from bert.training.step import Step, TrainingStep, build_step
 from bert.training.stop import LAST_STEP, Ending, Stop, TrainingError
 
 
@@ -120,8 +120,9 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     try:
         with Stop(world, listen=config.checkpoint.directory is not None) as stop:
             parts = Parts(
-                data=data, take_step=take_step, steps=steps, schedule=schedule, progress=progress, stop=stop,
-                seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run, save=saver.save,
+                next_step=data.next_step, take_step=take_step, steps=steps, schedule=schedule, progress=progress,
+                stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run,
+                save=saver.save,
             )  # fmt: skip
             ending = train(parts)
             if ending.reason == LAST_STEP and last < config.max_steps:
@@ -175,7 +176,7 @@ def resolve_kernels(config: Config, world: World) -> Config:
 
 def build(
     config: Config, world: World, seed: int, clock: StartClock | None = None
-) -> tuple[BertForPreTraining, Trainer]:
+) -> tuple[BertForPreTraining, resume.Trainer]:
     """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit.
 
     ``config``: with the attention backend named. Where the optimizer is sharded, no rank has all weights in fp32: they
@@ -199,44 +200,35 @@ def build(
     with uninitialized(torch.device("meta") if by_chunks else world.gathered_device):
         model = BertForPreTraining(config.model, kernels)
     clock.lap("model")
-    so_far, loaded, first = Checksum(), Loaded([], []), None
+    so_far, checksum = Checksum(), None
+    first, loaded = chunks(model, so_far)
     if by_chunks:
-        first, loaded = chunks(model, so_far)
         use_placeholders(model, config.numerics.dtype, world.gathered_device)
-    elif path is None:
-        initialize(model, seed)
     else:
-        loaded = load_weights(model, path, config.may_have_new_heads)
-        if loaded.new:
-            initialize(model, seed, only=loaded.new)
+        fill(model, first)
+        checksum = checksum_of(dict(model.named_parameters()))
     if world.is_main and any(loaded):
         print(f"weights of {path}: {loaded}", file=sys.stderr, flush=True)
-    if not by_chunks:
-        clock.lap("weights")
-        resume.check_weights(config.checkpoint, world, checksum_of(dict(model.named_parameters())))
-        clock.lap("comparison of weights")
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
     data = config.data
-    step: Trainer
+    step: resume.Trainer
     if config.zero.is_deepspeed:
-        assert first is not None
         given = config.zero.complete(config.optim, config.numerics, data.batch_size, data.gradient_steps)
         step = DeepSpeedStep(model, config.numerics, config.optim, world, given, first, masters)
     else:
         step = build_step(
             model, config.numerics, config.optim, world, accumulate=data.gradient_steps > 1,
-            fused_update="lamb" in config.kernels.names(device), first_weights=first,
+            fused_update="lamb" in config.kernels.names(device), first_weights=first if by_chunks else None,
         )  # fmt: skip
     clock.lap("weights")
-    if by_chunks:
-        resume.check_weights(config.checkpoint, world, so_far.value)
-        clock.lap("comparison of weights")
+    resume.check_weights(config.checkpoint, world, so_far.value if checksum is None else checksum)
+    clock.lap("comparison of weights")
     return model, step
 
 
 def prepare(
-    config: Config, model: BertForPreTraining, step: Trainer, world: World, clock: StartClock | None = None
+    config: Config, model: BertForPreTraining, step: resume.Trainer, world: World, clock: StartClock | None = None
 ) -> tuple[TrainingStep, EvaluationGraph | None]:
     """Before the clock: all that the first step and the first evaluation would otherwise wait for."""
     take_step: TrainingStep = step
@@ -290,7 +282,7 @@ class Evaluation:
     max_seq_length: int
     world: World
     log: MlperfLog
-    trained: Trainer
+    trained: resume.Trainer
     vocab_md5: str
     graph: EvaluationGraph | None
     sinks: Sequence[MetricSink]
@@ -318,8 +310,7 @@ class Evaluation:
                     file=sys.stderr,
                     flush=True,
                 )
-            names = ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy")
-            figures = {name: getattr(result, name) for name in names} | {"seconds": seconds}
+            figures = asdict(result) | {"seconds": seconds}
             for sink in self.sinks:
                 sink("evaluation", {"step": step, "samples": samples, **figures})
             return reached

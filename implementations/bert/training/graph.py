@@ -170,5 +170,5 @@ def ready(step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, r
         with step.rollback():
             for _ in range(2 if step.measures else 1):
                 step(examples(), 0.0)
-        step.optimizer.zero_grad()
+        step.model.zero_grad()
     return step

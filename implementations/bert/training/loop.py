@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,22 +18,16 @@ from bert.training.stop import LAST_STEP, TARGET, Ending, Stop, TrainingError
 MOST_OVERFLOWS = 50  # in a row: as many halvings bring every sensible loss scale to 1
 
 
-class DataSource(Protocol):
-    """Where the batches come from."""
-
-    def next_step(self) -> Sequence[Any]:
-        """Micro-batches of the next step, on the CPU or on the device."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """What the loop drives.
 
-    seed: number of a batch -> seed of its random numbers; evaluate: (steps, samples) -> whether the target is reached;
-    save: writes a checkpoint of (steps, batches, samples). The last two are collectives.
+    next_step: micro-batches of the next step, on the CPU or on the device; seed: number of a batch -> seed of its
+    random numbers; evaluate: (steps, samples) -> whether the target is reached; save: writes a checkpoint of (steps,
+    batches, samples). The last two are collectives.
     """
 
-    data: DataSource
+    next_step: Callable[[], Sequence[Any]]
     take_step: TrainingStep
     steps: StepCounter
     schedule: StepSchedule
@@ -49,7 +43,7 @@ def train(parts: Parts) -> Ending:
 
     Raises TrainingError where training has broken down, and what the parts raise.
     """
-    data, steps, schedule, progress = parts.data, parts.steps, parts.schedule, parts.progress
+    steps, schedule, progress = parts.steps, parts.schedule, parts.progress
 
     def evaluate() -> bool:
         samples = progress.samples()
@@ -60,7 +54,7 @@ def train(parts: Parts) -> Ending:
     stopped = None
 
     while not reached and not stopped and steps.done < schedule.last:
-        batches, rate = data.next_step(), steps.begin()
+        batches, rate = parts.next_step(), steps.begin()
         # Dropout depends on the batch, not on what ran before.
         torch.manual_seed(parts.seed(steps.batches))
         progress.add(parts.take_step(batches, rate), batches)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,33 +42,6 @@ class StepResult(NamedTuple):
 
 # An optimizer step over micro-batches, whose gradients are averaged, at a learning rate: Step, graph.GraphedStep, ...
 TrainingStep = Callable[[Sequence[Batch], float | Tensor], StepResult]
-
-
-class Trainer(Protocol):
-    """A training step and its state, whatever the engine."""
-
-    def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
-        """Trains on the micro-batches; their gradients are averaged."""
-
-    @property
-    def scaler(self) -> LossScaler:
-        """The loss scale, and the steps that were skipped for it."""
-
-    @property
-    def optimizer(self) -> Any:
-        """What holds masters and states; its load_state_dict raises KeyError for a name missing."""
-
-    def gathered(self) -> contextlib.AbstractContextManager[Any]:
-        """The model with current weights on every rank, for evaluation. A collective."""
-
-    def state_tensors(self) -> list[Tensor]:
-        """Every tensor of this rank that a step changes."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, by part. A collective."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores ``state_dict()``, of any engine. A collective."""
 
 
 def build_step(
@@ -111,16 +84,16 @@ def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]
         torch.cuda.set_rng_state(device_state, device)
 
 
-def is_finite(trained: Trainer, world: World) -> bool:
-    """Whether no rank has inf or nan in its state. A collective, which waits for the device."""
-    tensors = [tensor for tensor in trained.state_tensors() if tensor.is_floating_point() and tensor.numel()]
+def is_finite(state: Iterable[Tensor], world: World) -> bool:
+    """Whether no rank has inf or nan in its ``state``. A collective, which waits for the device."""
+    tensors = [tensor for tensor in state if tensor.is_floating_point() and tensor.numel()]
     extremes = torch.stack([torch.stack(tensor.aminmax()).to(world.device, torch.float64) for tensor in tensors])
     return not world.any(not extremes.isfinite().all())  # aminmax keeps nan, and makes no copy
 
 
-def check_finite(trained: Trainer, world: World, step: int) -> None:
+def check_finite(state: Iterable[Tensor], world: World, step: int) -> None:
     """Before a checkpoint: raises TrainingError, on all ranks, where a state is not finite after ``step``."""
-    if not is_finite(trained, world):
+    if not is_finite(state, world):
         raise TrainingError(
             f"weights or moments are not finite at step {step}, and are not saved: lower LR, or look at the data; "
             "checkpoints of earlier steps are kept"
@@ -151,7 +124,7 @@ class Step:
 
     def run(self, batches: Sequence[Batch]) -> StepResult:
         """The step on batches that are on the device, at the rate that is in ``lr``: what a CUDA graph captures."""
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         totals: list[Tensor] = []
         for number, batch in enumerate(batches, start=1):
             factor = self.scaler.scale / len(batches)

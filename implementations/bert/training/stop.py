@@ -49,7 +49,7 @@ class Stop:
     """
 
     def __init__(self, world: World, listen: bool) -> None:
-        """listen: False leaves the signals to end the process as ever."""
+        """listen: False leaves the signals' default handling."""
         self.world = world
         self.listen = listen and threading.current_thread() is threading.main_thread()
         self.received = 0

@@ -61,12 +61,12 @@ ODD_WEIGHTS = """
 import os
 import torch
 from bert.pretraining import train
-drawn = train.initialize
-def odd(model, seed):
-    drawn(model, seed)
+filled = train.fill
+def odd(model, chunks):
+    filled(model, chunks)
     if os.environ["RANK"] == "2":
         model.bert.pooler.dense.weight.data.view(torch.int32)[3, 5] ^= 1
-train.initialize = odd
+train.fill = odd
 """
 
 
@@ -215,7 +215,7 @@ def test_models_are_made_where_they_train(prepared):
     places, world = [], World(DistConfig(device="cpu"))
     world.gathered_device = torch.device("meta")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "initialize", lambda model, seed: places.extend(p.device for p in model.parameters()))
+        patch.setattr(train, "fill", lambda model, chunks: places.extend(p.device for p in model.parameters()))
         patch.setattr("bert.pretraining.resume.check_weights", lambda *_: None)
         patch.setattr(train, "checksum_of", lambda _: 0)
         patch.setattr(train, "build_step", lambda *_, **__: None)

@@ -159,8 +159,9 @@ def test_settings_that_contradict_each_other_stop_at_once(variables, message):
 
 def test_settings_that_do_not_fit_the_data_are_errors(files, bins, make_records):
     packed = Files([make_records(41, packed=True)])
-    with pytest.raises(DataError, match="BATCHING=online"):
-        batching_of(packed, config(batching="online"))
+    for batching in ("online", "bins"):
+        with pytest.raises(DataError, match=f"BATCHING={batching} needs records that are not packed"):
+            batching_of(packed, config(batching=batching))
     with pytest.raises(DataError, match="EXCHANGE_GROUP"):
         batching_of(packed, config(exchange_group=2), world=2)
     with pytest.raises(ConfigError, match="divisor of the 2 ranks"):

@@ -167,7 +167,7 @@ def test_every_batch_fits_the_fixed_sizes_of_a_graph() -> None:
     assert static.masked < max(counts) < config.capacity.masked, "the margin is needed, and enough"
 
 
-VOCABULARY = "\n".join(["[PAD]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(4, WORDS))]) + "\n"
+VOCABULARY = "\n".join(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{i}" for i in range(5, WORDS))]) + "\n"
 
 
 @pytest.fixture
@@ -187,14 +187,14 @@ def dynamic(prepared: dict[str, str]) -> dict[str, str]:
 
 def test_the_ids_are_the_vocabularys(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
-    path.write_text("a\n[SEP]\nb\nb\n[MASK]\r\n[CLS]")
-    assert MaskTokens.read(path, "") == MaskTokens(cls=5, sep=1, mask=4, size=6), "by line, as WordPiece"
+    path.write_text("[PAD]\n[SEP]\nb\nb\n[MASK]\r\n[CLS]\n[UNK]")
+    assert MaskTokens.read(path, "") == MaskTokens(cls=5, sep=1, mask=4, size=7), "by line, as WordPiece"
     with pytest.raises(DataError, match="made with another vocabulary"):
         MaskTokens.read(path, "0" * 32)
     path.write_text("a\n[SEP]\n")
-    with pytest.raises(DataError, match=r"no \[CLS\], \[MASK\]"):
+    with pytest.raises(DataError, match=r"no \[PAD\], \[UNK\], \[CLS\], \[MASK\]"):
         MaskTokens.read(path, "")
-    with pytest.raises(DataError, match="needs the vocabulary"):
+    with pytest.raises(DataError, match="cannot read the vocabulary"):
         MaskTokens.read(tmp_path / "none", "")
 
 

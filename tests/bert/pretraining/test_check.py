@@ -24,7 +24,7 @@ def test_the_check_builds_the_batches_of_the_run(prepared, run_bert):
     unpacked = prepared | {"PACKED": "0", "PACKING_FACTOR": "1", "DATADIR_PHASE2": folder, "BATCHING": "online"}
     done = run_bert(unpacked, arguments=("--check",))
     assert done.returncode == 2
-    assert "BATCHING=online packs records that are not packed, and these are" in done.stderr
+    assert "BATCHING=online needs records that are not packed, and these are" in done.stderr
 
 
 def test_a_trial_that_is_done_counts_only_for_its_own_settings_and_data(prepared, run_bert, tmp_path):

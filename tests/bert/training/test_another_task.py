@@ -32,11 +32,6 @@ SHAPE = BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, n
 IGNORE = -1  # not pretraining's
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)  # more cost time on such small tensors
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanBatch(Batch):
     """The first and the last token of each sequence's answer, relative to the sequence."""

@@ -26,11 +26,6 @@ MODEL = BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, n
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)  # more cost time on such small tensors
-
-
 def _micro_batches(step, world):
     """This rank's share of the step's rows."""
     records = synthetic_records(NUM_MICRO_BATCHES * NUM_ROWS, LENGTH, VOCABULARY, packed=False, seed=step)

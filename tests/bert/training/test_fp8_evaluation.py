@@ -29,11 +29,6 @@ WORLD = World(DistConfig(device="cpu"))
 LENGTH, RATE = 48, 0.02
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(_two_threads):
-    torch.set_num_threads(1)  # tensors this small are slower on two
-
-
 class _Run:
     """A tiny model, its step, and its evaluation set."""
 

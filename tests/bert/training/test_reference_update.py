@@ -11,7 +11,6 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 import torch
 
 from bert import kernels, optim
@@ -162,11 +161,6 @@ def _reference():
                     ratio = p.norm() / u.norm()
                 p -= _rate(t) * ratio * u
     return losses, {"masters": w, "first_moments": m, "second_moments": v}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)  # more cost time on such small tensors
 
 
 def test_twenty_updates_equal_the_reference_formulas_in_every_tensor(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -17,51 +16,47 @@ from bert.core.dist import World
 from bert.training import stop
 from bert.training.stop import Stop
 
+from ...forked import Command
 from ...waiting import free_ports, state, wait_until
 from ..states import newest, same
 
-# A small model takes all its steps before ranks would ask each other, or a signal came: after a line it stands still.
-IMPATIENT = """
-import os, runpy, signal, sys
-from bert.training import stop
-stop.PATIENCE = 0.0
-write, said = sys.stderr.write, []
-def write_and_stand_still(text):
-    write(text)
-    said.append(text)
-    if text.endswith("\\n"):
-        line = "".join(said)
-        said.clear()
-        if os.environ["STANDS_AFTER"] in line:
-            sys.stderr.flush()
-            os.kill(os.getpid(), signal.SIGSTOP)
-sys.stderr.write = write_and_stand_still
-runpy.run_module("bert", run_name="__main__")
-"""
 NO_EVALUATION = {"EVAL_ITER_START_SAMPLES": "99999999", "LOG_EVERY_STEPS": "1"}
 
 
-def _stopped(environment, repository, ranks, receiver, number, at):
+def impatient() -> None:
+    """A small model takes all its steps before ranks would ask each other, or a signal came: after a line it stops."""
+    stop.PATIENCE = 0.0
+    write, said = sys.stderr.write, []
+
+    def write_and_stand_still(text: str) -> None:
+        write(text)
+        said.append(text)
+        if text.endswith("\n"):
+            line = "".join(said)
+            said.clear()
+            if os.environ["STANDS_AFTER"] in line:
+                sys.stderr.flush()
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    sys.stderr.write = write_and_stand_still
+
+
+def _stopped(environment, ranks, receiver, number, at):
     """Starts the ranks, signals one of them when rank 0 has printed step ``at``; (exit statuses, stderr of rank 0)."""
     environment = environment | {
-        "PYTHONPATH": str(repository / "implementations"), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_ports()), "PATH": os.environ["PATH"], "STANDS_AFTER": f"step {at:>6}/",
+        "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()),
+        "GLOO_SOCKET_IFNAME": "lo", "PATH": os.environ["PATH"], "STANDS_AFTER": f"step {at:>6}/",
     }  # fmt: skip
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", IMPATIENT], env=environment | {"RANK": str(rank)}, text=True,
-            stderr=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    said = []
-    for line in processes[0].stderr:
-        said.append(line)
-        if f"step {at:>6}/" in line:
-            wait_until(lambda: state(processes[0].pid) == "T")
-            processes[receiver].send_signal(number)
-            processes[0].send_signal(signal.SIGCONT)
-    return [process.wait(120) for process in processes], said
+    processes = [Command("bert", environment | {"RANK": str(rank)}, before=impatient) for rank in range(ranks)]
+    try:
+        wait_until(lambda: state(processes[0].pid) == "T" or not processes[0].running())
+        os.kill(processes[receiver].pid, number)
+        os.kill(processes[0].pid, signal.SIGCONT)
+        done = [process.finish(120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in done], done[0].stderr.splitlines(keepends=True)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +68,13 @@ def _stopped(environment, repository, ranks, receiver, number, at):
     ids=["the-other-of-two-ranks", "overflows"],
 )
 def test_a_signal_to_any_rank_saves_and_the_next_run_continues_bit_for_bit(
-    ranks, receiver, number, settings, prepared, run_bert, repository, tmp_path
+    ranks, receiver, number, settings, prepared, run_bert, tmp_path
 ):
     common = prepared | NO_EVALUATION | {"MAX_STEPS": "60", "CHECKPOINT_KEEP": "9"} | settings
     whole = run_bert(common | {"CHECKPOINT_DIR": str(tmp_path / "whole")}, ranks)
     assert whole.returncode == 3, whole.stderr
     parts = common | {"CHECKPOINT_DIR": str(tmp_path / "parts"), "RUN_DIR": str(tmp_path / "run_parts")}
-    statuses, said = _stopped(parts, repository, ranks, receiver, number, at=7)
+    statuses, said = _stopped(parts, ranks, receiver, number, at=7)
     assert statuses == [0] * ranks, said
     saved = newest(tmp_path / "parts")
     assert 7 <= saved["step"] < 60
@@ -91,8 +86,8 @@ def test_a_signal_to_any_rank_saves_and_the_next_run_continues_bit_for_bit(
     assert same(newest(tmp_path / "parts"), newest(tmp_path / "whole"))
 
 
-def test_without_a_folder_for_checkpoints_a_signal_ends_the_run_as_ever(prepared, repository):
-    statuses, _ = _stopped(prepared | NO_EVALUATION | {"MAX_STEPS": "100000"}, repository, 1, 0, signal.SIGTERM, at=3)
+def test_without_a_folder_for_checkpoints_a_signal_ends_the_run_as_ever(prepared):
+    statuses, _ = _stopped(prepared | NO_EVALUATION | {"MAX_STEPS": "100000"}, 1, 0, signal.SIGTERM, at=3)
     assert statuses == [-signal.SIGTERM]
 
 

@@ -43,14 +43,19 @@ def test_a_foreign_file_becomes_records_of_the_same_sequences(tmp_path: Path, ki
     assert (tmp_path / "b.hdf5").stat().st_mtime_ns == before, "finished work is kept"
 
 
-def test_a_changed_source_or_vocabulary_is_imported_again(tmp_path: Path) -> None:
+def test_a_changed_source_or_vocabulary_is_imported_again_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_tfrecord(tmp_path / "a", make_records(3), Widths(64, 20))
     import_file(None, (tmp_path / "a", tmp_path / "b.hdf5"))
     other = make_records(4, seed=1)
     write_tfrecord(tmp_path / "a", other, Widths(64, 20))
     assert import_file(None, (tmp_path / "a", tmp_path / "b.hdf5")) == (4, 4, 0)
+    made = f"{tmp_path / 'b.hdf5'}: made again, since "
+    assert capsys.readouterr().err == f"{made}it was not of {tmp_path / 'a'} as it is now\n"
     assert open_records(tmp_path / "b.hdf5")[1].multiset_digest == multiset_digest(other)
     import_file(WORDS, (tmp_path / "a", tmp_path / "b.hdf5"))
+    assert capsys.readouterr().err == f"{made}the vocabulary is another\n"
     assert open_records(tmp_path / "b.hdf5")[1].vocab_md5 == WORDS.md5
 
 

@@ -187,7 +187,7 @@ def test_logs_of_a_round_whose_rules_reject_them_are_marked(submission, capsys):
         ([], "needs a folder of results, --published, or both"),
         (["nowhere"], "no such file or folder"),
         (["--published", "--round", "9.9"], "no result is left to rank"),
-        (["--published", "--top", "-1"], "0 or more expected"),
+        (["--published", "--top", "-1"], "must be 0 or more"),
     ],
 )
 def test_wrong_input_is_one_line(arguments, says, capsys):

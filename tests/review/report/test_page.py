@@ -354,6 +354,17 @@ def test_the_verdict_names_the_log_that_it_is_about(submission):
     assert "max_sequence_length is 128, 512 expected, in result_3.txt" in page.text
 
 
+def test_findings_name_files_as_seen_from_the_submission(submission):
+    (submission / "package_checker_params").mkdir()
+    (submission / "scaling.json").write_text("{}")
+    (submission / "result_3.txt").unlink()
+    (submission / "result_11.txt").symlink_to("nowhere")
+    (submission.parents[1] / "other" / "bert").mkdir(parents=True)
+    page = page_of(submission.parents[2], with_check=True)
+    assert all(name in page.text for name in ("package_checker_params", "scaling.json", "result_11.txt", "other"))
+    assert str(submission.parents[2]) not in page.text
+
+
 def test_a_failing_rcp_test_has_its_dossier_on_the_page_and_a_passing_one_none(submission, writer):
     assert "RCP) fails" not in page_of(submission).text
     for index, path in enumerate(sorted(submission.glob("result_*.txt"))):
@@ -365,7 +376,7 @@ def test_a_failing_rcp_test_has_its_dossier_on_the_page_and_a_passing_one_none(s
     section = page.text.split("(RCP) fails.")[1].split("Charts")[0]
     for shown in (
         f"{result.mean_samples:,.0f} samples",
-        f"{dossier.minimum:,.0f}",
+        f"{result.rcp_point.minimum:,.0f}",
         f"{dossier.short:,.0f} short on average, {8 * dossier.short:,.0f} over the 8 runs that count",
         "reference of batch 448",
         "reference of batch 4,608",

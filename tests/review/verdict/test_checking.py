@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 
@@ -285,6 +286,7 @@ def link(name, to):
         rewrite("power", ""),
         lambda folder: (folder / "power").mkdir(),
         lambda folder: (folder / "power" / "result_0" / "node_x.txt").mkdir(parents=True),
+        link("power", "/dev/null"),
         link("../../again", ".."),
         lambda folder: (folder.parents[1] / "other" / "bert").mkdir(parents=True),
         lambda folder: (folder / "result_10.txt").mkdir(),
@@ -299,6 +301,29 @@ def test_what_stops_the_official_checker_is_not_official(mutate, submission, cap
     (result, *_) = check(submission.parents[2])
     assert not result.official_passed
     assert all(f.message.count("official package_checker crashes") == 0 for f in result.findings), result.findings
+    main(["show", "--json", str(submission)])
+    assert not json.loads(capsys.readouterr().out)[0]["official"]
+
+
+@pytest.mark.parametrize("command", ["show", "check", "compare", "league", "report"])
+def test_a_ruleset_that_is_not_there_is_one_line_and_no_result(command, submission, capsys):
+    assert main([command, str(submission), "--ruleset", "5.1.0"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("review: error: --ruleset 5.1.0: no ruleset with BERT; there are 0.7.0, ")
+    assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["result_3.txt", "package_checker_params", "../package_checker_params", "../../../systems/other.json"]
+)
+def test_a_pipe_that_would_keep_the_official_checker_waiting_is_refused_and_named(name, submission, capsys):
+    os.mkfifo(submission / "pipe")
+    (submission / "pipe").replace(submission / name)
+    checked = check(submission.parents[2])
+    assert not checked[0].official_passed
+    assert "TimeoutError" not in str([one.outcomes for one in checked])
+    path = (submission / name).resolve()
+    assert path in [f.file.resolve() for f in checked[0].findings if f.severity == ERROR and f.file]
     main(["show", "--json", str(submission)])
     assert not json.loads(capsys.readouterr().out)[0]["official"]
 

@@ -1,0 +1,60 @@
+"""How surely an acceptance test names a rank that is 5% slow, and how often it names one of equals, by simulation.
+
+A test has four stages of six rounds, each asked by itself and all together, as certify asks them. The noise of a round
+is of a rank by itself (what all share cancels), independent or, with an autocorrelation of 0.8, each round like the
+one before it. Healthy ranks differ by 0.3%. Prints one JSON line, a row a number of ranks and noise.
+
+usage: python bench/certify_power.py [--tests 1000] [--ranks 4,8,64,512]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from lib import Parser, emit, integer
+
+from certify.comparison import slow
+
+STAGES, ROUNDS, SLOW, BETWEEN = 4, 6, 0.05, 0.003
+
+
+def noise(generator: np.random.Generator, ranks: int, deviation: float, alike: float) -> np.ndarray:
+    """Shares of time [ranks, rounds] by an autoregressive process of the first order."""
+    found = deviation * generator.standard_normal((ranks, STAGES * ROUNDS))
+    for number in range(1, STAGES * ROUNDS):
+        found[:, number] = alike * found[:, number - 1] + (1 - alike**2) ** 0.5 * found[:, number]
+    return found
+
+
+def named(generator: np.random.Generator, ranks: int, deviation: float, alike: float, excess: float) -> set[str]:
+    """The ranks that one test names; rank 0 is slower than it would be by ``excess``."""
+    level = 1 + BETWEEN * generator.standard_normal((ranks, 1))
+    level[0] *= 1 + excess
+    table = level * (1 + noise(generator, ranks, deviation, alike))
+    stages = [*np.split(table, STAGES, axis=1), table]
+    comparisons = 2 * ranks * len(stages)  # nodes and pauses are asked as well
+    return {
+        one.name
+        for rounds in stages
+        for one in slow({str(rank): own for rank, own in enumerate(rounds)}, comparisons, least_excess=0.03)
+    }
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--tests", type=integer, default=1000)
+    parser.add_argument("--ranks", type=lambda text: [int(one) for one in text.split(",")], default=[4, 8, 64, 512])
+    options = parser.parse_args()
+    generator, rows = np.random.default_rng(0), []
+    for ranks in options.ranks:
+        for deviation in (0.005, 0.02, 0.05):
+            for alike in (0.0, 0.8):
+                case = (generator, ranks, deviation, alike)
+                alarms = sum(bool(named(*case, 0.0)) for _ in range(options.tests)) / options.tests
+                found = sum("0" in named(*case, SLOW) for _ in range(options.tests)) / options.tests
+                row = {"ranks": ranks, "noise": deviation, "autocorrelation": alike}
+                rows.append(row | {"false_alarms": alarms, "slow_rank_named": found})
+    emit("certify_power", {"tests": options.tests, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

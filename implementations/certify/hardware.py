@@ -1,0 +1,133 @@
+"""What a node is made of, and what its devices remember of faults: by NVML, /proc, /sys and the kernel's log.
+
+What a driver or a system does not tell is left out. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from certify.schema import NODE, Facts
+from certify.telemetry import Gpus
+
+_MIB = 1 << 20
+
+_GPU: dict[str, Callable[[Any, Any], Any]] = {
+    "name": lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu),
+    "memory MiB": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total // _MIB,
+    "VBIOS": lambda nvml, gpu: nvml.nvmlDeviceGetVbiosVersion(gpu),
+    "PCIe generation": lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu),
+    "PCIe lanes": lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu),
+    "NVLinks": lambda nvml, gpu: _count_nvlinks(nvml, gpu),
+    "NVLink version": lambda nvml, gpu: nvml.nvmlDeviceGetNvLinkVersion(gpu, 0),
+    "ECC": lambda nvml, gpu: nvml.nvmlDeviceGetEccMode(gpu)[0],
+    "MIG": lambda nvml, gpu: nvml.nvmlDeviceGetMigMode(gpu)[0],
+    "power limit W": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) // 1000,
+}
+REMEMBERED: dict[str, Callable[[Any, Any], int]] = {
+    "uncorrected memory errors before the test": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
+        gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
+    ),
+    "rows remapped after uncorrected errors": lambda nvml, gpu: nvml.nvmlDeviceGetRemappedRows(gpu)[1],
+    "row remappings that wait for a reset": lambda nvml, gpu: nvml.nvmlDeviceGetRemappedRows(gpu)[2],
+    "row remappings that failed": lambda nvml, gpu: nvml.nvmlDeviceGetRemappedRows(gpu)[3],
+    "pages retired after uncorrected errors": lambda nvml, gpu: len(
+        nvml.nvmlDeviceGetRetiredPages(gpu, nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)
+    ),
+    "page retirements that wait for a reset": lambda nvml, gpu: nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu),
+}
+# Of a port of InfiniBand or RoCE, as the kernel names them.
+_PORT_COUNTERS = (
+    *("link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors"),
+    *("local_link_integrity_errors", "excessive_buffer_overrun_errors"),
+)
+_XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
+
+
+def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
+    """The parts of this node, which are alike on nodes of one kind."""
+    cpuinfo = _text(root / "proc/cpuinfo").splitlines()
+    models = [line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")]
+    memory = re.search(r"MemTotal: +(\d+) kB", _text(root / "proc/meminfo"))
+    found: Facts = {NODE: {"kernel": platform.release(), "CPUs": len(models) or os.cpu_count()}}
+    if models:
+        found[NODE]["CPU"] = models[0]
+    if memory:
+        found[NODE]["memory GiB"] = round(int(memory[1]) / 2**20, 1)
+    if gpus.nvml:
+        found[NODE] |= _told({"driver": gpus.ask(lambda nvml: nvml.nvmlSystemGetDriverVersion())})
+        devices = _devices(gpus)
+        found[NODE]["GPUs"] = len(devices)
+        for number, gpu in enumerate(devices):
+            found[f"GPU {number}"] = _answers(gpus, gpu, _GPU)
+    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+        words = {name: _text(port / name).rpartition(": ")[2] for name in ("state", "rate", "link_layer")}
+        found[f"{port.parents[1].name}/{port.name}"] = _told(words)
+    for card in sorted((root / "sys/class/net").glob("*/device")):
+        words = {"state": _text(card.parent / "operstate"), "Mbit/s": _text(card.parent / "speed")}
+        found[card.parent.name] = _told(words)
+    return found
+
+
+def health(gpus: Gpus, root: Path = Path("/")) -> Facts:
+    """Counts of faults by device: of GPUs and the kernel's log those of the past, of network ports a running count."""
+    found: Facts = {}
+    for number, gpu in enumerate(_devices(gpus)):
+        found[f"GPU {number}"] = _answers(gpus, gpu, REMEMBERED)
+    for port in (root / "sys/class/infiniband").glob("*/ports/*"):
+        counts = {name: _count(port / "counters" / name) for name in _PORT_COUNTERS}
+        found[f"{port.parents[1].name}/{port.name}"] = _told(counts)
+    for card in (root / "sys/class/net").glob("*/device"):
+        found[card.parent.name] = _told({"carrier_changes": _count(card.parent / "carrier_changes")})
+    xids = Counter(number for _, number in _XID.findall(_kernel_log()))
+    found[NODE] = {f"Xid {number} in the kernel's log": count for number, count in xids.items()}
+    return found
+
+
+def _kernel_log() -> str:
+    """Empty where this user may not read it."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(["dmesg"], capture_output=True, timeout=20, check=True).stdout.decode(errors="replace")
+    return ""
+
+
+def _devices(gpus: Gpus) -> list[Any]:
+    count = gpus.ask(lambda nvml: nvml.nvmlDeviceGetCount()) if gpus.nvml else 0
+    return [gpus.ask(lambda nvml, number: nvml.nvmlDeviceGetHandleByIndex(number), one) for one in range(count or 0)]
+
+
+def _answers(gpus: Gpus, gpu: Any, questions: dict[str, Callable[[Any, Any], Any]]) -> dict[str, Any]:
+    return _told({name: gpus.ask(question, gpu) for name, question in questions.items()}) if gpu is not None else {}
+
+
+def _count_nvlinks(nvml: Any, gpu: Any) -> int:
+    up = 0
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        with contextlib.suppress(nvml.NVMLError):
+            up += nvml.nvmlDeviceGetNvLinkState(gpu, link)
+    return up
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    return ""
+
+
+def _count(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text.isdigit() else None
+
+
+def _told(facts: dict[str, Any]) -> dict[str, Any]:
+    """Without what nobody told."""
+    kept = {name: value.decode() if isinstance(value, bytes) else value for name, value in facts.items()}
+    return {name: value for name, value in kept.items() if value not in (None, "")}

@@ -1,0 +1,169 @@
+"""Time to train BERT-large from the seconds of a step, and the place that it would have among the published results.
+
+A result is its samples over its speed, and submitters reached the target in 2.3 to 6.3 million samples. Of these the
+batch size, the length of the learning rate's decay and the rate itself decide most, so the logarithm of the samples is
+interpolated between the published results by ordinary kriging over the logarithms of the three (Cressie, Statistics for
+Spatial Data, 1993, 3.2): neighbours count by their distance, and where none is near, the interval widens. Without a
+recipe the batch size alone is left, and the interval is wider. `bench/league_estimate.py` predicts every published
+result from the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from review.league.entries import Entry, published
+from review.league.ranking import League
+
+DEVIATIONS = 1.645  # of an interval of 90%
+# Slope of the variogram over the logarithms, and standard deviation of results of one recipe: where leaving one out
+# makes the others' prediction of it likeliest.
+BY_RECIPE, BY_BATCH = (0.10, 0.035), (0.03, 0.10)
+# An evaluation takes as long as training on so many times its 10,000 sequences, and its spread in published logs.
+EVALUATION, EVALUATION_SPREAD = 1.0, 0.3
+_STEPS, _RATE = "opt_learning_rate_training_steps", "opt_base_learning_rate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Minutes to train, and their interval of 90%. ``recipe``: whether learning rate and decay were known.
+
+    ``ranks``: of the interval's ends among ``results`` published in the closed division with as many accelerators, from
+    round 1.0 on.
+    ``faster``, ``slower``: the results between which the minutes lie.
+    """
+
+    minutes: float
+    low: float
+    high: float
+    batch_size: float
+    accelerators: int
+    recipe: bool
+    ranks: tuple[int, int]
+    results: int
+    faster: Entry | None = None
+    slower: Entry | None = None
+
+    def __str__(self) -> str:
+        said = (
+            f"about {_minutes(self.minutes)} min ({_minutes(self.low)} to {_minutes(self.high)}) to train BERT-large "
+        )
+        said += f"to 0.720 at batch {self.batch_size:g}{'' if self.recipe else ' with usual hyper-parameters'}"
+        if not self.results:
+            place = f"no published result has {self.accelerators} accelerators"
+        else:
+            first, last = self.ranks
+            place = f"place {first}{f' to {last}' if last > first else ''} among the {self.results} published results "
+            place += f"with {self.accelerators} accelerators"
+            beside = [
+                f"{word} {one.submitter} {one.system} ({_minutes(one.minutes)} min, round {one.round})"
+                for word, one in (("behind", self.faster), ("before", self.slower))
+                if one
+            ]
+            place += f", {' and '.join(beside)}"
+        return f"{said}, {place}; estimate, unverified"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**vars(self), "text": str(self)}
+
+
+def estimate(
+    rate: float, error: float, batch_size: float, accelerators: int, learning_rate: float = 0.0, steps: float = 0.0
+) -> Estimate:
+    """From the sequences a second of training alone, and their relative standard error.
+
+    ``batch_size``: sequences of all accelerators. ``learning_rate``, ``steps`` until it has decayed: of no recipe where
+    they come to fewer samples than any published ones.
+    """
+    _, places, _ = _data()
+    recipe = learning_rate > 0 and steps * batch_size >= math.exp(places[:, 1].min())
+    place = np.log([batch_size, steps * batch_size, learning_rate] if recipe else [batch_size])
+    minutes, spread = time_to_train(*_samples(place), rate, batch_size)
+    low, high = (minutes * math.exp(side * DEVIATIONS * math.hypot(spread, error)) for side in (-1, 1))
+    peers = [
+        one
+        for one in League((), published()).ranked
+        if one.minutes and _trained_alike(one) and one.accelerators == accelerators
+    ]
+    first, middle, last = (sum((one.minutes or 0) < end for one in peers) for end in (low, minutes, high))
+    return Estimate(
+        minutes=minutes,
+        low=low,
+        high=high,
+        batch_size=batch_size,
+        accelerators=accelerators,
+        recipe=recipe,
+        ranks=(1 + first, 1 + last),
+        results=len(peers),
+        faster=peers[middle - 1] if middle else None,
+        slower=peers[middle] if middle < len(peers) else None,
+    )
+
+
+def _minutes(minutes: float | None) -> str:
+    """To three digits, or whole."""
+    return f"{minutes:.3g}" if minutes is not None and minutes < 100 else f"{minutes:,.0f}"
+
+
+def time_to_train(samples: float, spread: float, rate: float, batch_size: float) -> tuple[float, float]:
+    """Minutes with the evaluations, and the spread of their logarithm. ``samples``, ``spread``: logarithms as well."""
+    share = 10_000 / evaluation_interval(batch_size)
+    return math.exp(samples) / rate / 60 * (1 + EVALUATION * share), math.hypot(spread, EVALUATION_SPREAD * share)
+
+
+def evaluation_interval(batch_size: float) -> float:
+    """Samples between two evaluations, by the training rules."""
+    return 25_000 * math.floor(0.05 * (230.23 * batch_size + 3_000_000) / 25_000)
+
+
+def _trained_alike(one: Entry) -> bool:
+    """Whether a result is of the closed division, and trained to 0.720: in round 0.7 it was 0.712."""
+    return one.division == "closed" and one.round != "0.7"
+
+
+@functools.cache
+def _data() -> tuple[list[Entry], np.ndarray, np.ndarray]:
+    """Closed results trained to 0.720, every log once, logarithms of (batch, samples until the rate has decayed, rate)
+    [results, 3], and of the samples that they are scored by [results]: minutes times rate, the RCP factor included."""
+    found, places, samples = [], [], []
+    for one in League((), published()).ranked:
+        steps, rate = (one.hyperparameters.get(key, 0.0) for key in (_STEPS, _RATE))
+        if _trained_alike(one) and one.minutes and one.logs and steps and one.batch_size:
+            found.append(one)
+            places.append([one.batch_size, one.batch_size * steps, rate])
+            samples.append(60 * one.minutes * (one.sequences_per_second or 0.0))
+    return found, np.log(places), np.log(samples)
+
+
+def _equations(places: np.ndarray) -> np.ndarray:
+    """The kriging equations of results at these places [results + 1, results + 1]; the last: the weights' sum is 1."""
+    slope, nugget = BY_RECIPE if places.shape[1] > 1 else BY_BATCH
+    distances = np.sqrt(((places[:, None] - places[None]) ** 2).sum(axis=-1))
+    equations = np.pad(nugget**2 * np.eye(len(places)) - slope * distances, (0, 1), constant_values=1.0)
+    equations[-1, -1] = 0
+    return equations
+
+
+def _samples(place: np.ndarray) -> tuple[float, float]:
+    """Logarithm of the samples at a place, and its standard deviation."""
+    _, places, samples = _data()
+    every = _equations(np.vstack([place, places[:, : len(place)]]))
+    weights = np.linalg.solve(every[1:, 1:], every[1:, 0])
+    return float(weights[:-1] @ samples), math.sqrt(every[0, 0] - float(weights @ every[1:, 0]))
+
+
+def predicted(recipe: bool) -> tuple[list[Entry], np.ndarray, np.ndarray]:
+    """Every result with the logarithm of its samples as the others predict it, and its standard deviation [results].
+
+    All at once from one inverse (Dubrule, Cross validation of kriging in a unique neighborhood, 1983).
+    """
+    found, places, samples = _data()
+    inverse = np.linalg.inv(_equations(places if recipe else places[:, :1]))
+    diagonal = np.diag(inverse)[:-1]
+    return found, samples - inverse[:-1, :-1] @ samples / diagonal, 1 / np.sqrt(diagonal)

@@ -1,0 +1,45 @@
+"""What ranks agree on through a store: every rank gets every answer, by reads in proportion to the ranks."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from torch.distributed import HashStore
+
+from bert.core.dist import Config
+from certify.meeting import Meeting
+
+
+class Counted:
+    """A store that counts the keys that are read of it."""
+
+    def __init__(self):
+        self.store, self.reads = HashStore(), 0
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    def get(self, key):
+        self.reads += 1
+        return self.store.get(key)
+
+    def multi_get(self, keys):
+        self.reads += len(keys)
+        return self.store.multi_get(keys)
+
+
+def test_ranks_learn_of_each_other_by_reads_in_proportion_to_their_number():
+    size, store = 12, Counted()
+
+    def rank(number):
+        meeting = Meeting(Config(world_size=size, rank=number, local_rank=number % 4), store, f"node{number // 4}")
+        for _ in range(5):
+            meeting.barrier()
+        return meeting.nodes, meeting.members(1), meeting.most(float(number)), meeting.exchange(str(number))
+
+    with ThreadPoolExecutor(size) as pool:
+        answers = list(pool.map(rank, range(size)))
+    everyone = [str(number) for number in range(size)]
+    assert answers == [(["node0", "node1", "node2"], [4, 5, 6, 7], 11.0, everyone)] * size
+    assert store.reads == 5 * size + 3 * 2 * size, "a barrier is one read a rank, an exchange two"
+    assert store.num_keys() <= 2 * size

@@ -1,0 +1,171 @@
+"""Files are predicted row by row, in their order and with their columns, and a prediction that was killed goes on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from finetune import files, saved
+from finetune.__main__ import main
+from finetune.train import run
+
+WORDS = ["red", "blue", "north", "here"]
+ROWS = [{"id": f"r{n}", "text": f"the cat was {WORDS[n % 4]}" + " and old" * (n % 5), "by": "x, y"} for n in range(11)]
+
+
+@pytest.fixture(scope="module")
+def model(squad_environment, tmp_path_factory):
+    """The folder of a run that tells colours from places, trained on a CSV file with named columns."""
+    folder = tmp_path_factory.mktemp("table")
+    for name in ("train", "dev"):
+        rows = [f"{word in WORDS[:2]},{n},the cat was {word}" for n in range(8) for word in WORDS]
+        (folder / f"{name}.csv").write_text("\n".join(["kind,number,words", *rows]) + "\n")
+    environment = squad_environment | {"TASK": "table", "DATA": str(folder), "EPOCHS": "10", "RUN_DIR": str(folder)}
+    assert run(environment | {"LABEL_COLUMN": "kind", "TEXT_COLUMNS": "words"}) == 0
+    assert json.loads((folder / "model_0" / "figures.json").read_text())["accuracy"] == 1
+    return folder
+
+
+def predict(model, source, target, *more):
+    return main(["predict", str(model), "--input", str(source), "--output", str(target), "--device", "cpu", *more], {})
+
+
+def write(path: Path, rows, kind):
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], delimiter="\t" if kind == "tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_rows_come_back_in_order_with_label_and_probabilities(model, tmp_path, kind, capsys):
+    source = write(tmp_path / f"in.{kind}", ROWS, kind)
+    target = tmp_path / f"out.{kind}"
+    assert predict(model, source, target, "--text-columns", "text", "--batch-size", "3") == 0
+    assert "11 rows, text text; 0 are done" in capsys.readouterr().err
+    if kind == "jsonl":
+        found = [json.loads(line) for line in target.read_text().splitlines()]
+        shares = [row["probabilities"] for row in found]
+    else:
+        found = list(csv.DictReader(target.open(newline=""), delimiter="\t" if kind == "tsv" else ","))
+        shares = [{label: float(row[f"probability_{label}"]) for label in ("True", "False")} for row in found]
+    assert [{name: row[name] for name in ROWS[0]} for row in found] == ROWS
+    assert [row["prediction"] for row in found] == [str(n % 4 < 2) for n in range(11)]
+    alone = saved.load(model, "cpu")
+    for row, share in zip(ROWS, shares, strict=True):
+        (wanted,) = alone.say([(row["text"],)])
+        assert share == pytest.approx(wanted["probabilities"], abs=2e-6)
+    assert list(tmp_path.iterdir()) == [source, target] or sorted(tmp_path.iterdir()) == sorted([source, target])
+
+
+def test_a_prediction_that_was_killed_goes_on_to_the_same_bytes(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(files, "CHUNK", 4)
+    source = write(tmp_path / "in.csv", ROWS, "csv")
+    arguments = (model, source, tmp_path / "out.csv", "--text-columns", "text")
+    assert predict(*arguments) == 0
+    wanted, say = (tmp_path / "out.csv").read_bytes(), saved.Saved.say
+    (tmp_path / "out.csv").unlink()
+    calls = []
+
+    def dies(self, texts, *more):
+        calls.append(len(texts))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return say(self, texts, *more)
+
+    monkeypatch.setattr(saved.Saved, "say", dies)
+    with pytest.raises(KeyboardInterrupt):
+        predict(*arguments)
+    kept = tmp_path / ".out.csv.rows"
+    assert not (tmp_path / "out.csv").exists()
+    kept.write_text(kept.read_text() + '{"id": "r8", "text": "the c')  # cut off within a row
+    capsys.readouterr()
+    assert predict(*arguments) == 0
+    assert "11 rows, text text; 8 are done" in capsys.readouterr().err
+    assert calls == [4, 4, 3, 3]
+    assert (tmp_path / "out.csv").read_bytes() == wanted
+    assert not kept.exists()
+    kept.write_text('{"input": "another"}\n{"id": "r0"}\n' * 9)  # of another file: not taken
+    assert predict(*arguments) == 0
+    assert (tmp_path / "out.csv").read_bytes() == wanted
+
+
+def test_standard_input_is_read_whatever_its_format(model, tmp_path, monkeypatch):
+    text = "".join(json.dumps({"words": row["text"]}) + "\n" for row in ROWS)  # named as in training
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert predict(model, "-", tmp_path / "out.tsv") == 0
+    rows = (tmp_path / "out.tsv").read_text().splitlines()
+    assert rows[0].split("\t") == ["words", "prediction", "probability_False", "probability_True"]
+    assert len(rows) == 12
+
+
+def test_numbers_are_learnt_and_predicted(squad_environment, tmp_path, capsys):
+    rows = [f"the cat was {word}\t{n}.5" for _ in range(24) for n, word in enumerate(WORDS[1:3])]
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]))
+    environment = squad_environment | {"TASK": "table", "DATA": str(tmp_path), "RUN_DIR": str(tmp_path / "run")}
+    assert run(environment | {"EPOCHS": "20"}) == 0
+    assert "numbers from 0.5 to 1.5, mean 1" in capsys.readouterr().err
+    figures = json.loads((tmp_path / "run" / "model_0" / "figures.json").read_text())
+    assert figures["pearson"] > 0.98
+    assert predict(tmp_path / "run", tmp_path / "dev.tsv", tmp_path / "out.csv") == 0
+    found = list(csv.DictReader((tmp_path / "out.csv").open(newline="")))
+    for row in found:
+        assert float(row["prediction"]) == pytest.approx(float(row["label"]), abs=0.3)
+    assert main(["predict", str(tmp_path / "run"), "--text", "the cat was blue", "--device", "cpu"], {}) == 0
+    assert float(capsys.readouterr().out) == pytest.approx(float(found[0]["prediction"]), abs=1e-5)
+    transformers = pytest.importorskip("transformers")
+    other = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model_0")
+    assert (other.config.num_labels, other.config.problem_type) == (1, "regression")
+
+
+def test_questions_of_squads_json_and_of_tables_get_the_answers_of_the_evaluation(squad_environment, tmp_path):
+    assert run(squad_environment | {"RUN_DIR": str(tmp_path), "EPOCHS": "4"}) == 0
+    source = Path(squad_environment["DATA"]) / "dev-v1.1.json"
+    wanted = json.loads((tmp_path / "model_0" / "predictions.json").read_text())
+    assert predict(tmp_path, source, tmp_path / "out.json") == 0
+    assert json.loads((tmp_path / "out.json").read_text()) == wanted
+    rows = [
+        {"id": question["id"], "question": question["question"], "context": paragraph["context"]}
+        for paragraph in json.loads(source.read_text())["data"][0]["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+    assert predict(tmp_path, write(tmp_path / "in.csv", rows, "csv"), tmp_path / "out.csv") == 0
+    found = list(csv.DictReader((tmp_path / "out.csv").open(newline="")))
+    assert {row["id"]: row["prediction"] for row in found} == wanted
+    assert all(0 < float(row["probability"]) <= 1 for row in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "more", "message"),
+    [
+        ("in.csv", "a,b\n1,2\n", [], "1 of the columns a, b must be text: set TEXT_COLUMNS"),
+        ("in.csv", "a,b\n1,2\n", ["--text-columns", "c"], "no column 'c' (it has a, b)"),
+        ("in.csv", "words\n", [], "holds no row"),
+        ("none.csv", None, [], "none.csv: No such file"),
+        ("in.csv", 'words\n"a\tb"\n', [], "row 1 has a tab or a line's end, and TSV has none: give --output X.csv"),
+        (
+            "in.csv",
+            "words\na\n",
+            ["--output", "{folder}/out.xlsx"],
+            "expected a name that ends in .csv, .tsv",
+        ),
+        ("in.csv", "words\na\n", ["--output", "{folder}/in.csv"], "is the file to predict"),
+        ("in.csv", "words\na\n", ["--output", "{folder}/none/out.csv"], "No such file or directory"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_line_and_leaves_nothing(model, tmp_path, name, text, more, message, capsys):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    before = sorted(tmp_path.iterdir())
+    assert predict(model, tmp_path / name, tmp_path / "out.tsv", *(word.format(folder=tmp_path) for word in more)) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert sorted(tmp_path.iterdir()) == before

@@ -1,0 +1,206 @@
+"""Tables of GLUE and one's own are read as they are: columns by name, headers told from examples, labels or numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from bert.data.records import DataError
+from finetune import tables
+from finetune.glue import TASKS
+from finetune.tables import Layout
+
+
+def layout_of(task):
+    return TASKS[task].layout or Layout()
+
+
+def read(tmp_path, text, task, names=()):
+    path = tmp_path / "table.tsv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return tables.read(path, replace(layout_of(task), **({"labels": names} if names else {})))
+
+
+def test_mrpc_keeps_quotation_marks_and_drops_header_bom_and_carriage_returns(tmp_path):
+    header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
+    table = read(tmp_path, header + '1\t7\t8\t"He said " so\tIt\'s "it\r\n0\t1\t2\ta\u2028b\tc\u0085d\r\n', "MRPC")
+    assert table.texts == [('"He said " so', "It's \"it"), ("a\u2028b", "c\u0085d")]
+    assert table.labels.tolist() == [1, 0]
+
+
+def test_cola_has_no_header_and_its_text_in_the_fourth_column(tmp_path):
+    table = read(tmp_path, "gj04\t1\t\tThe cat sat.\ngj04\t0\t*\tcat The sat\n", "CoLA")
+    assert table.texts == [("The cat sat.",), ("cat The sat",)]
+    assert table.labels.tolist() == [1, 0]
+
+
+def test_sst2_has_a_header_and_its_label_second(tmp_path):
+    table = read(tmp_path, "sentence\tlabel\nit 's fine \t1\n\nno\t0\n", "SST-2")
+    assert table.texts == [("it 's fine ",), ("no",)]
+    assert table.labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("extra", [0, 4])
+def test_mnli_has_its_label_last_however_many_columns_there_are(tmp_path, extra):
+    cells = [f"c{i}" for i in range(8)] + ["A man.", "A cat."] + ["entailment"] * extra  # votes of single people
+    votes = [f"label{i}" for i in range(extra)]
+    lines = [
+        "\t".join([*"abcdefgh", "sentence1", "sentence2", *votes, "gold_label"]),
+        *("\t".join([*cells, label]) for label in layout_of("MNLI").labels),
+    ]
+    table = read(tmp_path, "\n".join(lines), "MNLI")
+    assert table.texts == [("A man.", "A cat.")] * 3
+    assert table.labels.tolist() == [0, 1, 2]
+
+
+def test_a_table_of_ones_own_has_its_label_last_with_or_without_a_header(tmp_path):
+    for header in ("", "review\tLabel\n"):
+        table = read(tmp_path, header + 2 * "good\tpos\nbad\tneg\nso so\tneutral\n", "TSV")
+        assert table.texts[:3] == [("good",), ("bad",), ("so so",)]
+        assert table.names == ("neg", "neutral", "pos")
+        assert table.labels.tolist() == [2, 0, 1] * 2
+    assert read(tmp_path, "\ufeffgood\tx\nbad\ty\n" + "so\tx\n", "TSV").texts[0] == ("good",)  # Excel's mark
+    assert read(tmp_path, "a\tb\tyes\nc\td\tno\n" + "e\tf\tyes", "TSV").texts[:2] == [("a", "b"), ("c", "d")]
+    assert read(tmp_path, "a\tlabel\nb\tx\nc\tlabel\n", "TSV").names == ("label", "x")  # a class of that name
+    assert read(tmp_path, "good\tpos\n", "TSV", ("neg", "pos")).labels.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("task", "num_texts", "text", "expected"),
+    [
+        ("SST-2", 0, "index\tsentence\n0\tfine film\n1\tbad\n", [("fine film",), ("bad",)]),
+        ("SST-2", 0, "sentence\tlabel\nfine film\t1\nbad\t0\n", [("fine film",), ("bad",)]),
+        ("CoLA", 0, "index\tsentence\n0\tThe cat sat.\n", [("The cat sat.",)]),
+        ("MRPC", 0, "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t1\t2\ta\tb\n", [("a", "b")]),
+        ("MNLI", 0, "sentence1\tgenre\tsentence2\na\tx\tb\n", [("a", "b")]),
+        ("TSV", 1, "good\nso so\n", [("good",), ("so so",)]),
+        ("TSV", 1, "sentence\nso so\n", [("so so",)]),
+        ("TSV", 1, "good\tx\nbad\ty\n", [("good",), ("bad",)]),
+        ("TSV", 1, "review\tlabel\ngood\tx\n", [("good",)]),
+        ("TSV", 2, "a\tb\nc\td\n", [("a", "b"), ("c", "d")]),
+        ("TSV", 0, "a\tx\nc\ty\n", [("a",), ("c",)]),
+        ("TSV", 0, "a\tb\nc\td\n", [("a", "b"), ("c", "d")]),
+        ("TSV", 1, "a\tx\nc\td\n", None),
+        ("TSV", 2, "a\nc\n", None),
+    ],
+)
+def test_a_table_without_labels_is_read_for_prediction(tmp_path, task, num_texts, text, expected):
+    (tmp_path / "table.tsv").write_text(text)
+    layout = TASKS[task].layout or Layout(labels=("x", "y"))
+    arguments = tmp_path / "table.tsv", layout, num_texts
+    if expected is None:
+        with pytest.raises(DataError, match=r"table.tsv:\d: \d columns, expected \d|2 of the columns"):
+            tables.read_texts(*arguments)
+    else:
+        assert tables.read_texts(*arguments).texts == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "message"),
+    [
+        ("SST-2", "sentence\tlabel\nfine\t1\nbad\n", r"table.tsv:3: 1 columns, expected 2"),
+        ("SST-2", "sentence\tlabel\nfine\t2\n", r"table.tsv:2: label '2', expected one of 0, 1"),
+        ("SST-2", "sentence\tlabel\n", "holds no example"),
+        ("MRPC", "Quality\ta\tb\t#1 String\t#2 String\n1\t2\t3\t4\n", r"table.tsv:2: 4 columns, expected 5"),
+        ("MNLI", "sentence1\tsentence2\nx\ty\n", r"no column 'gold_label' \(it has sentence1, sentence2\)"),
+        ("TSV", "good\n", "one or two of the columns .* must be text"),
+        ("TSV", "a\tb\tc\td\n", "one or two of the columns .* must be text"),
+        ("TSV", "a\tx\nb\tc\ty\n", r"table.tsv:2: 3 columns, expected 2"),
+        ("TSV", "a\tx\nb\tx\n", "every label is 'x'"),
+        ("TSV", b"caf\xe9\tx\n", "not UTF-8"),
+        (
+            "TSV",
+            "text\tsentiment\n" + "good\tpos\nbad\tneg\n" * 2,
+            r"table.tsv:1: is it a header\? 'sentiment' is the label",
+        ),
+        ("TSV", "good\tx\nbad\t\n" * 2, r"table.tsv:2: label '', expected one of"),
+        (
+            "TSV",
+            "\n".join(f"pos\ttext {i} of many" for i in range(18)),
+            r"18 different labels in 18 lines .*\.\.\.\): the label is",
+        ),
+        ("TSV", "sentence\tlabel\n", "holds no example"),
+        ("SST-2", "fine\t1\nbad\t0\n", r"no column 'sentence' \(it has fine, 1\)"),
+    ],
+)
+def test_a_wrong_table_is_one_line_that_names_the_place(tmp_path, task, text, message):
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, text, task)
+
+
+def test_a_missing_table_is_one_line(tmp_path):
+    with pytest.raises(DataError, match="No such file"):
+        tables.read(tmp_path / "none.tsv", layout_of("MRPC"))
+
+
+TEXTS, LABELS = ['A "fine" film, long.', "Two\nlines\tand a tab.", "Bad."], ["yes", "no", "yes"]
+
+
+@pytest.mark.parametrize("kind", tables.KINDS)
+def test_every_format_gives_the_columns_that_are_named(tmp_path, kind):
+    """The standard library and pandas write them; columns that nobody asked for are passed over."""
+    pairs = zip(TEXTS, LABELS, strict=True)
+    rows = [{"id": n, "stars": label, "review": text, "by": "x"} for n, (text, label) in enumerate(pairs)]
+    path = tmp_path / f"train.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "csv":
+        pytest.importorskip("pandas").DataFrame(rows).to_csv(path, index=False)
+    else:
+        path.write_text(
+            "id\tstars\treview\tby\n"
+            + "".join(
+                "\t".join(str(cell).replace("\t", " ").replace("\n", " ") for cell in row.values()) + "\n"
+                for row in rows
+            )
+        )
+    table = tables.read(path, Layout(texts=("review",), label="stars"))
+    assert [" ".join(text.split()) for (text,) in table.texts] == [" ".join(text.split()) for text in TEXTS]
+    assert (table.names, table.labels.tolist(), table.columns) == (("no", "yes"), [1, 0, 1], ("review",))
+    assert table.told == "3 examples, text review, label stars: 2 classes: 2 yes, 1 no (66.67% the first)"
+    (tmp_path / "x").write_bytes(path.read_bytes())  # without an ending, as standard input
+    assert tables.read(tmp_path / "x", Layout(texts=("review",), label="stars")).texts == table.texts
+    found = tables.read_texts(path, Layout(usual=("by", "review"), label="stars"), 2)
+    assert [by for by, _ in found.texts] == ["x"] * 3
+
+
+def test_labels_with_decimals_are_numbers_and_whole_ones_are_classes_unless_said(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text("text,label\na,1\nb,2.5\nc,-3\n")
+    table = tables.read(path, Layout())
+    assert (table.labels.tolist(), table.names) == ([1.0, 2.5, -3.0], ())
+    assert table.told == "3 examples, text text, label label: numbers from -3 to 2.5, mean 0.1667"
+    assert tables.read(path, Layout(numbers=False)).names == ("-3", "1", "2.5")
+    path.write_text("text,label\na,1\nb,2\n")
+    assert tables.read(path, Layout()).names == ("1", "2")
+    assert tables.read(path, Layout(numbers=True)).labels.tolist() == [1.0, 2.0]
+    path.write_text("text,label\na,1.5\nb,nan\n")
+    with pytest.raises(DataError, match=r"train.csv:3: label 'nan' is no number"):
+        tables.read(path, Layout(numbers=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.csv", "review,stars\nfine,1\n", r"which column of review, stars is the label\? set LABEL_COLUMN"),
+        ("x.csv", "a,b,c,label\n1,2,3,4\n", r"one or two of the columns a, b, c, label must be text: set TEXT_COLUMNS"),
+        ("x.csv", "text,label\na,b,c\n", r"x.csv:2: 3 columns, expected 2"),
+        ("x.csv", 'text,label\n"a,b\n', r"x.csv:\d: not CSV \(unexpected end of data\)"),
+        ("x.jsonl", '{"text": "a", "label": 1}\n{"text"\n', r"x.jsonl:2: not JSONL"),
+        ("x.jsonl", '{"text": "a", "label": 1}\n{"label": 2}\n', r"x.jsonl:2: no record with the text text"),
+    ],
+)
+def test_what_the_file_does_not_say_is_asked_for(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message) as caught:
+        tables.read(tmp_path / name, Layout())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_in_two_formats_is_not_guessed(tmp_path):
+    for name in ("train.csv", "train.tsv"):
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=r"train.tsv and train.csv: which one\?"):
+        tables.table_in(tmp_path, "train")

@@ -1,0 +1,87 @@
+"""The time to train that a step amounts to holds for published results, within the interval that it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+import numpy as np
+import pytest
+
+from review.league import estimate as module
+from review.league.entries import published
+from review.league.estimate import estimate, evaluation_interval, predicted
+
+RECIPE = {"learning_rate": 0.00096, "steps": 3680}
+
+
+def test_published_results_lie_within_the_errors_and_intervals_that_the_docs_say(repository, monkeypatch):
+    monkeypatch.syspath_prepend(str(repository / "bench"))
+    table = importlib.import_module("league_estimate").table()
+    assert {name: row["results"] for name, row in table.items()} == {
+        "naive": 251, "by batch": 262, "by recipe": 262, "from training alone": 87
+    }  # fmt: skip
+    for name in ("by recipe", "from training alone"):
+        assert table[name]["median"] <= 0.02 < table["naive"]["median"]
+        assert table[name]["ninth_decile"] <= 0.10 < table["naive"]["ninth_decile"]
+    covered = [row["covered"] for name, row in table.items() if name != "naive"]
+    assert all(0.9 <= share <= 0.96 for share in covered)
+    docs = (repository / "docs/certify.md").read_text()
+    for name, row in table.items():
+        cells = (f"{row['results']}", *(f"{row[key]:.1%}" for key in ("median", "ninth_decile", "worst")))
+        assert f"| {name} | {' | '.join(cells)} |" in docs
+
+
+def test_a_result_is_predicted_without_itself(monkeypatch):
+    found, before, _ = predicted(recipe=True)
+    entries, places, samples = module._data()
+    wrong = samples.copy()
+    wrong[17] += 3.0
+    monkeypatch.setattr(module, "_data", lambda: (entries, places, wrong))
+    _, after, _ = predicted(recipe=True)
+    assert after[17] == pytest.approx(before[17], abs=1e-6), f"{found[17].system} is predicted by the others"
+    assert not np.allclose(np.delete(after, 17), np.delete(before, 17), atol=1e-3)
+
+
+def test_a_result_with_its_own_recipe_and_rate_comes_out_near_its_own_minutes():
+    (one,) = [one for one in published() if (one.round, one.system) == ("5.0", "nyx_n1_ngc25.04_pytorch")]
+    found = estimate(one.training_rate, 0.0, one.batch_size, 8, **RECIPE)
+    assert found.recipe
+    assert found.minutes == pytest.approx(one.minutes, rel=0.03)
+    assert found.low < one.minutes < found.high
+    assert found.faster.minutes < found.minutes < found.slower.minutes
+    rounds = [one.round for one in published() if one.accelerators == 8 and one.division == "closed" and one.minutes]
+    assert 1 <= found.ranks[0] < found.ranks[1] < found.results <= len(rounds) - rounds.count("0.7")
+
+
+def test_the_interval_is_wider_without_a_recipe_far_from_results_and_for_a_noisy_step():
+    near = estimate(1e4, 0.0, 768, 8, **RECIPE)
+
+    def width(found):
+        return found.high / found.low
+
+    assert width(estimate(1e4, 0.0, 768, 8)) > 1.2 * width(near)
+    assert width(estimate(1e4, 0.0, 768, 8, learning_rate=0.01, steps=20_000)) > 1.2 * width(near)
+    assert width(estimate(1e4, 0.05, 768, 8, **RECIPE)) > 1.05 * width(near)
+    assert not estimate(1e4, 0.0, 128, 8, learning_rate=1e-4, steps=1000).recipe, "what certify.sh sets is no recipe"
+
+
+def test_twice_the_rate_is_half_the_time_and_evaluations_come_on_top():
+    slow, fast = (estimate(rate, 0.0, 768, 8, **RECIPE) for rate in (1e4, 2e4))
+    assert slow.minutes == pytest.approx(2 * fast.minutes)
+    assert evaluation_interval(768) == evaluation_interval(448) == 150_000
+    assert evaluation_interval(3072) == 175_000
+    training, _ = module.time_to_train(np.log(2.4e6), 0.0, 1e4, 768)
+    assert training == pytest.approx(4.0 * (1 + 10_000 / 150_000))
+
+
+def test_the_sentence_names_place_neighbours_and_that_it_is_unverified():
+    said = str(estimate(11_500, 0.01, 768, 8, **RECIPE))
+    assert said.startswith("about 3.8")
+    assert "published results with 8 accelerators, behind " in said
+    assert said.endswith("; estimate, unverified")
+    assert "no published result has 5 accelerators" in str(estimate(11_500, 0.01, 768, 5))
+    fastest, slowest = (str(estimate(rate, 0.01, 768, 8, **RECIPE)) for rate in (1e6, 10))
+    assert "behind" not in fastest
+    assert "before" not in slowest
+    assert dataclasses.asdict(estimate(1e4, 0.0, 768, 8))["results"] > 100
