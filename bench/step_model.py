@@ -2,23 +2,30 @@
 
 Every launch of forward, backward and update is recorded on the meta device at real sizes, with the bytes of its
 operands and the operations of its products. A product takes its operations over the rate of its precision, attention
-its instructions (tests/bert/kernels/compiled_kernels.json) over the rate at which they issue, everything else its bytes
-over the memory's rate. On several GPUs gradients go out bucket by bucket while the backward pass runs, and parameters
-come back while the next forward pass does: what does not fit beside them is added. A model, not a measurement: where
-both are there, the difference by part says where to look next.
+its instructions (tests/bert/kernels/compiled_kernels.json: a program's loop for each turn, the rest once) over the rate
+at which they issue, everything else its bytes over the memory's rate. On several GPUs gradients go out bucket by bucket
+while the backward pass runs, and parameters come back while the next forward pass does: what does not fit beside them
+is added. A model, not a measurement: where both are there, the difference by part says where to look next.
 
 Prints one JSON line; with --markdown a table of both precisions on both GPUs, with --pretraining one of the recipes of
-configs/pretrain_large_*.sh on a node of 8 GPUs. FP8_FAST_SUMS and FP8_OUTPUT_PROJECTION count as for a run.
+configs/pretrain_large_*.sh on a node of 8 GPUs, with --published one of the league's systems, for which two constants
+are fitted: the share of the modelled rate that they reach, and the latency of a collective. FP8_FAST_SUMS and
+FP8_OUTPUT_PROJECTION count as for a run.
 
-usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--network nvlink] [--markdown]
+usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--layout flat] [--markdown]
+       python bench/step_model.py --published
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import functools
 import itertools
 import json
+import math
 import os
+import statistics
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -40,7 +47,7 @@ from bert.core.dist import World
 from bert.core.env import from_env
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.synthetic import synthetic_records
-from bert.kernels import fp8_feed_forward, fp8_linear, lamb, triton_support
+from bert.kernels import fp8_feed_forward, fp8_linear, lamb, launches, triton_support
 from bert.kernels.fp8 import Recipe
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
@@ -50,8 +57,12 @@ from bert.training.evaluate import evaluation_room, fill_batches, share
 from bert.training.graph import graph_capacity, static_batch
 
 META = torch.device("meta")
+PUBLISHED = ROOT / "review" / "league" / "published.csv"
 TABLE = ROOT / "tests" / "bert" / "kernels" / "compiled_kernels.json"
-TILE, ATTENTION_WARPS = 64, 4  # of attention_triton: queries and keys of a block, warps of a program
+# A product's rows, inner dimension and columns that a program takes, and waves of them that are few: assumed.
+TILE, FEW_WAVES = (128, 2048, 128), 4
+# Bodies of its loop that an attention kernel has: the last block of keys, cut short, has one of its own.
+BODIES = {"_forward": 2, "_query_gradient": 2, "_key_gradient": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +79,11 @@ class Rates:
     memory: float
     issue: float = 0.55 * 132 * 4 * 1.755e9  # 132 multiprocessors issue 4 a clock at best; 55% of that is assumed
     launches: float = 5e5  # 2 us for the smallest is assumed
+    nvlink: float = 0.8 * 450e9  # bytes a second each way, within a node; the share reached of both is assumed
+    nic: float = 0.8 * 50e9  # of a GPU's share of its node's network: 8 of 400 Gbit/s for 8 GPUs
+    latency: float = 5e-6  # not a rate: seconds of a collective for each doubling of the ranks, see --published
+    architecture: int = 90
+    multiprocessors: int = 132
 
 
 # Products: 90%, for a layer's sizes, of what large ones reach (bf16 measured on an H200, fp8 assumed); memory: 90% of
@@ -77,13 +93,16 @@ class Rates:
 GPUS = {
     "h100": Rates(memory=0.9 * 3.0e12),
     "h200": Rates(memory=0.9 * 4.3e12),
-    "a100": Rates(bf16=0.9 * 243e12, memory=0.9 * 1.8e12, issue=0.55 * 108 * 4 * 1.41e9),
+    "a100": Rates(
+        bf16=0.9 * 243e12, memory=0.9 * 1.8e12, issue=0.55 * 108 * 4 * 1.41e9, nvlink=0.8 * 300e9, nic=0.8 * 25e9,
+        architecture=80, multiprocessors=108,
+    ),
     "b200": Rates(
         bf16=0.9 * 1750e12, fp8_fast=0.9 * 3070e12, fp8_exact=0.9 * 3070e12, memory=0.9 * 7.1e12,
-        issue=0.55 * 148 * 4 * 1.965e9,
+        issue=0.55 * 148 * 4 * 1.965e9, nvlink=0.8 * 900e9,
+        multiprocessors=148,
     ),
 }  # fmt: skip
-NETWORKS = {"nvlink": 450e9 * 0.8, "infiniband": 50e9 * 0.8}  # bytes a second and GPU each way, and the share reached
 
 IN_PLACE = {  # operands that are read and written
     ("LAMB", "_moments"): ("first", "second"),
@@ -103,11 +122,15 @@ class Launch:
     num_bytes: float = 0.0
     operations: float = 0.0
     precision: str = ""
+    tiles: int = 0
     instructions: float = 0.0
 
     def seconds(self, rates: Rates) -> float:
-        """By whatever takes longest."""
+        """By whatever takes longest. A product of few tiles takes whole waves of them."""
         product = self.operations / getattr(rates, self.precision) if self.precision else 0.0
+        waves = self.tiles / rates.multiprocessors
+        if 0 < waves < FEW_WAVES:
+            product *= math.ceil(waves) / waves
         return max(product, self.num_bytes / rates.memory, self.instructions / rates.issue, 1 / rates.launches)
 
 
@@ -116,8 +139,7 @@ class Recording(TorchDispatchMode):
     """Records the launches of what runs inside of it."""
 
     config: BertConfig
-    tile_pairs: float  # blocks of queries and keys that attend, over all sequences and heads of a layer
-    loops: dict[str, int]  # instructions of attention's loops, by kernel
+    attention: dict[str, float]  # instructions of attention's kernels in a layer, all warps of them
     launches: list[Launch] = field(default_factory=list)
     phase: str = "forward"
 
@@ -139,10 +161,15 @@ class Recording(TorchDispatchMode):
         """A product of the last two dimensions."""
         vocabulary = self.config.padded_vocab_size in (*a.shape, *b.shape)
         part = "head, loss" if vocabulary else "products"
-        operations = 2.0 * a.numel() * b.shape[-1]
+        operations, tiles = 2.0 * a.numel() * b.shape[-1], 1
+        for size, tile in zip((*a.shape[-2:], b.shape[-1]), TILE, strict=True):
+            tiles *= -(-size // tile)
         self.launches.append(
-            Launch(part=part, phase=self.phase, num_bytes=num_bytes, operations=operations, precision=precision)
-        )
+            Launch(
+                part=part, phase=self.phase, num_bytes=num_bytes, operations=operations, precision=precision,
+                tiles=tiles,
+            )
+        )  # fmt: skip
 
     def triton(self, function: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any) -> None:
         """A Triton kernel, in place of its launch."""
@@ -150,8 +177,7 @@ class Recording(TorchDispatchMode):
         moved = _bytes(_tensors((positional, named)))
         given = dict(zip(function.arg_names, positional, strict=False)) | named
         moved += _bytes([given[argument] for argument in IN_PLACE.get((part, function.__name__), ())])
-        loop = self.loops.get(function.__name__, 0) if part == "attention" else 0
-        instructions = self.tile_pairs * loop * ATTENTION_WARPS
+        instructions = self.attention.get(function.__name__, 0.0) if part == "attention" else 0.0
         self.launches.append(Launch(part=part, phase=self.phase, num_bytes=moved, instructions=instructions))
 
     def scaled_product(
@@ -181,14 +207,30 @@ def recipe() -> Recipe:
     return found
 
 
-def record(config: BertConfig, batch: PretrainingBatch, precision: str, evaluates: bool = False) -> list[Launch]:
+def attention_instructions(config: BertConfig, lengths: Any, architecture: int) -> dict[str, float]:
+    """Instructions of attention's kernels for a layer, by kernel: what their programs do once, and in their turns."""
+    compiled = json.loads(TABLE.read_text(encoding="utf-8"))
+    found = {}
+    for name, counts in compiled[max(compiled)][str(architecture)].items():
+        kernel, *constants = name.removeprefix("attention:").split("-")
+        if not name.startswith("attention:") or kernel not in BODIES:
+            continue
+        queries, keys = constants[-2:]
+        across, down = np.ceil(lengths / int(queries)), np.ceil(lengths / int(keys))
+        programs = float((down if kernel == "_key_gradient" else across).sum())
+        once = counts["instructions"] - BODIES[kernel] * counts["loop"]
+        instructions = programs * once + float((across * down).sum()) * counts["loop"]
+        found[kernel] = instructions * launches.TABLE["attention forward"][80].num_warps * config.num_attention_heads
+    return found
+
+
+def record(
+    config: BertConfig, batch: PretrainingBatch, precision: str, evaluates: bool = False, architecture: int = 90
+) -> list[Launch]:
     """The launches of a step on a batch as a graph takes it: forward, backward, LAMB; or of an evaluation pass."""
     lengths = np.diff(batch.cu_seqlens.numpy())  # padding is sequences of its own
-    pairs = float((np.ceil(lengths / TILE) ** 2).sum()) * config.num_attention_heads
-    table = json.loads(TABLE.read_text(encoding="utf-8"))
-    newest = table[max(table)]
-    loops = {name.partition(":")[2].split("-")[0]: f["loop"] for name, f in newest.items() if "attention:" in name}
-    recording = Recording(config, pairs, loops)
+    launches.assumed = architecture
+    recording = Recording(config, attention_instructions(config, lengths, architecture))
     with (
         mock.patch.object(JITFunction, "run", lambda *args, **kwargs: recording.triton(*args, **kwargs)),
         mock.patch.object(fp8_feed_forward, "product", recording.scaled_product),
@@ -229,52 +271,89 @@ def record(config: BertConfig, batch: PretrainingBatch, precision: str, evaluate
     return recording.launches
 
 
-def exposed_seconds(buckets: list[float], spans: list[float], rate: float, ranks: int) -> float:
-    """Transfer time of ``buckets`` (bytes) not hidden by a pass, seconds; bucket i is ready when its ``span`` ends.
+def exposed_seconds(transfers: list[float], spans: list[float]) -> float:
+    """Seconds of transfers that a pass does not hide; transfer i can begin when its ``span`` ends.
 
-    A ring: each rank sends (ranks - 1) / ranks of the bytes. The same time holds for parameters that a pass waits for,
-    with the order of both turned around.
+    The same time holds for parameters that a pass waits for, with the order of both turned around.
     """
     sent = now = 0.0
-    for num_bytes, span in zip(buckets, spans, strict=True):
+    for seconds, span in zip(transfers, spans, strict=True):
         now += span
-        sent = max(sent, now) + num_bytes * (ranks - 1) / ranks / rate
-    return max(sent - now, 0.0) if ranks > 1 else 0.0
+        sent = max(sent, now) + seconds
+    return max(sent - now, 0.0)
+
+
+def transfer_seconds(num_bytes: float, rates: Rates, ranks: int, nodes: int, layout: str) -> float:
+    """Seconds of a reduce-scatter or all-gather of a bucket over ``ranks`` GPUs of ``nodes`` nodes.
+
+    flat: one ring over all of them, which the slower of NVLink and a node's NICs limits, and a message from each to the
+    next; node: within each node, and half of an all-reduce of a node's share between them, by trees.
+    """
+    local = ranks // nodes
+    between = rates.nic * local  # of a node
+    if layout == "flat":
+        rate = rates.nvlink if nodes == 1 else min(rates.nvlink, between)
+        return num_bytes * (ranks - 1) / ranks / rate + rates.latency * (ranks - 1 if nodes > 1 else math.log2(ranks))
+    within = num_bytes * (local - 1) / local / rates.nvlink + rates.latency * math.log2(max(local, 2))
+    return within + num_bytes * (nodes - 1) / nodes / between + rates.latency * math.log2(nodes)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """GPUs that share an update, all of them (flat) or those of each node alone."""
+
+    ranks: int = 1
+    nodes: int = 1
+    layout: str = "node"
+
+
+ALONE = Cluster()
+
+
+@functools.cache
+def recorded_step(config: BertConfig, rows: int, precision: str, architecture: int) -> tuple[list[Launch], int]:
+    """The launches of a step on packed rows, and their sequences."""
+    batch = packed_batches(rows, 1, config)[0]
+    room = capacity(rows, config.max_position_embeddings)
+    return record(config, static_batch(batch, room), precision, architecture=architecture), batch.num_sequences
 
 
 def predict(
-    config: BertConfig, batch: PretrainingBatch, rows: int, precision: str, rates: Rates, ranks: int, network: float,
-    accumulate: int = 1,
-) -> dict[str, Any]:  # fmt: skip
-    """Milliseconds by part, their sum and sequences a second and GPU, for a batch of ``rows`` packed rows.
+    config: BertConfig, rows: int, precision: str, rates: Rates, cluster: Cluster = ALONE, accumulate: int = 1
+) -> dict[str, Any]:
+    """Milliseconds by part, their sum and sequences a second and GPU, for ``rows`` packed rows a batch.
 
     accumulate: such batches a step, which updates and communicates once.
     """
-    launches = record(config, static_batch(batch, capacity(rows, config.max_position_embeddings)), precision)
+    found, num_sequences = recorded_step(config, rows, precision, rates.architecture)
     parts: dict[str, float] = {}
     phases = {"forward": 0.0, "backward": 0.0, "update": 0.0}
-    for launch in launches:
+    for launch in found:
         spent = launch.seconds(rates)
         name = f"products {launch.phase}" if launch.part == "products" else launch.part
         parts[name] = parts.get(name, 0.0) + spent
         phases[launch.phase] += spent
-    if ranks > 1:
-        parts["LAMB"] /= ranks  # each rank updates its share
+    ranks = cluster.ranks
+    sharers = ranks if cluster.layout == "flat" else ranks // cluster.nodes
+    parts["LAMB"] /= sharers  # each rank updates its share
     parts = {name: spent if name == "LAMB" else accumulate * spent for name, spent in parts.items()}
     layers = config.num_hidden_layers
     of_layer = 2.0 * (4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size)
     of_rest = 2.0 * (config.padded_vocab_size + config.max_position_embeddings) * config.hidden_size
-    buckets = [of_layer] * layers + [of_rest]
-    spans = [[phases[phase] / len(buckets)] * len(buckets) for phase in ("backward", "forward")]
-    parts["communication"] = sum(exposed_seconds(buckets, span, network, ranks) for span in spans)
+    transfers = [
+        transfer_seconds(num_bytes, rates, ranks, cluster.nodes, cluster.layout) if ranks > 1 else 0.0
+        for num_bytes in [of_layer] * layers + [of_rest]
+    ]
+    spans = [[phases[phase] / len(transfers)] * len(transfers) for phase in ("backward", "forward")]
+    parts["communication"] = sum(exposed_seconds(transfers, span) for span in spans)
     total = sum(parts.values())
     return {
         "milliseconds": {name: round(spent * 1e3, 3) for name, spent in parts.items()},
         "total": round(total * 1e3, 2),
-        "sequences_per_second": round(accumulate * batch.num_sequences / total, 1),
-        "launches": len(launches),
-        "gigabytes": round(sum(launch.num_bytes for launch in launches) / 1e9, 1),
-        "product_operations": sum(launch.operations for launch in launches),
+        "sequences_per_second": round(accumulate * num_sequences / total, 1),
+        "launches": len(found),
+        "gigabytes": round(sum(launch.num_bytes for launch in found) / 1e9, 1),
+        "product_operations": sum(launch.operations for launch in found),
     }
 
 
@@ -289,16 +368,16 @@ def evaluation(
     shares = [share(records, 10_000, rank, ranks) for rank in (0, ranks - 1)]  # the least tokens and the most
     slowest = max((fill_batches(records, mine, room) for mine in shares), key=len)
     batch = static_batch(make_batch(records, slowest[0], length), graph_capacity(room, rows))
-    launches = record(config, batch, precision, evaluates=True)
-    spent = sum(each.seconds(rates) * (1 if each.phase == "weights" else len(slowest)) for each in launches)
+    found = record(config, batch, precision, evaluates=True, architecture=rates.architecture)
+    spent = sum(each.seconds(rates) * (1 if each.phase == "weights" else len(slowest)) for each in found)
     part = spent / (spent + every / (step_rate * ranks))
     return {"batches": len(slowest), "seconds": round(spent, 3), "share": round(part, 4)}
 
 
-def markdown(config: BertConfig, batch: PretrainingBatch, rows: int) -> str:
+def markdown(config: BertConfig, rows: int) -> str:
     """Both precisions on both GPUs, alone, as a table."""
     columns = {
-        f"{precision} {gpu.upper()}": predict(config, batch, rows, precision, GPUS[gpu], 1, 1.0)
+        f"{precision} {gpu.upper()}": predict(config, rows, precision, GPUS[gpu])
         for precision, gpu in itertools.product(("bf16", "fp8"), ("h100", "h200"))
     }
     names = list(dict.fromkeys(name for column in columns.values() for name in column["milliseconds"]))
@@ -325,13 +404,92 @@ def pretraining(gpus: list[str]) -> str:
         for length, small, large, rows_a_step, steps in PHASES:
             rows = small if gpu in ("a100", "h100") else large
             config = BertConfig(max_position_embeddings=length)
-            batch = packed_batches(rows, 1, config)[0]
-            accumulate = rows_a_step // (8 * rows)
-            found = predict(config, batch, rows, "bf16", GPUS[gpu], 8, NETWORKS["nvlink"], accumulate)
+            found = predict(config, rows, "bf16", GPUS[gpu], Cluster(8), rows_a_step // (8 * rows))
             seconds = found["total"] / 1e3
             cells += [f"{rows_a_step / seconds:,.0f}", f"{steps * seconds / 3600:.1f}"]
         lines.append(f"| {gpu.upper()} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """A system of the league, or several alike: their sequences a second and GPU."""
+
+    gpu: str
+    cluster: Cluster
+    rows: int
+    accumulate: int
+    interval: int  # sequences from one evaluation to the next, by the rules
+    rates: tuple[float, ...]
+
+    def predicted(self, rates: Rates) -> float:
+        """Sequences a second and GPU of a run, evaluations of 10,000 sequences (a third of their steps) included."""
+        found = predict(
+            BertConfig(), self.rows, "bf16" if self.gpu == "a100" else "fp8", rates, self.cluster, self.accumulate
+        )
+        return found["sequences_per_second"] / (1 + 10_000 / 3 / self.interval)
+
+
+def systems() -> list[System]:
+    """Closed results from v1.1 on of nodes of 8 A100, H100 or H200 (SXM), those alike together; resubmissions once.
+
+    Such nodes have a NIC for each GPU; those of nodes of 4 are not published.
+    """
+    alike: dict[tuple[Any, ...], set[float]] = {}
+    with open(PUBLISHED, encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            gpu = next((name for name in ("a100", "h100", "h200") if name.upper() in line["accelerator"]), "")
+            ranks, batch = int(line["accelerators"] or 0), int(line["batch_size"] or 0)
+            if not gpu or "PCI" in line["accelerator"].upper() or line["division"] != "closed":
+                continue
+            if ranks != 8 * int(line["nodes"]):
+                continue
+            if float(line["round"]) < 1.1 or not line["sequences_per_second"]:
+                continue
+            steps = int(line["gradient_accumulation_steps"] or 1)
+            rows = max(round(batch / ranks / 2 / steps), 1)  # two sequences a row
+            interval = int(0.05 * (230.23 * batch + 3_000_000) / 25_000) * 25_000
+            key = (gpu, ranks, int(line["nodes"]), rows, steps, interval)
+            alike.setdefault(key, set()).add(float(line["sequences_per_second"]) / ranks)
+    return [
+        System(
+            gpu=gpu, cluster=Cluster(ranks, nodes), rows=rows, accumulate=steps, interval=interval, rates=tuple(rates)
+        )
+        for (gpu, ranks, nodes, rows, steps, interval), rates in sorted(alike.items())
+    ]
+
+
+def published() -> str:
+    """The league's systems beside the model, with both constants fitted: the least sum of squared logarithms."""
+    known = systems()
+
+    def errors(latency: float) -> list[float]:
+        logs = []
+        for system in known:
+            rates = dataclasses.replace(GPUS[system.gpu], latency=latency)
+            logs.append(math.log(system.predicted(rates) / statistics.median(system.rates)))
+        return logs
+
+    def spread(latency: float) -> float:
+        return statistics.pvariance(errors(latency))
+
+    latency = min((step * 1e-6 for step in range(1, 41)), key=spread)
+    share = math.exp(-statistics.mean(errors(latency)))
+    lines = ["| GPUs | nodes | rows a GPU | systems | published | predicted | error |", "|---" * 7 + "|"]
+    found = []
+    for system in known:
+        predicted = share * system.predicted(dataclasses.replace(GPUS[system.gpu], latency=latency))
+        middle = statistics.median(system.rates)
+        found.append(predicted / middle - 1)
+        steps = f" x {system.accumulate}" if system.accumulate > 1 else ""
+        lines.append(
+            f"| {system.cluster.ranks:,} {system.gpu.upper()} | {system.cluster.nodes} | {system.rows}{steps} "
+            f"| {len(system.rates)} | {middle:.0f} | {predicted:.0f} | {found[-1]:+.0%} |"
+        )
+    absolute = sorted(map(abs, found))
+    said = f"Fitted: {share:.2f} of the modelled rate, {latency * 1e6:.0f} us a collective for each doubling of ranks. "
+    said += f"Error: {statistics.median(absolute):.0%} in the median, {absolute[-1]:.0%} at worst."
+    return "\n".join([*lines, "", said])
 
 
 def main() -> None:
@@ -341,9 +499,14 @@ def main() -> None:
     parser.add_argument("--rows", type=integer, default=48, help="packed rows on each GPU (default 48)")
     parser.add_argument("--length", type=at_least(8), default=512, help="tokens of a row (default 512)")
     parser.add_argument("--gpus", type=integer, default=1, help="ranks that share the update (default 1)")
-    parser.add_argument("--network", choices=list(NETWORKS), default="nvlink", help="between them (default nvlink)")
-    for rate in dataclasses.fields(Rates):
-        parser.add_argument(f"--{rate.name.replace('_', '-')}", type=positive, help="per second, such as 7e14")
+    parser.add_argument("--nodes", type=integer, default=1, help="they are on (default 1)")
+    parser.add_argument(
+        "--layout", choices=("flat", "node"), default="flat", help="who shares an update (default flat)"
+    )
+    given = [rate.name for rate in dataclasses.fields(Rates) if rate.name not in ("architecture", "multiprocessors")]
+    for name in given:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=positive, help="per second, such as 7e14")
+    parser.add_argument("--published", action="store_true", help="a table of the league's systems instead")
     parser.add_argument("--pretraining", action="store_true", help="a table of the recipes of pretraining instead")
     parser.add_argument("--evaluation", type=integer, metavar="EVERY", help="evaluations too, every EVERY sequences")
     parser.add_argument("--evaluation-rows", type=integer, default=16, help="EVAL_BATCHSIZE (default 16, as its own)")
@@ -354,24 +517,29 @@ def main() -> None:
     options = parser.parse_args()
     if options.gpu == "a100" and options.precision == "fp8":
         parser.error("an A100 has no fp8: --precision bf16")
-    if options.pretraining:
-        print(pretraining(list(GPUS)))
+    if options.gpus % options.nodes:
+        parser.error(f"--gpus {options.gpus} --nodes {options.nodes}: as many on each node")
+    if options.pretraining or options.published:
+        print(pretraining(list(GPUS)) if options.pretraining else published())
         return
     config = BertConfig(**TINY) if options.tiny else BertConfig(max_position_embeddings=options.length)
-    batch = packed_batches(options.rows, 1, config)[0]
     if options.markdown:
-        print(markdown(config, batch, options.rows))
+        print(markdown(config, options.rows))
         return
-    given = {rate.name: getattr(options, rate.name) for rate in dataclasses.fields(Rates)}
-    rates = dataclasses.replace(GPUS[options.gpu], **{name: value for name, value in given.items() if value})
-    found = predict(config, batch, options.rows, options.precision, rates, options.gpus, NETWORKS[options.network])
+    changed = {name: value for name in given if (value := getattr(options, name))}
+    rates, cluster = (
+        dataclasses.replace(GPUS[options.gpu], **changed),
+        Cluster(options.gpus, options.nodes, options.layout),
+    )
+    found = predict(config, options.rows, options.precision, rates, cluster)
     if options.measured:
         found["parts"] = beside(found["milliseconds"], options.measured, options.precision, options.rows)
     if options.evaluation:
         step_rate = found["sequences_per_second"]
         rows, precision = options.evaluation_rows, options.evaluation_precision or options.precision
         found["evaluation"] = evaluation(config, rows, precision, rates, options.gpus, options.evaluation, step_rate)
-    settings = {name: getattr(options, name) for name in ("gpu", "precision", "rows", "length", "gpus", "network")}
+    names = ("gpu", "precision", "rows", "length", "gpus", "nodes", "layout")
+    settings = {name: getattr(options, name) for name in names}
     if options.precision == "fp8":
         settings["fp8"] = dataclasses.asdict(recipe())
     emit("step_model", settings | found)

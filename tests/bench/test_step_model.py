@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from bert.data.synthetic import synthetic_records
@@ -107,13 +109,74 @@ def test_an_evaluation_in_fp8_casts_each_weight_once_and_multiplies_in_fp8(recor
     assert [sum(bool(precision) for *_, precision in some) for some in (bf16, fp8)] == [4 * layers + 4] * 2
 
 
-def test_transfers_cost_only_what_the_pass_does_not_hide(repository, monkeypatch):
+@pytest.fixture
+def model(repository, monkeypatch):
     monkeypatch.syspath_prepend(str(repository / "bench"))
-    exposed = importlib.import_module("step_model").exposed_seconds
-    assert exposed([10.0, 10.0], [1.0, 1.0], 10.0, 1) == 0, "one rank sends nothing"
-    assert exposed([10.0, 10.0], [1.0, 1.0], 5.0, 2) == pytest.approx(1.0), "the last bucket is ready at the end"
-    assert exposed([20.0, 0.0], [1.0, 9.0], 5.0, 2) == 0, "an early one hides behind the rest"
-    assert exposed([10.0, 10.0], [0.0, 0.0], 10.0, 10**9) == pytest.approx(2.0)
+    return importlib.import_module("step_model")
+
+
+def test_transfers_cost_only_what_the_pass_does_not_hide(model):
+    exposed = model.exposed_seconds
+    assert exposed([2.0, 2.0], [1.0, 1.0]) == pytest.approx(3.0), "the last bucket is ready at the end"
+    assert exposed([4.0, 0.0], [1.0, 9.0]) == 0, "an early one hides behind the rest"
+    assert exposed([1.0, 1.0], [0.0, 0.0]) == pytest.approx(2.0)
+
+
+def test_a_transfer_takes_its_bytes_over_the_slower_link_and_its_messages(model):
+    rates = model.Rates(memory=1.0, nvlink=100.0, nic=10.0, latency=0.5)
+    seconds = model.transfer_seconds
+    assert seconds(800.0, rates, 8, 1, "flat") == seconds(800.0, rates, 8, 1, "node") == pytest.approx(7 + 1.5)
+    assert seconds(800.0, rates, 16, 2, "flat") == pytest.approx(750 / 80 + 7.5), "8 NICs, and 15 messages in a ring"
+    assert seconds(800.0, rates, 16, 2, "node") == pytest.approx(7 + 1.5 + 400 / 80 + 0.5)
+    assert seconds(800.0, rates, 4096, 512, "flat") > 2000, "bound by latency"
+    assert seconds(800.0, rates, 4096, 512, "node") < 25
+
+
+def test_attention_is_what_its_programs_do_once_and_in_each_turn(model, monkeypatch, tmp_path):
+    """A length of 100 is two blocks of 64 and four of 32, one of them cut short; one of 64 is one and two."""
+    counts = {
+        "attention:_forward-6554-64-64-64-32": {"instructions": 500, "loop": 100},
+        "attention:_key_gradient-6554-64-64-64-32": {"instructions": 400, "loop": 200},
+        "attention:_list_tiles-64-128": {"instructions": 300, "loop": 56},
+        "attention_wide:_forward-6554-128-128-32-64": {"instructions": 9, "loop": 9},
+        "lamb:_update-True-2048": {"instructions": 246, "loop": 167},
+    }
+    monkeypatch.setattr(model, "TABLE", tmp_path / "table.json")
+    model.TABLE.write_text(json.dumps({"3.6.0": {}, "3.7.1": {"80": counts, "90": {}}}))
+    config = model.BertConfig(**model.TINY)  # of two heads
+    found = model.attention_instructions(config, np.array([100, 64]), 80)
+    warps, heads, turns = 4, 2, 2 * 4 + 1 * 2
+    assert found == {
+        "_forward": warps * heads * (3 * (500 - 2 * 100) + turns * 100),
+        "_key_gradient": warps * heads * (6 * (400 - 200) + turns * 200),
+    }
+
+
+def test_systems_of_the_league_are_read_with_their_layout_and_resubmissions_once(model):
+    known = {(one.gpu, one.cluster.ranks, one.cluster.nodes): one for one in model.systems()}
+    largest = known["h100", 3472, 434]
+    assert (largest.rows, largest.accumulate, largest.interval) == (2, 1, 300_000)
+    assert largest.rates == (pytest.approx(218.8, abs=0.1),), "submitted three times"
+    assert len(known["h100", 8, 1].rates) > 10
+    assert known["a100", 4096, 512].rows == 2
+    assert min(ranks for _, ranks, _ in known) == 8
+
+
+def test_the_two_constants_are_found_again_in_systems_made_with_them(model, monkeypatch):
+    def predict(config, rows, precision, rates, cluster, accumulate):
+        return {"sequences_per_second": rows / (0.001 * rows + 50 * rates.latency * cluster.nodes)}
+
+    monkeypatch.setattr(model, "predict", predict)
+    alike = {"gpu": "h100", "accumulate": 1, "interval": 150_000, "rates": ()}
+    sizes = ((1, 48), (8, 36), (64, 3))
+    made = [model.System(cluster=model.Cluster(8 * nodes, nodes), rows=rows, **alike) for nodes, rows in sizes]
+    there = dataclasses.replace(model.GPUS["h100"], latency=7e-6)
+    systems = [dataclasses.replace(one, rates=(0.8 * one.predicted(there),)) for one in made]
+    monkeypatch.setattr(model, "systems", lambda: systems)
+    text = model.published()
+    assert "Fitted: 0.80 of the modelled rate, 7 us a collective" in text
+    assert "Error: 0% in the median, 0% at worst." in text
+    assert "| 512 H100 | 64 | 3 | 1 |" in text
 
 
 def test_measured_parts_stand_beside_the_modelled_ones_the_slowest_first(repository, monkeypatch, tmp_path):

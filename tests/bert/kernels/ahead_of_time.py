@@ -48,6 +48,7 @@ TYPES = {
     torch.float8_e4m3fn: "*fp8e4nv",
     torch.float8_e5m2: "*fp8e5",
 }
+RARE = ("attention_wide", "attention_fp32")  # of other models and precisions; they compile slowly
 FP8_CAPABILITY = 89  # the first GPUs that know fp8
 CAPABILITIES = [80, 89, 90, 100, 120]
 
@@ -174,8 +175,8 @@ def _fp8_forward(scaling: fp8.Scaling, dropout: float) -> tuple[torch.Tensor, to
     return qkv(x, qkv_weight, half(3 * width), x8), residual
 
 
-def record(only: str, capability: int) -> dict[str, Launch]:
-    """Every kernel that the operations launch at BERT-large's sizes on a GPU, by name."""
+def record(only: str, capability: int, rare: bool = True) -> dict[str, Launch]:
+    """Every kernel that the operations launch at BERT-large's sizes on a GPU, by name. rare: those of RARE, too."""
     found: dict[str, Launch] = {}
     operation = ""
     launches.assumed = capability
@@ -190,7 +191,9 @@ def record(only: str, capability: int) -> dict[str, Launch]:
     JITFunction.run = launch  # type: ignore[method-assign]
     with triton_support.interpreted():
         for name, run in calls():
-            if only in name and not (name.startswith("fp8") and capability < FP8_CAPABILITY):
+            if name.startswith("fp8") and capability < FP8_CAPABILITY:
+                continue
+            if only in name and (rare or name not in RARE):
                 operation = name
                 run()
     return found
@@ -205,7 +208,10 @@ def table(capabilities: Iterable[int] = CAPABILITIES) -> dict[str, dict[str, dic
             cubin, shared = compiled.asm["cubin"], compiled.metadata.shared
             taken = sass.resources(cubin)
             blocks = sass.blocks_per_multiprocessor(capability, taken["registers"], compiled.metadata.num_warps, shared)
-            found.setdefault(str(capability), {})[name] = taken | {"blocks": blocks} | sass.instructions(cubin)
+            taken["blocks"] = blocks
+            if capability == 90 or name.startswith("attention:"):  # to disassemble all would take long
+                taken |= sass.instructions(cubin)
+            found.setdefault(str(capability), {})[name] = taken
     return found
 
 
@@ -239,7 +245,7 @@ def main() -> None:
         print(json.dumps(table(options.capabilities)))
         return
     for capability in options.capabilities:
-        for name, (source, launch_options) in record(options.only, capability).items():
+        for name, (source, launch_options) in record(options.only, capability, rare=bool(options.only)).items():
             compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch_options)
             if options.keep:
                 for stage in ("ttgir", "ptx"):
