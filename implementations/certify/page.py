@@ -49,6 +49,7 @@ def write_page(found: Certificate, output: Path) -> None:
         reasons=found.reasons(),
         standing=str(found.standing),
         notes=found.notes,
+        tested=found.tested,
         outliers=[vars(one) | {"style": STYLES[one.state]} for one in found.why()],
         numbers=_numbers(found),
         maps=[_map(records, name, seconds, rates.get(name, "")) for name, seconds in (found.seconds | probes).items()],

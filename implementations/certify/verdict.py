@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +21,7 @@ from certify.figures import STEP, Measured, Reached
 from certify.journal import BurnIn, Journal
 from certify.reasons import Reason, worst
 from certify.records import Records, read
-from certify.schema import ALONE, BURN_IN, LABELS, Facts
+from certify.schema import ALONE, BURN_IN, LABELS, NODE, REDUCTIONS, Facts
 from certify.standing import standing
 from review.league.estimate import Estimate
 from review.logs.output import csv_text, write_whole
@@ -87,6 +89,28 @@ class Certificate:
         """The time to train and its place among published results; a str says why there is none."""
         return standing(self.records)
 
+    @cached_property
+    def tested(self) -> dict[str, str]:
+        """What was tested, with which versions, when, and what was not: for whoever signs."""
+        records = self.records
+        ran = {*records.stages, *records.probed, *(name for name in REDUCTIONS if records.reductions(name))}
+        burnt = {BURN_IN} if self.burn_in else set()
+        left = [label for name, label in LABELS.items() if name not in ran | burnt]
+        if not any("GPUs" in told.get("parts", {}).get(NODE, {}) for told in records.hardware.values()):
+            left.append("health of GPUs, of which no driver told")
+        path = records.folder / "environment.json"
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        versions = known.get("packages", {}) | {name: known.get(name) for name in ("cuda", "cudnn", "nccl", "python")}
+        times = [float(table["time"].max()) for table in records.telemetry.values() if len(table["time"])]
+        ended = datetime.fromtimestamp(max(times), timezone.utc).strftime("%Y-%m-%d %H:%M UTC") if times else "unknown"
+        return {
+            "tested": ", ".join(label for name, label in LABELS.items() if name in ran | burnt),
+            "not tested": ", ".join(left) or "nothing was left out",
+            "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version) or "unknown",
+            "commit": known.get("git_commit") or "unknown",
+            "ended": ended,
+        }
+
     @property
     def state(self) -> str:
         """pass, warn or fail: the worst of all reasons."""
@@ -126,6 +150,7 @@ class Certificate:
             "expected": self.reached,
             "burn_in": self.burn_in,
             "standing": self.standing,
+            "tested": self.tested,
             "notes": self.notes,
             "ranking": self.ranking,
             "figures": self.figures,
@@ -247,6 +272,8 @@ def print_certificate(found: Certificate) -> None:
         if len(ranks) >= LEAST:
             shown = ", ".join(f"{name} {excess:+.1%}" for name, excess in list(ranks.items())[:SHOWN])
             print(f"  {f'{kind}s from the slowest':<40} {shown}{', ...' if len(ranks) > SHOWN else ''}")
+    for name in ("tested", "not tested"):
+        print(f"  {name:<40} {found.tested[name]}")
     for line in (*found.notes, *found.reasons()):
         print(f"  {line}")
     print(f"  where this stands: {found.standing}")

@@ -132,6 +132,18 @@ def test_xids_of_the_kernels_log_are_counted_by_number(monkeypatch, tmp_path):
     assert hardware.health(Gpus([]), tmp_path) == {"node": {"Xid 79 in the kernel's log": 2}}
 
 
+def test_the_certificate_says_what_was_tested_with_what_and_what_was_not(tmp_path):
+    write(tmp_path, records(1))
+    (tmp_path / "environment.json").write_text(json.dumps({"packages": {"torch": "2.13"}, "git_commit": "abc"}))
+    found = certify(tmp_path).tested
+    assert "one rank at a time" in found["tested"]
+    assert "all-reduce of all ranks" in found["tested"]
+    left = found["not tested"].split(", ")
+    assert {"two nodes", "read of the data disk", "hours of the same steps"} <= {*left}
+    assert "health of GPUs" not in found["not tested"]
+    assert (found["versions"], found["commit"]) == ("torch 2.13", "abc")
+
+
 def test_one_line_has_the_verdict_the_first_reason_and_what_drains_the_node(tmp_path, capsys):
     found = records()
     assert line(judge(found)) == "pass: 8 ranks of node0, node1, node2, node3"
