@@ -52,7 +52,8 @@ from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.instances.sampling import instances_of, write_instances
 from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, write_tfrecord
 from input_preprocessing.text import vocabulary
-from input_preprocessing.text.corpus import bert_config, pydoc_documents, train_vocabulary
+from input_preprocessing.text.corpus import bert_config, train_vocabulary
+from input_preprocessing.text.sources import pydoc_documents
 
 SHARD_BYTES = 27_000_000
 REAL_BYTES, REAL_FILES, REAL_SEQUENCES, REAL_SHARDS, CORES = 13_233e6, 501, 156_726_829, 4320, 64

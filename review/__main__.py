@@ -16,13 +16,13 @@ from certify import watch as certify_watch
 from review import compare, rehearsal, select, show, watch
 from review.league import table
 from review.league.entries import entry_of, published, to_rows
-from review.league.page import write_page
+from review.league.page import write_page, write_picture
 from review.league.ranking import BY, Filter, League
 from review.league.update import update
 from review.logs.output import ReviewError, emit, pick
 from review.report.page import write_report
 from review.results.dossier import Dossier
-from review.results.score import Result, Terms, load_results
+from review.results.score import UNVERIFIED, Result, Terms, load_results
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
@@ -116,7 +116,9 @@ def _league(arguments: argparse.Namespace) -> int:
     others = [entry for entry in published() if wanted.takes(entry)] if arguments.published else []
     league, top = League(tuple(own), tuple(others), arguments.by), arguments.top or None
     if arguments.output is not None:
-        write_page(league, None, arguments.output)
+        write_page(league, arguments.output)
+    if arguments.svg is not None:
+        write_picture(league, arguments.svg)
     emit(
         arguments,
         json=lambda: league,
@@ -194,7 +196,7 @@ def _package(arguments: argparse.Namespace) -> int:
         made = package(request, progress)
     if not arguments.json:
         print_checked(made.checked)
-    files = "\n".join(map(str, made.files)) or "nothing written"
+    files = "\n".join([*map(str, made.files), f"the result is {UNVERIFIED}"] if made.files else ["nothing written"])
     emit(arguments, json=lambda: made, text=lambda: print(files))
     return 0 if made.passed else 1
 
@@ -261,6 +263,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--top", type=int, default=20, metavar="COUNT", help="rows beside your own; default 20, 0 is all")
     one.add_argument("--label", default="yours", help="the round to call your own results, default %(default)s")
     one.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write an HTML page with charts")
+    one.add_argument("--svg", type=Path, metavar="FILE", help="write the chart of times over accelerators as a picture")
     one.add_argument(
         "--update", type=Path, metavar="FOLDER", help="rebuild the published table from training_results_v* in it"
     )

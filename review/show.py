@@ -10,7 +10,7 @@ from review.logs.mllog import text
 from review.logs.output import Heading, Line, Part, Table, table_width
 from review.logs.tree import read_json
 from review.results.dossier import Dossier
-from review.results.score import REQUIRED_RUNS, Result
+from review.results.score import REQUIRED_RUNS, UNVERIFIED, Result
 from review.results.table import cells, columns, first_reason
 from review.verdict import checking
 
@@ -101,7 +101,7 @@ def summary(result: Result) -> list[Line]:
         if result.scaling_factor != 1:
             why = "converged faster than the RCP mean"
             score += f" = {result.olympic_minutes:.4f} x {result.scaling_factor:.6f} ({why})"
-        lines.append(Line("score", score + official, good))
+        lines += [Line("score", score + official, good), Line("", UNVERIFIED, "dim")]
     elif result.median_minutes is not None:
         lines.append(Line("median", f"{result.median_minutes:.4f} min, no olympic score yet"))
     elif result.reached_minutes is not None:

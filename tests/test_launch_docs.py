@@ -118,7 +118,7 @@ def test_every_file_that_contributing_names_exists(repository):
 
 def test_every_message_in_the_list_is_one_that_a_script_says(repository, scripts):
     text = (repository / "docs" / "launch.md").read_text()
-    messages = re.findall(r"^\| `(.*?)` \|", text.partition("## Messages")[2].partition("## Variables")[0], re.M)
+    messages = re.findall(r"^\| `(.*?)` \|", text.partition("## Messages")[2].partition("\n## ")[0], re.M)
     sources = "\n".join(scripts.values())
     sources += "".join(
         (repository / f"implementations/bert/{name}.py").read_text()

@@ -45,8 +45,9 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "implementations/finetune": [
         {"batches"},
-        {"squad", "tables"},
+        {"tables"},
         {"glue"},
+        {"squad"},
         {"models", "config"},
         {"tasks"},
         {"saved"},

@@ -160,6 +160,7 @@ def _repeated(errors: np.ndarray) -> float:
     if rounds <= LEAST_ROUNDS or square == 0:
         return 1.0
     found = float(np.nanmean(errors[:, 1:] * errors[:, :-1])) / square
+    found -= 0.5 / known(errors).size ** 0.5  # half its standard error: independent rounds count in full
     alike = float(np.clip((found + 1 / rounds) / (1 - 3 / rounds), 0, 0.9))
     return (1 + alike) / (1 - alike)
 

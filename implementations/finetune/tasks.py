@@ -81,8 +81,13 @@ class Squad:
         )  # fmt: skip
         found = squad.predict(self.features, (squad.Logits(*window.T) for window in scores), rules)
         found.write(folder)
-        known = config.mode != "prediction"
-        return squad.score(self.features.dataset.questions, found.answers, config.squad_version) if known else {}
+        if config.mode == "prediction":
+            return {}
+        questions = self.features.dataset.questions
+        metrics = squad.score(questions, found.answers, config.squad_version)
+        if config.squad_version == "2.0":
+            metrics["best_null_threshold"], metrics["best_f1"] = squad.best_threshold(questions, found)
+        return metrics
 
     def description(self) -> dict[str, Any]:
         """Settings of the training that prediction needs (task.json)."""
@@ -90,7 +95,7 @@ class Squad:
         return {
             "task": "squad", "squad_version": config.squad_version, "lower_case": config.lower_case,
             "max_seq_length": config.length, "max_query_length": config.max_query_length,
-            "doc_stride": config.doc_stride,
+            "doc_stride": config.doc_stride, "null_threshold": config.null_threshold,
         }  # fmt: skip
 
 

@@ -43,20 +43,37 @@ SOURCES: dict[str, tuple[PublicFile, ...]] = {
         ),
         _file("mrpc_dev_ids.tsv", _GLUE, 6_222, "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7"),
     ),
-    "SST-2": (_file("SST-2.zip", _GLUE, 7439277, "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),),
-    "CoLA": (_file("CoLA.zip", _GLUE, 376971, "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),),
-    "MNLI": (_file("MNLI.zip", _GLUE, 312783507, "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),),
+    } | {
+    name.removesuffix(".zip").removesuffix("-clean").removesuffix("v2"): (_file(name, _GLUE, size, sha256),)
+    for name, size, sha256 in (
+        ("SST-2.zip", 7_439_277, "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),
+        ("CoLA.zip", 376_971, "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),
+        ("MNLI.zip", 312_783_507, "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),
+        ("QQP-clean.zip", 41_696_084, "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"),
+        ("QNLIv2.zip", 10_627_589, "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5"),
+        ("RTE.zip", 697_150, "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),
+        ("STS-B.zip", 802_872, "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85"),
+        ("WNLI.zip", 28_999, "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46"),
+    )
 }  # fmt: skip
-# Examples of each label in each table, as both count them; nobody recorded digests of the tables.
+# Examples of each label in each table ("": of all), as both count them; nobody recorded digests of the tables.
 TABLES: dict[str, dict[str, dict[str, int]]] = {
     "MRPC": {"train.tsv": {"0": 1_194, "1": 2_474}, "dev.tsv": {"0": 129, "1": 279}},
-    "SST-2": {"train.tsv": {"0": 29_780, "1": 37_569}, "dev.tsv": {"0": 428, "1": 444}},
-    "CoLA": {"train.tsv": {"0": 2_528, "1": 6_023}, "dev.tsv": {"0": 322, "1": 721}},
+    "SST-2": {"train.tsv": {"0": 29_780, "1": 37_569}, "dev.tsv": {"0": 428, "1": 444}, "test.tsv": {"": 1_821}},
+    "CoLA": {"train.tsv": {"0": 2_528, "1": 6_023}, "dev.tsv": {"0": 322, "1": 721}, "test.tsv": {"": 1_063}},
     "MNLI": {
         "train.tsv": {"contradiction": 130_903, "entailment": 130_899, "neutral": 130_900},
         "dev_matched.tsv": {"contradiction": 3_213, "entailment": 3_479, "neutral": 3_123},
+        "dev_mismatched.tsv": {"": 9_832}, "test_matched.tsv": {"": 9_796}, "test_mismatched.tsv": {"": 9_847},
     },
-}
+} | {
+    task: {"train.tsv": {"": train}, "dev.tsv": {"": dev}, "test.tsv": {"": test}}
+    for task, train, dev, test in (
+        ("QQP", 363_846, 40_430, 390_965), ("QNLI", 104_743, 5_463, 5_463), ("RTE", 2_490, 277, 3_000),
+        ("STS-B", 5_749, 1_500, 1_379), ("WNLI", 635, 71, 146),
+    )
+}  # fmt: skip
+_UNLABELLED = ("test.tsv", "test_matched.tsv", "test_mismatched.tsv")  # which only GLUE's server needs
 _LABEL = {"MRPC": 0, "SST-2": 1, "CoLA": 1, "MNLI": -1}  # its column
 
 
@@ -67,7 +84,7 @@ def fetch(task: str, folder: Path, mirror: str | None) -> None:
         for file in SQUAD:
             fetch_file(file, folder, mirror)
         return
-    if not all((folder / name).is_file() for name in TABLES[task]):
+    if not all((folder / name).is_file() for name in TABLES[task] if name not in _UNLABELLED):
         sources = [fetch_file(file, folder, mirror) for file in SOURCES[task]]
         for name, content in (_mrpc(*sources) if task == "MRPC" else _unzipped(task, *sources)).items():
             with atomic_file(folder / name) as partial:
@@ -89,7 +106,8 @@ def _mrpc(pairs: Path, listed: Path) -> dict[str, bytes]:
 def _unzipped(task: str, archive: Path) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(archive) as zipped:
-            return {name: zipped.read(f"{task}/{name}") for name in TABLES[task]}  # which checks its CRC
+            here = [name for name in TABLES[task] if name not in _UNLABELLED or f"{task}/{name}" in zipped.namelist()]
+            return {name: zipped.read(f"{task}/{name}") for name in here}  # which checks its CRC
     except (KeyError, OSError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot unpack {archive}: {error}; remove it and run again") from error
 
@@ -98,22 +116,26 @@ def check(task: str, folder: Path) -> None:
     """Raises DataError where a file of the task is missing or is not the published one."""
     published = {file.name: file for file in SQUAD} if task == "squad" else {}
     for name in published or TABLES[task]:
-        if not (folder / name).is_file():
+        if not (folder / name).is_file() and name not in _UNLABELLED:
             raise DataError(f"{folder / name} is missing; put it there, or run without --skip-download")
     for name, file in published.items():
         if file.digest_of(folder / name) != file.digest:
             raise DataError(f"{folder / name} is not the published file ({file.digest}); remove it")
     for name, wanted in TABLES.get(task, {}).items():
-        rows = [line.split("\t") for line in _lines(folder / name)][task != "CoLA" :]  # which has no header
-        found = Counter(row[_LABEL[task]].strip() if len(row) > 1 else "" for row in rows)
+        if not (folder / name).is_file():
+            continue
+        has_header = task != "CoLA" or name in _UNLABELLED
+        rows = [line.split("\t") for line in _lines(folder / name)][has_header:]
+        counts_all = "" in wanted
+        found = Counter(row[_LABEL[task]].strip() if len(row) > 1 and not counts_all else "" for row in rows)
         if found != wanted:
             told = f"has {_told(found, wanted)}, GLUE's has {_told(wanted, wanted)}"
             raise DataError(f"{folder / name} {told}: remove it and run again")
 
 
 def _told(counts: Mapping[str, int], labels: Iterable[str]) -> str:
-    each = ", ".join(f"{counts.get(label, 0):,} of label {label}" for label in labels)
-    return f"{sum(counts.values()):,} examples ({each})"
+    each = ", ".join(f"{counts.get(label, 0):,} of label {label}" for label in labels if label)
+    return f"{sum(counts.values()):,} examples{f' ({each})' if each else ''}"
 
 
 def _lines(path: Path) -> list[str]:

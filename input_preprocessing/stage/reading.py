@@ -9,9 +9,12 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
 
 from bert.data.records import DataError
 
@@ -79,6 +82,17 @@ def read_text(path: Path, option: str) -> tuple[bytes, str]:
     """
     data = read_whole(path, option)
     return data, _check(path, (data[at : at + CHUNK] for at in range(0, len(data), CHUNK)))
+
+
+def slices(paths: Sequence[Path], places: npt.NDArray[np.int64]) -> Iterator[list[bytes]]:
+    """What files hold at places (file, begin, end), (N, 3): a list for each file, in the order of the files."""
+    for number in np.unique(places[:, 0]).tolist():
+        with open(paths[number], "rb") as file:
+            found = []
+            for begin, end in places[places[:, 0] == number, 1:].tolist():
+                file.seek(begin)
+                found.append(file.read(end - begin))
+        yield found
 
 
 def _check(path: Path, chunks: Iterable[bytes]) -> str:

@@ -2,272 +2,42 @@
 
 Writes to OUTPUTDIR/download: results4/part-XXXXX-of-XXXXX and results4/eval.txt (one sentence per line, a blank line
 between documents; the evaluation text is every n-th document and not in the shards), vocab.txt (a WordPiece vocabulary
-trained on the shards, unless one is given) and bert_config.json of a small BERT with that vocabulary.
+trained on the shards, unless one is given) and bert_config.json of a small BERT with that vocabulary. Documents that
+are the same are taken once.
 
 Inputs are files, and folders with all text below them, read as one pool: plain text (UTF-8), JSON Lines and Parquet
-(--text-key names the field), WikiExtractor's <doc> files; the contents tell which. Plain text may have one sentence per
-line and a blank line between documents, or be prose; which of the two is detected and printed, --layout decides. A
-text of any size takes the same memory, and its size of disk beside OUTPUTDIR until it is written. `--input pydoc` is
-the language reference that comes with Python (PSF licence): real English prose that needs no download.
+(--text-field names the text), WikiExtractor's <doc> files, each also as gzip, bzip2 or zstd; the contents tell
+which. Plain text may have one sentence per line and a blank line between documents, or be prose; which of the two is
+detected and printed, --layout decides. A text of any size takes the same memory, and its size of disk beside OUTPUTDIR
+until it is written. Run again where it was stopped, it goes on; the result does not depend on --jobs. `--input pydoc`
+is the language reference that comes with Python (PSF licence): real English prose that needs no download.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import html
-import importlib
 import json
-import os
-import re
 import shutil
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
-from itertools import chain
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TextIO
 
-from tokenizers import BertWordPieceTokenizer
+import numpy as np
+import numpy.typing as npt
+from tokenizers import BertWordPieceTokenizer, Tokenizer, models, pre_tokenizers
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import add_lower_case, human_bytes, positive
+from input_preprocessing.stage.cli import add_jobs, add_lower_case, human_bytes, positive
 from input_preprocessing.stage.manifest import md5_of, write_text
-from input_preprocessing.stage.reading import CHUNK, changed, open_text, stamp_of
-from input_preprocessing.text import vocabulary
-from input_preprocessing.text.tokenization import normalise
-
-LAYOUTS = {"sentences": "one sentence per line", "prose": "prose, cut into sentences"}  # by name, for people
-MOST_SENTENCES = 200  # of a prose document
-FEWEST_DOCUMENTS = 4
-PYDOC = "pydoc"
-_DETECTED_ON = 2_000_000  # characters
-_MOST_OPEN = 200  # files
-_PARQUET = b"PAR1"
-_EXTRACTED = re.compile(r"<doc [^>]*>\n(.*?)\n?</doc>", re.DOTALL)
-_NO_TEXT = re.compile(r"\.|README|LICENSE|.*\.(json|md5|gitattributes)$", re.IGNORECASE)
-_END = re.compile(r"""(?<=[.!?])["')\]”’]*\s+(?=["'(\[“‘]*[A-Z0-9])""")
-_RULE = re.compile(r"[^\w\s](?:\W*[^\w\s])?\s*")  # a line under a heading or between parts
-_TERMINATED = re.compile(r"""[.!?:;]["')\]”’]*$""")
-_ABBREVIATION = re.compile(
-    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Rev|Gen|Col|Capt|Lt|Hon|vs|e\.g|i\.e|cf|Fig|No|Vol|pp?|ch|sec|ed|al|approx)"
-    r"|\b[A-Z])\.$"
-)
-
-Document = list[str]
-
-
-class Pool(NamedTuple):
-    """Documents of all inputs."""
-
-    spool: TextIO  # a nameless file of them: a sentence a line, a blank line after each document
-    kinds: tuple[str, ...]  # what the files were read as, for people
-    md5: str  # of the text
-
-    @property
-    def documents(self) -> Iterator[Document]:
-        """From the first on; one such pass at a time."""
-        self.spool.seek(0)
-        return documents_of(self.spool, "sentences")
-
-
-def read_pool(inputs: Sequence[str], layout: str, text_key: str, folder: Path | None = None) -> Pool:
-    """The documents of files and folders (and of 'pydoc'), in the order given.
-
-    Args:
-        inputs: names; of a folder all files below it are read, by name.
-        layout: of plain text and of records: a key of LAYOUTS, or 'auto'.
-        text_key: field of JSON Lines and column of Parquet that holds the text.
-        folder: whose disk holds the documents meanwhile; None: TMPDIR.
-
-    Raises:
-        DataError: unreadable, of another encoding, without the key, or too few documents.
-    """
-    # Nameless: gone with this process, however that ends.
-    spool = tempfile.TemporaryFile("w+", encoding="utf-8", errors="ignore", newline="\n", dir=folder)  # noqa: SIM115
-    count = 0
-    kinds: dict[str, None] = {}
-    digests = []
-    for name in inputs:
-        files = [Path(name)]
-        if name != PYDOC and files[0].is_dir():
-            files = sorted(file for file in files[0].rglob("*") if file.is_file() and not _NO_TEXT.match(file.name))
-            if not files:
-                raise DataError(f"{name} has no files of text; check --input")
-        for path in files:
-            if name == PYDOC:
-                documents: Iterable[Document] = pydoc_documents()
-                kind, md5 = LAYOUTS["prose"], hashlib.md5(repr(documents).encode()).hexdigest()
-            else:
-                documents, kind, md5 = _read(path, layout, text_key)
-            for document in documents:
-                spool.write(_written(document))
-                count += 1
-            kinds[kind] = None
-            digests.append(md5)
-    if count < FEWEST_DOCUMENTS:
-        gap = "a blank line" if LAYOUTS["sentences"] in kinds else "two blank lines"
-        has = f"{' '.join(inputs)} has {count} document{'s' * (count != 1)} (read as {', '.join(kinds)})"
-        told = f"{has}, at least {FEWEST_DOCUMENTS} are needed"
-        raise DataError(f"{told}; put {gap} between documents, or give more text")
-    md5 = digests[0] if len(digests) == 1 else hashlib.md5(" ".join(digests).encode()).hexdigest()
-    return Pool(spool, tuple(kinds), md5)
-
-
-def pydoc_documents() -> list[Document]:
-    """Documents of Python's own language reference, a topic each."""
-    from pydoc_data.topics import topics
-
-    return [document for name in sorted(topics) for document in documents_of(topics[name].split("\n"), "prose")]
-
-
-def detect_layout(text: str) -> str:
-    """'sentences' when most lines end a sentence and few hold several; else 'prose'."""
-    lines = [line.strip() for line in text[:_DETECTED_ON].splitlines() if line.strip()]
-    if not lines:
-        return "sentences"
-    ended = sum(bool(_TERMINATED.search(line)) for line in lines)
-    several = sum(len(split_sentences(line)) > 1 for line in lines)
-    return "sentences" if ended >= 0.6 * len(lines) and several <= 0.3 * len(lines) else "prose"
-
-
-def split_sentences(paragraph: str) -> list[str]:
-    """Sentences of a paragraph: cut after . ! ? before a capital or digit, but not after abbreviations and initials."""
-    sentences = []
-    start = 0
-    for end in _END.finditer(paragraph):
-        if not _ABBREVIATION.search(paragraph, start, end.start()):
-            sentences.append(paragraph[start : end.end()].strip())
-            start = end.end()
-    return [sentence for sentence in [*sentences, paragraph[start:].strip()] if sentence]
-
-
-def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
-    """The documents of a text's lines in the layout given, without empty ones."""
-    document: Document = []
-    if layout == "sentences":
-        for line in lines:
-            if line.strip():
-                document.append(line.strip())
-            elif document:
-                yield document
-                document = []
-    else:
-        paragraph: list[str] = []
-        blank = 0  # lines in a row; two end a document, as a form feed does, one a paragraph
-        for line in chain(lines, "\f"):
-            if _RULE.fullmatch(line):
-                continue
-            for number, piece in enumerate(line.split("\f")):
-                blank = 0 if piece.strip() else blank + 1
-                if number or blank:
-                    document += split_sentences(" ".join(" ".join(paragraph).split()))
-                    paragraph = []
-                if document and (number or blank > 1 or len(document) >= MOST_SENTENCES):
-                    yield document
-                    document = []
-                paragraph.append(piece)
-    if document:
-        yield document
-
-
-def _written(document: Document) -> str:
-    """One sentence a line, a blank line after the document."""
-    return "\n".join(document) + "\n\n"
-
-
-def _read(path: Path, layout: str, text_key: str) -> tuple[Iterator[Document], str, str]:
-    """Documents of a file, what it is read as, and its md5."""
-    with suppress(OSError):  # reading it says why
-        if path.is_file():  # what is read of a pipe is gone
-            with open(path, "rb") as start:
-                if start.read(len(_PARQUET)) == _PARQUET:
-                    return _of_records(_parquet(path, text_key), layout), "Parquet", md5_of(path)
-    file, md5 = open_text(path, "--input")
-    stamp = stamp_of(os.fstat(file.fileno()))
-
-    def text(newline: str | None = "") -> TextIO:
-        file.seek(0)
-        return open(os.dup(file.fileno()), encoding="utf-8", errors="ignore", newline=newline)
-
-    def unchanged(documents: Iterable[Document]) -> Iterator[Document]:
-        with file:
-            yield from documents
-            if stamp_of(os.fstat(file.fileno())) != stamp:
-                raise changed(path)
-
-    with text() as lines:
-        start_of_text = lines.read(_DETECTED_ON)
-    if start_of_text.startswith("<doc "):
-        return unchanged(_of_records(_extracted(text()), "prose")), "WikiExtractor's documents", md5
-    if start_of_text.startswith("{"):
-        return unchanged(_of_records(_json_lines(path, text("\n"), text_key), layout)), "JSON Lines", md5
-    found = detect_layout(start_of_text) if layout == "auto" else layout
-    return unchanged(documents_of(text(None), found)), LAYOUTS[found], md5
-
-
-def _of_records(texts: Iterable[str], layout: str) -> Iterator[Document]:
-    """A document of each text that has a sentence."""
-    texts, start, length = iter(texts), [], 0
-    if layout == "auto":
-        for text in texts:
-            start.append(text)
-            length += len(text)
-            if length > _DETECTED_ON:
-                break
-        layout = detect_layout("\n".join(start))
-    for text in chain(start, texts):
-        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-        if document := [line for part in documents_of(lines, layout) for line in part]:
-            yield document
-
-
-def _extracted(text: TextIO) -> Iterator[str]:
-    """The articles of WikiExtractor's file, less their titles."""
-    rest = ""
-    while chunk := text.read(CHUNK):
-        rest += chunk
-        end = 0
-        for match in _EXTRACTED.finditer(rest):
-            yield html.unescape(match[1]).partition("\n")[2]
-            end = match.end()
-        rest = rest[end:]
-
-
-def _json_lines(path: Path, lines: Iterable[str], key: str) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}: line {number} is not JSON ({error}); give JSON Lines, a record a line") from error
-        if not isinstance(record, dict) or not isinstance(record.get(key), str):
-            fields = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-            raise DataError(f"{path}: line {number} has no text {key!r} (it has {fields}); give --text-key")
-        yield record[key]
-
-
-def _parquet(path: Path, key: str) -> Iterator[str]:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise DataError(f"reading {path} needs pyarrow; run: python -m pip install pyarrow") from error
-    try:
-        with parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            if key not in columns:
-                raise DataError(f"{path} has no column {key!r} (it has {', '.join(columns)}); give --text-key")
-            for batch in file.iter_batches(columns=[key]):
-                yield from (value for value in batch.column(0).to_pylist() if isinstance(value, str))
-    except (OSError, ValueError) as error:  # pyarrow's errors are both
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); copy it again") from error
-
+from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.reading import slices
+from input_preprocessing.text import sources, vocabulary
+from input_preprocessing.text.tokenization import MAX_CHARACTERS_PER_WORD, normalise
 
 SHARD_BYTES = 250_000
 MOST_SHARDS = 500
@@ -275,6 +45,8 @@ TEXT_OPTIONS: dict[str, object] = {
     "layout": "auto", "text_key": "text", "vocab_size": 8192, "num_files": None, "eval_share": 0.05, "layers": 4,
     "hidden_size": 256,
 }  # fmt: skip
+VOCABULARY_BYTES = 200_000_000  # of the shards, the first of which a vocabulary is trained on
+MOST_UNKNOWN, MOST_PER_WORD = 0.005, 1.5  # of a vocabulary that fits (BERT's on English: 0.00%, 1.2)
 NOTE = "corpus.json"  # in the download folder: what was made of which text, with the md5 of each file
 
 
@@ -314,46 +86,77 @@ def bert_config(vocab_size: int, layers: int, hidden_size: int, max_seq_length: 
     }  # fmt: skip
 
 
-def _write(options: argparse.Namespace, pool: Pool, download: Path) -> str:
-    """Writes all files; tells what they hold."""
+def _write(options: argparse.Namespace, parts: list[Path], kinds: list[str], download: Path, begun: bool) -> str:
+    """Writes all files, but those that an earlier run of the same made; tells what they hold."""
+    tables = [np.load(part.with_suffix(".npy")) for part in parts]
+    numbers = np.repeat(np.arange(len(parts)), [len(table) for table in tables])
+    ends = np.concatenate([np.cumsum(table[:, 0]) for table in tables]).astype(np.int64)
+    found = np.concatenate(tables)
+    documents = np.stack([numbers, ends - found[:, 0].astype(np.int64), ends], axis=1)
+    kept = np.sort(np.unique(found[:, 2], return_index=True)[1])  # the first of those with one hash
+    if len(kept) < sources.FEWEST_DOCUMENTS:
+        gap = "a blank line" if sources.LAYOUTS["sentences"] in kinds else "two blank lines"
+        has = f"{' '.join(options.input)} has {len(kept)} document{'s' * (len(kept) != 1)} (read as {', '.join(kinds)})"
+        told = f"{has}, at least {sources.FEWEST_DOCUMENTS} different ones are needed"
+        raise DataError(f"{told}; put {gap} between documents, or give more text")
     step = max(2, round(1 / options.eval_share))  # every n-th document is for evaluation
-    size, numbers = 0, [0, 0]  # of documents: to train on, held out
-    for i, document in enumerate(pool.documents):
-        is_held_out = i % step == step // 2
-        numbers[is_held_out] += 1
-        size += 0 if is_held_out else sum(len(sentence) + 1 for sentence in document)
+    held_out = np.arange(len(kept)) % step == step // 2
+    training, evaluation = documents[kept[~held_out]], documents[kept[held_out]]
+    size = int(found[kept[~held_out], 1].sum())
     # The documents in turn to part files, which all get about the same number; two documents each at least.
-    count = min(options.num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1), numbers[0] // 2) or 1
+    count = min(options.num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1), len(training) // 2) or 1
     text = download / "results4"
     text.mkdir(parents=True, exist_ok=True)
-    for old in text.glob("part-*"):
-        old.unlink()
     shards = [text / f"part-{i:05d}-of-{count:05d}" for i in range(count)]
-    targets = dict(enumerate([*shards, text / "eval.txt"]))
-    while targets:  # as many as may be open at once
-        with ExitStack() as stack:
-            files = {}
-            for number in list(targets)[:_MOST_OPEN]:
-                partial = stack.enter_context(atomic_file(targets.pop(number)))
-                files[number] = stack.enter_context(open(partial, "w", encoding="utf-8"))
-            trained = 0
-            for i, document in enumerate(pool.documents):
-                if i % step == step // 2:
-                    number = count
-                else:
-                    number, trained = trained % count, trained + 1
-                if number in files:
-                    files[number].write(_written(document))
+    for old in (*text.glob("part-*"), text / "eval.txt"):
+        if not begun or old not in (*shards, text / "eval.txt"):
+            old.unlink(missing_ok=True)
+    tasks = [(training[i::count], shard) for i, shard in enumerate(shards)] + [(evaluation, text / "eval.txt")]
+    jobs = sources.workers(options.jobs, size)
+    run_tasks("corpus: shards", partial(_deal, parts), tasks, jobs=jobs, weights=[len(task[0]) for task in tasks])
     if options.vocab_file:
-        with atomic_file(download / "vocab.txt") as partial:
-            shutil.copyfile(options.vocab_file, partial)
+        with atomic_file(download / "vocab.txt") as unfinished:
+            shutil.copyfile(options.vocab_file, unfinished)
     else:
-        train_vocabulary(shards, options.vocab_size, download / "vocab.txt", options.do_lower_case)
+        sizes = np.cumsum([shard.stat().st_size for shard in shards])
+        learnt = shards[: int(np.searchsorted(sizes, VOCABULARY_BYTES)) + 1]
+        train_vocabulary(learnt, options.vocab_size, download / "vocab.txt", options.do_lower_case)
     words = vocabulary.load(download / "vocab.txt")
     config = bert_config(len(words), options.layers, options.hidden_size, options.max_seq_length)
     write_text(download / "bert_config.json", json.dumps(config, indent=2) + "\n")
-    made = f"{numbers[0]} documents ({human_bytes(sum(path.stat().st_size for path in shards))}) in {count} files"
-    return f"{made}, {numbers[1]} for evaluation, {len(words)} tokens in the vocabulary"
+    made = f"{len(training)} documents ({human_bytes(sum(path.stat().st_size for path in shards))}) in {count} files"
+    dropped = f", {len(found) - len(kept)} dropped that were there before" if len(kept) < len(found) else ""
+    fit = fit_of(words, text / "eval.txt", options.do_lower_case, kept=options.vocab_file is not None)
+    return f"{made}, {len(evaluation)} for evaluation{dropped}, {len(words)} tokens in the vocabulary\n{fit}"
+
+
+def fit_of(words: vocabulary.Vocabulary, text: Path, lower_case: bool, kept: bool) -> str:
+    """How well a vocabulary fits a text, by its first million characters, and which one to take."""
+    model = models.WordPiece(words.ids, unk_token="[UNK]", max_input_chars_per_word=MAX_CHARACTERS_PER_WORD)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    with open(text, encoding="utf-8") as file:
+        lines = normalise(file.read(1_000_000), lower_case).split("\n")
+    found = [line for line in tokenizer.encode_batch(lines, add_special_tokens=False) if line.ids]
+    count = sum(len(line.ids) for line in found) or 1
+    each = count / (sum(len(set(line.word_ids)) for line in found) or 1)
+    unknown = sum(line.ids.count(words.ids["[UNK]"]) for line in found) / count
+    told = f"vocabulary: {each:.2f} tokens a word, {unknown:.2%} of the tokens unknown"
+    if not kept:
+        return f"{told}; it is new, for a model from scratch: to continue another, give that one's by --vocab-file"
+    if unknown > MOST_UNKNOWN:
+        return f"{told}: is it of another language, or case (--do-lower-case)? without --vocab-file one is trained"
+    if each > MOST_PER_WORD:
+        return f"{told}: keep it to continue its model; from scratch, one trained without --vocab-file is shorter"
+    return told
+
+
+def _deal(parts: list[Path], task: tuple[npt.NDArray[np.int64], Path]) -> None:
+    documents, target = task
+    if not target.is_file():
+        with atomic_file(target) as unfinished, open(unfinished, "wb") as output:
+            for found in slices(parts, documents):
+                output.writelines(found)
 
 
 def _files(download: Path) -> dict[str, str]:
@@ -367,7 +170,7 @@ def make(options: argparse.Namespace, download: Path) -> None:
     """Makes the text, vocabulary and model size of a preparation, unless they were made so already.
 
     Args:
-        options: of `add_text_options` and `add_lower_case`, and input, vocab_file and max_seq_length.
+        options: of `add_text_options` and `add_lower_case`, and input, vocab_file, jobs and max_seq_length.
         download: folder to write to.
 
     Raises:
@@ -376,32 +179,40 @@ def make(options: argparse.Namespace, download: Path) -> None:
     if options.hidden_size % 64:
         raise DataError(f"--hidden-size {options.hidden_size} is not a multiple of 64 (the width of an attention head)")
     vocab_md5 = vocabulary.load(options.vocab_file).md5 if options.vocab_file else ""
-    disk = next(folder for folder in (download, *download.absolute().parents) if folder.is_dir())
-    pool = read_pool(options.input, options.layout, options.text_key, disk)
+    work = download / "corpus"  # until all is made
+    found = sources.find(options.input, options.layout, options.text_key, work, options.jobs)
+    digests = [source.md5 for source in found]
+    md5 = digests[0] if len(digests) == 1 else hashlib.md5(" ".join(digests).encode()).hexdigest()
     named = {name: getattr(options, name) for name in (*TEXT_OPTIONS, "max_seq_length")}
-    recipe = {"text": pool.md5, "vocab_file": vocab_md5, **named}
+    recipe = {"text": md5, "vocab_file": vocab_md5, **named, "documents": "different"}
     if not options.do_lower_case:
         recipe["do_lower_case"] = False
     note, made = download / NOTE, None
     with suppress(OSError, ValueError):
         made = json.loads(note.read_text(encoding="utf-8"))
-    if made == {"recipe": recipe, "files": _files(download)}:
+    if made == {"recipe": recipe, "files": _files(download)} and made["files"]:
+        shutil.rmtree(work, ignore_errors=True)
         print(f"{' '.join(options.input)}: {download} was made of this text already; nothing to do", file=sys.stderr)
         return
     if not note.exists() and any((download / "results4").glob("part-*")):
         others = f"{download}/results4 has a text that was not made by this command"
         raise DataError(f"{others}; move it, or give another folder")
-    download.mkdir(parents=True, exist_ok=True)
-    write_text(note, json.dumps({"recipe": recipe, "files": {}}, indent=1) + "\n")  # as long as it is not finished
-    summary = _write(options, pool, download)
+    parts = sources.split(found, options.text_key, work, options.jobs)
+    unfinished = {"recipe": recipe, "files": {}}
+    write_text(note, json.dumps(unfinished, indent=1) + "\n")
+    kinds = list(dict.fromkeys(source.kind for source in found))
+    summary = _write(options, parts, kinds, download, begun=made == unfinished)
     write_text(note, json.dumps({"recipe": recipe, "files": _files(download)}, indent=1) + "\n")
-    print(f"{' '.join(options.input)}: read as {', '.join(pool.kinds)}; {summary}", file=sys.stderr)
+    shutil.rmtree(work)
+    print(f"{' '.join(options.input)}: read as {', '.join(kinds)}; {summary}", file=sys.stderr)
 
 
 def add_text_options(parser: argparse._ActionsContainer) -> None:
     """Options for reading a text and for the corpus made of it, with the defaults of TEXT_OPTIONS."""
-    parser.add_argument("--text-key", help="of JSON Lines and Parquet (default %(default)s)")
-    parser.add_argument("--layout", choices=("auto", *LAYOUTS), help="of plain text (default %(default)s)")
+    parser.add_argument(
+        "--text-field", "--text-key", dest="text_key", help="of JSON Lines and Parquet (default %(default)s)"
+    )
+    parser.add_argument("--layout", choices=("auto", *sources.LAYOUTS), help="of plain text (default %(default)s)")
     parser.add_argument("--vocab-size", type=positive, help="of the trained vocabulary (default %(default)s)")
     parser.add_argument("--num-files", type=positive, help="part files (default: one per 250 kB, at most 500)")
     parser.add_argument("--eval-share", type=_share, help="of the documents (default %(default)s)")
@@ -416,6 +227,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocab-file", type=Path, help="a vocab.txt to use (default: train one)")
     add_text_options(parser)
     add_lower_case(parser)
+    add_jobs(parser)
     parser.add_argument("--max-seq-length", type=positive, default=512, help="(default %(default)s)")
     options = parser.parse_args()
     make(options, options.outputdir / "download")

@@ -36,6 +36,7 @@ from input_preprocessing.stage.folder import NAME as STAGE_FILE
 from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
 from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.reading import slices
 
 NUM_SHARDS, NUM_EVAL_DOCUMENTS = 500, 10_000
 LIST = "eval.md5"  # the md5 of each evaluation article
@@ -199,12 +200,7 @@ def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
     if target.is_file():
         return
     with atomic_file(target) as unfinished, open(unfinished, "wb") as output:
-        for number in np.unique(documents[:, 0]).tolist():
-            found = []
-            with open(texts[number], "rb") as file:
-                for begin, end in documents[documents[:, 0] == number, 1:].tolist():
-                    file.seek(begin)
-                    found.append(file.read(end - begin))
+        for found in slices(texts, documents):
             if target.name != LIST:
                 output.write(b"".join(each + _BLANK for each in found)[: -1 if gathered else None])
                 continue

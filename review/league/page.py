@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from review.league.entries import Entry
 from review.league.ranking import BY, League
-from review.league.table import COLUMNS, EXPLAINED, cells, shown, size
-from review.logs.output import write_whole
-from review.report.chart import Axis, Chart, Mark, Point, Series
+from review.league.table import COLUMNS, EXPLAINED, cells, size
+from review.logs.output import ReviewError, write_whole
+from review.report.chart import Axis, Chart, Mark, Point, Series, svg
 from review.report.page import render
+from review.results.score import UNVERIFIED
 
 _MOST_CURVES = 6  # of the scaling charts
 _FIRST = ("rank", "minutes", "/accel")  # columns that a phone shows without scrolling
@@ -74,13 +75,13 @@ def _scaling(league: League) -> list[Chart]:
     shares = _lines(curves, lambda entry: 100 * (league.efficiency(entry) or 0), "%.1f%%")
     counts = [point.x for line in times for point in line.points]
     minutes, percent = ([point.y for line in lines for point in line.points] for lines in (times, shares))
-    x = Axis(label="accelerators", low=min(counts) / 1.1, high=max(counts) * 1.1, log=True)
+    x = Axis(label="accelerators", low=min(counts) / 1.1, high=max(counts) * 1.6, log=True)
     return [
         Chart(
             key="scaling",
             title="Time to train over accelerators",
-            alt=f"{len(times)} systems in several sizes, of each accelerator the newest that reaches farthest; both axes by "
-            "factors, so that a straight line that falls one to one is perfect scaling.",
+            alt=f"{len(times)} systems in several sizes, of each accelerator the newest that reaches farthest; both "
+            "axes by factors, so that a straight line that falls one to one is perfect scaling.",
             x=x,
             y=Axis(label="minutes", low=min(minutes) / 1.15, high=max(minutes) * 1.15, log=True),
             series=times,
@@ -115,7 +116,7 @@ def _trends(league: League) -> list[Chart]:
                     tip = f"round {round_}: {top:,.4g} {unit}, {known[top].submitter} {known[top].system}"
                     points.append(Point(float(place), top, f"{tip} ({size(known[top])})"))
             if points:
-                found.append(Series(run=index, name=name, label=name.removeprefix("fastest "), points=tuple(points)))
+                found.append(Series(run=index, name=name, label=name, points=tuple(points)))
         return tuple(found)
 
     def own(value: _Value, best: Callable[[Iterable[float]], float]) -> tuple[Mark, ...]:
@@ -125,8 +126,8 @@ def _trends(league: League) -> list[Chart]:
     charts = []
     x = Axis(label="round", low=-0.2, high=len(rounds) - 0.8, names=rounds)
     sizes: dict[str, _Value] = {
-        "fastest any size": lambda entry: entry.minutes,
-        f"fastest {_NODE} accelerators": lambda entry: entry.minutes if entry.accelerators == _NODE else None,
+        "any size": lambda entry: entry.minutes,
+        f"{_NODE} accelerators": lambda entry: entry.minutes if entry.accelerators == _NODE else None,
     }
     times, marks = lines("minutes", min, **sizes), own(lambda entry: entry.minutes, min)
     if times:
@@ -143,7 +144,7 @@ def _trends(league: League) -> list[Chart]:
                 marks=marks,
             )
         )
-    fastest: dict[str, _Value] = {"fastest accelerator": lambda entry: entry.per_accelerator}
+    fastest: dict[str, _Value] = {"fastest": lambda entry: entry.per_accelerator}
     rates, marks = lines("sequences/s", max, **fastest), own(lambda entry: entry.per_accelerator, max)
     if rates:
         high = max([*(point.y for point in rates[0].points), *(mark.value for mark in marks)])
@@ -166,24 +167,27 @@ def charts(league: League) -> list[Chart]:
     return [*_scaling(league), *_trends(league)]
 
 
-def build_page(league: League, top: int | None) -> str:
-    """The page. Raises ReviewError if jinja2 is missing."""
-    drawn, entries = charts(league), shown(league, top)
+def build_page(league: League) -> str:
+    """The page, one's own results on top. Raises ReviewError if jinja2 is missing."""
+    drawn = charts(league)
+    own = [one for one in league.ranked if league.is_own(one)]
+    entries = [*own, *(one for one in league.ranked if not league.is_own(one))]
     rounds = sorted({entry.round for entry in league.others})
     order = sorted(COLUMNS, key=lambda one: _FIRST.index(one.heading) if one.heading in _FIRST else len(_FIRST))
-    about = [f"{len(league.own)} of your own"] if league.own else []
-    about += [f"{len(league.others)} published in rounds {', '.join(rounds)}"] if league.others else []
+    about = [f"{len(own)} of your own"] if own else []
+    if rounds:
+        about.append(f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}, the same logs in one row")
     rows = []
     for entry in entries:
         cell = dict(zip(COLUMNS, cells(league, entry), strict=True))
         rows.append({"own": league.is_own(entry), "cells": [cell[column] for column in order]})
     return render(
         "league.html",
+        script="league.js",
         title=f"{len(league.ranked)} results",
         subtitle=", ".join(about),
-        standing=[f"{one.system}: {league.standing(one)}" for one in league.ranked if league.is_own(one)]
-        if league.others
-        else [],
+        standing=[f"{one.system}: {league.standing(one)}" for one in own] if league.others else [],
+        unverified=UNVERIFIED,
         charts=drawn,
         most_lines=max((len(chart.series) for chart in drawn), default=0),
         by=BY[league.by][0],
@@ -194,6 +198,14 @@ def build_page(league: League, top: int | None) -> str:
     )
 
 
-def write_page(league: League, top: int | None, output: Path) -> None:
+def write_page(league: League, output: Path) -> None:
     """Writes the page whole. Raises ReviewError."""
-    write_whole(output, build_page(league, top).encode("utf-8"))
+    write_whole(output, build_page(league).encode("utf-8"))
+
+
+def write_picture(league: League, output: Path) -> None:
+    """Writes the chart of times over accelerators. Raises ReviewError where no system was measured in several sizes."""
+    drawn = _scaling(league)
+    if not drawn:
+        raise ReviewError(f"{output}: no system of these results was measured in several sizes, so there is no chart")
+    write_whole(output, svg(drawn[0], f"{len(league.ranked)} results of MLPerf Training BERT"))

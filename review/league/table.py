@@ -81,4 +81,4 @@ def parts(league: League, top: int | None, width: int | None = None) -> list[Par
     if any(not entry.checked and entry.minutes is not None for entry in entries):
         lines.append(Line("", EXPLAINED, "dim"))
     own = [one for one in league.ranked if league.is_own(one)]
-    return [table, *lines, *(Line("yours", f"{one.system}: {league.standing(one)}", "bold") for one in own)]
+    return [table, *lines, *(Line("yours", f"{one.system}: {league.standing(one)}; unverified", "bold") for one in own)]

@@ -271,7 +271,7 @@ def _end_labels(
 ) -> Iterator[str]:
     """Names of curves above their ends, one for those that end together, and each above what it would cover.
 
-    ends: x, y, whether the curve falls, which leaves room on the right. placed: middle, half of the width and y of text.
+    ends: x, y, and whether the curve falls, which leaves room on the right. placed: middle, half width and y of text.
     """
     groups: list[tuple[float, float, bool, list[Series]]] = []
     for x, y, falls, one in sorted(ends, key=lambda end: end[:2]):
@@ -281,10 +281,15 @@ def _end_labels(
             groups.append((x, y, falls, [one]))
     for x, y, falls, series in sorted(groups, key=lambda group: -group[1]):
         label = ", ".join(one.label for one in sorted(series, key=lambda one: one.run))
-        half = 0.55 * _width(label)  # bold
-        x, y = min(max(x + falls * half, half), size.width - half), y - 8
-        while near := [at for other, wide, at in placed if abs(other - x) < wide + half and abs(at - y) < 13]:
-            y = min(near) - 13
+        half = 0.58 * _width(label)  # bold
+        x = min(max(x + falls * half, half), size.width - half)
+        near = [at for other, wide, at in placed if abs(other - x) < wide + half]
+        for at, step in ((y - 8, -13), (y + 16, 13)):  # below the end where there is no room above
+            while covered := [other for other in near if abs(other - at) < 13]:
+                at = (max if step > 0 else min)(covered) + step
+            if at >= 10:
+                break
+        y = at
         placed.append((x, half, y))
         style = f"series {series[0].style}" if len(series) == 1 else ""
         yield _tag("g", _text(x, y, label, "middle", "note end"), class_=style, data_run=series[0].run)
@@ -340,6 +345,20 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
 
 def picture(chart: Chart, subject: str) -> bytes:
     """A PNG of 1920 x 1080 pixels with title and legend. ``subject`` names the result. Raises ReviewError."""
+    css = f"{style_sheet()} svg text {{ font-family: '{_font()}', sans-serif; }}"
+    return _render(_whole(chart, subject), *PICTURE, css)
+
+
+def svg(chart: Chart, subject: str) -> str:
+    """The same as a file of its own, in the light colours and the reader's font."""
+    width, height = PICTURE
+    paper = f"<style>{style_sheet()}</style>{_tag('rect', width=width, height=height, fill='#ffffff')}"
+    box = f"0 0 {width} {height}"
+    return _tag("svg", paper + _whole(chart, subject), xmlns="http://www.w3.org/2000/svg", viewBox=box) + "\n"
+
+
+def _whole(chart: Chart, subject: str) -> str:
+    """Title, drawing and legend of a picture."""
     width, height, margin = *PICTURE, 20
     entries: list[str] = []
     x, y = 0.0, 0.0
@@ -366,8 +385,7 @@ def picture(chart: Chart, subject: str) -> bytes:
         ),
         _tag("g", "".join(entries), transform=f"translate({margin} {height - margin - below + 18:.0f})"),
     ]  # fmt: skip
-    css = f"{style_sheet()} svg text {{ font-family: '{_font()}', sans-serif; }}"
-    return _render("\n".join(parts), *PICTURE, css)
+    return "\n".join(parts)
 
 
 @functools.cache

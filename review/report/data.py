@@ -12,7 +12,7 @@ from review.logs.output import ERROR, WARNING, Finding, rate_text
 from review.report.chart import COLOURS
 from review.report.plots import UNCONVERGED
 from review.results.run import HYPERPARAMETERS, Run
-from review.results.score import REQUIRED_RUNS, Result
+from review.results.score import REQUIRED_RUNS, UNVERIFIED, Result
 from review.results.table import cells, columns
 from review.rulebook import rcp
 from review.verdict.checking import Checked, energy_obstacles, groups, places, shortened, subject, with_places
@@ -34,7 +34,7 @@ def verdict(result: Result, checked: Checked | None) -> dict[str, Any]:
             detail += f", {result.olympic_minutes:.4f} minutes, times {result.scaling_factor:.6f} because they "
             detail += "converged in fewer samples than the reference mean"
         headline = f"Official score{division}: {result.score:.4f} minutes"
-        return {"state": "good", "headline": headline, "detail": f"{detail}.", "reasons": []}
+        return {"state": "good", "headline": headline, "detail": f"{detail}. It is {UNVERIFIED}.", "reasons": []}
     if result.score is not None:
         detail = f"As they stand, the runs would score {result.score:.4f} minutes."
     elif result.median_minutes is not None:

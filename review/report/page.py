@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Sequence
 from importlib import metadata
@@ -20,8 +22,8 @@ from review.results.table import columns
 from review.verdict.checking import Checked
 
 
-def render(template: str, **values: object) -> str:
-    """A page of one of the templates. Raises ReviewError if jinja2 is missing."""
+def render(template: str, script: str = "", **values: object) -> str:
+    """A page of one of the templates, with a script of them that alone may run. Raises ReviewError without jinja2."""
     try:
         from jinja2 import Environment, PackageLoader
         from markupsafe import Markup
@@ -33,6 +35,10 @@ def render(template: str, **values: object) -> str:
         trim_blocks=True,
     )
     markup.globals["draw"] = lambda chart, identifier: Markup(draw(chart, identifier))  # which escapes what it quotes
+    if script:
+        code = Path(__file__).with_name("templates").joinpath(script).read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+        values |= {"script": Markup(code), "script_hash": Markup(f"sha256-{digest}")}
     return markup.get_template(template).render(**values)
 
 

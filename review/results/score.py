@@ -21,6 +21,11 @@ from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET, rulesets
 from review.rulebook.rcp import Reading, read_rcp
 
 REQUIRED_RUNS = 10
+# What MLCommons' messaging guidelines ask for wherever a result that they have not reviewed is published.
+UNVERIFIED = (
+    'unverified until MLCommons has reviewed it: where you publish it, write "unverified" beside the score, and '
+    '"Result not verified by MLCommons Association"'
+)
 _NOT_CONVERGED = 1e9  # samples of a run that did not converge, in the official RCP test
 
 

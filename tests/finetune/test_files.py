@@ -86,7 +86,7 @@ def test_a_prediction_that_was_killed_goes_on_to_the_same_bytes(model, tmp_path,
         predict(*arguments)
     kept = tmp_path / ".out.csv.rows"
     assert not (tmp_path / "out.csv").exists()
-    kept.write_text(kept.read_text() + '{"id": "r8", "text": "the c')  # cut off within a row
+    kept.write_text(kept.read_text() + '{"id": "r8"}\n{"id": "r9", "text": "the c')  # within a chunk, within a row
     capsys.readouterr()
     assert predict(*arguments) == 0
     assert "11 rows, text text; 8 are done" in capsys.readouterr().err

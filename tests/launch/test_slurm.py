@@ -106,7 +106,8 @@ def test_a_controller_that_does_not_answer_is_not_waited_for(slurm, cluster):
     job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="hang")
     job.wait_for(lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists())
     controller = int((cluster.parent / "pid" / "controller").read_text())
-    script = subprocess.run(["pgrep", "-o", "-f", "slurm_script"], capture_output=True, text=True, check=True)
+    its_own = f"{cluster.parent}/.*/job0*{job.number}/slurm_script"  # other clusters may run here
+    script = subprocess.run(["pgrep", "-o", "-f", its_own], capture_output=True, text=True, check=True)
     os.kill(controller, signal.SIGSTOP)
     try:
         os.kill(int(script.stdout), signal.SIGTERM)

@@ -106,11 +106,13 @@ def test_a_rank_killed_while_it_trains_fails_the_job_with_its_name_last(training
 def test_fine_tuning_on_two_nodes_trains_each_seed_and_says_last_what_stops_it(training):
     folder = training.folder
     words = ["red", "blue", "north", "here"]
-    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
     lines = [f"{word}\t{'colour' if word in words[:2] else 'place'}" for word in words]
     for name in ("train", "dev"):
         (folder / f"{name}.tsv").write_text("\n".join(lines * 6))
     shape = BertConfig.from_json(folder / "phase1" / "bert_config.json")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    vocabulary += [f"[unused{number}]" for number in range(shape.vocab_size - len(vocabulary))]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
     model = Classification(shape, kernels.select(kernels.Config(fused="none"), torch.device("cpu")), 2)
     models.initialise(model, 0)
     torch.save(dict(model.bert.named_parameters()), folder / "weights.pt")

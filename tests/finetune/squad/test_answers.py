@@ -13,7 +13,19 @@ import pytest
 
 from bert.data.tokens import WordPiece
 from finetune import squad
-from finetune.squad import Answer, Dataset, Limits, Logits, Question, Rules, f1, make_features, normalise, score
+from finetune.squad import (
+    Answer,
+    Dataset,
+    Limits,
+    Logits,
+    Predictions,
+    Question,
+    Rules,
+    f1,
+    make_features,
+    normalise,
+    score,
+)
 
 from .. import made_up
 from . import oracle
@@ -228,3 +240,21 @@ def test_an_empty_answer_and_a_missing_one():
 
 def test_normalising_drops_case_punctuation_articles_and_spaces():
     assert normalise(" The  Cat's-an \n a mat. ") == "catsan mat"
+
+
+def test_the_best_threshold_is_the_one_that_trying_them_all_finds():
+    generator = random.Random(5)
+    for _ in range(60):
+        count = generator.randrange(1, 9)
+        questions = [
+            Question(str(n), "?", 0, (Answer("red cat", 0),) if generator.random() < 0.6 else ()) for n in range(count)
+        ]
+        spans = [generator.choice(["red cat", "cat", "dog"]) for _ in questions]
+        odds = {question.id: float(generator.randrange(-3, 4)) for question in questions}
+        n_best = {q.id: [{"text": ""}, {"text": span}] for q, span in zip(questions, spans, strict=True)}
+        threshold, best = squad.best_threshold(questions, Predictions({}, n_best, odds))
+        scores = {}
+        for tried in (threshold, *[value + 0.5 for value in range(-5, 5)]):
+            answers = {q.id: span if odds[q.id] <= tried else "" for q, span in zip(questions, spans, strict=True)}
+            scores[tried] = score(questions, answers, "2.0")["f1"]
+        assert best == pytest.approx(max(scores.values())) == pytest.approx(scores[threshold])

@@ -37,10 +37,15 @@ def site(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:  # noqa: F8
         for file in finetuning.SQUAD
     ]
     monkeypatch.setattr(finetuning, "SQUAD", tuple(squad))
-    tables = {"MRPC": {"train.tsv": {"1": 4}, "dev.tsv": {"1": 2}}, "CoLA": {"train.tsv": {"0": 1, "1": 1}}}
+    tables = {
+        "MRPC": {"train.tsv": {"1": 4}, "dev.tsv": {"1": 2}},
+        "CoLA": {"train.tsv": {"0": 1, "1": 1}, "test.tsv": {"": 1}},
+    }
     monkeypatch.setattr(finetuning, "TABLES", tables)
     server.files = {file.name: QUESTIONS for file in squad}
-    server.files["CoLA.zip"] = archive("CoLA", train="x\t1\t\tA cat .\nx\t0\t*\tCat a .\n", test="no label\n")
+    server.files["CoLA.zip"] = archive(
+        "CoLA", train="x\t1\t\tA cat .\nx\t0\t*\tCat a .\n", test="index\tsentence\n0\tA dog .\n"
+    )
     server.files["msr_paraphrase_train.txt"] = "\r\n".join(PAIRS).encode()
     server.files["mrpc_dev_ids.tsv"] = b"1\t2\n4\t5\n"
     publish(monkeypatch, server)
@@ -70,7 +75,10 @@ def test_squad_comes_from_its_site_and_goes_on_where_it_broke_off(site: Server, 
 
 def test_glue_is_unpacked_and_mrpc_is_made_of_its_pairs(site: Server, tmp_path: Path) -> None:
     finetuning.fetch("CoLA", tmp_path / "CoLA", site.url)
-    assert [path.name for path in (tmp_path / "CoLA").iterdir()] == ["train.tsv"]
+    assert sorted(path.name for path in (tmp_path / "CoLA").iterdir()) == ["test.tsv", "train.tsv"]
+    (tmp_path / "CoLA" / "test.tsv").write_text("index\tsentence\n")
+    with pytest.raises(DataError, match=r"test.tsv has 0 examples, GLUE's has 1 examples: remove it"):
+        finetuning.check("CoLA", tmp_path / "CoLA")
     finetuning.fetch("MRPC", tmp_path / "MRPC", site.url)
     tables = {path.name: path.read_text().splitlines() for path in (tmp_path / "MRPC").iterdir()}
     header = PAIRS[0].removeprefix("\ufeff")
@@ -118,7 +126,12 @@ def test_other_files_than_the_published_ones_are_one_line(
 
 def test_labels_are_counted_of_as_many_examples_as_glue_publishes() -> None:
     sizes = {task: [sum(table.values()) for table in tables.values()] for task, tables in finetuning.TABLES.items()}
-    assert sizes == {"MRPC": [3668, 408], "SST-2": [67349, 872], "CoLA": [8551, 1043], "MNLI": [392702, 9815]}
+    assert sizes == {
+        "MRPC": [3668, 408], "SST-2": [67349, 872, 1821], "CoLA": [8551, 1043, 1063],
+        "MNLI": [392702, 9815, 9832, 9796, 9847], "QQP": [363846, 40430, 390965], "QNLI": [104743, 5463, 5463],
+        "RTE": [2490, 277, 3000], "STS-B": [5749, 1500, 1379], "WNLI": [635, 71, 146],
+    }  # fmt: skip
+    assert set(sizes) == set(finetuning.SOURCES)
 
 
 def test_archives_are_known_by_the_digests_that_others_recorded() -> None:

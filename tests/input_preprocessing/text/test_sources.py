@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import os
 import sys
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import cramjam
 import pytest
 
 from bert.data.records import DataError
 from input_preprocessing.stage import reading
 from input_preprocessing.stage.cli import run_stage
-from input_preprocessing.text import corpus
-from input_preprocessing.text.corpus import read_pool
+from input_preprocessing.text import corpus, sources
 
 from ..conftest import made_up_documents, write_documents
 
 DOCUMENTS = made_up_documents(12)
 TEXTS = [" ".join(document) for document in DOCUMENTS]
+
+
+class Pool(NamedTuple):
+    found: list[sources.Source]
+    parts: list[Path]
+
+    @property
+    def documents(self) -> Iterator[list[str]]:
+        for part in self.parts:
+            with open(part, encoding="utf-8") as lines:
+                yield from sources.documents_of(lines, "sentences")
+
+
+def read_pool(inputs: Sequence[str], layout: str, key: str, folder: Path, jobs: int = 1) -> Pool:
+    found = sources.find(inputs, layout, key, folder / "work", jobs)
+    return Pool(found, sources.split(found, key, folder / "work", jobs))
 
 
 def json_lines(path: Path, texts: list[str], key: str = "text") -> Path:
@@ -54,7 +73,7 @@ def words_of(documents: Iterable[list[str]]) -> list[str]:
 
 @pytest.mark.parametrize("make", [json_lines, extracted, parquet])
 def test_a_record_is_a_document_cut_into_sentences(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
-    documents = list(read_pool([str(make(tmp_path / "x", TEXTS))], "auto", "text").documents)
+    documents = list(read_pool([str(make(tmp_path / "x", TEXTS))], "auto", "text", tmp_path).documents)
     assert words_of(documents) == TEXTS
     assert sum(map(len, documents)) > len(TEXTS), "sentences were found"
 
@@ -62,9 +81,9 @@ def test_a_record_is_a_document_cut_into_sentences(tmp_path: Path, make) -> None
 @pytest.mark.parametrize("make", [json_lines, parquet])
 def test_the_key_names_the_text(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
     path = str(make(tmp_path / "x", TEXTS, "content"))
-    assert words_of(read_pool([path], "prose", "content").documents) == TEXTS
+    assert words_of(read_pool([path], "prose", "content", tmp_path).documents) == TEXTS
     with pytest.raises(DataError, match=r"no (text|column) 'text' \(it has id, content\); give --text-key"):
-        read_pool([path], "prose", "text")
+        read_pool([path], "prose", "text", tmp_path)
 
 
 def test_several_inputs_and_folders_are_one_pool_in_their_order(tmp_path: Path) -> None:
@@ -77,10 +96,10 @@ def test_several_inputs_and_folders_are_one_pool_in_their_order(tmp_path: Path) 
         (tmp_path / "AA" / name).write_text("Nothing to train on.")
     plain = sentences(tmp_path / "plain", DOCUMENTS[6:9])
     lines = json_lines(tmp_path / "lines", TEXTS[9:])
-    pool = read_pool([str(tmp_path / "AA"), str(tmp_path / "AB"), str(plain), str(lines)], "auto", "text")
+    pool = read_pool([str(tmp_path / "AA"), str(tmp_path / "AB"), str(plain), str(lines)], "auto", "text", tmp_path)
     assert words_of(pool.documents) == TEXTS
-    assert pool.kinds == ("WikiExtractor's documents", "one sentence per line", "JSON Lines")
-    assert read_pool([str(plain), str(lines), str(lines)], "auto", "text").md5 != pool.md5
+    kinds = list(dict.fromkeys(source.kind for source in pool.found))
+    assert kinds == ["WikiExtractor's documents", "one sentence per line", "JSON Lines"]
 
 
 def test_a_pipe_is_read_from_its_first_byte(tmp_path: Path) -> None:
@@ -88,24 +107,24 @@ def test_a_pipe_is_read_from_its_first_byte(tmp_path: Path) -> None:
     reader, writer = os.pipe()  # as <(command) of the shell
     os.write(writer, data)
     os.close(writer)
-    pool = read_pool([f"/dev/fd/{reader}"], "sentences", "text")
+    pool = read_pool([f"/dev/fd/{reader}"], "sentences", "text", tmp_path)
     os.close(reader)
     assert list(pool.documents) == list(pool.documents) == DOCUMENTS
 
 
 def test_mark_up_that_wikiextractor_escapes_is_text_again(tmp_path: Path) -> None:
-    pool = read_pool([str(extracted(tmp_path / "x", ["One &lt; two &amp; three."] * 4))], "auto", "text")
+    pool = read_pool([str(extracted(tmp_path / "x", ["One &lt; two &amp; three."] * 4))], "auto", "text", tmp_path)
     assert next(pool.documents) == ["One < two & three."]
 
 
 @pytest.mark.parametrize("make", [json_lines, extracted, sentences])
 def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path, monkeypatch, make) -> None:  # type: ignore[no-untyped-def]
-    for module, name in ((corpus, "_DETECTED_ON"), (corpus, "CHUNK"), (reading, "CHUNK")):
+    for module, name in ((sources, "_DETECTED_ON"), (sources, "CHUNK"), (reading, "CHUNK")):
         monkeypatch.setattr(module, name, 50_000)
     document = [f"A {'cat' * 200} sat."] * 50
     make(tmp_path / "x", [document if make is sentences else " ".join(document)] * 150)
     tracemalloc.start()
-    count = sum(1 for _ in read_pool([str(tmp_path / "x")], "auto", "text").documents)
+    count = sum(1 for _ in read_pool([str(tmp_path / "x")], "auto", "text", tmp_path).documents)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 150
@@ -115,18 +134,16 @@ def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path, monkeypatch, m
 def test_prose_is_cut_into_documents_and_paragraphs(tmp_path: Path) -> None:
     text = "---\nOne. Two\r\nthree.\n \nFour. ---\n* * *\nFive.\n\n\t\nSix.\fSeven.\n\f\n\nEight.\n\n\n\n\nNine."
     (tmp_path / "x").write_bytes(text.encode())
-    documents = list(read_pool([str(tmp_path / "x")], "prose", "text").documents)
+    documents = list(read_pool([str(tmp_path / "x")], "prose", "text", tmp_path).documents)
     assert documents == [["One.", "Two three.", "Four. --- Five."], ["Six."], ["Seven."], ["Eight."], ["Nine."]]
-    (tmp_path / "x").write_text("\n\n".join(f"Sentence {i}." for i in range(4 * corpus.MOST_SENTENCES + 1)))
-    sizes = [len(document) for document in read_pool([str(tmp_path / "x")], "prose", "text").documents]
-    assert sizes == [corpus.MOST_SENTENCES] * 4 + [1]
+    (tmp_path / "x").write_text("\n\n".join(f"Sentence {i}." for i in range(4 * sources.MOST_SENTENCES + 1)))
+    sizes = [len(document) for document in read_pool([str(tmp_path / "x")], "prose", "text", tmp_path).documents]
+    assert sizes == [sources.MOST_SENTENCES] * 4 + [1]
 
 
-@pytest.mark.parametrize("most_open", [2, 200])
 def test_documents_go_to_the_files_in_turn_but_each_nth_which_is_for_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_open: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus, "_MOST_OPEN", most_open)
     documents = made_up_documents(50)
     line = ["corpus", "--input", str(sentences(tmp_path / "x", documents)), "--outputdir", str(tmp_path / "out")]
     monkeypatch.setattr("sys.argv", [*line, "--num-files", "5", "--eval-share", "0.1", "--vocab-size", "200"])
@@ -141,16 +158,16 @@ def test_documents_go_to_the_files_in_turn_but_each_nth_which_is_for_evaluation(
 
 def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = sentences(tmp_path / "x", DOCUMENTS)
-    detect = corpus.detect_layout
+    detect = sources.detect_layout
 
     def meanwhile(text: str) -> str:
         with open(path, "a") as file:
             file.write("More.\n")
         return detect(text)
 
-    monkeypatch.setattr(corpus, "detect_layout", meanwhile)
+    monkeypatch.setattr(sources, "detect_layout", meanwhile)
     with pytest.raises(DataError, match="changed while it was read"):
-        read_pool([str(path)], "auto", "text")
+        read_pool([str(path)], "auto", "text", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -159,13 +176,12 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monke
         ('{"text": "a"}\nnothing\n', "line 2 is not JSON .*; give JSON Lines, a record a line"),
         ('{"text": "a"}\n[1]\n', r"line 2 has no text 'text' \(it has list\)"),
         ('{"text": 3}\n', "line 1 has no text 'text'"),
-        ("a,b\n1,2\n", r"has 1 document \(read as .*\), at least 4 are needed; put"),
     ],
 )
 def test_what_is_no_record_is_one_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "x").write_text(text)
     with pytest.raises(DataError, match=message) as caught:
-        read_pool([str(tmp_path / "x")], "auto", "text")
+        read_pool([str(tmp_path / "x")], "auto", "text", tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -173,24 +189,27 @@ def test_a_damaged_parquet_file_and_an_empty_folder_are_one_line(tmp_path: Path)
     pytest.importorskip("pyarrow")
     (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(40))
     with pytest.raises(DataError, match=r"x\.parquet cannot be read as Parquet") as caught:
-        read_pool([str(tmp_path / "x.parquet")], "auto", "text")
+        read_pool([str(tmp_path / "x.parquet")], "auto", "text", tmp_path)
     assert "\n" not in str(caught.value)
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="has no files of text"):
-        read_pool([str(tmp_path / "none")], "auto", "text")
+        read_pool([str(tmp_path / "none")], "auto", "text", tmp_path)
 
 
 def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(DataError, match="needs pyarrow; run: python -m pip install pyarrow"):
-        read_pool([str(tmp_path / "x")], "auto", "text")
+        read_pool([str(tmp_path / "x")], "auto", "text", tmp_path)
 
 
 def test_the_command_takes_several_inputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    inputs = [sentences(tmp_path / "a", made_up_documents(20)), json_lines(tmp_path / "b", TEXTS, "body")]
+    inputs = [
+        sentences(tmp_path / "a", made_up_documents(20)),
+        json_lines(tmp_path / "b", [f"{text} It ends." for text in TEXTS], "body"),
+    ]
     line = ["corpus", "--input", *map(str, inputs), "--outputdir", str(tmp_path / "out"), "--vocab-size", "300"]
     monkeypatch.setattr("sys.argv", [*line, "--text-key", "body"])
     run_stage("corpus")
@@ -198,3 +217,96 @@ def test_the_command_takes_several_inputs(
     assert "read as one sentence per line, JSON Lines; 30 documents" in told
     parts = "".join(path.read_text() for path in (tmp_path / "out" / "download" / "results4").iterdir())
     assert DOCUMENTS[3][0] in parts
+
+
+PACK = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "zst": lambda data: bytes(cramjam.zstd.compress(data)),
+}
+
+
+@pytest.mark.parametrize("kind", PACK)
+@pytest.mark.parametrize("make", [json_lines, extracted, sentences])
+def test_packed_files_are_read_as_what_is_in_them(tmp_path: Path, make, kind: str) -> None:  # type: ignore[no-untyped-def]
+    plain = make(tmp_path / "x", DOCUMENTS if make is sentences else TEXTS).read_bytes()
+    (tmp_path / f"x.{kind}").write_bytes(PACK[kind](plain[:700]) + PACK[kind](plain[700:]))  # two members, one file
+    pools = [read_pool([str(tmp_path / name)], "auto", "text", tmp_path / name[1:]) for name in ("x", f"x.{kind}")]
+    assert list(pools[0].documents) == list(pools[1].documents)
+    (tmp_path / "cut").write_bytes(PACK[kind](plain)[:-20])
+    with pytest.raises(DataError, match=r"cut is .* and cannot be unpacked .*; copy it again") as caught:
+        read_pool([str(tmp_path / "cut")], "auto", "text", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def prose(path: Path, documents: list[list[str]]) -> Path:
+    path.write_text("\n\n\n".join("\n\n".join(document) for document in documents))
+    return path
+
+
+@pytest.mark.parametrize("make", [json_lines, extracted, sentences, prose, parquet])
+def test_where_a_file_is_cut_changes_no_document(tmp_path: Path, monkeypatch, make) -> None:  # type: ignore[no-untyped-def]
+    documents = made_up_documents(60)
+    path = make(tmp_path / "x", documents if make in (sentences, prose) else [" ".join(d) for d in documents])
+    layout = "sentences" if make is sentences else "prose"
+    whole = list(read_pool([str(path)], layout, "text", tmp_path / "a").documents)
+    for size in (1, 300, 5000):
+        monkeypatch.setattr(sources, "PART_BYTES", size)
+        pool = read_pool([str(path)], layout, "text", tmp_path / str(size))
+        assert list(pool.documents) == whole
+        assert len(pool.parts) > (1 if size == 5000 else 10)
+
+
+def corpus_of(inputs: list[Path], out: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, bytes]:
+    line = ["corpus", "--input", *map(str, inputs), "--outputdir", str(out), "--vocab-size", "300", *more]
+    monkeypatch.setattr("sys.argv", line)
+    run_stage("corpus")
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+def test_the_same_document_is_taken_once_and_said(tmp_path: Path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    documents = made_up_documents(30)
+    once = sentences(tmp_path / "once", documents)
+    more = sentences(tmp_path / "more", [documents[3], documents[29], [*documents[3], "It is another."], documents[3]])
+    last = sentences(tmp_path / "last", [[*documents[3], "It is another."]])
+    name = "download/results4/eval.txt"
+    made = corpus_of([once, more], tmp_path / "a", monkeypatch)[name]
+    assert "29 documents" in (told := capsys.readouterr().err)
+    assert "2 for evaluation, 3 dropped that were there before" in told
+    assert made == corpus_of([once, last], tmp_path / "b", monkeypatch)[name]
+    few = sentences(tmp_path / "few", documents[:2] * 4)
+    with pytest.raises(SystemExit, match=r"has 2 documents \(read as .*\), at least 4 different ones are needed; put"):
+        corpus_of([few], tmp_path / "c", monkeypatch)
+
+
+def test_processes_and_kills_change_no_byte(tmp_path: Path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(sources, "PART_BYTES", 2000)
+    inputs = [sentences(tmp_path / "a", made_up_documents(24)), json_lines(tmp_path / "b", TEXTS)]
+    one = ["--jobs", "1", "--num-files", "1"]
+    wanted = corpus_of(inputs, tmp_path / "one", monkeypatch, *one)
+    assert corpus_of(inputs, tmp_path / "three", monkeypatch, "--jobs", "3", *one[2:]) == wanted
+    made: list[Path] = []
+    for name, moments in (("_split", (1, 3)), ("_deal", (0, 1))):
+        module = sources if name == "_split" else corpus
+        work = getattr(module, name)
+        for moment in moments:
+
+            def dies(*arguments, moment=moment, work=work):  # type: ignore[no-untyped-def]
+                if len(made) == moment:
+                    raise KeyboardInterrupt
+                made.append(arguments[-1][-1])
+                return work(*arguments)
+
+            made.clear()
+            monkeypatch.setattr(module, name, dies)
+            with pytest.raises(KeyboardInterrupt):
+                corpus_of(inputs, tmp_path / "killed", monkeypatch, *one)
+            monkeypatch.setattr(module, name, work)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").rglob("part-*")}
+    assert len(times) > 4
+    assert corpus_of(inputs, tmp_path / "killed", monkeypatch, *one) == wanted
+    shard = tmp_path / "killed/download/results4/part-00000-of-00001"
+    assert shard.stat().st_mtime_ns == times[shard], "what was finished is kept"
+    assert not (tmp_path / "killed/download/corpus").exists()
+    corpus_of(inputs[:1], tmp_path / "killed", monkeypatch, *one)
+    assert shard.read_bytes() != wanted["download/results4/part-00000-of-00001"], "nothing of another text is kept"

@@ -15,6 +15,7 @@ from bert.data.synthetic import synthetic_records
 from input_preprocessing.dataset import prepare
 from input_preprocessing.instances import sampling
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
+from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import corpus, vocabulary
 from input_preprocessing.text.tokenization import tokenize
 from input_preprocessing.verify.verdict import verify
@@ -139,3 +140,30 @@ def test_half_a_million_tokens_are_told_apart_whole_and_in_pieces(monkeypatch: p
     monkeypatch.setattr(vocabulary, "NODE_MASK", 7)
     with pytest.raises(DataError, match="tokens are 9 bytes; 6 are the most"):
         _ = vocabulary.Vocabulary(("[UNK]", "abcd"), "").trie
+
+
+def test_how_well_a_vocabulary_fits_is_said_before_anything_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As counted by the tokenizer that prepares."""
+    documents = [[sentence.replace("e", "\u0436") for sentence in document] for document in made_up_documents(40)]
+    write_documents(tmp_path / "text", documents)
+    line = ["corpus", "--input", str(tmp_path / "text"), "--outputdir", str(tmp_path / "out"), "--vocab-size", "300"]
+    monkeypatch.setattr("sys.argv", line)
+    run_stage("corpus")
+    download = tmp_path / "out" / "download"
+    words, text = vocabulary.load(download / "vocab.txt"), (download / "results4" / "eval.txt").read_bytes()
+    tokens = [words.tokens[token] for token in tokenize(text, words).tokens]
+    each = len(tokens) / sum(not token.startswith("##") for token in tokens)
+    assert f"{each:.2f} tokens a word, 0.00% of the tokens unknown; it is new" in capsys.readouterr().err
+    characters_of_text = sorted(set(text.decode().lower().replace(" ", "").replace("\n", "")))
+    letters = "".join(f"{letter}\n##{letter}\n" for letter in characters_of_text)
+    for name, characters, hint in (
+        ("latin", letters.replace("\u0436", "e"), "unknown: is it of another language, or case"),
+        ("letters", letters, "0.00% of the tokens unknown: keep it to continue its model; from scratch"),
+    ):
+        (tmp_path / name).write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + characters, encoding="utf-8")
+        monkeypatch.setattr("sys.argv", [*line[:-2], "--vocab-file", str(tmp_path / name)])
+        run_stage("corpus")
+        assert hint in capsys.readouterr().err
+        assert (download / "vocab.txt").read_bytes() == (tmp_path / name).read_bytes()

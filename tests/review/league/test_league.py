@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
+import html
 import io
 import json
 import re
 import shutil
+import subprocess
 
 import pytest
 
@@ -202,7 +206,7 @@ def test_the_page_draws_scaling_and_trend_and_escapes_names(submission, tmp_path
     output = tmp_path / "league.html"
     assert main(["league", str(hostile), "--published", "-o", str(output)]) == 0
     page = output.read_text()
-    assert not re.search(r"(src|href)=|@import|url\((?!#)", page)
+    assert not re.search(r'(src|href)=(?!"#)|@import|url\((?!#)', page)
     assert "<b>" not in page
     assert "&lt;b&gt;x" in page
     assert all(title in page for title in ("Time to train over accelerators", "Efficiency over", "over the rounds"))
@@ -210,7 +214,60 @@ def test_the_page_draws_scaling_and_trend_and_escapes_names(submission, tmp_path
     headings = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', page)
     assert headings[:3] == ["rank", "minutes", "/accel"], "what counts is in sight without scrolling"
     first = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page.split("<tbody>")[1])[: len(headings)]
-    assert dict(zip(headings, first, strict=True))["minutes"] == "0.1193"
+    own = dict(zip(headings, first, strict=True))
+    assert (own["round"], own["minutes"]) == ("yours", f"{load_results(hostile)[0].score:.4f}"), "its own row is on top"
+    assert page.count('<tr class="own">') == page.count("yours, unverified") == 1
+    assert "Unverified until MLCommons has reviewed it" in html.unescape(page)
+
+
+def test_the_picture_of_the_readme_is_what_its_command_makes(repository, tmp_path, capsys):
+    (command,) = re.findall(r"`python -m review (league [^`]*--svg \S+)`", (repository / "README.md").read_text())
+    *words, file = command.split()
+    assert main([*words, str(tmp_path / "league.svg")]) == 0
+    assert (tmp_path / "league.svg").read_text() == (repository / file).read_text()
+    assert f"]({file})" in (repository / "README.md").read_text()
+    assert main(["league", "--published", "--accelerators", "8", "--svg", str(tmp_path / "none.svg")]) == 2
+    assert "so there is no chart" in capsys.readouterr().err
+
+
+def test_only_the_script_of_the_page_may_run():
+    page = build_page(League((), published()))
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'\">" in page
+    assert not re.search(r"\son\w+=|javascript:", page), "no other handler"
+    assert '<div class="tools" hidden>' in page, "without a script nothing is offered that needs one"
+
+
+def in_a_browser(page, steps, tmp_path):
+    """The ranks in sight, from the top, after steps of a script; skips where there is no browser."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium here")
+    asked = (
+        "[...document.querySelectorAll('tbody tr')].filter((row) => !row.hidden).map((row) => row.cells[0].textContent)"
+    )
+    driven = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    driven += f"<script>{steps}; document.title = 'ranks:' + ({asked}).join();</script>"
+    (tmp_path / "driven.html").write_text(driven)
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    command = [browser, *options, (tmp_path / "driven.html").as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    found = re.search(r"<title>ranks:([^<]*)</title>", shown)
+    assert found, "the script of the page failed"
+    return found[1].split(",")
+
+
+def test_the_table_is_searched_and_sorted_with_ones_own_row_on_top(tmp_path):
+    old = entry("old", round="0.7", nodes=1, accelerators=4, minutes=30.0, sequences_per_second=500.0)
+    page = build_page(League((SCALING[1],), (SCALING[0], SCALING[2], old)))
+    assert in_a_browser(page, "", tmp_path) == ["2", "1", "3", "4"]
+    search = "search.value = '0.7 closed'; search.dispatchEvent(new Event('input'))"
+    assert in_a_browser(page, search, tmp_path) == ["2", "4"]
+    order = "heads.find((head) => head.textContent === '{}').firstChild.click();"
+    assert in_a_browser(page, order.format("/accel"), tmp_path) == ["2", "4", "1", "3"]
+    assert in_a_browser(page, order.format("system"), tmp_path) == ["2", "1", "4", "3"]
+    assert in_a_browser(page, 2 * order.format("system"), tmp_path) == ["2", "3", "4", "1"]
 
 
 def test_curves_are_of_systems_in_several_sizes():
@@ -219,4 +276,4 @@ def test_curves_are_of_systems_in_several_sizes():
     assert [(point.x, point.y) for point in scaling.series[0].points] == [(8, 8.0), (16, 4.4), (64, 2.0)]
     assert [point.y for point in efficiency.series[0].points] == pytest.approx([100, 90, 50])
     assert charts(League((SCALING[0],), ())) == []
-    assert "<svg" not in build_page(League((SCALING[0],), ()), None)
+    assert "<svg" not in build_page(League((SCALING[0],), ()))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from review.logs.output import ReviewError
 from review.report import chart as charting
-from review.report.chart import Axis, picture, style_sheet
+from review.report.chart import Axis, draw, picture, style_sheet
 from review.report.plots import (
     EVALUATION,
     INITIALISATION,
@@ -227,12 +227,39 @@ def test_a_picture_shows_what_the_page_shows(submission):
     colours = {chart.key: pixels(picture(chart, "dgx")).getcolors(1 << 21) for chart in charts(result)}
     found = {key: {colour for _, colour in entries} for key, entries in colours.items()}
     for key, expected in {
-        "accuracy": ["#0b63c4", "#4d7c0f", "#a9211a"],  # the first and the last run, the target
+        "accuracy": ["#4d7c0f", "#a9211a"],  # the last run, which lies on the others, and the target
         "samples": ["#0b63c4", "#a9211a"],
         "time": ["#2f76c4", "#d9730d", "#8a94a0"],
     }.items():
         for colour in expected:
             assert tuple(bytes.fromhex(colour[1:])) in found[key], (key, colour)
+
+
+def test_curves_are_named_at_their_ends_and_those_that_end_together_once(real_folders):
+    chart = next(one for one in charts(result_of(real_folders[0])) if one.key == "target")
+    wide, medium, narrow = draw(chart, "x").split("</svg>")[:3]
+    for drawn in (wide, medium, narrow):
+        said = re.findall(r'class="note end">([^<]*)</text>', drawn)
+        assert sorted(re.findall(r"\d", " ".join(said))) == [str(index) for index in range(10)]
+        assert len(said) <= 6, "runs that end together are named together"
+        assert {"6 fastest", "1 slowest"} <= set(said)
+    assert chart.legend() == []
+
+
+@pytest.mark.parametrize("size", ["wide", "narrow"])
+def test_names_of_curves_cover_neither_each_other_nor_the_target(size, real_folders):
+    width = {"wide": 1100, "narrow": 360}[size]
+    for chart in charts(result_of(real_folders[0])):
+        drawn = next(one for one in draw(chart, "x").split("</svg>") if f'class="{size}"' in one)
+        places = [
+            (float(x), float(y), 7.2 * len(label) / 2)
+            for x, y, label in re.findall(r'<text x="([\d.]+)" y="([\d.-]+)" [^>]*class="note end">([^<]*)<', drawn)
+        ]
+        for index, (x, y, half) in enumerate(places):
+            assert half <= x + 1
+            assert y >= 10, "in sight"
+            assert x + half <= width + 1
+            assert all(abs(y - b) >= 12.9 or abs(x - a) >= half + other for a, b, other in places[:index])
 
 
 def test_a_picture_without_a_font_is_refused(monkeypatch, submission):

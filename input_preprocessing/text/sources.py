@@ -1,0 +1,375 @@
+"""Files and folders of text, as people have it, to documents of sentences: in parts, on all cores, in little memory.
+
+Plain text, JSON Lines, Parquet and WikiExtractor's files, also compressed; the contents tell which. A file is cut where
+documents end, after PART_BYTES or more. Of each part a file of its documents is made, a sentence per line and a blank
+line after each document, and beside it a table of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import importlib
+import io
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import cramjam
+import numpy as np
+import numpy.typing as npt
+
+from bert.data.format import atomic_file
+from bert.data.records import DataError
+from input_preprocessing.stage.folder import StageFolder
+from input_preprocessing.stage.manifest import md5_of
+from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.reading import CHUNK, Stamp, changed, open_text, stamp_of
+
+LAYOUTS = {"sentences": "one sentence per line", "prose": "prose, cut into sentences"}  # by name, for people
+JSON, PARQUET, WIKI = "JSON Lines", "Parquet", "WikiExtractor's documents"
+MOST_SENTENCES = 200  # of a prose document
+FEWEST_DOCUMENTS = 4
+PYDOC = "pydoc"
+PART_BYTES = 8_000_000  # of a file that are read together
+_DETECTED_ON = 2_000_000  # characters
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
+_BLANK_LINES = {LAYOUTS["sentences"]: 1, LAYOUTS["prose"]: 2, JSON: 0}  # that end a document
+_EXTRACTED = re.compile(r"<doc [^>]*>\n(.*?)\n?</doc>", re.DOTALL)
+_NO_TEXT = re.compile(r"\.|README|LICENSE|.*\.(json|md5|gitattributes)$", re.IGNORECASE)
+_END = re.compile(r"""(?<=[.!?])["')\]”’]*\s+(?=["'(\[“‘]*[A-Z0-9])""")
+_RULE = re.compile(r"[^\w\s](?:\W*[^\w\s])?\s*")  # a line under a heading or between parts
+_TERMINATED = re.compile(r"""[.!?:;]["')\]”’]*$""")
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Rev|Gen|Col|Capt|Lt|Hon|vs|e\.g|i\.e|cf|Fig|No|Vol|pp?|ch|sec|ed|al|approx)"
+    r"|\b[A-Z])\.$"
+)
+
+
+Document = list[str]
+Table = npt.NDArray[np.uint64]  # of documents: bytes, characters and hash; (N, 3)
+
+
+class Source(NamedTuple):
+    """A file to read. cuts: where its parts begin and end, in bytes, or in Parquet's row groups."""
+
+    path: Path
+    kind: str  # for people
+    layout: str
+    cuts: list[int]
+    md5: str
+    stamp: Stamp | None  # None: not a file
+
+
+def workers(jobs: int, size: int) -> int:
+    """Processes for a text of so many bytes: one where workers would take longer to start."""
+    return jobs if size > 2 * PART_BYTES else 1
+
+
+def find(inputs: Sequence[str], layout: str, text_key: str, folder: Path, jobs: int = 1) -> list[Source]:
+    """The files of files and folders (and of 'pydoc'), in the order given, each checked and unpacked.
+
+    Args:
+        inputs: names; of a folder all files below it are read, by name.
+        layout: of plain text and of records: a key of LAYOUTS, or 'auto'.
+        text_key: field of JSON Lines and column of Parquet that holds the text.
+        folder: for what is unpacked, or read of a pipe.
+        jobs: processes.
+
+    Raises:
+        DataError: unreadable, of another encoding, or without the key.
+    """
+    files: list[Path] = []
+    for name in inputs:
+        path = Path(name)
+        if name != PYDOC and path.is_dir():
+            found = sorted(file for file in path.rglob("*") if file.is_file() and not _NO_TEXT.match(file.name))
+            if not found:
+                raise DataError(f"{name} has no files of text; check --input")
+            files += found
+            continue
+        with suppress(OSError):  # reading it says why
+            if name != PYDOC and not stat.S_ISREG(os.stat(path).st_mode):
+                with open(path, "rb") as pipe:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    path = folder / f"{len(files)}-pipe"
+                    with open(path, "wb") as copy:
+                        shutil.copyfileobj(pipe, copy)
+        files.append(path)
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
+    look = partial(_look, layout, text_key, folder)
+    return run_tasks("corpus: files", look, list(enumerate(files)), jobs=workers(jobs, sum(sizes)), weights=sizes)
+
+
+def _look(layout: str, text_key: str, folder: Path, task: tuple[int, Path]) -> Source:
+    """What a file is, and where it may be cut."""
+    number, path = task
+    if str(path) == PYDOC:
+        return Source(
+            path, LAYOUTS["prose"], "prose", [0, 1], hashlib.md5(repr(pydoc_documents()).encode()).hexdigest(), None
+        )
+    try:
+        stamp = stamp_of(os.stat(path))
+        with open(path, "rb") as start:
+            magic = start.read(8)
+    except OSError as error:
+        raise DataError(f"cannot read the text {path}: {error.strerror}; check --input") from error
+    if packed := next((kind for signature, kind in _PACKED.items() if magic.startswith(signature)), None):
+        folder.mkdir(parents=True, exist_ok=True)
+        unpacked = folder / f"{number}-{path.name}"
+        unpacked.write_bytes(b"")
+        try:
+            getattr(cramjam, packed).decompress_into(cramjam.File(str(path)), cramjam.File(str(unpacked)))
+        except cramjam.DecompressionError as error:
+            raise DataError(f"{path} is {packed} and cannot be unpacked ({error}); copy it again") from error
+        if stamp_of(os.stat(path)) != stamp:
+            raise changed(path)
+        path, stamp = unpacked, stamp_of(os.stat(unpacked))
+    if magic.startswith(b"PAR1"):
+        sizes = _group_bytes(path)
+        parts = np.searchsorted(np.cumsum([0, *sizes]), np.arange(0, sum(sizes), PART_BYTES))
+        found = _layout_of(_parquet(path, text_key, 0, len(sizes)), layout)
+        return Source(path, PARQUET, found, [*np.unique(parts).tolist(), len(sizes)], md5_of(path), stamp)
+    file, md5 = open_text(path, "--input")
+    with io.TextIOWrapper(file, encoding="utf-8", errors="ignore", newline="") as text:
+        start_of_text = text.read(_DETECTED_ON)
+        if start_of_text.startswith("<doc "):
+            kind, found = WIKI, "prose"
+        elif start_of_text.startswith("{"):
+            with open(path, encoding="utf-8", errors="ignore", newline="\n") as lines:
+                kind, found = JSON, _layout_of(_json_lines(path, lines, text_key, 0), layout)
+        else:
+            found = detect_layout(start_of_text) if layout == "auto" else layout
+            kind = LAYOUTS[found]
+    cuts = [0]
+    with open(path, "rb") as content:
+        while cuts[-1] + PART_BYTES < stamp[0]:
+            content.seek(cuts[-1] + PART_BYTES)
+            line, blank = content.readline(), 0
+            while line and (line != b"</doc>\n" if kind == WIKI else blank < _BLANK_LINES[kind]):
+                line = content.readline()
+                blank = 0 if line.strip() else blank + 1
+            cuts.append(content.tell())
+    return Source(path, kind, found, [*cuts[: -1 if cuts[-1] == stamp[0] > 0 else None], stamp[0]], md5, stamp)
+
+
+def split(sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1) -> list[Path]:
+    """Makes the parts of the documents of all sources, those that an earlier run did not make; their files.
+
+    Raises:
+        DataError: a source is not what it seemed, or changed.
+    """
+    told = {"texts": [(*source[1:4], source.md5) for source in sources], "text_key": text_key}
+    StageFolder(folder, "corpus", ["part-*"], told)
+    tasks = [(source, *ends) for source in sources for ends in pairwise(source.cuts)]
+    parts = [folder / f"part-{number:06d}.txt" for number in range(len(tasks))]
+    left = [(*task, part) for task, part in zip(tasks, parts, strict=True) if not part.with_suffix(".npy").is_file()]
+    weights = [PART_BYTES if source.kind == PARQUET else end - begin for source, begin, end, _ in left]
+    run_tasks("corpus: sentences", partial(_split, text_key), left, jobs=workers(jobs, sum(weights)), weights=weights)
+    return parts
+
+
+def _split(text_key: str, task: tuple[Source, int, int, Path]) -> None:
+    source, begin, end, part = task
+    rows = []
+    with atomic_file(part) as partial_file, open(partial_file, "wb") as output:
+        for document in _documents(source, text_key, begin, end):
+            data = ("\n".join(document) + "\n\n").encode("utf-8", "ignore")
+            digest = hashlib.blake2b(data, digest_size=8).digest()
+            rows.append((len(data), sum(map(len, document)) + len(document), int.from_bytes(digest, "little")))
+            output.write(data)
+    if source.stamp is not None and stamp_of(os.stat(source.path)) != source.stamp:
+        raise changed(source.path)
+    with atomic_file(part.with_suffix(".npy")) as partial_file, open(partial_file, "wb") as output:
+        np.save(output, np.array(rows, dtype=np.uint64).reshape(-1, 3))
+
+
+class _Part(io.RawIOBase):
+    """Bytes of a file from one place to another."""
+
+    def __init__(self, path: Path, begin: int, end: int) -> None:
+        self.file, self.left = open(path, "rb", buffering=0), end - begin  # noqa: SIM115
+        self.file.seek(begin)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        count = self.file.readinto(memoryview(buffer)[: self.left])
+        self.left -= count
+        return count
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[Document]:
+    """The documents between two cuts of a source."""
+    path, kind, layout = source[:3]
+    if source.stamp is None:
+        yield from pydoc_documents()
+    elif kind == PARQUET:
+        yield from _of_records(_parquet(path, text_key, begin, end), layout)
+    else:
+        newline = {JSON: "\n", WIKI: ""}.get(kind)
+        part = io.BufferedReader(_Part(path, begin, end), CHUNK)
+        with io.TextIOWrapper(part, encoding="utf-8", errors="ignore", newline=newline) as text:
+            if kind == JSON:
+                yield from _of_records(_json_lines(path, text, text_key, begin), layout)
+            elif kind == WIKI:
+                yield from _of_records(_extracted(text), layout)
+            else:
+                yield from documents_of(text, layout)
+
+
+def pydoc_documents() -> list[Document]:
+    """Documents of Python's own language reference, a topic each."""
+    from pydoc_data.topics import topics
+
+    return [document for name in sorted(topics) for document in documents_of(topics[name].split("\n"), "prose")]
+
+
+def detect_layout(text: str) -> str:
+    """'sentences' when most lines end a sentence and few hold several; else 'prose'."""
+    lines = [line.strip() for line in text[:_DETECTED_ON].splitlines() if line.strip()]
+    if not lines:
+        return "sentences"
+    ended = sum(bool(_TERMINATED.search(line)) for line in lines)
+    several = sum(len(split_sentences(line)) > 1 for line in lines)
+    return "sentences" if ended >= 0.6 * len(lines) and several <= 0.3 * len(lines) else "prose"
+
+
+def split_sentences(paragraph: str) -> list[str]:
+    """Sentences of a paragraph: cut after . ! ? before a capital or digit, but not after abbreviations and initials."""
+    sentences = []
+    start = 0
+    for end in _END.finditer(paragraph):
+        if not _ABBREVIATION.search(paragraph, start, end.start()):
+            sentences.append(paragraph[start : end.end()].strip())
+            start = end.end()
+    return [sentence for sentence in [*sentences, paragraph[start:].strip()] if sentence]
+
+
+def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
+    """The documents of a text's lines in the layout given, without empty ones."""
+    document: Document = []
+    if layout == "sentences":
+        for line in lines:
+            if line.strip():
+                document.append(line.strip())
+            elif document:
+                yield document
+                document = []
+    else:
+        paragraph: list[str] = []
+        blank = 0  # lines in a row; two end a document, as a form feed does, one a paragraph
+        for line in chain(lines, "\f"):
+            if _RULE.fullmatch(line):
+                continue
+            for number, piece in enumerate(line.split("\f")):
+                blank = 0 if piece.strip() else blank + 1
+                if number or blank:
+                    document += split_sentences(" ".join(" ".join(paragraph).split()))
+                    paragraph = []
+                if document and (number or blank > 1 or len(document) >= MOST_SENTENCES):
+                    yield document
+                    document = []
+                paragraph.append(piece)
+    if document:
+        yield document
+
+
+def _layout_of(texts: Iterable[str], layout: str) -> str:
+    """Of records, by the first of them."""
+    if layout != "auto":
+        return layout
+    start, length = [], 0
+    for text in texts:
+        start.append(text)
+        length += len(text)
+        if length > _DETECTED_ON:
+            break
+    return detect_layout("\n".join(start))
+
+
+def _of_records(texts: Iterable[str], layout: str) -> Iterator[Document]:
+    """A document of each text that has a sentence."""
+    for text in texts:
+        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        if document := [line for part in documents_of(lines, layout) for line in part]:
+            yield document
+
+
+def _extracted(text: TextIO) -> Iterator[str]:
+    """The articles of WikiExtractor's file, less their titles."""
+    rest = ""
+    while chunk := text.read(CHUNK):
+        rest += chunk
+        end = 0
+        for match in _EXTRACTED.finditer(rest):
+            yield html.unescape(match[1]).partition("\n")[2]
+            end = match.end()
+        rest = rest[end:]
+
+
+def _json_lines(path: Path, lines: Iterable[str], key: str, begin: int) -> Iterator[str]:
+    """The texts of records from a byte of the file on."""
+
+    def wrong(what: str) -> DataError:
+        with open(path, "rb") as file:
+            before = sum(block.count(b"\n") for block in islice(iter(lambda: file.read(CHUNK), b""), begin // CHUNK))
+            file.seek(begin // CHUNK * CHUNK)
+            before += file.read(begin % CHUNK).count(b"\n")
+        return DataError(f"{path}: line {before + number} {what}")
+
+    for number, line in enumerate(lines, 1):  # noqa: B007 (of the message)
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise wrong(f"is not JSON ({error}); give JSON Lines, a record a line") from error
+        if not isinstance(record, dict) or not isinstance(record.get(key), str):
+            fields = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+            raise wrong(f"has no text {key!r} (it has {fields}); give --text-key")
+        yield record[key]
+
+
+def _opened_parquet(path: Path) -> Any:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise DataError(f"reading {path} needs pyarrow; run: python -m pip install pyarrow") from error
+    try:
+        return parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:  # pyarrow's errors are both
+        raise DataError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); copy it again") from error
+
+
+def _group_bytes(path: Path) -> list[int]:
+    """Size of every row group."""
+    with _opened_parquet(path) as file:
+        return [file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups)]
+
+
+def _parquet(path: Path, key: str, begin: int, end: int) -> Iterator[str]:
+    """The texts of some row groups."""
+    with _opened_parquet(path) as file:
+        columns = file.schema_arrow.names
+        if key not in columns:
+            raise DataError(f"{path} has no column {key!r} (it has {', '.join(columns)}); give --text-key")
+        try:
+            for batch in file.iter_batches(columns=[key], row_groups=range(begin, end), batch_size=1024):
+                yield from (value for value in batch.column(0).to_pylist() if isinstance(value, str))
+        except (OSError, ValueError) as error:
+            told = str(error).splitlines()[0]
+            raise DataError(f"{path} cannot be read as Parquet ({told}); copy it again") from error
