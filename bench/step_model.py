@@ -18,7 +18,6 @@ usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import itertools
@@ -55,9 +54,9 @@ from bert.model.config import BertConfig
 from bert.optim.sharded import Sharded
 from bert.training.evaluate import evaluation_room, fill_batches, share
 from bert.training.graph import graph_capacity, static_batch
+from review.league import entries
 
 META = torch.device("meta")
-PUBLISHED = ROOT / "review" / "league" / "published.csv"
 TABLE = ROOT / "tests" / "bert" / "kernels" / "compiled_kernels.json"
 # A product's rows, inner dimension and columns that a program takes, and waves of them that are few: assumed.
 TILE, FEW_WAVES = (128, 2048, 128), 4
@@ -413,21 +412,18 @@ def pretraining(gpus: list[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A system of the league, or several alike: their sequences a second and GPU."""
+    """Systems alike of the league: sequences a second and GPU, without the evaluations where the logs time them."""
 
     gpu: str
     cluster: Cluster
     rows: int
     accumulate: int
-    interval: int  # sequences from one evaluation to the next, by the rules
     rates: tuple[float, ...]
 
     def predicted(self, rates: Rates) -> float:
-        """Sequences a second and GPU of a run, evaluations of 10,000 sequences (a third of their steps) included."""
-        found = predict(
-            BertConfig(), self.rows, "bf16" if self.gpu == "a100" else "fp8", rates, self.cluster, self.accumulate
-        )
-        return found["sequences_per_second"] / (1 + 10_000 / 3 / self.interval)
+        precision = "bf16" if self.gpu == "a100" else "fp8"
+        found = predict(BertConfig(), self.rows, precision, rates, self.cluster, self.accumulate)
+        return float(found["sequences_per_second"])
 
 
 def systems() -> list[System]:
@@ -435,27 +431,19 @@ def systems() -> list[System]:
 
     Such nodes have a NIC for each GPU; those of nodes of 4 are not published.
     """
-    alike: dict[tuple[Any, ...], set[float]] = {}
-    with open(PUBLISHED, encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
-            gpu = next((name for name in ("a100", "h100", "h200") if name.upper() in line["accelerator"]), "")
-            ranks, batch = int(line["accelerators"] or 0), int(line["batch_size"] or 0)
-            if not gpu or "PCI" in line["accelerator"].upper() or line["division"] != "closed":
-                continue
-            if ranks != 8 * int(line["nodes"]):
-                continue
-            if float(line["round"]) < 1.1 or not line["sequences_per_second"]:
-                continue
-            steps = int(line["gradient_accumulation_steps"] or 1)
+    alike: dict[tuple[str, int, int, int], set[float]] = {}
+    for one in entries.published():
+        gpu = next((name for name in ("a100", "h100", "h200") if name.upper() in one.accelerator), "")
+        if not gpu or "PCI" in one.accelerator.upper() or one.division != "closed" or float(one.round) < 1.1:
+            continue
+        rate, nodes, batch = one.training_rate or one.sequences_per_second, one.nodes, one.batch_size
+        if rate and nodes and batch and one.accelerators == 8 * nodes:
+            ranks, steps = int(8 * nodes), int(one.hyperparameters.get("gradient_accumulation_steps", 1))
             rows = max(round(batch / ranks / 2 / steps), 1)  # two sequences a row
-            interval = int(0.05 * (230.23 * batch + 3_000_000) / 25_000) * 25_000
-            key = (gpu, ranks, int(line["nodes"]), rows, steps, interval)
-            alike.setdefault(key, set()).add(float(line["sequences_per_second"]) / ranks)
+            alike.setdefault((gpu, ranks, rows, steps), set()).add(rate / ranks)
     return [
-        System(
-            gpu=gpu, cluster=Cluster(ranks, nodes), rows=rows, accumulate=steps, interval=interval, rates=tuple(rates)
-        )
-        for (gpu, ranks, nodes, rows, steps, interval), rates in sorted(alike.items())
+        System(gpu=gpu, cluster=Cluster(ranks, ranks // 8), rows=rows, accumulate=steps, rates=tuple(rates))
+        for (gpu, ranks, rows, steps), rates in sorted(alike.items())
     ]
 
 

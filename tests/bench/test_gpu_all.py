@@ -264,8 +264,10 @@ def test_the_first_variant_is_told_before_the_second_is_built(bench, monkeypatch
 def test_a_variant_that_fails_in_its_turn_loses_no_others_figures(bench, monkeypatch):
     train_step = bench("train_step")
 
+    counted = {}
+
     def prepare(variant, *_):
-        calls = []
+        calls = counted.setdefault(variant.name, [])
 
         def run(number):
             calls.append(number)
@@ -286,6 +288,7 @@ def test_a_variant_that_fails_in_its_turn_loses_no_others_figures(bench, monkeyp
     assert found["later"] == "RuntimeError: later: an illegal memory access was encountered"
     assert isinstance(found["good"], float)
     assert isinstance(found["best"], float)
+    assert len(counted["best"]) == 4 + 2 * 4 + 2 * 4, "first steps, two turns beside one that fails, and two without"
     assert told == [1, 2, 3]
 
 

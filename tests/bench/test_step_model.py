@@ -155,8 +155,9 @@ def test_attention_is_what_its_programs_do_once_and_in_each_turn(model, monkeypa
 def test_systems_of_the_league_are_read_with_their_layout_and_resubmissions_once(model):
     known = {(one.gpu, one.cluster.ranks, one.cluster.nodes): one for one in model.systems()}
     largest = known["h100", 3472, 434]
-    assert (largest.rows, largest.accumulate, largest.interval) == (2, 1, 300_000)
-    assert largest.rates == (pytest.approx(218.8, abs=0.1),), "submitted three times"
+    assert (largest.rows, largest.accumulate) == (2, 1)
+    assert len(largest.rates) == 1, "submitted three times"
+    assert largest.rates[0] > 218.8, "the evaluations are left out"
     assert len(known["h100", 8, 1].rates) > 10
     assert known["a100", 4096, 512].rows == 2
     assert min(ranks for _, ranks, _ in known) == 8
@@ -167,7 +168,7 @@ def test_the_two_constants_are_found_again_in_systems_made_with_them(model, monk
         return {"sequences_per_second": rows / (0.001 * rows + 50 * rates.latency * cluster.nodes)}
 
     monkeypatch.setattr(model, "predict", predict)
-    alike = {"gpu": "h100", "accumulate": 1, "interval": 150_000, "rates": ()}
+    alike = {"gpu": "h100", "accumulate": 1, "rates": ()}
     sizes = ((1, 48), (8, 36), (64, 3))
     made = [model.System(cluster=model.Cluster(8 * nodes, nodes), rows=rows, **alike) for nodes, rows in sizes]
     there = dataclasses.replace(model.GPUS["h100"], latency=7e-6)

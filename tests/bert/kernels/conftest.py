@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,14 @@ def _teach_the_interpreter_to_round_to_fp8() -> None:
 if triton_support.triton is not None and not torch.cuda.is_available():
     _teach_the_interpreter_bf16_products()
     _teach_the_interpreter_to_round_to_fp8()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where there is a GPU, what runs the kernels is a test of it, though nothing in its file says so."""
+    for item in items if torch.cuda.is_available() else ():
+        if item.path.parent == Path(__file__).parent and "device" in getattr(item, "fixturenames", ()):
+            item.add_marker("gpu")
 
 
 @pytest.fixture
