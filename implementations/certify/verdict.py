@@ -104,8 +104,8 @@ class Certificate:
         times = [float(table["time"].max()) for table in records.telemetry.values() if len(table["time"])]
         ended = datetime.fromtimestamp(max(times), timezone.utc).strftime("%Y-%m-%d %H:%M UTC") if times else "unknown"
         return {
-            "tested": ", ".join(label for name, label in LABELS.items() if name in ran | burnt),
-            "not tested": ", ".join(left) or "nothing was left out",
+            "tested": "; ".join(label for name, label in LABELS.items() if name in ran | burnt),
+            "not tested": "; ".join(left) or "nothing was left out",
             "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version) or "unknown",
             "commit": known.get("git_commit") or "unknown",
             "ended": ended,
