@@ -40,6 +40,7 @@ MOST_SENTENCES = 200  # of a prose document
 FEWEST_DOCUMENTS = 4
 PYDOC = "pydoc"
 PART_BYTES = 8_000_000  # of a file that are read together
+_PATIENCE = 1_000_000  # bytes behind a part in which the end of a document is looked for
 _DETECTED_ON = 2_000_000  # characters
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 _BLANK_LINES = {LAYOUTS["sentences"]: 1, LAYOUTS["prose"]: 2, JSON: 0}  # that end a document
@@ -157,6 +158,8 @@ def _look(layout: str, text_key: str, folder: Path, task: tuple[int, Path]) -> S
             while line and (line != b"</doc>\n" if kind == WIKI else blank < _BLANK_LINES[kind]):
                 line = content.readline()
                 blank = 0 if line.strip() else blank + 1
+                if blank and content.tell() > cuts[-1] + PART_BYTES + _PATIENCE:
+                    break  # prose of which no document ends: at a paragraph
             cuts.append(content.tell())
     return Source(path, kind, found, [*cuts[: -1 if cuts[-1] == stamp[0] > 0 else None], stamp[0]], md5, stamp)
 

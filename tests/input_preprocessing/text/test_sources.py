@@ -257,6 +257,15 @@ def test_where_a_file_is_cut_changes_no_document(tmp_path: Path, monkeypatch, ma
         assert len(pool.parts) > (1 if size == 5000 else 10)
 
 
+def test_prose_without_an_end_of_a_document_is_cut_at_paragraphs(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(sources, "PART_BYTES", 500)
+    monkeypatch.setattr(sources, "_PATIENCE", 100)
+    (tmp_path / "x").write_text("\n\n".join(TEXTS * 3))
+    pool = read_pool([str(tmp_path / "x")], "prose", "text", tmp_path)
+    assert len(pool.parts) > 3
+    assert " ".join(words_of(pool.documents)) == " ".join(TEXTS * 3)
+
+
 def corpus_of(inputs: list[Path], out: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, bytes]:
     line = ["corpus", "--input", *map(str, inputs), "--outputdir", str(out), "--vocab-size", "300", *more]
     monkeypatch.setattr("sys.argv", line)
