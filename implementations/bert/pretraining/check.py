@@ -97,12 +97,14 @@ def report(config: Config) -> str:
             resume.warm_start(path, config.optim.optimizer, shapes)
     num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
     data, evaluate, batch = config.data, config.evaluate, config.global_batch_size
+    read = (data.capacity.masked + data.capacity.sequences) / data.capacity.tokens
     rows = f"{data.batch_size} rows x {data.gradient_steps} accumulated x {ranks} ranks"
     when = f"every {evaluate.every_samples:,} samples from {evaluate.start_samples or evaluate.every_samples:,}"
     target = f"target {evaluate.target}" if evaluate.has_target else "no target"
     said = {
         "system": f"{config.mlperf.num_nodes} x {config.mlperf.system}, {ranks} ranks",
         "model": f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}",
+        "last layer": f"past its attention for {read:.0%} of the tokens at most, those that the heads read",
         "kernels": config.kernels.describe(device),
         "attention": config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, World(alone))[1],
         "global batch": f"{batch} sequences = {rows} x packing factor {data.packing_factor}",
