@@ -29,19 +29,28 @@ class Losses(NamedTuple):
     nsp: Tensor
 
 
+class MaskedLoss(NamedTuple):
+    """Mean loss of a batch (0-d) over its masked tokens, of a model for masked-LM alone."""
+
+    mlm: Tensor
+
+
 class Scored(NamedTuple):
-    """Scores at the masked positions [M, V] and their losses [M], scores of the sequences [S, 2]; fp32 at least."""
+    """Scores at the masked positions [M, V] and their losses [M], scores of the sequences [S, 2]; fp32 at least.
+
+    Masked-LM alone has no scores of sequences, here and in Logits.
+    """
 
     mlm: Tensor
     mlm_losses: Tensor
-    nsp: Tensor
+    nsp: Tensor | None
 
 
 class Logits(NamedTuple):
     """Scores at the masked positions [M, V] (V: the vocabulary without padding) and of the sequences [S, 2]."""
 
     mlm: Tensor
-    nsp: Tensor
+    nsp: Tensor | None
 
 
 class BertEmbeddings(nn.Module):
@@ -127,7 +136,8 @@ class PretrainingHeads(nn.Module):
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
         self.predictions = MaskedLanguageModel(config, kernels)
-        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+        if config.next_sentence:
+            self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
 
 class BertModel(nn.Module):
@@ -137,7 +147,8 @@ class BertModel(nn.Module):
         super().__init__()
         self.embeddings = BertEmbeddings(config, kernels)
         self.encoder = Encoder(config, kernels)
-        self.pooler = Pooler(config)
+        if config.next_sentence:
+            self.pooler = Pooler(config)
 
     def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Hidden states [T, D], or those of the tokens ``rows`` alone."""
@@ -146,7 +157,7 @@ class BertModel(nn.Module):
 
 
 class BertForPreTraining(Trainable):
-    """BERT with its masked-LM and next-sentence heads; forward gives the two losses."""
+    """BERT with its masked-LM and next-sentence heads, or the former alone; forward gives their losses."""
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -157,8 +168,8 @@ class BertForPreTraining(Trainable):
 
     def stages(self) -> list[nn.Module]:
         """See Trainable."""
-        before, heads = [self.bert.embeddings, *self.bert.encoder.layer], self.cls
-        return [*before, heads.predictions, self.bert.pooler, heads.seq_relationship]
+        stages = [self.bert.embeddings, *self.bert.encoder.layer, self.cls.predictions]
+        return stages + ([self.bert.pooler, self.cls.seq_relationship] if self.config.next_sentence else [])
 
     def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
         """See Trainable."""
@@ -201,7 +212,10 @@ class BertForPreTraining(Trainable):
     def _padded_logits(self, batch: PretrainingBatch) -> Logits:
         masked, first = self._read(batch)
         mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)  # (M, V)
-        return Logits(mlm, self.cls.seq_relationship(self.bert.pooler(first)))
+        return Logits(mlm, self._next_sentence(first))
+
+    def _next_sentence(self, first: Tensor) -> Tensor | None:
+        return self.cls.seq_relationship(self.bert.pooler(first)) if self.config.next_sentence else None
 
     def logits(self, batch: PretrainingBatch) -> Logits:
         """Scores of a batch."""
@@ -213,16 +227,19 @@ class BertForPreTraining(Trainable):
         masked, first = self._read(batch)
         mlm = self.cls.predictions.scores(masked, self.bert.embeddings.word_embeddings.weight)
         losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
-        nsp = self.cls.seq_relationship(self.bert.pooler(first))
-        return Scored(mlm[:, : self.config.vocab_size], losses, _fp32_at_least(nsp))
+        nsp = self._next_sentence(first)
+        return Scored(mlm[:, : self.config.vocab_size], losses, None if nsp is None else _fp32_at_least(nsp))
 
-    def forward(self, batch: PretrainingBatch) -> Losses:
+    def forward(self, batch: PretrainingBatch) -> Losses | MaskedLoss:
         """Losses of a batch, in fp32 at least. Ignored labels (-100) pad the capacities and count for nothing."""
         mlm, nsp = self._padded_logits(batch)
         token_losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)  # (M,)
         num_masked = (batch.masked_labels != IGNORE).sum().clamp(min=1)
+        mlm_loss = token_losses.sum() / num_masked
+        if nsp is None:
+            return MaskedLoss(mlm_loss)
         nsp_loss = F.cross_entropy(_fp32_at_least(nsp), batch.next_sentence_labels, ignore_index=IGNORE)
-        return Losses(token_losses.sum() / num_masked, nsp_loss)
+        return Losses(mlm_loss, nsp_loss)
 
 
 def _fp32_at_least(values: Tensor) -> Tensor:
