@@ -185,29 +185,11 @@ def machine() -> dict[str, Any]:
     return found
 
 
-def emit(
-    benchmark: str,
-    figures: Mapping[str, Any],
-    *,
-    data: str = "",
-    targets: Mapping[str, tuple[float, bool]] | None = None,
-) -> None:
-    """Prints the result as one JSON line.
-
-    Args:
-        data: what was measured on, such as "Wikipedia mix (synthetic)".
-        targets: name of a figure -> (value to reach, whether more is better).
-    """
+def emit(benchmark: str, figures: Mapping[str, Any], *, data: str = "") -> None:
+    """Prints the result as one JSON line; data: what was measured on, such as "Wikipedia mix (synthetic)"."""
     line: dict[str, Any] = {
         "benchmark": benchmark,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
-        **({"data": data} if data else {}),
-        **figures,
     }
-    if targets:
-        line["targets"] = {
-            name: {"target": target, "reached": figures[name] >= target if more else figures[name] <= target}
-            for name, (target, more) in targets.items()
-        }
-    print(json.dumps(line | {"machine": machine()}), flush=True)
+    print(json.dumps(line | ({"data": data} if data else {}) | dict(figures) | {"machine": machine()}), flush=True)

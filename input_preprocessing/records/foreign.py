@@ -18,7 +18,7 @@ import numpy as np
 
 from bert.data.digests import add_multiset_digests
 from bert.data.format import atomic_file, check_contents, open_records, verify_records, write_records
-from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype
+from bert.data.records import IDS, DataError, Metadata, Records, id_dtype
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import add_jobs, human_bytes, positive
 from input_preprocessing.stage.folder import StageFolder
@@ -27,7 +27,7 @@ from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.tensorflow_files.tfrecord import (
     Widths,
     read_tfrecord,
-    tell_compiling,
+    row_features,
     widths_of,
     write_tfrecord,
 )
@@ -281,8 +281,6 @@ def export_folder(
     folder = StageFolder(target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source")
     if not folder.finished:
         tasks = [(path, made, unpack, widths) for path, made in files if not made.exists()]
-        if kind == "tfrecord":
-            tell_compiling()
         run_tasks("export", _export_file, tasks, jobs=jobs, weights=[path.stat().st_size for path, *_ in tasks])
         folder.finish([made.name for _, made in files])
     return Exported(
@@ -314,38 +312,23 @@ def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> Non
     Raises:
         DataError: a masked token that the layout cannot tell from padding, or the file cannot be written.
     """
-    rows = records.row_offsets
-    if rows is None and len(zeros := np.flatnonzero(records.masked_lm_positions == 0)):
+    packed = records.row_offsets is not None
+    if not packed and len(zeros := np.flatnonzero(records.masked_lm_positions == 0)):
         sequence = int(np.searchsorted(records.masked_lm_offsets, zeros[0], "right")) - 1
         raise DataError(f"{path}: sequence {sequence} has its first token masked, which NVIDIA's layout takes for none")
-    sequences = np.arange(records.num_sequences + 1) if rows is None else rows
-    lengths, counts = records.sequence_lengths, np.diff(records.masked_lm_offsets)
-    tokens, masked = records.sequence_offsets[sequences], records.masked_lm_offsets[sequences]
-    in_sequence = np.arange(len(records.input_ids)) - np.repeat(records.sequence_offsets[:-1], lengths)
-    segments = (in_sequence >= np.repeat(records.segment_b_start, lengths)).astype(np.int8)
-    in_row = records.sequence_offsets[:-1] - np.repeat(tokens[:-1], np.diff(sequences))  # first token of a sequence
-    positions = (records.masked_lm_positions + np.repeat(in_row, counts)).astype(np.int16)
-    columns: dict[str, tuple[Array, Array]] = {  # values, and the offsets of each entry
-        "input_ids": (records.input_ids, tokens),
-        "segment_ids": (segments, tokens),
-        "masked_lm_positions": (positions, masked),
-        "masked_lm_ids": (records.masked_lm_ids, masked),
-    }
-    if rows is not None:
-        columns["packed_input_len"] = lengths.astype(np.int16), rows
-        columns["packed_masked_lm_len"] = counts.astype(np.int16), rows
-        columns["next_sentence_labels"] = records.next_sentence_labels, rows
+    features = row_features(records)
     # In memory, not on the disk: HDF5 ends badly on a full one.
     with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
         file.attrs["max_seq_length"] = max_seq_length
-        for name, (values, offsets) in columns.items():
+        for name, (values, offsets) in features.items():
+            if name == "next_sentence_labels" and not packed:
+                file[name] = values
+                continue
             values, ends = np.asarray(values), offsets.tolist()
             entries = np.empty(len(ends) - 1, dtype=object)
             for i in range(len(entries)):
                 entries[i] = values[ends[i] : ends[i + 1]]
             file.create_dataset(name, data=entries, dtype=h5py.vlen_dtype(values.dtype))
-        if rows is None:
-            file["next_sentence_labels"] = records.next_sentence_labels
         file.flush()
         image = file.id.get_file_image()
     with atomic_file(path) as unfinished:
