@@ -24,7 +24,7 @@ from review.rulebook.compliance import DEFAULT_RULESET
 from review.rulebook.description import check_description
 from review.rulebook.official import Outcome
 from review.rulebook.rules import broken
-from review.verdict import result_rules, submission_rules, training_rules
+from review.verdict import submission_rules, training_rules
 from review.verdict.power_rules import KEY as POWER
 from review.verdict.power_rules import check_power
 
@@ -106,14 +106,14 @@ def own_findings(result: Result) -> list[Finding]:
             yield one
 
     found = [one for run in result.runs for one in accepted(run, run.findings)]
-    found += [*_check_count(result), *result.seed_findings, *result_rules.rcp_findings(result)]
+    found += [*_check_count(result), *result.seed_findings, *training_rules.rcp_findings(result)]
     for run in result.runs:
         ours = training_rules.check_run(run, result.division)
         if result.terms.train_samples:  # then the RCP test does not take epoch_num
             ours = [finding for finding in ours if finding.message != training_rules.NOT_SAMPLES]
         found += accepted(run, ours)
     reused = {finding.file for finding in found if finding.source == "seeds"}  # where more need not be said
-    found += [f for f in result_rules.check_runs(result) if f.key != "seed" or f.file not in reused]
+    found += [f for f in training_rules.check_runs(result) if f.key != "seed" or f.file not in reused]
     found += check_power(result)
     if tree.organization(result.folder) is not None:
         system = tree.system_file(result.folder)
