@@ -14,23 +14,21 @@ from typing import Any
 from certify import commands as certify_commands
 from certify import watch as certify_watch
 from review import compare, rehearsal, select, show, watch
-from review.league import table
 from review.league.entries import entry_of, published, to_rows
 from review.league.page import write_page, write_picture
-from review.league.ranking import BY, Filter, League
+from review.league.ranking import BY, Filter, League, parts
 from review.league.update import update
 from review.logs.output import ReviewError, emit, pick
 from review.report.page import write_report
-from review.results.dossier import Dossier
 from review.results.score import UNVERIFIED, Result, Terms, load_results
+from review.results.table import rcp_dict
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
 from review.submission.encryption import Encryption
 from review.submission.package import Request, package
 from review.submission.system_probe import Machine
-from review.verdict.checking import Checked, check
-from review.verdict.text import print_checked, status
+from review.verdict.checking import Checked, check, print_checked, status
 
 
 def _terms(arguments: argparse.Namespace) -> Terms:
@@ -123,7 +121,7 @@ def _league(arguments: argparse.Namespace) -> int:
         arguments,
         json=lambda: league,
         csv=lambda: to_rows(league.submitted),
-        parts=lambda width: table.parts(league, top, width),
+        parts=lambda width: parts(league, top, width),
     )
     return 0
 
@@ -151,9 +149,9 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 def _rcp(arguments: argparse.Namespace) -> int:
     if arguments.runs is not None:
-        dossiers = [Dossier(one) for one in load_results(arguments.runs, arguments.ruleset, _terms(arguments))]
-        emit(arguments, json=lambda: dossiers, parts=lambda _: show.rcp_parts(dossiers))
-        return 0 if all(dossier.passed for dossier in dossiers) else 1
+        results = load_results(arguments.runs, arguments.ruleset, _terms(arguments))
+        emit(arguments, json=lambda: list(map(rcp_dict, results)), parts=lambda _: show.rcp_parts(results))
+        return 0 if all(one.rcp_test is None or one.rcp_test.passed for one in results) else 1
     batch_size = arguments.batch_size
     if batch_size < 1:
         raise ReviewError(f"batch size must be at least 1, got {batch_size}")

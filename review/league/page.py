@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from review.league.entries import Entry
-from review.league.ranking import BY, League
-from review.league.table import COLUMNS, EXPLAINED, cells, size
+from review.league.ranking import BY, COLUMNS, EXPLAINED, League, cells, size
 from review.logs.output import ReviewError, write_whole
 from review.report.chart import Axis, Chart, Mark, Point, Series, svg
 from review.report.page import render
