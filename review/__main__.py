@@ -15,10 +15,11 @@ from certify import commands as certify_commands
 from certify import watch as certify_watch
 from review import compare, rehearsal, select, show, watch
 from review.league.entries import entry_of, published, to_rows
-from review.league.page import write_page, write_picture
-from review.league.ranking import BY, Filter, League, parts
+from review.league.page import build_page, write_picture
+from review.league.ranking import BY, League, parts
 from review.league.update import update
-from review.logs.output import ReviewError, emit, pick
+from review.logs.output import ReviewError, emit, pick, write_whole
+from review.logs.tree import read_object
 from review.report.page import write_report
 from review.results.score import UNVERIFIED, Result, Terms, load_results
 from review.results.table import rcp_dict
@@ -109,12 +110,17 @@ def _league(arguments: argparse.Namespace) -> int:
         raise ReviewError(f"--top must be 0 or more, got {arguments.top}")
     given = [(result, target) for target in arguments.target for result in _results(target, arguments)]
     own = [entry_of(result, arguments.label, target) for result, target in given]
-    rounds, division, name, count = arguments.round, arguments.division, arguments.accelerator, arguments.accelerators
-    wanted = Filter(rounds=tuple(rounds), division=division or "", accelerator=name, count=count)
-    others = [entry for entry in published() if wanted.takes(entry)] if arguments.published else []
+    others = [
+        entry
+        for entry in (published() if arguments.published else ())
+        if entry.round in (arguments.round or [entry.round])
+        and arguments.division in (None, entry.division)
+        and arguments.accelerator.casefold() in entry.accelerator.casefold()
+        and arguments.accelerators in (None, entry.accelerators)
+    ]
     league, top = League(tuple(own), tuple(others), arguments.by), arguments.top or None
     if arguments.output is not None:
-        write_page(league, arguments.output)
+        write_whole(arguments.output, build_page(league))
     if arguments.svg is not None:
         write_picture(league, arguments.svg)
     emit(
@@ -173,8 +179,8 @@ def _system(arguments: argparse.Namespace) -> int:
         raise ReviewError(f"{output} exists: --update fills in its blanks")
     given: list[tuple[str, dict[str, Any]]] = [("--set", system.parse_settings(arguments.set))]
     if arguments.answers:
-        given.append((str(arguments.answers), system.known(system.read_fields(arguments.answers), arguments.answers)))
-    given += [(str(output), system.read_fields(output))] if output.exists() else []
+        given.append((str(arguments.answers), system.known(read_object(arguments.answers, _FIELDS), arguments.answers)))
+    given += [(str(output), read_object(output, _FIELDS))] if output.exists() else []
     given += [(str(arguments.run_folder), system.from_run(arguments.run_folder))] if arguments.run_folder else []
     asks = sys.stdin.isatty() and not arguments.no_input
     described = system.describe(given, Machine(), system.ask_user if asks else None)
@@ -204,6 +210,7 @@ def _package(arguments: argparse.Namespace) -> int:
     return 0 if made.passed else 1
 
 
+_FIELDS = 'such as {"cooling": "air", ...}'
 _TARGETS = "a log, a folder of logs, or a folder above such folders"
 
 

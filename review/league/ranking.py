@@ -38,25 +38,6 @@ NOT_CHECKED = "*"
 EXPLAINED = f"{NOT_CHECKED} not checked: the olympic mean of the logs as they are, which no installed rules accept"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Filter:
-    """Which published results to rank; an empty field accepts all."""
-
-    rounds: tuple[str, ...] = ()
-    division: str = ""
-    accelerator: str = ""
-    count: int | None = None
-
-    def takes(self, entry: Entry) -> bool:
-        """Whether a published result is ranked."""
-        return (
-            (not self.rounds or entry.round in self.rounds)
-            and (not self.division or entry.division == self.division)
-            and self.accelerator.casefold() in entry.accelerator.casefold()
-            and (self.count is None or entry.accelerators == self.count)
-        )
-
-
 @dataclass(frozen=True)
 class League:
     """The user's own results and published ones. ``by``: a name of BY."""

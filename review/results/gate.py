@@ -7,7 +7,6 @@ largest accuracy of those runs after so many training samples, and the results t
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 
 from review.logs.mllog import number
 from review.logs.output import ReviewError
+from review.logs.tree import read_object
 from review.results.run import Evaluation, Run
 from review.rulebook import rules
 
@@ -98,16 +98,13 @@ def read(path: Path) -> Band:
     """The first band of a file of the same form as published_curves.json. Raises ReviewError."""
     try:
         return next(_bands(path))
-    except OSError as error:
-        raise ReviewError(f"{path}: {error.strerror}") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise ReviewError(
-            f"{path}: no band of accuracies ({type(error).__name__}: {error}); see {TABLE.name}"
-        ) from None
+        said = f"no band of accuracies ({type(error).__name__}: {error}); see {TABLE.name}"
+        raise ReviewError(f"{path}: {said}") from None
 
 
 def _bands(path: Path) -> Iterator[Band]:
-    entries = json.loads(path.read_text(encoding="utf-8"))["bands"]
+    entries = read_object(path)["bands"]
     if not entries:
         raise ValueError("bands is empty")
     for entry in entries:

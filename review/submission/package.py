@@ -22,15 +22,12 @@ from typing import Any
 
 from review.logs.mllog import text
 from review.logs.output import Finding, ReviewError, pick
-from review.logs.tree import copy_runs, read_json
+from review.logs.tree import copy_runs, read_json, read_object
 from review.results.score import USUAL, Result, Terms, load_results
-from review.rulebook import official
 from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET
 from review.rulebook.description import listed
 from review.submission.code import Code, find_code
 from review.submission.encryption import Encryption
-from review.submission.system import read_fields
-from review.verdict import submission_rules
 from review.verdict.checking import Checked, check
 
 NO_ENCRYPTION = Encryption()
@@ -96,7 +93,7 @@ def package(request: Request, progress: Callable[[str], None] = lambda _: None) 
         raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
     if not path.exists():
         raise ReviewError(f"{path}: no such file; write it on the system: python -m review system -o {path}")
-    description = read_fields(path)
+    description = read_object(path)
     if description.get("submitter") != organization:
         said = text(description.get("submitter", ""))
         raise ReviewError(f"{path}: submitter is {said!r}, --org {organization!r}: correct the wrong one")
@@ -170,15 +167,11 @@ def _write(path: Path, content: str) -> None:
 
 
 def _verify(request: Request, root: Path, place: Path, progress: Callable[[str], None]) -> tuple[Checked, ...]:
-    """Lets the official package checker write scaling.json, then checks everything, as of the finished ``place``."""
+    """Writes scaling.json as the official package checker does, and checks everything, as of the finished ``place``."""
     folder = root / "results" / request.system / BENCHMARK
     for result in load_results(folder, request.ruleset, request.terms):
-        with tempfile.TemporaryDirectory(prefix="review-package-") as scratch:
-            copy = submission_rules.stage(result, root, Path(scratch))
-            official.check_package(copy, request.ruleset, request.terms.train_samples)
-            scaling = copy / folder.relative_to(root) / "scaling.json"
-            if scaling.is_file():
-                shutil.copyfile(scaling, folder / "scaling.json")
+        if result.scaling_factor != 1:
+            _write(folder / "scaling.json", json.dumps({"scaling_factor": result.scaling_factor}))
 
     def moved(path: Path) -> Path:
         return place / path.relative_to(root) if path.is_relative_to(root) else path
