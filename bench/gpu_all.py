@@ -10,14 +10,13 @@ where there is no GPU, at once.
 --tables writes the GPU tables of docs/evidence.md, between their markers: missing figures read "unmeasured", those of
 a group that was ended in its first turn or of kernels that self_check finds wrong are none. --config writes a config of
 the best settings; --results takes an earlier run's file for both. machine prints GPU, clocks, driver and versions, and
-what Triton lacks here. guard runs each item: five seconds before the limit, when the process is killed, it dumps every
-thread's stack to stderr; an error is printed with its whole chain, root cause last (ending a CUDA graph capture raises
-an error of its own, which hides the cause).
+what Triton lacks here. Items run within this script's guard: five seconds before the limit, when the process is killed,
+it dumps every thread's stack to stderr; an error is printed with its whole chain, root cause last (ending a CUDA graph
+capture raises an error of its own, which hides the cause).
 
 usage: python bench/gpu_all.py [--output DIR] [--seconds 520] [--only steps_48 ...] [--tiny] [--tables] [--config FILE]
        python bench/gpu_all.py --results bench_results/results.jsonl [--tables] [--config configs/config_MINE.sh]
        python bench/gpu_all.py machine
-       python -X faulthandler bench/gpu_all.py guard LIMIT (SCRIPT | -m MODULE) [ARGUMENTS ...]
 """
 
 from __future__ import annotations
@@ -294,12 +293,8 @@ def document(results: list[dict[str, Any]]) -> str:
         ceiling = f"{steps['ceiling_tflops']:.0f} TFLOP/s"
         intro = f"Command: `python bench/gpu_all.py --tables`. {described}; ceiling {ceiling}."
     measured, known, doubts = steps_in(results), groups(on_gpu=True), doubt(results)
-    expected = [
-        (group, variant.name, variant.rows)
-        for group in ("main", "rows 48", "rows 96", "peers")
-        for variant in known[group]
-        if variant.peer or group != "peers"
-    ]
+    wanted = [(group, one) for group in ("main", "rows 48", "rows 96", "peers") for one in known[group]]
+    expected = [(group, one.name, one.rows) for group, one in wanted if one.peer or group != "peers"]
     lines = [intro, "", row("step of BERT-large", "rows", *STEP_COLUMNS), "|---" * (2 + len(STEP_COLUMNS)) + "|"]
     for key in dict.fromkeys([*expected, *(key for key in measured if key[0] != "kernels")]):
         group, variant, count = key
@@ -314,20 +309,6 @@ def document(results: list[dict[str, Any]]) -> str:
         figure = timed.get(name, "unmeasured")
         share = f"{fused[name]['milliseconds'] / whole:.3f}" if whole and figure[0] != "u" else ""
         lines.append(row(name, figure, share))
-    kinds = {"bf16": "bf16 TFLOP/s", "fp8": "fp8 TFLOP/s, without casts", "fp8_fast": "fast sums backward too"}
-    lines += ["", row("products of a layer, both passes", *kinds.values()), "|---|---|---|---|"]
-    gemm = next((result["tflops"] for result in results if result.get("stage") == "gemm" and "tflops" in result), {})
-    for tokens in gemm or (24_576, 49_152):
-        rates = [f"{gemm[tokens][kind]['layer']:.0f}" for kind in kinds] if gemm else ["unmeasured", "", ""]
-        lines.append(row(f"{int(tokens):,} tokens", *rates))
-    lines += ["", row("kernel, 48 rows", "precision", "ms a step", "calls a step"), "|---|---|---|---|"]
-    profiles = {result["profile"]: result["top_kernels"] for result in results if "top_kernels" in result}
-    for precision in ("bf16", "fp8"):
-        if precision not in profiles:
-            lines.append(row("all", precision, "unmeasured", ""))
-        for one in profiles.get(precision, []):
-            name = one["kernel"].replace("|", "\\|")[:90]
-            lines.append(row(f"`{name}`", precision, f"{one['ms_per_step']:.3f}", f"{one['calls_per_step']:g}"))
     return "\n".join(lines)
 
 
@@ -397,21 +378,17 @@ def config_of(results: list[dict[str, Any]]) -> str:
     gpu = machines[-1]["gpu"] if machines else "one GPU"
     exports = " ".join(f"{name}={value}" for name, value in chosen.items())
     here = '"$(dirname -- "${BASH_SOURCE[0]}")'
-    sourced = {part: f'# shellcheck source=configs/{part}\nsource {here}/{part}"' for part in CONFIG_PARTS}
-    return "\n".join(
-        [
-            "#!/usr/bin/env bash",
-            f"# {gpu}: 1 node, 1 GPU, {rows} packed rows x {384 // rows} accumulated, global batch 768 sequences.",
-            f"# Measured by bench/gpu_all.py: {words}.",
-            sourced["begin.sh"],
-            f"export DGXNNODES=1 DGXNGPU=1 BATCHSIZE={rows} GRADIENT_STEPS={384 // rows}",
-            f"export {exports}",
-            "export WALLTIME_RUNANDTIME=120",
-            sourced["global_batch_768.sh"],
-            sourced["common.sh"],
-            "",
-        ]
-    )
+    begin, batch, common = (f'# shellcheck source=configs/{part}\nsource {here}/{part}"' for part in CONFIG_PARTS)
+    return f"""#!/usr/bin/env bash
+# {gpu}: 1 node, 1 GPU, {rows} packed rows x {384 // rows} accumulated, global batch 768 sequences.
+# Measured by bench/gpu_all.py: {words}.
+{begin}
+export DGXNNODES=1 DGXNGPU=1 BATCHSIZE={rows} GRADIENT_STEPS={384 // rows}
+export {exports}
+export WALLTIME_RUNANDTIME=120
+{batch}
+{common}
+"""
 
 
 def missing_for_triton() -> list[str]:
@@ -443,22 +420,14 @@ def machine() -> int:
 
 
 def guard() -> int:
-    parser = Parser(__doc__)
-    parser.add_argument("limit", type=positive, help="seconds until the process is killed")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="a script, or -m and a module, with its arguments")
-    options = parser.parse_args()
-    if options.command in ([], ["-m"]):
-        parser.error("nothing to run: give a script, or -m and a module")
-    what, *arguments = options.command
-    faulthandler.dump_traceback_later(max(options.limit - BEFORE, 1), exit=False)
+    limit, what, *arguments = sys.argv[1:]
+    faulthandler.dump_traceback_later(max(float(limit) - BEFORE, 1), exit=False)
     try:
         if what == "-m":
-            sys.argv = arguments
-            sys.path[0] = os.getcwd()
+            sys.argv, sys.path[0] = arguments, os.getcwd()
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         else:
-            sys.argv = [what, *arguments]
-            sys.path[0] = str(Path(what).parent)
+            sys.argv, sys.path[0] = [what, *arguments], str(Path(what).parent)
             runpy.run_path(what, run_name="__main__")
     except Exception as error:
         print(f"{Path(sys.argv[0]).name}: {explain(error)}", file=sys.stderr, flush=True)
