@@ -36,7 +36,7 @@ import sysconfig
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -94,30 +94,20 @@ ITEMS = [
 ]
 
 
-@dataclass
 class Recorder:
-    """Writes lines to the log and results to their file as they arrive; keeps the results.
+    """Writes results to <folder>/results.jsonl as they arrive, and keeps them; stages.log is what the items print.
 
     defaults: environment variables of the items, where they are not set.
     """
 
-    log: IO[str]
-    file: IO[str]
-    defaults: dict[str, str] = field(default_factory=dict)
-    results: list[dict[str, Any]] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def line(self, name: str, text: str) -> None:
-        with self.lock:
-            self.log.write(f"[{name}] {text.rstrip()}\n")
-            self.log.flush()
+    def __init__(self, folder: Path, defaults: dict[str, str] | None = None) -> None:
+        self.defaults, self.results = defaults or {}, list[dict[str, Any]]()
+        self.log = open(folder / "stages.log", "w+b", buffering=0)  # noqa: SIM115 (as long as the process)
+        self.file = open(folder / "results.jsonl", "w", encoding="utf-8", buffering=1)  # noqa: SIM115
 
     def result(self, name: str, values: dict[str, Any]) -> None:
-        result = {"stage": name} | values
-        with self.lock:
-            self.results.append(result)
-            self.file.write(json.dumps(result) + "\n")
-            self.file.flush()
+        self.results.append({"stage": name} | values)
+        self.file.write(json.dumps(self.results[-1]) + "\n")
 
 
 def command_of(item: Item, limit: float, tiny: bool) -> list[str]:
@@ -133,24 +123,22 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
     paths = [str(ROOT / "implementations"), os.environ.get("PYTHONPATH", "")]
     environment = recorder.defaults | os.environ | {"PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    begin, num_results, cut, last, over = time.monotonic(), 0, False, [], threading.Event()
+    begin, before, cut, over = time.monotonic(), len(recorder.results), False, threading.Event()
+    recorder.log.write(f"=== {item.name}\n".encode())
+    start = recorder.log.tell()
 
-    def read(stream: IO[bytes], has_results: bool) -> None:
-        nonlocal num_results, cut
+    def read(stream: IO[bytes]) -> None:
+        nonlocal cut
         for raw in stream:
             if over.is_set():
                 return
-            text = raw.decode(errors="replace")
-            recorder.line(item.name, text)
-            if not has_results:
-                last[:] = [*last, text.strip()][-3:] if text.strip() else last
-            elif text.startswith("{"):
+            recorder.log.write(raw)
+            if raw.startswith(b"{"):
                 try:
-                    values = json.loads(text)
+                    values = json.loads(raw)
                 except ValueError:  # the process ended within the line
                     cut = True
                     continue
-                num_results += 1
                 recorder.result(item.name, values)
                 for (group, variant, rows), one in steps_in([values]).items():
                     figures = " ms ".join(filter(None, figures_of(one | {"early": False})[:2]))
@@ -159,15 +147,13 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
     try:
         process = subprocess.Popen(
             command_of(item, limit, tiny), cwd=ROOT, env=environment, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=recorder.log,
         )  # fmt: skip
     except OSError as error:
         status, reason = 127, f"cannot start: {error}"
     else:
-        pairs = ((process.stdout, True), (process.stderr, False))
-        threads = [threading.Thread(target=read, args=pair, daemon=True) for pair in pairs]
-        for thread in threads:
-            thread.start()
+        thread = threading.Thread(target=read, args=(process.stdout,), daemon=True)
+        thread.start()
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -176,10 +162,10 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
             os.killpg(process.pid, signal.SIGKILL)  # what it started as well, which could hold its pipes and the GPU
         with contextlib.suppress(subprocess.TimeoutExpired):  # one that the driver holds cannot be ended
             process.wait(10)
-        for thread in threads:
-            thread.join(5)  # a process in a session of its own may hold the pipes: what it says from now on is lost
+        thread.join(5)  # a process in a session of its own may hold the pipe: what it says from now on is lost
         over.set()
-        reason = " | ".join(last)
+        said = Path(recorder.log.name).read_bytes()[start:].decode(errors="replace").splitlines()
+        reason = " | ".join([line.strip() for line in said if line.strip() and not line.startswith("{")][-3:])
         if status == KILLED:
             reason = "ran past its limit (stages.log says where it stood)"
         elif status < 0:
@@ -189,7 +175,8 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
         else:
             reason = "its last line is cut short" if cut else ""
     seconds = round(time.monotonic() - begin, 1)
-    ending = {"status": status, "reason": reason, "ended": True, "seconds": seconds, "results": num_results}
+    count = len(recorder.results) - before
+    ending = {"status": status, "reason": reason, "ended": True, "seconds": seconds, "results": count}
     recorder.result(item.name, ending)
     return ending
 
@@ -477,14 +464,10 @@ def measure(options: argparse.Namespace) -> tuple[int, list[dict[str, Any]]]:
     if options.tiny:
         chosen = [item for item in chosen if item.tiny is not None]
     options.output.mkdir(parents=True, exist_ok=True)
-    with (
-        open(options.output / "stages.log", "w", encoding="utf-8") as log,
-        open(options.output / "results.jsonl", "w", encoding="utf-8") as file,
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache,
-    ):
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
         # Without a folder to keep kernels in Triton does nothing: where there is no home, this run has one.
         homeless = not os.access(Path.home(), os.W_OK)
-        recorder = Recorder(log, file, {"TRITON_CACHE_DIR": cache} if homeless else {})
+        recorder = Recorder(options.output, {"TRITON_CACHE_DIR": cache} if homeless else {})
         failed = run_all(chosen, time.monotonic() + options.seconds, options.tiny, recorder)
     return failed, recorder.results
 
