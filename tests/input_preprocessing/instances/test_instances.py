@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import random
 import subprocess
 import sys
@@ -138,6 +139,25 @@ def test_instances_of_prose_equal_the_plain_restatement_in_both_phases(
     assert_same(records, expected, words.ids)
     assert records.sequence_lengths.max() == length
     assert np.diff(records.masked_lm_offsets).max() == min(predictions, round(0.15 * length))
+
+
+@pytest.mark.parametrize("length", [16, 512])
+def test_without_pairs_full_sequences_hold_each_document_once_a_copy(words: Vocabulary, length: int) -> None:
+    data = "".join("\n".join(document) + "\n\n" for document in made_up_documents(40)).encode()
+    text = tokenize(data, words)
+    records = ours(data, words, max_seq_length=length, dupe_factor=2, nsp=False)
+    counts = np.diff(records.masked_lm_offsets)
+    begins = np.repeat(records.sequence_offsets[:-1], counts)
+    records.input_ids[begins + records.masked_lm_positions] = records.masked_lm_ids
+    cls, sep = words.ids["[CLS]"], words.ids["[SEP]"]
+    found = sorted(row.tolist() for row in np.split(records.input_ids, records.sequence_offsets[1:-1]))
+    expected = []
+    for begin, end in itertools.pairwise(text.segment_offsets[text.document_offsets]):
+        runs = [text.tokens[i : min(i + length - 2, end)] for i in range(begin, end, length - 2)]
+        expected += 2 * [[cls, *run.tolist(), sep] for run in runs]
+    assert found == sorted(expected)
+    assert np.array_equal(records.segment_b_start, records.sequence_lengths)
+    assert np.array_equal(counts, np.maximum(1, np.round(0.15 * records.sequence_lengths)).clip(max=76))
 
 
 def test_repeated_and_padded_vocabulary_lines_keep_their_first_id(tmp_path: Path) -> None:
