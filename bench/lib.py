@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import resource
-import socket
 import statistics
 import subprocess
 import sys
@@ -146,12 +145,6 @@ def ratios(times: list[float], others: list[float], digits: int = 3) -> list[flo
     """Median, least and most of the ratios of times taken in the same turns."""
     found = [a / b for a, b in zip(times, others, strict=True)]
     return [round(pick(found), digits) for pick in (statistics.median, min, max)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def output_of(*command: str) -> str:

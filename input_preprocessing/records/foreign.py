@@ -38,8 +38,7 @@ SUFFIXES = {"tfrecord": ".tfrecord", "nvidia": ".hdf5"}
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUFFIXES = (".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords")
 NOT_RECORDS = (".lst", ".json", ".txt", ".md5", ".chk")
-_MD5SUM = re.compile(r"(?P<md5>[0-9a-fA-F]{32})\s+\*?(?P<name>\S.*)")
-_PUBLISHED = re.compile(r"(?P<name>\S.*?)\s+(?P<md5>[0-9a-fA-F]{32})")
+_LISTED = re.compile(r"(?P<name>\S.*?)\s+(?P<md5>[0-9a-fA-F]{32})")
 
 
 def read_foreign(path: Path) -> tuple[Records, Metadata]:
@@ -116,15 +115,8 @@ def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[
     return [(path, made) for made, path in planned.items()]
 
 
-class Wanted(NamedTuple):
-    """Expected md5 (lower case) of a file's bytes, or of its input_ids."""
-
-    md5: str
-    of_input_ids: bool
-
-
-def read_list(path: Path) -> dict[str, Wanted]:
-    """The lines of a list, by file name.
+def read_list(path: Path) -> dict[str, str]:
+    """md5 of input_ids by file name.
 
     Raises:
         DataError: unreadable, empty, or a line that names no file or none md5, or a file twice.
@@ -134,16 +126,14 @@ def read_list(path: Path) -> dict[str, Wanted]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise DataError(f"cannot read {path}: {reason}; check the list") from error
-    found: dict[str, Wanted] = {}
+    found: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
-        of_bytes = _MD5SUM.fullmatch(line.strip())
-        parts = of_bytes or _PUBLISHED.fullmatch(line.strip())
-        if parts is None:
-            raise DataError(f"{path}: line {number} is neither 'md5  name' nor 'name  md5'; check the list")
-        name, wanted = parts["name"].rpartition("/")[2], Wanted(parts["md5"].lower(), of_input_ids=not of_bytes)
-        if found.setdefault(name, wanted) != wanted:
+        if (parts := _LISTED.fullmatch(line.strip())) is None:
+            raise DataError(f"{path}: line {number} is not 'name  md5'; check the list (one of md5sum: md5sum -c)")
+        name, md5 = parts["name"].rpartition("/")[2], parts["md5"].lower()
+        if found.setdefault(name, md5) != md5:
             raise DataError(f"{path}: line {number} gives {name} another md5 than a line before; check the list")
     if not found:
         raise DataError(f"{path} lists no files; check the list")
@@ -156,24 +146,18 @@ def input_ids_digest(rows: Iterable[Sequence[int]]) -> str:
     return hashlib.md5(str(digests).encode()).hexdigest()
 
 
-def _compare(task: tuple[Path, Wanted]) -> str:
+def _compare(task: tuple[Path, str]) -> str:
     """The difference between a file and its list entry, one line; '' if they match."""
     path, wanted = task
     try:
-        if wanted.of_input_ids:
-            with h5py.File(path, "r") as file:
-                md5 = input_ids_digest(row.tolist() for row in file["input_ids"][:])
-        else:
-            md5 = md5_of(path)
-    except DataError as error:
-        return str(error)
+        with h5py.File(path, "r") as file:
+            md5 = input_ids_digest(row.tolist() for row in file["input_ids"][:])
     except (OSError, KeyError):
         return f"{path} has no input_ids to compare (not HDF5, or damaged); copy it again"
-    what = "md5 of input_ids" if wanted.of_input_ids else "md5"
-    return "" if md5 == wanted.md5 else f"{path} has {what} {md5}, the list {wanted.md5}; copy it again"
+    return "" if md5 == wanted else f"{path} has md5 of input_ids {md5}, the list {wanted}; copy it again"
 
 
-def differences(files: Sequence[Path], listed: dict[str, Wanted], *, whole: bool, jobs: int) -> list[str]:
+def differences(files: Sequence[Path], listed: dict[str, str], *, whole: bool, jobs: int) -> list[str]:
     """Every file that is not as listed, one line each; with `whole` those listed that are not there too."""
     here = [path for path in files if path.name in listed]
     weights = [path.stat().st_size for path in here]
@@ -191,17 +175,15 @@ def import_main(parser: argparse.ArgumentParser) -> None:
     variable-length and packed, whose rows are kept. The kind is known by the file's contents. Finished files are
     kept on a second run.
 
-    With --check-list the files are compared with a list first. A line is `md5  name`, as md5sum writes it, of the
-    file's bytes; or `name  md5`, as in the lists that NVIDIA publishes (4320_shards_varlength.chk and others), of
-    input_ids alone, whatever else the file holds. Blank lines and lines that begin with # are skipped; of a name with
-    folders the last part counts.
+    With --check-list the files are compared first with a list as NVIDIA publishes them (4320_shards_varlength.chk and
+    others): a line is `name  md5`, the md5 of input_ids alone, whatever else the file holds. Blank lines and lines that
+    begin with # are skipped; of a name with folders the last part counts. (`md5sum -c` compares whole files.)
     """
     parser.add_argument("--source", type=Path, required=True, help="file, or folder of files")
     parser.add_argument("--target", type=Path, required=True, help="folder for the record files")
     vocab = "vocab.txt they were made with: tokens are checked, and its md5 is recorded"
     parser.add_argument("--vocab-file", type=Path, help=vocab)
-    listed = "lines 'md5  name' as md5sum writes them, or 'name  md5' of input_ids as NVIDIA publishes"
-    told = f"import nothing unless the files are those listed: {listed}"
+    told = "import nothing unless the files are those listed: lines 'name  md5' of input_ids, as NVIDIA publishes"
     parser.add_argument("--check-list", type=Path, help=told)
     parser.add_argument("--json", action="store_true", help="print counts and the digest of the sequences as JSON")
     add_jobs(parser)

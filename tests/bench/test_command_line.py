@@ -35,7 +35,6 @@ def script(repository, monkeypatch, capsys):
         ("step_model", ("--measured", "/nope"), "/nope: no such file"),
         ("loader", ("--steps", "0"), AT_LEAST_ONE),
         ("cpu_step", ("recompute", "--rows", "0", "--tiny"), AT_LEAST_ONE),
-        ("start", ("--ranks", "0"), AT_LEAST_ONE),
         ("prepare", ("instances", "/nope"), "/nope: no such file"),
         (
             "prepare",
@@ -46,13 +45,10 @@ def script(repository, monkeypatch, capsys):
         ("finetuning", ("/nope",), "/nope: no weights and no data in it: make finetune-demo makes one"),
         ("finetuning", (), "the following arguments are required: folder"),
         ("convergence", ("--steps", "30"), "--steps 30: expected a multiple of 25"),
-        ("certify_overhead", ("--passes", "3"), "--passes 3: expected an even number"),
         ("convergence", ("--only", "nope"), "--only nope: no such pair here: "),
         ("prepare", ("all", "--keep", "/dev/null/nope"), "/dev/null/nope: cannot be written"),
         ("prepare", ("packing", "--sequences", "2"), "'2': expected an integer of at least 1000"),
         ("step_model", ("--length", "2"), "'2': expected an integer of at least 8"),
-        ("gpu_all", ("guard", "much", "x.py"), "'much': expected a number above 0"),
-        ("gpu_all", ("guard", "9", "-m"), "nothing to run: give a script, or -m and a module"),
         ("gpu_all", ("machine", "--nope"), "unrecognized arguments: --nope"),
     ],
 )
