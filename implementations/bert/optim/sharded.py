@@ -67,10 +67,7 @@ class Sharded:
         self.mesh = Mesh(world, group_size or world.size)
         dtype = self.parameters[0].dtype
         assert all(p.dtype == dtype for p in self.parameters), "one type of weights"
-        places = {id(parameter): number for number, parameter in enumerate(self.parameters)}
-        groups = [[places[id(parameter)] for parameter in group] for group in side_by_side]
-        sizes = [parameter.numel() for parameter in self.parameters]
-        self.layout = Layout(sizes, self.mesh.size, bucket_bytes // dtype.itemsize, groups)
+        self.layout = layout_of(self.parameters, self.mesh.size, bucket_bytes // dtype.itemsize, side_by_side)
         self.segments = self.layout.segments(self.mesh.rank)
         master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         masters_flat = torch.zeros(self.layout.shard_total, dtype=master_dtype, device=world.device)
@@ -205,6 +202,15 @@ class Sharded:
             self._fill_shard(shard, state[key])
         self.weights.shard.copy_(self.shard.masters)
         self.weights.mark_stale()
+
+
+def layout_of(
+    parameters: Sequence[Tensor], num_ranks: int, bucket_elements: int, side_by_side: Sequence[Sequence[Tensor]]
+) -> Layout:
+    """The layout of parameters over ``num_ranks``; side_by_side: groups of them."""
+    places = {id(parameter): number for number, parameter in enumerate(parameters)}
+    groups = [[places[id(parameter)] for parameter in group] for group in side_by_side]
+    return Layout([parameter.numel() for parameter in parameters], num_ranks, bucket_elements, groups)
 
 
 class ShardedGradients(Gradients):
