@@ -5,9 +5,9 @@ transformers  ours on packed rows of Wikipedia's mix of lengths (synthetic) agai
 recompute     forward and backward pass by RECOMPUTE_LAYERS: CPU time, 4 layers as wide as BERT-1.5B on rows of 128
 deepspeed     our sharding against DeepSpeed's ZeRO, AdamW in fp32, two ranks of one thread over gloo: wall time of a
               step, and the most bytes that tensors hold in one (not pages of the process), BERT of 4 x 256
-network       two nodes of 1 and of 2 ranks, which are network namespaces with a rate limit between them: SHARD_GROUP=all
-              against node, wall time of a step, and the share of the gradients' reduction, timed by itself, that does
-              not follow the backward pass; fp32, 4 layers x 256, a vocabulary of 4,000, buckets of 4 MiB (root)
+network       SHARD_GROUP=all against node, on two nodes of 1 and of 2 ranks: network namespaces with a rate limit
+              between them; wall time of a step, and how much of the reduction, timed by itself, the backward pass
+              hides; fp32, 4 layers x 256, a vocabulary of 4,000, buckets of 4 MiB; needs root
 
 The ratios are the figures; the rates depend on the machine.
 
@@ -249,8 +249,8 @@ def network_rank(
             """Seconds of the step, of what follows its backward pass, and of the reductions by themselves."""
             assert isinstance(step.optimizer, Sharded)
             buckets, after = step.optimizer.buckets, []
-            with mock.patch.object(buckets, "finish", lambda: after.append(wall_seconds(finish))):
-                finish = type(buckets).finish.__get__(buckets)
+            finish = buckets.finish
+            with mock.patch.object(buckets, "finish", side_effect=lambda: after.append(wall_seconds(finish))):
                 whole = timed(lambda: step([batch], 1e-4))
             buckets.num_sent = 0  # all of them once more
             alone = timed(buckets.finish)
@@ -258,10 +258,8 @@ def network_rank(
 
         turns: dict[str, Callable[[], object]] = {}
         for name, group in groups.items():
-            rules = {"sharded": True, "shard_group": str(group)}
-            turns[name] = partial(
-                turn, name, new_step(new_model(config), PrecisionConfig(precision="fp32"), world, **rules)
-            )
+            precision, rules = PrecisionConfig(precision="fp32"), {"sharded": True, "shard_group": str(group)}
+            turns[name] = partial(turn, name, new_step(new_model(config), precision, world, **rules))
         in_turns(turns, 1)
         for times in spent.values():
             times.clear()
@@ -278,11 +276,10 @@ def network(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
             spawn(network_rank, args=arguments, nprocs=len(nodes) * ranks_per_node)
             spent = json.loads((Path(folder) / "figures.json").read_text())
         steps = {name: [times[0] for times in turns] for name, turns in spent.items()}
+        alone = {name: statistics.median(times[2] for times in turns) for name, turns in spent.items()}
         found[f"{2 * ranks_per_node}_ranks"] = {
             "seconds": {name: [round(span, 3) for span in spans] for name, spans in steps.items()},
-            "reduction_seconds": {
-                name: round(statistics.median(t[2] for t in turns), 3) for name, turns in spent.items()
-            },
+            "reduction_seconds": {name: round(seconds, 3) for name, seconds in alone.items()},
             "hidden": {
                 name: round(statistics.median(1 - after / alone for _, after, alone in turns), 3)
                 for name, turns in spent.items()
