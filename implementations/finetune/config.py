@@ -24,7 +24,10 @@ from bert.training.config import Hardware
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}
 
 # What may differ between a run and the one that it continues. Of what lies somewhere the content counts, not the place.
-PLACES = ("DATA", "VOCAB_FILE", "RUN_DIR", "CHECKPOINT_DIR", "TRIAL", "SEEDS", "RANK", "LOCAL_RANK", "EMULATE_RANK")
+PLACES = (
+    *("DATA", "VOCAB_FILE", "RUN_DIR", "CHECKPOINT_DIR", "TRIAL", "SEEDS"),
+    *("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "EMULATE_RANK"),
+)
 SHOWN_OR_KEPT = (
     "METRICS",
     "LOG_EVERY_STEPS",
@@ -42,6 +45,7 @@ ROUNDING = (
     "RECOMPUTE_LAYERS",
     "SHARD_OPTIMIZER",
     "SHARD_GRADIENTS",
+    "SHARD_GROUP",
 )
 PREDICTION = ("MODE", "EVAL_BATCHSIZE", "N_BEST_SIZE", "MAX_ANSWER_LENGTH", "NULL_SCORE_DIFF_THRESHOLD")  # not training
 

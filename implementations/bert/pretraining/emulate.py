@@ -59,7 +59,8 @@ def measure(config: Config) -> Measured:
     on_gpu = device.type == "cuda"
     if config.dist.num_threads and not on_gpu:
         torch.set_num_threads(config.dist.num_threads)
-    world = EmulatedWorld(config.dist.world_size, rank, device, device if on_gpu else memory.META)
+    gathered_device = device if on_gpu else memory.META
+    world = EmulatedWorld(config.dist.world_size, rank, device, gathered_device, config.dist.ranks_per_node)
     model, step = build(config, world, config.seed or 0)
     assert isinstance(step, Step)
     engine = step.optimizer

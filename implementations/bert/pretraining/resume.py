@@ -37,7 +37,7 @@ _ROWS = ("WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS")  # may change where their 
 # computed: losses then differ by rounding, and by which numbers dropout drops.
 ROUNDING = {
     *("DEVICE", "FUSED", "ATTENTION", "CUDA_GRAPH", "RECOMPUTE_LAYERS", "SHARD_OPTIMIZER", "SHARD_GRADIENTS"),
-    *("ENGINE", *_ROWS),
+    *("SHARD_GROUP", "ENGINE", *_ROWS),
 }
 # Output, length and evaluation of a run: they do not change its weights.
 FREE = {
@@ -52,7 +52,7 @@ FREE = {
 _LOCAL = {
     *("RESUME", "TRIAL", "RANK", "LOCAL_RANK", "BACKEND", "DIST_TIMEOUT", "EMULATE_RANK", "OMP_NUM_THREADS"),
     *("SUBMISSION_DIVISION", "SUBMISSION_ORG", "SUBMISSION_PLATFORM", "SUBMISSION_STATUS"),
-    *("DGXSYSTEM", "DGXNNODES", "CACHE_CLEARED"),
+    *("DGXSYSTEM", "DGXNNODES", "LOCAL_WORLD_SIZE", "CACHE_CLEARED"),
 }
 
 
