@@ -6,7 +6,6 @@ import csv
 import functools
 import math
 import re
-import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -96,10 +95,10 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
     described = tree.description(result.folder)
     checked = result.score is not None and not result.obstacles
     kept = result.kept if result.score is not None else result.reached_kept
-    nodes = number(_integer(described.get("number_of_nodes")))
+    nodes = number(tree.count(described.get("number_of_nodes")))
     run = next((run for run in result.runs if run.log.events), None)
     mean = result.reached_minutes if result.score is None else result.olympic_minutes
-    committed = number((tree.read_json(result.folder / "scaling.json") or {}).get("scaling_factor"))
+    committed = number(tree.read_json(result.folder / "scaling.json").get("scaling_factor"))
     return Entry(
         round=label,
         submitter=text(described.get("submitter") or result.organization or ""),
@@ -107,7 +106,7 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         division=_division(result.division),
         status=text(described.get("status") or (run.log.value("submission_status") if run else None) or ""),
         nodes=nodes,
-        accelerators=None if _integer(described.get("accelerators_per_node")) == 0 else result.accelerators,
+        accelerators=None if tree.count(described.get("accelerators_per_node")) == 0 else result.accelerators,
         accelerator=_accelerator(described, result),
         batch_size=result.batch_size,
         runs=len(result.runs),
@@ -128,17 +127,12 @@ def _division(division: str | None) -> str:
     return "closed" if known.startswith("close") else "open" if known == "open" else known
 
 
-def _integer(value: Any) -> int | None:
-    found = re.fullmatch(r"\s*(\d+)(?:\.0)?\s*", str(value))
-    return int(found[1]) if found else None
-
-
 def _accelerator(described: dict[str, Any], result: Result) -> str:
     """The accelerator's name, of a system without any its processor's."""
     name = text(described.get("accelerator_model_name") or "").strip()
     if name and name.casefold() not in ("n/a", "none", "-"):
         return name
-    environment = tree.read_json(result.folder / "environment.json") or {}
+    environment = tree.read_json(result.folder / "environment.json")
     gpus = environment.get("gpus")
     if isinstance(gpus, list) and gpus:
         first = gpus[0]
@@ -280,10 +274,8 @@ def _read(checkout: Path, round_: str) -> tuple[str, list[Entry]]:
         raise ReviewError(f"{checkout}: the installed mlperf_logging has no rules of BERT for round {round_}")
 
     def git(*words: str) -> str:
-        run = subprocess.run(["git", "-C", str(checkout), *words], capture_output=True, text=True)
-        if run.returncode:
-            raise ReviewError(f"{checkout}: {run.stderr.strip().splitlines()[0]}: a git checkout is expected")
-        return run.stdout
+        failure = f"{checkout}: a git checkout is expected"
+        return tree.run(["git", "-C", str(checkout), *words], failure).decode("utf-8", "replace")
 
     if Path(git("rev-parse", "--show-toplevel").strip()).resolve() != checkout.resolve():
         raise ReviewError(f"{checkout}: is within another repository: a git checkout of its own is expected")

@@ -288,8 +288,8 @@ _Group = tuple[str, list[tuple[str, str]]]  # title, names and values
 def _facts(result: Result) -> list[tuple[str, str, list[_Group]]]:
     """(key, heading, groups) of the system, software and settings, by systems/NAME.json and the run's files."""
     system = description(result.folder)
-    environment = read_json(result.folder / "environment.json") or {}
-    config = read_json(result.folder / "config.json") or {}
+    environment = read_json(result.folder / "environment.json")
+    config = read_json(result.folder / "config.json")
 
     host = {name: value for name, value in system.items() if name.startswith("host_")}
     accelerators = {name: value for name, value in system.items() if name.startswith("accelerator")}
@@ -304,9 +304,8 @@ def _facts(result: Result) -> list[tuple[str, str, list[_Group]]]:
     for name in _SOFTWARE:
         value = system.get(name)
         described |= value if isinstance(value, dict) else {name: value}
-    packages = environment.get("packages")
     logged = {name: environment.get(name) for name in ("python", "cuda", "cudnn", "nccl", "git_commit")}
-    logged |= packages if isinstance(packages, dict) else {}
+    logged |= read_json(result.folder / "environment.json", "packages")
     software = [_group("As described", described), _group("As logged by the last run", logged)]
 
     nested = {name: value for name, value in config.items() if isinstance(value, dict)}

@@ -1,4 +1,4 @@
-"""The accuracy that published runs had on their way to the target, and whether a run, or its rehearsal, lies among them.
+"""The accuracy that published runs had on their way to the target, and whether a run lies among them.
 
 published_curves.json has, for each batch size and recipe of which ten runs or more were published, the smallest and the
 largest accuracy of those runs after so many training samples, and the results that they are of.
@@ -275,6 +275,6 @@ def print_rehearsal(found: Rehearsal) -> None:
     for point in found.points:
         span = f"{point.low:.4f} to {point.high:.4f}"
         print(f"{point.samples:>12,.0f} {point.accuracy:>10.4f} {span:>18}  {point.verdict}")
-    for number, cause in enumerate(found.causes(), 1):
-        print(f"{number}. {cause}")
+    for place, cause in enumerate(found.causes(), 1):
+        print(f"{place}. {cause}")
     print("GO: the run starts as the published ones" if found.go else "NO GO: outside the published runs; see above")

@@ -96,8 +96,7 @@ class Result:
     def target(self) -> float:
         """The accuracy that ends a run: 0.720, or in the open division what the run's config.json says."""
         if self.division == "open":
-            evaluate = (tree.read_json(self.folder / "config.json") or {}).get("evaluate")
-            target = number(evaluate.get("target")) if isinstance(evaluate, dict) else None
+            target = number(tree.read_json(self.folder / "config.json", "evaluate").get("target"))
             if target is not None and 0 < target < 1:
                 return target
         return TARGET_ACCURACY

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from review.logs.mllog import text
 from review.logs.output import ReviewError
-from review.logs.tree import read_json
+from review.logs.tree import read_json, run
 from review.verdict.submission_rules import SCRIPTS
 
 _TIMEOUT = 120  # seconds for one git command
@@ -68,7 +67,7 @@ def find_code(repository: Path, runs: Path, commit: str | None, config: str | No
 
 
 def _recorded_commit(repository: Path, runs: Path) -> str:
-    commit = (read_json(runs / "environment.json") or {}).get("git_commit")
+    commit = read_json(runs / "environment.json").get("git_commit")
     if not isinstance(commit, str) or not commit:
         raise ReviewError(f"{runs / 'environment.json'} names no commit that ran: name it with --commit")
     if commit.endswith("-dirty"):
@@ -92,8 +91,7 @@ def _config(files: list[str], runs: Path, config: str | None) -> str:
         if name not in files:
             raise ReviewError(f"--config {config}: the commit that ran has no such file")
         return name
-    mlperf = (read_json(runs / "config.json") or {}).get("mlperf")
-    system = mlperf.get("system") if isinstance(mlperf, dict) else None
+    system = read_json(runs / "config.json", "mlperf").get("system")
     name = f"configs/config_{system}.sh"
     if not isinstance(system, str) or name not in files:
         what = "name it with --config, such as configs/FILE.sh"
@@ -102,14 +100,4 @@ def _config(files: list[str], runs: Path, config: str | None) -> str:
 
 
 def _git(repository: Path, *arguments: str) -> bytes:
-    command = ["git", "-C", str(repository), *arguments]
-    try:
-        ran = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, check=True, stdin=subprocess.DEVNULL)
-    except FileNotFoundError:
-        raise ReviewError("git is not installed: the package holds the code of a commit") from None
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise ReviewError(f"git {arguments[0]} in {repository}: {text(lines[0]) if lines else 'failed'}") from None
-    except subprocess.TimeoutExpired:
-        raise ReviewError(f"git {arguments[0]} in {repository} takes over {_TIMEOUT} s") from None
-    return ran.stdout
+    return run(["git", "-C", str(repository), *arguments], f"git {arguments[0]} in {repository}", _TIMEOUT)

@@ -6,15 +6,14 @@ A passphrase never stands on a command line, where every user of the machine cou
 from __future__ import annotations
 
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from review.logs.mllog import text
 from review.logs.output import ReviewError
+from review.logs.tree import run
 
 _AGE_KEYS = ("age1", "ssh-ed25519 ", "ssh-rsa ")
-_TIMEOUT = 600  # seconds for one archive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class Encryption:
                 raise ReviewError(f"--passphrase-file {self.passphrase_file}: its first line is empty")
         if self.tool == "gpg":
             for key in self.recipients:
-                _run(["gpg", "--batch", "--list-keys", "--", key], f"--encrypt-for {text(key)}: gpg knows no such key")
+                run(["gpg", "--batch", "--list-keys", "--", key], f"--encrypt-for {text(key)}: gpg knows no such key")
 
     def encrypt(self, path: Path) -> Path:
         """Writes the encrypted file beside the plain one; returns it. Raises ReviewError."""
@@ -62,15 +61,5 @@ class Encryption:
             how = ["--batch", "--yes", "--no-tty", "--pinentry-mode", "loopback", "--cipher-algo", "AES256"]
             how += ["--passphrase-file", str(self.passphrase_file), "--symmetric"]
         command = [self.tool, *how, *recipients, "-o", str(output), str(path)]
-        _run(command, f"{self.tool} cannot encrypt the archive")
+        run(command, f"{self.tool} cannot encrypt the archive")
         return output
-
-
-def _run(command: list[str], failure: str) -> None:
-    try:
-        ran = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, check=False, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ReviewError(f"{failure}: {error}") from None
-    if ran.returncode:
-        said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise ReviewError(f"{failure}: {text(said[-1]) if said else 'no reason given'}")

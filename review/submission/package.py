@@ -137,7 +137,7 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
     implementation = root / "benchmarks" / BENCHMARK / "implementations" / request.implementation
     name = f"{request.system}_{request.implementation}.json"
     for path in sorted(implementation.glob(f"*_{request.implementation}.json")):
-        commit = (read_json(path) or {}).get("commit")
+        commit = read_json(path).get("commit")
         if commit != code.commit:
             there = f"{request.implementation} in {request.output} is commit {text(commit)}"
             raise ReviewError(f"{there}, this result ran {code.commit}: give it an --implementation of its own")
@@ -148,8 +148,8 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
         "implementation": request.implementation,
         "commit": code.commit,
         "config": code.config,
-        "environment": read_json(result.folder / "environment.json"),
-        "settings": read_json(result.folder / "config.json"),
+        "environment": read_json(result.folder / "environment.json") or None,
+        "settings": read_json(result.folder / "config.json") or None,
     }
     _write(implementation / name, json.dumps(facts, indent=2) + "\n")
     readme = _system_readme(request.system, request.organization, result, description, code)

@@ -89,12 +89,10 @@ def _value(name: str, value: Any) -> Any:
 
 def from_run(folder: Path) -> dict[str, Any]:
     """What environment.json and config.json of a run say. Raises ReviewError."""
-    environment = read_json(folder / "environment.json")
-    if environment is None:
+    environment, mlperf = read_json(folder / "environment.json"), read_json(folder / "config.json", "mlperf")
+    if not environment:
         raise ReviewError(f"{folder / 'environment.json'}: no such file, or not JSON; name a folder of results/")
-    mlperf = (read_json(folder / "config.json") or {}).get("mlperf")
-    packages, mlperf = (one if isinstance(one, dict) else {} for one in (environment.get("packages"), mlperf))
-    gpus = environment.get("gpus")
+    packages, gpus = read_json(folder / "environment.json", "packages"), environment.get("gpus")
     stack = {f"{name}_version": environment.get(name) for name in ("cuda", "cudnn", "nccl", "python")}
     stack |= {f"{name}_version": packages[name] for name in packages if name != "torch"}
     stack["kernel_version"] = environment.get("platform")
