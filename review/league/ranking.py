@@ -94,7 +94,7 @@ class League:
 
     def efficiency(self, entry: Entry) -> float | None:
         """Its rate an accelerator against the smallest system of its kind; None where that is the only size."""
-        smallest = self._smallest.get(entry.kind)
+        smallest = self.kinds.get(entry.kind, [None])[0]
         if smallest is None or not entry.per_accelerator or not smallest.per_accelerator:
             return None
         return entry.per_accelerator / smallest.per_accelerator
@@ -103,16 +103,10 @@ class League:
     def kinds(self) -> dict[tuple[str, str, str, str], list[Entry]]:
         """Results with a rate an accelerator by round, submitter, division and accelerator, the smallest first."""
         found: dict[tuple[str, str, str, str], list[Entry]] = {}
-        for entry in sorted(
-            [*self.own, *self.others], key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0))
-        ):
-            if entry.per_accelerator:
-                found.setdefault(entry.kind, []).append(entry)
+        known = [one for one in (*self.own, *self.others) if one.per_accelerator]
+        for entry in sorted(known, key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0))):
+            found.setdefault(entry.kind, []).append(entry)
         return {kind: ones for kind, ones in found.items() if len({one.accelerators for one in ones}) > 1}
-
-    @functools.cached_property
-    def _smallest(self) -> dict[tuple[str, str, str, str], Entry]:
-        return {kind: ones[0] for kind, ones in self.kinds.items()}
 
     def standing(self, entry: Entry) -> str:
         """In words: its rank among all of its division, and among systems of its size."""
@@ -129,20 +123,12 @@ class League:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "by": self.by,
-            "results": [
-                {
-                    **one.as_dict(),
-                    "rank": self.rank(one),
-                    "efficiency": self.efficiency(one),
-                    "own": self.is_own(one),
-                    "resubmitted": self.rounds(one)[1:],
-                }
-                for one in self.ranked
-            ],
-            "standing": [{"folder": one.folder, "system": one.system, "said": self.standing(one)} for one in self.own],
-        }
+        results = []
+        for one in self.ranked:
+            about = {"rank": self.rank(one), "efficiency": self.efficiency(one), "own": self.is_own(one)}
+            results.append({**one.as_dict(), **about, "resubmitted": self.rounds(one)[1:]})
+        standing = [{"folder": one.folder, "system": one.system, "said": self.standing(one)} for one in self.own]
+        return {"by": self.by, "results": results, "standing": standing}
 
 
 def cells(league: League, entry: Entry) -> list[str]:
@@ -179,14 +165,10 @@ def _short(content: str) -> str:
     return content if len(content) <= _LONGEST else content[: _LONGEST - 1] + "…"
 
 
-def shown(league: League, top: int | None) -> list[Entry]:
-    """The first ``top`` results (all if None) and the user's own."""
-    return [one for place, one in enumerate(league.ranked) if top is None or place < top or league.is_own(one)]
-
-
 def parts(league: League, top: int | None, width: int | None = None) -> list[Part]:
     """The table, and the rank of the user's own results; of a terminal (``width``) without columns that are blank."""
-    entries = shown(league, top)
+    ranked = enumerate(league.ranked)
+    entries = [one for place, one in ranked if top is None or place < top or league.is_own(one)]
     made = [cells(league, one) for one in entries]
     known = [i for i in range(len(COLUMNS)) if width is None or i < 8 or any(row[i] != "-" for row in made)]
     styles = ["bold green" if league.is_own(one) else "" for one in entries]
