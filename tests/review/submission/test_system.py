@@ -244,7 +244,7 @@ def test_update_fills_blanks_and_keeps_the_rest(tmp_path, capsys):
         (["--set", "division=Closed"], "closed or open"),
         (["--set", "status=shipping"], "status"),
         (["--answers", "{folder}/none.json"], "No such file"),
-        (["--answers", "{folder}/list.json"], "not a JSON object"),
+        (["--answers", "{folder}/list.json"], "a JSON object is expected"),
         (["--answers", "{folder}/broken.json"], "not JSON"),
         (["--run", "{folder}"], "environment.json"),
         (["-o", "{folder}/a b.json"], "no space"),
