@@ -40,16 +40,6 @@ if TYPE_CHECKING:
 _RUNNING = re.compile(r"running_\d+")
 NO_LOG = "no result_*.txt here or below"
 _IDLE_SECONDS = 60.0  # after the last run ended, until no further trial is waited for
-_COLUMNS = (
-    Column("run", wraps=True),
-    Column("phase"),
-    Column("done", right=True, drop=4),
-    Column("accuracy", right=True),
-    Column("evals", right=True, drop=1),
-    Column("seq/s", right=True, drop=2),
-    Column("time", right=True, drop=3),
-    Column("to go", right=True),
-)
 # Accuracies at 10, 15, ... 100% of the samples to the target: medians of the 20 runs of two published results of 5.0.
 # fmt: off
 _ACCURACIES = (
@@ -464,15 +454,25 @@ def _details(standing: Standing, out: Console) -> RenderableType:
     return Group(head, percent, grid)
 
 
+_CELLS: dict[Column, Callable[[Follower, Standing], str]] = {
+    Column("run", wraps=True): lambda follower, _: text("/".join(follower.path.parts[-2:])),
+    Column("phase"): lambda follower, one: (
+        "broken" if follower.broken() is not None else "stalled" if one.stalled else one.phase
+    ),
+    Column("done", right=True, drop=4): lambda _, one: number_text(one.share, ".0%"),
+    Column("accuracy", right=True): lambda _, one: number_text(one.run.final_accuracy, ".4f"),
+    Column("evals", right=True, drop=1): lambda _, one: str(len(one.run.evaluations)),
+    Column("seq/s", right=True, drop=2): lambda _, one: number_text(one.rate or None, ",.0f"),
+    Column("time", right=True, drop=3): lambda _, one: duration(one.elapsed),
+    Column("to go", right=True): lambda _, one: duration(None if one.done else one.eta),
+}
+
+
 def _rows(found: list[Watched], out: Console) -> RenderableType:
-    rows, styles = [], []
-    for follower, standing in found:
-        run, broken = standing.run, follower.broken() is not None
-        missed = broken or (standing.done and not run.converged)
-        styles.append("red" if missed else "green" if standing.done else "")
-        row = [text("/".join(follower.path.parts[-2:]))]
-        row += ["broken" if broken else "stalled" if standing.stalled else standing.phase]
-        row += [number_text(standing.share, ".0%"), number_text(run.final_accuracy, ".4f"), str(len(run.evaluations))]
-        row += [number_text(standing.rate or None, ",.0f"), duration(standing.elapsed)]
-        rows.append([*row, duration(None if standing.done else standing.eta)])
-    return output.table(*output.fit(_COLUMNS, rows, out.width), styles)
+    rows = [[cell(*one) for cell in _CELLS.values()] for one in found]
+    ended = [follower.ended(standing) for follower, standing in found]
+    styles = [
+        "" if not over else "green" if standing.run.converged else "red"
+        for over, (_, standing) in zip(ended, found, strict=True)
+    ]
+    return output.table(*output.fit(list(_CELLS), rows, out.width), styles)

@@ -17,22 +17,6 @@ BY: dict[str, tuple[str, Callable[[Entry], float | None], int]] = {  # name: lab
     "per-accelerator": ("sequences/s and accelerator", lambda entry: entry.per_accelerator, -1),
     "energy": ("joules", lambda entry: entry.joules, 1),
 }
-COLUMNS = (
-    Column("rank", right=True),
-    Column("round"),
-    Column("submitter", drop=4, wraps=True),
-    Column("system", wraps=True),
-    Column("division", drop=2),
-    Column("nodes x accel.", right=True),
-    Column("accelerator", drop=3, wraps=True),
-    Column("batch", right=True, drop=5),
-    Column("minutes", right=True),
-    Column("published", right=True, drop=3),
-    Column("seq/s", right=True, drop=6),
-    Column("/accel", right=True),
-    Column("efficiency", right=True, drop=7),
-    Column("MJ", right=True, drop=1),
-)
 _LONGEST = 36
 NOT_CHECKED = "*"
 EXPLAINED = f"{NOT_CHECKED} not checked: the olympic mean of the logs as they are, which no installed rules accept"
@@ -131,28 +115,6 @@ class League:
         return {"by": self.by, "results": results, "standing": standing}
 
 
-def cells(league: League, entry: Entry) -> list[str]:
-    """The row of an entry."""
-    rank, efficiency, joules = league.rank(entry), league.efficiency(entry), entry.joules
-    minutes = number_text(entry.minutes, ",.4f")
-    return [
-        number_text(rank, "d"),
-        ", ".join(league.rounds(entry)),
-        _short(entry.submitter),
-        _short(entry.system),
-        entry.division,
-        size(entry),
-        _short(entry.accelerator),
-        number_text(entry.batch_size, "g"),
-        minutes if entry.checked or entry.minutes is None else minutes + NOT_CHECKED,
-        number_text(entry.published_minutes, ",.4f"),
-        rate_text(entry.sequences_per_second),
-        rate_text(entry.per_accelerator),
-        number_text(efficiency, ".1%"),
-        number_text(None if joules is None else joules / 1e6, ",.3f"),
-    ]
-
-
 def size(entry: Entry) -> str:
     """Nodes x accelerators of a node, or what is known of it."""
     nodes, count = entry.nodes, entry.accelerators
@@ -163,6 +125,34 @@ def size(entry: Entry) -> str:
 
 def _short(content: str) -> str:
     return content if len(content) <= _LONGEST else content[: _LONGEST - 1] + "…"
+
+
+def _minutes(entry: Entry) -> str:
+    return number_text(entry.minutes, ",.4f") + NOT_CHECKED * (not entry.checked and entry.minutes is not None)
+
+
+_CELLS: dict[Column, Callable[[League, Entry], str]] = {
+    Column("rank", right=True): lambda league, one: number_text(league.rank(one), "d"),
+    Column("round"): lambda league, one: ", ".join(league.rounds(one)),
+    Column("submitter", drop=4, wraps=True): lambda _, one: _short(one.submitter),
+    Column("system", wraps=True): lambda _, one: _short(one.system),
+    Column("division", drop=2): lambda _, one: one.division,
+    Column("nodes x accel.", right=True): lambda _, one: size(one),
+    Column("accelerator", drop=3, wraps=True): lambda _, one: _short(one.accelerator),
+    Column("batch", right=True, drop=5): lambda _, one: number_text(one.batch_size, "g"),
+    Column("minutes", right=True): lambda _, one: _minutes(one),
+    Column("published", right=True, drop=3): lambda _, one: number_text(one.published_minutes, ",.4f"),
+    Column("seq/s", right=True, drop=6): lambda _, one: rate_text(one.sequences_per_second),
+    Column("/accel", right=True): lambda _, one: rate_text(one.per_accelerator),
+    Column("efficiency", right=True, drop=7): lambda league, one: number_text(league.efficiency(one), ".1%"),
+    Column("MJ", right=True, drop=1): lambda _, one: number_text(one.joules and one.joules / 1e6, ",.3f"),
+}
+COLUMNS = tuple(_CELLS)
+
+
+def cells(league: League, entry: Entry) -> list[str]:
+    """The row of an entry."""
+    return [cell(league, entry) for cell in _CELLS.values()]
 
 
 def parts(league: League, top: int | None, width: int | None = None) -> list[Part]:

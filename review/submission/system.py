@@ -24,12 +24,6 @@ from review.rulebook.description import ASKED, COUNTS, DIVISIONS, FIELDS, TABLE,
 from review.submission.system_probe import Machine, probe
 
 _DEFAULTS = {name: field["default"] for name, field in TABLE.items() if "default" in field}
-# What no probe can know: (field, what to write, the value where the user has none).
-QUESTIONS = tuple(
-    (name, field["question"], field.get("suggested", field.get("default", "")))
-    for name, field in TABLE.items()
-    if "question" in field
-)
 
 
 @dataclass(frozen=True)
@@ -64,9 +58,9 @@ def describe(
     layers = [*given, ("this machine", probe(machine))]
     for source, values in layers:
         add(source, values)
-    for name, question, default in QUESTIONS if ask else ():
-        if ask and name not in fields:
-            add("asked", {name: ask(name, question, default)})
+    for name, field in TABLE.items():
+        if ask and "question" in field and name not in fields:  # what no probe can know
+            add("asked", {name: ask(name, field["question"], field.get("suggested", field.get("default", "")))})
     add("default", _DEFAULTS)
     if fields["accelerators_per_node"] == "0":
         add("no accelerator", {name: "N/A" for name in FIELDS if name.startswith("accelerator_")})
