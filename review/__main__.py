@@ -26,8 +26,7 @@ from review.results.table import rcp_dict
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
-from review.submission.encryption import Encryption
-from review.submission.package import Request, package
+from review.submission.package import Encryption, Request, package
 from review.submission.system_probe import Machine
 from review.verdict.checking import Checked, check, print_checked, status
 
