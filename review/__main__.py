@@ -13,21 +13,20 @@ from typing import Any
 
 from certify import commands as certify_commands
 from certify import watch as certify_watch
-from review import compare, rehearsal, select, show, watch
+from review import compare, select, show, watch
 from review.league.entries import entry_of, published, to_rows
 from review.league.page import build_page, write_picture
 from review.league.ranking import BY, League, parts
-from review.league.update import update
 from review.logs.output import ReviewError, emit, pick, write_whole
 from review.logs.tree import read_object
 from review.report.page import write_report
+from review.results import gate
 from review.results.score import UNVERIFIED, Result, Terms, load_results
 from review.results.table import rcp_dict
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
-from review.submission.encryption import Encryption
-from review.submission.package import Request, package
+from review.submission.package import Encryption, Request, package
 from review.submission.system_probe import Machine
 from review.verdict.checking import Checked, check, print_checked, status
 
@@ -97,13 +96,6 @@ def _select(arguments: argparse.Namespace) -> int:
 
 
 def _league(arguments: argparse.Namespace) -> int:
-    if arguments.update is not None:
-        if arguments.target or arguments.published:
-            raise ReviewError("league --update rebuilds the published table and ranks nothing: give nothing else")
-        commits = update(arguments.update)
-        lines = [f"{round_}: {commit}" for round_, commit in commits.items()]
-        emit(arguments, text=lambda: print(*lines, sep="\n"), json=lambda: commits)
-        return 0
     if not arguments.target and not arguments.published:
         raise ReviewError("league needs a folder of results, --published, or both")
     if arguments.top < 0:
@@ -168,8 +160,8 @@ def _rcp(arguments: argparse.Namespace) -> int:
 
 
 def _rehearsal(arguments: argparse.Namespace) -> int:
-    found = rehearsal.rehearsal(arguments.target, arguments.band, arguments.ruleset)
-    emit(arguments, json=lambda: found, text=lambda: rehearsal.print_rehearsal(found))
+    found = gate.rehearsal(arguments.target, arguments.band, arguments.ruleset)
+    emit(arguments, json=lambda: found, text=lambda: gate.print_rehearsal(found))
     return 0 if found.go else 1
 
 
@@ -274,9 +266,6 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--label", default="yours", help="the round to call your own results, default %(default)s")
     one.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write an HTML page with charts")
     one.add_argument("--svg", type=Path, metavar="FILE", help="write the chart of times over accelerators as a picture")
-    one.add_argument(
-        "--update", type=Path, metavar="FOLDER", help="rebuild the published table from training_results_v* in it"
-    )
 
     what = "one self-contained HTML page: verdict, runs, charts, system, logs"
     one = command("report", _report, what, train_samples=True)

@@ -72,7 +72,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"report"},
         {"league"},
         {"submission"},
-        {"show", "compare", "select", "watch", "rehearsal"},
+        {"show", "compare", "select", "watch"},
         {"__main__"},
     ],
 }
