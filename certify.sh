@@ -7,7 +7,7 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in run/trial node/binding run/local run/certify; do
+for part in run/trial node/binding run/local; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done

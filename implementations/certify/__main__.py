@@ -160,8 +160,7 @@ def main(environ: Mapping[str, str]) -> int:
     except ConfigError as error:
         return rundir.fail(run, "certify", str(error), 2)
     except HangError as error:
-        rundir.write_collectives(run)
-        return rundir.fail(run, "certify", str(error), 1)
+        return rundir.hang(run, "certify", error)
     except Exception as error:
         return rundir.crash(run, "certify", error)
     return 0
