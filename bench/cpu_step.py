@@ -3,15 +3,13 @@
 transformers  ours on packed rows of Wikipedia's mix of lengths (synthetic) against BertForPreTraining with AdamW on the
               same sequences padded, at once and in micro-batches of 4 that fit the cache: wall time, BERT of 4 x 256
 recompute     forward and backward pass by RECOMPUTE_LAYERS: CPU time, 4 layers as wide as BERT-1.5B on rows of 128
-deepspeed     our sharding against DeepSpeed's ZeRO, AdamW in fp32, two ranks of one thread over gloo: wall time of a
-              step, and the most bytes that tensors hold in one (not pages of the process), BERT of 4 x 256
 network       SHARD_GROUP=all against node, on two nodes of 1 and of 2 ranks: network namespaces with a rate limit
               between them; wall time of a step, and how much of the reduction, timed by itself, the backward pass
               hides; fp32, 4 layers x 256, a vocabulary of 4,000, buckets of 4 MiB; needs root
 
 The ratios are the figures; the rates depend on the machine.
 
-usage: python bench/cpu_step.py transformers|recompute|deepspeed|network [--repeats 6] [--rows 4] [--threads 1] [--tiny]
+usage: python bench/cpu_step.py transformers|recompute|network [--repeats 6] [--rows 4] [--threads 1] [--tiny]
 """
 
 from __future__ import annotations
@@ -20,56 +18,38 @@ import argparse
 import contextlib
 import ctypes
 import dataclasses
-import gc
 import json
 import os
 import shutil
 import statistics
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from lib import Parser, cpu_seconds, emit, free_port, in_turns, integer, medians, positive, ratios, wall_seconds
-from torch import Tensor
+from lib import Parser, cpu_seconds, emit, in_turns, integer, medians, positive, ratios, wall_seconds
 from torch.multiprocessing import spawn
 from torch_lib import SMALL, TINY, new_model, new_step, packed_batches
 from train_step import build_peer
 
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import ConfigError
-from bert.core.process import hard_exit
-from bert.data.batch import PretrainingBatch
-from bert.deepspeed.settings import Config as ZeroConfig
-from bert.deepspeed.step import DeepSpeedStep, load
 from bert.kernels.precision import Config as PrecisionConfig
-from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
-from bert.model.init import first_weights, use_placeholders
 from bert.model.recompute import Recomputation
-from bert.optim import Config as OptimizerConfig
 from bert.optim.sharded import Sharded
-from bert.pretraining.memory import Peak
 from bert.training.step import Step
 
 WIDE = SMALL | {
     "hidden_size": 1600, "num_attention_heads": 25, "intermediate_size": 6400, "max_position_embeddings": 128,
     "layer_norm_large_model": True,
 }  # fmt: skip
-# DeepSpeed's stage, and whether ours shards gradients, to shard as much; our engine has no stage 3.
-STAGES = {1: False, 2: True, 3: True}
-BUCKET = 1 << 24  # numbers at most: our own engine's 64 MiB in fp32. DeepSpeed's default of 5e8 is more than the model
 SMALL_BUCKET = 4 << 20
 CLONE_NEWNET = 0x40000000
-FP32 = Precision(dtype=torch.float32)
-TrainingStep = Callable[[list[PretrainingBatch], float], Any]
 
 
 def transformers(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
@@ -110,81 +90,6 @@ def recompute(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]
         name: {"seconds": round(middle[name], 2), "time_ratio": ratios(spans, times["recompute_0"])}
         for name, spans in times.items()
     }
-
-
-def deepspeed_step(world: World, config: BertConfig, stage: int, folder: Path) -> TrainingStep:
-    """ENGINE=deepspeed."""
-    path, model, rules = folder / f"ds_{world.rank}.json", new_model(config), OptimizerConfig(optimizer="adamw")
-    bucket = min(BUCKET, sum(parameter.numel() for parameter in model.parameters()))
-    path.write_text(json.dumps({"zero_optimization": {"stage": stage, "reduce_bucket_size": bucket}}))
-    settings = ZeroConfig(engine="deepspeed", path=path).complete(rules, FP32, 1, 1)
-    weights = partial(first_weights, new_model(config), 0)
-    use_placeholders(model, FP32.dtype, world.device)
-    return DeepSpeedStep(model, FP32, rules, world, settings, weights(), weights)
-
-
-def with_memory(make: Callable[[], TrainingStep], batch: PretrainingBatch) -> tuple[TrainingStep, float]:
-    """The step, and the most megabytes that its tensors hold while it is taken."""
-
-    def tensors() -> list[Tensor]:
-        gc.collect()
-        return [one for one in gc.get_objects() if issubclass(type(one), Tensor) and one.device.type != "meta"]
-
-    before = {one.untyped_storage()._cdata for one in tensors()}
-    step = make()
-    for _ in range(2):  # states come with the first
-        step([batch], 1e-4)
-    with Peak([one for one in tensors() if one.untyped_storage()._cdata not in before]) as peak:
-        step([batch], 1e-4)
-    return step, peak.most / 1e6
-
-
-def rank_main(rank: int, options: argparse.Namespace, config: BertConfig, port: int, folder: Path) -> None:
-    """All stages, one after the other; rank 0 writes the figures."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    figures: dict[str, Any] = {}
-    with World(DistConfig(rank=rank, world_size=2, device="cpu")) as world:
-        batches = packed_batches(options.rows, 2, config, seed=rank)
-
-        def until_the_last_rank(run: Callable[[], object]) -> float:
-            world.barrier()
-            begin = time.perf_counter()
-            run()
-            world.barrier()
-            return (time.perf_counter() - begin) / len(batches)
-
-        for stage, shards in STAGES.items():
-            rules = {"optimizer": "adamw", "sharded": True, "shard_gradients": shards}
-            makers: dict[str, Callable[[], TrainingStep]] = {
-                "ours": lambda rules=rules: new_step(
-                    new_model(config), PrecisionConfig(precision="fp32"), world, **rules
-                ),
-                "deepspeed": partial(deepspeed_step, world, config, stage, folder),
-            }
-            made = {name: with_memory(make, batches[0]) for name, make in makers.items()}
-            runs = {
-                name: lambda step=step: [step([batch], 1e-4) for batch in batches] for name, (step, _) in made.items()
-            }
-            times = in_turns(runs, options.repeats, until_the_last_rank)
-            most = world.max(torch.tensor([megabytes for _, megabytes in made.values()], dtype=torch.float64)).tolist()
-            figures[f"stage_{stage}"] = {
-                "seconds": {name: [round(span, 3) for span in spans] for name, spans in times.items()},
-                "time_ours_by_deepspeed": ratios(times["ours"], times["deepspeed"])[0],
-                "megabytes": dict(zip(made, [round(value, 1) for value in most], strict=True)),
-                "memory_ours_by_deepspeed": round(most[0] / most[1], 3),
-            }
-            del made, runs
-    if rank == 0:
-        (folder / "figures.json").write_text(json.dumps(figures))
-    hard_exit(0)  # threads of DeepSpeed's process groups do not always end with Python
-
-
-def deepspeed(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(rank_main, args=(options, config, free_port(), Path(folder)), nprocs=2)
-        figures: dict[str, Any] = json.loads((Path(folder) / "figures.json").read_text())
-    return figures | {"deepspeed": version("deepspeed")}
 
 
 class Node(NamedTuple):
@@ -291,19 +196,14 @@ def network(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
 
 def main() -> None:
     parser = Parser(__doc__)
-    measures = {"transformers": transformers, "recompute": recompute, "deepspeed": deepspeed, "network": network}
+    measures = {"transformers": transformers, "recompute": recompute, "network": network}
     parser.add_argument("what", choices=list(measures))
     parser.add_argument("--repeats", type=integer, default=6, help="turns (default 6)")
     parser.add_argument("--rows", type=integer, default=4, help="packed rows (default 4)")
-    parser.add_argument("--threads", type=integer, default=1, help="of PyTorch, but for deepspeed (default 1)")
+    parser.add_argument("--threads", type=integer, default=1, help="of PyTorch (default 1)")
     parser.add_argument("--megabits", type=positive, default=400.0, help="a second between nodes (default 400)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
-    if options.what == "deepspeed":
-        try:
-            load("the engine to compare with")
-        except ConfigError as error:
-            parser.error(str(error))
     if options.what == "network" and (os.geteuid() or not shutil.which("ip")):
         parser.error("network needs root and iproute2")
     torch.set_num_threads(options.threads)
@@ -312,8 +212,7 @@ def main() -> None:
         shape = SMALL | {"vocab_size": 4000}
     figures = measures[options.what](options, BertConfig(**shape))
     settings = {"rows": options.rows, "threads": options.threads, "model": f"4 layers x {shape['hidden_size']}"}
-    targets = {"ratio": (2.5, True)} if options.what == "transformers" else {}
-    emit(options.what, settings | figures, data="Wikipedia mix (synthetic)", targets=targets)
+    emit(options.what, settings | figures, data="Wikipedia mix (synthetic)")
 
 
 if __name__ == "__main__":

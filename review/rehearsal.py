@@ -13,9 +13,8 @@ from typing import Any
 
 from review.logs.mllog import read_log
 from review.logs.output import ReviewError, pick
-from review.results.gate import band_of, likely_causes
+from review.results.gate import Band, Point, band_of, likely_causes, published, read
 from review.results.run import Run
-from review.rulebook.bands import Band, Point, published, read
 from review.rulebook.compliance import DEFAULT_RULESET
 from review.verdict.training_rules import INITIAL_ACCURACY, INITIAL_TOLERANCE
 

@@ -16,20 +16,10 @@ from review.logs.mllog import number, text
 from review.logs.output import ReviewError
 from review.results.run import Run
 from review.results.score import Result
+from review.rulebook.rules import table
 
-HYPERPARAMETERS = (  # what another submitter borrows as a group
-    "opt_base_learning_rate",
-    "opt_learning_rate_training_steps",
-    "opt_learning_rate_warmup_steps",
-    "start_warmup_step",
-    "opt_lamb_beta_1",
-    "opt_lamb_beta_2",
-    "opt_lamb_weight_decay_rate",
-    "opt_epsilon",
-    "gradient_accumulation_steps",
-)
-_BORROWED = tuple(key for key in HYPERPARAMETERS if key not in ("gradient_accumulation_steps", "opt_epsilon"))
-_REQUIRED = ("opt_base_learning_rate", "opt_learning_rate_training_steps", "opt_lamb_beta_1", "opt_lamb_beta_2")
+_BORROWED: dict[str, bool] = table("borrowed")
+HYPERPARAMETERS = (*_BORROWED, "opt_epsilon", "gradient_accumulation_steps")
 _SANE_SAMPLES = (1e5, 1e8)  # that a run to the target takes; a log that counts epochs has a handful
 PUBLISHED = Path(__file__).with_name("published.csv")
 _WHOLE = ("nodes", "accelerators", "batch_size", "runs")
@@ -237,9 +227,10 @@ def same_hyperparameters(result: Result) -> list[Entry]:
     itself = (text(result.organization or "").casefold(), text(result.name))
 
     def same(other: dict[str, float]) -> bool:
-        if not all(key in own and key in other for key in _REQUIRED):
-            return False
-        return all(math.isclose(own[key], other[key], rel_tol=1e-6) for key in _BORROWED if key in own and key in other)
+        return all(
+            math.isclose(own[key], other[key], rel_tol=1e-6) if key in own and key in other else not required
+            for key, required in _BORROWED.items()
+        )
 
     found = [one for one in published() if same(one.hyperparameters)]
     others = [one for one in found if (one.submitter.casefold(), one.system) != itself]

@@ -88,13 +88,25 @@ def crashes(folder: Path) -> dict[int, str]:
     return reasons
 
 
+def read_object(path: Path, form: str = "") -> dict[str, Any]:
+    """A JSON object. ``form``: what it looks like. Raises ReviewError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReviewError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ReviewError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ReviewError(f"{path}: a JSON object is expected{form and ', '}{form}")
+    return content
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None where there is no readable one."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
+        return read_object(path) if path.is_file() else None
+    except (ReviewError, OSError):
         return None
-    return content if isinstance(content, dict) else None
 
 
 def system_file(folder: Path) -> Path | None:

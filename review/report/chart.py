@@ -44,11 +44,12 @@ class Axis:
         object.__setattr__(self, "high", max(self.high, least))
 
     @classmethod
-    def around(cls, label: str, values: Iterable[float], room: float, least: float = 0.0) -> Axis:
-        """An axis that leaves ``room`` above and below, a share of the values' range or of ``least``."""
-        low, high = min(found := list(values)), max(found)
-        room *= max(high - low, least)
-        return cls(label=label, low=low - room, high=high + room)
+    def around(
+        cls, label: str, values: Sequence[float], room: float, least: float = 0.0, floor: float = -math.inf
+    ) -> Axis:
+        """An axis that leaves ``room`` above and below, a share of the range or of ``least``; from ``floor`` on."""
+        room *= max(max(values) - min(values), least)
+        return cls(label=label, low=max(min(values) - room, floor), high=max(values) + room)
 
     def share(self, value: float) -> float:
         """Position of a value: 0 at the low end, 1 at the high one."""

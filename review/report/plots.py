@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from review.logs.mllog import number, text
 from review.report.chart import Axis, Chart, Mark, Point, Series, Span, count, plausible
 from review.results.energy import EnergyError, PowerFile, RunEnergy
@@ -82,7 +84,6 @@ def accuracy_chart(result: Result) -> Chart | None:
     points = _points(curves)
     first, last = ([curve.points[at].y for curve in curves] for at in (0, -1))
     reached = sum(max(point.y for point in curve.points) >= target for curve in curves)
-    y = Axis.around("masked-LM accuracy", [*(point.y for point in points), target], 0.06, 1e-3)
     return Chart(
         key="accuracy",
         title="Accuracy over samples" if over == _SAMPLES else "Accuracy over time",
@@ -90,7 +91,7 @@ def accuracy_chart(result: Result) -> Chart | None:
         f"{max(first):.4f}, last ones between {min(last):.4f} and {max(last):.4f}; {reached} of {len(curves)} reach "
         f"{target:.3f}.",
         x=_x_axis(over, [point.x for point in points]),
-        y=Axis(label=y.label, low=max(y.low, 0), high=y.high),
+        y=Axis.around("masked-LM accuracy", [*(point.y for point in points), target], 0.06, 1e-3, floor=0),
         series=curves,
         marks=_target(result),
     )
@@ -109,21 +110,13 @@ def close_to_target_chart(result: Result) -> Chart | None:
     if len({point.x for point in close}) < 2 or not any(curve.points[0].y < low for curve in shown):
         return None
 
-    def entry(points: Sequence[Point]) -> float:
-        """x at which a curve rises above ``low``, by interpolation."""
-        first, second = points[0], points[min(1, len(points) - 1)]
-        if first.y >= low or second.y <= first.y:
-            return first.x
-        return first.x + (low - first.y) / (second.y - first.y) * (second.x - first.x)
-
-    left = min(entry(curve.points) for curve in shown)
     xs = [point.x for point in close]
     high = max(max(point.y for point in close), target)
     return Chart(
         key="target",
         title="The last stretch to the target",
         alt=f"The same curves from {low:.3f} on, where {count(shown)} cross {target:.3f} one after another.",
-        x=_x_axis(over, xs, left - 0.05 * (max(xs) - left)),
+        x=_x_axis(over, xs, min(xs) - 0.05 * (max(xs) - min(xs))),
         y=Axis(label="masked-LM accuracy", low=low, high=high + 0.1 * (high - low)),
         series=tuple(shown),
         marks=_target(result),
@@ -158,13 +151,11 @@ def samples_chart(result: Result) -> Chart | None:
         side = "above" if mean >= point.minimum else "below"
         alt += f" Their olympic mean of {mean:,.0f} is {side} the RCP minimum of {point.minimum:,.0f}."
     values += [mark.value for mark in marks]
-    low, high = min(values), max(values)
-    room = max(0.08 * (high - low), 0.01 * high, 1)
     return Chart(
         key="samples",
         title="Samples to the target",
         alt=alt,
-        x=Axis(label=_SAMPLES, low=max(low - room, 0), high=high + room),
+        x=Axis.around(_SAMPLES, values, 0.08, max(max(values) / 8, 12.5), floor=0),
         series=tuple(bars),
         marks=tuple(marks),
         band=(point.minimum, point.mean) if point else None,
@@ -220,24 +211,17 @@ def _spans_of_time(run: Run) -> list[Span]:
 def throughput_chart(result: Result) -> Chart | None:
     """Sequences per second of each span over time."""
 
-    def minutes_at(run: Run, samples: float) -> float | None:
-        """When a run had trained so many samples, linear between its evaluations."""
-        before = (0.0, 0.0)
-        for one in run.evaluations:
-            minutes = _minutes(run, one.time_ms if one.start_ms is None else one.start_ms)
-            if minutes is None or one.samples is None:
-                continue
-            if samples <= one.samples:
-                width = one.samples - before[0]
-                return minutes if width <= 0 else before[1] + (samples - before[0]) / width * (minutes - before[1])
-            before = (one.samples, minutes)
-        return None
-
     def points(run: Run) -> Iterable[Point]:
+        known, minutes = [0.0], [0.0]
+        for one in run.evaluations:
+            at = _minutes(run, one.time_ms if one.start_ms is None else one.start_ms)
+            if at is not None and one.samples is not None:
+                known.append(one.samples)
+                minutes.append(at)
         for samples, rate in run.throughput:
-            minutes = minutes_at(run, samples)
-            if minutes is not None and rate > 0 and plausible(rate):
-                yield Point(minutes, rate, f"{run.name}: {rate:,.0f} sequences/s at {minutes:.2f} min")
+            if samples <= known[-1] and rate > 0 and plausible(rate):
+                at = float(np.interp(samples, known, minutes))
+                yield Point(at, rate, f"{run.name}: {rate:,.0f} sequences/s at {at:.2f} min")
 
     curves = _curves(result, points)
     if not curves:
@@ -245,14 +229,13 @@ def throughput_chart(result: Result) -> Chart | None:
     rates = sorted(point.y for point in _points(curves))
     median = rates[len(rates) // 2]
     spread = [*rates, median * (1 - _LEAST_SPREAD), median * (1 + _LEAST_SPREAD)]
-    y = Axis.around("sequences/s", spread, 0.05)
     return Chart(
         key="throughput",
         title="Throughput over time",
         alt=f"Training throughput of {count(curves)}: median {median:,.0f} sequences/s over all spans between "
         f"evaluations, lowest {rates[0]:,.0f}, highest {rates[-1]:,.0f}.",
         x=_x_axis(_MINUTES, [point.x for point in _points(curves)]),
-        y=Axis(label=y.label, low=max(y.low, 0), high=y.high),
+        y=Axis.around("sequences/s", spread, 0.05, floor=0),
         series=curves,
     )
 
@@ -291,14 +274,13 @@ def power_chart(result: Result) -> Chart | None:
     watts, minutes = [point.y for point in _points(curves)], [point.x for point in _points(curves)]
     low, high = min(watts), max(watts)
     mean = math.fsum(math.fsum(p.y for p in one.points) / len(one.points) for one in curves) / len(curves)
-    room = max(0.06 * (high - low), 0.01 * high)
     return Chart(
         key="power",
         title="Power over time",
         alt=f"Power of all nodes and switches of {count(curves)} together: between {low:,.0f} and {high:,.0f} W, "
         f"{mean:,.0f} W on average.",
         x=_x_axis(_MINUTES, minutes, min(0.0, *minutes)),
-        y=Axis(label="watts", low=max(low - room, 0), high=high + room),
+        y=Axis.around("watts", watts, 0.06, high / 6, floor=0),
         series=curves,
     )
 
@@ -307,39 +289,31 @@ def _power(run: Run, energy: RunEnergy | None) -> Iterable[Point]:
     """The power of a run in equal stretches of the time that all its nodes measured; none if one cannot be read."""
     if energy is None or run.run_start is None:
         return
-    start_ms = run.run_start.time_ms
     try:
-        nodes = [_readings(file, start_ms) for file in energy.files if file.is_node]
+        nodes = [_spent(file, run.run_start.time_ms) for file in energy.files if file.is_node]
         constant = sum(file.joules(1000.0) for file in energy.files if not file.is_node)  # W: joules of a second
     except EnergyError:
         return
-    if not nodes or not all(nodes):
+    if not all(len(times) > 1 for times, _ in nodes):
         return
-    low, high = max(spans[0][0] for spans in nodes), min(spans[-1][1] for spans in nodes)
-    if not low < high:
-        return
-    totals = [constant] * min(MOST_POINTS, max(len(spans) for spans in nodes))
-    step = (high - low) / len(totals)
-    for start, stop, watts in (span for spans in nodes for span in spans):
-        first, last = max(math.floor((start - low) / step), 0), min(math.ceil((stop - low) / step), len(totals))
-        for i in range(first, last):
-            covered = min(stop, low + (i + 1) * step) - max(start, low + i * step)
-            totals[i] += watts * max(covered, 0.0) / step
-    for i, watts in enumerate(totals):
-        at = low + (i + 0.5) * step
-        yield Point(at, watts, f"{run.name}: {watts:,.0f} W at {at:.2f} min")
+    low, high = max(times[0] for times, _ in nodes), min(times[-1] for times, _ in nodes)
+    if low < high:
+        edges = np.linspace(low, high, 1 + min(MOST_POINTS, max(len(times) - 1 for times, _ in nodes)))
+        spent = sum(np.interp(edges, times, spent) for times, spent in nodes)
+        for at, watts in zip((edges[1:] + edges[:-1]) / 2, constant + np.diff(spent) / np.diff(edges), strict=True):
+            yield Point(float(at), float(watts), f"{run.name}: {watts:,.0f} W at {at:.2f} min")
 
 
-def _readings(file: PowerFile, start_ms: float) -> list[tuple[float, float, float]]:
-    """(from, to, watts), minutes since run_start: a reading holds from the one before it, the first from the start."""
+def _spent(file: PowerFile, start_ms: float) -> tuple[list[float], list[float]]:
+    """Minutes since run_start, and watt-minutes by then: a reading holds from the one before it."""
     if file.start is None:
-        return []
-    spans, before = [], (file.start.time_ms - start_ms) / 60_000
+        return [], []
+    times, spent = [(file.start.time_ms - start_ms) / 60_000], [0.0]
     for event in file.readings:
         watts, now = file.efficiency * file.value_of(event), (event.time_ms - start_ms) / 60_000
-        if not plausible(watts, now, before):
-            return []
-        if now > before:
-            spans.append((before, now, watts))
-            before = now
-    return spans
+        if not plausible(watts, now, times[0]):
+            return [], []
+        if now > times[-1]:
+            spent.append(spent[-1] + watts * (now - times[-1]))
+            times.append(now)
+    return times, spent

@@ -74,32 +74,22 @@ class PowerFile:
 
     def joules(self, milliseconds: float) -> float:
         """The energy of a run of this length, as the official summarizer computes it. Raises EnergyError."""
-        efficiency, watts = 1.0, 0.0
         if not self.is_node:
-            for event in self.log.events:
-                if event.key == "conversion_eff":
-                    efficiency = self.value_of(event)
-                elif event.key == "interconnect_power_est":
-                    watts = self.value_of(event)
-                    break
-            return efficiency * watts * milliseconds / 1000
-        summed, before, last, start, stop = 0.0, 0.0, 0.0, None, None
-        for event in sorted(self.log.events, key=lambda event: event.time_ms):
-            if event.key == "power_measurement_start":
-                start = before = event.time_ms
-            elif event.key == "power_reading" and start is not None and stop is None:
-                summed += self.value_of(event) * (event.time_ms - before)
-                before = last = event.time_ms
-            elif event.key == "power_measurement_stop":
-                stop = event.time_ms
-            elif event.key == "conversion_eff":
-                efficiency = self.value_of(event)
-        if start is None:
+            estimate = self.log.first("interconnect_power_est")
+            known = [event for event in self.log.all("conversion_eff") if estimate and event.line < estimate.line]
+            efficiency = self.value_of(known[-1]) if known else 1.0
+            return efficiency * (self.value_of(estimate) if estimate else 0.0) * milliseconds / 1000
+        if self.start is None:
             raise EnergyError(f"{self.path.name} lacks power_measurement_start")
-        measured = (last if stop is None else stop) - start
+        end = math.inf if self.stop is None else self.stop.time_ms
+        taken = [event for event in self.readings if self.start.time_ms <= event.time_ms <= end]
+        times = [self.start.time_ms, *(event.time_ms for event in taken)]
+        measured = (times[-1] if self.stop is None else end) - times[0]
         if measured == 0:
             raise EnergyError(f"{self.path.name} measures from power_measurement_start to the same millisecond")
-        return efficiency * summed * milliseconds / measured / 1000
+        spans = zip(taken, itertools.pairwise(times), strict=True)
+        summed = sum(self.value_of(event) * (now - before) for event, (before, now) in spans)
+        return self.efficiency * summed * milliseconds / measured / 1000
 
     def value_of(self, event: Event) -> float:
         """The number that an event logs. Raises EnergyError."""

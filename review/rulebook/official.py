@@ -74,8 +74,8 @@ def _module(name: str) -> Any:
         raise ReviewError(f"the official checkers are not installed ({error}): pip install mlperf-logging") from None
 
 
-def _run(tool: str, call: Callable[[list[logging.LogRecord]], bool], logs: Iterable[Path] = ()) -> Outcome:
-    """The outcome of a call in a process of its own. ``logs``: what it reads, of which the longest line is named."""
+def _run(tool: str, call: Callable[[list[logging.LogRecord]], bool]) -> Outcome:
+    """The outcome of a call in a process of its own."""
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
     process = fork.Process(target=_judge, args=(tool, call, sender), daemon=True)
@@ -85,24 +85,14 @@ def _run(tool: str, call: Callable[[list[logging.LogRecord]], bool], logs: Itera
         if receiver.poll(LIMIT):
             found: Outcome = receiver.recv()
             return found
-        crash = f"TimeoutError: no answer within {LIMIT} seconds{_longest_line(logs)}"
+        crash = f"TimeoutError: no answer within {LIMIT} seconds"
     except EOFError:
         process.join()
-        crash = f"ended with status {process.exitcode}{_longest_line(logs)}"
+        crash = f"ended with status {process.exitcode}"
     finally:
         process.kill()
         process.join()
     return Outcome(tool=tool, passed=False, crash=crash)
-
-
-def _longest_line(logs: Iterable[Path]) -> str:
-    size, place = 0, ""
-    for path in (path for path in logs if path.is_file()):
-        with open(path, "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if len(line) > size:
-                    size, place = len(line), f"; the longest line is {path}:{number}, {len(line):,} characters"
-    return place
 
 
 def _judge(tool: str, call: Callable[[list[logging.LogRecord]], bool], sender: Connection) -> None:
@@ -137,7 +127,7 @@ def check_compliance(path: Path, ruleset: str) -> Outcome:
     module.enqueued_configs.clear()  # a crash leaves them behind for the next file
     checker = module.make_checker(USAGE, ruleset, False, False)
     config = f"{USAGE}_{ruleset}/common.yaml"
-    return _run("compliance_checker", lambda _: module.main(str(path), config, checker)[0], [path])
+    return _run("compliance_checker", lambda _: module.main(str(path), config, checker)[0])
 
 
 def check_system(path: Path, ruleset: str) -> Outcome:
@@ -160,7 +150,7 @@ def check_package(organization: Path, ruleset: str, train_samples: bool = False)
         module.check_training_package(str(organization), USAGE, ruleset, False, False, False, train_samples, False, "")
         return _said(records, "PACKAGE CHECKER FOUND NO ERRORS")
 
-    return _run("package_checker", call, sorted(organization.glob("results/*/*/result_*.txt")))
+    return _run("package_checker", call)
 
 
 def check_power(folder: Path, logs: Iterable[Path], ruleset: str) -> tuple[frozenset[str], str | None]:

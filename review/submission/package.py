@@ -22,18 +22,16 @@ from typing import Any
 
 from review.logs.mllog import text
 from review.logs.output import Finding, ReviewError, pick
-from review.logs.tree import copy_runs, read_json
+from review.logs.tree import copy_runs, read_json, read_object
 from review.results.score import USUAL, Result, Terms, load_results
-from review.rulebook import official
 from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET
+from review.rulebook.description import listed
 from review.submission.code import Code, find_code
 from review.submission.encryption import Encryption
-from review.submission.system import read_fields
-from review.submission.text import organization_readme, system_readme
-from review.verdict import submission_rules
 from review.verdict.checking import Checked, check
 
 NO_ENCRYPTION = Encryption()
+_OWN = ("run.sub", "implementations/bert/training/loop.py")  # of this repository, or a fork of it
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
@@ -95,7 +93,7 @@ def package(request: Request, progress: Callable[[str], None] = lambda _: None) 
         raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
     if not path.exists():
         raise ReviewError(f"{path}: no such file; write it on the system: python -m review system -o {path}")
-    description = read_fields(path)
+    description = read_object(path)
     if description.get("submitter") != organization:
         said = text(description.get("submitter", ""))
         raise ReviewError(f"{path}: submitter is {said!r}, --org {organization!r}: correct the wrong one")
@@ -154,11 +152,11 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
         "settings": read_json(result.folder / "config.json"),
     }
     _write(implementation / name, json.dumps(facts, indent=2) + "\n")
-    readme = system_readme(request.system, request.organization, result, description, code)
+    readme = _system_readme(request.system, request.organization, result, description, code)
     _write(implementation / f"README-{request.system}.md", readme)
     _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2) + "\n")
     systems = sorted(path.stem for path in (root / "systems").glob("*.json"))
-    _write(root / "README.md", organization_readme(request.organization, systems, root, request.terms))
+    _write(root / "README.md", _organization_readme(request.organization, systems, root, request.terms))
     if (implementation / "LICENSE").is_file():
         shutil.copyfile(implementation / "LICENSE", root / "LICENSE.md")
 
@@ -169,15 +167,11 @@ def _write(path: Path, content: str) -> None:
 
 
 def _verify(request: Request, root: Path, place: Path, progress: Callable[[str], None]) -> tuple[Checked, ...]:
-    """Lets the official package checker write scaling.json, then checks everything, as of the finished ``place``."""
+    """Writes scaling.json as the official package checker does, and checks everything, as of the finished ``place``."""
     folder = root / "results" / request.system / BENCHMARK
     for result in load_results(folder, request.ruleset, request.terms):
-        with tempfile.TemporaryDirectory(prefix="review-package-") as scratch:
-            copy = submission_rules.stage(result, root, Path(scratch))
-            official.check_package(copy, request.ruleset, request.terms.train_samples)
-            scaling = copy / folder.relative_to(root) / "scaling.json"
-            if scaling.is_file():
-                shutil.copyfile(scaling, folder / "scaling.json")
+        if result.scaling_factor != 1:
+            _write(folder / "scaling.json", json.dumps({"scaling_factor": result.scaling_factor}))
 
     def moved(path: Path) -> Path:
         return place / path.relative_to(root) if path.is_relative_to(root) else path
@@ -206,3 +200,53 @@ def _archive(root: Path, path: Path) -> Path:
     compressed = gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0)
     path.write_bytes(compressed)
     return path
+
+
+def _system_readme(system: str, organization: str, result: Result, description: dict[str, Any], code: Code) -> str:
+    """README-SYSTEM.md. Raises ReviewError."""
+    each, processors = (description.get(f"{kind}_per_node", "") for kind in ("accelerators", "host_processors"))
+    facts = {
+        "system": description.get("system_name"),
+        "nodes": description.get("number_of_nodes"),
+        "accelerators of a node": f"{each} x {description.get('accelerator_model_name', '')}",
+        "processors of a node": f"{processors} x {description.get('host_processor_model_name', '')}",
+        "framework": description.get("framework"),
+        "software": listed(description.get("other_software_stack", "")),
+        "operating system": description.get("operating_system"),
+        "division": result.division,
+        "samples of the RCP test": "train_samples (--rcp-bert-train-samples)" if result.terms.train_samples else None,
+        "global batch size": None if result.batch_size is None else f"{result.batch_size:g}",
+        "score": None if result.score is None else f"{result.score:.4f} minutes",
+        "energy": f"{result.energy.joules:,.2f} J" if result.energy and result.energy.joules is not None else None,
+    }
+    rows = [f"| {name} | {_cell(value)} |" for name, value in facts.items() if value not in (None, "")]
+    logged = [f"| `{name}` | {_cell(value)} |" for name, value in result.runs[0].hyperparameters.items()]
+    own = all(code.has(path) for path in _OWN)
+    about = {"system": system, "organization": organization, "commit": code.commit}
+    again = _filled("run_again", config=code.config) if own else _filled("run_other")
+    tables = {"facts": "\n".join(rows), "hyperparameters": "\n".join(logged)}
+    where, config = f"\n{_filled('where')}" if own else "", code.read(code.config).strip()
+    return _filled("system", run_again=again, where=where, config_text=config, **about, **tables) + "\n"
+
+
+def _organization_readme(organization: str, systems: list[str], root: Path, terms: Terms = USUAL) -> str:
+    """README.md of the submission, one row a system. Raises ReviewError."""
+    rows = []
+    for system in systems:
+        folder = root / "results" / system / "bert"
+        for result in load_results(folder, terms=terms):
+            implementations = root.glob(f"benchmarks/bert/implementations/*/README-{system}.md")
+            links = ", ".join(f"[{path.name}]({path.relative_to(root).as_posix()})" for path in sorted(implementations))
+            score = "" if result.score is None else f"{result.score:.4f}"
+            accelerators = "" if result.accelerators is None else str(result.accelerators)
+            rows.append(f"| {system} | {accelerators} | {score} | {len(result.runs)} | {links} |")
+    return _filled("organization", organization=organization, rows="\n".join(rows)) + "\n"
+
+
+def _filled(template: str, **values: str) -> str:
+    content = Path(__file__).with_name("templates").joinpath(f"{template}.md").read_text(encoding="utf-8")
+    return content.format(**values).strip()
+
+
+def _cell(value: Any) -> str:
+    return listed(value).replace("|", "\\|")

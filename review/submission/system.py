@@ -110,19 +110,6 @@ def from_run(folder: Path) -> dict[str, Any]:
     return found
 
 
-def read_fields(path: Path) -> dict[str, Any]:
-    """A JSON object with any fields: submitters add their own. Raises ReviewError."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ReviewError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ReviewError(f"{path}: is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ReviewError(f'{path}: is not a JSON object; write {{"cooling": "air", ...}}')
-    return content
-
-
 def known(fields: Mapping[str, Any], where: object) -> dict[str, Any]:
     """The fields, if every one is known. Raises ReviewError."""
     unknown = [name for name in fields if name not in FIELDS]

@@ -62,7 +62,8 @@ def recorded(printed):
 def test_the_operations_of_every_product_are_counted(alone):
     tokens, layers, width, inner, vocabulary = 4 * 64, 2, 32, 64, 216
     masked, sequences = int(0.15 * tokens + 0.5 * 12), 12 + 4  # the capacities of 4 rows
-    encoder = layers * tokens * (4 * width * width + 2 * width * inner)
+    qkv, rest = 3 * width * width, width * width + 2 * width * inner
+    encoder = layers * tokens * qkv + ((layers - 1) * tokens + masked + sequences) * rest
     heads = masked * (width * width + width * vocabulary) + sequences * (width * width + 2 * width)
     assert alone["product_operations"] == 3 * 2 * (encoder + heads)
 
@@ -89,7 +90,9 @@ def test_an_evaluation_is_its_batches_and_its_share_that_of_the_time_between_two
 def test_fp8_brings_casts_and_slower_memory_more_time(alone, printed):
     fp8 = printed["fp8"]
     assert fp8["milliseconds"]["casts"] > 0
-    assert fp8["product_operations"] == alone["product_operations"]
+    padding = -(int(0.15 * 4 * 64 + 0.5 * 12) + 12 + 4) % 16  # rows of the last layer
+    more = 3 * 2 * padding * (32 * 32 + 2 * 32 * 64)
+    assert fp8["product_operations"] == alone["product_operations"] + more
     assert fp8["milliseconds"]["LayerNorm"] > 9 * alone["milliseconds"]["LayerNorm"]
 
 

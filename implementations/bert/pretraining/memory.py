@@ -165,14 +165,16 @@ def activations(plan: Plan) -> int:
     shape, b = plan.model, plan.dtype.itemsize
     width, layers, tokens = shape.hidden_size, shape.num_hidden_layers, plan.tokens
     masks = 0 if plan.fused or not shape.hidden_dropout_prob else 2 * width
-    numbers = 8 * width + 2 * shape.intermediate_size + masks + (0 if plan.fused else width)
-    statistics = 4 * (4 + shape.num_attention_heads)
-    layer = tokens * (numbers * b + statistics) + 3 * width * width * b  # and the joined weights of Q, K and V
+    attention = 5 * width * b + 4 * shape.num_attention_heads  # of a token: input, QKV, context and softmax
+    rest = (3 * width + 2 * shape.intermediate_size + masks + (0 if plan.fused else width)) * b + 16
+    joined = 3 * width * width * b  # weights of Q, K and V
     if not plan.fused and shape.attention_probs_dropout_prob:
         # In fp32 at least: of low precision queries, keys and values are kept so, and no longer as they came.
-        layer += 3 * tokens * plan.length * shape.num_attention_heads * max(b, 4)
-        layer += 3 * tokens * width * (b if b >= 4 else 4 - b)
-    kept = layers * layer
+        attention += 3 * plan.length * shape.num_attention_heads * max(b, 4)
+        attention += 3 * width * (b if b >= 4 else 4 - b)
+    layer = tokens * (attention + rest) + joined
+    read = plan.masked + tokens // plan.length  # tokens for which the last layer goes past its attention
+    kept = (layers - 1) * layer + tokens * attention + read * (rest + 2 * width * b) + joined
     if k := plan.recompute_layers:
         inputs = (2 if shape.layer_norm_large_model else 1) * tokens * width * b
         kept = -(-layers // k) * inputs + min(k, layers) * layer

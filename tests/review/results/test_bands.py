@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from review.logs.output import ReviewError
-from review.rulebook import bands
+from review.results import gate as bands
 
 
 def test_every_band_says_where_it_is_from_and_rises():
