@@ -398,6 +398,7 @@ class GradientBuckets:
             way = Way(self, one, sent)
             self.under_way.append(way)
             if self.stream is not None:
+                self.stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self.stream):
                     way.cross()
                     way.arrive()
