@@ -106,10 +106,11 @@ class Layout:
         return [one for bucket in self.buckets for one in bucket.slices]
 
     def segments(self, rank: int) -> list[Segment]:
-        """The parts of parameters in the shard of ``rank``, by place. A parameter has at most one part in a slice."""
+        """The parts of parameters in the shard of ``rank``, by place: one in a slice at most, of one rank all."""
         found = []
         for bucket in self.buckets:
-            for one in bucket.slices:
+            whole = bucket.slices[0]._replace(size=bucket.size, shard_size=bucket.size)
+            for one in bucket.slices if self.num_ranks > 1 else [whole]:
                 low = one.begin + rank * one.shard_size
                 parts = self.parts(bucket, low, low + one.shard_size)
                 found += [part._replace(begin=one.shard_begin + part.begin) for part in parts]

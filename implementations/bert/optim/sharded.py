@@ -393,11 +393,12 @@ class GradientBuckets:
                     [sent[part.begin : part.begin + part.size] for part in parts],
                     [flat[part.parameter].reshape(-1)[part.start : part.start + part.size] for part in parts],
                 )
-            if self.under_way and self.under_way[-1].last and self.stream is None:
-                self.under_way[-1].cross()  # while this one is on its way in the group
             way = Way(self, one, sent)
+            if self.stream is None and way.last and self.under_way:
+                self.under_way[-1].cross()  # while this one is on its way in the group
             self.under_way.append(way)
             if self.stream is not None:
+                self.stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self.stream):
                     way.cross()
                     way.arrive()

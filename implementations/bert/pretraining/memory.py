@@ -251,6 +251,10 @@ def describe(config: Config) -> str:
         said += f"; the GPU has {gpu / GIB:.1f}"
         if total > gpu:
             raise ConfigError(f"out of memory: {said}: {cure}")
+        if plan.optimizer.shard_gradients and plan.accumulate and not config.zero.is_deepspeed:
+            whole = sum(estimate(replace(plan, optimizer=replace(plan.optimizer, shard_gradients=False))).values())
+            if whole <= gpu:
+                said += f"; SHARD_GRADIENTS=0 fits too, {whole / GIB:.1f}, and reduces gradients once a step"
         if total - parts["activations"] + flat > gpu:
             host += 2 * flat * plan.ranks_per_node
     capacity = host_capacity()

@@ -113,7 +113,7 @@ def _check(config):
         ({"SHARD_OPTIMIZER": "0", "SHARD_GRADIENTS": "0", "GRADIENT_STEPS": "1"}, "set SHARD_OPTIMIZER=1"),
         ({"PROFILE_STEPS": "2,3"}, "writes nothing: unset CAPTURE and PROFILE_STEPS"),
         ({"CAPTURE": "inputs"}, "writes nothing: unset CAPTURE and PROFILE_STEPS"),
-        ({"CLIP": "before", "SHARD_GRADIENTS": "0"}, "set PRECISION=bf16 and CLIP=after"),
+        ({"CLIP": "before", "SHARD_GRADIENTS": "0"}, "set PRECISION=bf16, CLIP=after and no SHARD_GROUP=1"),
     ],
 )
 def test_a_rank_that_cannot_be_emulated_is_one_line(job, changed, words):
