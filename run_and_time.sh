@@ -23,6 +23,9 @@ binding::apply "${LOCAL_RANK:-0}" "$RANKS_OF_NODE"
 binding::nics "${LOCAL_RANK:-0}"
 kernel_cache::export
 export PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
+# Where NCCL ends ranks that wait in vain, PyTorch leaves their last collectives here.
+export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_DUMP_TEMP_FILE=${RUN_DIR:-.}/nccl_${TRIAL:-0}_rank_
+export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=$TORCH_FR_DUMP_TEMP_FILE # its older name
 declare -a profile=()
 profile::command "${RANK:-0}"
 exec "${profile[@]}" "${PYTHON:-python}" -u -m "${RANK_MODULE:-bert}"

@@ -9,10 +9,10 @@ where there is no GPU, at once.
 
 --tables writes the GPU tables of docs/evidence.md, between their markers: missing figures read "unmeasured", those of
 a group that was ended in its first turn or of kernels that self_check finds wrong are none. --config writes a config of
-the best settings; --results takes an earlier run's file for both. machine prints GPU, clocks, driver and versions, and
-what Triton lacks here. Items run within this script's guard: five seconds before the limit, when the process is killed,
-it dumps every thread's stack to stderr; an error is printed with its whole chain, root cause last (ending a CUDA graph
-capture raises an error of its own, which hides the cause).
+the best settings; --results takes an earlier run's file for both. machine prints GPU, clocks, driver and versions.
+Items run within this script's guard: five seconds before the limit, when the process is killed, it dumps every thread's
+stack to stderr; an error is printed with its whole chain, root cause last (ending a CUDA graph capture raises an error
+of its own, which hides the cause).
 
 usage: python bench/gpu_all.py [--output DIR] [--seconds 520] [--only steps_48 ...] [--tiny] [--tables] [--config FILE]
        python bench/gpu_all.py --results bench_results/results.jsonl [--tables] [--config configs/config_MINE.sh]
@@ -28,11 +28,9 @@ import importlib.util
 import json
 import os
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -87,7 +85,7 @@ ITEMS = [
     _steps("steps_fp8", "fp8 48", 60),
     _steps("steps_24", "main", 70, tiny=True),
     Item(name="kernel_tests", command=(*PYTEST, *GPU_TESTS), seconds=90, needs=("pytest", "hypothesis")),
-    Item(name="operations", command=("kernels.py", "operations", "--no-compile"), seconds=60),
+    Item(name="operations", command=("kernels.py", "operations"), seconds=60),
     _steps("steps_attention", "attention", 60),
     Item(name="convergence", command=("convergence.py",), seconds=60, tiny=("--steps", "25")),
     _steps("steps_fused", "kernels", 60),
@@ -378,18 +376,6 @@ export WALLTIME_RUNANDTIME=120
 """
 
 
-def missing_for_triton() -> list[str]:
-    """Prerequisites of Triton that this machine lacks: it compiles a little C for each kernel."""
-    found = []
-    if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "clang", "gcc", "cc") if name):
-        found.append("a C compiler (gcc)")
-    if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
-        found.append("Python.h (python3-dev)")
-    if importlib.util.find_spec("triton") is None:
-        found.append("triton")
-    return found
-
-
 def machine() -> int:
     Parser(__doc__).parse_args()
     import torch
@@ -398,7 +384,7 @@ def machine() -> int:
     from bert.core.dist import why_no_gpu
 
     driver = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader", "--id=0")
-    described: dict[str, Any] = {"driver": driver, "missing": missing_for_triton(), "no_gpu": why_no_gpu()}
+    described: dict[str, Any] = {"driver": driver, "no_gpu": why_no_gpu()}
     if not described["no_gpu"]:
         free, total = torch.cuda.mem_get_info()
         described |= {"memory_gib": round(total / 2**30, 1), "free_gib": round(free / 2**30, 1)}

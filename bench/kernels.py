@@ -4,15 +4,15 @@ All at 48 packed rows of 512 tokens with Wikipedia's mix of lengths, bf16, dropo
 
 attention   every backend, with and without dropout. TFLOP/s counts two products forward and five backward on the real
             lengths.
-gemm        the products of a layer, forward and backward, in bf16 and fp8, and what fp8 casts cost, at 24,576 and
-            49,152 tokens of random data: zeros run faster, because the chip is limited by power.
-operations  every fused operation in Triton, PyTorch eager and compiled, at the sizes of its large case; the kernels
+gemm        the products of a layer, forward and backward, in bf16 and fp8, at 24,576 and 49,152 tokens of random data:
+            zeros run faster, because the chip is limited by power.
+operations  every fused operation in Triton, and PyTorch, at the sizes of its large case; the kernels
             that cast to fp8; an update of LAMB. GB/s counts each input read once and each result written once (LAMB: 42
             bytes a parameter); the ceiling is this GPU's own copy.
 constants   settings of each kernel beside those of kernels/launches.py, which differ in one or two sizes, warps, stages
             or programs: the fastest choice first.
 
-usage: python bench/kernels.py attention|gemm|operations|constants [--repeats 15] [--no-compile] [--only NAME]
+usage: python bench/kernels.py attention|gemm|operations|constants [--repeats 15] [--only NAME]
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def product_rate(m: int, k: int, n: int, kind: str, precision: str) -> float:
 
 
 def layer_rates(tokens: int, width: int, inner: int) -> dict[str, Any]:
-    """Every product of a layer at one size, the layer as a whole, casts and the transpose within fp8."""
+    """Every product of a layer at one size, and the layer as a whole."""
     layers = {
         "qkv": (width, 3 * width), "output": (width, width), "intermediate": (width, inner),
         "feed_forward_output": (inner, width),
@@ -170,17 +170,6 @@ def layer_rates(tokens: int, width: int, inner: int) -> dict[str, Any]:
                 seconds += 2.0 * m * k * n / rate
         table[precision] = {"layer": round(operations / seconds, 4), **rates}
 
-    def moved(run: Callable[[], object], num_bytes: int) -> dict[str, float]:
-        time = median_milliseconds(run)
-        return {"milliseconds": round(time, 4), "terabytes_per_second": round(num_bytes / time / 1e9, 3)}
-
-    into = unit_target(FORWARD)
-    table["cast"] = {
-        f"{tokens}x{x.shape[1]}": moved(lambda x=x: fp8_cast.cast_transpose(x, into), 4 * x.numel())
-        for x in (normal(tokens, columns) for columns in (width, 3 * width, inner))
-    }
-    narrow, _, _ = fp8_cast.cast_transpose(normal(tokens, width), into)
-    table["transpose"] = {f"{tokens}x{width}": moved(lambda: fp8_cast.transpose(narrow), 2 * narrow.numel())}
     return table
 
 
@@ -263,10 +252,7 @@ def measure_operations(options: argparse.Namespace) -> dict[str, Any]:
     ceiling = copy_bandwidth()
     figures: dict[str, Any] = {"tokens": TOKENS, "copy_gb_per_s": round(ceiling)}
     for name, (forward, backward) in OPERATION_BYTES.items():
-        reference = OPERATIONS[name].reference
-        variants = {"triton": OPERATIONS[name].fused, "eager": reference}
-        if not options.no_compile:
-            variants["compile"] = torch.compile(reference, dynamic=False)
+        variants = {"triton": OPERATIONS[name].fused, "eager": OPERATIONS[name].reference}
         least = {"forward": forward, "forward+backward": forward + backward}
         functions = {
             f"{variant} {what}": (call, float(least[what]))
@@ -353,7 +339,6 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("kernel", choices=list(measures))
     parser.add_argument("--repeats", type=integer, default=15, help="replays of each (default 15)")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes a minute)")
     parser.add_argument("--only", default="", help="constants: kernels whose name has this in it")
     parser.add_argument("--tiny", action="store_true", help="gemm: a small size, to try it out on a CPU")
     options = parser.parse_args()

@@ -284,11 +284,3 @@ def test_a_variant_that_fails_in_its_turn_loses_no_others_figures(bench, monkeyp
     assert isinstance(found["best"], float)
     assert len(counted["best"]) == 4 + 2 * 4 + 2 * 4, "first steps, two turns beside one that fails, and two without"
     assert told == [1, 2, 3]
-
-
-def test_what_triton_needs_and_the_machine_lacks_is_named(bench, monkeypatch, tmp_path):
-    describe = bench("gpu_all")
-    assert describe.missing_for_triton() == []
-    monkeypatch.setattr(describe.shutil, "which", lambda _: None)
-    monkeypatch.setattr(describe.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    assert describe.missing_for_triton() == ["a C compiler (gcc)", "Python.h (python3-dev)"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import platform
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +30,14 @@ PATIENCE = 10.0  # seconds that a rank whose collective failed waits for the oth
 
 
 class HangError(RuntimeError):
-    """A collective timed out, or lost a peer. The message is for the user."""
+    """A collective timed out, or lost a peer. The message is for the user.
+
+    absent: the ranks that did not arrive, as far as they are known.
+    """
+
+    def __init__(self, message: str, absent: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.absent = absent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +126,9 @@ class World:
             distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
             self.store = distributed.distributed_c10d._get_default_store()
             self.store.set(f"node/{self.rank}", platform.node())
+            self.first_node = "its node"
+            with suppress(distributed.DistError):  # rank 0 may be done already
+                self.first_node = self.store.get("node/0").decode()  # now: when ranks hang it may not answer
 
     def __enter__(self) -> World:
         return self
@@ -130,18 +142,19 @@ class World:
         elif self.joined and (isinstance(error, (HangError, distributed.DistError)) or "/gloo/" in str(error)):
             # The peers may be gone: a clean shutdown would wait for them. And where the store's node hangs, its answer
             # never comes: a thread asks.
-            absent = ["rank 0, or the node with the store of the ranks"]
-            asking = threading.Thread(target=lambda: absent.insert(0, self._absent()), daemon=True)
+            known = [([0], f"rank 0 on {self.first_node}, where the store of the ranks is,")]
+            asking = threading.Thread(target=lambda: known.insert(0, self._absent()), daemon=True)
             asking.start()
             asking.join(2 * PATIENCE)
-            reason = str(error).splitlines()[0].rpartition("] ")[2]
+            (absent, names), reason = known[0], str(error).splitlines()[0].rpartition("] ")[2]
             raise HangError(
-                f"{absent[0]} did not come to a collective, DIST_TIMEOUT={self.timeout_seconds} s ({reason}): ended, "
-                "stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow"
+                f"{names} did not come to {_collective()}, DIST_TIMEOUT={self.timeout_seconds} s ({reason}): ended, "
+                "stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow",
+                absent,
             ) from error
 
-    def _absent(self) -> str:
-        """Tells the others that this rank waits in vain, and waits for them to say so: who does not, with nodes."""
+    def _absent(self) -> tuple[list[int], str]:
+        """Tells the others that this rank waits in vain, and waits for them to say so: who does not, and in words."""
         self.store.set(f"waits/{self.rank}", "")
         # Rank 0, which may hold the store, is the last to give up.
         deadline, everyone = time.monotonic() + PATIENCE / (2 if self.rank else 1), [*range(self.size)]
@@ -156,7 +169,7 @@ class World:
                 unknown += [ranks[half:], ranks[:half]] if half else []
         named = [f"rank {rank} on {self.store.get(f'node/{rank}').decode()}" for rank in absent[:8]]
         named += [f"{len(absent) - 8} more"] if absent[8:] else []
-        return ", ".join(named) or "each rank waits: the others"
+        return absent, ", ".join(named) or "each rank waits: the others"
 
     def _wait(self, ranks: list[int]) -> bool:
         """Whether all of these have told that they wait in vain."""
@@ -288,6 +301,23 @@ def _average_of(values: Tensor, group: distributed.ProcessGroup | None) -> distr
         return distributed.ReduceOp.AVG
     values.div_(distributed.get_world_size(group))
     return distributed.ReduceOp.SUM
+
+
+def collectives() -> bytes:
+    """What PyTorch's flight recorder knows of this process's last collectives, as JSON; empty where it has none."""
+    recorded = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+    return bytes(recorded()) if recorded is not None else b""
+
+
+def _collective() -> str:
+    """The first collective that the recorder does not know to be complete; of gloo's it only knows the last begun."""
+    entries = json.loads(collectives() or "{}").get("entries", [])
+    running = [entry for entry in entries if entry["state"] != "completed"]
+    if not running:
+        return "a collective"
+    gloo = running[-1]["profiling_name"].startswith("gloo:")
+    entry = running[-1 if gloo else 0]
+    return f"{entry['profiling_name']}, collective {entry['collective_seq_id']}{' at the latest' if gloo else ''}"
 
 
 class EmulatedWorld(World):
