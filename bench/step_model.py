@@ -83,6 +83,7 @@ class Rates:
     nvlink: float = 0.8 * 450e9  # bytes a second each way, within a node; the share reached of both is assumed
     nic: float = 0.8 * 50e9  # of a GPU's share of its node's network: 8 of 400 Gbit/s for 8 GPUs
     latency: float = 5e-6  # not a rate: seconds of a collective for each doubling of the ranks, see --published
+    hop: float = 5e-6  # nor this: seconds of a message to the next of a ring, assumed
     architecture: int = 90
     multiprocessors: int = 132
 
@@ -303,7 +304,7 @@ def transfer_seconds(num_bytes: float, rates: Rates, ranks: int, nodes: int, lay
     between = rates.nic * local  # of a node
     if layout == "flat":
         rate = rates.nvlink if nodes == 1 else min(rates.nvlink, between)
-        latency = rates.latency * (ranks - 1 if nodes > 1 else math.log2(ranks))
+        latency = rates.hop * (ranks - 1) if nodes > 1 else rates.latency * math.log2(ranks)
         return num_bytes * (ranks - 1) / ranks / rate + latency, 0.0
     within = num_bytes * (local - 1) / local / rates.nvlink + rates.latency * math.log2(max(local, 2))
     return within, 2 * (num_bytes * (nodes - 1) / nodes / between + rates.latency * math.log2(nodes))
@@ -495,7 +496,7 @@ def published() -> str:
     def spread(latency: float) -> float:
         return statistics.pvariance(errors(latency))
 
-    latency = min((step * 1e-6 for step in range(1, 101)), key=spread)
+    latency = min((step * 1e-6 for step in range(1, 200)), key=spread)
     share = math.exp(-statistics.mean(errors(latency)))
     lines = ["| GPUs | nodes | rows a GPU | systems | published | predicted | error | one group |", "|---" * 8 + "|"]
     found = []
