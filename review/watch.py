@@ -37,7 +37,7 @@ from review.rulebook.compliance import DEFAULT_RULESET
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_RUNNING = re.compile(r"running_\d+")
+_RUNNING = re.compile(r"running_\d+(_\d+)?")
 NO_LOG = "no result_*.txt here or below"
 _IDLE_SECONDS = 60.0  # after the last run ended, until no further trial is waited for
 # Accuracies at 10, 15, ... 100% of the samples to the target: medians of the 20 runs of two published results of 5.0.

@@ -34,6 +34,7 @@ class Config(ModelFiles, Hardware):
         at_least=0,
         doc="stop after this many training samples; 0: 14,000,000 with a target, no limit without one",
     )
+    nsp: bool = env("NSP", True, doc="0: masked-LM alone, without next-sentence head and pooler (open division)")
     steps_this_run: int = env(
         "STEPS_THIS_RUN", 0, at_least=0, doc="steps after which this process saves and ends, RESUME=1 continues; 0: all"
     )
@@ -129,7 +130,7 @@ class Config(ModelFiles, Hardware):
     @cached_property
     def model(self) -> BertConfig:
         """The model's shape."""
-        return BertConfig.from_json(self.bert_config_path)
+        return dataclasses.replace(BertConfig.from_json(self.bert_config_path), next_sentence=self.nsp)
 
     @property
     def global_batch_size(self) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from bert.checkpoint.save import Interval
 from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of
 from bert.core import rundir
 from bert.core.dist import World
@@ -81,7 +82,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     run_start = time.monotonic()
 
     settings, vocab_size = config.data, model.config.vocab_size
-    source = open_source(settings, vocab_size)
+    source = open_source(settings, vocab_size, pairs=config.nsp)
     world.agree(source.identity(), "are the training data the same on every node?")
     row_counts = source.row_counts()
     num_rows, rows_per_step = int(row_counts.sum()), settings.rows_per_step * world.size
@@ -109,20 +110,22 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         done=done, samples=done_samples,
     )  # fmt: skip
     last = min(config.max_steps, done + (config.steps_this_run or config.max_steps))
+    interval = Interval(config.checkpoint, world, config.mlperf.num_nodes, done)
     schedule = StepSchedule(
-        last=last, report_every=config.log_every_steps, checkpoint_every=config.checkpoint.every_steps,
+        last=last, report_every=config.log_every_steps, checkpoint=interval.is_due,
         evaluations=config.evaluation_steps | ({0} if config.evaluate.initial else set()),
     )  # fmt: skip
     evaluation = Evaluation(
         config.evaluate, settings.max_seq_length, world, log, step, source.vocab_md5, evaluation_graph, sinks
     )
     saver = resume.Saver(config, step, world, seed, source, shard_order)
+    note = config.run.run_dir / f"step_{config.run.trial}.txt" if config.run.run_dir else None
     try:
-        with Stop(world, listen=config.checkpoint.directory is not None) as stop:
+        with Stop(world, listen=config.checkpoint.directory is not None, note=note) as stop:
             parts = Parts(
                 next_step=data.next_step, take_step=take_step, steps=steps, schedule=schedule, progress=progress,
                 stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run,
-                save=saver.save,
+                save=partial(interval.save, saver.save),
             )  # fmt: skip
             ending = train(parts)
             if ending.reason == LAST_STEP and last < config.max_steps:
@@ -303,14 +306,14 @@ class Evaluation:
             reached = 0 < target <= result.accuracy
             if self.world.is_main:
                 outcome = "reached" if reached else f"{target:.4f}" if target else "none"
+                pairs = "" if result.nsp_accuracy is None else f"next sentence {result.nsp_accuracy:.4f}, "
                 print(
                     f"evaluation at step {step}, {samples:,} samples: accuracy {result.accuracy:.5f} "
-                    f"(target {outcome}), loss {result.mlm_loss:.4f}, next sentence {result.nsp_accuracy:.4f}, "
-                    f"{seconds:.1f} s",
+                    f"(target {outcome}), loss {result.mlm_loss:.4f}, {pairs}{seconds:.1f} s",
                     file=sys.stderr,
                     flush=True,
                 )
-            figures = asdict(result) | {"seconds": seconds}
+            figures = result.figures() | {"seconds": seconds}
             for sink in self.sinks:
                 sink("evaluation", {"step": step, "samples": samples, **figures})
             return reached
