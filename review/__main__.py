@@ -13,21 +13,20 @@ from typing import Any
 
 from certify import commands as certify_commands
 from certify import watch as certify_watch
-from review import compare, rehearsal, select, show, watch
-from review.league.entries import entry_of, published, to_rows
+from review import compare, select, show, watch
+from review.league.entries import entry_of, published, to_rows, update
 from review.league.page import build_page, write_picture
 from review.league.ranking import BY, League, parts
-from review.league.update import update
 from review.logs.output import ReviewError, emit, pick, write_whole
 from review.logs.tree import read_object
 from review.report.page import write_report
+from review.results import gate
 from review.results.score import UNVERIFIED, Result, Terms, load_results
 from review.results.table import rcp_dict
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
-from review.submission.encryption import Encryption
-from review.submission.package import Request, package
+from review.submission.package import Encryption, Request, package
 from review.submission.system_probe import Machine
 from review.verdict.checking import Checked, check, print_checked, status
 
@@ -168,8 +167,8 @@ def _rcp(arguments: argparse.Namespace) -> int:
 
 
 def _rehearsal(arguments: argparse.Namespace) -> int:
-    found = rehearsal.rehearsal(arguments.target, arguments.band, arguments.ruleset)
-    emit(arguments, json=lambda: found, text=lambda: rehearsal.print_rehearsal(found))
+    found = gate.rehearsal(arguments.target, arguments.band, arguments.ruleset)
+    emit(arguments, json=lambda: found, text=lambda: gate.print_rehearsal(found))
     return 0 if found.go else 1
 
 

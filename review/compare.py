@@ -200,11 +200,10 @@ def _task(result: Result) -> dict[str, Any]:
     for key in ("submission_benchmark", "eval_samples", "max_sequence_length"):
         value = run.log.value(key) if run else None
         known |= {} if value is None else {key: text(value)}
-    settings = read_json(result.folder / "config.json") or {}
+    settings = read_json(result.folder / "config.json")
     for section, names in _SETTINGS.items():
-        values = settings.get(section) or {}
-        if isinstance(values, dict):
-            known |= {f"{section}.{name}": text(values[name]) for name in names if name in values}
+        values = read_json(result.folder / "config.json", section)
+        known |= {f"{section}.{name}": text(values[name]) for name in names if name in values}
     if settings.get("phase1"):
         known["vocabulary"] = text(settings["phase1"])
     return known

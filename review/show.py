@@ -82,8 +82,8 @@ def _table(result: Result, with_reasons: bool) -> Table:
 
 def pretrains(result: Result) -> bool:
     """Whether config.json beside the logs says that the runs had no target: there for their weights, no results."""
-    settings = (read_json(result.folder / "config.json") or {}).get("evaluate")
-    if not isinstance(settings, dict) or "target" not in settings:
+    settings = read_json(result.folder / "config.json", "evaluate")
+    if "target" not in settings:
         return False
     return not (settings["target"] and (settings.get("every_samples", True) or settings.get("initial", True)))
 

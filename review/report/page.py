@@ -24,7 +24,7 @@ from review.results.run import HYPERPARAMETERS, Run
 from review.results.score import REQUIRED_RUNS, UNVERIFIED, Result
 from review.results.table import cells, columns, rcp_lines
 from review.rulebook import rcp
-from review.rulebook.description import listed
+from review.rulebook.description import BLANK, listed
 from review.verdict.checking import Checked, energy_obstacles, groups, places, shortened, subject, with_places
 
 _MOST_REASONS = 4  # of the verdict; the findings have them all
@@ -32,7 +32,6 @@ _MOST_LINES = 60  # of a log's excerpt
 _LONGEST_LINE = 600  # characters of a log line that an excerpt shows
 _OF_REFERENCE = {"opt_lamb_epsilon": "opt_epsilon"}  # our key to the one of the reference points, where they differ
 _SOFTWARE = ("framework", "framework_name", "other_software_stack", "operating_system", "sw_notes")
-_BLANK: tuple[object, ...] = (None, "", [], {})
 
 
 def render(template: str, script: str = "", **values: object) -> str:
@@ -288,14 +287,14 @@ _Group = tuple[str, list[tuple[str, str]]]  # title, names and values
 def _facts(result: Result) -> list[tuple[str, str, list[_Group]]]:
     """(key, heading, groups) of the system, software and settings, by systems/NAME.json and the run's files."""
     system = description(result.folder)
-    environment = read_json(result.folder / "environment.json") or {}
-    config = read_json(result.folder / "config.json") or {}
+    environment = read_json(result.folder / "environment.json")
+    config = read_json(result.folder / "config.json")
 
     host = {name: value for name, value in system.items() if name.startswith("host_")}
     accelerators = {name: value for name, value in system.items() if name.startswith("accelerator")}
     rest = {name: value for name, value in system.items() if name not in {*_SOFTWARE, *host, *accelerators}}
     machine = [_group("", rest), _group("Host", host, "host_"), _group("Accelerators", accelerators, "accelerator")]
-    blank = [text(name).replace("_", " ") for name, value in system.items() if value in _BLANK]
+    blank = [text(name).replace("_", " ") for name, value in system.items() if value in BLANK]
     machine.append(("", [("Left blank in the system description", ", ".join(blank))] if blank else []))
     if not system:  # then what a run says of its machine
         machine = [_group("", {name: environment.get(name) for name in ("host", "platform", "cpus", "gpus")})]
@@ -304,9 +303,8 @@ def _facts(result: Result) -> list[tuple[str, str, list[_Group]]]:
     for name in _SOFTWARE:
         value = system.get(name)
         described |= value if isinstance(value, dict) else {name: value}
-    packages = environment.get("packages")
     logged = {name: environment.get(name) for name in ("python", "cuda", "cudnn", "nccl", "git_commit")}
-    logged |= packages if isinstance(packages, dict) else {}
+    logged |= read_json(result.folder / "environment.json", "packages")
     software = [_group("As described", described), _group("As logged by the last run", logged)]
 
     nested = {name: value for name, value in config.items() if isinstance(value, dict)}
@@ -318,7 +316,7 @@ def _facts(result: Result) -> list[tuple[str, str, list[_Group]]]:
 
 
 def _group(title: str, values: dict[str, Any], prefix: str = "") -> _Group:
-    return title, [(_label(text(key), prefix), listed(value)) for key, value in values.items() if value not in _BLANK]
+    return title, [(_label(text(key), prefix), listed(value)) for key, value in values.items() if value not in BLANK]
 
 
 def _label(name: str, prefix: str = "") -> str:

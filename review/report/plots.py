@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ UNCONVERGED = 1e8  # samples; a mean above it includes a run that did not conver
 MOST_POINTS = 60  # of a run's power; more readings are averaged, or ten runs would hide each other
 _CLOSE_TO_TARGET = 0.02  # accuracy below the target from which the second accuracy chart starts
 _LEAST_SPREAD = 0.05  # of the median that the throughput chart spans at least, so that noise looks like noise
-_MINUTES, _SAMPLES = "minutes since run_start", "samples trained"
+_MINUTES, _SAMPLES, _ACCURACY = "minutes since run_start", "samples trained", "masked-LM accuracy"
 
 
 def charts(result: Result) -> list[Chart]:
@@ -48,12 +49,15 @@ def _curves(result: Result, points_of: Callable[[Run], Iterable[Point]]) -> tupl
     return tuple(_curve(result, index, points) for index, points in found if points)
 
 
-def _points(curves: Sequence[Series]) -> list[Point]:
-    return [point for curve in curves for point in curve.points]
+def _ys(curves: Sequence[Series]) -> list[float]:
+    return [point.y for curve in curves for point in curve.points]
 
 
-def _x_axis(label: str, values: Sequence[float], low: float = 0.0) -> Axis:
-    return Axis(label=label, low=low, high=max(values) + 0.02 * max(max(values) - low, 1e-9))
+def _lines(key: str, title: str, alt: str, over: str, curves: Sequence[Series], y: Axis, **more: Any) -> Chart:
+    """Curves over samples or minutes from 0. ``more``: low, where the x axis starts instead; marks."""
+    xs, low = [point.x for curve in curves for point in curve.points], more.pop("low", 0.0)
+    x = Axis(label=over, low=low, high=max(xs) + 0.02 * max(max(xs) - low, 1e-9))
+    return Chart(key=key, title=title, alt=alt, x=x, y=y, series=tuple(curves), **more)
 
 
 def _accuracies(result: Result) -> tuple[str, tuple[Series, ...]]:
@@ -81,20 +85,13 @@ def accuracy_chart(result: Result) -> Chart | None:
     (over, curves), target = _accuracies(result), result.target
     if not curves:
         return None
-    points = _points(curves)
     first, last = ([curve.points[at].y for curve in curves] for at in (0, -1))
     reached = sum(max(point.y for point in curve.points) >= target for curve in curves)
-    return Chart(
-        key="accuracy",
-        title="Accuracy over samples" if over == _SAMPLES else "Accuracy over time",
-        alt=f"Masked-LM accuracy of {count(curves)} over training: first evaluations between {min(first):.4f} and "
-        f"{max(first):.4f}, last ones between {min(last):.4f} and {max(last):.4f}; {reached} of {len(curves)} reach "
-        f"{target:.3f}.",
-        x=_x_axis(over, [point.x for point in points]),
-        y=Axis.around("masked-LM accuracy", [*(point.y for point in points), target], 0.06, 1e-3, floor=0),
-        series=curves,
-        marks=_target(result),
-    )
+    alt = f"Masked-LM accuracy of {count(curves)} over training: first evaluations between {min(first):.4f} and "
+    alt += f"{max(first):.4f}, last ones between {min(last):.4f} and {max(last):.4f}; {reached} of {len(curves)} reach "
+    y = Axis.around(_ACCURACY, [*_ys(curves), target], 0.06, 1e-3, floor=0)
+    title = "Accuracy over samples" if over == _SAMPLES else "Accuracy over time"
+    return _lines("accuracy", title, f"{alt}{target:.3f}.", over, curves, y, marks=_target(result))
 
 
 def close_to_target_chart(result: Result) -> Chart | None:
@@ -106,21 +103,15 @@ def close_to_target_chart(result: Result) -> Chart | None:
         first = next((i for i, point in enumerate(curve.points) if point.y >= low), None)
         if first is not None:  # from the point before it, so that the curve enters the picture
             shown.append(_curve(result, curve.run, curve.points[max(first - 1, 0) :]))
-    close = [point for point in _points(shown) if point.y >= low]
-    if len({point.x for point in close}) < 2 or not any(curve.points[0].y < low for curve in shown):
+    close = [point for curve in shown for point in curve.points if point.y >= low]
+    xs, high = [point.x for point in close], max([target, *(point.y for point in close)])
+    if len(set(xs)) < 2 or not any(curve.points[0].y < low for curve in shown):
         return None
-
-    xs = [point.x for point in close]
-    high = max(max(point.y for point in close), target)
-    return Chart(
-        key="target",
-        title="The last stretch to the target",
-        alt=f"The same curves from {low:.3f} on, where {count(shown)} cross {target:.3f} one after another.",
-        x=_x_axis(over, xs, min(xs) - 0.05 * (max(xs) - min(xs))),
-        y=Axis(label="masked-LM accuracy", low=low, high=high + 0.1 * (high - low)),
-        series=tuple(shown),
-        marks=_target(result),
-    )
+    alt = f"The same curves from {low:.3f} on, where {count(shown)} cross {target:.3f} one after another."
+    y = Axis(label=_ACCURACY, low=low, high=high + 0.1 * (high - low))
+    start = min(xs) - 0.05 * (max(xs) - min(xs))
+    title = "The last stretch to the target"
+    return _lines("target", title, alt, over, shown, y, low=start, marks=_target(result))
 
 
 def _bar(result: Result, index: int, spans: Sequence[Span], note: str, tip: str) -> Series:
@@ -226,18 +217,13 @@ def throughput_chart(result: Result) -> Chart | None:
     curves = _curves(result, points)
     if not curves:
         return None
-    rates = sorted(point.y for point in _points(curves))
+    rates = sorted(_ys(curves))
     median = rates[len(rates) // 2]
+    alt = f"Training throughput of {count(curves)}: median {median:,.0f} sequences/s over all spans between "
+    alt += f"evaluations, lowest {rates[0]:,.0f}, highest {rates[-1]:,.0f}."
     spread = [*rates, median * (1 - _LEAST_SPREAD), median * (1 + _LEAST_SPREAD)]
-    return Chart(
-        key="throughput",
-        title="Throughput over time",
-        alt=f"Training throughput of {count(curves)}: median {median:,.0f} sequences/s over all spans between "
-        f"evaluations, lowest {rates[0]:,.0f}, highest {rates[-1]:,.0f}.",
-        x=_x_axis(_MINUTES, [point.x for point in _points(curves)]),
-        y=Axis.around("sequences/s", spread, 0.05, floor=0),
-        series=curves,
-    )
+    y = Axis.around("sequences/s", spread, 0.05, floor=0)
+    return _lines("throughput", "Throughput over time", alt, _MINUTES, curves, y)
 
 
 def loss_chart(result: Result) -> Chart | None:
@@ -253,16 +239,10 @@ def loss_chart(result: Result) -> Chart | None:
     curves = _curves(result, points)
     if not curves:
         return None
-    losses = [point.y for point in _points(curves)]
-    return Chart(
-        key="loss",
-        title="Training loss",
-        alt=f"Training loss of {count(curves)}, masked-LM and next-sentence together: from {max(losses):.3f} down to "
-        f"{min(losses):.3f}.",
-        x=_x_axis(_SAMPLES, [point.x for point in _points(curves)]),
-        y=Axis.around("loss", losses, 0.06, 1e-3),
-        series=curves,
-    )
+    losses = _ys(curves)
+    alt = f"Training loss of {count(curves)}, masked-LM and next-sentence together: from {max(losses):.3f} down to "
+    y = Axis.around("loss", losses, 0.06, 1e-3)
+    return _lines("loss", "Training loss", f"{alt}{min(losses):.3f}.", _SAMPLES, curves, y)
 
 
 def power_chart(result: Result) -> Chart | None:
@@ -271,18 +251,13 @@ def power_chart(result: Result) -> Chart | None:
     curves = () if energy is None else _curves(result, lambda run: _power(run, energy.runs.get(run.path)))
     if not curves:
         return None
-    watts, minutes = [point.y for point in _points(curves)], [point.x for point in _points(curves)]
-    low, high = min(watts), max(watts)
+    watts = _ys(curves)
     mean = math.fsum(math.fsum(p.y for p in one.points) / len(one.points) for one in curves) / len(curves)
-    return Chart(
-        key="power",
-        title="Power over time",
-        alt=f"Power of all nodes and switches of {count(curves)} together: between {low:,.0f} and {high:,.0f} W, "
-        f"{mean:,.0f} W on average.",
-        x=_x_axis(_MINUTES, minutes, min(0.0, *minutes)),
-        y=Axis.around("watts", watts, 0.06, high / 6, floor=0),
-        series=curves,
-    )
+    alt = f"Power of all nodes and switches of {count(curves)} together: between {min(watts):,.0f} and "
+    alt += f"{max(watts):,.0f} W, {mean:,.0f} W on average."
+    y = Axis.around("watts", watts, 0.06, max(watts) / 6, floor=0)
+    low = min(0.0, *(point.x for curve in curves for point in curve.points))
+    return _lines("power", "Power over time", alt, _MINUTES, curves, y, low=low)
 
 
 def _power(run: Run, energy: RunEnergy | None) -> Iterable[Point]:

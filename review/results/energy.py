@@ -19,8 +19,8 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,43 +132,23 @@ class Energy:
 
 def run_energy(folder: Path, run: Run) -> RunEnergy:
     """The energy of a run by its power files, all nodes and switches together."""
-    name, files = f"{POWER}/{run.path.stem}", []
+    name, files, reason = f"{POWER}/{run.path.stem}", [], None
     try:
         for path in (path for kind in ("node", "sw") for path in sorted((folder / name).glob(f"{kind}_*.txt"))):
             if path.is_file():
                 files.append(PowerFile(path, read_log(path)))
+        if not any(file.is_node for file in files):
+            reason = f"{name} has no node_*.txt"
+        elif not run.minutes or run.minutes <= 0:
+            reason = "the run has no time"
+        else:
+            joules = sum(file.joules(run.minutes * 60_000) for file in files)
+            return RunEnergy(files=tuple(files), joules=joules, watts=joules / (run.minutes * 60_000) * 1000)
     except OSError as error:
-        return RunEnergy(files=(), reason=f"{error.filename}: {error.strerror}")
-    found = RunEnergy(files=tuple(files))
-    if not any(file.is_node for file in files):
-        return replace(found, reason=f"{name} has no node_*.txt")
-    if not run.minutes or run.minutes <= 0:
-        return replace(found, reason="the run has no time")
-    try:
-        joules = sum(file.joules(run.minutes * 60_000) for file in files)
+        files, reason = [], f"{error.filename}: {error.strerror}"
     except EnergyError as error:
-        return replace(found, reason=f"{name}/{error}")
-    return replace(found, joules=joules, watts=joules / (run.minutes * 60_000) * 1000)
-
-
-def measure(
-    folder: Path, runs: Sequence[Run], counted: Sequence[Run], kept: Sequence[Run], factor: float
-) -> Energy | None:
-    """The energy of a result; None where it has no power folder.
-
-    Args: counted: runs that comply, each of which the official summarizer measures, or stops. kept: those that make
-        the score, best and worst left out. factor: the scaling factor of the score.
-    """
-    if not (folder / POWER).is_dir():
-        return None
-    found = {run.path: run_energy(folder, run) for run in runs}
-    reason = next((found[run.path].reason for run in counted if found[run.path].joules is None), None)
-    if reason is not None or not kept:
-        return Energy(runs=found, joules=None, watts=None, reason=reason or "the runs give no score")
-    joules, watts = (
-        math.fsum(getattr(found[run.path], name) for run in kept) / len(kept) for name in ("joules", "watts")
-    )
-    return Energy(runs=found, joules=joules * factor, watts=watts, reason=None)
+        reason = f"{name}/{error}"
+    return RunEnergy(files=tuple(files), reason=reason)
 
 
 Sample = tuple[float, float]  # time in ms since 1970, watts

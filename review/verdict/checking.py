@@ -193,13 +193,8 @@ def _check_result(result: Result, root: Path | None) -> Checked:
         passed = bool(outcomes) and all(one.passed for one in outcomes)
         outcome = Outcome(tool="compliance_checker", passed=passed, messages=messages, crash=crash)
         return _checked(result.folder, result.name, (outcome,), findings)
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="review-check-"))
-            copy = submission_rules.stage(result, root, Path(folder))
-        except OSError as error:
-            message = f"cannot be copied to a temporary folder: {error.strerror}"
-            raise OSError(error.errno, message, error.filename) from None
+    with tempfile.TemporaryDirectory(prefix="review-check-") as folder:
+        copy = submission_rules.stage(result, root, Path(folder))
         outcome = official.check_package(copy, result.ruleset, result.terms.train_samples)
     old, new = (copy, root) if root else (copy / "results" / "system" / "bert", result.folder)
     outcome = outcome.renamed(lambda said: said.replace(str(old), str(new)))
@@ -277,9 +272,8 @@ def places(group: Sequence[Finding], base: Path) -> str:
 def _listed(names: Iterable[str]) -> str:
     """The first names, and how many more there are."""
     every = list(names)
-    return ", ".join(every[:_MOST_PLACES]) + (
-        f" and {len(every) - _MOST_PLACES} more" if len(every) > _MOST_PLACES else ""
-    )
+    more = f" and {len(every) - _MOST_PLACES} more" if len(every) > _MOST_PLACES else ""
+    return ", ".join(every[:_MOST_PLACES]) + more
 
 
 def _file(finding: Finding, base: Path) -> str:

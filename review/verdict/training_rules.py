@@ -15,15 +15,13 @@ from typing import Any
 
 from review.logs.mllog import Event, number, text
 from review.logs.output import ERROR, NOTE, WARNING, Finding
-from review.results.gate import first_miss
+from review.results.gate import INITIAL_ACCURACY, INITIAL_TOLERANCE, first_miss
 from review.results.run import OPTIMIZATION, TARGET_ACCURACY, Run
 from review.results.score import Result
 from review.rulebook.compliance import evaluation_interval
 from review.rulebook.rules import broken, table
 
 EVAL_SAMPLES = 10_000
-INITIAL_ACCURACY = 0.340  # of the checkpoint that closed runs start from
-INITIAL_TOLERANCE = 0.002
 SUBMISSION = ("submission_org", "submission_platform", "submission_status", "submission_division")
 NOT_SAMPLES = "has an epoch_num that does not count samples"
 _PLACEHOLDERS = (None, "", "unknown", "reference_implementation")

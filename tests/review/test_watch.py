@@ -13,8 +13,7 @@ from review.logs.mllog import Log, parse
 from review.logs.output import ReviewError, duration, follow
 from review.results.run import Run, load_run
 from review.results.score import Result, load_results
-from review.results.standing import Standing, curve_share
-from review.watch import Follower, find_log, render, wait_for_log
+from review.watch import Follower, Standing, curve_share, find_log, render, wait_for_log
 
 
 class Grower:

@@ -21,6 +21,7 @@ from bert.deepspeed import ds_config
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
 from bert.model.init import uninitialized
+from bert.optim import traffic
 from bert.pretraining import closed_division, memory, resume
 from bert.pretraining.config import Config
 from bert.training import schedule
@@ -29,6 +30,7 @@ from bert.training.evaluate import Evaluator
 # In which a run may differ from a finished trial: where things lie (their content counts), ranks, what is shown.
 FREE = {
     *("RUN_DIR", "TRIAL", "RANK", "LOCAL_RANK", "EMULATE_RANK", "DIST_TIMEOUT", "OMP_NUM_THREADS", "CACHE_CLEARED"),
+    "LOCAL_WORLD_SIZE",
     *("LOG_EVERY_STEPS", "METRICS", "CAPTURE", "CAPTURE_STEPS", "PROFILE_STEPS", "STEPS_THIS_RUN", "RESUME"),
     *("CHECKPOINT_DIR", "CHECKPOINT_EVERY_STEPS", "CHECKPOINT_KEEP", "CHECKPOINT_SHARDS", "DEEPSPEED_CHECKPOINTS"),
     *("INIT_CHECKPOINT", "CHECKPOINTDIR_PHASE1", "DATADIR_PHASE2", "DATADIR_PHASE2_PACKED", "EVALDIR"),
@@ -122,6 +124,9 @@ def report(config: Config) -> str:
         first = closed_division.starting_weights(path)
         weights += f": {first['weights']}, {'not proved' if first['unproved'] else 'proved'} to be model.ckpt-28252"
     on_cpu = World(dataclasses.replace(alone, device="cpu"))
+    if not config.zero.is_deepspeed and config.optim.is_sharded(device) and ranks > 1:
+        layout, steps = (ranks, config.dist.ranks_per_node), config.data.gradient_steps
+        said["traffic"] = traffic.describe(config.optim, model, config.numerics.dtype, *layout, steps)
     said |= {"memory": memory.describe(config), "data": _data(config, on_cpu, saved), "weights": weights}
     width = max(map(len, said))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in said.items())

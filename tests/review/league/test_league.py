@@ -93,6 +93,8 @@ def test_filters_leave_out_what_is_not_asked_for(capsys):
     found = json.loads(capsys.readouterr().out)["results"]
     assert {(one["round"], one["division"], one["accelerators"]) for one in found} == {("5.0", "closed", 8)}
     assert all("B200" in one["accelerator"] for one in found)
+    assert main(["league", "--published", "--division", "open", "--json"]) == 0
+    assert {one["division"] for one in json.loads(capsys.readouterr().out)["results"]} == {"open"}
 
 
 def test_own_results_stand_among_the_published_ones(submission, capsys):

@@ -10,7 +10,7 @@ from review.__main__ import main
 from review.results import gate
 from review.results.run import load_run
 from review.results.score import load_results
-from review.results.standing import Standing
+from review.watch import Standing
 
 
 def test_the_table_holds_ten_runs_of_one_system():
